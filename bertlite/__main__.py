@@ -1,0 +1,3 @@
+from bertlite.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,132 @@
+"""The activations a BERT checkpoint may name in `hidden_act`, by transformers' names for them.
+
+Formulas are those of transformers' ACT2FN (5.23.0; hardswish and sqrtsoftplus are not in 4.57.6).
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Function = Callable[[Tensor], Tensor]
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def gelu_tanh_halved_first(x: Tensor) -> Tensor:  # the same formula; float rounding follows the order
+    return x * 0.5 * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def gelu_fast(x: Tensor) -> Tensor:
+    return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
+
+
+def gelu_erf(x: Tensor) -> Tensor:
+    return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
+
+
+def gelu_10(x: Tensor) -> Tensor:
+    return F.gelu(x).clip(-10, 10)
+
+
+def gelu_pytorch_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def laplace(x: Tensor) -> Tensor:
+    return 0.5 * (1.0 + torch.erf((x - 0.707107) / (0.282095 * math.sqrt(2.0))))
+
+
+def relu2(x: Tensor) -> Tensor:
+    return torch.square(F.relu(x))
+
+
+def sqrtsoftplus(x: Tensor) -> Tensor:
+    return F.softplus(x).sqrt()
+
+
+def linear(x: Tensor) -> Tensor:
+    return x
+
+
+class XIELU(nn.Module):
+    """xIELU with its two learned slopes (arXiv:2411.13010).  Attribute names are checkpoint keys."""
+
+    beta: Tensor
+    eps: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha_p = nn.Parameter(torch.empty(1, dtype=torch.bfloat16))
+        self.alpha_n = nn.Parameter(torch.empty(1, dtype=torch.bfloat16))
+        self.register_buffer("beta", torch.empty((), dtype=torch.bfloat16))
+        self.register_buffer("eps", torch.empty((), dtype=torch.bfloat16))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        for alpha, start in ((self.alpha_p, 0.8), (self.alpha_n, 0.8 - 0.5)):
+            alpha.copy_(torch.tensor(start, dtype=torch.bfloat16).expm1().log())  # softplus(alpha) == start
+        self.beta.fill_(0.5)
+        self.eps.fill_(-1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        above = F.softplus(self.alpha_p) * x * x + self.beta * x
+        below = (torch.expm1(torch.min(x, self.eps)) - x) * (self.beta + F.softplus(self.alpha_n)) + self.beta * x
+        return torch.where(x > 0, above, below)
+
+
+ACTIVATIONS: dict[str, Function | type[nn.Module]] = {
+    "gelu": F.gelu,
+    "gelu_10": gelu_10,
+    "gelu_accurate": gelu_tanh,
+    "gelu_fast": gelu_fast,
+    "gelu_new": gelu_tanh,
+    "gelu_python": gelu_erf,
+    "gelu_python_tanh": gelu_tanh_halved_first,
+    "gelu_pytorch_tanh": gelu_pytorch_tanh,
+    "hardswish": F.hardswish,
+    "laplace": laplace,
+    "leaky_relu": F.leaky_relu,
+    "linear": linear,
+    "mish": F.mish,
+    "prelu": nn.PReLU,
+    "quick_gelu": quick_gelu,
+    "relu": F.relu,
+    "relu2": relu2,
+    "relu6": F.relu6,
+    "sigmoid": torch.sigmoid,
+    "silu": F.silu,
+    "sqrtsoftplus": sqrtsoftplus,
+    "swish": F.silu,
+    "tanh": torch.tanh,
+    "xielu": XIELU,
+}
+
+
+class Activation(nn.Module):
+    """A function of ACTIVATIONS as a module, so that it has a name in the tree and can be hooked."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ACTIVATIONS[self.name](x)  # type: ignore[return-value]
+
+    def extra_repr(self) -> str:
+        return self.name
+
+
+def activation(name: str) -> nn.Module:
+    """The module for one name of ACTIVATIONS; only `prelu` and `xielu` carry parameters."""
+    entry = ACTIVATIONS[name]
+    return entry() if isinstance(entry, type) else Activation(name)

@@ -1,0 +1,267 @@
+"""What a BERT is: a frozen value with the names of config.json, checked when it is made."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from operator import index
+from pathlib import Path
+from typing import Any, Protocol
+
+from bertlite.activations import ACTIVATIONS
+
+POSITIONS = ("absolute", "relative_key", "relative_key_query")
+PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
+SIZES = (  # a checkpoint must state these: a default would fit a bert-base file by luck and no other
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+)
+FIELD_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "true or false"),
+    int: ((int,), "an integer"),
+    int | None: ((int, type(None)), "an integer or null"),
+    float: ((int, float), "a number"),
+    float | None: ((int, float, type(None)), "a number or null"),
+    str: ((str,), "a string"),
+    str | None: ((str, type(None)), "a string or null"),
+}
+RUN_TIME = ("attn_implementation", "extra")  # fields that config.json does not have
+
+
+@dataclass(frozen=True, match_args=False)  # frozen: its members are only read
+class ConfigLike(Protocol):
+    """What the modules read.  BertConfig is one; so is a transformers BertConfig."""
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    hidden_act: str
+    hidden_dropout_prob: float
+    attention_probs_dropout_prob: float
+    max_position_embeddings: int
+    type_vocab_size: int
+    initializer_range: float
+    layer_norm_eps: float
+    pad_token_id: int | None
+    position_embedding_type: str
+    classifier_dropout: float | None
+    chunk_size_feed_forward: int
+    tie_word_embeddings: bool
+    pruned_heads: Mapping[int, Iterable[int]]
+    output_attentions: bool
+    output_hidden_states: bool
+    return_dict: bool
+    num_labels: int
+    problem_type: str | None
+    attn_implementation: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertConfig:
+    """The sizes and settings of one BERT, under the names that config.json gives them.
+
+    Args:
+        pruned_heads: {layer: heads removed}, in the numbering of the unpruned model, as transformers 4 writes it.
+        num_labels: defaults to the length of `id2label`, and that to two labels, LABEL_0 and LABEL_1.
+        attn_implementation: a name of `bertlite.attention.BACKENDS`, or "auto"; chosen at run time, never saved.
+        extra: fields of config.json that BERT does not use; kept, and written back.
+
+    Raises:
+        ValueError: a value that no BERT can have; it names the field, the value and what would do.
+    """
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+    pad_token_id: int | None = 0
+    position_embedding_type: str = "absolute"
+    classifier_dropout: float | None = None
+    chunk_size_feed_forward: int = 0
+    is_decoder: bool = False
+    add_cross_attention: bool = False
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    pruned_heads: Mapping[int, Iterable[int]] = field(default_factory=dict)
+    output_attentions: bool = False
+    output_hidden_states: bool = False
+    return_dict: bool = True
+    num_labels: int = None  # type: ignore[assignment]  # an int once made
+    id2label: Mapping[int, str] = None  # type: ignore[assignment]  # a dict once made
+    label2id: Mapping[str, int] = None  # type: ignore[assignment]  # a dict once made
+    problem_type: str | None = None
+    attn_implementation: str = "auto"
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        self._check_values()
+        self._set(pruned_heads=normalise_heads(self.pruned_heads, self.num_hidden_layers, self.num_attention_heads))
+        self._set_labels()
+
+    @property
+    def model_type(self) -> str:
+        return "bert"
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)  # only while being made: afterwards the value is frozen
+
+    def _check_types(self) -> None:
+        for each in fields(self):
+            value, (kinds, wanted) = getattr(self, each.name), FIELD_TYPES.get(each.type, ((object,), ""))
+            unset = value is None and each.default is None
+            if not unset and (not isinstance(value, kinds) or (isinstance(value, bool) and each.type is not bool)):
+                raise ValueError(f"{each.name} is {value!r}, a {type(value).__name__}; it must be {wanted}")
+
+    def _check_values(self) -> None:
+        for name in (*SIZES, "type_vocab_size"):
+            low = 0 if name == "num_hidden_layers" else 1
+            if getattr(self, name) < low:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be {low} or more")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
+            )
+        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
+            raise ValueError(f"pad_token_id {self.pad_token_id} is outside the vocabulary, 0 to {self.vocab_size - 1}")
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
+            rate = getattr(self, name)
+            if rate is not None and not 0 <= rate <= 1:
+                raise ValueError(f"{name} is {rate}; a probability lies between 0 and 1")
+        if not self.layer_norm_eps > 0:
+            raise ValueError(f"layer_norm_eps is {self.layer_norm_eps}; it must be above 0")
+        if self.chunk_size_feed_forward < 0:
+            raise ValueError(f"chunk_size_feed_forward is {self.chunk_size_feed_forward}; it must be 0 (off) or more")
+        for name, value, allowed in (
+            ("hidden_act", self.hidden_act, tuple(ACTIVATIONS)),
+            ("position_embedding_type", self.position_embedding_type, POSITIONS),
+            ("problem_type", self.problem_type, (None, *PROBLEMS)),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name} {value!r} is unknown; have: {', '.join(map(str, allowed))}")
+        if self.is_decoder or self.add_cross_attention:
+            raise ValueError(
+                "is_decoder=True and add_cross_attention=True are not supported yet: bertlite runs BERT as an encoder;"
+                " set both to False"
+            )
+
+    def _set_labels(self) -> None:
+        named: Any = self.id2label
+        stated: Any = self.num_labels
+        if named is None:
+            count = 2 if stated is None else stated
+            if count < 1:
+                raise ValueError(f"num_labels is {count}; it must be 1 or more")
+            named = {i: f"LABEL_{i}" for i in range(count)}
+        id2label = {int(i): label for i, label in named.items()}  # JSON has no integer keys
+        if stated not in (None, len(id2label)):
+            raise ValueError(f"num_labels is {stated} but id2label names {len(id2label)}; leave one of them out")
+        label2id = self.label2id if self.label2id is not None else {label: i for i, label in id2label.items()}
+        self._set(num_labels=len(id2label), id2label=id2label, label2id=dict(label2id))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> "BertConfig":
+        """The config that a config.json holds, with fields replaced.
+
+        Raises:
+            TypeError: an override that is no field of BertConfig.
+        """
+        known = {each.name for each in fields(cls)} - {"extra"}
+        unknown = sorted(set(overrides) - known)
+        if unknown:
+            raise TypeError(f"BertConfig has no field {', '.join(unknown)}")
+        if "num_labels" in overrides and "id2label" not in overrides:  # names for another count do not apply
+            if overrides["num_labels"] != len(values.get("id2label") or ()):
+                values = {k: v for k, v in values.items() if k not in ("id2label", "label2id")}
+        elif "id2label" in overrides:
+            values = {k: v for k, v in values.items() if k not in ("num_labels", "label2id")}
+        taken = {k: v for k, v in values.items() if k in known and k not in RUN_TIME}
+        extra = {k: v for k, v in values.items() if k not in taken and k not in ("model_type", "extra")}
+        return cls(**{**taken, "extra": extra, **overrides})
+
+    @classmethod
+    def from_json_file(cls, path: str | Path, **overrides: Any) -> "BertConfig":
+        """The config in one file.
+
+        Raises:
+            ValueError: the file is not a JSON object, or not a BERT's, or lacks a size.
+        """
+        try:
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path} is not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise ValueError(f"{path} holds a JSON {type(values).__name__}, not an object with a model's fields")
+        if values.get("model_type", "bert") != "bert":
+            raise ValueError(f"{path} describes a {values['model_type']!r} model; bertlite loads model_type 'bert'")
+        missing = [name for name in SIZES if name not in values and name not in overrides]
+        if missing:
+            raise ValueError(f"{path} does not state {', '.join(missing)}; a default could fit the wrong model")
+        try:
+            return cls.from_dict(values, **overrides)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything that goes into config.json, unknown fields included.  Keys of mappings become strings there."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in RUN_TIME}
+        del values["num_labels"]  # transformers derives it from id2label and, in 5.x, refuses both
+        values["pruned_heads"] = {layer: list(heads) for layer, heads in self.pruned_heads.items()}
+        return {**self.extra, **values, "model_type": self.model_type}
+
+    def to_json_string(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
+
+
+def integer(value: Any) -> int:
+    """An index as JSON or a user writes it: "3" and 3, but neither 3.5 nor True."""
+    if isinstance(value, bool):
+        raise TypeError(value)
+    return int(value) if isinstance(value, str) else index(value)
+
+
+def normalise_heads(heads: Mapping[Any, Iterable[Any]], layers: int, built_with: int) -> dict[int, tuple[int, ...]]:
+    """{layer: heads} with integer keys (JSON has none), each layer's heads sorted and named once.
+
+    Raises:
+        ValueError: a layer or head that a model of `layers` x `built_with` heads does not have.
+    """
+    if not isinstance(heads, Mapping):
+        raise ValueError(f"heads are given as {{layer: [heads]}}, not as {heads!r}")
+    merged: dict[int, set[int]] = {}
+    for key, named in heads.items():
+        try:
+            layer, chosen = integer(key), {integer(head) for head in named}
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"heads are given as {{layer: [heads]}}, integers all; not as {{{key!r}: {named!r}}}"
+            ) from None
+        if not 0 <= layer < layers:
+            raise ValueError(f"there is no layer {layer}: the model has {layers} layers, 0 to {layers - 1}")
+        for head in sorted(chosen):
+            if not 0 <= head < built_with:
+                raise ValueError(
+                    f"layer {layer} has no head {head}: it was built with {built_with} heads, 0 to {built_with - 1}"
+                )
+        merged.setdefault(layer, set()).update(chosen)
+    return {layer: tuple(sorted(merged[layer])) for layer in sorted(merged) if merged[layer]}
+
+
+def kept_heads(config: ConfigLike, layer: int) -> tuple[int, ...]:
+    """The heads that one layer still has, in the numbering of the unpruned model."""
+    gone = set(config.pruned_heads.get(layer, ()))
+    return tuple(head for head in range(config.num_attention_heads) if head not in gone)

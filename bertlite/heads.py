@@ -1,0 +1,440 @@
+"""The task heads: BERT with something on top, and its loss.  Attribute names are checkpoint keys.
+
+Shapes:  B sequences · S positions · D hidden.  Label -100 means "no label here" wherever labels are class indices.
+"""
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bertlite.activations import activation
+from bertlite.attention import concrete
+from bertlite.config import BertConfig, ConfigLike
+from bertlite.model import BertModel, BertPreTrainedModel, pick
+from bertlite.outputs import LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
+
+IGNORED = -100
+
+
+class BertPredictionHeadTransform(nn.Module):
+    def __init__(self, config: ConfigLike) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.transform_act_fn = activation(config.hidden_act)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # (…, D) -> (…, D)
+        return self.LayerNorm(self.transform_act_fn(self.dense(hidden_states)))
+
+
+class BertLMPredictionHead(nn.Module):
+    """Score every word of the vocabulary at every position."""
+
+    def __init__(self, config: ConfigLike) -> None:
+        super().__init__()
+        self.transform = BertPredictionHeadTransform(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.bias = self.decoder.bias  # one vector; checkpoints know it by both names
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # (…, D) -> (…, vocabulary)
+        return self.decoder(self.transform(hidden_states))
+
+
+class BertOnlyMLMHead(nn.Module):
+    def __init__(self, config: ConfigLike) -> None:
+        super().__init__()
+        self.predictions = BertLMPredictionHead(config)
+
+    def forward(self, sequence_output: Tensor) -> Tensor:  # (…, D) -> (…, vocabulary)
+        return self.predictions(sequence_output)
+
+
+class BertOnlyNSPHead(nn.Module):
+    def __init__(self, config: ConfigLike) -> None:
+        super().__init__()
+        self.seq_relationship = nn.Linear(config.hidden_size, 2)
+
+    def forward(self, pooled_output: Tensor) -> Tensor:  # (B, D) -> (B, 2)
+        return self.seq_relationship(pooled_output)
+
+
+class BertPreTrainingHeads(nn.Module):
+    def __init__(self, config: ConfigLike) -> None:
+        super().__init__()
+        self.predictions = BertLMPredictionHead(config)
+        self.seq_relationship = nn.Linear(config.hidden_size, 2)
+
+    def forward(self, sequence_output: Tensor, pooled_output: Tensor) -> tuple[Tensor, Tensor]:
+        return self.predictions(sequence_output), self.seq_relationship(pooled_output)
+
+
+class HeadBody:
+    """What the heads share: the BertModel below, running it, and returning logits with their loss."""
+
+    config: Any  # a ConfigLike; which one is the base class's business
+    bert: Any
+    base_class: ClassVar[type[Any]] = BertModel
+    output_type: ClassVar[type[Any]] = LogitsOutput
+    needs_pooler: ClassVar[bool] = False
+
+    def build(self, config: ConfigLike) -> None:
+        self.bert = self.base_class(config, add_pooling_layer=self.needs_pooler)
+        self.build_head(config)
+
+    def build_head(self, config: ConfigLike) -> None:
+        raise NotImplementedError
+
+    def logits(self, out: Any) -> Tensor:
+        raise NotImplementedError
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(logits, labels)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Any:
+        """Run BERT and the head.  Inputs are those of BertModel; `labels` and the logits are the class's own.
+
+        Returns:
+            LogitsOutput, its loss None without labels; or with return_dict=False the tuple of what it holds.
+
+        Raises:
+            ValueError: an input or a label that this model cannot take.
+        """
+        out = self.bert(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds=inputs_embeds,
+            head_mask=head_mask,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        logits = self.logits(out)
+        return self.finish(out, return_dict, None if labels is None else self.loss(logits, labels), logits=logits)
+
+    def finish(self, out: Any, return_dict: bool | None, loss: Tensor | None, **logits: Tensor) -> Any:
+        return pick(
+            self.output_type(loss=loss, **logits, hidden_states=out.hidden_states, attentions=out.attentions),
+            self.config.return_dict if return_dict is None else return_dict,
+        )
+
+
+class LanguageModelBody(HeadBody):
+    """Heads that score the vocabulary with the word embeddings themselves."""
+
+    cls: Any
+
+    def tie_weights(self) -> None:
+        head: BertLMPredictionHead = self.cls.predictions
+        head.bias = head.decoder.bias
+        if self.config.tie_word_embeddings:
+            head.decoder.weight = self.bert.embeddings.word_embeddings.weight
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.cls.predictions.decoder
+
+    def set_output_embeddings(self, decoder: nn.Linear) -> None:
+        self.cls.predictions.decoder = decoder
+        self.cls.predictions.bias = decoder.bias
+
+
+class MaskedLMBody(LanguageModelBody):
+    def build_head(self, config: ConfigLike) -> None:
+        self.cls = BertOnlyMLMHead(config)
+
+    def logits(self, out: Any) -> Tensor:
+        return self.cls(out.last_hidden_state)
+
+
+class PreTrainingBody(LanguageModelBody):
+    output_type = PreTrainingOutput
+    needs_pooler = True
+
+    def build_head(self, config: ConfigLike) -> None:
+        self.cls = BertPreTrainingHeads(config)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        next_sentence_label: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Any:
+        """Run BERT and both pre-training heads.
+
+        Args:
+            labels: (B, S), the masked words, elsewhere -100.
+            next_sentence_label: (B,), 0 where the second segment follows the first, 1 where it does not.
+                The loss, the sum of both, is given when both kinds of labels are.
+        """
+        out = self.bert(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds=inputs_embeds,
+            head_mask=head_mask,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        words, follows = self.cls(out.last_hidden_state, out.pooler_output)
+        loss = None
+        if labels is not None and next_sentence_label is not None:
+            loss = cross_entropy(words, labels) + cross_entropy(follows, next_sentence_label, "next_sentence_label")
+        return self.finish(out, return_dict, loss, prediction_logits=words, seq_relationship_logits=follows)
+
+
+class NextSentencePredictionBody(HeadBody):
+    cls: Any
+    needs_pooler = True
+
+    def build_head(self, config: ConfigLike) -> None:
+        self.cls = BertOnlyNSPHead(config)
+
+    def logits(self, out: Any) -> Tensor:
+        return self.cls(out.pooler_output)
+
+
+class ClassifierBody(HeadBody):
+    """Heads that are one dropout and one linear layer."""
+
+    dropout: nn.Dropout
+    classifier: nn.Linear
+
+    def build_head(self, config: ConfigLike) -> None:
+        rate = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+        self.dropout = nn.Dropout(rate)
+        self.classifier = nn.Linear(config.hidden_size, self.classes(config))
+
+    def classes(self, config: ConfigLike) -> int:
+        return config.num_labels
+
+
+class SequenceClassificationBody(ClassifierBody):
+    needs_pooler = True
+
+    def logits(self, out: Any) -> Tensor:
+        return self.classifier(self.dropout(out.pooler_output))
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        problem = self.config.problem_type
+        if problem is None:  # transformers' rule, but the config stays as it is
+            if self.config.num_labels == 1:
+                problem = "regression"
+            else:
+                problem = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
+        if problem == "single_label_classification":
+            return cross_entropy(logits, labels)
+        if labels.numel() != logits.numel():
+            raise ValueError(f"labels has shape {tuple(labels.shape)}; {problem} takes {tuple(logits.shape)}")
+        labels = labels.reshape(logits.shape).to(logits.dtype)
+        return (
+            F.mse_loss(logits, labels)
+            if problem == "regression"
+            else F.binary_cross_entropy_with_logits(logits, labels)
+        )
+
+
+class TokenClassificationBody(ClassifierBody):
+    def logits(self, out: Any) -> Tensor:
+        return self.classifier(self.dropout(out.last_hidden_state))
+
+
+class MultipleChoiceBody(ClassifierBody):
+    needs_pooler = True
+
+    def classes(self, config: ConfigLike) -> int:
+        return 1
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Any:
+        """Run BERT on every choice and score it.
+
+        Args:
+            input_ids, attention_mask, token_type_ids, position_ids: (B, choices, S).
+            inputs_embeds: (B, choices, S, D).
+            labels: (B,), the right choice.
+
+        Returns:
+            LogitsOutput with logits (B, choices); hidden states and attentions have B·choices rows.
+        """
+        first, rank = (input_ids, 3) if inputs_embeds is None else (inputs_embeds, 4)
+        if first is not None and first.dim() != rank:
+            shape = "(batch, choices, length" + (", hidden_size)" if rank == 4 else ")")
+            raise ValueError(
+                f"{'input_ids' if rank == 3 else 'inputs_embeds'} has shape {tuple(first.shape)}; expected {shape}"
+            )
+        ids = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds = (
+            None if x is None else x.flatten(0, 1) for x in ids
+        )
+        out = self.bert(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds=inputs_embeds,
+            head_mask=head_mask,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        assert first is not None  # or BERT has refused
+        logits = self.classifier(self.dropout(out.pooler_output)).reshape(first.shape[:2])
+        return self.finish(out, return_dict, None if labels is None else self.loss(logits, labels), logits=logits)
+
+
+class QuestionAnsweringBody(HeadBody):
+    output_type = QuestionAnsweringOutput
+    qa_outputs: nn.Linear
+
+    def build_head(self, config: ConfigLike) -> None:
+        if config.num_labels != 2:
+            raise ValueError(f"num_labels is {config.num_labels}; question answering has 2, where it starts and ends")
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+
+    def forward(  # type: ignore[override]  # an answer has two labels, and no `labels`
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Any:
+        """Run BERT and score every token as start and as end of the answer.
+
+        Args:
+            start_positions, end_positions: (B,), token indices; those outside the sequence do not count.
+                The loss, the mean of both, is given when both are.
+        """
+        out = self.bert(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds=inputs_embeds,
+            head_mask=head_mask,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        start, end = (x.contiguous() for x in self.qa_outputs(out.last_hidden_state).unbind(-1))  # (B, S)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            outside = start.shape[1]
+            starts, ends = (x.reshape(-1).clamp(0, outside) for x in (start_positions, end_positions))
+            loss = (
+                F.cross_entropy(start, starts, ignore_index=outside) + F.cross_entropy(end, ends, ignore_index=outside)
+            ) / 2
+        return self.finish(out, return_dict, loss, start_logits=start, end_logits=end)
+
+
+class BertForMaskedLM(MaskedLMBody, BertPreTrainedModel):
+    """Guess masked words.  labels (B, S), elsewhere -100; logits (B, S, vocabulary); the loss is in nats per label."""
+
+    config: BertConfig
+
+
+class BertForPreTraining(PreTrainingBody, BertPreTrainedModel):
+    """Guess masked words, and whether the second segment follows the first: what BERT was trained on."""
+
+    config: BertConfig
+
+
+class BertForNextSentencePrediction(NextSentencePredictionBody, BertPreTrainedModel):
+    """Whether the second segment follows the first.  labels (B,), 0 if it does; logits (B, 2)."""
+
+    config: BertConfig
+
+
+class BertForSequenceClassification(SequenceClassificationBody, BertPreTrainedModel):
+    """Label a sequence.  logits (B, num_labels).
+
+    labels are (B,) class indices, (B, num_labels) floats for several labels at once, or (B,) numbers when num_labels
+    is 1; the loss is cross-entropy, binary cross-entropy or squared error.  `config.problem_type` settles which, or
+    without one the labels do.
+    """
+
+    config: BertConfig
+
+
+class BertForMultipleChoice(MultipleChoiceBody, BertPreTrainedModel):
+    """Pick one of several continuations."""
+
+    config: BertConfig
+
+
+class BertForTokenClassification(TokenClassificationBody, BertPreTrainedModel):
+    """Label every token.  labels (B, S), -100 where there is none; logits (B, S, num_labels)."""
+
+    config: BertConfig
+
+
+class BertForQuestionAnswering(QuestionAnsweringBody, BertPreTrainedModel):
+    """Find the answer in the text: its first and its last token."""
+
+    config: BertConfig
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels") -> Tensor:
+    """Mean over the labels that are not -100, in nats.
+
+    Raises:
+        ValueError: labels of another shape, not integers, or (on the CPU, where looking is free) out of range.
+    """
+    classes = logits.shape[-1]
+    if labels.is_floating_point() or labels.numel() != logits[..., 0].numel():
+        raise ValueError(
+            f"{name} is {labels.dtype} of shape {tuple(labels.shape)}; expected class indices of shape"
+            f" {tuple(logits.shape[:-1])}"
+        )
+    if labels.device.type == "cpu" and labels.numel() and concrete(labels):
+        low, high = (int(end) for end in labels.masked_fill(labels == IGNORED, 0).aminmax())
+        if low < 0 or high >= classes:
+            raise ValueError(
+                f"{name} holds {low if low < 0 else high}; the classes are 0 to {classes - 1}, and -100 for none"
+            )
+    return F.cross_entropy(logits.reshape(-1, classes), labels.reshape(-1).long(), ignore_index=IGNORED)

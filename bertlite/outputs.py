@@ -1,0 +1,107 @@
+"""What a model returns: read it by attribute, by key or as a tuple."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self, TypeVar
+
+from torch import Tensor
+from torch.utils import _pytree as pytree  # where torch.export, DDP and vmap look for tensors
+
+Out = TypeVar("Out", bound="ModelOutput")
+
+
+class ModelOutput(Mapping[str, Any]):
+    """Base of the output dataclasses below.  What is None is absent: no key, no place in the tuple.
+
+    As with transformers' outputs, `out.logits`, `out["logits"]` and `out[0]` read, iteration gives the keys,
+    and `type(out)({...})` builds from one mapping.
+    """
+
+    def __init__(self, values: Mapping[str, Any] | None = None, /, **parts: Any) -> None:
+        parts = {**(values or {}), **parts}
+        names = [each.name for each in fields(self)]  # type: ignore[arg-type]  # every subclass is a dataclass
+        unknown = [name for name in parts if name not in names]
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(unknown)}; have: {', '.join(names)}")
+        for name in names:
+            setattr(self, name, parts.get(name))
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        return tuple(self.values())
+
+    def __getitem__(self, key: str | int | slice) -> Any:
+        if isinstance(key, str):
+            value = getattr(self, key) if key in self.__dict__ else None
+            if value is None:
+                raise KeyError(key)
+            return value
+        return self.to_tuple()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, value in self.__dict__.items() if value is not None)
+
+    def __len__(self) -> int:
+        return sum(value is not None for value in self.__dict__.values())
+
+    def __contains__(self, key: object) -> bool:
+        return self.__dict__.get(key) is not None  # type: ignore[call-overload]
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:  # elementwise comparison of tensors has no one answer
+        return self is other
+
+    @classmethod
+    def _unflatten(cls, leaves: list[Any], names: tuple[str, ...]) -> Self:
+        return cls(dict(zip(names, leaves, strict=True)))
+
+
+def register(cls: type[Out]) -> type[Out]:
+    """Make it a dataclass whose constructor also takes one mapping, and a pytree."""
+    cls = dataclass(init=False, eq=False)(cls)
+    pytree.register_pytree_node(
+        cls,
+        lambda out: (list(out.values()), tuple(out)),
+        lambda leaves, names: cls._unflatten(list(leaves), tuple(names)),
+        serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
+        to_dumpable_context=list,
+        from_dumpable_context=tuple,
+        flatten_with_keys_fn=lambda out: ([(pytree.MappingKey(k), v) for k, v in out.items()], tuple(out)),
+    )
+    return cls
+
+
+@register
+class BertModelOutput(ModelOutput):
+    last_hidden_state: Tensor  # (B, S, D)
+    pooler_output: Tensor | None = None  # (B, D)
+    hidden_states: tuple[Tensor, ...] | None = None  # the embeddings and every layer, each (B, S, D)
+    attentions: tuple[Tensor, ...] | None = None  # every layer, (B, heads kept there, S, S)
+
+
+@register
+class PreTrainingOutput(ModelOutput):
+    loss: Tensor | None = None
+    prediction_logits: Tensor | None = None  # (B, S, vocabulary)
+    seq_relationship_logits: Tensor | None = None  # (B, 2): is the next sentence, is not
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+@register
+class LogitsOutput(ModelOutput):
+    """Of every head with one set of logits; each head's docstring says their shape."""
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+@register
+class QuestionAnsweringOutput(ModelOutput):
+    loss: Tensor | None = None
+    start_logits: Tensor | None = None  # (B, S)
+    end_logits: Tensor | None = None  # (B, S)
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
