@@ -34,7 +34,7 @@ class BertEmbeddings(nn.Module):
         self,
         input_ids: Tensor | None = None,  # (…,)
         token_type_ids: Tensor | None = None,  # (…,), zeros if not given
-        position_ids: Tensor | None = None,  # (…,) or (S,), counted from 0 if not given
+        position_ids: Tensor | None = None,  # (…,), (1, S) or (S,), counted from 0 if not given
         inputs_embeds: Tensor | None = None,  # (…, D), in place of input_ids
     ) -> Tensor:  # (…, D)
         x = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
@@ -43,7 +43,7 @@ class BertEmbeddings(nn.Module):
         x = x + self.token_type_embeddings(token_type_ids)
         if self.absolute:
             if position_ids is None:
-                position_ids = torch.arange(x.shape[-2], device=x.device)
+                position_ids = torch.arange(x.shape[-2], device=x.device)[None]
             x = x + self.position_embeddings(position_ids)
         return self.dropout(self.LayerNorm(x))
 

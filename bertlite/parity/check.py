@@ -1,0 +1,314 @@
+"""Is our model transformers' BertModel?  `check` answers for one case, `run` for many on one checkpoint."""
+
+import copy
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+import bertlite
+from bertlite.config import BertConfig
+from bertlite.parity import reference
+from bertlite.parity.cases import CASES, Case
+from bertlite.parity.compare import (
+    Report,
+    Rule,
+    as_well,
+    closely,
+    compare,
+    exactly,
+    first_divergence,
+    relatively,
+    rms,
+    trace,
+)
+from bertlite.parity.inputs import inputs_of
+
+Tamper = Callable[[nn.Module], Any]
+OVERRIDES = {  # three labels: two could be swapped in a loss and not show
+    "BertForSequenceClassification": {"num_labels": 3},
+    "BertForTokenClassification": {"num_labels": 3},
+}
+GRADIENTS = ("gradients", "checkpointed")
+ROUNDS_DIFFERENTLY = (
+    "head_mask",
+    "pruned",
+    "pruned_layer",
+    "relative_key",
+    "relative_key_query",
+)  # other order of sums
+
+
+@dataclass
+class Models:
+    """Both sides of a comparison, loaded once for the cases that share them."""
+
+    checkpoint: str | Path
+    model: str
+    overrides: Mapping[str, Any]
+    dtype: torch.dtype
+    device: str
+    folder: TemporaryDirectory[str] = field(default_factory=partial(TemporaryDirectory, prefix="bertlite-parity-"))
+    loaded: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (str(self.checkpoint), self.model, str(self.overrides), self.dtype, self.device)
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        if name not in self.loaded:
+            self.loaded[name] = make()
+        return self.loaded[name]
+
+    @property
+    def source(self) -> str | Path:
+        return self.once(
+            "source", lambda: reference.complete(self.checkpoint, self.model, self.overrides, Path(self.folder.name))
+        )
+
+    @property
+    def ours(self) -> Any:
+        def make() -> Any:
+            return getattr(bertlite, self.model).from_pretrained(
+                self.source, dtype=self.dtype, device=self.device, **self.overrides
+            )
+
+        return self.once("ours", make)
+
+    def theirs(self, backend: str) -> nn.Module:
+        return self.once(
+            backend,
+            lambda: reference.load(self.source, self.model, self.overrides, self.dtype, backend, self.device),
+        )
+
+    @property
+    def truth(self) -> nn.Module:
+        return self.once("truth", lambda: copy.deepcopy(self.theirs("eager")).double())
+
+
+_current: Models | None = None
+
+
+def models_for(case: Case, device: str, checkpoint: str | Path) -> Models:
+    """The models of a case; those of the case before are kept while they serve."""
+    global _current
+    overrides = {**OVERRIDES.get(case.model, {}), **case.overrides}
+    wanted = Models(checkpoint, case.model, overrides, getattr(torch, case.dtype), device)
+    if _current is None or _current.key != wanted.key or not Path(_current.folder.name).exists():
+        forget()
+        _current = wanted
+    return _current
+
+
+def forget() -> None:
+    """Let go of the models that are kept between cases, and of the files made for them."""
+    global _current
+    if _current is not None:
+        _current.folder.cleanup()
+    _current = None
+
+
+def check(case: Case, device: str = "cpu", checkpoint: str | Path = "", tamper: Tamper | None = None) -> Report:
+    """Run one case on both sides and compare everything they return.
+
+    Args:
+        device: "cpu" or "cuda"; TF32 is off.
+        checkpoint: a hub id, a folder or a file of a BERT.
+        tamper: changes our model first, to prove that the check would notice.
+
+    Returns:
+        A report; `not_checked` where the installed transformers cannot vouch for the case.
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed.
+        FileNotFoundError, ValueError: the checkpoint cannot be loaded.
+    """
+    start = time.perf_counter()
+    try:
+        reference.require(case)
+    except reference.UnsupportedError as reason:
+        return Report(case.name, not_checked=str(reason))
+    with exact_matmul():
+        models = models_for(case, device, checkpoint)
+        inputs = inputs_of(case, models.ours.config, models.source, device)
+        ours = prepared(case, models.ours, inputs, tamper)
+        backend = "eager" if case.feature == "attentions" else case.backend  # 5.x gives none of sdpa's
+        sides = {"theirs": their_model(case, models.theirs(backend), inputs)}
+        if case.dtype != "float64":
+            sides["truth"] = their_model(case, models.truth, inputs)
+        kernels = Kernels()
+        with kernels:
+            mine = tensors(case, ours, inputs, mine=True)
+        others = {side: tensors(case, model, inputs, mine=False) for side, model in sides.items()}
+        rows = compare(mine, others["theirs"], others.get("truth"), partial(rule_for, case, device))
+        report = Report(
+            case.name,
+            rows,
+            backend=kernels.name,
+            seconds=time.perf_counter() - start,
+            facts={"ratios": ratios(mine, others)},
+        )
+        if report.ok:
+            return report
+        runs = {side: partial(forward, case, model, inputs, mine=False) for side, model in sides.items()}
+        traces = {side: trace(model, runs[side]) for side, model in sides.items()}
+        seen = trace(ours, partial(forward, case, ours, inputs, mine=True))
+        first = first_divergence(seen, traces["theirs"], traces.get("truth"), rule_for(case, device, "forward"))
+        return Report(case.name, rows, kernels.name, first, seconds=time.perf_counter() - start, facts=report.facts)
+
+
+def rule_for(case: Case, device: str, tensor: str) -> Rule:
+    """Which claim is made for one tensor of a case."""
+    if case.dtype == "float64":
+        return relatively if tensor.startswith("grad.") else closely
+    exact = (
+        case.dtype == "float32"
+        and device == "cpu"
+        and not reference.honours("prune_heads")  # 4.57 divides where 5 multiplies
+        and case.feature not in ROUNDS_DIFFERENTLY
+        and not (case.feature == "attentions" and case.backend == "sdpa")  # theirs are eager's
+        and not tensor.startswith("grad.")
+    )
+    return exactly if exact else as_well
+
+
+def prepared(case: Case, model: Any, inputs: Mapping[str, Any], tamper: Tamper | None) -> Any:
+    """Our model as the case wants it: a copy, if it is changed."""
+    if tamper is not None or case.feature in ("pruned", "pruned_layer", "checkpointed", "dropout"):
+        model = copy.deepcopy(model)
+    model.set_attn_implementation(case.backend)
+    if case.feature in ("pruned", "pruned_layer"):
+        model.prune_heads(heads_of(case, model.config))
+    if case.feature == "checkpointed":
+        model.gradient_checkpointing_enable()
+    model.train(case.feature == "dropout")
+    if tamper is not None:
+        tamper(model)
+    return model
+
+
+def their_model(case: Case, model: nn.Module, inputs: Mapping[str, Any]) -> nn.Module:
+    if case.feature in ("pruned", "pruned_layer"):
+        model = reference.prune(model, heads_of(case, model.config))
+    if case.feature == "head_mask" and not reference.honours("head_mask"):
+        model = reference.with_gates(model, inputs["head_mask"])
+    return model.train(case.feature == "dropout")
+
+
+def heads_of(case: Case, config: Any) -> dict[int, tuple[int, ...]]:
+    """What the pruning cases prune: every third head of every second layer, or one layer's heads all but transformers'
+    own limit: 4.57 cannot run a layer without heads."""
+    heads, layers = config.num_attention_heads, config.num_hidden_layers
+    if case.feature == "pruned":
+        return {layer: tuple(range(layer % 3, heads, 3)) for layer in range(0, layers, 2)}
+    return {layers - 1: tuple(range(1 if reference.honours("prune_heads") else 0, heads))}
+
+
+def forward(case: Case, model: nn.Module, inputs: Mapping[str, Any], mine: bool) -> Any:
+    said = dict(inputs) if mine else reference.inputs_for(case, inputs)
+    said.pop("dtype_of_masks", None)
+    dtype = next(model.parameters()).dtype
+    said = {k: v.to(dtype) if k == "inputs_embeds" else v for k, v in said.items()}
+    torch.manual_seed(0)  # for the dropout case
+    return model(**said)
+
+
+def tensors(case: Case, model: Any, inputs: Mapping[str, Any], mine: bool) -> dict[str, Tensor]:
+    """Everything one side returns, by name: outputs, hidden states, attentions, loss, gradients."""
+    options = {"output_hidden_states": True, "output_attentions": case.feature == "attentions"}
+    if case.feature not in GRADIENTS:
+        with torch.no_grad():
+            return dict(named(case, forward(case, model, {**inputs, **options}, mine), inputs, model.config))
+    model.zero_grad()
+    out = forward(case, model, inputs, mine)
+    loss = out["loss"] if "loss" in out else weighted_sum(out)
+    loss.backward()
+    grads = {f"grad.{name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return {"loss": loss.detach(), **grads} if "loss" in out else grads
+
+
+def named(case: Case, out: Any, inputs: Mapping[str, Any], config: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of an output.  A sequence that is all padding is left out: transformers' backends disagree on it."""
+    rows = slice(None, -1) if case.batch == "emptyrow" else slice(None)
+    for name, value in out.items():
+        if isinstance(value, Tensor):
+            yield name, value[rows] if value.dim() else value
+        elif value:
+            parts = (
+                bertlite.scatter_heads(value, config)
+                if name == "attentions" and isinstance(config, BertConfig)
+                else value
+            )
+            yield from ((f"{name}.{i}", part[rows]) for i, part in enumerate(parts))
+
+
+def weighted_sum(out: Any) -> Tensor:
+    """A scalar that depends on every number of the output, each with its own weight."""
+    total = None
+    for value in out.values():
+        draw = torch.randn(value.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        part = (value * draw.to(value)).sum()
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+def ratios(ours: Mapping[str, Tensor], others: Mapping[str, Mapping[str, Tensor]]) -> dict[str, float]:
+    """Our rms error against the truth over theirs, for every tensor in which they make one."""
+    found = {}
+    for name, truth in others.get("truth", {}).items():
+        theirs = rms(others["theirs"][name], truth)
+        if theirs:
+            found[name] = rms(ours[name], truth) / theirs
+    return found
+
+
+class Kernels(TorchFunctionMode):
+    """Watches which attention really ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sdpa = self.softmax = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.sdpa += func is F.scaled_dot_product_attention
+        self.softmax += func is Tensor.softmax
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def name(self) -> str:
+        return "sdpa" if self.sdpa else "eager" if self.softmax else "none"
+
+
+@contextmanager
+def exact_matmul() -> Iterator[None]:
+    """No TF32: a float32 product is one of float32 numbers."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+def run(cases: Iterable[Case], device: str, checkpoint: str | Path) -> Iterator[Report]:
+    """Check case after case, and let the models go at the end."""
+    try:
+        for case in cases:
+            yield check(case, device, checkpoint)
+    finally:
+        forget()
+
+
+__all__ = ["CASES", "check", "forget", "run"]

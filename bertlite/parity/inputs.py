@@ -1,0 +1,136 @@
+"""What the parity cases are run on: real sentences where the checkpoint has a tokenizer, else seeded numbers."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bertlite.parity.cases import Case
+
+SENTENCES = (  # pairs, of unequal lengths
+    ("The lighthouse keeper wrote down the weather every evening.", "He never missed a day."),
+    ("Bread rises because yeast turns sugar into gas.", "Salt slows it down; warm water speeds it up, up to a point."),
+    ("Who moved my coffee?", "Nobody."),
+    ("In 1977 two probes left for the outer planets, and both still answer when they are called.", "Slowly."),
+)
+LENGTH = 24  # tokens of the longest sequence, or what the position table allows
+
+
+def inputs_of(case: Case, config: Any, checkpoint: str | Path, device: str) -> dict[str, Any]:
+    """The keyword arguments of both models' forward for one case; `dtype_of_masks` is for making masks of floats."""
+    ids, types, mask = tokens(case, config, checkpoint)  # each (B, S)
+    batch, length = ids.shape
+    dtype = getattr(torch, case.dtype)
+    inputs: dict[str, Any] = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
+    draw = torch.Generator().manual_seed(2)
+    if case.batch == "full":
+        inputs["attention_mask"] = None
+    elif case.batch == "left":
+        flipped = [
+            torch.cat([x[m == 0], x[m == 1]]) for x, m in zip(torch.stack([ids, types, mask], -1), mask, strict=True)
+        ]
+        inputs["input_ids"], inputs["token_type_ids"], inputs["attention_mask"] = torch.stack(flipped).unbind(-1)
+        inputs["position_ids"] = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+    elif case.batch == "embeds":
+        del inputs["input_ids"]
+        inputs["inputs_embeds"] = torch.randn(batch, length, config.hidden_size, generator=draw).to(dtype)
+    elif case.batch in ("mask3d", "mask4d"):
+        allowed = (torch.rand(batch, length, length, generator=draw) < 0.7) & mask[:, None].bool()
+        allowed |= torch.eye(length, dtype=torch.bool)
+        inputs["attention_mask"] = allowed.long() if case.batch == "mask3d" else allowed[:, None]
+    elif case.batch == "additive":
+        bias = torch.randn(batch, 1, length, length, generator=draw)
+        inputs["attention_mask"] = bias.to(dtype).masked_fill(mask[:, None, None] == 0, torch.finfo(dtype).min)
+    elif case.batch == "emptyrow":
+        inputs["attention_mask"] = torch.cat([mask[:-1], torch.zeros_like(mask[-1:])])
+    if case.feature == "head_mask":
+        gate = torch.rand(config.num_hidden_layers, config.num_attention_heads, generator=draw)
+        inputs["head_mask"] = gate.where(gate > 0.3, 0.0)
+    inputs.update(labels_of(case, config, ids, mask, draw))
+    if case.model == "BertForMultipleChoice":
+        for name in ("input_ids", "token_type_ids", "attention_mask"):
+            inputs[name] = inputs[name].unflatten(0, (-1, 2))
+    moved = {name: x.to(device) for name, x in inputs.items() if isinstance(x, Tensor)}
+    return {**moved, "dtype_of_masks": dtype}
+
+
+def labels_of(case: Case, config: Any, ids: Tensor, mask: Tensor, draw: torch.Generator) -> Mapping[str, Tensor]:
+    batch, length = ids.shape
+    some = (torch.rand(batch, length, generator=draw) < 0.4) & mask.bool()
+    words = ids.where(some, -100)
+    match case.model:
+        case "BertForMaskedLM":
+            return {"labels": words}
+        case "BertForPreTraining":
+            return {"labels": words, "next_sentence_label": torch.arange(batch) % 2}
+        case "BertForNextSentencePrediction":
+            return {"labels": torch.arange(batch) % 2}
+        case "BertForSequenceClassification":
+            return {"labels": torch.arange(batch) % config.num_labels}
+        case "BertForTokenClassification":
+            return {"labels": (ids % config.num_labels).where(some, -100)}
+        case "BertForMultipleChoice":
+            return {"labels": torch.arange(batch // 2) % 2}
+        case "BertForQuestionAnswering":
+            return {"start_positions": torch.arange(batch), "end_positions": torch.arange(batch) + length - 2}
+    return {}
+
+
+def tokens(case: Case, config: Any, checkpoint: str | Path) -> tuple[Tensor, Tensor, Tensor]:
+    """ids, token types and mask, each (4, S), right-padded; real words where a tokenizer stands beside the weights."""
+    longest = config.max_position_embeddings if case.batch == "long" else min(LENGTH, config.max_position_embeddings)
+    rows = words_of(checkpoint, config) or numbers(config, longest)
+    shortest = min(len(ids) for ids, _ in rows)
+    lengths = [min(len(ids), longest) for ids, _ in rows]
+    if case.batch == "full":
+        lengths = [min(shortest, longest)] * len(rows)
+    elif case.batch == "long":  # the same words again and again
+        lengths = [longest, longest - longest // 3, longest // 2, longest // 5]
+        rows = [(ids * (longest // len(ids) + 1), types * (longest // len(ids) + 1)) for ids, types in rows]
+    ids, types, mask = (torch.zeros(len(rows), max(lengths), dtype=torch.long) for _ in range(3))
+    for i, ((words, segments), n) in enumerate(zip(rows, lengths, strict=True)):
+        ids[i, :n], types[i, :n], mask[i, :n] = torch.tensor(words[:n]), torch.tensor(segments[:n]), 1
+    return ids, types, mask
+
+
+def words_of(checkpoint: str | Path, config: Any) -> list[tuple[list[int], list[int]]]:
+    """Token ids and segments of SENTENCES, or nothing if no tokenizer.json of this vocabulary is at hand."""
+    path = tokenizer_of(checkpoint)
+    if path is None:
+        return []
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_padding()  # a file may carry both
+    tokenizer.no_truncation()
+    if tokenizer.get_vocab_size() > config.vocab_size or config.type_vocab_size < 2:
+        return []
+    return [(e.ids, e.type_ids) for e in (tokenizer.encode(*pair) for pair in SENTENCES)]
+
+
+def tokenizer_of(checkpoint: str | Path) -> Path | None:
+    """The tokenizer.json beside the weights, in a folder or on the hub."""
+    if Path(checkpoint).exists():
+        folder = Path(checkpoint) if Path(checkpoint).is_dir() else Path(checkpoint).parent
+        return folder / "tokenizer.json" if (folder / "tokenizer.json").is_file() else None
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(str(checkpoint), "tokenizer.json"))
+    except EntryNotFoundError:
+        return None
+
+
+def numbers(config: Any, longest: int) -> list[tuple[list[int], list[int]]]:
+    draw = torch.Generator().manual_seed(3)
+    lengths = [longest, max(2, longest // 3), max(2, longest // 2), max(2, longest - 3)]
+    return [
+        (
+            torch.randint(1, config.vocab_size, (n,), generator=draw).tolist(),
+            [int(i > n // 2) % config.type_vocab_size for i in range(n)],
+        )
+        for n in lengths
+    ]
