@@ -1,5 +1,6 @@
 """The BERT you can read, prove, prune and run."""
 
+from bertlite.cache import KeyValueCache
 from bertlite.config import BertConfig, kept_heads
 from bertlite.heads import (
     BertForMaskedLM,
@@ -9,6 +10,7 @@ from bertlite.heads import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
+    BertLMHeadModel,
 )
 from bertlite.model import BertModel
 from bertlite.pruning import densify, prune_heads, prune_heads_, scatter_heads, with_pruned
@@ -22,7 +24,9 @@ __all__ = [
     "BertForQuestionAnswering",
     "BertForSequenceClassification",
     "BertForTokenClassification",
+    "BertLMHeadModel",
     "BertModel",
+    "KeyValueCache",
     "densify",
     "kept_heads",
     "prune_heads",

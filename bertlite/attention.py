@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 ScoreBias = Callable[
@@ -21,10 +21,19 @@ ScoreBias = Callable[
 
 
 class Attend(Protocol):
-    """What a layer receives: attention with the mask, the backend and the layout already settled."""
+    """What a layer receives: attention with the mask, the backend and the layout already settled.
+
+    `asker` is the module that attends; functions registered with transformers want to see it, our own do not.
+    """
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, score_bias: ScoreBias | None = None, dropout: float = 0.0
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        score_bias: ScoreBias | None = None,
+        dropout: float = 0.0,
+        asker: nn.Module | None = None,
     ) -> tuple[Tensor, Tensor | None]: ...
 
 
@@ -36,51 +45,79 @@ class Mask:
     bias: Tensor | None = None  # float, added to the scores
     answered: Tensor | None = None  # bool, (…, S, 1): False for a query with nothing to attend to
 
+    def to(self, device: torch.device) -> "Mask":
+        parts = (self.allowed, self.bias, self.answered)
+        if all(part is None or part.device == device for part in parts):
+            return self
+        return Mask(*(None if part is None else part.to(device) for part in parts))
 
-def read_mask(attention_mask: Tensor | None, batch: int, queries: int, keys: int, heads: int) -> Mask:
+
+def read_mask(
+    mask: Tensor | None,
+    batch: int,
+    queries: int,
+    keys: int,
+    heads: int,
+    triangle: Tensor | None = None,
+    name: str = "attention_mask",
+) -> Mask:
     """Understand a user's attention mask.
 
     Args:
-        attention_mask: (B, K), or (B, S, K), of 0 and 1 in any dtype; or 4-D, broadcasting to (B, heads, S, K), either
-            bool or floats to add to the scores, where -inf and the dtype's lowest number forbid.
+        mask: (B, K), or (B, S, K), of 0 and 1 in any dtype; or 4-D, broadcasting to (B, heads, S, K), either bool or
+            floats to add to the scores, where -inf and the dtype's lowest number forbid.
+        triangle: (S, K), what a decoder's queries may look at; joined to a 2-D mask or none.  A mask for every query
+            says itself what it may look at.
 
     Raises:
         ValueError: any other rank, shape, dtype or value.
     """
-    if attention_mask is None:
-        return Mask()
-    mask, shape = attention_mask, tuple(attention_mask.shape)
+    if mask is None:
+        return Mask(triangle)
+    shape = tuple(mask.shape)
+    if mask.dim() == 4:
+        if any(have not in (1, want) for have, want in zip(shape, (batch, heads, queries, keys), strict=True)):
+            raise ValueError(f"{name} has shape {shape}, which does not fit {(batch, heads, queries, keys)}")
+        return read_scores(mask, name)
     fits = {2: ((batch, keys),), 3: ((batch, queries, keys), (batch, 1, keys))}.get(mask.dim())
-    if fits is not None:
-        if shape not in fits:
-            raise ValueError(f"attention_mask has shape {shape}; expected {' or '.join(map(str, fits))}")
-        if mask.is_complex():
-            raise ValueError(f"attention_mask is {mask.dtype}; use bool, integers or floats of 0 and 1")
-        allowed = mask if mask.dtype == torch.bool else mask != 0
-        if allowed is not mask and concrete(mask) and not bool((mask == allowed).all()):
-            wrong = mask[mask != allowed][0].item()
-            raise ValueError(
-                f"attention_mask holds {wrong}: a {mask.dim()}-D mask holds 1 (attend) and 0 (do not);"
-                " pass additive scores as a 4-D float mask"
-            )
-        return masked(allowed[:, None, None, :] if mask.dim() == 2 else allowed[:, None], bias=None)
-    if mask.dim() != 4:
-        raise ValueError(f"attention_mask has {mask.dim()} dimensions, shape {shape}; expected 2, 3 or 4")
-    if any(have not in (1, want) for have, want in zip(shape, (batch, heads, queries, keys), strict=True)):
-        raise ValueError(f"attention_mask has shape {shape}, which does not fit {(batch, heads, queries, keys)}")
+    if fits is None:
+        raise ValueError(f"{name} has {mask.dim()} dimensions, shape {shape}; expected 2, 3 or 4")
+    if shape not in fits:
+        raise ValueError(f"{name} has shape {shape}; expected {' or '.join(map(str, fits))}")
+    allowed = read_ones(mask, name)
+    if mask.dim() == 3:
+        return masked(allowed[:, None])
+    return masked(allowed[:, None, None] if triangle is None else allowed[:, None, None] & triangle)
+
+
+def read_ones(mask: Tensor, name: str) -> Tensor:
+    """A mask of 1 (attend) and 0 (do not), in any dtype, as bool."""
     if mask.dtype == torch.bool:
-        return masked(mask, bias=None)
-    if not mask.is_floating_point():
-        raise ValueError(f"a 4-D attention_mask is bool or additive floats, not {mask.dtype}; use mask.bool()")
-    if concrete(mask) and bool((mask == 1).any()) and bool(((mask == 0) | (mask == 1)).all()):
+        return mask
+    if mask.is_complex():
+        raise ValueError(f"{name} is {mask.dtype}; use bool, integers or floats of 0 and 1")
+    allowed = mask != 0
+    if concrete(mask) and not bool((mask == allowed).all()):
         raise ValueError(
-            "a 4-D float attention_mask is added to the scores, but this one holds 0 and 1; use mask.bool()"
+            f"{name} holds {mask[mask != allowed][0].item()}: a {mask.dim()}-D mask holds 1 (attend) and 0 (do not);"
+            " pass additive scores as a 4-D float mask"
         )
+    return allowed
+
+
+def read_scores(mask: Tensor, name: str) -> Mask:
+    """A 4-D mask, bool or added to the scores."""
+    if mask.dtype == torch.bool:
+        return masked(mask)
+    if not mask.is_floating_point():
+        raise ValueError(f"a 4-D {name} is bool or additive floats, not {mask.dtype}; use mask.bool()")
+    if concrete(mask) and bool((mask == 1).any()) and bool(((mask == 0) | (mask == 1)).all()):
+        raise ValueError(f"a 4-D float {name} is added to the scores, but this one holds 0 and 1; use mask.bool()")
     allowed = mask > torch.finfo(mask.dtype).min  # False for nan too: a nan score forbids
     return masked(allowed, bias=mask.masked_fill(~allowed, 0))
 
 
-def masked(allowed: Tensor, bias: Tensor | None) -> Mask:
+def masked(allowed: Tensor, bias: Tensor | None = None) -> Mask:
     """Set apart the queries that may look at nothing, and drop what restricts nothing."""
     if concrete(allowed) and bool(allowed.all()):
         return Mask(bias=bias)
@@ -88,6 +125,13 @@ def masked(allowed: Tensor, bias: Tensor | None) -> Mask:
     if concrete(allowed) and bool(answered.all()):
         return Mask(allowed, bias)
     return Mask(allowed | ~answered, bias, answered)  # such a query looks at everything, for now: no kernel sees -inf
+
+
+def triangle(queries: int, keys: int, device: torch.device) -> Tensor | None:
+    """(S, K), True where a query, one of the last S of K positions, is not before the key; None for a lone query."""
+    if queries == 1:
+        return None
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
 def concrete(tensor: Tensor) -> bool:
@@ -100,10 +144,18 @@ def concrete(tensor: Tensor) -> bool:
 # Kernels: head-first q, k, v; scale is 1 / sqrt(H).
 
 
+def as_scores(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bias in the scores' dtype; what is too large for it stays finite, since a row of -inf would be nan."""
+    if bias.dtype == dtype:
+        return bias
+    limit = torch.finfo(dtype).max / 2
+    return bias.to(dtype).clamp(-limit, limit)
+
+
 def probabilities(q: Tensor, k: Tensor, allowed: Tensor | None, bias: Tensor | None) -> Tensor:
     scores = torch.matmul(q, k.transpose(-1, -2)) * q.shape[-1] ** -0.5
     if bias is not None:
-        scores = scores + bias.to(scores.dtype)
+        scores = scores + as_scores(bias, scores.dtype)
     if allowed is not None:
         scores = scores.masked_fill(
             ~allowed, torch.finfo(scores.dtype).min
@@ -125,7 +177,7 @@ def sdpa(
 ) -> tuple[Tensor, Tensor | None]:
     mask = allowed
     if bias is not None:
-        mask = bias.to(q.dtype)
+        mask = as_scores(bias, q.dtype)
         if allowed is not None:
             mask = mask.masked_fill(~allowed, torch.finfo(q.dtype).min)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout), None
@@ -147,14 +199,21 @@ class Padded:
         return x
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, score_bias: ScoreBias | None = None, dropout: float = 0.0
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        score_bias: ScoreBias | None = None,
+        dropout: float = 0.0,
+        asker: nn.Module | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """(B, S, N, H) and (B, K, N, H) -> context (B, S, N, H), and weights (B, N, S, K) if they were asked for."""
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        allowed, bias, answered = self.mask.allowed, self.mask.bias, self.mask.answered
+        mask = self.mask.to(q.device)  # layers may be spread over devices
+        allowed, bias, answered = mask.allowed, mask.bias, mask.answered
         if score_bias is not None:
             shift = score_bias(q, k)
-            bias = shift if bias is None else shift + bias.to(shift.dtype)
+            bias = shift if bias is None else shift + as_scores(bias, shift.dtype)
         context, weights = self.kernel(q, k, v, allowed, bias, dropout)
         if self.weights and weights is None:
             weights = probabilities(q, k, allowed, bias)

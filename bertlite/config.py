@@ -27,6 +27,9 @@ FIELD_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
     float | None: ((int, float, type(None)), "a number or null"),
     str: ((str,), "a string"),
     str | None: ((str, type(None)), "a string or null"),
+    Mapping[int, str]: ((Mapping,), "a mapping"),
+    Mapping[str, int]: ((Mapping,), "a mapping"),
+    Mapping[str, Any]: ((Mapping,), "a mapping"),
 }
 RUN_TIME = ("attn_implementation", "extra")  # fields that config.json does not have
 
@@ -51,6 +54,9 @@ class ConfigLike(Protocol):
     position_embedding_type: str
     classifier_dropout: float | None
     chunk_size_feed_forward: int
+    is_decoder: bool
+    add_cross_attention: bool
+    use_cache: bool
     tie_word_embeddings: bool
     pruned_heads: Mapping[int, Iterable[int]]
     output_attentions: bool
@@ -110,6 +116,7 @@ class BertConfig:
         self._check_types()
         self._check_values()
         self._set(pruned_heads=normalise_heads(self.pruned_heads, self.num_hidden_layers, self.num_attention_heads))
+        self._set(extra=dict(self.extra))
         self._set_labels()
 
     @property
@@ -142,6 +149,8 @@ class BertConfig:
             rate = getattr(self, name)
             if rate is not None and not 0 <= rate <= 1:
                 raise ValueError(f"{name} is {rate}; a probability lies between 0 and 1")
+        if not self.initializer_range >= 0:
+            raise ValueError(f"initializer_range is {self.initializer_range}; it must be 0 or more")
         if not self.layer_norm_eps > 0:
             raise ValueError(f"layer_norm_eps is {self.layer_norm_eps}; it must be above 0")
         if self.chunk_size_feed_forward < 0:
@@ -153,24 +162,29 @@ class BertConfig:
         ):
             if value not in allowed:
                 raise ValueError(f"{name} {value!r} is unknown; have: {', '.join(map(str, allowed))}")
-        if self.is_decoder or self.add_cross_attention:
-            raise ValueError(
-                "is_decoder=True and add_cross_attention=True are not supported yet: bertlite runs BERT as an encoder;"
-                " set both to False"
-            )
+        if self.add_cross_attention and not self.is_decoder:
+            raise ValueError("add_cross_attention is true but is_decoder is false; only a decoder has cross-attention")
 
     def _set_labels(self) -> None:
         named: Any = self.id2label
         stated: Any = self.num_labels
+        label2id: Any = self.label2id
+        if stated is not None and stated < 1:
+            raise ValueError(f"num_labels is {stated}; it must be 1 or more")
         if named is None:
-            count = 2 if stated is None else stated
-            if count < 1:
-                raise ValueError(f"num_labels is {count}; it must be 1 or more")
-            named = {i: f"LABEL_{i}" for i in range(count)}
-        id2label = {int(i): label for i, label in named.items()}  # JSON has no integer keys
+            named = default_labels(2 if stated is None else stated)
+        try:
+            id2label = {integer(i): label for i, label in named.items()}  # JSON has no integer keys
+        except (TypeError, ValueError):
+            raise ValueError(f"id2label is {named!r}; its keys must be integers") from None
+        if not id2label:
+            raise ValueError("id2label is {}; name at least one label, or leave it out")
         if stated not in (None, len(id2label)):
-            raise ValueError(f"num_labels is {stated} but id2label names {len(id2label)}; leave one of them out")
-        label2id = self.label2id if self.label2id is not None else {label: i for i, label in id2label.items()}
+            if id2label != default_labels(len(id2label)):
+                raise ValueError(f"num_labels is {stated} but id2label names {len(id2label)}; leave one of them out")
+            id2label, label2id = default_labels(stated), None  # `replace` hands on names that nobody chose
+        if label2id is None:
+            label2id = {label: i for i, label in id2label.items()}
         self._set(num_labels=len(id2label), id2label=id2label, label2id=dict(label2id))
 
     @classmethod
@@ -227,6 +241,10 @@ class BertConfig:
         return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
 
 
+def default_labels(count: int) -> dict[int, str]:
+    return {i: f"LABEL_{i}" for i in range(count)}
+
+
 def integer(value: Any) -> int:
     """An index as JSON or a user writes it: "3" and 3, but neither 3.5 nor True."""
     if isinstance(value, bool):
@@ -245,6 +263,8 @@ def normalise_heads(heads: Mapping[Any, Iterable[Any]], layers: int, built_with:
     merged: dict[int, set[int]] = {}
     for key, named in heads.items():
         try:
+            if isinstance(named, str):  # "13" is not heads 1 and 3
+                raise TypeError(named)
             layer, chosen = integer(key), {integer(head) for head in named}
         except (TypeError, ValueError):
             raise ValueError(

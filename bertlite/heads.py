@@ -5,6 +5,7 @@ Shapes:  B sequences · S positions · D hidden.  Label -100 means "no label her
 
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -12,9 +13,10 @@ from bertlite.activations import activation
 from bertlite.attention import concrete
 from bertlite.config import BertConfig, ConfigLike
 from bertlite.model import BertModel, BertPreTrainedModel, pick
-from bertlite.outputs import LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
+from bertlite.outputs import CausalLMOutput, LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
 
 IGNORED = -100
+Items = int | Tensor | None  # how many labels a loss is the mean of
 
 
 class BertPredictionHeadTransform(nn.Module):
@@ -88,8 +90,11 @@ class HeadBody:
     def logits(self, out: Any) -> Tensor:
         raise NotImplementedError
 
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return cross_entropy(logits, labels)
+    def loss(self, logits: Tensor, labels: Tensor, items: Items = None) -> Tensor:
+        return cross_entropy(logits, labels, items=items)
+
+    def loss_of(self, logits: Tensor, labels: Tensor | None, items: Items) -> Tensor | None:
+        return None if labels is None else self.loss(logits, labels, items)
 
     def forward(
         self,
@@ -101,11 +106,16 @@ class HeadBody:
         inputs_embeds: Tensor | None = None,
         head_mask: Tensor | None = None,
         labels: Tensor | None = None,
+        num_items_in_batch: Items = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> Any:
         """Run BERT and the head.  Inputs are those of BertModel; `labels` and the logits are the class's own.
+
+        Args:
+            num_items_in_batch: labels in the whole batch of which this is a part; the loss is then the part's share of
+                the batch's mean, so that parts add up.  By default the mean of this part.
 
         Returns:
             LogitsOutput, its loss None without labels; or with return_dict=False the tuple of what it holds.
@@ -125,11 +135,11 @@ class HeadBody:
             return_dict=True,
         )
         logits = self.logits(out)
-        return self.finish(out, return_dict, None if labels is None else self.loss(logits, labels), logits=logits)
+        return self.finish(out, return_dict, self.loss_of(logits, labels, num_items_in_batch), logits=logits)
 
-    def finish(self, out: Any, return_dict: bool | None, loss: Tensor | None, **logits: Tensor) -> Any:
+    def finish(self, out: Any, return_dict: bool | None, loss: Tensor | None, **parts: Any) -> Any:
         return pick(
-            self.output_type(loss=loss, **logits, hidden_states=out.hidden_states, attentions=out.attentions),
+            self.output_type(loss=loss, **parts, hidden_states=out.hidden_states, attentions=out.attentions),
             self.config.return_dict if return_dict is None else return_dict,
         )
 
@@ -139,7 +149,7 @@ class LanguageModelBody(HeadBody):
 
     cls: Any
 
-    def tie_weights(self) -> None:
+    def tie_decoder(self) -> None:
         head: BertLMPredictionHead = self.cls.predictions
         head.bias = head.decoder.bias
         if self.config.tie_word_embeddings:
@@ -161,6 +171,74 @@ class MaskedLMBody(LanguageModelBody):
         return self.cls(out.last_hidden_state)
 
 
+class CausalLMBody(MaskedLMBody):
+    output_type = CausalLMOutput
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Items = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Any:
+        """Run BERT as a decoder and score the next word at every position.
+
+        Args:
+            labels: (B, S), the words themselves, -100 where none counts; position i is judged by label i + 1.
+            logits_to_keep: score only the last so many positions, or those of a tensor of indices; 0 is all.
+            the others: as for BertModel; with labels nothing is cached.
+
+        Returns:
+            CausalLMOutput.
+        """
+        out = self.bert(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds=inputs_embeds,
+            head_mask=head_mask,
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=encoder_attention_mask,
+            past_key_values=past_key_values,
+            use_cache=False if labels is not None else use_cache,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.cls(out.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            if logits.shape[1] != labels.shape[-1]:
+                raise ValueError(
+                    f"labels has shape {tuple(labels.shape)}, but logits_to_keep leaves {logits.shape[1]}"
+                )
+            exact = logits if logits.dtype == torch.float64 else logits.float()  # transformers sums in float32 too
+            loss = self.loss(exact[:, :-1], labels[:, 1:], num_items_in_batch)
+        return self.finish(
+            out,
+            return_dict,
+            loss,
+            logits=logits,
+            past_key_values=out.past_key_values,
+            cross_attentions=out.cross_attentions,
+        )
+
+
 class PreTrainingBody(LanguageModelBody):
     output_type = PreTrainingOutput
     needs_pooler = True
@@ -168,7 +246,7 @@ class PreTrainingBody(LanguageModelBody):
     def build_head(self, config: ConfigLike) -> None:
         self.cls = BertPreTrainingHeads(config)
 
-    def forward(
+    def forward(  # type: ignore[override]  # two losses: no count of labels serves both
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
@@ -240,7 +318,7 @@ class SequenceClassificationBody(ClassifierBody):
     def logits(self, out: Any) -> Tensor:
         return self.classifier(self.dropout(out.pooler_output))
 
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, logits: Tensor, labels: Tensor, items: Items = None) -> Tensor:
         problem = self.config.problem_type
         if problem is None:  # transformers' rule, but the config stays as it is
             if self.config.num_labels == 1:
@@ -248,15 +326,12 @@ class SequenceClassificationBody(ClassifierBody):
             else:
                 problem = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
         if problem == "single_label_classification":
-            return cross_entropy(logits, labels)
-        if labels.numel() != logits.numel():
+            return cross_entropy(logits, labels, items=items)
+        if not fits(labels, logits):
             raise ValueError(f"labels has shape {tuple(labels.shape)}; {problem} takes {tuple(logits.shape)}")
         labels = labels.reshape(logits.shape).to(logits.dtype)
-        return (
-            F.mse_loss(logits, labels)
-            if problem == "regression"
-            else F.binary_cross_entropy_with_logits(logits, labels)
-        )
+        each = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
+        return each(logits, labels) if items is None else each(logits, labels, reduction="sum") / items
 
 
 class TokenClassificationBody(ClassifierBody):
@@ -280,6 +355,7 @@ class MultipleChoiceBody(ClassifierBody):
         inputs_embeds: Tensor | None = None,
         head_mask: Tensor | None = None,
         labels: Tensor | None = None,
+        num_items_in_batch: Items = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
@@ -317,7 +393,7 @@ class MultipleChoiceBody(ClassifierBody):
         )
         assert first is not None  # or BERT has refused
         logits = self.classifier(self.dropout(out.pooler_output)).reshape(first.shape[:2])
-        return self.finish(out, return_dict, None if labels is None else self.loss(logits, labels), logits=logits)
+        return self.finish(out, return_dict, self.loss_of(logits, labels, num_items_in_batch), logits=logits)
 
 
 class QuestionAnsweringBody(HeadBody):
@@ -347,8 +423,8 @@ class QuestionAnsweringBody(HeadBody):
         """Run BERT and score every token as start and as end of the answer.
 
         Args:
-            start_positions, end_positions: (B,), token indices; those outside the sequence do not count.
-                The loss, the mean of both, is given when both are.
+            start_positions, end_positions: (B,), token indices; those past the end do not count, and a negative one
+                is the first token, as in transformers.  The loss, the mean of both, is given when both are.
         """
         out = self.bert(
             input_ids,
@@ -364,11 +440,10 @@ class QuestionAnsweringBody(HeadBody):
         start, end = (x.contiguous() for x in self.qa_outputs(out.last_hidden_state).unbind(-1))  # (B, S)
         loss = None
         if start_positions is not None and end_positions is not None:
-            outside = start.shape[1]
-            starts, ends = (x.reshape(-1).clamp(0, outside) for x in (start_positions, end_positions))
-            loss = (
-                F.cross_entropy(start, starts, ignore_index=outside) + F.cross_entropy(end, ends, ignore_index=outside)
-            ) / 2
+            starts, ends = (
+                x.clamp(min=0).masked_fill(x >= start.shape[1], IGNORED) for x in (start_positions, end_positions)
+            )
+            loss = (cross_entropy(start, starts, "start_positions") + cross_entropy(end, ends, "end_positions")) / 2
         return self.finish(out, return_dict, loss, start_logits=start, end_logits=end)
 
 
@@ -376,6 +451,17 @@ class BertForMaskedLM(MaskedLMBody, BertPreTrainedModel):
     """Guess masked words.  labels (B, S), elsewhere -100; logits (B, S, vocabulary); the loss is in nats per label."""
 
     config: BertConfig
+
+
+class BertLMHeadModel(CausalLMBody, BertPreTrainedModel):
+    """Write the next word: BERT as a decoder, is_decoder=True, with cross-attention if add_cross_attention is."""
+
+    config: BertConfig
+
+    def __init__(self, config: BertConfig) -> None:
+        if not config.is_decoder:
+            raise ValueError("BertLMHeadModel writes left to right and needs is_decoder=True; or use BertForMaskedLM")
+        super().__init__(config)
 
 
 class BertForPreTraining(PreTrainingBody, BertPreTrainedModel):
@@ -419,14 +505,21 @@ class BertForQuestionAnswering(QuestionAnsweringBody, BertPreTrainedModel):
     config: BertConfig
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels") -> Tensor:
-    """Mean over the labels that are not -100, in nats.
+def fits(labels: Tensor, places: Tensor) -> bool:
+    """Whether labels have one value for each place, in the same order: flat, or alike but for axes of one."""
+    if labels.dim() > 1 and [n for n in labels.shape if n != 1] != [n for n in places.shape if n != 1]:
+        return False
+    return labels.numel() == places.numel()
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels", items: Items = None) -> Tensor:
+    """Mean over the labels that are not -100, in nats; or their sum over `items`.
 
     Raises:
         ValueError: labels of another shape, not integers, or (on the CPU, where looking is free) out of range.
     """
     classes = logits.shape[-1]
-    if labels.is_floating_point() or labels.numel() != logits[..., 0].numel():
+    if labels.is_floating_point() or not fits(labels, logits[..., 0]):
         raise ValueError(
             f"{name} is {labels.dtype} of shape {tuple(labels.shape)}; expected class indices of shape"
             f" {tuple(logits.shape[:-1])}"
@@ -437,4 +530,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels") -> Tenso
             raise ValueError(
                 f"{name} holds {low if low < 0 else high}; the classes are 0 to {classes - 1}, and -100 for none"
             )
-    return F.cross_entropy(logits.reshape(-1, classes), labels.reshape(-1).long(), ignore_index=IGNORED)
+    rows, labels = logits.reshape(-1, classes), labels.reshape(-1).long()
+    if items is None:
+        return F.cross_entropy(rows, labels, ignore_index=IGNORED)
+    return F.cross_entropy(rows, labels, ignore_index=IGNORED, reduction="sum") / items

@@ -14,21 +14,33 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from bertlite.attention import concrete, read_mask, select
-from bertlite.config import BertConfig, ConfigLike, kept_heads
-from bertlite.modules import BertEmbeddings, BertEncoder, BertLayer, BertPooler, Checkpointing, init_weights
+from bertlite.attention import Padded, read_mask, select, triangle
+from bertlite.cache import KeyValueCache
+from bertlite.config import BertConfig, ConfigLike
+from bertlite.inputs import check_encoder_states, check_inputs, read_gates, refuse_pruned
+from bertlite.modules import (
+    NOTHING,
+    BertEmbeddings,
+    BertEncoder,
+    BertLayer,
+    BertPooler,
+    Checkpointing,
+    Memory,
+    init_weights,
+)
 from bertlite.outputs import BertModelOutput, ModelOutput
 
 
 class BertPreTrainedModel(nn.Module):
     """What every bertlite model can do: load, save, be pruned, checkpoint its layers."""
 
-    config: BertConfig
+    _config: BertConfig
     base_model_prefix: ClassVar[str] = "bert"
     main_input_name: ClassVar[str] = "input_ids"
 
     def __init__(self, config: BertConfig, **options: Any) -> None:
         super().__init__()
+        select(config.attn_implementation, weights=False, dropout=False)  # an unknown name is refused here, not later
         self.config = config
         self.build(config, **options)
         for part in self.children():
@@ -42,7 +54,19 @@ class BertPreTrainedModel(nn.Module):
         )
 
     def tie_weights(self) -> None:
-        """Share the parameters that are one matrix under two names.  Most models have none."""
+        """Share the parameters that are one matrix under two names, in models that have some."""
+        tie = getattr(self, "tie_decoder", None)
+        if callable(tie):
+            tie()
+
+    @property
+    def config(self) -> BertConfig:
+        """One value for a model and the BertModel inside it, whichever of the two is given another."""
+        return self.base_model._config
+
+    @config.setter
+    def config(self, config: BertConfig) -> None:
+        self.base_model._config = config
 
     @property
     def base_model(self) -> "BertModel":
@@ -211,6 +235,10 @@ class BertBody:
         *,
         inputs_embeds: Tensor | None = None,
         head_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: KeyValueCache | None = None,
+        use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
@@ -219,12 +247,17 @@ class BertBody:
 
         Args:
             input_ids: (B, S), integers below vocab_size.
-            attention_mask: what may be looked at; see `bertlite.attention.read_mask`.  None is everything.
+            attention_mask: what may be looked at; see `bertlite.attention.read_mask`.  None is everything.  It covers
+                the keys of `past_key_values` too.  A decoder never looks ahead, unless a 3-D or 4-D mask says so.
             token_type_ids: (B, S), the segment of each token; zeros by default.
-            position_ids: (B, S), (1, S) or (S,); 0, 1, … S - 1 by default.
+            position_ids: (B, S), (1, S) or (S,); by default counted from 0, or from the length of `past_key_values`.
             inputs_embeds: (B, S, D), in place of input_ids.
             head_mask: what each head's context is multiplied by: (N,), (L, N), (L, B, N) or transformers'
-                (L, B, N, 1, 1), heads in the numbering of the unpruned model.
+                (L, B, N, 1, 1), heads in the numbering of the unpruned model.  Cross-attention has none.
+            encoder_hidden_states: (B, K, D), for a model with cross-attention.
+            encoder_attention_mask: which of them may be looked at; as attention_mask.
+            past_key_values: the keys and values of the tokens before these; extended in place.
+            use_cache: whether to return them; by default a decoder does, unless its layers are checkpointed.
             output_attentions, output_hidden_states, return_dict: by default what the config says.
 
         Returns:
@@ -235,28 +268,84 @@ class BertBody:
         """
         config = self.config
         weights = config.output_attentions if output_attentions is None else output_attentions
-        check_inputs(config, input_ids, token_type_ids, position_ids, inputs_embeds)
+        cache = self.cache_for(past_key_values, use_cache, encoder_hidden_states is not None)
+        past = 0 if cache is None else cache.length
+        check_inputs(config, input_ids, token_type_ids, position_ids, inputs_embeds, past)
+        if position_ids is None and past:
+            seen = input_ids if input_ids is not None else inputs_embeds
+            assert seen is not None  # check_inputs has refused
+            position_ids = torch.arange(past, past + seen.shape[1], device=seen.device)[None]
         x = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)  # (B, S, D)
-        batch, length = x.shape[:2]
-        dropout = self.embeddings.training and config.attention_probs_dropout_prob > 0
-        backend = select(config.attn_implementation, weights, dropout)
-        mask = read_mask(attention_mask, batch, length, length, config.num_attention_heads)
-        if attention_mask is not None and attention_mask.dim() == 4 and attention_mask.shape[1] > 1:
-            refuse_pruned(config, "an attention_mask for each head")
-        layout = backend.layout(backend.kernel, mask, weights)
-        gates = None if head_mask is None else read_gates(head_mask, config, batch, length, x.dtype)
-        x, states, attentions = self.encoder(layout.pack(x), layout.attend, gates)
-        x = layout.unpack(x)
+        length = x.shape[1]
+        ahead = triangle(length, past + length, x.device) if config.is_decoder else None
+        layout = self.layout(x, attention_mask, past + length, weights, ahead, cache)
+        memory = NOTHING if cache is None else Memory(cache)
+        if encoder_hidden_states is not None:
+            check_encoder_states(config, encoder_hidden_states, x.shape[0])
+            others = encoder_hidden_states.shape[1]
+            crossing = self.layout(x, encoder_attention_mask, others, weights, name="encoder_attention_mask")
+            memory = Memory(cache, encoder_hidden_states, crossing.attend)
+        elif encoder_attention_mask is not None:
+            raise ValueError("encoder_attention_mask was given without encoder_hidden_states")
+        gates = None if head_mask is None else read_gates(head_mask, config, x.shape[0], length, x.dtype)
         keep_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        x, states, given = self.encoder(layout.pack(x), layout.attend, gates, memory, keep_states)
+        x = layout.unpack(x)
         return pick(
             self.output_type(
                 last_hidden_state=x,
                 pooler_output=self.pooler(x) if self.pooler is not None else None,
-                hidden_states=(*map(layout.unpack, states[:-1]), x) if keep_states else None,
-                attentions=tuple(attentions) if weights else None,
+                past_key_values=self.cache_out(cache) if self.returns_cache(use_cache) else None,
+                hidden_states=(*map(layout.unpack, states), x) if keep_states else None,
+                attentions=tuple(each[0] for each in given) if weights else None,
+                cross_attentions=tuple(each[1] for each in given) if weights and memory.attend is not None else None,
             ),
             config.return_dict if return_dict is None else return_dict,
         )
+
+    def layout(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        keys: int,
+        weights: bool,
+        ahead: Tensor | None = None,
+        cache: Any = None,
+        name: str = "attention_mask",
+    ) -> Padded:
+        """Attention from x (B, S, D) to so many keys, with the mask read and the backend chosen."""
+        config = self.config
+        dropout = self.embeddings.training and config.attention_probs_dropout_prob > 0
+        backend = select(self.attention_name(), weights, dropout)
+        if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
+            refuse_pruned(config, f"an {name} for each head")
+        read = read_mask(mask, x.shape[0], x.shape[1], keys, config.num_attention_heads, ahead, name)
+        return backend.layout(backend.kernel, read, weights)
+
+    def attention_name(self) -> str:
+        return str(self.config.attn_implementation)
+
+    def returns_cache(self, use_cache: bool | None) -> bool:
+        recomputes = torch.is_grad_enabled() and any(each.checkpointing is not None for each in self.encoder.layer)
+        if use_cache and recomputes:
+            raise ValueError("use_cache=True with gradient checkpointing would fill the cache twice; turn one off")
+        if use_cache is None:
+            return bool(self.config.is_decoder and self.config.use_cache and not recomputes)
+        return bool(use_cache and self.config.is_decoder)  # an encoder has no next token to keep keys for
+
+    def cache_for(self, past: Any, use_cache: bool | None, crossed: bool) -> Any:
+        """The cache of one forward, as the layers use it."""
+        if past is None:
+            return KeyValueCache() if self.returns_cache(use_cache) else None
+        if not isinstance(past, KeyValueCache):
+            raise TypeError(
+                f"past_key_values is a {type(past).__name__}; pass the KeyValueCache that a model returned"
+            )
+        return past
+
+    def cache_out(self, cache: Any) -> Any:
+        """The cache as the caller gets it."""
+        return cache
 
 
 class BertModel(BertBody, BertPreTrainedModel):
@@ -276,97 +365,6 @@ def pick(out: ModelOutput, return_dict: bool) -> Any:
     return out if return_dict else out.to_tuple()
 
 
-def set_config(model: BertPreTrainedModel, config: BertConfig) -> None:
+def set_config(model: Any, config: ConfigLike) -> None:
     """Give a model, and the BertModel inside it, another config."""
     model.config = model.base_model.config = config
-
-
-def refuse_pruned(config: ConfigLike, what: str) -> None:
-    if any(config.pruned_heads.values()):
-        raise ValueError(f"a pruned model cannot take {what}: its layers have different heads")
-
-
-def check_inputs(
-    config: ConfigLike,
-    input_ids: Tensor | None,
-    token_type_ids: Tensor | None,
-    position_ids: Tensor | None,
-    inputs_embeds: Tensor | None,
-) -> None:
-    """Refuse what would fail later and less clearly, or not at all.
-
-    Values are looked at on the CPU, where it costs nothing; elsewhere it would make the host wait.
-    """
-    if (input_ids is None) == (inputs_embeds is None):
-        raise ValueError(
-            f"give {'either' if input_ids is not None else 'one of'} input_ids or inputs_embeds, not "
-            f"{'both' if input_ids is not None else 'neither'}"
-        )
-    if input_ids is not None:
-        if input_ids.dim() != 2:
-            raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}; expected (batch, length)")
-        check_ids("input_ids", input_ids, config.vocab_size, "vocab_size")
-        batch, length = input_ids.shape
-    else:
-        assert inputs_embeds is not None
-        if inputs_embeds.dim() != 3 or inputs_embeds.shape[-1] != config.hidden_size:
-            raise ValueError(
-                f"inputs_embeds has shape {tuple(inputs_embeds.shape)}; expected (batch, length, {config.hidden_size})"
-            )
-        batch, length = inputs_embeds.shape[:2]
-    if not 1 <= length <= config.max_position_embeddings:
-        raise ValueError(
-            f"the sequences are {length} tokens long; this model takes 1 to {config.max_position_embeddings}"
-            " (max_position_embeddings): truncate them"
-        )
-    if token_type_ids is not None:
-        if token_type_ids.shape != (batch, length):
-            raise ValueError(f"token_type_ids has shape {tuple(token_type_ids.shape)}; expected {(batch, length)}")
-        check_ids("token_type_ids", token_type_ids, config.type_vocab_size, "type_vocab_size")
-    if position_ids is not None:
-        if tuple(position_ids.shape) not in ((batch, length), (1, length), (length,)):
-            raise ValueError(
-                f"position_ids has shape {tuple(position_ids.shape)};"
-                f" expected {(batch, length)}, (1, {length}) or ({length},)"
-            )
-        check_ids("position_ids", position_ids, config.max_position_embeddings, "max_position_embeddings")
-
-
-def check_ids(name: str, ids: Tensor, limit: int, field: str) -> None:
-    if ids.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"{name} is {ids.dtype}; indices are torch.long or torch.int")
-    if ids.device.type == "cpu" and ids.numel() and concrete(ids):
-        low, high = (int(end) for end in ids.aminmax())
-        if low < 0 or high >= limit:
-            wrong = low if low < 0 else high
-            raise ValueError(f"{name} holds {wrong}; this model has 0 to {limit - 1} ({field} {limit})")
-
-
-def read_gates(head_mask: Tensor, config: ConfigLike, batch: int, length: int, dtype: torch.dtype) -> list[Tensor]:
-    """What each layer multiplies its heads' contexts by: L tensors of (B or 1, S or 1, heads kept, 1).
-
-    Raises:
-        ValueError: a shape that `BertBody.forward` does not name.
-    """
-    layers, heads = config.num_hidden_layers, config.num_attention_heads
-    gate, shape = head_mask, tuple(head_mask.shape)
-    if shape == (heads,):
-        gate = gate.expand(layers, heads)[:, None, None]
-    elif shape == (layers, heads):
-        gate = gate[:, None, None]
-    elif gate.dim() == 3 and shape in ((layers, 1, heads), (layers, batch, heads)):
-        gate = gate[:, :, None]
-    elif gate.dim() == 5 and all(
-        have == want or (have == 1 and i not in (0, 2))
-        for i, (have, want) in enumerate(zip(shape, (layers, batch, heads, length, 1), strict=True))
-    ):
-        gate = gate[..., 0].transpose(2, 3)
-    else:
-        raise ValueError(
-            f"head_mask has shape {shape}; expected ({heads},), ({layers}, {heads}), ({layers}, {batch}, {heads}) or"
-            f" ({layers}, {batch}, {heads}, 1, 1), heads in the numbering of the unpruned model"
-        )
-    gate = gate.to(dtype)[..., None]  # (L, B or 1, S or 1, N, 1)
-    if not any(config.pruned_heads.values()):
-        return list(gate)
-    return [gate[layer][:, :, list(kept_heads(config, layer))] for layer in range(layers)]

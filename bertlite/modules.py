@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,10 @@ from torch import Tensor, nn
 
 from bertlite.activations import XIELU, activation
 from bertlite.attention import Attend
+from bertlite.cache import Cache
 from bertlite.config import ConfigLike, kept_heads
+
+Source = Tensor | tuple[Tensor, Tensor]
 
 
 class BertEmbeddings(nn.Module):
@@ -49,28 +53,37 @@ class BertEmbeddings(nn.Module):
 
 
 class BertSelfAttention(nn.Module):
-    """Project to queries, keys and values, and let every head attend."""
+    """Project to queries, keys and values, and let every head attend.
 
-    def __init__(self, config: ConfigLike, layer: int) -> None:
+    As cross-attention, whose heads are never pruned, its keys and values come from `source`: an encoder's output
+    (B, K, D), or its keys and values as projected before, each (B, K, N, H).
+    """
+
+    def __init__(self, config: ConfigLike, layer: int, cross: bool = False) -> None:
         super().__init__()
         self.attention_head_size = config.hidden_size // config.num_attention_heads
-        self.num_attention_heads = len(kept_heads(config, layer))
+        self.num_attention_heads = config.num_attention_heads if cross else len(kept_heads(config, layer))
         self.all_head_size = self.num_attention_heads * self.attention_head_size
         self.query = linear(config.hidden_size, self.all_head_size)
         self.key = linear(config.hidden_size, self.all_head_size)
         self.value = linear(config.hidden_size, self.all_head_size)
         self.dropout = nn.Dropout(config.attention_probs_dropout_prob)
-        self.position_embedding_type = config.position_embedding_type
+        self.position_embedding_type = "absolute" if cross else config.position_embedding_type
         if self.position_embedding_type != "absolute":
             self.max_position_embeddings = config.max_position_embeddings
             self.distance_embedding = nn.Embedding(2 * config.max_position_embeddings - 1, self.attention_head_size)
 
     def forward(
-        self, hidden_states: Tensor, attend: Attend, gate: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:  # (…, D), -, (…, N, 1) -> (…, N·H), (B, N, S, S)
-        q, k, v = (self.split(part(hidden_states)) for part in (self.query, self.key, self.value))  # (…, N, H)
+        self, hidden_states: Tensor, attend: Attend, gate: Tensor | None = None, source: Source | None = None
+    ) -> tuple[Tensor, Tensor | None]:  # (…, D), -, (…, N, 1), - -> (…, N·H), (B, N, S, K)
+        q = self.split(self.query(hidden_states))  # (…, N, H)
+        if isinstance(source, tuple):
+            k, v = source
+        else:
+            seen = hidden_states if source is None else source
+            k, v = self.split(self.key(seen)), self.split(self.value(seen))
         score_bias = self.distance_scores if self.position_embedding_type != "absolute" else None
-        context, weights = attend(q, k, v, score_bias, self.dropout.p if self.training else 0.0)
+        context, weights = attend(q, k, v, score_bias, self.dropout.p if self.training else 0.0, self)
         if gate is not None:
             context = context * gate
             weights = weights * gate.transpose(1, 2) if weights is not None else None
@@ -105,18 +118,18 @@ class BertSelfOutput(nn.Module):
 
 
 class BertAttention(nn.Module):
-    """Self-attention and its output projection; the attribute is called `self` in checkpoints."""
+    """Attention, to oneself or to an encoder, and its output projection; its attribute is `self` in checkpoints."""
 
-    def __init__(self, config: ConfigLike, layer: int) -> None:
+    def __init__(self, config: ConfigLike, layer: int, cross: bool = False) -> None:
         super().__init__()
-        self.self = BertSelfAttention(config, layer)
+        self.self = BertSelfAttention(config, layer, cross)
         self.output = BertSelfOutput(config, self.self.all_head_size)
-        self.pruned_heads = set(config.pruned_heads.get(layer, ()))  # read by third-party pruning code
+        self.pruned_heads = set() if cross else set(config.pruned_heads.get(layer, ()))  # third-party pruners read it
 
     def forward(
-        self, hidden_states: Tensor, attend: Attend, gate: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, D), (B, N, S, S)
-        context, weights = self.self(hidden_states, attend, gate)
+        self, hidden_states: Tensor, attend: Attend, gate: Tensor | None = None, source: Source | None = None
+    ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, D), (B, N, S, K)
+        context, weights = self.self(hidden_states, attend, gate, source)
         return self.output(context, hidden_states), weights
 
 
@@ -166,31 +179,73 @@ class Checkpointing:
             )
 
 
+@dataclass(frozen=True)
+class Memory:
+    """What a layer may look at besides its own input."""
+
+    cache: Cache | None = None
+    states: Tensor | None = None  # (B, K, D), an encoder's output
+    attend: Attend | None = None  # to it
+
+
+NOTHING = Memory()
+
+
+def recalling(attend: Attend, recall: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Attend:
+    """Attention whose keys and values first pass through a cache."""
+
+    def recalled(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
+        return attend(q, *recall(k, v), *rest)
+
+    return recalled  # type: ignore[return-value]  # `rest` is the rest of Attend
+
+
 class BertLayer(nn.Module):
-    """Attention, then the feed-forward network."""
+    """Attention, in a decoder also to an encoder's output, then the feed-forward network."""
 
     def __init__(self, config: ConfigLike, layer: int) -> None:
         super().__init__()
+        self.layer_idx = layer
         self.attention = BertAttention(config, layer)
+        if config.add_cross_attention:
+            self.crossattention = BertAttention(config, layer, cross=True)
         self.intermediate = BertIntermediate(config)
         self.output = BertOutput(config)
         self.chunk_size_feed_forward = config.chunk_size_feed_forward
         self.checkpointing: Checkpointing | None = None
 
     def forward(
-        self, hidden_states: Tensor, attend: Attend, gate: Tensor | None = None
-    ) -> Tensor | tuple[Tensor, Tensor]:  # (…, D) -> (…, D), with the weights (B, N, S, S) if `attend` gives them
+        self, hidden_states: Tensor, attend: Attend, gate: Tensor | None = None, memory: Memory = NOTHING
+    ) -> Tensor | tuple[Tensor, ...]:  # (…, D) -> (…, D), and the weights that `attend` gives, each (B, N, S, K)
         if self.checkpointing is not None and torch.is_grad_enabled():
-            return self.checkpointing(self.run, hidden_states, attend, gate)
-        return self.run(hidden_states, attend, gate)
+            return self.checkpointing(self.run, hidden_states, attend, gate, memory)
+        return self.run(hidden_states, attend, gate, memory)
 
-    def run(self, hidden_states: Tensor, attend: Attend, gate: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
+    def run(
+        self, hidden_states: Tensor, attend: Attend, gate: Tensor | None, memory: Memory
+    ) -> Tensor | tuple[Tensor, ...]:
+        if memory.cache is not None:
+            attend = recalling(attend, partial(memory.cache.extend, self.layer_idx))
         x, weights = self.attention(hidden_states, attend, gate)
+        out = () if weights is None else (weights,)
+        if memory.attend is not None:
+            x, weights = self.cross(x, memory.attend, memory)
+            out = out if weights is None else (*out, weights)
         if self.chunk_size_feed_forward:  # the same sums on fewer rows at a time
             x = torch.cat([self.feed_forward(part) for part in x.split(self.chunk_size_feed_forward, -2)], -2)
         else:
             x = self.feed_forward(x)
-        return x if weights is None else (x, weights)
+        return (x, *out) if out else x
+
+    def cross(self, x: Tensor, attend: Attend, memory: Memory) -> tuple[Tensor, Tensor | None]:
+        assert memory.states is not None  # `attend` is attention to them
+        states = memory.states.to(x.device)
+        if memory.cache is None:
+            return self.crossattention(x, attend, source=states)
+        known = memory.cache.kept(self.layer_idx)
+        if known is None:
+            attend = recalling(attend, partial(memory.cache.keep, self.layer_idx))
+        return self.crossattention(x, attend, source=states if known is None else known)
 
     def feed_forward(self, x: Tensor) -> Tensor:  # (…, D) -> (…, D)
         return self.output(self.intermediate(x), x)
@@ -204,17 +259,22 @@ class BertEncoder(nn.Module):
         self.layer = nn.ModuleList(BertLayer(config, layer) for layer in range(config.num_hidden_layers))
 
     def forward(
-        self, hidden_states: Tensor, attend: Attend, gates: Sequence[Tensor] | None = None
-    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """(…, D) -> the last layer's output; the input of the first and the output of every layer; their weights."""
-        x, states, attentions = hidden_states, [hidden_states], []
+        self,
+        hidden_states: Tensor,
+        attend: Attend,
+        gates: Sequence[Tensor] | None = None,
+        memory: Memory = NOTHING,
+        keep_states: bool = False,
+    ) -> tuple[Tensor, list[Tensor], list[tuple[Tensor, ...]]]:
+        """(…, D) -> the last layer's output; if kept, what each layer was given; the weights that each gave."""
+        x, states, weights = hidden_states, [], []
         for i, layer in enumerate(self.layer):
-            out = layer(x, attend, gates[i] if gates is not None else None)
-            x, weights = out if isinstance(out, tuple) else (out, None)
-            states.append(x)
-            if weights is not None:
-                attentions.append(weights)
-        return x, states, attentions
+            if keep_states:
+                states.append(x)
+            out = layer(x, attend, None if gates is None else gates[i], memory)
+            x, *given = out if isinstance(out, tuple) else (out,)
+            weights.append(tuple(given))
+        return x, states, weights
 
 
 class BertPooler(nn.Module):

@@ -1,6 +1,6 @@
 """What a model returns: read it by attribute, by key or as a tuple."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, KeysView, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self, TypeVar
 
@@ -25,6 +25,9 @@ class ModelOutput(Mapping[str, Any]):
             raise TypeError(f"{type(self).__name__} has no field {', '.join(unknown)}; have: {', '.join(names)}")
         for name in names:
             setattr(self, name, parts.get(name))
+
+    def keys(self) -> KeysView[str]:
+        return dict.fromkeys(self).keys()  # whose repr is the keys, not every tensor
 
     def to_tuple(self) -> tuple[Any, ...]:
         return tuple(self.values())
@@ -75,8 +78,10 @@ def register(cls: type[Out]) -> type[Out]:
 class BertModelOutput(ModelOutput):
     last_hidden_state: Tensor  # (B, S, D)
     pooler_output: Tensor | None = None  # (B, D)
+    past_key_values: Any = None  # a decoder's KeyValueCache
     hidden_states: tuple[Tensor, ...] | None = None  # the embeddings and every layer, each (B, S, D)
     attentions: tuple[Tensor, ...] | None = None  # every layer, (B, heads kept there, S, S)
+    cross_attentions: tuple[Tensor, ...] | None = None  # every layer, (B, N, S, K)
 
 
 @register
@@ -96,6 +101,16 @@ class LogitsOutput(ModelOutput):
     logits: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
+
+
+@register
+class CausalLMOutput(ModelOutput):
+    loss: Tensor | None = None
+    logits: Tensor | None = None  # (B, S, vocabulary)
+    past_key_values: Any = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+    cross_attentions: tuple[Tensor, ...] | None = None
 
 
 @register

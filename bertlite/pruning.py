@@ -1,27 +1,39 @@
 """Removing heads for good, and undoing the look of it.
 
 Heads are numbered as in the unpruned model, always, so that pruning composes.  A layer may lose every head: its
-attention is then the bias of its output projection.  A checkpoint keeps `pruned_heads` in config.json, as transformers 4
-did.
+attention is then the bias of its output projection.  A checkpoint keeps `pruned_heads` in config.json, as in
+transformers 4.
 """
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from bertlite.config import BertConfig, ConfigLike, kept_heads, normalise_heads
-from bertlite.model import BertPreTrainedModel, set_config
+from bertlite.model import set_config
 from bertlite.modules import BertAttention
 
-Model = TypeVar("Model", bound=BertPreTrainedModel)
+
+class Prunable(Protocol):
+    """A model of bertlite or of bertlite.hf."""
+
+    @property
+    def config(self) -> Any: ...
+
+    @property
+    def base_model(self) -> Any: ...
+
+
+Model = TypeVar("Model", bound=Prunable)
+Config = TypeVar("Config", bound=ConfigLike)
 Heads = Mapping[int, Iterable[int]]
 
 
-def with_pruned(config: BertConfig, heads: Heads) -> BertConfig:
+def with_pruned(config: Config, heads: Heads) -> Config:
     """The config of the model without these heads, besides those it has lost already.
 
     Raises:
@@ -31,7 +43,16 @@ def with_pruned(config: BertConfig, heads: Heads) -> BertConfig:
     gone = {
         layer: {*config.pruned_heads.get(layer, ()), *more.get(layer, ())} for layer in {*config.pruned_heads, *more}
     }
-    return replace(config, pruned_heads=gone)
+    return replaced(config, gone)
+
+
+def replaced(config: Any, pruned_heads: Mapping[int, Iterable[int]]) -> Any:
+    """The config with other pruned heads; transformers' own, which can change, is copied first."""
+    if isinstance(config, BertConfig):
+        return replace(config, pruned_heads=pruned_heads)
+    config = copy.deepcopy(config)
+    config.pruned_heads = {layer: sorted(heads) for layer, heads in sorted(pruned_heads.items()) if heads}
+    return config
 
 
 def prune_heads(model: Model, heads: Heads) -> Model:
@@ -58,6 +79,8 @@ def prune_heads_(model: Model, heads: Heads) -> Model:
         for layer, attention in enumerate(attentions_of(model))
         if kept_heads(before, layer) != kept_heads(after, layer)
     ]
+    if not changed:
+        return model
     for layer, attention in changed:
         refuse_wrapped(layer, attention)
     for layer, attention in changed:
@@ -85,7 +108,7 @@ def densify(model: Model) -> Model:
         TypeError: as for `prune_heads_`.
     """
     model = copy.deepcopy(model)
-    full = replace(model.config, pruned_heads={})
+    full = replaced(model.config, {})
     for layer, attention in enumerate(attentions_of(model)):
         kept = kept_heads(model.config, layer)
         if len(kept) == full.num_attention_heads:
@@ -131,8 +154,8 @@ def scatter_heads(attentions: Sequence[Tensor], config: ConfigLike, fill: float 
     return tuple(full)
 
 
-def attentions_of(model: BertPreTrainedModel) -> Iterator[BertAttention]:
-    return (layer.attention for layer in model.base_model.encoder.layer)  # type: ignore[misc, return-value]
+def attentions_of(model: Any) -> Iterator[BertAttention]:
+    return (layer.attention for layer in model.base_model.encoder.layer)
 
 
 def rows_of(heads: Iterable[int], head_size: int, device: torch.device) -> Tensor:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bertlite.cli import main as bertlite  # noqa: E402  # the checkout is on the path only now
+from bertlite.cli import main as bertlite  # the checkout is on the path only now
 
 
 def main(argv: Sequence[str] | None = None) -> int:

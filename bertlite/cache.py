@@ -1,0 +1,54 @@
+"""What a decoder remembers from token to token, so that it computes each only once.
+
+Shapes:  B sequences · K tokens so far · N heads · H head dim
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Cache(Protocol):
+    """The keys and values that a decoder has computed already; each (B, K, N, H), layer by layer."""
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Add new keys and values of the layer's self-attention and return all so far."""
+
+    def keep(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Remember the keys and values of the layer's cross-attention, and return them."""
+
+    def kept(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """What `keep` was given for the layer, if it was."""
+
+
+class KeyValueCache:
+    """The keys and values of the tokens so far, (B, K, N, H), for every layer; grows as a decoder runs."""
+
+    def __init__(self) -> None:
+        self.own: dict[int, tuple[Tensor, Tensor]] = {}
+        self.cross: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def length(self) -> int:
+        """Tokens so far."""
+        return next(iter(self.own.values()))[0].shape[1] if self.own else 0
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if layer in self.own:
+            k, v = (torch.cat([old, new], 1) for old, new in zip(self.own[layer], (k, v), strict=True))
+        self.own[layer] = k, v
+        return k, v
+
+    def keep(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        self.cross[layer] = k, v
+        return k, v
+
+    def kept(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        return self.cross.get(layer)
+
+    def reorder(self, rows: Tensor) -> None:
+        """Keep these rows of the batch, in this order, as a beam search does after each step."""
+        for kept in (self.own, self.cross):
+            for layer, pair in kept.items():
+                kept[layer] = tuple(x.index_select(0, rows) for x in pair)  # type: ignore[assignment]  # still a pair

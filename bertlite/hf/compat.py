@@ -1,0 +1,70 @@
+"""Where transformers 4.57 and 5.x differ for us, all of it."""
+
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import DynamicCache, EncoderDecoderCache, PretrainedConfig
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, create_causal_mask
+
+V5 = int(transformers.__version__.split(".")[0]) >= 5
+EMBEDS = "inputs_embeds" if V5 else "input_embeds"  # what the argument of the mask functions is called
+
+
+def new_cache(config: PretrainedConfig, crossed: bool) -> Any:
+    """The cache that a decoder of this version makes for itself."""
+    if not V5:
+        return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
+    if crossed or config.is_encoder_decoder:
+        return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
+    return DynamicCache(config=config)
+
+
+def from_legacy(past: tuple[Any, ...]) -> Any:
+    """4.57's tuples of tensors as a cache.
+
+    Raises:
+        TypeError: under 5.x, which has no such tuples.
+    """
+    if V5:
+        raise TypeError("past_key_values is a tuple; transformers 5 takes a DynamicCache or an EncoderDecoderCache")
+    return EncoderDecoderCache.from_legacy_cache(past)
+
+
+def registered_mask(
+    config: PretrainedConfig, x: Tensor, mask: Tensor | None, cache: Any, states: Tensor | None, causal: bool
+) -> Any:
+    """The mask of an attention function that is registered with transformers, in the form that function wants.
+
+    Raises:
+        ValueError: this version of transformers makes no such mask.
+    """
+    name = config._attn_implementation
+    if name not in ALL_MASK_ATTENTION_FUNCTIONS._global_mapping and (mask is None or mask.dim() != 4):
+        return None  # such a function is handed no mask, here as in transformers
+    if causal:
+        positions: dict[str, Any] = {}
+        if not V5:
+            past = 0 if cache is None else cache.get_seq_length()
+            positions["cache_position"] = torch.arange(past, past + x.shape[1], device=x.device)
+        return create_causal_mask(
+            config=config, **{EMBEDS: x}, attention_mask=mask, past_key_values=cache, **positions
+        )
+    if V5:
+        from transformers.masking_utils import create_bidirectional_mask
+
+        return create_bidirectional_mask(
+            config=config, inputs_embeds=x, attention_mask=mask, past_key_values=cache, encoder_hidden_states=states
+        )
+    if mask is None or bool(mask.all()):
+        return None
+    raise ValueError(f"transformers {transformers.__version__} makes no mask for {name!r}; use eager or sdpa, or 5.x")
+
+
+def auto_classes() -> list[Any]:
+    """Every AutoModel… class of this version."""
+    from transformers.models.auto import modeling_auto
+
+    found = (getattr(modeling_auto, name) for name in dir(modeling_auto) if name.startswith("AutoModel"))
+    return [auto for auto in found if hasattr(auto, "_model_mapping")]

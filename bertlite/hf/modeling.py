@@ -1,0 +1,334 @@
+"""bertlite's bodies as transformers models: the same stack on PreTrainedModel, with transformers' own outputs."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import BertConfig, EncoderDecoderCache, GenerationMixin
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPoolingAndCrossAttentions,
+    CausalLMOutputWithCrossAttentions,
+    MaskedLMOutput,
+    MultipleChoiceModelOutput,
+    NextSentencePredictorOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
+from transformers.utils import logging
+
+from bertlite import heads, pruning
+from bertlite.attention import BACKENDS, Padded, ScoreBias
+from bertlite.config import POSITIONS, normalise_heads
+from bertlite.hf import compat
+from bertlite.model import BertBody
+
+logger = logging.get_logger(__name__)
+NAMES = {None: "auto", "sdpa": "auto", "auto": "auto"}  # transformers' default name lets the best kernel run
+
+
+class BertPreTrainedModel(transformers.PreTrainedModel):
+    """transformers' PreTrainedModel around a bertlite body, with the head pruning that transformers 5 removed."""
+
+    config_class = BertConfig
+    base_model_prefix = "bert"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _no_split_modules = ["BertEmbeddings", "BertLayer"]
+
+    def __init__(self, config: Any, *args: Any, **options: Any) -> None:
+        super().__init__(config)
+        settle(self.config)
+        self.build(self.config, *args, **options)
+        self.post_init()
+
+    def prune_heads(self, heads_to_prune: Mapping[int, Iterable[int]]) -> None:
+        """Remove heads, numbered as in the unpruned model; see `bertlite.prune_heads_`.
+
+        The model gets a config of its own, so that another model made from the same one is left alone.
+        """
+        pruning.prune_heads_(self, heads_to_prune)
+
+    _prune_heads = prune_heads
+
+    def _set_gradient_checkpointing(
+        self,
+        enable: bool = True,
+        gradient_checkpointing_func: Callable[..., Any] | None = None,
+        every_n_layers: int = 1,
+    ) -> None:
+        for i, layer in enumerate(self.base_model.encoder.layer):
+            layer.checkpointing = gradient_checkpointing_func if enable and i % every_n_layers == 0 else None
+            layer.gradient_checkpointing = layer.checkpointing is not None  # what transformers looks at
+
+    def get_head_mask(
+        self, head_mask: Tensor | None, num_hidden_layers: int, is_attention_chunked: bool = False
+    ) -> Tensor | list[None]:
+        """A mask, (N,) or (L, N), as (L, 1, N, 1, 1), and none as a list of None; for code of transformers 4."""
+        if head_mask is None:
+            return [None] * num_hidden_layers
+        if head_mask.dim() == 1:
+            head_mask = head_mask.expand(num_hidden_layers, -1)
+        if head_mask.dim() == 2:
+            head_mask = head_mask[:, None, :, None, None]
+        if head_mask.dim() != 5:
+            raise ValueError(f"head_mask has shape {tuple(head_mask.shape)}; expected (heads,) or (layers, heads)")
+        head_mask = head_mask.to(self.dtype)
+        return head_mask.unsqueeze(-1) if is_attention_chunked else head_mask
+
+    def invert_attention_mask(self, encoder_attention_mask: Tensor) -> Tensor:
+        """A 0/1 mask, (B, K) or (B, S, K), as additive scores (B, 1, 1 or S, K); for code of transformers 4."""
+        mask, shape = encoder_attention_mask, tuple(encoder_attention_mask.shape)
+        if mask.dim() not in (2, 3):
+            raise ValueError(f"the mask has shape {shape}; expected (batch, keys) or (batch, queries, keys)")
+        mask = mask[:, None] if mask.dim() == 3 else mask[:, None, None]
+        scores = torch.zeros(mask.shape, dtype=self.dtype, device=mask.device)
+        return scores.masked_fill(mask == 0, torch.finfo(self.dtype).min)
+
+    def get_extended_attention_mask(
+        self,
+        attention_mask: Tensor,
+        input_shape: tuple[int, ...],
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """A 0/1 mask as additive scores, a decoder's with the causal triangle; for code of transformers 4."""
+        mask = attention_mask
+        if mask.dim() == 2 and self.config.is_decoder:
+            length, keys = input_shape[1], mask.shape[1]
+            causal = torch.ones(length, keys, dtype=torch.bool, device=mask.device).tril(keys - length)
+            mask = mask[:, None].bool() & causal
+        return self.invert_attention_mask(mask).to(dtype or self.dtype)
+
+    if not compat.V5:  # 4.57 checkpoints re-entrantly unless told otherwise, and loses gradients so
+
+        def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
+            super().gradient_checkpointing_enable(gradient_checkpointing_kwargs or {"use_reentrant": False})
+
+
+def ignoring(forward: Callable[..., Any], *names: str) -> Callable[..., Any]:
+    """A forward that also takes arguments which clients pass and which change nothing here."""
+
+    @functools.wraps(forward)
+    def taking(self: Any, *args: Any, **given: Any) -> Any:
+        return forward(self, *args, **{name: value for name, value in given.items() if name not in names})
+
+    signature = inspect.signature(forward)
+    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names]
+    taking.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *more])  # type: ignore[attr-defined]
+    return taking
+
+
+def settle(config: Any) -> None:
+    """Give a config what transformers 5 no longer gives it, in place, and refuse what would be ignored there.
+
+    Raises:
+        ValueError: a position_embedding_type or pruned heads that no BERT has.
+    """
+    if getattr(config, "position_embedding_type", None) is None:
+        config.position_embedding_type = "absolute"
+    if config.position_embedding_type not in POSITIONS:
+        raise ValueError(
+            f"position_embedding_type {config.position_embedding_type!r} is unknown; have: {', '.join(POSITIONS)}"
+        )
+    heads = normalise_heads(
+        getattr(config, "pruned_heads", None) or {}, config.num_hidden_layers, config.num_attention_heads
+    )
+    config.pruned_heads = {layer: list(which) for layer, which in heads.items()}
+    if config.hidden_size % config.num_attention_heads:
+        raise ValueError(
+            f"hidden_size {config.hidden_size} is not a multiple of num_attention_heads {config.num_attention_heads}"
+        )
+    if config.add_cross_attention and not config.is_decoder:
+        raise ValueError("add_cross_attention is true but is_decoder is false; only a decoder has cross-attention")
+
+
+class Registered(Padded):
+    """Attention by a function registered with transformers, called as transformers calls it."""
+
+    def __init__(self, name: str, mask: Any, weights: bool) -> None:
+        self.name, self.given, self.weights = name, mask, weights
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        score_bias: ScoreBias | None = None,
+        dropout: float = 0.0,
+        asker: nn.Module | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        if score_bias is not None:
+            raise ValueError(f"attention {self.name!r} cannot add relative positions to the scores; use eager or sdpa")
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        function = ALL_ATTENTION_FUNCTIONS[self.name]
+        context, weights = function(asker, q, k, v, self.given, dropout=dropout, scaling=q.shape[-1] ** -0.5)
+        if self.weights and weights is None:
+            raise ValueError(f"attention {self.name!r} cannot give attentions; use eager or sdpa")
+        return context, weights if self.weights else None
+
+
+class Remembered:
+    """A cache of transformers', as the layers use one: keys and values token-first, lengths as numbers."""
+
+    def __init__(self, cache: Any) -> None:
+        self.cache = cache
+        both = isinstance(cache, EncoderDecoderCache)
+        self.own = cache.self_attention_cache if both else cache
+        self.crossed = cache.cross_attention_cache if both else None
+
+    @property
+    def length(self) -> int:
+        return int(self.own.get_seq_length())
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = self.own.update(k.transpose(1, 2), v.transpose(1, 2), layer)
+        return k.transpose(1, 2), v.transpose(1, 2)
+
+    def keep(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if self.crossed is not None:
+            self.crossed.update(k.transpose(1, 2), v.transpose(1, 2), layer)
+            self.cache.is_updated[layer] = True
+        return k, v
+
+    def kept(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        if self.crossed is None or not self.cache.is_updated.get(layer):
+            return None
+        known = self.crossed.layers[layer]
+        return known.keys.transpose(1, 2), known.values.transpose(1, 2)
+
+
+class BertModel(BertBody, BertPreTrainedModel):
+    """`transformers.BertModel` with bertlite's stack."""
+
+    output_type = BaseModelOutputWithPoolingAndCrossAttentions
+    forward = ignoring(BertBody.forward, "cache_position")  # 4.57's generate; positions follow from the cache
+
+    def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
+        super().__init__(config, add_pooling_layer=add_pooling_layer)
+
+    def build(self, config: Any, add_pooling_layer: bool = True) -> None:
+        super().build(config, add_pooling_layer)
+        for layer in self.encoder.layer:
+            parts = {"attention": config.is_decoder, "crossattention": False}
+            for name, causal in parts.items():
+                if hasattr(layer, name):  # what attention functions of transformers look at
+                    asker: Any = getattr(layer, name).self
+                    asker.config, asker.is_causal, asker.layer_idx = config, causal, layer.layer_idx
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embeddings.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.embeddings.word_embeddings = value
+
+    def attention_name(self) -> str:
+        name = self.config._attn_implementation
+        return NAMES.get(name, name)
+
+    def layout(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        keys: int,
+        weights: bool,
+        ahead: Tensor | None = None,
+        cache: Any = None,
+        name: str = "attention_mask",
+    ) -> Padded:
+        chosen = self.attention_name()
+        if chosen == "auto" or chosen in BACKENDS:
+            return super().layout(x, mask, keys, weights, ahead, cache, name)
+        own, past = name == "attention_mask", None if cache is None else cache.cache
+        states = None if own else x.new_empty(x.shape[0], keys, x.shape[2])  # only its shape is looked at
+        causal = bool(own and self.config.is_decoder)
+        return Registered(chosen, compat.registered_mask(self.config, x, mask, past, states, causal), weights)
+
+    def cache_for(self, past: Any, use_cache: bool | None, crossed: bool) -> Any:
+        if past is None and not self.returns_cache(use_cache):
+            return None
+        if past is None:
+            past = compat.new_cache(self.config, crossed)
+        elif isinstance(past, tuple):
+            past = compat.from_legacy(past)
+        elif not hasattr(past, "get_seq_length"):
+            raise TypeError(f"past_key_values is a {type(past).__name__}; pass a cache of transformers")
+        return Remembered(past)
+
+    def cache_out(self, cache: Any) -> Any:
+        return cache.cache
+
+
+class TiedDecoder:
+    """Heads whose decoder is the word embeddings, and whose bias has two names."""
+
+    _tied_weights_keys = {
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    }
+
+    def _tie_weights(self: Any) -> None:  # 4.57 asks here for what 5.x reads in the table
+        self.cls.predictions.decoder.bias = self.cls.predictions.bias
+
+
+class BertForPreTraining(TiedDecoder, heads.PreTrainingBody, BertPreTrainedModel):
+    base_class = BertModel
+    output_type = BertForPreTrainingOutput
+    accepts_loss_kwargs = False  # it has two losses, and num_items_in_batch counts the labels of one
+
+
+class BertLMHeadModel(TiedDecoder, heads.CausalLMBody, BertPreTrainedModel, GenerationMixin):
+    base_class = BertModel
+    output_type = CausalLMOutputWithCrossAttentions
+    forward = ignoring(heads.CausalLMBody.forward, "cache_position")
+    accepts_loss_kwargs = True
+
+    def __init__(self, config: BertConfig) -> None:
+        if not config.is_decoder:
+            logger.warning("BertLMHeadModel writes from left to right only with is_decoder=True")
+        super().__init__(config)
+
+
+class BertForMaskedLM(TiedDecoder, heads.MaskedLMBody, BertPreTrainedModel):
+    base_class = BertModel
+    output_type = MaskedLMOutput
+    accepts_loss_kwargs = True
+
+
+class BertForNextSentencePrediction(heads.NextSentencePredictionBody, BertPreTrainedModel):
+    base_class = BertModel
+    output_type = NextSentencePredictorOutput
+    accepts_loss_kwargs = True
+
+
+class BertForSequenceClassification(heads.SequenceClassificationBody, BertPreTrainedModel):
+    base_class = BertModel
+    output_type = SequenceClassifierOutput
+    accepts_loss_kwargs = True
+
+
+class BertForMultipleChoice(heads.MultipleChoiceBody, BertPreTrainedModel):
+    base_class = BertModel
+    output_type = MultipleChoiceModelOutput
+    accepts_loss_kwargs = True
+
+
+class BertForTokenClassification(heads.TokenClassificationBody, BertPreTrainedModel):
+    base_class = BertModel
+    output_type = TokenClassifierOutput
+    accepts_loss_kwargs = True
+
+
+class BertForQuestionAnswering(heads.QuestionAnsweringBody, BertPreTrainedModel):
+    base_class = BertModel
+    output_type = QuestionAnsweringModelOutput
+    accepts_loss_kwargs = False  # Trainer counts `labels`, and an answer has none

@@ -1,0 +1,111 @@
+"""The inputs of a forward, checked before anything is computed.
+
+Values are looked at on the CPU, where it costs nothing; elsewhere it would make the host wait.
+"""
+
+import torch
+from torch import Tensor
+
+from bertlite.attention import concrete
+from bertlite.config import ConfigLike, kept_heads
+
+
+def refuse_pruned(config: ConfigLike, what: str) -> None:
+    if any(config.pruned_heads.values()):
+        raise ValueError(f"a pruned model cannot take {what}: its layers have different heads")
+
+
+def check_inputs(
+    config: ConfigLike,
+    input_ids: Tensor | None,
+    token_type_ids: Tensor | None,
+    position_ids: Tensor | None,
+    inputs_embeds: Tensor | None,
+    past: int = 0,
+) -> None:
+    """Refuse what would fail later and less clearly, or not at all; `past` tokens are in the cache already."""
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError(
+            f"give {'either' if input_ids is not None else 'one of'} input_ids or inputs_embeds, not "
+            f"{'both' if input_ids is not None else 'neither'}"
+        )
+    if input_ids is not None:
+        if input_ids.dim() != 2:
+            raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}; expected (batch, length)")
+        check_ids("input_ids", input_ids, config.vocab_size, "vocab_size")
+        batch, length = input_ids.shape
+    else:
+        assert inputs_embeds is not None
+        if inputs_embeds.dim() != 3 or inputs_embeds.shape[-1] != config.hidden_size:
+            raise ValueError(
+                f"inputs_embeds has shape {tuple(inputs_embeds.shape)}; expected (batch, length, {config.hidden_size})"
+            )
+        batch, length = inputs_embeds.shape[:2]
+    if not 1 <= length <= config.max_position_embeddings - past:
+        raise ValueError(
+            f"the sequences are {length} tokens long{f', after {past} in the cache' if past else ''}; this model takes"
+            f" 1 to {config.max_position_embeddings} (max_position_embeddings): truncate them"
+        )
+    if token_type_ids is not None:
+        if token_type_ids.shape != (batch, length):
+            raise ValueError(f"token_type_ids has shape {tuple(token_type_ids.shape)}; expected {(batch, length)}")
+        check_ids("token_type_ids", token_type_ids, config.type_vocab_size, "type_vocab_size")
+    if position_ids is not None:
+        if tuple(position_ids.shape) not in ((batch, length), (1, length), (length,)):
+            raise ValueError(
+                f"position_ids has shape {tuple(position_ids.shape)};"
+                f" expected {(batch, length)}, (1, {length}) or ({length},)"
+            )
+        check_ids("position_ids", position_ids, config.max_position_embeddings, "max_position_embeddings")
+
+
+def check_encoder_states(config: ConfigLike, states: Tensor, batch: int) -> None:
+    if not config.add_cross_attention:
+        raise ValueError(
+            "encoder_hidden_states were given to a model without cross-attention;"
+            " it needs is_decoder=True and add_cross_attention=True"
+        )
+    if states.dim() != 3 or states.shape[0] != batch or states.shape[2] != config.hidden_size:
+        raise ValueError(
+            f"encoder_hidden_states has shape {tuple(states.shape)}; expected ({batch}, length, {config.hidden_size})"
+        )
+
+
+def check_ids(name: str, ids: Tensor, limit: int, field: str) -> None:
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"{name} is {ids.dtype}; indices are torch.long or torch.int")
+    if ids.device.type == "cpu" and ids.numel() and concrete(ids):
+        low, high = (int(end) for end in ids.aminmax())
+        if low < 0 or high >= limit:
+            wrong = low if low < 0 else high
+            raise ValueError(f"{name} holds {wrong}; this model has 0 to {limit - 1} ({field} {limit})")
+
+
+def read_gates(head_mask: Tensor, config: ConfigLike, batch: int, length: int, dtype: torch.dtype) -> list[Tensor]:
+    """What each layer multiplies its heads' contexts by: L tensors of (B or 1, S or 1, heads kept, 1).
+
+    Raises:
+        ValueError: a shape that `BertBody.forward` does not name.
+    """
+    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    gate, shape = head_mask, tuple(head_mask.shape)
+    if shape == (heads,):
+        gate = gate.expand(layers, heads)[:, None, None]
+    elif shape == (layers, heads):
+        gate = gate[:, None, None]
+    elif gate.dim() == 3 and shape in ((layers, 1, heads), (layers, batch, heads)):
+        gate = gate[:, :, None]
+    elif gate.dim() == 5 and all(
+        have == want or (have == 1 and i not in (0, 2))
+        for i, (have, want) in enumerate(zip(shape, (layers, batch, heads, length, 1), strict=True))
+    ):
+        gate = gate[..., 0].transpose(2, 3)
+    else:
+        raise ValueError(
+            f"head_mask has shape {shape}; expected ({heads},), ({layers}, {heads}), ({layers}, {batch}, {heads}) or"
+            f" ({layers}, {batch}, {heads}, 1, 1), heads in the numbering of the unpruned model"
+        )
+    gate = gate.to(dtype)[..., None]  # (L, B or 1, S or 1, N, 1)
+    if not any(config.pruned_heads.values()):
+        return list(gate)
+    return [gate[layer][:, :, list(kept_heads(config, layer))] for layer in range(layers)]
