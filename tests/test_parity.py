@@ -1,6 +1,6 @@
 """The parity check against transformers, and the faults it must find.
 
-Runs on a tiny model that transformers initialises, and on the real MiniLM where it is installed, beside any transformers.
+Runs beside any transformers, on a tiny model that it initialises and on the real MiniLM where that is installed.
 """
 
 import json

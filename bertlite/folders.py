@@ -1,0 +1,117 @@
+"""Replacing a folder in one step, so that whoever reads it finds the old one or the new one, never a mixture."""
+
+import ctypes
+import errno
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def replacing(folder: Path, superseded: re.Pattern[str]) -> Iterator[Path]:
+    """A new folder to write into, which becomes `folder` in one step when the block ends; an error changes nothing.
+
+    What else the old folder holds is in the new one too, but for files whose whole name is `superseded`.  A process
+    killed on the way leaves a hidden folder beside it, `.NAME.….new`, which nothing reads and anyone may delete.
+    Where two folders cannot be exchanged (Linux's renameat2 does it), two renames take its place, and a process
+    killed between them leaves the old folder as `.NAME.….new.old`.  Another process whose working directory is the
+    folder keeps standing in the old one.
+
+    Raises:
+        ValueError: the folder is a mount point, which cannot be replaced.
+        OSError: it is a file, or it or the folder above it cannot be written.
+    """
+    folder = folder.expanduser().resolve()
+    if os.path.ismount(folder):
+        raise ValueError(
+            f"{folder} is a mount point, which cannot be replaced in one step: save to a folder inside it"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file; a checkpoint is a folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for place in (folder.parent, folder):
+        if place.exists() and not os.access(place, os.W_OK):
+            raise PermissionError(f"{folder} cannot be replaced: {place} is not writable")
+    new = folder.with_name(f".{folder.name[:100]}.{uuid.uuid4().hex}.new")
+    try:
+        new.mkdir()
+        yield new
+        for path in (*new.iterdir(), new):
+            sync(path)
+        if folder.exists():
+            carry(folder, new, superseded)
+            shutil.copystat(folder, new)
+        swap(new, folder, superseded)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+
+
+def swap(new: Path, folder: Path, superseded: re.Pattern[str]) -> None:
+    """Put `new` in the place of `folder`, which goes."""
+    try:
+        os.rename(new, folder)  # enough where there is no folder, or an empty one
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        here = None
+        with suppress(FileNotFoundError):
+            here = Path.cwd()
+        exchange(new, folder)
+        if here is not None and here.is_relative_to(folder):
+            os.chdir(here)  # or this process would stand in the folder that goes
+        carry(new, folder, superseded)  # what has come in the meantime
+        shutil.rmtree(new, ignore_errors=True)
+    sync(folder.parent)
+
+
+def exchange(a: Path, b: Path) -> None:
+    """Let two folders change places."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is not None:
+        here, exchanging = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+        if renameat2(here, os.fsencode(a), here, os.fsencode(b), exchanging) == 0:
+            return
+        number = ctypes.get_errno()
+        if number not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):  # else this disk cannot
+            raise OSError(number, os.strerror(number), str(b))
+    aside = a.with_name(f"{a.name}.old")
+    os.rename(b, aside)
+    try:
+        os.rename(a, b)
+    except BaseException:
+        os.rename(aside, b)
+        raise
+    os.rename(aside, a)
+
+
+def carry(old: Path, new: Path, superseded: re.Pattern[str]) -> None:
+    """Let a folder hold what another one holds, without copying; but nothing superseded, and nothing it has itself."""
+    for path in old.iterdir():
+        target = new / path.name
+        if superseded.fullmatch(path.name) or os.path.lexists(target):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.copytree(path, target, symlinks=True, copy_function=link)
+        else:
+            link(path, target)
+
+
+def link(path: str | Path, target: str | Path) -> None:
+    try:
+        os.link(path, target, follow_symlinks=False)
+    except (OSError, NotImplementedError):  # not every disk has hard links
+        shutil.copy2(path, target, follow_symlinks=False)
+
+
+def sync(path: Path) -> None:
+    """Wait until the disk holds what was written: a rename must not get there first."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -1,0 +1,124 @@
+"""One small model, no two of whose sizes are equal, and what the tests say about outputs.
+
+Shapes:  B 2 sequences · S 11 positions · D 48 hidden · L 3 layers · N 4 heads · H 12 head dim · I 37 · V 97 words
+         T 5 token types · P 40 positions · 6 labels · 7 choices
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bertlite import BertConfig, BertModel
+from bertlite.attention import BACKENDS
+
+EXACT = 1e-12  # float64: on this model rounding reaches 3e-15, LayerNorm eps 1e-11 for 1e-12 in one layer 4e-12
+SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 37,
+    "max_position_embeddings": 40,
+    "type_vocab_size": 5,
+}
+
+
+@torch.no_grad()
+def randomise_(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Weights that make every part matter: as made, biases are zero and LayerNorm does nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.copy_((1 if name.endswith("LayerNorm.weight") else 0) + 0.2 * noise)
+    return model
+
+
+def make(cls: Any = BertModel, config: BertConfig | None = None, **changes: Any) -> Any:
+    """A random model in float64 and eval mode; `changes` are fields of its config."""
+    return randomise_(cls(replace(config or BertConfig(**SIZES), **changes))).double().eval()
+
+
+def make_batch(batch: int = 2, length: int = 11, seed: int = 1, lengths: tuple[int, ...] = ()) -> dict[str, Tensor]:
+    """Token ids, token types and a right-padded mask; by default the second sequence has 7 tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = lengths or (length, *(7,) * (batch - 1))
+    return {
+        "input_ids": torch.randint(1, SIZES["vocab_size"], (batch, length), generator=generator),
+        "token_type_ids": torch.randint(0, SIZES["type_vocab_size"], (batch, length), generator=generator),
+        "attention_mask": (torch.arange(length) < torch.tensor(lengths)[:, None]).long(),
+    }
+
+
+def tensors(out: Any, path: str = "") -> dict[str, Tensor]:
+    """{place: tensor} of everything in an output, a tuple or a dict."""
+    if isinstance(out, Tensor):
+        return {path: out}
+    items = out.items() if isinstance(out, Mapping) else enumerate(out)
+    return {k: v for name, part in items if part is not None for k, v in tensors(part, f"{path}.{name}").items()}
+
+
+def assert_same(got: Any, wanted: Any, atol: float = EXACT) -> None:
+    """The same tensors in the same places, none further off than `atol`; 0 means bit for bit."""
+    got, wanted = tensors(got), tensors(wanted)
+    assert list(got) == list(wanted)
+    assert got, "nothing to compare"
+    for place in wanted:
+        torch.testing.assert_close(
+            got[place], wanted[place], rtol=0, atol=atol, msg=lambda text, place=place: f"{place}: {text}"
+        )
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """The largest difference between two tensors, to show that something did make one."""
+    return (a.double() - b.double()).abs().max().item()
+
+
+def full_outputs(model: nn.Module, batch: Mapping[str, Any], **options: Any) -> Any:
+    """All that a model returns, without gradients."""
+    with torch.no_grad():
+        return model(**batch, output_hidden_states=True, output_attentions=True, **options)
+
+
+def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    """{parameter: gradient of the loss}, of those that have one."""
+    names, parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
+    grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return {name: grad for name, grad in zip(names, grads, strict=True) if grad is not None}
+
+
+@pytest.fixture
+def config() -> BertConfig:
+    return BertConfig(**SIZES)
+
+
+@pytest.fixture
+def model() -> BertModel:
+    return make()
+
+
+@pytest.fixture
+def batch() -> dict[str, Tensor]:
+    return make_batch()
+
+
+@pytest.fixture
+def kernels_run(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The backend of every kernel that ran, one name per layer, in order: proof that a path was taken."""
+    run: list[str] = []
+
+    def recording(name: str) -> Any:
+        kernel = BACKENDS[name].kernel
+
+        def record(*args: Any) -> Any:
+            run.append(name)
+            return kernel(*args)
+
+        return record
+
+    for name, backend in list(BACKENDS.items()):
+        monkeypatch.setitem(BACKENDS, name, replace(backend, kernel=recording(name)))
+    return run
