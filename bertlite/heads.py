@@ -228,7 +228,8 @@ class CausalLMBody(MaskedLMBody):
                     f"labels has shape {tuple(labels.shape)}, but logits_to_keep leaves {logits.shape[1]}"
                 )
             exact = logits if logits.dtype == torch.float64 else logits.float()  # transformers sums in float32 too
-            loss = self.loss(exact[:, :-1], labels[:, 1:], num_items_in_batch)
+            following = F.pad(labels, (0, 1), value=IGNORED)[:, 1:]
+            loss = self.loss(exact, following, num_items_in_batch)
         return self.finish(
             out,
             return_dict,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+DECODER = "BertLMHeadModel"
 HEADS = (
     "BertForPreTraining",
     "BertForMaskedLM",
@@ -37,6 +38,7 @@ FEATURES: dict[str, dict[str, Any]] = {  # config overrides that each needs
     "chunked": {"chunk_size_feed_forward": 4},
     "gelu_new": {"hidden_act": "gelu_new"},
     "relu": {"hidden_act": "relu"},
+    "crossed": {"add_cross_attention": True},  # a decoder that looks at an encoder
     "relative_key": {"position_embedding_type": "relative_key"},
     "relative_key_query": {"position_embedding_type": "relative_key_query"},
 }
@@ -71,7 +73,7 @@ def _cases() -> list[Case]:
         Case("BertModel", b, "padded", t, f)
         for t in ("float64", "float32", "bfloat16", "float16")
         for f in FEATURES
-        if f not in ("", "gradients", "checkpointed")
+        if f not in ("", "gradients", "checkpointed", "crossed")
         for b in BACKENDS
     ]
     gradients = [
@@ -82,9 +84,17 @@ def _cases() -> list[Case]:
         for b in BACKENDS
         if t == "float64" or m in ("BertModel", "BertForMaskedLM")
     ]
+    decoders = [
+        Case(DECODER, b, batch, t, f)
+        for t in DTYPES
+        for f in ("", "crossed", "gradients")
+        for b in BACKENDS
+        for batch in ("full", "padded")
+        if f != "gradients" or (t == "float64" and batch == "padded")
+    ]
     # one model in memory at a time serves all its cases: sorted so that they follow each other
-    order = {name: i for i, name in enumerate(("BertModel", *HEADS))}
-    every = [*batches, *features, *heads, *gradients]
+    order = {name: i for i, name in enumerate(("BertModel", *HEADS, DECODER))}
+    every = [*batches, *features, *heads, *gradients, *decoders]
     return sorted(every, key=lambda c: (order[c.model], str(c.overrides), DTYPES.index(c.dtype)))
 
 

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 import bertlite
 from bertlite.config import BertConfig
 from bertlite.parity import reference
-from bertlite.parity.cases import CASES, Case
+from bertlite.parity.cases import CASES, DECODER, Case
 from bertlite.parity.compare import (
     Report,
     Rule,
@@ -34,9 +34,10 @@ from bertlite.parity.compare import (
 from bertlite.parity.inputs import inputs_of
 
 Tamper = Callable[[nn.Module], Any]
-OVERRIDES = {  # three labels: two could be swapped in a loss and not show
+OVERRIDES: dict[str, dict[str, Any]] = {  # three labels: two could be swapped in a loss and not show
     "BertForSequenceClassification": {"num_labels": 3},
     "BertForTokenClassification": {"num_labels": 3},
+    DECODER: {"is_decoder": True},
 }
 GRADIENTS = ("gradients", "checkpointed")
 ROUNDS_DIFFERENTLY = (
@@ -141,8 +142,7 @@ def check(case: Case, device: str = "cpu", checkpoint: str | Path = "", tamper: 
         models = models_for(case, device, checkpoint)
         inputs = inputs_of(case, models.ours.config, models.source, device)
         ours = prepared(case, models.ours, inputs, tamper)
-        backend = "eager" if case.feature == "attentions" else case.backend  # 5.x gives none of sdpa's
-        sides = {"theirs": their_model(case, models.theirs(backend), inputs)}
+        sides = {"theirs": their_model(case, models.theirs(reference.backend_for(case)), inputs)}
         if case.dtype != "float64":
             sides["truth"] = their_model(case, models.truth, inputs)
         kernels = Kernels()
@@ -217,7 +217,7 @@ def forward(case: Case, model: nn.Module, inputs: Mapping[str, Any], mine: bool)
     said = dict(inputs) if mine else reference.inputs_for(case, inputs)
     said.pop("dtype_of_masks", None)
     dtype = next(model.parameters()).dtype
-    said = {k: v.to(dtype) if k == "inputs_embeds" else v for k, v in said.items()}
+    said = {k: v.to(dtype) if k in ("inputs_embeds", "encoder_hidden_states") else v for k, v in said.items()}
     torch.manual_seed(0)  # for the dropout case
     return model(**said)
 

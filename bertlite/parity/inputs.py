@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertlite.parity.cases import Case
+from bertlite.parity.cases import DECODER, Case
 
 SENTENCES = (  # pairs, of unequal lengths
     ("The lighthouse keeper wrote down the weather every evening.", "He never missed a day."),
@@ -48,11 +48,17 @@ def inputs_of(case: Case, config: Any, checkpoint: str | Path, device: str) -> d
     if case.feature == "head_mask":
         gate = torch.rand(config.num_hidden_layers, config.num_attention_heads, generator=draw)
         inputs["head_mask"] = gate.where(gate > 0.3, 0.0)
+    if case.model == DECODER:
+        inputs["use_cache"] = False
+    if case.feature == "crossed":
+        states = torch.randn(batch, length // 2, config.hidden_size, generator=draw)
+        inputs["encoder_hidden_states"] = states.to(dtype)
+        inputs["encoder_attention_mask"] = mask[:, : length // 2]
     inputs.update(labels_of(case, config, ids, mask, draw))
     if case.model == "BertForMultipleChoice":
         for name in ("input_ids", "token_type_ids", "attention_mask"):
             inputs[name] = inputs[name].unflatten(0, (-1, 2))
-    moved = {name: x.to(device) for name, x in inputs.items() if isinstance(x, Tensor)}
+    moved = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items() if x is not None}
     return {**moved, "dtype_of_masks": dtype}
 
 
@@ -61,6 +67,10 @@ def labels_of(case: Case, config: Any, ids: Tensor, mask: Tensor, draw: torch.Ge
     some = (torch.rand(batch, length, generator=draw) < 0.4) & mask.bool()
     words = ids.where(some, -100)
     match case.model:
+        case "BertLMHeadModel" if (
+            case.dtype != "float64"
+        ):  # transformers sums this loss in float32, whatever the model
+            return {"labels": ids.where(mask.bool(), -100)}
         case "BertForMaskedLM":
             return {"labels": words}
         case "BertForPreTraining":
