@@ -113,7 +113,9 @@ def read_scores(mask: Tensor, name: str) -> Mask:
         raise ValueError(f"a 4-D {name} is bool or additive floats, not {mask.dtype}; use mask.bool()")
     if concrete(mask) and bool((mask == 1).any()) and bool(((mask == 0) | (mask == 1)).all()):
         raise ValueError(f"a 4-D float {name} is added to the scores, but this one holds 0 and 1; use mask.bool()")
-    allowed = mask > torch.finfo(mask.dtype).min  # False for nan too: a nan score forbids
+    if concrete(mask) and bool((mask.isnan() | mask.isposinf()).any()):
+        raise ValueError(f"{name} holds nan or +inf; scores are finite, or -inf to forbid")
+    allowed = mask > torch.finfo(mask.dtype).min
     return masked(allowed, bias=mask.masked_fill(~allowed, 0))
 
 

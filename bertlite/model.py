@@ -89,7 +89,14 @@ class BertPreTrainedModel(nn.Module):
         return self.base_model.embeddings.word_embeddings
 
     def set_input_embeddings(self, embeddings: nn.Embedding) -> None:
-        """Replace the word embeddings, and whatever is tied to them."""
+        """Replace the word embeddings, and whatever is tied to them.
+
+        Raises:
+            ValueError: the table has another shape than the config says.
+        """
+        shape = (self.config.vocab_size, self.config.hidden_size)
+        if tuple(embeddings.weight.shape) != shape:
+            raise ValueError(f"the embeddings are {tuple(embeddings.weight.shape)}; by the config they are {shape}")
         self.base_model.embeddings.word_embeddings = embeddings
         self.tie_weights()
 

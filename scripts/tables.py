@@ -1,0 +1,97 @@
+"""Put the figures of scripts/results into README.md.
+
+    python scripts/tables.py            # rewrite the tables
+    python scripts/tables.py --check    # exit 1 if README.md holds other figures than the records
+
+A table stands between <!-- NAME --> and <!-- /NAME -->; NAME is a function below.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "scripts" / "results"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if something would change")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    args = parser.parse_args(argv)
+    old = args.readme.read_text(encoding="utf-8")
+    new = filled(old)
+    if args.check and new != old:
+        print(f"{args.readme} is not what the records say; run scripts/tables.py", file=sys.stderr)
+        return 1
+    if not args.check:
+        args.readme.write_text(new, encoding="utf-8")
+    return 0
+
+
+def filled(text: str) -> str:
+    """The text with every marked table made anew.
+
+    Raises:
+        KeyError: a mark that names no table.
+    """
+    return re.sub(
+        r"<!-- ([a-z]+) -->\n.*?<!-- /\1 -->",
+        lambda mark: f"<!-- {mark[1]} -->\n{TABLES[mark[1]]()}\n<!-- /{mark[1]} -->",
+        text,
+        flags=re.DOTALL,
+    )
+
+
+def records(pattern: str) -> list[dict[str, Any]]:
+    """The records whose file name matches, newest transformers first."""
+    paths = sorted(RESULTS.glob(pattern), reverse=True)
+    if not paths:
+        sys.exit(f"there is no {pattern} in {RESULTS}")
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+
+
+def rows(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def measured_on(record: dict[str, Any]) -> str:
+    where = record["environment"]
+    return f"{where['cpu']}, {where['threads']} threads, torch {where['versions']['torch']}, Python {where['python']}"
+
+
+def parity() -> str:
+    body, files = [], records("parity-[0-9]*.json")
+    for record in files:
+        version = record["environment"]["versions"]["transformers"]
+        for name, found in record["checkpoints"].items():
+            for claim in found["claims"]:
+                error = "0" if claim["max_error"] == 0 else f"{claim['max_error']:.1e}"
+                ratio = "" if claim["max_ratio"] is None else f"{claim['max_ratio']:.2f}"
+                verdict = "all" if not claim["failed"] else f"{claim['failed']} fail"
+                body.append([version, name, claim["dtype"], claim["claim"], claim["tensors"], verdict, error, ratio])
+    head = ["transformers", "checkpoint", "dtype", "claim", "tensors", "hold", "largest error", "largest ratio"]
+    return f"{rows(head, body)}\n\nMeasured on {measured_on(files[0])}."
+
+
+def startup() -> str:
+    (record,) = records("startup.json")
+    body = []
+    for section in record["sections"].values():
+        times = {name: f"{1e3 * t['median']:.0f} ms" for name, t in section["seconds"].items()}
+        ratios = ", ".join(f"{name} = {value:.2f}" for name, value in section["ratios"].items())
+        body.append([section["what"], ", ".join(f"{name} {t}" for name, t in times.items()), ratios])
+    table = rows(["", "median", "ratio"], body)
+    version = record["environment"]["versions"]["transformers"]
+    return f"{table}\n\nMeasured against transformers {version} on {measured_on(record)}."
+
+
+TABLES: dict[str, Callable[[], str]] = {"parity": parity, "startup": startup}
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,321 @@
+"""A BertConfig is right when it is made, and stays as it was made."""
+
+import json
+import pickle
+from dataclasses import FrozenInstanceError, fields, replace
+from typing import Any
+
+import pytest
+from conftest import SIZES
+
+from bertlite import BertConfig, kept_heads, with_pruned
+from bertlite.activations import ACTIVATIONS
+from bertlite.config import POSITIONS, PROBLEMS
+
+REFUSED = [  # field, value, what the message says besides the field's name
+    ("vocab_size", 0, "is 0; it must be 1 or more"),
+    ("vocab_size", 97.0, "97.0, a float; it must be an integer"),
+    ("vocab_size", True, "True, a bool; it must be an integer"),
+    ("hidden_size", "48", "'48', a str; it must be an integer"),
+    ("hidden_size", None, "None, a NoneType"),
+    ("hidden_size", 49, "hidden_size 49 is not a multiple of num_attention_heads 4"),
+    ("num_hidden_layers", -1, "is -1; it must be 0 or more"),
+    ("num_attention_heads", 0, "is 0; it must be 1 or more"),
+    ("num_attention_heads", 5, "hidden_size 48 is not a multiple of num_attention_heads 5"),
+    ("intermediate_size", -37, "is -37"),
+    ("max_position_embeddings", 0, "is 0"),
+    ("type_vocab_size", 0, "is 0"),
+    ("hidden_act", "foo", "'foo' is unknown; have: gelu"),
+    ("hidden_act", len, "must be a string"),
+    ("hidden_dropout_prob", 1.5, "is 1.5; a probability lies between 0 and 1"),
+    ("hidden_dropout_prob", float("nan"), "is nan"),
+    ("hidden_dropout_prob", "0.1", "'0.1', a str; it must be a number"),
+    ("attention_probs_dropout_prob", -0.1, "is -0.1"),
+    ("classifier_dropout", 2, "is 2"),
+    ("initializer_range", -0.02, "is -0.02; it must be 0 or more"),
+    ("initializer_range", float("nan"), "is nan"),
+    ("layer_norm_eps", 0, "is 0; it must be above 0"),
+    ("layer_norm_eps", float("nan"), "is nan"),
+    ("pad_token_id", 97, "97 is outside the vocabulary, 0 to 96"),
+    ("pad_token_id", -1, "-1 is outside"),
+    ("pad_token_id", "0", "an integer or null"),
+    ("position_embedding_type", "bogus", "'bogus' is unknown; have: absolute, relative_key, relative_key_query"),
+    ("problem_type", "ranking", "'ranking' is unknown; have: None, regression"),
+    ("chunk_size_feed_forward", -1, "is -1"),
+    ("add_cross_attention", True, "is_decoder"),
+    ("tie_word_embeddings", 1, "1, a int; it must be true or false"),
+    ("return_dict", None, "it must be true or false"),
+    ("num_labels", 0, "is 0; it must be 1 or more"),
+    ("num_labels", "3", "'3', a str"),
+    ("id2label", {}, "is {}; name at least one label"),
+    ("id2label", ["a", "b"], "must be a mapping"),
+    ("id2label", {"first": "a"}, "its keys must be integers"),
+    ("label2id", ["a", "b"], "must be a mapping"),
+    ("extra", ["a"], "must be a mapping"),
+    ("extra", None, "must be a mapping"),
+    ("pruned_heads", {3: [0]}, "there is no layer 3: the model has 3 layers, 0 to 2"),
+    ("pruned_heads", {-1: [0]}, "there is no layer -1"),
+    ("pruned_heads", {0: [4]}, "layer 0 has no head 4: it was built with 4 heads, 0 to 3"),
+    ("pruned_heads", {0: [-1]}, "layer 0 has no head -1"),
+    ("pruned_heads", {0: 1}, "integers all"),
+    ("pruned_heads", {0: [1.0]}, "integers all"),
+    ("pruned_heads", {0: [True]}, "integers all"),
+    ("pruned_heads", {0: "13"}, "integers all"),
+    ("pruned_heads", {"first": [1]}, "integers all"),
+    ("pruned_heads", [0, 1], "not as \\[0, 1\\]"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "says"), REFUSED, ids=[f"{name}={value}" for name, value, _ in REFUSED])
+def test_a_bad_value_is_refused_by_name_and_value(name: str, value: Any, says: str) -> None:
+    BertConfig(**SIZES)  # the rest is fine
+    with pytest.raises(ValueError, match=says) as refusal:
+        BertConfig(**{**SIZES, name: value})
+    if name != "pruned_heads":  # which says "layer" and "head"
+        assert name in str(refusal.value)
+
+
+@pytest.mark.parametrize("field", ["hidden_act", "position_embedding_type", "problem_type"])
+def test_every_named_choice_is_accepted(field: str) -> None:
+    allowed = {"hidden_act": ACTIVATIONS, "position_embedding_type": POSITIONS, "problem_type": (None, *PROBLEMS)}
+    assert [getattr(BertConfig(**SIZES, **{field: name}), field) for name in allowed[field]] == list(allowed[field])
+
+
+def test_the_smallest_and_odd_but_possible_values_are_accepted() -> None:
+    config = BertConfig(
+        vocab_size=1,
+        hidden_size=1,
+        num_hidden_layers=0,
+        num_attention_heads=1,
+        intermediate_size=1,
+        max_position_embeddings=1,
+        type_vocab_size=1,
+        pad_token_id=None,
+        hidden_dropout_prob=0,
+        attention_probs_dropout_prob=1,
+        initializer_range=0,
+    )
+    assert config.num_hidden_layers == 0
+    assert config.pad_token_id is None
+
+
+def test_fields_are_keywords_and_misspelt_ones_a_TypeError() -> None:
+    with pytest.raises(TypeError, match="hiden_size"):
+        BertConfig(hiden_size=48)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="positional"):
+        BertConfig(97)  # type: ignore[misc]
+
+
+def test_a_config_is_frozen_and_replaced(config: BertConfig) -> None:
+    with pytest.raises(FrozenInstanceError):
+        config.hidden_size = 96  # type: ignore[misc]
+    assert replace(config, hidden_size=96).hidden_size == 96
+    assert config.hidden_size == 48
+    with pytest.raises(ValueError, match="hidden_size 50"):
+        replace(config, hidden_size=50)  # a change is checked like any value
+
+
+def test_what_was_passed_in_can_change_without_changing_the_config() -> None:
+    heads, names, extra = {0: [1]}, {0: "no", 1: "yes"}, {"ours": 1}
+    config = BertConfig(**SIZES, pruned_heads=heads, id2label=names, extra=extra)
+    heads[0].append(2)
+    heads[1] = [0]
+    names[2] = "maybe"
+    extra["theirs"] = 2
+    assert config.pruned_heads == {0: (1,)}
+    assert config.id2label == {0: "no", 1: "yes"}
+    assert config.extra == {"ours": 1}
+
+
+def test_model_type_is_bert(config: BertConfig) -> None:
+    assert config.model_type == "bert"
+    assert config.to_dict()["model_type"] == "bert"
+
+
+# pruned heads
+
+
+def test_pruned_heads_read_the_string_keys_of_JSON() -> None:
+    config = BertConfig(**SIZES, pruned_heads={"2": [3, "1"], "0": [2]})
+    assert config.pruned_heads == {0: (2,), 2: (1, 3)}
+
+
+def test_pruned_heads_are_sorted_merged_and_named_once() -> None:
+    config = BertConfig(**SIZES, pruned_heads={1: [3, 0, 3], "1": [2], 2: []})
+    assert config.pruned_heads == {1: (0, 2, 3)}
+
+
+def test_kept_heads_are_the_others_in_original_numbering() -> None:
+    config = BertConfig(**SIZES, pruned_heads={0: [1], 2: [0, 1, 2, 3]})
+    assert [kept_heads(config, layer) for layer in range(3)] == [(0, 2, 3), (0, 1, 2, 3), ()]
+
+
+def test_with_pruned_is_a_union_and_leaves_its_argument_alone(config: BertConfig) -> None:
+    once = with_pruned(config, {0: [1], 1: [2]})
+    assert with_pruned(once, {"0": [3, 1], 2: [0]}).pruned_heads == {0: (1, 3), 1: (2,), 2: (0,)}
+    assert once.pruned_heads == {0: (1,), 1: (2,)}
+    assert config.pruned_heads == {}
+    assert with_pruned(once, {0: [1]}) == once
+    with pytest.raises(ValueError, match="layer 0 has no head 4"):
+        with_pruned(config, {0: [4]})
+
+
+# labels
+
+
+def test_two_labels_unless_said_otherwise(config: BertConfig) -> None:
+    assert config.num_labels == 2
+    assert config.id2label == {0: "LABEL_0", 1: "LABEL_1"}
+    assert config.label2id == {"LABEL_0": 0, "LABEL_1": 1}
+
+
+def test_num_labels_follows_id2label() -> None:
+    config = BertConfig(**SIZES, id2label={"0": "no", "1": "yes", "2": "maybe"})
+    assert config.num_labels == 3
+    assert config.id2label == {0: "no", 1: "yes", 2: "maybe"}
+    assert config.label2id == {"no": 0, "yes": 1, "maybe": 2}
+
+
+def test_num_labels_may_agree_with_id2label_and_may_not_disagree() -> None:
+    names = {0: "no", 1: "yes", 2: "maybe"}
+    assert BertConfig(**SIZES, num_labels=3, id2label=names).id2label == names
+    with pytest.raises(ValueError, match="num_labels is 4 but id2label names 3"):
+        BertConfig(**SIZES, num_labels=4, id2label=names)
+
+
+def test_num_labels_may_be_replaced_while_nobody_chose_the_names(config: BertConfig) -> None:
+    three = replace(config, num_labels=3)
+    assert three == BertConfig(**SIZES, num_labels=3)
+    assert three.label2id == {"LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2}
+    with pytest.raises(ValueError, match="num_labels is 3 but id2label names 2"):
+        replace(config, id2label={0: "no", 1: "yes"}, num_labels=3)
+
+
+def test_label2id_is_kept_when_stated() -> None:
+    config = BertConfig(**SIZES, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1, "ja": 1})
+    assert config.label2id == {"no": 0, "yes": 1, "ja": 1}
+
+
+def test_overriding_the_labels_replaces_the_names_of_another_count() -> None:
+    saved = {**SIZES, "id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
+    assert BertConfig.from_dict(saved).num_labels == 3
+    assert BertConfig.from_dict(saved, num_labels=3).id2label == {0: "a", 1: "b", 2: "c"}
+    assert BertConfig.from_dict(saved, num_labels=2).id2label == {0: "LABEL_0", 1: "LABEL_1"}
+    renamed = BertConfig.from_dict({**saved, "num_labels": 3}, id2label={0: "x", 1: "y"})
+    assert (renamed.num_labels, renamed.label2id) == (2, {"x": 0, "y": 1})
+
+
+# dictionaries and files
+
+
+def test_unknown_fields_are_kept_and_written_back(tmp_path: Any) -> None:
+    saved = {**SIZES, "model_type": "bert", "architectures": ["BertModel"], "my_own": {"deep": [1, 2]}}
+    config = BertConfig.from_dict(saved)
+    assert config.extra == {"architectures": ["BertModel"], "my_own": {"deep": [1, 2]}}
+    assert {**config.to_dict(), **saved} == config.to_dict()
+    (tmp_path / "config.json").write_text(config.to_json_string(), encoding="utf-8")
+    assert BertConfig.from_json_file(tmp_path / "config.json") == config
+
+
+def test_a_config_survives_JSON_and_pickle() -> None:
+    other = {"is_decoder", "add_cross_attention", "attn_implementation", "num_labels", "extra"}
+    changed = {
+        **SIZES,
+        "hidden_act": "relu",
+        "hidden_dropout_prob": 0.2,
+        "attention_probs_dropout_prob": 0.3,
+        "initializer_range": 0.5,
+        "layer_norm_eps": 1e-5,
+        "pad_token_id": None,
+        "position_embedding_type": "relative_key",
+        "classifier_dropout": 0.4,
+        "chunk_size_feed_forward": 6,
+        "use_cache": False,
+        "tie_word_embeddings": False,
+        "pruned_heads": {0: (1,), 2: (0, 1, 2, 3)},
+        "output_attentions": True,
+        "output_hidden_states": True,
+        "return_dict": False,
+        "id2label": {0: "x", 1: "y", 2: "z"},
+        "label2id": {"x": 0, "y": 1, "z": 2},
+        "problem_type": "regression",
+    }
+    assert set(changed) | other == {field.name for field in fields(BertConfig)}  # none is forgotten here
+    config = BertConfig(**changed)
+    for name, value in changed.items():
+        assert getattr(config, name) == value != getattr(BertConfig(), name)
+    assert BertConfig.from_dict(json.loads(config.to_json_string())) == config
+    assert BertConfig.from_dict(config.to_dict()) == config
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_the_backend_is_never_saved(config: BertConfig) -> None:
+    chosen = replace(config, attn_implementation="eager")
+    assert "attn_implementation" not in chosen.to_dict()
+    assert chosen.to_dict() == config.to_dict()
+    assert BertConfig.from_dict({**SIZES, "attn_implementation": "eager"}).attn_implementation == "auto"
+    assert BertConfig.from_dict(SIZES, attn_implementation="eager").attn_implementation == "eager"
+
+
+def test_an_override_that_is_no_field_is_a_TypeError() -> None:
+    with pytest.raises(TypeError, match="no field hiden_size, torch_dtype"):
+        BertConfig.from_dict(SIZES, torch_dtype="float32", hiden_size=1)
+    with pytest.raises(TypeError, match="no field extra"):
+        BertConfig.from_dict(SIZES, extra={})
+
+
+def test_overrides_replace_what_the_file_says() -> None:
+    config = BertConfig.from_dict({**SIZES, "hidden_dropout_prob": 0.1}, hidden_dropout_prob=0.0, intermediate_size=38)
+    assert (config.hidden_dropout_prob, config.intermediate_size) == (0.0, 38)
+
+
+FILES = [
+    ("not json", "is not JSON"),
+    (b"\xff\xfe", "is not JSON"),
+    ("", "is not JSON"),
+    ("[1, 2]", "holds a JSON list"),
+    ("null", "holds a JSON NoneType"),
+    (json.dumps({**SIZES, "model_type": "roberta"}), "describes a 'roberta' model"),
+    ("{}", "does not state vocab_size, hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, max_"),
+    (json.dumps({k: v for k, v in SIZES.items() if k != "intermediate_size"}), "does not state intermediate_size;"),
+    (json.dumps({**SIZES, "hidden_act": "foo"}), "hidden_act 'foo' is unknown"),
+    (json.dumps({**SIZES, "add_cross_attention": True}), "add_cross_attention"),
+    (json.dumps({**SIZES, "pruned_heads": {"0": [9]}}), "layer 0 has no head 9"),
+]
+
+
+@pytest.mark.parametrize(("text", "says"), FILES, ids=[says for _, says in FILES])
+def test_a_bad_file_is_refused_with_its_name(tmp_path: Any, text: str | bytes, says: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=says) as refusal:
+        BertConfig.from_json_file(path)
+    assert str(path) in str(refusal.value)
+
+
+def test_a_size_that_the_file_lacks_may_be_an_override(tmp_path: Any) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({k: v for k, v in SIZES.items() if k != "vocab_size"}))
+    with pytest.raises(ValueError, match="does not state vocab_size"):
+        BertConfig.from_json_file(path)
+    assert BertConfig.from_json_file(path, vocab_size=97) == BertConfig(**SIZES)
+
+
+def test_a_missing_file_is_FileNotFoundError(tmp_path: Any) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        BertConfig.from_json_file(tmp_path / "nowhere.json")
+
+
+def test_the_2018_config_without_newer_fields_is_read(tmp_path: Any) -> None:
+    path = tmp_path / "bert_config.json"
+    path.write_text(json.dumps({**SIZES, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "initializer_range": 0.02}))
+    assert BertConfig.from_json_file(path) == BertConfig(**SIZES)
+
+
+def test_fields_and_defaults_are_those_of_transformers() -> None:
+    theirs = pytest.importorskip("transformers").BertConfig()
+    ours = BertConfig()
+    only_ours = {"attn_implementation", "extra", "pruned_heads", "position_embedding_type"}
+    compared = {field.name for field in fields(BertConfig)} - only_ours
+    assert len(compared) > 20
+    assert {name: getattr(ours, name) for name in compared} == {name: getattr(theirs, name, "?") for name in compared}

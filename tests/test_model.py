@@ -1,0 +1,433 @@
+"""BertModel's inputs: what they mean, what is refused, and the gate on each head."""
+
+import copy
+import inspect
+import pickle
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from conftest import SIZES, assert_same, distance, full_outputs, make, make_batch
+from torch import Tensor, nn
+
+from bertlite import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel, prune_heads
+from bertlite.model import BertPreTrainedModel
+
+B, S, D, N, L = 2, 11, 48, 4, 3
+F64 = torch.float64
+BACKENDS = ["eager", "sdpa"]
+
+
+def pickled(model: Any) -> Any:
+    return pickle.loads(pickle.dumps(model))
+
+
+# Inputs
+
+
+@pytest.mark.parametrize("shape", [(S,), (1, S), (B, S)], ids=str)
+def test_position_ids_of_every_shape(shape: tuple[int, ...], model: BertModel, batch: dict[str, Tensor]) -> None:
+    counted = torch.arange(S).expand(shape)
+    assert_same(full_outputs(model, batch, position_ids=counted), full_outputs(model, batch), atol=0)
+    shifted = full_outputs(model, batch, position_ids=counted + 5)
+    assert distance(shifted.last_hidden_state, full_outputs(model, batch).last_hidden_state) > 1e-2
+    assert_same(shifted, full_outputs(model, batch, position_ids=(torch.arange(S) + 5).expand(B, S)), atol=0)
+
+
+def test_position_ids_may_differ_between_sequences(model: BertModel, batch: dict[str, Tensor]) -> None:
+    ids = torch.stack([torch.arange(S), torch.arange(S).flip(0) + 29])
+    together = full_outputs(model, batch, position_ids=ids)
+    for i in range(B):
+        alone = full_outputs(model, {k: x[i : i + 1] for k, x in batch.items()}, position_ids=ids[i])
+        assert_same(together.last_hidden_state[i : i + 1], alone.last_hidden_state)
+
+
+def test_token_types_are_zero_unless_given(model: BertModel, batch: dict[str, Tensor]) -> None:
+    without = {k: x for k, x in batch.items() if k != "token_type_ids"}
+    zeros = torch.zeros(B, S, dtype=torch.long)
+    assert_same(full_outputs(model, without), full_outputs(model, without, token_type_ids=zeros), atol=0)
+    assert distance(model(**without).last_hidden_state, model(**batch).last_hidden_state) > 1e-2
+
+
+def test_indices_may_be_int32(model: BertModel, batch: dict[str, Tensor]) -> None:
+    short = {k: x.int() for k, x in batch.items()}
+    position_ids = torch.arange(S, dtype=torch.int32)
+    assert_same(full_outputs(model, short, position_ids=position_ids), full_outputs(model, batch), atol=0)
+
+
+def test_inputs_embeds_stand_in_for_input_ids(model: BertModel, batch: dict[str, Tensor]) -> None:
+    ids = batch.pop("input_ids")
+    embeds = model.get_input_embeddings()(ids).detach().requires_grad_()
+    assert_same(full_outputs(model, batch, inputs_embeds=embeds), full_outputs(model, batch, input_ids=ids), atol=0)
+    model(**batch, inputs_embeds=embeds).last_hidden_state[1, 0].square().sum().backward()
+    assert embeds.grad is not None
+    assert (embeds.grad != 0).any(-1).equal(torch.tensor([[False] * S, [True] * 7 + [False] * 4]))  # not the padding
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_empty_batch_gives_an_empty_output(backend: str, kernels_run: list[str]) -> None:
+    empty = {k: x[:0] for k, x in make_batch().items()}
+    for model in (make(), make(pruned_heads={1: [0, 1, 2, 3]}), make(position_embedding_type="relative_key_query")):
+        model.set_attn_implementation(backend)
+        out = full_outputs(model, empty)
+        assert out.last_hidden_state.shape == (0, S, D)
+        assert out.pooler_output.shape == (0, D)
+        assert [x.shape for x in out.hidden_states] == [(0, S, D)] * (L + 1)
+        assert [x.shape[0] for x in out.attentions] == [0] * L
+        loss = model(**empty).last_hidden_state.sum()
+        loss.backward()
+        assert (model.encoder.layer[0].output.dense.weight.grad == 0).all()
+    assert kernels_run == [backend] * L * 2 * 3
+
+
+def test_one_token_and_the_longest_sequence_are_accepted(model: BertModel) -> None:
+    for length in (1, SIZES["max_position_embeddings"]):
+        assert model(**make_batch(length=length, lengths=(length, 1))).last_hidden_state.shape == (B, length, D)
+
+
+def test_hidden_states_begin_with_the_embeddings_and_end_with_the_output(
+    model: BertModel, batch: dict[str, Tensor]
+) -> None:
+    out = full_outputs(model, batch)
+    embeddings = model.embeddings(batch["input_ids"], batch["token_type_ids"])
+    assert_same(out.hidden_states[0], embeddings, atol=0)
+    assert out.hidden_states[-1] is out.last_hidden_state
+    assert len(out.hidden_states) == L + 1
+    assert all(distance(a, b) > 1e-2 for a, b in zip(out.hidden_states, out.hidden_states[1:], strict=False))
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_hidden_states_are_kept_only_if_asked_for(asked: bool, model: BertModel, batch: dict[str, Tensor]) -> None:
+    """Or inference would need the memory of every layer at once."""
+    states: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+    for layer in model.encoder.layer:
+        layer.register_forward_pre_hook(lambda module, args: states.append(weakref.ref(args[0])))
+    model.encoder.register_forward_hook(
+        lambda module, args, out: alive.append(sum(state() is not None for state in states[1:]))  # [0] is in args
+    )
+    with torch.no_grad():
+        out = model(**batch, output_hidden_states=asked)
+    assert len(states) == L
+    assert alive == [L - 1 if asked else 0]
+    assert ("hidden_states" in out) == asked
+
+
+def test_the_pooler_is_optional(batch: dict[str, Tensor]) -> None:
+    model, without = make(), BertModel(BertConfig(**SIZES), add_pooling_layer=False)
+    assert set(model.state_dict()) - set(without.state_dict()) == {"pooler.dense.weight", "pooler.dense.bias"}
+    assert list(without(**batch)) == ["last_hidden_state"]
+    assert "pooler_output" in model(**batch)
+
+
+def test_return_dict_false_gives_what_there_is_as_a_tuple(model: BertModel, batch: dict[str, Tensor]) -> None:
+    asked = {"output_hidden_states": True, "output_attentions": True}
+    out, plain = model(**batch, **asked), model(**batch, **asked, return_dict=False)
+    assert type(plain) is tuple
+    assert_same(plain, out.to_tuple(), atol=0)
+    assert [type(part) for part in plain] == [Tensor, Tensor, tuple, tuple]
+    assert len(model(**batch, return_dict=False)) == 2
+    assert type(make(return_dict=False)(**batch)) is tuple
+
+
+def test_the_first_four_inputs_may_be_positional(model: BertModel, batch: dict[str, Tensor]) -> None:
+    positions = torch.arange(S) + 1
+    got = model(batch["input_ids"], batch["attention_mask"], batch["token_type_ids"], positions)
+    assert_same(got, model(**batch, position_ids=positions), atol=0)
+    with pytest.raises(TypeError, match="positional"):
+        model(batch["input_ids"], batch["attention_mask"], batch["token_type_ids"], positions, None)
+
+
+def test_a_misspelt_input_is_a_TypeError(model: BertModel, batch: dict[str, Tensor]) -> None:
+    with pytest.raises(TypeError, match="headmask"):
+        model(**batch, headmask=torch.ones(N))
+    assert inspect.signature(model.forward).parameters["head_mask"].default is None
+
+
+def ids(*shape: int, fill: int = 1) -> Tensor:
+    return torch.full(shape, fill)
+
+
+BAD_INPUTS: list[tuple[dict[str, Any], str]] = [
+    ({}, "give one of input_ids or inputs_embeds, not neither"),
+    ({"input_ids": ids(B, S), "inputs_embeds": torch.zeros(B, S, D)}, "give either .* not both"),
+    ({"input_ids": ids(S)}, "input_ids has shape \\(11,\\); expected \\(batch, length\\)"),
+    ({"input_ids": ids(B, S, 1)}, "input_ids has shape \\(2, 11, 1\\)"),
+    ({"input_ids": ids(B, S).float()}, "input_ids is torch.float32; indices are torch.long or torch.int"),
+    ({"input_ids": ids(B, S).bool()}, "input_ids is torch.bool"),
+    ({"input_ids": ids(B, S).short()}, "input_ids is torch.int16"),
+    ({"input_ids": ids(B, S, fill=97)}, "input_ids holds 97; this model has 0 to 96 \\(vocab_size 97\\)"),
+    ({"input_ids": ids(B, S, fill=-1)}, "input_ids holds -1"),
+    ({"input_ids": ids(B, 41)}, "41 tokens long; this model takes 1 to 40 \\(max_position_embeddings\\): truncate"),
+    ({"input_ids": ids(B, 0)}, "0 tokens long"),
+    ({"inputs_embeds": torch.zeros(B, S)}, "inputs_embeds has shape \\(2, 11\\); expected \\(batch, length, 48\\)"),
+    ({"inputs_embeds": torch.zeros(B, S, D - 1)}, "inputs_embeds has shape \\(2, 11, 47\\)"),
+    ({"inputs_embeds": torch.zeros(B, 41, D)}, "41 tokens long"),
+    ({"input_ids": ids(B, S), "token_type_ids": ids(S)}, "token_type_ids has shape \\(11,\\); expected \\(2, 11\\)"),
+    ({"input_ids": ids(B, S), "token_type_ids": ids(1, S)}, "token_type_ids has shape \\(1, 11\\)"),
+    ({"input_ids": ids(B, S), "token_type_ids": ids(B, S, fill=5)}, "token_type_ids holds 5; .* 0 to 4"),
+    ({"input_ids": ids(B, S), "token_type_ids": ids(B, S).half()}, "token_type_ids is torch.float16"),
+    ({"input_ids": ids(B, S), "position_ids": ids(S - 1)}, "position_ids has shape \\(10,\\);.* or \\(11,\\)"),
+    ({"input_ids": ids(B, S), "position_ids": ids(3, S)}, "position_ids has shape \\(3, 11\\)"),
+    ({"input_ids": ids(B, S), "position_ids": ids(B, S, fill=40)}, "position_ids holds 40; .* 0 to 39"),
+    ({"input_ids": ids(B, S), "position_ids": ids(S, fill=-1)}, "position_ids holds -1"),
+    ({"input_ids": ids(B, S), "position_ids": torch.zeros(S)}, "position_ids is torch.float32"),
+]
+
+
+@pytest.mark.parametrize(("inputs", "says"), BAD_INPUTS, ids=[says[:40] for _, says in BAD_INPUTS])
+def test_a_bad_input_is_refused_by_name(inputs: dict[str, Any], says: str, model: BertModel) -> None:
+    with pytest.raises(ValueError, match=says):
+        model.float()(**inputs)
+
+
+def test_one_bad_index_among_good_ones_is_found(model: BertModel, batch: dict[str, Tensor]) -> None:
+    batch["input_ids"][1, 9] = 97  # in the padding, where only the embedding would look at it
+    with pytest.raises(ValueError, match="input_ids holds 97"):
+        model(**batch)
+
+
+# Gates: head_mask multiplies the context of each head
+
+GENERATOR = torch.Generator().manual_seed(7)
+BINARY = (torch.rand(L, N, generator=GENERATOR) > 0.4).double()
+FRACTIONAL = torch.rand(L, N, dtype=F64, generator=GENERATOR) * 2 - 0.5
+
+
+def scaled(model: BertModel, gate: Tensor) -> BertModel:
+    """The model whose output projections have the gates, (L, N), multiplied into their columns."""
+    model = copy.deepcopy(model)
+    for layer, row in zip(model.encoder.layer, gate, strict=True):
+        layer.attention.output.dense.weight.data *= row.repeat_interleave(D // N)
+    return model
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("positions", ["absolute", "relative_key"])
+@pytest.mark.parametrize("gate", [BINARY, FRACTIONAL], ids=["binary", "fractional"])
+def test_gating_heads_is_scaling_the_output_projection(
+    gate: Tensor, positions: str, backend: str, batch: dict[str, Tensor], kernels_run: list[str]
+) -> None:
+    model = make(position_embedding_type=positions, attn_implementation=backend)
+    gated = full_outputs(model, batch, head_mask=gate)
+    wanted = full_outputs(scaled(model, gate), batch)
+    assert kernels_run == [backend] * 2 * L
+    assert_same(gated.hidden_states, wanted.hidden_states)
+    assert_same(gated.pooler_output, wanted.pooler_output)
+    assert_same(
+        gated.attentions, [weights * row[:, None, None] for weights, row in zip(wanted.attentions, gate, strict=True)]
+    )
+    assert distance(gated.last_hidden_state, model(**batch).last_hidden_state) > 1e-2
+
+
+SAME_GATES: dict[str, Callable[[Tensor], Tensor]] = {  # each from (L, N)
+    "(L,N)-float32": lambda gate: gate.float().double(),
+    "(L,1,N)": lambda gate: gate[:, None],
+    "(L,B,N)": lambda gate: gate[:, None].expand(L, B, N),
+    "(L,1,N,1,1)": lambda gate: gate[:, None, :, None, None],
+    "(L,B,N,1,1)": lambda gate: gate[:, None, :, None, None].expand(L, B, N, 1, 1),
+    "(L,B,N,S,1)": lambda gate: gate[:, None, :, None, None].expand(L, B, N, S, 1),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("pruned", [{}, {0: [1], 2: [0, 1, 2, 3]}], ids=["whole", "pruned"])
+@pytest.mark.parametrize("form", SAME_GATES)
+def test_gates_of_every_shape_mean_the_same(
+    form: str, pruned: dict[int, list[int]], backend: str, batch: dict[str, Tensor], kernels_run: list[str]
+) -> None:
+    gate = FRACTIONAL.float().double()
+    model = prune_heads(make(attn_implementation=backend), pruned)
+    wanted = full_outputs(model, batch, head_mask=gate)
+    assert_same(full_outputs(model, batch, head_mask=SAME_GATES[form](gate)), wanted, atol=0)
+    assert kernels_run == [backend] * 2 * L
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.long, torch.float32, torch.float16], ids=str)
+def test_a_binary_gate_may_have_any_dtype(dtype: torch.dtype, model: BertModel, batch: dict[str, Tensor]) -> None:
+    assert_same(
+        full_outputs(model, batch, head_mask=BINARY.to(dtype)), full_outputs(model, batch, head_mask=BINARY), atol=0
+    )
+
+
+def test_one_row_of_gates_serves_every_layer(model: BertModel, batch: dict[str, Tensor]) -> None:
+    row = FRACTIONAL[1]
+    assert_same(full_outputs(model, batch, head_mask=row), full_outputs(model, batch, head_mask=row.expand(L, N)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_each_sequence_may_have_its_own_gates(backend: str, model: BertModel, batch: dict[str, Tensor]) -> None:
+    model.set_attn_implementation(backend)
+    gates = torch.stack([BINARY, FRACTIONAL], 1)  # (L, B, N)
+    together = full_outputs(model, batch, head_mask=gates)
+    for i in range(B):
+        alone = full_outputs(model, {k: x[i : i + 1] for k, x in batch.items()}, head_mask=gates[:, i])
+        assert_same(together.last_hidden_state[i : i + 1], alone.last_hidden_state)
+
+
+def test_each_query_may_have_its_own_gates(model: BertModel, batch: dict[str, Tensor]) -> None:
+    """With every layer but the first shut, a position's output depends on its own gate alone."""
+    gates = torch.zeros(L, 1, N, S, 1, dtype=F64)
+    gates[0] = FRACTIONAL[0][:, None, None]
+    gates[0, :, :, 4] = FRACTIONAL[1][:, None]
+    got = full_outputs(model, batch, head_mask=gates).last_hidden_state
+    rows = torch.zeros(2, L, N, dtype=F64)
+    rows[:, 0] = FRACTIONAL[:2]
+    first, second = (full_outputs(model, batch, head_mask=row).last_hidden_state for row in rows)
+    assert_same(got[:, 4], second[:, 4])
+    others = [i for i in range(S) if i != 4]
+    assert_same(got[:, others], first[:, others])
+    assert distance(first[:, 4], second[:, 4]) > 1e-2
+
+
+def test_gates_of_a_pruned_model_keep_the_original_numbering(model: BertModel, batch: dict[str, Tensor]) -> None:
+    pruned = prune_heads(model, {0: [1], 2: [0, 3]})
+    gate = FRACTIONAL.clone()
+    got = full_outputs(pruned, batch, head_mask=gate)
+    gate[0, 1] = gate[2, 0] = gate[2, 3] = 0
+    assert_same(got.hidden_states, full_outputs(model, batch, head_mask=gate).hidden_states)
+    gate[0, 1] = 99.0  # a head that is gone cannot be heard
+    assert_same(full_outputs(pruned, batch, head_mask=gate), got, atol=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_slope_of_a_gate_is_right(backend: str, batch: dict[str, Tensor]) -> None:
+    """What every importance criterion rests on; gradcheck compares it with finite differences."""
+    model = make(attn_implementation=backend)
+    gate = FRACTIONAL.clone().requires_grad_()
+
+    def loss(gate: Tensor) -> Tensor:
+        return model(**batch, head_mask=gate).last_hidden_state.square().mean((0, 1))
+
+    assert torch.autograd.gradcheck(loss, (gate,))
+    (slope,) = torch.autograd.grad(model(**batch, head_mask=gate).pooler_output.sum(), gate)
+    assert (slope != 0).all()
+
+
+GATE_REFUSED = [(N - 1,), (L,), (N, L), (L, N - 1), (L, 3, N), (B, L, N), (L, B, N, 1), (L, B, N, S, S)]
+GATE_REFUSED += [(L, 3, N, 1, 1), (1, B, N, 1, 1), (L, 1, 1, 1, 1), (L, B, N, 2, 1), (1, 1, 1, 1, L, N), ()]
+
+
+@pytest.mark.parametrize("shape", GATE_REFUSED, ids=str)
+@pytest.mark.parametrize("pruned", [{}, {0: [1], 1: [1], 2: [1]}], ids=["whole", "pruned"])
+def test_gates_of_another_shape_are_refused(
+    shape: tuple[int, ...], pruned: dict[int, list[int]], batch: dict[str, Tensor]
+) -> None:
+    model = make(pruned_heads=pruned)  # the pruned one has 3 heads in each layer, and is asked about 4
+    with pytest.raises(ValueError, match=r"head_mask has shape .*; expected \(4,\), \(3, 4\), \(3, 2, 4\)"):
+        model(**batch, head_mask=torch.ones(shape))
+
+
+def test_a_pruned_model_cannot_take_a_mask_for_each_head(batch: dict[str, Tensor]) -> None:
+    per_head = torch.ones(B, N, S, S, dtype=torch.bool)
+    with pytest.raises(ValueError, match="a pruned model cannot take an attention_mask for each head"):
+        make(pruned_heads={0: [1]})(**{**batch, "attention_mask": per_head})
+    one_for_all = make(pruned_heads={0: [1]})(**{**batch, "attention_mask": per_head[:, :1]})
+    assert one_for_all.last_hidden_state.isfinite().all()
+
+
+# What every model can do
+
+
+def test_a_base_class_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="use BertModel or one of the BertFor… classes"):
+        BertPreTrainedModel(BertConfig(**SIZES))
+
+
+def test_base_model_is_the_BertModel_inside(model: BertModel) -> None:
+    head = make(BertForSequenceClassification)
+    assert head.base_model is head.bert
+    assert model.base_model is model
+
+
+def test_dtype_and_device_are_those_of_the_weights(model: BertModel) -> None:
+    assert (model.dtype, model.device) == (F64, torch.device("cpu"))
+    assert model.half().dtype == torch.float16
+    assert model.to("meta").device == torch.device("meta")
+
+
+def test_shared_parameters_count_once() -> None:
+    model = make(BertForMaskedLM)
+    size = SIZES["intermediate_size"]
+    embeddings = (97 + 40 + 5) * D + 2 * D
+    layer = 4 * (D * D + D) + 2 * D + (D * size + size) + (size * D + D) + 2 * D
+    head = D * D + D + 2 * D + 97  # the decoder's matrix is the word embeddings
+    assert model.num_parameters() == embeddings + L * layer + head
+    model.bert.requires_grad_(False)
+    assert model.num_parameters(only_trainable=True) == head
+
+
+def test_set_input_embeddings(model: BertModel, batch: dict[str, Tensor]) -> None:
+    other = nn.Embedding(97, D, dtype=F64)
+    model.set_input_embeddings(other)
+    assert model.get_input_embeddings() is other
+    assert model.embeddings.word_embeddings is other
+    head = make(BertForSequenceClassification)
+    head.set_input_embeddings(other)
+    assert head.bert.embeddings.word_embeddings is other
+
+
+@pytest.mark.parametrize("cls", [BertModel, BertForSequenceClassification])
+def test_a_model_and_the_one_inside_share_one_config(cls: type[Any]) -> None:
+    model = make(cls)
+    assert model.config is model.base_model.config
+    model.set_attn_implementation("eager")
+    assert model.config is model.base_model.config
+    assert model.config.attn_implementation == "eager"
+    model.base_model.set_attn_implementation("sdpa")
+    assert model.config is model.base_model.config
+    assert model.config.attn_implementation == "sdpa"
+    model.base_model.prune_heads({0: [1]})
+    assert model.config is model.base_model.config
+    assert model.config.pruned_heads == {0: (1,)}
+    model.config = replace(model.config, output_attentions=True)
+    assert model.base_model.config.output_attentions
+
+
+def test_set_attn_implementation_chooses_the_kernel(
+    model: BertModel, batch: dict[str, Tensor], kernels_run: list[str]
+) -> None:
+    for name, runs in (("eager", "eager"), ("sdpa", "sdpa"), ("auto", "sdpa")):
+        model.set_attn_implementation(name)
+        model(**batch)
+        assert kernels_run == [runs] * L
+        kernels_run.clear()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled], ids=["deepcopy", "pickle"])
+def test_a_copied_model_is_the_same_and_separate(
+    copied: Callable[[Any], Any], model: BertModel, batch: dict[str, Tensor]
+) -> None:
+    model.gradient_checkpointing_enable(every_n_layers=2)
+    wanted = full_outputs(model, batch)
+    other = copied(model)
+    assert_same(full_outputs(other, batch), wanted, atol=0)
+    assert other.config == model.config
+    assert other.is_gradient_checkpointing
+    other.pooler.dense.weight.data.zero_()
+    assert_same(full_outputs(model, batch), wanted, atol=0)
+
+
+def test_forward_leaves_the_config_and_its_inputs_alone(model: BertModel, batch: dict[str, Tensor]) -> None:
+    before, inputs = model.config, {k: x.clone() for k, x in batch.items()}
+    gate = BINARY.clone()
+    full_outputs(model, batch, head_mask=gate)
+    assert model.config is before
+    assert_same(batch, inputs, atol=0)
+    assert_same(gate, BINARY, atol=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_autocast_runs_and_is_near(backend: str, batch: dict[str, Tensor], kernels_run: list[str]) -> None:
+    """bfloat16 rounds values of up to 3 at 8e-3, a few times over; float32 would be within 1e-4."""
+    model = make(attn_implementation=backend, position_embedding_type="relative_key").float()
+    mask = torch.zeros(B, 1, 1, S).masked_fill(batch["attention_mask"][:, None, None] == 0, -1e9)
+    wanted = full_outputs(model, batch, head_mask=FRACTIONAL).last_hidden_state
+    with torch.autocast("cpu", torch.bfloat16):
+        got = full_outputs(model, {**batch, "attention_mask": mask}, head_mask=FRACTIONAL).last_hidden_state
+    assert got.dtype == torch.float32
+    assert 1e-4 < distance(got, wanted) < 0.1
+    assert kernels_run == [backend] * 2 * L

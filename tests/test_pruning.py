@@ -1,0 +1,539 @@
+"""Removing heads for good: what the pruned model computes, what it keeps, and what is refused."""
+
+import copy
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from conftest import assert_same, distance, full_outputs, gradients, make, make_batch
+from torch import Tensor, nn
+from torch.nn.utils import prune as torch_prune
+
+from bertlite import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForNextSentencePrediction,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+    densify,
+    kept_heads,
+    prune_heads,
+    prune_heads_,
+    scatter_heads,
+    with_pruned,
+)
+
+B, S, D, N, H, L = 2, 11, 48, 4, 12, 3
+F64 = torch.float64
+ALL = [0, 1, 2, 3]
+HEADS: dict[str, dict[int, list[int]]] = {
+    "one": {1: [2]},
+    "some": {0: [1, 3], 2: [0]},
+    "a whole layer": {1: ALL},
+    "the first layer and more": {0: ALL, 1: [0, 1, 2]},
+    "every head": {0: ALL, 1: ALL, 2: ALL},
+    "none": {},
+    "none, by name": {0: []},
+}
+POSITIONS = ["absolute", "relative_key", "relative_key_query"]
+BACKENDS = ["eager", "sdpa"]
+CLASSES = [
+    BertModel,
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForNextSentencePrediction,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+]
+
+
+def pickled(model: Any) -> Any:
+    return pickle.loads(pickle.dumps(model))
+
+
+def gate_of(heads: dict[int, list[int]]) -> Tensor:
+    gate = torch.ones(L, N, dtype=F64)
+    for layer, gone in heads.items():
+        gate[layer, gone] = 0
+    return gate
+
+
+def assert_unchanged(model: Any, before: dict[str, Tensor], config: BertConfig) -> None:
+    assert_same(model.state_dict(), before, atol=0)
+    assert model.config == config
+
+
+# Laws
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("heads", HEADS.values(), ids=list(HEADS))
+def test_pruning_a_head_is_gating_it_to_zero(
+    heads: dict[int, list[int]], positions: str, backend: str, batch: dict[str, Tensor], kernels_run: list[str]
+) -> None:
+    model = make(position_embedding_type=positions, attn_implementation=backend)
+    pruned = prune_heads(model, heads)
+    got, wanted = full_outputs(pruned, batch), full_outputs(model, batch, head_mask=gate_of(heads))
+    assert kernels_run == [backend] * 2 * L
+    assert_same(got.hidden_states, wanted.hidden_states)
+    assert_same(got.pooler_output, wanted.pooler_output)
+    assert_same(scatter_heads(got.attentions, pruned.config), wanted.attentions)
+    for layer in range(L):
+        kept = kept_heads(pruned.config, layer)
+        assert kept == tuple(head for head in ALL if head not in heads.get(layer, []))
+        assert got.attentions[layer].shape == (B, len(kept), S, S)
+        assert pruned.encoder.layer[layer].attention.self.query.weight.shape == (len(kept) * H, D)
+        assert pruned.encoder.layer[layer].attention.output.dense.weight.shape == (D, len(kept) * H)
+    if any(heads.values()):
+        assert distance(got.last_hidden_state, model(**batch).last_hidden_state) > 1e-2
+    with torch.no_grad():
+        assert_same(pruned(**batch).last_hidden_state, wanted.last_hidden_state)
+
+
+TWICE = [
+    ({0: [1]}, {0: [3]}),
+    ({0: [1, 2]}, {0: [0], 2: [3]}),
+    ({1: [0]}, {1: [1, 2, 3]}),
+    ({0: ALL}, {1: ALL}),
+    ({0: [1]}, {0: [1, 2]}),  # 1 is named again
+    ({2: [0]}, {2: [0]}),
+    ({}, {2: [0]}),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), TWICE, ids=str)
+def test_pruning_twice_is_pruning_the_union_bit_for_bit(
+    first: dict[int, list[int]], second: dict[int, list[int]], model: BertModel, batch: dict[str, Tensor]
+) -> None:
+    union = {layer: sorted({*first.get(layer, []), *second.get(layer, [])}) for layer in {*first, *second}}
+    twice, once = prune_heads(prune_heads(model, first), second), prune_heads(model, union)
+    assert twice.config == once.config
+    assert_same(twice.state_dict(), once.state_dict(), atol=0)
+    assert_same(full_outputs(twice, batch), full_outputs(once, batch), atol=0)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("heads", HEADS.values(), ids=list(HEADS))
+def test_densified_computes_as_pruned_and_is_whole(
+    heads: dict[int, list[int]], positions: str, batch: dict[str, Tensor]
+) -> None:
+    model = make(position_embedding_type=positions)
+    pruned = prune_heads(model, heads)
+    dense = densify(pruned)
+    assert dense.config == model.config
+    assert {k: x.shape for k, x in dense.state_dict().items()} == {k: x.shape for k, x in model.state_dict().items()}
+    got, wanted = full_outputs(dense, batch), full_outputs(pruned, batch)
+    assert_same(got.hidden_states, wanted.hidden_states)
+    assert_same(got.pooler_output, wanted.pooler_output)
+    for layer in range(L):
+        kept = list(kept_heads(pruned.config, layer))
+        assert_same(got.attentions[layer][:, kept], wanted.attentions[layer])
+    again = prune_heads(dense, heads)
+    assert_same(again.state_dict(), pruned.state_dict(), atol=0)
+    assert again.config == pruned.config
+
+
+def test_densify_leaves_its_argument_alone() -> None:
+    pruned = prune_heads(make(), HEADS["some"])
+    before, config = copy.deepcopy(pruned.state_dict()), pruned.config
+    dense = densify(pruned)
+    assert_unchanged(pruned, before, config)
+    dense.pooler.dense.weight.data.zero_()
+    assert_unchanged(pruned, before, config)
+
+
+@pytest.mark.parametrize("heads", HEADS.values(), ids=list(HEADS))
+def test_a_pruned_model_is_one_built_from_the_pruned_config(
+    heads: dict[int, list[int]], model: BertModel, batch: dict[str, Tensor], recwarn: pytest.WarningsRecorder
+) -> None:
+    pruned = prune_heads(model, heads)
+    built = BertModel(with_pruned(model.config, heads)).double().eval()
+    assert built.config == pruned.config
+    assert str(built) == str(pruned)
+    built.load_state_dict(pruned.state_dict())
+    assert_same(full_outputs(built, batch), full_outputs(pruned, batch), atol=0)
+    for ours, theirs in zip(built.encoder.layer, pruned.encoder.layer, strict=True):
+        for name in ("num_attention_heads", "all_head_size", "attention_head_size"):
+            assert getattr(ours.attention.self, name) == getattr(theirs.attention.self, name)
+        assert ours.attention.pruned_heads == theirs.attention.pruned_heads
+    assert not [str(w.message) for w in recwarn]
+
+
+def test_a_layer_without_heads_is_its_output_bias(model: BertModel, batch: dict[str, Tensor]) -> None:
+    pruned = prune_heads(model, {0: ALL})
+    x = pruned.embeddings(batch["input_ids"], batch["token_type_ids"])
+    output = pruned.encoder.layer[0].attention.output
+    seen: list[Tensor] = []
+    output.register_forward_hook(lambda module, args, out: seen.append(out))
+    pruned(**batch)
+    assert_same(seen[0], output.LayerNorm(output.dense.bias + x))
+
+
+# Pure and in place
+
+
+def test_prune_heads_leaves_its_argument_alone(model: BertModel, batch: dict[str, Tensor]) -> None:
+    before, config = copy.deepcopy(model.state_dict()), model.config
+    pruned = prune_heads(model, HEADS["some"])
+    assert pruned is not model
+    assert_unchanged(model, before, config)
+    for parameter in pruned.parameters():
+        parameter.data.zero_()
+    assert_unchanged(model, before, config)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_class_prunes_in_place_by_method_and_function(cls: Any) -> None:
+    heads = {0: [1, 3], 2: ALL}
+    model, other = make(cls), make(cls)
+    assert prune_heads_(model, heads) is model
+    assert other.prune_heads(heads) is None
+    pure = prune_heads(make(cls), heads)
+    assert type(pure) is cls
+    assert_same(model.state_dict(), pure.state_dict(), atol=0)
+    assert_same(other.state_dict(), pure.state_dict(), atol=0)
+    assert model.config == other.config == pure.config == with_pruned(make(cls).config, heads)
+    assert model.config.pruned_heads == {0: (1, 3), 2: (0, 1, 2, 3)}
+    assert model.config is model.base_model.config
+
+
+@pytest.mark.parametrize("cls", [BertForMaskedLM, BertForSequenceClassification])
+def test_pruning_the_BertModel_inside_is_known_outside(cls: Any, batch: dict[str, Tensor]) -> None:
+    """Or the saved config would describe another model."""
+    model = make(cls)
+    model.bert.prune_heads({1: [0]})
+    assert model.config.pruned_heads == {1: (0,)}
+    assert_same(full_outputs(model, batch), full_outputs(prune_heads(make(cls), {1: [0]}), batch), atol=0)
+
+
+def test_naming_a_head_again_changes_nothing(model: BertModel) -> None:
+    prune_heads_(model, {0: [1, 3]})
+    parameters, config = list(model.parameters()), model.config
+    prune_heads_(model, {0: [3, 1], "0": ["3"], 1: []})
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+    assert model.config == config
+
+
+def test_what_does_not_shrink_is_the_same_parameter(model: BertModel) -> None:
+    before = dict(model.named_parameters())
+    prune_heads_(model, {1: [2]})
+    parts = ("self.query.weight", "self.query.bias", "self.key.weight", "self.key.bias", "self.value.weight")
+    replaced = {f"encoder.layer.1.attention.{part}" for part in (*parts, "self.value.bias", "output.dense.weight")}
+    assert {name for name, p in model.named_parameters() if p is not before[name]} == replaced
+    for name in replaced:
+        parameter = model.get_parameter(name)
+        assert parameter.is_leaf
+        assert parameter.is_contiguous()
+        assert parameter.untyped_storage().nbytes() == parameter.nbytes  # the old matrix is not kept alive
+
+
+# What survives
+
+BOTH_WAYS = pytest.mark.parametrize(
+    "change", [prune_heads_, lambda m, heads: densify(prune_heads(m, heads))], ids=["prune", "densify"]
+)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, F64], ids=str)
+def test_dtype_survives(dtype: torch.dtype, change: Callable[..., Any], batch: dict[str, Tensor]) -> None:
+    model = change(make().to(dtype), {0: [1], 1: ALL})
+    assert {p.dtype for p in model.parameters()} == {dtype}
+    out = full_outputs(model, batch)
+    assert out.last_hidden_state.dtype == dtype
+    assert out.last_hidden_state.isfinite().all()
+
+
+@BOTH_WAYS
+def test_device_survives(change: Callable[..., Any]) -> None:
+    model = change(make().to("meta"), {0: [1], 1: ALL})
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+
+
+@BOTH_WAYS
+def test_requires_grad_survives_parameter_by_parameter(change: Callable[..., Any]) -> None:
+    model = make()
+    for i, parameter in enumerate(model.parameters()):
+        parameter.requires_grad_(i % 3 == 0)
+    before = {name: p.requires_grad for name, p in model.named_parameters()}
+    layer = {name: on for name, on in before.items() if "layer.0.attention" in name}
+    assert set(layer.values()) == {True, False}
+    model = change(model, {0: [1], 1: ALL})
+    assert {name: p.requires_grad for name, p in model.named_parameters()} == before
+
+
+@BOTH_WAYS
+def test_training_mode_survives_module_by_module(change: Callable[..., Any]) -> None:
+    model = make()
+    model.encoder.layer[0].attention.self.query.train()
+    model.encoder.layer[1].train()
+    before = {name: module.training for name, module in model.named_modules()}
+    model = change(model, {0: [1], 1: ALL})
+    assert {name: module.training for name, module in model.named_modules()} == before
+
+
+HOOKED = ["self.query", "self.key", "self.value", "output.dense", "self", "output"]
+
+
+@pytest.mark.parametrize("name", HOOKED)
+def test_hooks_survive(name: str, model: BertModel, batch: dict[str, Tensor]) -> None:
+    module = model.get_submodule(f"encoder.layer.0.attention.{name}")
+    ran: list[str] = []
+    module.register_forward_pre_hook(lambda m, args: ran.append("before"))
+    module.register_forward_hook(lambda m, args, out: ran.append("after"))
+    module.register_full_backward_hook(lambda m, grads, out: ran.append("backward"))
+    prune_heads_(model, {0: [1]})
+    assert model.get_submodule(f"encoder.layer.0.attention.{name}") is module
+    model(**batch).last_hidden_state.square().mean().backward()
+    assert ran == ["before", "after", "backward"]
+
+
+def test_a_hook_sees_the_pruned_widths(model: BertModel, batch: dict[str, Tensor]) -> None:
+    widths: dict[str, int] = {}
+    attention = model.encoder.layer[0].attention
+    attention.self.query.register_forward_hook(lambda m, args, out: widths.update(query=out.shape[-1]))
+    attention.output.dense.register_forward_hook(lambda m, args, out: widths.update(dense=args[0].shape[-1]))
+    prune_heads_(model, {0: [1]})
+    model(**batch)
+    assert widths == {"query": 36, "dense": 36}
+    assert (attention.self.query.out_features, attention.output.dense.in_features) == (36, 36)
+
+
+def test_gradient_checkpointing_survives(model: BertModel) -> None:
+    model.gradient_checkpointing_enable(every_n_layers=2)
+    prune_heads_(model, {0: [1]})
+    assert [layer.checkpointing is not None for layer in model.encoder.layer] == [True, False, True]
+
+
+def test_a_frozen_half_model_prunes_and_runs(batch: dict[str, Tensor]) -> None:
+    model = make().half().requires_grad_(False)
+    pruned = prune_heads(model, {0: [1], 1: ALL})
+    out = full_outputs(pruned, batch).last_hidden_state
+    wanted = full_outputs(model, batch, head_mask=gate_of({0: [1], 1: ALL})).last_hidden_state
+    assert_same(out, wanted, atol=1e-2)  # values near 1, in float16 of eps 1e-3
+    assert not any(p.requires_grad for p in pruned.parameters())
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize("cls", [BertModel, BertForMaskedLM])
+def test_a_pruned_model_can_be_copied(cls: Any, copied: Callable[[Any], Any], batch: dict[str, Tensor]) -> None:
+    model = prune_heads(make(cls), HEADS["the first layer and more"])
+    again = copied(model)
+    assert again.config == model.config
+    assert again.config is again.base_model.config
+    assert_same(full_outputs(again, batch), full_outputs(model, batch), atol=0)
+    again.prune_heads({2: [0]})
+    assert 2 not in model.config.pruned_heads
+
+
+# Training
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_gradients_of_a_pruned_model_are_those_of_the_gated_one(backend: str, batch: dict[str, Tensor]) -> None:
+    heads = HEADS["the first layer and more"]
+    model = make(attn_implementation=backend)
+    pruned = prune_heads(model, heads)
+    got = gradients(pruned, pruned(**batch).last_hidden_state.square().mean())
+    wanted = gradients(model, model(**batch, head_mask=gate_of(heads)).last_hidden_state.square().mean())
+    for layer in range(L):
+        rows = [head * H + i for head in kept_heads(pruned.config, layer) for i in range(H)]
+        for name in ("query", "key", "value"):
+            for kind in ("weight", "bias"):
+                place = f"encoder.layer.{layer}.attention.self.{name}.{kind}"
+                wanted[place] = wanted[place][rows]
+        place = f"encoder.layer.{layer}.attention.output.dense.weight"
+        wanted[place] = wanted[place][:, rows]
+    assert_same(got, wanted)
+
+
+@pytest.mark.parametrize("heads", [HEADS["some"], HEADS["every head"]], ids=["some", "every head"])
+def test_a_pruned_model_trains(heads: dict[int, list[int]]) -> None:
+    torch.manual_seed(0)
+    model = prune_heads(make(BertForSequenceClassification), heads).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    labels, before = torch.tensor([1, 0]), copy.deepcopy(model.state_dict())
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = model(**make_batch(), labels=labels).loss
+        loss.backward()
+        optimizer.step()
+    changed = {name for name, x in model.state_dict().items() if x.numel() and not x.equal(before[name])}
+    assert changed == {name for name, x in before.items() if x.numel()}
+    assert all(x.isfinite().all() for x in model.state_dict().values())
+
+
+def test_pruning_drops_the_gradients_of_what_it_replaces(model: BertModel, batch: dict[str, Tensor]) -> None:
+    model(**batch).last_hidden_state.square().mean().backward()
+    prune_heads_(model, {0: [1]})
+    attention = model.encoder.layer[0].attention
+    assert attention.self.query.weight.grad is None
+    assert attention.output.dense.bias.grad is not None
+    model(**batch).last_hidden_state.square().mean().backward()  # and the rest accumulates
+    assert attention.self.query.weight.grad.shape == (36, D)
+
+
+# Refusals
+
+BAD_HEADS: list[tuple[Any, str]] = [
+    ({3: [0]}, "there is no layer 3: the model has 3 layers, 0 to 2"),
+    ({-1: [0]}, "there is no layer -1"),
+    ({0: [4]}, "layer 0 has no head 4: it was built with 4 heads, 0 to 3"),
+    ({0: [-1]}, "layer 0 has no head -1"),
+    ({0: [1], 1: [7]}, "layer 1 has no head 7"),
+    ({0: 1}, "integers all; not as {0: 1}"),
+    ({0: [0.5]}, "integers all"),
+    ({0: [True]}, "integers all"),
+    ({0: "13"}, "integers all"),
+    ({None: [1]}, "integers all"),
+    ([0, 1], "not as \\[0, 1\\]"),
+]
+
+
+@pytest.mark.parametrize(("heads", "says"), BAD_HEADS, ids=[str(heads) for heads, _ in BAD_HEADS])
+@pytest.mark.parametrize("pruned", [{}, {0: [2]}], ids=["whole", "pruned"])
+def test_heads_that_are_not_there_are_refused_and_nothing_changes(
+    pruned: dict[int, list[int]], heads: Any, says: str
+) -> None:
+    model = make(pruned_heads=pruned)
+    before, config = copy.deepcopy(model.state_dict()), model.config
+    for prune in (prune_heads, prune_heads_, lambda m, h: m.prune_heads(h)):
+        with pytest.raises(ValueError, match=says):
+            prune(model, heads)
+    assert_unchanged(model, before, config)
+
+
+class LoraLinear(nn.Linear):
+    """As adapters do it: a Linear that is more than its matrix."""
+
+    def __init__(self, like: nn.Linear) -> None:
+        super().__init__(like.in_features, like.out_features, dtype=like.weight.dtype)
+        self.load_state_dict(like.state_dict())
+        self.more = nn.Linear(like.in_features, like.out_features, bias=False, dtype=like.weight.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.more(x)
+
+
+class WrappedLinear(nn.Module):
+    def __init__(self, base_layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base_layer.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x)
+
+
+def quantised(part: nn.Linear) -> nn.Module:
+    dynamic = pytest.importorskip("torch.ao.nn.quantized.dynamic")
+    if not torch.backends.quantized.supported_engines[1:]:
+        pytest.skip("this torch has no quantised kernels")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.ao is deprecated, and still what people have
+        part = copy.deepcopy(part).float()
+        part.qconfig = torch.ao.quantization.default_dynamic_qconfig
+        return dynamic.Linear.from_float(part)
+
+
+def parametrised(part: nn.Linear) -> nn.Module:
+    return nn.utils.parametrizations.weight_norm(part)
+
+
+def masked(part: nn.Linear) -> nn.Module:
+    return torch_prune.random_unstructured(part, "weight", 0.5)
+
+
+WRAPPED: dict[str, tuple[Callable[[nn.Linear], nn.Module], str]] = {
+    "subclass": (LoraLinear, "test_pruning.LoraLinear"),
+    "wrapper": (WrappedLinear, "test_pruning.WrappedLinear"),
+    "quantised": (quantised, "torch.ao.nn.quantized.dynamic.modules.linear.Linear"),
+    "parametrised": (parametrised, "torch.nn.utils.parametrize.ParametrizedLinear"),
+    "masked": (masked, "torch.Tensor"),
+}
+
+
+@pytest.mark.parametrize("name", ["self.query", "self.key", "self.value", "output.dense"])
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_a_projection_that_is_not_a_plain_Linear_is_refused_by_name(kind: str, name: str) -> None:
+    wrap, called = WRAPPED[kind]
+    model = make(BertForSequenceClassification)
+    parent, child = f"bert.encoder.layer.1.attention.{name}".rsplit(".", 1)
+    setattr(model.get_submodule(parent), child, wrap(model.get_submodule(f"{parent}.{child}")))
+    config, parts = model.config, dict(model.named_parameters())
+    before = {k: x.clone() for k, x in parts.items()}
+    says = f"encoder.layer.1.attention.{name} is a {called}, not a plain nn.Linear: merge adapters before pruning"
+    for prune in (prune_heads_, prune_heads)[: 1 if kind == "masked" else 2]:  # which torch itself cannot copy
+        with pytest.raises(TypeError, match=says.replace(".", "\\.")):
+            prune(model, {0: [1], 1: [2]})  # layer 0 would do
+    assert model.config is config
+    assert all(p is parts[k] and p.equal(before[k]) for k, p in model.named_parameters())
+    prune_heads_(model, {0: [1]})  # and does, alone
+    assert model.bert.encoder.layer[0].attention.self.num_attention_heads == 3
+
+
+def test_densify_refuses_wrapped_projections_too() -> None:
+    model = prune_heads(make(), {1: [2]})
+    attention = model.encoder.layer[1].attention
+    attention.self.value = LoraLinear(attention.self.value)
+    with pytest.raises(TypeError, match=r"layer\.1\.attention\.self\.value is a test_pruning\.LoraLinear"):
+        densify(model)
+    whole = make()
+    whole.encoder.layer[1].attention.self.value = LoraLinear(whole.encoder.layer[1].attention.self.value)
+    assert densify(whole).config == whole.config  # nothing to fill in
+
+
+# scatter_heads
+
+
+def test_scattered_attentions_stack_and_keep_their_numbers(batch: dict[str, Tensor]) -> None:
+    model = prune_heads(make(), HEADS["the first layer and more"])
+    attentions = full_outputs(model, batch).attentions
+    full = scatter_heads(attentions, model.config)
+    assert torch.stack(full).shape == (L, B, N, S, S)
+    for layer in range(L):
+        kept = list(kept_heads(model.config, layer))
+        gone = [head for head in ALL if head not in kept]
+        assert_same(full[layer][:, kept], attentions[layer], atol=0)
+        assert (full[layer][:, gone] == 0).all()
+    filled = scatter_heads(attentions, model.config, fill=float("nan"))
+    assert filled[0].isnan().all()
+    assert not filled[2].isnan().any()
+    assert filled[1].isnan().all(-1).all(-1).all(0).tolist() == [True, True, True, False]
+
+
+def test_scattering_the_attentions_of_a_whole_model_changes_nothing(
+    model: BertModel, batch: dict[str, Tensor]
+) -> None:
+    attentions = full_outputs(model, batch).attentions
+    assert_same(scatter_heads(attentions, model.config), attentions, atol=0)
+
+
+def test_scattered_attentions_carry_gradients(batch: dict[str, Tensor]) -> None:
+    model = prune_heads(make(), {0: [1]})
+    out = model(**batch, output_attentions=True)
+    grads = gradients(model, scatter_heads(out.attentions, model.config)[0].square().sum())
+    assert grads["encoder.layer.0.attention.self.query.weight"].abs().max() > 1e-6
+
+
+def test_attentions_of_another_model_are_refused(model: BertModel, batch: dict[str, Tensor]) -> None:
+    attentions = full_outputs(model, batch).attentions
+    with pytest.raises(ValueError, match="2 layers of attentions for a model of 3"):
+        scatter_heads(attentions[:2], model.config)
+    with pytest.raises(ValueError, match="layer 1 has attentions of shape \\(2, 4, 11, 11\\), but 3 heads"):
+        scatter_heads(attentions, with_pruned(model.config, {1: [0]}))
+    with pytest.raises(ValueError, match="layer 0 has attentions of shape"):
+        scatter_heads([x[0] for x in attentions], model.config)
