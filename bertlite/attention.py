@@ -138,7 +138,9 @@ def triangle(queries: int, keys: int, device: torch.device) -> Tensor | None:
 
 def concrete(tensor: Tensor) -> bool:
     """Whether values may steer Python: not while a graph is traced or captured, or without values at all."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() or tensor.is_meta:
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() or not isinstance(tensor, Tensor):
+        return False  # torch.fx traces with stand-ins
+    if tensor.is_meta:
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 

@@ -190,6 +190,7 @@ class CausalLMBody(MaskedLMBody):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Items = None,
+        shift_labels: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
@@ -198,6 +199,7 @@ class CausalLMBody(MaskedLMBody):
 
         Args:
             labels: (B, S), the words themselves, -100 where none counts; position i is judged by label i + 1.
+            shift_labels: (B, S), labels that are shifted already, in place of those.
             logits_to_keep: score only the last so many positions, or those of a tensor of indices; 0 is all.
             the others: as for BertModel; with labels nothing is cached.
 
@@ -222,14 +224,15 @@ class CausalLMBody(MaskedLMBody):
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.cls(out.last_hidden_state[:, kept])
         loss = None
-        if labels is not None:
-            if logits.shape[1] != labels.shape[-1]:
+        if shift_labels is None and labels is not None:
+            shift_labels = F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
+        if shift_labels is not None:
+            if logits.shape[1] != shift_labels.shape[-1]:
                 raise ValueError(
-                    f"labels has shape {tuple(labels.shape)}, but logits_to_keep leaves {logits.shape[1]}"
+                    f"the labels have shape {tuple(shift_labels.shape)}; logits_to_keep leaves {logits.shape[1]}"
                 )
             exact = logits if logits.dtype == torch.float64 else logits.float()  # transformers sums in float32 too
-            following = F.pad(labels, (0, 1), value=IGNORED)[:, 1:]
-            loss = self.loss(exact, following, num_items_in_batch)
+            loss = self.loss(exact, shift_labels, num_items_in_batch)
         return self.finish(
             out,
             return_dict,

@@ -41,7 +41,8 @@ def check_inputs(
                 f"inputs_embeds has shape {tuple(inputs_embeds.shape)}; expected (batch, length, {config.hidden_size})"
             )
         batch, length = inputs_embeds.shape[:2]
-    if not 1 <= length <= config.max_position_embeddings - past:
+    counted = position_ids is None or config.position_embedding_type != "absolute"  # else it is theirs to say where
+    if length < 1 or (counted and past + length > config.max_position_embeddings):
         raise ValueError(
             f"the sequences are {length} tokens long{f', after {past} in the cache' if past else ''}; this model takes"
             f" 1 to {config.max_position_embeddings} (max_position_embeddings): truncate them"

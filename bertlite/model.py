@@ -227,10 +227,11 @@ class BertBody:
     encoder: BertEncoder
     pooler: BertPooler | None
     output_type: ClassVar[type[Any]] = BertModelOutput
+    encoder_class: ClassVar[type[BertEncoder]] = BertEncoder
 
     def build(self, config: ConfigLike, add_pooling_layer: bool = True) -> None:
         self.embeddings = BertEmbeddings(config)
-        self.encoder = BertEncoder(config)
+        self.encoder = self.encoder_class(config)
         self.pooler = BertPooler(config) if add_pooling_layer else None
 
     def forward(
@@ -275,6 +276,8 @@ class BertBody:
         """
         config = self.config
         weights = config.output_attentions if output_attentions is None else output_attentions
+        if past_key_values is not None and self.recomputes():
+            raise ValueError("past_key_values with gradient checkpointing would be extended twice; turn one off")
         cache = self.cache_for(past_key_values, use_cache, encoder_hidden_states is not None)
         past = 0 if cache is None else cache.length
         check_inputs(config, input_ids, token_type_ids, position_ids, inputs_embeds, past)
@@ -333,12 +336,16 @@ class BertBody:
         return str(self.config.attn_implementation)
 
     def returns_cache(self, use_cache: bool | None) -> bool:
-        recomputes = torch.is_grad_enabled() and any(each.checkpointing is not None for each in self.encoder.layer)
-        if use_cache and recomputes:
-            raise ValueError("use_cache=True with gradient checkpointing would fill the cache twice; turn one off")
+        if not self.config.is_decoder:
+            return False  # an encoder has no next token to keep keys for
         if use_cache is None:
-            return bool(self.config.is_decoder and self.config.use_cache and not recomputes)
-        return bool(use_cache and self.config.is_decoder)  # an encoder has no next token to keep keys for
+            return bool(self.config.use_cache and not self.recomputes())
+        if use_cache and self.recomputes():
+            raise ValueError("use_cache=True with gradient checkpointing would fill the cache twice; turn one off")
+        return use_cache
+
+    def recomputes(self) -> bool:
+        return any(layer.recomputes for layer in self.encoder.layer)
 
     def cache_for(self, past: Any, use_cache: bool | None, crossed: bool) -> Any:
         """The cache of one forward, as the layers use it."""

@@ -217,9 +217,14 @@ class BertLayer(nn.Module):
     def forward(
         self, hidden_states: Tensor, attend: Attend, gate: Tensor | None = None, memory: Memory = NOTHING
     ) -> Tensor | tuple[Tensor, ...]:  # (…, D) -> (…, D), and the weights that `attend` gives, each (B, N, S, K)
-        if self.checkpointing is not None and torch.is_grad_enabled():
+        if self.checkpointing is not None and self.recomputes:
             return self.checkpointing(self.run, hidden_states, attend, gate, memory)
         return self.run(hidden_states, attend, gate, memory)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether a forward now would be run again in the backward pass."""
+        return self.checkpointing is not None and torch.is_grad_enabled()
 
     def run(
         self, hidden_states: Tensor, attend: Attend, gate: Tensor | None, memory: Memory
@@ -254,9 +259,11 @@ class BertLayer(nn.Module):
 class BertEncoder(nn.Module):
     """The layers, one after the other."""
 
+    layer_class: type[BertLayer] = BertLayer
+
     def __init__(self, config: ConfigLike) -> None:
         super().__init__()
-        self.layer = nn.ModuleList(BertLayer(config, layer) for layer in range(config.num_hidden_layers))
+        self.layer = nn.ModuleList(self.layer_class(config, layer) for layer in range(config.num_hidden_layers))
 
     def forward(
         self,

@@ -10,6 +10,7 @@ from bertlite.heads import (
     BertPreTrainingHeads,
 )
 from bertlite.hf.modeling import (
+    BertEncoder,
     BertForMaskedLM,
     BertForMultipleChoice,
     BertForNextSentencePrediction,
@@ -17,6 +18,7 @@ from bertlite.hf.modeling import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
+    BertLayer,
     BertLMHeadModel,
     BertModel,
     BertPreTrainedModel,
@@ -25,9 +27,7 @@ from bertlite.hf.registry import export_remote_code, register, registered, unreg
 from bertlite.modules import (
     BertAttention,
     BertEmbeddings,
-    BertEncoder,
     BertIntermediate,
-    BertLayer,
     BertOutput,
     BertPooler,
     BertSelfAttention,

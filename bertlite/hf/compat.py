@@ -62,6 +62,16 @@ def registered_mask(
     raise ValueError(f"transformers {transformers.__version__} makes no mask for {name!r}; use eager or sdpa, or 5.x")
 
 
+def zeros_(tensor: Tensor) -> None:
+    """Fill with zeros at initialisation; 5.x has its own function, which leaves loaded tensors alone."""
+    if V5:
+        from transformers import initialization
+
+        initialization.zeros_(tensor)
+    else:
+        tensor.data.zero_()
+
+
 def auto_classes() -> list[Any]:
     """Every AutoModel… class of this version."""
     from transformers.models.auto import modeling_auto

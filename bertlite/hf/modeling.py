@@ -1,14 +1,13 @@
 """bertlite's bodies as transformers models: the same stack on PreTrainedModel, with transformers' own outputs."""
 
-import functools
-import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
 from transformers import BertConfig, EncoderDecoderCache, GenerationMixin
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutputWithPoolingAndCrossAttentions,
     CausalLMOutputWithCrossAttentions,
@@ -23,7 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.utils import logging
 
-from bertlite import heads, pruning
+from bertlite import heads, modules, pruning
 from bertlite.attention import BACKENDS, Padded, ScoreBias
 from bertlite.config import POSITIONS, normalise_heads
 from bertlite.hf import compat
@@ -56,19 +55,15 @@ class BertPreTrainedModel(transformers.PreTrainedModel):
 
         The model gets a config of its own, so that another model made from the same one is left alone.
         """
-        pruning.prune_heads_(self, heads_to_prune)
+        pruning.prune_heads_(self, counted(heads_to_prune, self.config))
 
     _prune_heads = prune_heads
 
-    def _set_gradient_checkpointing(
-        self,
-        enable: bool = True,
-        gradient_checkpointing_func: Callable[..., Any] | None = None,
-        every_n_layers: int = 1,
-    ) -> None:
-        for i, layer in enumerate(self.base_model.encoder.layer):
-            layer.checkpointing = gradient_checkpointing_func if enable and i % every_n_layers == 0 else None
-            layer.gradient_checkpointing = layer.checkpointing is not None  # what transformers looks at
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, heads.BertLMPredictionHead):
+            compat.zeros_(module.bias)
 
     def get_head_mask(
         self, head_mask: Tensor | None, num_hidden_layers: int, is_attention_chunked: bool = False
@@ -115,19 +110,6 @@ class BertPreTrainedModel(transformers.PreTrainedModel):
             super().gradient_checkpointing_enable(gradient_checkpointing_kwargs or {"use_reentrant": False})
 
 
-def ignoring(forward: Callable[..., Any], *names: str) -> Callable[..., Any]:
-    """A forward that also takes arguments which clients pass and which change nothing here."""
-
-    @functools.wraps(forward)
-    def taking(self: Any, *args: Any, **given: Any) -> Any:
-        return forward(self, *args, **{name: value for name, value in given.items() if name not in names})
-
-    signature = inspect.signature(forward)
-    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names]
-    taking.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *more])  # type: ignore[attr-defined]
-    return taking
-
-
 def settle(config: Any) -> None:
     """Give a config what transformers 5 no longer gives it, in place, and refuse what would be ignored there.
 
@@ -140,16 +122,36 @@ def settle(config: Any) -> None:
         raise ValueError(
             f"position_embedding_type {config.position_embedding_type!r} is unknown; have: {', '.join(POSITIONS)}"
         )
-    heads = normalise_heads(
-        getattr(config, "pruned_heads", None) or {}, config.num_hidden_layers, config.num_attention_heads
-    )
-    config.pruned_heads = {layer: list(which) for layer, which in heads.items()}
+    gone = counted(getattr(config, "pruned_heads", None) or {}, config)
+    config.pruned_heads = {layer: list(which) for layer, which in gone.items()}
     if config.hidden_size % config.num_attention_heads:
         raise ValueError(
             f"hidden_size {config.hidden_size} is not a multiple of num_attention_heads {config.num_attention_heads}"
         )
     if config.add_cross_attention and not config.is_decoder:
         raise ValueError("add_cross_attention is true but is_decoder is false; only a decoder has cross-attention")
+
+
+def counted(heads_to_prune: Mapping[Any, Iterable[int]], config: Any) -> dict[int, tuple[int, ...]]:
+    """Heads by layer, where transformers 4 lets a layer count from the end: -1 is the last."""
+    layers = config.num_hidden_layers
+    forward = {
+        layer + layers if isinstance(layer, int) and -layers <= layer < 0 else layer: which
+        for layer, which in heads_to_prune.items()
+    }
+    return normalise_heads(forward, layers, config.num_attention_heads)
+
+
+class BertLayer(modules.BertLayer, GradientCheckpointingLayer):
+    """A layer that transformers turns checkpointing on and off for, in the way of its version."""
+
+    @property
+    def recomputes(self) -> bool:
+        return bool(self.gradient_checkpointing and self.training and torch.is_grad_enabled())
+
+
+class BertEncoder(modules.BertEncoder):
+    layer_class = BertLayer
 
 
 class Registered(Padded):
@@ -211,7 +213,7 @@ class BertModel(BertBody, BertPreTrainedModel):
     """`transformers.BertModel` with bertlite's stack."""
 
     output_type = BaseModelOutputWithPoolingAndCrossAttentions
-    forward = ignoring(BertBody.forward, "cache_position")  # 4.57's generate; positions follow from the cache
+    encoder_class = BertEncoder
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config, add_pooling_layer=add_pooling_layer)
@@ -224,6 +226,43 @@ class BertModel(BertBody, BertPreTrainedModel):
                 if hasattr(layer, name):  # what attention functions of transformers look at
                     asker: Any = getattr(layer, name).self
                     asker.config, asker.is_causal, asker.layer_idx = config, causal, layer.layer_idx
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        cache_position: Tensor | None = None,
+    ) -> Any:
+        """`bertlite.BertModel.forward`; `cache_position`, which 4.57's generate passes, follows from the cache."""
+        if input_ids is not None and attention_mask is None and not compat.V5:
+            self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
+        return super().forward(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds=inputs_embeds,
+            head_mask=head_mask,
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=encoder_attention_mask,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=return_dict,
+        )
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.embeddings.word_embeddings
@@ -269,12 +308,16 @@ class BertModel(BertBody, BertPreTrainedModel):
 
 
 class TiedDecoder:
-    """Heads whose decoder is the word embeddings, and whose bias has two names."""
+    """Heads whose decoder is the word embeddings, and whose bias is one vector under two names, unless untied."""
 
     _tied_weights_keys = {
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     }
+
+    def build_head(self: Any, config: Any) -> None:
+        super().build_head(config)  # type: ignore[misc]  # of the body beside it
+        self.cls.predictions.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def _tie_weights(self: Any) -> None:  # 4.57 asks here for what 5.x reads in the table
         self.cls.predictions.decoder.bias = self.cls.predictions.bias
@@ -289,13 +332,55 @@ class BertForPreTraining(TiedDecoder, heads.PreTrainingBody, BertPreTrainedModel
 class BertLMHeadModel(TiedDecoder, heads.CausalLMBody, BertPreTrainedModel, GenerationMixin):
     base_class = BertModel
     output_type = CausalLMOutputWithCrossAttentions
-    forward = ignoring(heads.CausalLMBody.forward, "cache_position")
     accepts_loss_kwargs = True
 
     def __init__(self, config: BertConfig) -> None:
         if not config.is_decoder:
             logger.warning("BertLMHeadModel writes from left to right only with is_decoder=True")
         super().__init__(config)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: heads.Items = None,
+        shift_labels: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        cache_position: Tensor | None = None,
+    ) -> Any:
+        """`bertlite.BertLMHeadModel.forward`; `cache_position` is for 4.57's generate and follows from the cache."""
+        return super().forward(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds=inputs_embeds,
+            head_mask=head_mask,
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=encoder_attention_mask,
+            labels=labels,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            logits_to_keep=logits_to_keep,
+            num_items_in_batch=num_items_in_batch,
+            shift_labels=shift_labels,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=return_dict,
+        )
 
 
 class BertForMaskedLM(TiedDecoder, heads.MaskedLMBody, BertPreTrainedModel):

@@ -1,0 +1,684 @@
+"""BERT as a decoder: what it may look at, what it remembers, and that remembering changes nothing.
+
+Shapes:  as in conftest, and K 8 positions of the encoder that cross-attention looks at
+"""
+
+import copy
+import pickle
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import SIZES, assert_same, distance, full_outputs, gradients, make, make_batch, randomise_, tensors
+from safetensors import safe_open
+from torch import Tensor, nn
+
+import bertlite
+from bertlite import (
+    BertConfig,
+    BertForMaskedLM,
+    BertLMHeadModel,
+    BertModel,
+    KeyValueCache,
+    densify,
+    prune_heads,
+)
+
+B, S, K, D, L, N, H, V = 2, 11, 8, 48, 3, 4, 12, 97
+F64 = torch.float64
+LOWEST = torch.finfo(F64).min
+NONE = -100
+PER_TOKEN = ("input_ids", "token_type_ids", "position_ids")
+BOTH = pytest.mark.parametrize("backend", ["eager", "sdpa"])
+CROSS = {"add_cross_attention": True}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "absolute": {},
+    "relative_key": {"position_embedding_type": "relative_key"},
+    "relative_key_query": {"position_embedding_type": "relative_key_query"},
+    "pruned": {"pruned_heads": {0: [1, 3], 1: [0, 1, 2, 3]}},
+    "cross": CROSS,
+    "cross-pruned": {**CROSS, "pruned_heads": {0: [0], 2: [0, 1, 2, 3]}},
+    "cross-relative": {**CROSS, "position_embedding_type": "relative_key_query"},
+    "chunked": {"chunk_size_feed_forward": 4},
+}
+EVERY = pytest.mark.parametrize("variant", VARIANTS)
+ONES, CHUNKS = (1,) * S, (4, 1, 3, 3)  # how many tokens each step is fed
+
+
+def build(cls: Any = BertLMHeadModel, **changes: Any) -> Any:
+    return make(cls, is_decoder=True, **changes)
+
+
+def encoder_of(rows: int = B) -> dict[str, Tensor]:
+    """What an encoder hands over, the second sequence with 5 of 8 positions."""
+    states = torch.randn(rows, K, D, generator=torch.Generator().manual_seed(7), dtype=F64)
+    mask = (torch.arange(K) < torch.tensor([K, 5] * rows)[:rows, None]).long()
+    return {"encoder_hidden_states": states, "encoder_attention_mask": mask}
+
+
+def inputs_of(model: Any, side: str = "right") -> dict[str, Tensor]:
+    """A batch whose second sequence is padded on one side, and for cross-attention what an encoder hands over."""
+    inputs = make_batch()
+    if side == "left":
+        inputs["attention_mask"] = inputs["attention_mask"].flip(-1)
+        inputs["position_ids"] = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+    return {**inputs, **(encoder_of() if model.config.add_cross_attention else {})}
+
+
+def steps(model: Any, inputs: Mapping[str, Any], sizes: Iterable[int], **options: Any) -> list[Any]:
+    """The outputs of a decoder that is fed so many tokens at a time."""
+    outs, end, cache = [], 0, None
+    for size in sizes:
+        start, end = end, end + size
+        part = {k: x[:, start:end] if k in PER_TOKEN else x for k, x in inputs.items()}
+        if "attention_mask" in part:
+            part["attention_mask"] = part["attention_mask"][:, :end]
+        outs.append(model(**part, past_key_values=cache, use_cache=True, **options))
+        cache = outs[-1].past_key_values
+    return outs
+
+
+def joined(outs: list[Any], name: str = "logits") -> Tensor:
+    return torch.cat([out[name] for out in outs], 1)
+
+
+# Cached decoding is full decoding
+
+
+@BOTH
+@pytest.mark.parametrize(("side", "sizes"), [("right", ONES), ("left", CHUNKS)], ids=["ones-right", "chunks-left"])
+@EVERY
+def test_cached_decoding_is_full_decoding(
+    variant: str, side: str, sizes: tuple[int, ...], backend: str, kernels_run: list[str]
+) -> None:
+    model = build(**VARIANTS[variant], attn_implementation=backend)
+    inputs = inputs_of(model, side)
+    with torch.no_grad():
+        full, pieces = model(**inputs, use_cache=False), steps(model, inputs, sizes)
+    assert_same(joined(pieces), full.logits)
+    assert full.logits.isfinite().all()
+    assert pieces[-1].past_key_values.length == S
+    assert set(kernels_run) == {backend}
+
+
+@BOTH
+@pytest.mark.parametrize(("side", "sizes"), [("right", CHUNKS), ("left", ONES)], ids=["chunks-right", "ones-left"])
+@pytest.mark.parametrize("variant", ["cross", "cross-pruned"])
+def test_cached_decoding_is_full_decoding_with_gates(
+    variant: str, side: str, sizes: tuple[int, ...], backend: str
+) -> None:
+    model = build(**VARIANTS[variant], attn_implementation=backend)
+    inputs = {**inputs_of(model, side), "head_mask": torch.linspace(-0.5, 1.5, L * N, dtype=F64).view(L, N)}
+    with torch.no_grad():
+        assert_same(joined(steps(model, inputs, sizes)), model(**inputs).logits)
+        assert distance(model(**inputs).logits, model(**{**inputs, "head_mask": None}).logits) > 1e-2
+
+
+@BOTH
+def test_without_a_mask_too(backend: str) -> None:
+    model, ids = build(attn_implementation=backend), make_batch()["input_ids"]
+    assert_same({"logits": joined(steps(model, {"input_ids": ids}, (5, 1, 5)))}, {"logits": model(ids).logits})
+
+
+@pytest.mark.parametrize("variant", ["absolute", "cross-pruned", "relative_key_query"])
+def test_hidden_states_and_attentions_are_those_of_full_decoding(variant: str) -> None:
+    model = build(**VARIANTS[variant])
+    inputs = inputs_of(model)
+    asked = {"output_hidden_states": True, "output_attentions": True}
+    full, pieces = model(**inputs, use_cache=False, **asked), steps(model, inputs, (4, 1, 6), **asked)
+    for layer in range(L + 1):
+        states = torch.cat([out.hidden_states[layer] for out in pieces], 1)
+        assert_same(states, full.hidden_states[layer])
+    for name in ("attentions", *(["cross_attentions"] if model.config.add_cross_attention else [])):
+        for layer, whole in enumerate(full[name]):
+            rows = [
+                nn.functional.pad(x, (0, whole.shape[-1] - x.shape[-1])) for x in (out[name][layer] for out in pieces)
+            ]
+            assert_same(torch.cat(rows, 2), whole)
+
+
+def test_embeddings_can_be_decoded_from_a_cache() -> None:
+    model, batch = build(), make_batch()
+    embeds = model.get_input_embeddings()(batch["input_ids"])
+    first = model(inputs_embeds=embeds[:, :6])
+    second = model(inputs_embeds=embeds[:, 6:], past_key_values=first.past_key_values)
+    assert_same(joined([first, second]), model(batch["input_ids"]).logits)
+
+
+def test_gradients_flow_through_the_cache() -> None:
+    model = build(**CROSS)
+    inputs = inputs_of(model)
+    full = gradients(model, model(**inputs, use_cache=False).logits.square().mean())
+    cached = gradients(model, joined(steps(model, inputs, (3, 1, 7))).square().mean())
+    assert_same(cached, full, atol=1e-11)  # the largest gradients are near 10, and sums over steps round otherwise
+
+
+def test_a_cache_is_extended_in_place_and_a_copy_is_a_branch() -> None:
+    model, ids = build().requires_grad_(False), make_batch()["input_ids"]
+    cache = model(ids[:, :6]).past_key_values
+    branch = copy.deepcopy(cache)
+    other = pickle.loads(pickle.dumps(cache))
+    straight = model(ids[:, 6:], past_key_values=cache)
+    assert straight.past_key_values is cache
+    assert (cache.length, branch.length) == (S, 6)
+    for copied in (branch, other):
+        assert_same(model(ids[:, 6:], past_key_values=copied).logits, straight.logits, atol=0)
+
+
+def test_an_empty_cache_may_be_given() -> None:
+    model, batch = build(), make_batch()
+    cache = KeyValueCache()
+    assert cache.length == 0
+    out = model(**batch, past_key_values=cache)
+    assert out.past_key_values is cache
+    assert cache.length == S
+    assert_same(out.logits, model(**batch).logits, atol=0)
+
+
+def test_a_cache_holds_the_heads_that_each_layer_kept() -> None:
+    model = build(**VARIANTS["cross-pruned"])
+    cache = model(**inputs_of(model)).past_key_values
+    assert [tuple(cache.own[layer][0].shape) for layer in range(L)] == [(B, S, n, H) for n in (3, 4, 0)]
+    assert [tuple(cache.cross[layer][1].shape) for layer in range(L)] == [(B, K, N, H)] * L
+
+
+def test_reordered_rows_go_on_as_themselves() -> None:
+    model = build(**CROSS)
+    inputs, rows = inputs_of(model), torch.tensor([1, 1, 0])
+    cache = steps(model, inputs, (6,))[0].past_key_values
+    cache.reorder(rows)
+    chosen = {k: x[rows] for k, x in inputs.items()}
+    rest = {k: x[:, 6:] if k in PER_TOKEN else x for k, x in chosen.items()}
+    wanted = model(**chosen).logits[:, 6:]
+    assert_same(model(**rest, past_key_values=cache).logits, wanted)
+    assert distance(wanted[0], wanted[2]) > 1e-2
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_left_padding_is_never_nan(dtype: torch.dtype, backend: str) -> None:
+    """Its first queries have nothing to attend to: under the triangle not even themselves."""
+    model = build(**CROSS, attn_implementation=backend).to(dtype)
+    inputs = inputs_of(model, "left")
+    inputs["encoder_hidden_states"] = inputs["encoder_hidden_states"].to(dtype)
+    full = full_outputs(model, inputs, use_cache=False)
+    for place, x in tensors(full).items():
+        assert x.isfinite().all(), place
+    assert joined(steps(model, inputs, (1,) * S)).isfinite().all()
+    assert full.attentions[0][1, :, :4].count_nonzero() == 0
+
+
+def test_left_padding_is_no_padding() -> None:
+    model = build()
+    inputs = inputs_of(model, "left")
+    alone = {k: inputs[k][1:, 4:] for k in ("input_ids", "token_type_ids")}
+    assert_same(model(**inputs).logits[1:, 4:], model(**alone).logits)
+
+
+# What a query may look at
+
+
+@BOTH
+@EVERY
+def test_a_later_token_never_changes_an_earlier_output(variant: str, backend: str) -> None:
+    model = build(**VARIANTS[variant], attn_implementation=backend)
+    inputs = {**inputs_of(model), "attention_mask": torch.ones(B, S, dtype=torch.long)}
+    before = model(**inputs).logits
+    changed = inputs["input_ids"].clone()
+    changed[:, 6] = (changed[:, 6] + 1) % V
+    after = model(**{**inputs, "input_ids": changed}).logits
+    assert_same(after[:, :6], before[:, :6], atol=0)
+    assert all(distance(after[:, i], before[:, i]) > 1e-3 for i in range(6, S))
+
+
+def test_no_gradient_comes_from_a_later_token() -> None:
+    model = build()
+    embeds = model.get_input_embeddings()(make_batch()["input_ids"]).detach().requires_grad_()
+    for i in (0, 4, 10):
+        (grad,) = torch.autograd.grad(model(inputs_embeds=embeds).logits[:, i].sum(), embeds)
+        reached = grad.abs().amax((0, 2)) > 0
+        assert reached.tolist() == [j <= i for j in range(S)]
+
+
+@BOTH
+def test_a_mask_for_every_query_is_taken_as_it_is(backend: str) -> None:
+    """Without the triangle: so prefix language models and packed documents can be had."""
+    decoder = build(BertModel, attn_implementation=backend)
+    encoder = make(BertModel, attn_implementation=backend)
+    encoder.load_state_dict(decoder.state_dict())
+    batch = make_batch()
+    for mask in (torch.ones(B, S, S).long(), torch.ones(B, 1, S, S).bool(), torch.zeros(B, 1, S, S, dtype=F64)):
+        given = {**batch, "attention_mask": mask}
+        assert_same(decoder(**given).last_hidden_state, encoder(**given).last_hidden_state)
+    prefix = torch.ones(S, S).tril().bool()
+    prefix[:, :4] = True
+    given = {**batch, "attention_mask": prefix.expand(B, S, S).long()}
+    assert_same(decoder(**given).last_hidden_state, encoder(**given).last_hidden_state)
+    assert distance(decoder(**given)[0], decoder(**batch)[0]) > 1e-2
+
+
+@BOTH
+def test_a_2_d_mask_is_joined_with_the_triangle(backend: str) -> None:
+    model, batch = build(attn_implementation=backend), make_batch()
+    allowed = torch.ones(S, S).tril().bool() & batch["attention_mask"][:, None].bool()  # (B, S, S)
+    wanted = model(**batch).logits
+    scores = torch.zeros(B, 1, S, S, dtype=F64).masked_fill(~allowed[:, None], LOWEST)
+    minus_infinity = scores.masked_fill(scores < 0, -torch.inf)
+    for mask in (allowed, allowed.long(), allowed.float(), allowed[:, None], scores, minus_infinity):
+        assert_same(model(**{**batch, "attention_mask": mask}).logits, wanted)
+
+
+def test_masks_for_every_query_reach_into_the_cache() -> None:
+    model, ids = build(), make_batch()["input_ids"]
+    prefix = torch.ones(S, S).tril().bool()
+    prefix[:4, :4] = True
+    full = model(ids, prefix.expand(B, S, S)).logits
+    first = model(ids[:, :6], prefix[:6, :6].expand(B, 6, 6))
+    second = model(ids[:, 6:], prefix[6:].expand(B, 5, S), past_key_values=first.past_key_values)
+    assert_same(joined([first, second]), full)
+
+
+def test_an_encoder_looks_both_ways_at_a_given_cache() -> None:
+    """As prefix tuning gives one: keys and values that belong to no token."""
+    model, batch = make(BertModel), make_batch()
+    draw = torch.Generator().manual_seed(5)
+    cache = KeyValueCache()
+    for layer in range(L):
+        cache.extend(layer, *torch.randn(2, B, 3, N, H, generator=draw, dtype=F64))
+    mask = nn.functional.pad(batch["attention_mask"], (3, 0), value=1)
+    out = model(**{**batch, "attention_mask": mask}, past_key_values=copy.deepcopy(cache), output_attentions=True)
+    assert out.past_key_values is None
+    assert [tuple(x.shape) for x in out.attentions] == [(B, N, S, 3 + S)] * L
+    assert distance(out[0], model(**batch)[0]) > 1e-2
+    hidden = nn.functional.pad(batch["attention_mask"], (3, 0))
+    shifted = model(**{**batch, "attention_mask": hidden}, past_key_values=cache)[0]
+    at = torch.arange(3, 3 + S)
+    assert_same(shifted[0], model(**batch, position_ids=at)[0][0])  # its prefix masked, only the positions count on
+
+
+# When there is a cache
+
+
+def test_a_decoder_remembers_unless_told_otherwise() -> None:
+    batch = make_batch()
+    model = build()
+    assert isinstance(model(**batch).past_key_values, KeyValueCache)
+    assert model(**batch, use_cache=False).past_key_values is None
+    quiet = build(use_cache=False)
+    assert quiet(**batch).past_key_values is None
+    assert isinstance(quiet(**batch, use_cache=True).past_key_values, KeyValueCache)
+    assert "past_key_values" not in model(**batch, use_cache=False)
+    assert isinstance(model(**batch, return_dict=False)[1], KeyValueCache)
+
+
+def test_an_encoder_has_nothing_to_remember() -> None:
+    assert make(BertModel)(**make_batch(), use_cache=True).past_key_values is None
+
+
+def test_nothing_is_remembered_beside_a_loss() -> None:
+    batch = make_batch()
+    out = build()(**batch, labels=batch["input_ids"], use_cache=True)
+    assert out.past_key_values is None
+
+
+def test_checkpointed_layers_do_not_remember_while_they_learn() -> None:
+    model, batch = build(), make_batch()
+    plain = model(**batch, use_cache=False).logits
+    model.gradient_checkpointing_enable()
+    out = model(**batch)
+    assert out.past_key_values is None
+    assert_same(out.logits, plain, atol=0)
+    with pytest.raises(ValueError, match="use_cache=True with gradient checkpointing would fill the cache twice"):
+        model(**batch, use_cache=True)
+    with torch.no_grad():
+        assert model(**batch, use_cache=True).past_key_values.length == S
+        cache = model(batch["input_ids"][:, :6]).past_key_values
+    with pytest.raises(ValueError, match="past_key_values with gradient checkpointing"):
+        model(batch["input_ids"][:, 6:], past_key_values=cache)
+    assert cache.length == 6
+
+
+def test_checkpointed_gradients_are_plain_ones_bit_for_bit_with_cross_attention() -> None:
+    model = build(**CROSS, hidden_dropout_prob=0.3).train()
+    inputs = inputs_of(model)
+    found = []
+    for enable in (False, True):
+        if enable:
+            model.gradient_checkpointing_enable()
+        torch.manual_seed(3)
+        states = inputs["encoder_hidden_states"].clone().requires_grad_()
+        loss = model(**{**inputs, "encoder_hidden_states": states}, use_cache=False).logits.square().mean()
+        (grad,) = torch.autograd.grad(loss, states, retain_graph=True)
+        found.append({**gradients(model, loss), "states": grad})
+    assert_same(found[1], found[0], atol=0)
+
+
+# Cross-attention
+
+
+@BOTH
+def test_masks_of_the_encoder_come_in_every_form(backend: str) -> None:
+    model = build(**CROSS, attn_implementation=backend)
+    inputs = inputs_of(model)
+    mask = inputs["encoder_attention_mask"]
+    wanted = model(**inputs).logits
+    scores = torch.zeros(B, 1, 1, K, dtype=F64).masked_fill(mask[:, None, None] == 0, LOWEST)
+    for_all, each = mask[:, None], mask[:, None].expand(B, S, K)
+    for form in (mask.bool(), mask.double(), for_all, each, mask[:, None, None].bool(), scores):
+        assert_same(model(**{**inputs, "encoder_attention_mask": form}).logits, wanted)
+    plain = {**inputs, "encoder_attention_mask": None}
+    ones = {**inputs, "encoder_attention_mask": torch.ones(B, K)}
+    assert_same(model(**plain).logits, model(**ones).logits)
+    assert distance(model(**plain).logits[1], wanted[1]) > 1e-2
+
+
+@BOTH
+def test_what_the_mask_hides_of_the_encoder_does_not_count(backend: str) -> None:
+    model = build(**CROSS, attn_implementation=backend)
+    inputs = inputs_of(model)
+    before = model(**inputs).logits
+    noisy = inputs["encoder_hidden_states"].clone()
+    noisy[1, 5:] += 100
+    assert_same(model(**{**inputs, "encoder_hidden_states": noisy}).logits, before, atol=0)
+    noisy[0, 5] += 1
+    assert distance(model(**{**inputs, "encoder_hidden_states": noisy}).logits[0], before[0]) > 1e-2
+
+
+@BOTH
+def test_an_encoder_with_nothing_to_show_adds_its_output_bias(backend: str) -> None:
+    model = build(**CROSS, attn_implementation=backend)
+    inputs = inputs_of(model)
+    inputs["encoder_attention_mask"][1] = 0
+    out = model(**inputs, output_attentions=True)
+    assert out.logits.isfinite().all()
+    assert out.cross_attentions[0][1].count_nonzero() == 0
+    for layer in model.bert.encoder.layer:
+        nn.init.zeros_(layer.crossattention.output.dense.weight)
+    assert_same(out.logits[1], model(**inputs).logits[1])
+
+
+def test_cross_attentions_are_returned_and_add_up_to_one() -> None:
+    model = build(**CROSS)
+    inputs = inputs_of(model)
+    out = model(**inputs, output_attentions=True)
+    assert [tuple(x.shape) for x in out.cross_attentions] == [(B, N, S, K)] * L
+    for weights in out.cross_attentions:
+        assert_same(weights.sum(-1), torch.ones(B, N, S, dtype=F64))
+        assert weights[1, :, :, 5:].count_nonzero() == 0
+    assert model(**inputs).cross_attentions is None
+    fewer = {k: x for k, x in inputs.items() if "encoder" not in k}
+    assert model(**fewer, output_attentions=True).cross_attentions is None
+
+
+def test_a_cross_decoder_runs_without_an_encoder() -> None:
+    crossed, plain = build(BertModel, **CROSS), build(BertModel)
+    plain.load_state_dict({k: x for k, x in crossed.state_dict().items() if "crossattention" not in k})
+    assert_same(crossed(**make_batch())[0], plain(**make_batch())[0], atol=0)
+
+
+def test_the_encoder_is_projected_once() -> None:
+    """With a cache, its keys and values are kept: later steps do not look at the states again."""
+    model = build(**CROSS)
+    inputs = inputs_of(model)
+    runs: list[int] = []
+    for i, layer in enumerate(model.bert.encoder.layer):
+        layer.crossattention.self.key.register_forward_pre_hook(lambda module, args, i=i: runs.append(i))
+    steps(model, inputs, (4, 1, 6))
+    assert runs == [0, 1, 2]
+
+
+def test_cross_attention_has_no_gate_and_no_positions() -> None:
+    model = build(**CROSS, position_embedding_type="relative_key")
+    for layer in model.bert.encoder.layer:
+        assert not hasattr(layer.crossattention.self, "distance_embedding")
+    inputs = inputs_of(model)
+    shut = model(**inputs, head_mask=torch.zeros(N), output_attentions=True)
+    assert all(x.count_nonzero() == 0 for x in shut.attentions)
+    assert all(x.count_nonzero() > 0 for x in shut.cross_attentions)
+
+
+# Equal to transformers
+
+
+def theirs_of(name: str, dtype: torch.dtype, backend: str, **changes: Any) -> tuple[Any, Any]:
+    """transformers' model and ours with its weights."""
+    transformers = pytest.importorskip("transformers")
+    four = int(transformers.__version__.split(".")[0]) < 5
+    config = transformers.BertConfig(
+        **SIZES,
+        is_decoder=True,
+        attn_implementation="eager" if four and dtype == F64 else backend,  # the mask of 4's sdpa overflows in float64
+        **changes,
+    )
+    theirs = randomise_(getattr(transformers, name)(config))
+    ours = getattr(bertlite, name)(BertConfig(**SIZES, is_decoder=True, attn_implementation=backend, **changes))
+    ours.load_state_dict(theirs.state_dict())
+    return theirs.to(dtype).eval(), ours.to(dtype).eval()
+
+
+def compared(theirs: Any, ours: Any, inputs: dict[str, Any], backend: str, atol: float) -> None:
+    asked = {"output_hidden_states": True, "output_attentions": backend == "eager", "use_cache": False}
+    with torch.no_grad():
+        got, wanted = ours(**inputs, **asked), theirs(**inputs, **asked)
+    keep = [name for name, value in wanted.items() if isinstance(value, Tensor) or value]  # 5.x: attentions of ()
+    assert_same({name: got[name] for name in got if name in keep}, {name: wanted[name] for name in keep}, atol=atol)
+
+
+@BOTH
+@pytest.mark.parametrize("changes", [{}, CROSS], ids=["alone", "cross"])
+@pytest.mark.parametrize("name", ["BertModel", "BertLMHeadModel"])
+def test_decoding_equals_transformers(
+    name: str, changes: dict[str, Any], backend: str, kernels_run: list[str]
+) -> None:
+    theirs, ours = theirs_of(name, F64, backend, **changes)
+    inputs: dict[str, Any] = inputs_of(ours)
+    compared(theirs, ours, inputs, backend, 1e-12)
+    compared(theirs, ours, {k: x for k, x in inputs.items() if "attention_mask" not in k}, backend, 1e-12)
+    assert kernels_run == [backend] * L * (4 if changes else 2)
+
+
+@BOTH
+@pytest.mark.parametrize("changes", [{}, CROSS], ids=["alone", "cross"])
+def test_decoding_equals_transformers_5_bit_for_bit(changes: dict[str, Any], backend: str) -> None:
+    pytest.importorskip("transformers", minversion="5", reason="4.57 divides where 5 multiplies")
+    theirs, ours = theirs_of("BertLMHeadModel", torch.float32, backend, **changes)
+    inputs: dict[str, Any] = inputs_of(ours)
+    if changes:
+        inputs["encoder_hidden_states"] = inputs["encoder_hidden_states"].float()
+    inputs["labels"] = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, NONE)
+    compared(theirs, ours, inputs, backend, 0)
+    compared(theirs, ours, {k: x for k, x in inputs.items() if "attention_mask" not in k}, backend, 0)
+
+
+@pytest.mark.parametrize("positions", ["relative_key", "relative_key_query"])
+def test_relative_decoding_equals_transformers_4(positions: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    if int(transformers.__version__.split(".")[0]) > 4:
+        pytest.skip("transformers 5 ignores position_embedding_type")
+    theirs, ours = theirs_of("BertLMHeadModel", F64, "eager", **CROSS, position_embedding_type=positions)
+    compared(theirs, ours, inputs_of(ours), "eager", 1e-12)
+
+
+# The language model
+
+
+def test_the_loss_judges_each_position_by_the_next_word() -> None:
+    model, batch = build(), make_batch()
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, NONE)
+    out = model(**batch, labels=labels)
+    nats = [
+        -(out.logits[b, i].exp() / out.logits[b, i].exp().sum())[labels[b, i + 1]].log()
+        for b in range(B)
+        for i in range(S - 1)
+        if labels[b, i + 1] != NONE
+    ]
+    assert len(nats) == 10 + 6
+    assert_same(out.loss, torch.stack(nats).mean())
+    parts = [
+        model(**{k: x[b : b + 1] for k, x in batch.items()}, labels=labels[b : b + 1], num_items_in_batch=16).loss
+        for b in range(B)
+    ]
+    assert_same(parts[0] + parts[1], out.loss)
+
+
+def test_the_loss_of_half_precision_is_summed_in_float32() -> None:
+    model, batch = build().to(torch.bfloat16), make_batch()
+    out = model(**batch, labels=batch["input_ids"])
+    assert out.logits.dtype == torch.bfloat16
+    assert out.loss.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("kept", "rows"),
+    [(0, slice(None)), (1, slice(-1, None)), (4, slice(-4, None)), (torch.tensor([0, 3, 10]), [0, 3, 10])],
+    ids=str,
+)
+def test_only_the_logits_to_keep_are_computed(kept: Any, rows: Any) -> None:
+    model, batch = build(), make_batch()
+    assert_same(model(**batch, logits_to_keep=kept).logits, model(**batch).logits[:, rows])
+
+
+def test_labels_must_fit_the_logits_that_are_kept() -> None:
+    model, batch = build(), make_batch()
+    labels = batch["input_ids"]
+    with pytest.raises(ValueError, match=r"labels has shape \(2, 11\), but logits_to_keep leaves 4"):
+        model(**batch, labels=labels, logits_to_keep=4)
+    last = model(**batch, labels=labels[:, -4:], logits_to_keep=4)
+    hidden = labels.clone()
+    hidden[:, : S - 4 + 1] = NONE
+    assert_same(last.loss, model(**batch, labels=hidden).loss)
+
+
+def test_the_decoder_is_the_word_embeddings() -> None:
+    tied, free = build(**CROSS), build(tie_word_embeddings=False)
+    assert tied.get_output_embeddings().weight is tied.get_input_embeddings().weight
+    assert not free.get_output_embeddings().weight.equal(free.get_input_embeddings().weight)
+
+
+# Files
+
+
+def test_a_decoder_survives_saving(tmp_path: Path) -> None:
+    model = build(**VARIANTS["cross-pruned"])
+    model.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        names = set(file.keys())
+    assert "bert.encoder.layer.2.crossattention.self.query.weight" in names
+    again = BertLMHeadModel.from_pretrained(tmp_path)
+    assert replace(again.config, extra={}) == model.config
+    inputs = inputs_of(model)
+    assert_same(full_outputs(again, inputs, use_cache=False), full_outputs(model, inputs, use_cache=False), atol=0)
+    inner = BertModel.from_pretrained(tmp_path, add_pooling_layer=False)
+    assert_same(inner(**inputs)[0], model.bert(**inputs)[0], atol=0)
+
+
+def test_an_encoder_becomes_a_decoder_only_by_name(tmp_path: Path) -> None:
+    encoder = make(BertForMaskedLM)
+    encoder.save_pretrained(tmp_path)
+    decoder = BertLMHeadModel.from_pretrained(tmp_path, is_decoder=True)
+    ids = make_batch()["input_ids"]
+    assert_same(decoder(ids[:, :1]).logits, encoder(ids[:, :1]).logits)
+    assert distance(decoder(ids).logits, encoder(ids).logits) > 1e-2
+    with pytest.raises(ValueError, match=r"encoder\.layer\.0\.crossattention\.self\.query\.weight is missing"):
+        BertLMHeadModel.from_pretrained(tmp_path, is_decoder=True, add_cross_attention=True)
+
+
+def test_transformers_reads_our_decoder_and_we_read_its(tmp_path: Path) -> None:
+    theirs, ours = theirs_of("BertLMHeadModel", F64, "eager", **CROSS)
+    inputs = inputs_of(ours)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours.save_pretrained(tmp_path / "ours")
+    read = BertLMHeadModel.from_pretrained(tmp_path / "theirs", attn_implementation="eager")
+    assert_same(read(**inputs).logits, ours(**inputs).logits, atol=0)
+    back = type(theirs).from_pretrained(tmp_path / "ours", attn_implementation="eager", dtype=F64)
+    assert_same(back(**inputs).logits, theirs(**inputs).logits, atol=0)
+
+
+# Pruning
+
+
+@pytest.mark.parametrize("positions", ["absolute", "relative_key_query"])
+def test_pruning_a_decoder_is_gating_it_and_leaves_cross_attention_alone(positions: str) -> None:
+    model = build(**CROSS, position_embedding_type=positions)
+    inputs, heads = inputs_of(model), {0: [1, 3], 2: [0, 1, 2, 3]}
+    gate = torch.ones(L, N, dtype=F64)
+    for layer, gone in heads.items():
+        gate[layer, gone] = 0
+    pruned = prune_heads(model, heads)
+    wanted = model(**inputs, head_mask=gate).logits
+    assert_same(pruned(**inputs).logits, wanted)
+    assert_same(joined(steps(pruned, inputs, (4, 1, 6))), wanted)
+    assert_same(densify(pruned)(**inputs).logits, wanted)
+    for old, new in zip(model.bert.encoder.layer, pruned.bert.encoder.layer, strict=True):
+        assert_same(dict(new.crossattention.state_dict()), dict(old.crossattention.state_dict()), atol=0)
+        assert new.crossattention.self.num_attention_heads == N
+
+
+# What is refused
+
+
+def test_encoder_states_need_cross_attention() -> None:
+    for model in (build(), make(BertModel)):
+        with pytest.raises(ValueError, match="model without cross-attention; it needs is_decoder=True and"):
+            model(**make_batch(), **encoder_of())
+
+
+def test_encoder_states_must_fit() -> None:
+    model = build(**CROSS)
+    batch, states = make_batch(), encoder_of()["encoder_hidden_states"]
+    for wrong in (states[:1], states[..., :-1], states[0]):
+        with pytest.raises(ValueError, match=r"encoder_hidden_states has shape .*; expected \(2, length, 48\)"):
+            model(**batch, encoder_hidden_states=wrong)
+    with pytest.raises(ValueError, match="encoder_attention_mask was given without encoder_hidden_states"):
+        model(**batch, encoder_attention_mask=torch.ones(B, K))
+    with pytest.raises(ValueError, match=r"encoder_attention_mask has shape \(2, 7\); expected \(2, 8\)"):
+        model(**batch, encoder_hidden_states=states, encoder_attention_mask=torch.ones(B, 7))
+    with pytest.raises(ValueError, match=r"encoder_attention_mask holds 0\.5"):
+        model(**batch, encoder_hidden_states=states, encoder_attention_mask=torch.full((B, K), 0.5))
+
+
+def test_a_cache_must_be_ours() -> None:
+    pair = (torch.zeros(B, N, 3, H), torch.zeros(B, N, 3, H))
+    with pytest.raises(TypeError, match="past_key_values is a tuple; pass the KeyValueCache that a model returned"):
+        build()(**make_batch(), past_key_values=(pair,) * L)
+
+
+def test_the_cache_counts_towards_the_longest_sequence() -> None:
+    model, ids = build().requires_grad_(False), make_batch(length=40)["input_ids"]
+    cache = model(ids[:, :36]).past_key_values
+    assert model(ids[:, 36:], past_key_values=copy.deepcopy(cache)).past_key_values.length == 40
+    with pytest.raises(ValueError, match="5 tokens long, after 36 in the cache; this model takes 1 to 40"):
+        model(ids[:, :5], past_key_values=cache)
+    assert cache.length == 36
+
+
+def test_a_mask_covers_the_cache_too() -> None:
+    model, ids = build(), make_batch()["input_ids"]
+    cache = model(ids[:, :6]).past_key_values
+    with pytest.raises(ValueError, match=r"attention_mask has shape \(2, 5\); expected \(2, 11\)"):
+        model(ids[:, 6:], torch.ones(B, 5), past_key_values=cache)
+    assert cache.length == 6
+
+
+def test_only_a_decoder_writes() -> None:
+    with pytest.raises(ValueError, match="needs is_decoder=True"):
+        BertLMHeadModel(BertConfig(**SIZES))
+    with pytest.raises(ValueError, match="only a decoder has cross-attention"):
+        BertConfig(**SIZES, add_cross_attention=True)
+
+
+# One graph
+
+
+def test_decoding_from_a_cache_is_one_graph() -> None:
+    torch._dynamo.reset()
+    model = build(**CROSS)
+    inputs = inputs_of(model)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        pieces = steps(compiled, inputs, (6, 5))
+        assert_same(joined(pieces), model(**inputs).logits)
+    assert pieces[-1].past_key_values.length == S
