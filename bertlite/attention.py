@@ -74,20 +74,29 @@ def read_mask(
     """
     if mask is None:
         return Mask(triangle)
+    if isinstance(mask, Tensor):  # torch.fx traces with stand-ins
+        check_shape(mask, (batch, heads, queries, keys), name)
+    if mask.dim() == 4:
+        return read_scores(mask, name)
+    allowed = read_ones(mask, name)
+    if mask.dim() == 3:
+        return masked(allowed[:, None])
+    return masked(allowed[:, None, None] if triangle is None else allowed[:, None, None] & triangle)
+
+
+def check_shape(mask: Tensor, full: tuple[int, int, int, int], name: str) -> None:
+    """Refuse a mask that fits neither (B, K) nor (B, S, K) nor, an axis of 1 serving for any, (B, heads, S, K)."""
+    batch, _, queries, keys = full
     shape = tuple(mask.shape)
     if mask.dim() == 4:
-        if any(have not in (1, want) for have, want in zip(shape, (batch, heads, queries, keys), strict=True)):
-            raise ValueError(f"{name} has shape {shape}, which does not fit {(batch, heads, queries, keys)}")
-        return read_scores(mask, name)
+        if any(have not in (1, want) for have, want in zip(shape, full, strict=True)):
+            raise ValueError(f"{name} has shape {shape}, which does not fit {full}")
+        return
     fits = {2: ((batch, keys),), 3: ((batch, queries, keys), (batch, 1, keys))}.get(mask.dim())
     if fits is None:
         raise ValueError(f"{name} has {mask.dim()} dimensions, shape {shape}; expected 2, 3 or 4")
     if shape not in fits:
         raise ValueError(f"{name} has shape {shape}; expected {' or '.join(map(str, fits))}")
-    allowed = read_ones(mask, name)
-    if mask.dim() == 3:
-        return masked(allowed[:, None])
-    return masked(allowed[:, None, None] if triangle is None else allowed[:, None, None] & triangle)
 
 
 def read_ones(mask: Tensor, name: str) -> Tensor:

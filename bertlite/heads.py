@@ -441,12 +441,11 @@ class QuestionAnsweringBody(HeadBody):
             output_hidden_states=output_hidden_states,
             return_dict=True,
         )
-        start, end = (x.contiguous() for x in self.qa_outputs(out.last_hidden_state).unbind(-1))  # (B, S)
+        start, end = self.qa_outputs(out.last_hidden_state).split(1, dim=-1)
+        start, end = start.squeeze(-1).contiguous(), end.squeeze(-1).contiguous()  # (B, S)
         loss = None
         if start_positions is not None and end_positions is not None:
-            starts, ends = (
-                x.clamp(min=0).masked_fill(x >= start.shape[1], IGNORED) for x in (start_positions, end_positions)
-            )
+            starts, ends = inside(start_positions, start), inside(end_positions, end)
             loss = (cross_entropy(start, starts, "start_positions") + cross_entropy(end, ends, "end_positions")) / 2
         return self.finish(out, return_dict, loss, start_logits=start, end_logits=end)
 
@@ -516,12 +515,12 @@ def fits(labels: Tensor, places: Tensor) -> bool:
     return labels.numel() == places.numel()
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels", items: Items = None) -> Tensor:
-    """Mean over the labels that are not -100, in nats; or their sum over `items`.
+def inside(positions: Tensor, logits: Tensor) -> Tensor:
+    """Token indices, (B,), as labels for logits (B, S): those past the end do not count."""
+    return positions.clamp(min=0).masked_fill(positions >= logits.shape[1], IGNORED)
 
-    Raises:
-        ValueError: labels of another shape, not integers, or (on the CPU, where looking is free) out of range.
-    """
+
+def check_labels(logits: Tensor, labels: Tensor, name: str) -> None:
     classes = logits.shape[-1]
     if labels.is_floating_point() or not fits(labels, logits[..., 0]):
         raise ValueError(
@@ -534,6 +533,17 @@ def cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels", items: I
             raise ValueError(
                 f"{name} holds {low if low < 0 else high}; the classes are 0 to {classes - 1}, and -100 for none"
             )
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels", items: Items = None) -> Tensor:
+    """Mean over the labels that are not -100, in nats; or their sum over `items`.
+
+    Raises:
+        ValueError: labels of another shape, not integers, or (on the CPU, where looking is free) out of range.
+    """
+    if isinstance(labels, Tensor):  # torch.fx traces with stand-ins
+        check_labels(logits, labels, name)
+    classes = logits.shape[-1]
     rows, labels = logits.reshape(-1, classes), labels.reshape(-1).long()
     if items is None:
         return F.cross_entropy(rows, labels, ignore_index=IGNORED)

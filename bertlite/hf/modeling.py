@@ -41,7 +41,7 @@ class BertPreTrainedModel(transformers.PreTrainedModel):
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
-    _supports_attention_backend = True
+    _supports_attention_backend = compat.V5  # 4.57 takes it as a promise to run batches that are packed by position
     _no_split_modules = ["BertEmbeddings", "BertLayer"]
 
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
