@@ -440,6 +440,8 @@ def test_no_kernel_is_given_a_row_of_False() -> None:
     assert mask.answered[:, 0, :, 0].equal(blocked().any(-1))
 
 
-def test_nan_in_an_additive_mask_forbids(model: BertModel, batch: dict[str, Tensor]) -> None:
-    nan = additive(keep()[:, None, None, :], math.nan)
-    assert_same(full_outputs(model, {**batch, "attention_mask": nan}), full_outputs(model, batch))
+@pytest.mark.parametrize("score", [math.nan, math.inf])
+def test_a_score_that_is_no_number_is_refused(score: float, model: BertModel, batch: dict[str, Tensor]) -> None:
+    mask = additive(keep()[:, None, None, :], score)
+    with pytest.raises(ValueError, match=r"attention_mask holds nan or \+inf"):
+        model(**{**batch, "attention_mask": mask})

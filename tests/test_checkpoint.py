@@ -1076,7 +1076,7 @@ def on_meta(model: Any) -> Any:
 
 
 def resized(model: Any) -> Any:
-    model.set_input_embeddings(nn.Embedding(98, 48))
+    model.embeddings.word_embeddings = nn.Embedding(98, 48)
     return model
 
 

@@ -133,10 +133,9 @@ def test_hidden_states_and_attentions_are_those_of_full_decoding(variant: str) -
         states = torch.cat([out.hidden_states[layer] for out in pieces], 1)
         assert_same(states, full.hidden_states[layer])
     for name in ("attentions", *(["cross_attentions"] if model.config.add_cross_attention else [])):
-        for layer, whole in enumerate(full[name]):
-            rows = [
-                nn.functional.pad(x, (0, whole.shape[-1] - x.shape[-1])) for x in (out[name][layer] for out in pieces)
-            ]
+        for layer, whole in enumerate(full[name]):  # (B, N, S, K); at each step fewer keys
+            parts = [out[name][layer] for out in pieces]
+            rows = [nn.functional.pad(part, (0, whole.shape[-1] - part.shape[-1])) for part in parts]
             assert_same(torch.cat(rows, 2), whole)
 
 

@@ -149,8 +149,8 @@ def scores_scaled_otherwise(model):
     attention = layer(model, 1).attention.self
     inner = attention.forward
 
-    def forward(hidden_states, attend, gate=None):
-        return inner(hidden_states, lambda q, *rest: attend(q * 1.0000001, *rest), gate)
+    def forward(hidden_states, attend, *rest):
+        return inner(hidden_states, lambda q, *others: attend(q * 1.0000001, *others), *rest)
 
     attention.forward = forward
 

@@ -1,0 +1,108 @@
+"""transformers' own models and ours with the same weights, and inputs for each class."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from conftest import SIZES, make_batch, randomise_
+from torch import Tensor
+
+from bertlite import hf
+
+B, S, K, D, L, N, H, V = 2, 11, 8, 48, 3, 4, 12, 97
+LABELS, CHOICES, NONE = 6, 7, -100
+F64 = torch.float64
+VERSION = transformers.__version__
+V5 = int(VERSION.split(".")[0]) >= 5
+only_5 = pytest.mark.skipif(not V5, reason=f"transformers {VERSION} has none of it")
+only_4 = pytest.mark.skipif(V5, reason=f"transformers {VERSION} has it no more")
+BOTH = pytest.mark.parametrize("backend", ["eager", "sdpa"])
+DECODER = {"is_decoder": True}
+CROSS = {**DECODER, "add_cross_attention": True}
+HEADS = [
+    "BertForMaskedLM",
+    "BertForMultipleChoice",
+    "BertForNextSentencePrediction",
+    "BertForPreTraining",
+    "BertForQuestionAnswering",
+    "BertForSequenceClassification",
+    "BertForTokenClassification",
+]
+MODELS = ["BertModel", *HEADS]
+EVERY = pytest.mark.parametrize("name", MODELS)
+TIED = ["BertForMaskedLM", "BertForPreTraining", "BertLMHeadModel"]
+
+
+def config_of(name: str = "", backend: str | None = None, **changes: Any) -> transformers.BertConfig:
+    labels = {"num_labels": LABELS} if name in ("BertForSequenceClassification", "BertForTokenClassification") else {}
+    decoder = DECODER if name == "BertLMHeadModel" else {}
+    chosen = {} if backend is None else {"attn_implementation": backend}
+    return transformers.BertConfig(**{**SIZES, **labels, **decoder, **chosen, **changes})
+
+
+def theirs_of(name: str, backend: str | None = None, dtype: torch.dtype = F64, **changes: Any) -> Any:
+    """transformers' model, in eval mode, with weights that make every part matter."""
+    return randomise_(getattr(transformers, name)(config_of(name, backend, **changes))).to(dtype).eval()
+
+
+def ours_of(name: str, backend: str | None = None, dtype: torch.dtype = F64, **changes: Any) -> Any:
+    return randomise_(getattr(hf, name)(config_of(name, backend, **changes))).to(dtype).eval()
+
+
+def pair(name: str, backend: str = "eager", dtype: torch.dtype = F64, **changes: Any) -> tuple[Any, Any]:
+    """transformers' model and ours with its weights."""
+    overflows = not V5 and dtype == F64 and (name == "BertLMHeadModel" or changes.get("is_decoder"))
+    theirs = theirs_of(name, "eager" if overflows else backend, dtype, **changes)  # 4.57's causal mask, for sdpa
+    ours = ours_of(name, backend, dtype, **changes)
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+def inputs_of(name: str = "BertModel") -> dict[str, Tensor]:
+    """A batch whose second sequence is padded on the right."""
+    if name != "BertForMultipleChoice":
+        return make_batch()
+    return {name: x.unflatten(0, (B, CHOICES)) for name, x in make_batch(B * CHOICES).items()}
+
+
+def states_of(dtype: torch.dtype = F64) -> dict[str, Tensor]:
+    """What an encoder hands over, the second sequence with 5 of 8 positions."""
+    states = torch.randn(B, K, D, generator=torch.Generator().manual_seed(7), dtype=F64).to(dtype)
+    return {
+        "encoder_hidden_states": states,
+        "encoder_attention_mask": (torch.arange(K) < torch.tensor([[K], [5]])).long(),
+    }
+
+
+def words(classes: int = V) -> Tensor:
+    """Labels at some places, (B, S)."""
+    draw = torch.Generator().manual_seed(3)
+    labels = torch.randint(0, classes, (B, S), generator=draw)
+    return labels.masked_fill(torch.rand(B, S, generator=draw) < 0.6, NONE)
+
+
+def labels_of(name: str) -> dict[str, Tensor]:
+    return {
+        "BertModel": {},
+        "BertLMHeadModel": {"labels": words()},
+        "BertForMaskedLM": {"labels": words()},
+        "BertForMultipleChoice": {"labels": torch.tensor([6, 2])},
+        "BertForNextSentencePrediction": {"labels": torch.tensor([1, 0])},
+        "BertForPreTraining": {"labels": words(), "next_sentence_label": torch.tensor([0, 1])},
+        "BertForQuestionAnswering": {"start_positions": torch.tensor([2, 5]), "end_positions": torch.tensor([3, 6])},
+        "BertForSequenceClassification": {"labels": torch.tensor([5, 0])},
+        "BertForTokenClassification": {"labels": words(LABELS)},
+    }[name]
+
+
+def present(out: Any) -> dict[str, Any]:
+    """What an output holds; transformers 5 puts () where it was asked for attentions and has none."""
+    return {name: value for name, value in out.items() if isinstance(value, Tensor) or value}
+
+
+def score_of(out: Any) -> Tensor:
+    """A scalar that every number of an output has a part in, each its own."""
+    parts = [value for value in out.values() if isinstance(value, Tensor)]
+    draws = [torch.randn(x.shape, generator=torch.Generator().manual_seed(i)).to(x) for i, x in enumerate(parts)]
+    return torch.stack([(x * draw).sum() for x, draw in zip(parts, draws, strict=True)]).sum()
