@@ -380,5 +380,9 @@ def pick(out: ModelOutput, return_dict: bool) -> Any:
 
 
 def set_config(model: Any, config: ConfigLike) -> None:
-    """Give a model, and the BertModel inside it, another config."""
+    """Give a model, the BertModel inside it and the parts that keep its config another one."""
+    before = model.config
+    for part in model.modules():
+        if vars(part).get("config") is before:  # in bertlite.hf, what attention functions of transformers look at
+            part.config = config
     model.config = model.base_model.config = config

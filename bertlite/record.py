@@ -52,13 +52,17 @@ def cpu_name() -> str:
 
 def write_json(path: str | Path, value: Any) -> None:
     """Write a JSON file that is never half there."""
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file that is never half there."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1)
-            file.write("\n")
+            file.write(text)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:

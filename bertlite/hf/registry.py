@@ -10,7 +10,7 @@ from typing import Any
 from transformers import BertConfig
 
 from bertlite.hf import compat, modeling
-from bertlite.record import write_json
+from bertlite.record import write_json, write_text
 
 _before: dict[Any, Any] = {}  # what a mapping held for BertConfig before us; absent where it held nothing
 
@@ -66,11 +66,10 @@ def export_remote_code(folder: str | PathLike[str]) -> None:
     """
     path = Path(folder) / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    names = {auto.__name__: getattr(ours, "__name__", None) for auto, ours in _ours().items()}
+    names = {auto.__name__: ours.__name__ for auto, ours in _ours().items()}
     config["auto_map"] = {auto: f"modeling_bertlite.{name}" for auto, name in names.items()}
-    code = Path(folder) / "modeling_bertlite.py"
-    code.write_text(REMOTE.format(names=", ".join(sorted(set(filter(None, names.values()))))), encoding="utf-8")
-    write_json(path, config)
+    write_text(Path(folder) / "modeling_bertlite.py", REMOTE.format(names=", ".join(sorted(set(names.values())))))
+    write_json(path, config)  # last: it is what names the other file
 
 
 def _ours() -> dict[Any, Any]:
