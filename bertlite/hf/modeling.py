@@ -172,6 +172,8 @@ class Registered(Padded):
         if score_bias is not None:
             raise ValueError(f"attention {self.name!r} cannot add relative positions to the scores; use eager or sdpa")
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        if not q.shape[1]:  # a layer without heads; not every function runs on none
+            return q.transpose(1, 2), q.new_zeros(*q.shape[:-1], k.shape[2]) if self.weights else None
         function = ALL_ATTENTION_FUNCTIONS[self.name]
         context, weights = function(asker, q, k, v, self.given, dropout=dropout, scaling=q.shape[-1] ** -0.5)
         if self.weights and weights is None:
