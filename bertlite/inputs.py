@@ -48,16 +48,18 @@ def check_inputs(
             f" 1 to {config.max_position_embeddings} (max_position_embeddings): truncate them"
         )
     if token_type_ids is not None:
-        if token_type_ids.shape != (batch, length):
-            raise ValueError(f"token_type_ids has shape {tuple(token_type_ids.shape)}; expected {(batch, length)}")
-        check_ids("token_type_ids", token_type_ids, config.type_vocab_size, "type_vocab_size")
+        fits: tuple[tuple[int, ...], ...] = ((batch, length), (batch, 1))  # one segment for a whole sequence
+        check_beside("token_type_ids", token_type_ids, fits, config.type_vocab_size, "type_vocab_size")
     if position_ids is not None:
-        if tuple(position_ids.shape) not in ((batch, length), (1, length), (length,)):
-            raise ValueError(
-                f"position_ids has shape {tuple(position_ids.shape)};"
-                f" expected {(batch, length)}, (1, {length}) or ({length},)"
-            )
-        check_ids("position_ids", position_ids, config.max_position_embeddings, "max_position_embeddings")
+        fits = ((batch, length), (1, length), (length,))
+        check_beside("position_ids", position_ids, fits, config.max_position_embeddings, "max_position_embeddings")
+
+
+def check_beside(name: str, ids: Tensor, fits: tuple[tuple[int, ...], ...], limit: int, field: str) -> None:
+    """Refuse indices whose shape does not stand beside the input."""
+    if isinstance(ids, Tensor) and tuple(ids.shape) not in fits:  # torch.fx traces with stand-ins
+        raise ValueError(f"{name} has shape {tuple(ids.shape)}; expected {' or '.join(map(str, fits))}")
+    check_ids(name, ids, limit, field)
 
 
 def check_encoder_states(config: ConfigLike, states: Tensor, batch: int) -> None:

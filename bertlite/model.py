@@ -294,12 +294,14 @@ class BertBody:
             check_encoder_states(config, encoder_hidden_states, x.shape[0])
             others = encoder_hidden_states.shape[1]
             crossing = self.layout(x, encoder_attention_mask, others, weights, name="encoder_attention_mask")
-            memory = Memory(cache, encoder_hidden_states, crossing.attend)
+            memory = Memory(cache, crossing.attend)
         elif encoder_attention_mask is not None:
             raise ValueError("encoder_attention_mask was given without encoder_hidden_states")
         gates = None if head_mask is None else read_gates(head_mask, config, x.shape[0], length, x.dtype)
         keep_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        x, states, given = self.encoder(layout.pack(x), layout.attend, gates, memory, keep_states)
+        x, states, given = self.encoder(
+            layout.pack(x), layout.attend, gates, memory, encoder_hidden_states, keep_states
+        )
         x = layout.unpack(x)
         return pick(
             self.output_type(

@@ -181,11 +181,10 @@ class Checkpointing:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a layer may look at besides its own input."""
+    """What a decoder's layer works with besides tensors."""
 
     cache: Cache | None = None
-    states: Tensor | None = None  # (B, K, D), an encoder's output
-    attend: Attend | None = None  # to it
+    attend: Attend | None = None  # to an encoder's output
 
 
 NOTHING = Memory()
@@ -215,11 +214,16 @@ class BertLayer(nn.Module):
         self.checkpointing: Checkpointing | None = None
 
     def forward(
-        self, hidden_states: Tensor, attend: Attend, gate: Tensor | None = None, memory: Memory = NOTHING
+        self,
+        hidden_states: Tensor,
+        attend: Attend,
+        gate: Tensor | None = None,
+        memory: Memory = NOTHING,
+        encoder_states: Tensor | None = None,  # (B, K, D)
     ) -> Tensor | tuple[Tensor, ...]:  # (…, D) -> (…, D), and the weights that `attend` gives, each (B, N, S, K)
         if self.checkpointing is not None and self.recomputes:
-            return self.checkpointing(self.run, hidden_states, attend, gate, memory)
-        return self.run(hidden_states, attend, gate, memory)
+            return self.checkpointing(self.run, hidden_states, attend, gate, memory, encoder_states)
+        return self.run(hidden_states, attend, gate, memory, encoder_states)
 
     @property
     def recomputes(self) -> bool:
@@ -227,14 +231,14 @@ class BertLayer(nn.Module):
         return self.checkpointing is not None and torch.is_grad_enabled()
 
     def run(
-        self, hidden_states: Tensor, attend: Attend, gate: Tensor | None, memory: Memory
+        self, hidden_states: Tensor, attend: Attend, gate: Tensor | None, memory: Memory, encoder_states: Tensor | None
     ) -> Tensor | tuple[Tensor, ...]:
         if memory.cache is not None:
             attend = recalling(attend, partial(memory.cache.extend, self.layer_idx))
         x, weights = self.attention(hidden_states, attend, gate)
         out = () if weights is None else (weights,)
-        if memory.attend is not None:
-            x, weights = self.cross(x, memory.attend, memory)
+        if encoder_states is not None and memory.attend is not None:
+            x, weights = self.cross(x, memory.attend, memory.cache, encoder_states)
             out = out if weights is None else (*out, weights)
         if self.chunk_size_feed_forward:  # the same sums on fewer rows at a time
             x = torch.cat([self.feed_forward(part) for part in x.split(self.chunk_size_feed_forward, -2)], -2)
@@ -242,15 +246,15 @@ class BertLayer(nn.Module):
             x = self.feed_forward(x)
         return (x, *out) if out else x
 
-    def cross(self, x: Tensor, attend: Attend, memory: Memory) -> tuple[Tensor, Tensor | None]:
-        assert memory.states is not None  # `attend` is attention to them
-        states = memory.states.to(x.device)
-        if memory.cache is None:
-            return self.crossattention(x, attend, source=states)
-        known = memory.cache.kept(self.layer_idx)
+    def cross(
+        self, x: Tensor, attend: Attend, cache: Cache | None, encoder_states: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        if cache is None:
+            return self.crossattention(x, attend, source=encoder_states)
+        known = cache.kept(self.layer_idx)
         if known is None:
-            attend = recalling(attend, partial(memory.cache.keep, self.layer_idx))
-        return self.crossattention(x, attend, source=states if known is None else known)
+            attend = recalling(attend, partial(cache.keep, self.layer_idx))
+        return self.crossattention(x, attend, source=encoder_states if known is None else known)
 
     def feed_forward(self, x: Tensor) -> Tensor:  # (…, D) -> (…, D)
         return self.output(self.intermediate(x), x)
@@ -271,6 +275,7 @@ class BertEncoder(nn.Module):
         attend: Attend,
         gates: Sequence[Tensor] | None = None,
         memory: Memory = NOTHING,
+        encoder_states: Tensor | None = None,
         keep_states: bool = False,
     ) -> tuple[Tensor, list[Tensor], list[tuple[Tensor, ...]]]:
         """(…, D) -> the last layer's output; if kept, what each layer was given; the weights that each gave."""
@@ -278,7 +283,7 @@ class BertEncoder(nn.Module):
         for i, layer in enumerate(self.layer):
             if keep_states:
                 states.append(x)
-            out = layer(x, attend, None if gates is None else gates[i], memory)
+            out = layer(x, attend, None if gates is None else gates[i], memory, encoder_states)
             x, *given = out if isinstance(out, tuple) else (out,)
             weights.append(tuple(given))
         return x, states, weights

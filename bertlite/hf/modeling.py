@@ -1,6 +1,6 @@
 """bertlite's bodies as transformers models: the same stack on PreTrainedModel, with transformers' own outputs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from bertlite import heads, modules, pruning
 from bertlite.attention import BACKENDS, Padded, ScoreBias
 from bertlite.config import POSITIONS, normalise_heads
 from bertlite.hf import compat
-from bertlite.model import BertBody
+from bertlite.model import BertBody, pick
 
 logger = logging.get_logger(__name__)
 NAMES = {None: "auto", "sdpa": "auto", "auto": "auto"}  # transformers' default name lets the best kernel run
@@ -211,10 +211,22 @@ class Remembered:
         return known.keys.transpose(1, 2), known.values.transpose(1, 2)
 
 
+def chosen(states: tuple[Tensor, ...] | None, indices: Sequence[int]) -> tuple[Tensor | None, ...] | None:
+    """The hidden states at these indices, which count from the end too, in their places; None in the others."""
+    if states is None:
+        return None
+    wrong = [i for i in indices if not -len(states) <= i < len(states)]
+    if wrong:
+        raise ValueError(f"output_hidden_states names {wrong[0]}; there are {len(states)}, 0 to {len(states) - 1}")
+    wanted = {i % len(states) for i in indices}
+    return tuple(state if i in wanted else None for i, state in enumerate(states))
+
+
 class BertModel(BertBody, BertPreTrainedModel):
     """`transformers.BertModel` with bertlite's stack."""
 
     output_type = BaseModelOutputWithPoolingAndCrossAttentions
+    _can_record_outputs = {"hidden_states": BertLayer, "attentions": modules.BertSelfAttention}
     encoder_class = BertEncoder
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
@@ -243,14 +255,21 @@ class BertModel(BertBody, BertPreTrainedModel):
         past_key_values: Any = None,
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: bool | Sequence[int] | None = None,
         return_dict: bool | None = None,
         cache_position: Tensor | None = None,
     ) -> Any:
-        """`bertlite.BertModel.forward`; `cache_position`, which 4.57's generate passes, follows from the cache."""
+        """`bertlite.BertModel.forward`, and what transformers adds to it.
+
+        Args:
+            output_hidden_states: also a list of indices, as in 5.x; the other hidden states are None in the tuple.
+            cache_position: passed by 4.57's generate; it follows from the cache.
+        """
         if input_ids is not None and attention_mask is None and not compat.V5:
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
-        return super().forward(
+        listed = output_hidden_states if isinstance(output_hidden_states, Sequence) else None
+        keep = output_hidden_states if not isinstance(output_hidden_states, Sequence) else bool(output_hidden_states)
+        out = super().forward(
             input_ids,
             attention_mask,
             token_type_ids,
@@ -262,9 +281,13 @@ class BertModel(BertBody, BertPreTrainedModel):
             past_key_values=past_key_values,
             use_cache=use_cache,
             output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=return_dict,
+            output_hidden_states=keep,
+            return_dict=return_dict if listed is None else True,
         )
+        if listed is None:
+            return out
+        out.hidden_states = chosen(out.hidden_states, listed)
+        return pick(out, self.config.return_dict if return_dict is None else return_dict)
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.embeddings.word_embeddings
@@ -397,7 +420,15 @@ class BertForNextSentencePrediction(heads.NextSentencePredictionBody, BertPreTra
     accepts_loss_kwargs = True
 
 
-class BertForSequenceClassification(heads.SequenceClassificationBody, BertPreTrainedModel):
+class Labelled:
+    """Heads of which clients read `num_labels`, as they do of transformers'."""
+
+    def build_head(self: Any, config: Any) -> None:
+        super().build_head(config)  # type: ignore[misc]  # of the body beside it
+        self.num_labels = config.num_labels
+
+
+class BertForSequenceClassification(Labelled, heads.SequenceClassificationBody, BertPreTrainedModel):
     base_class = BertModel
     output_type = SequenceClassifierOutput
     accepts_loss_kwargs = True
@@ -409,13 +440,13 @@ class BertForMultipleChoice(heads.MultipleChoiceBody, BertPreTrainedModel):
     accepts_loss_kwargs = True
 
 
-class BertForTokenClassification(heads.TokenClassificationBody, BertPreTrainedModel):
+class BertForTokenClassification(Labelled, heads.TokenClassificationBody, BertPreTrainedModel):
     base_class = BertModel
     output_type = TokenClassifierOutput
     accepts_loss_kwargs = True
 
 
-class BertForQuestionAnswering(heads.QuestionAnsweringBody, BertPreTrainedModel):
+class BertForQuestionAnswering(Labelled, heads.QuestionAnsweringBody, BertPreTrainedModel):
     base_class = BertModel
     output_type = QuestionAnsweringModelOutput
     accepts_loss_kwargs = False  # Trainer counts `labels`, and an answer has none
