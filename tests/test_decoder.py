@@ -543,7 +543,7 @@ def test_only_the_logits_to_keep_are_computed(kept: Any, rows: Any) -> None:
 def test_labels_must_fit_the_logits_that_are_kept() -> None:
     model, batch = build(), make_batch()
     labels = batch["input_ids"]
-    with pytest.raises(ValueError, match=r"labels has shape \(2, 11\), but logits_to_keep leaves 4"):
+    with pytest.raises(ValueError, match=r"the labels have shape \(2, 11\); logits_to_keep leaves 4"):
         model(**batch, labels=labels, logits_to_keep=4)
     last = model(**batch, labels=labels[:, -4:], logits_to_keep=4)
     hidden = labels.clone()
