@@ -283,5 +283,12 @@ def normalise_heads(heads: Mapping[Any, Iterable[Any]], layers: int, built_with:
 
 def kept_heads(config: ConfigLike, layer: int) -> tuple[int, ...]:
     """The heads that one layer still has, in the numbering of the unpruned model."""
-    gone = set(config.pruned_heads.get(layer, ()))
+    gone = set(pruned_heads(config).get(layer, ()))
     return tuple(head for head in range(config.num_attention_heads) if head not in gone)
+
+
+def pruned_heads(config: ConfigLike) -> Mapping[int, Iterable[int]]:
+    """The heads that a config says are gone, by layer.  Of transformers' own configs some lack the field, and those
+    read from a file have the strings of JSON for layers."""
+    heads: Mapping[Any, Iterable[int]] = getattr(config, "pruned_heads", None) or {}
+    return {int(layer): gone for layer, gone in heads.items()}

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bertlite.config import BertConfig, ConfigLike, kept_heads, normalise_heads
+from bertlite.config import BertConfig, ConfigLike, kept_heads, normalise_heads, pruned_heads
 from bertlite.model import set_config
 from bertlite.modules import BertAttention
 
@@ -40,9 +40,8 @@ def with_pruned(config: Config, heads: Heads) -> Config:
         ValueError: the model never had such a layer or head.
     """
     more = normalise_heads(heads, config.num_hidden_layers, config.num_attention_heads)
-    gone = {
-        layer: {*config.pruned_heads.get(layer, ()), *more.get(layer, ())} for layer in {*config.pruned_heads, *more}
-    }
+    before = pruned_heads(config)
+    gone = {layer: {*before.get(layer, ()), *more.get(layer, ())} for layer in {*before, *more}}
     return replaced(config, gone)
 
 

@@ -268,21 +268,29 @@ def test_our_model_is_left_as_it_was(tiny):
 def test_each_rule_allows_what_it_says():
     truth = torch.tensor([1.0, -2.0], dtype=torch.float64)
     theirs, ours = truth.float() + 1e-3, truth.float() - 1e-3
-    assert exactly(theirs, theirs) == (0.0, 0.0)
+    assert exactly(theirs, theirs) == (0.0, 0.0, None)
     assert exactly(ours, theirs)[0] == pytest.approx(2e-3, rel=1e-3)
     assert closely(truth, truth)[1] == 1e-12
     assert relatively(truth, truth)[1] == 2e-12
-    error, allowed = as_well(ours, theirs, truth)
+    error, allowed, own = as_well(ours, theirs, truth)
     assert error == pytest.approx(1e-3, rel=1e-3)
+    assert own == pytest.approx(1e-3, rel=1e-3)
     assert allowed == pytest.approx(FACTOR * 1e-3, rel=1e-3)
+
+
+def test_a_loss_is_held_to_the_error_of_its_logits():
+    truth = {"loss": torch.tensor(1.0, dtype=torch.float64), "logits": torch.zeros(5, dtype=torch.float64)}
+    theirs = {"loss": torch.tensor(1.0), "logits": torch.full((5,), 1e-3)}  # its own error happens to be 0
+    for off, fine in ((1.9e-3, True), (2.1e-3, False)):
+        ours = {"loss": torch.tensor(1.0 + off), "logits": theirs["logits"]}
+        assert compare(ours, theirs, truth, lambda name: as_well)[0].ok is fine
 
 
 def test_nothing_is_close_to_nan_or_to_another_shape():
     nan, ok = torch.tensor([float("nan")]), torch.tensor([0.0])
     for rule in (exactly, closely, relatively, as_well):
         for ours in (nan, torch.zeros(2)):
-            error, allowed = rule(ours, ok, ok.double())
-            assert not Row("x", error, allowed).ok
+            assert not Row("x", *rule(ours, ok, ok.double())).ok
 
 
 def test_a_tensor_on_one_side_only_is_refused():

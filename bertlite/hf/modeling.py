@@ -82,12 +82,7 @@ class BertPreTrainedModel(transformers.PreTrainedModel):
 
     def invert_attention_mask(self, encoder_attention_mask: Tensor) -> Tensor:
         """A 0/1 mask, (B, K) or (B, S, K), as additive scores (B, 1, 1 or S, K); for code of transformers 4."""
-        mask, shape = encoder_attention_mask, tuple(encoder_attention_mask.shape)
-        if mask.dim() not in (2, 3):
-            raise ValueError(f"the mask has shape {shape}; expected (batch, keys) or (batch, queries, keys)")
-        mask = mask[:, None] if mask.dim() == 3 else mask[:, None, None]
-        scores = torch.zeros(mask.shape, dtype=self.dtype, device=mask.device)
-        return scores.masked_fill(mask == 0, torch.finfo(self.dtype).min)
+        return additive(encoder_attention_mask, self.dtype)
 
     def get_extended_attention_mask(
         self,
@@ -102,7 +97,7 @@ class BertPreTrainedModel(transformers.PreTrainedModel):
             length, keys = input_shape[1], mask.shape[1]
             causal = torch.ones(length, keys, dtype=torch.bool, device=mask.device).tril(keys - length)
             mask = mask[:, None].bool() & causal
-        return self.invert_attention_mask(mask).to(dtype or self.dtype)
+        return additive(mask, dtype or self.dtype)
 
     if not compat.V5:  # 4.57 checkpoints re-entrantly unless told otherwise, and loses gradients so
 
@@ -135,11 +130,22 @@ def settle(config: Any) -> None:
 def counted(heads_to_prune: Mapping[Any, Iterable[int]], config: Any) -> dict[int, tuple[int, ...]]:
     """Heads by layer, where transformers 4 lets a layer count from the end: -1 is the last."""
     layers = config.num_hidden_layers
-    forward = {
-        layer + layers if isinstance(layer, int) and -layers <= layer < 0 else layer: which
-        for layer, which in heads_to_prune.items()
-    }
+    forward: Any = heads_to_prune  # anything but a mapping is refused below
+    if isinstance(heads_to_prune, Mapping):
+        forward = {
+            layer + layers if isinstance(layer, int) and -layers <= layer < 0 else layer: which
+            for layer, which in heads_to_prune.items()
+        }
     return normalise_heads(forward, layers, config.num_attention_heads)
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A 0/1 mask, (B, K) or (B, S, K), as scores to add, (B, 1, 1 or S, K)."""
+    if mask.dim() not in (2, 3):
+        raise ValueError(f"the mask has shape {tuple(mask.shape)}; expected (batch, keys) or (batch, queries, keys)")
+    mask = mask[:, None] if mask.dim() == 3 else mask[:, None, None]
+    scores = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return scores.masked_fill(mask == 0, torch.finfo(dtype).min)
 
 
 class BertLayer(modules.BertLayer, GradientCheckpointingLayer):

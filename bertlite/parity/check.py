@@ -28,7 +28,6 @@ from bertlite.parity.compare import (
     exactly,
     first_divergence,
     relatively,
-    rms,
     trace,
 )
 from bertlite.parity.inputs import inputs_of
@@ -150,20 +149,14 @@ def check(case: Case, device: str = "cpu", checkpoint: str | Path = "", tamper: 
             mine = tensors(case, ours, inputs, mine=True)
         others = {side: tensors(case, model, inputs, mine=False) for side, model in sides.items()}
         rows = compare(mine, others["theirs"], others.get("truth"), partial(rule_for, case, device))
-        report = Report(
-            case.name,
-            rows,
-            backend=kernels.name,
-            seconds=time.perf_counter() - start,
-            facts={"ratios": ratios(mine, others)},
-        )
+        report = Report(case.name, rows, backend=kernels.name, seconds=time.perf_counter() - start)
         if report.ok:
             return report
         runs = {side: partial(forward, case, model, inputs, mine=False) for side, model in sides.items()}
         traces = {side: trace(model, runs[side]) for side, model in sides.items()}
         seen = trace(ours, partial(forward, case, ours, inputs, mine=True))
         first = first_divergence(seen, traces["theirs"], traces.get("truth"), rule_for(case, device, "forward"))
-        return Report(case.name, rows, kernels.name, first, seconds=time.perf_counter() - start, facts=report.facts)
+        return Report(case.name, rows, kernels.name, first, seconds=time.perf_counter() - start)
 
 
 def rule_for(case: Case, device: str, tensor: str) -> Rule:
@@ -234,7 +227,7 @@ def tensors(case: Case, model: Any, inputs: Mapping[str, Any], mine: bool) -> di
     loss.backward()
     grads = {f"grad.{name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
-    return {"loss": loss.detach(), **grads} if "loss" in out else grads
+    return grads
 
 
 def named(case: Case, out: Any, inputs: Mapping[str, Any], config: Any) -> Iterator[tuple[str, Tensor]]:
@@ -261,16 +254,6 @@ def weighted_sum(out: Any) -> Tensor:
         total = part if total is None else total + part
     assert total is not None
     return total
-
-
-def ratios(ours: Mapping[str, Tensor], others: Mapping[str, Mapping[str, Tensor]]) -> dict[str, float]:
-    """Our rms error against the truth over theirs, for every tensor in which they make one."""
-    found = {}
-    for name, truth in others.get("truth", {}).items():
-        theirs = rms(others["theirs"][name], truth)
-        if theirs:
-            found[name] = rms(ours[name], truth) / theirs
-    return found
 
 
 class Kernels(TorchFunctionMode):

@@ -107,7 +107,7 @@ def claims(reports: Sequence[Report]) -> list[dict[str, Any]]:
                     kind = f"within {CLOSE:g}" + (" of the largest gradient, or of 1" if gradient else "")
                 kinds.setdefault(kind, []).append((report, row))
         for kind, pairs in kinds.items():
-            ratios = [r.facts["ratios"].get(row.tensor) for r, row in pairs if dtype != "float64"]
+            ratios = [row.ratio for _, row in pairs]
             lines.append(
                 {
                     "dtype": dtype,
@@ -160,7 +160,7 @@ def as_record(report: Report) -> dict[str, Any]:
         "worst": worst.tensor,
         "error": worst.error,
         "allowed": worst.allowed,
-        "largest_ratio": max(report.facts["ratios"].values(), default=None),
+        "largest_ratio": report.largest_ratio,
         "first_module": report.first_module,
         "seconds": round(report.seconds, 2),
     }

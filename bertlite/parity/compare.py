@@ -6,11 +6,13 @@ The rules, one per claim:
     closely   max |ours - theirs| <= 1e-12: float64, where this separates right from wrong
     relatively  the same, of max |theirs| where that is above 1: gradients, which sum over the whole batch
     as_well   rms(ours - truth) <= FACTOR · rms(theirs - truth) + 1 ulp of max |truth|: where both must round, ours
-              rounds no worse than a stated factor of theirs.  The truth is theirs in float64, of the same weights
+              rounds no worse than a stated factor of theirs.  The truth is theirs in float64, of the same weights.
+              One number's error can be 0 by luck, so a loss is held to the error of the logits it is made of, where
+              that is larger
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,26 +22,28 @@ CLOSE = 1e-12
 FACTOR = 2.0  # the largest ratio seen stands in the record of every run
 
 Tensors = Mapping[str, Tensor]
-Rule = Callable[[Tensor, Tensor, Tensor | None], tuple[float, float]]  # ours, theirs, truth -> error, allowed
+Measured = tuple[float, float, float | None]  # our error, what is allowed, and theirs where the rule looks at it
+Rule = Callable[[Tensor, Tensor, Tensor | None, float], Measured]  # ours, theirs, truth, luck
 
 
-def exactly(ours: Tensor, theirs: Tensor, truth: Tensor | None = None) -> tuple[float, float]:
-    return distance(ours, theirs), 0.0
+def exactly(ours: Tensor, theirs: Tensor, truth: Tensor | None = None, luck: float = 0.0) -> Measured:
+    return distance(ours, theirs), 0.0, None
 
 
-def closely(ours: Tensor, theirs: Tensor, truth: Tensor | None = None) -> tuple[float, float]:
-    return distance(ours, theirs), CLOSE
+def closely(ours: Tensor, theirs: Tensor, truth: Tensor | None = None, luck: float = 0.0) -> Measured:
+    return distance(ours, theirs), CLOSE, None
 
 
-def relatively(ours: Tensor, theirs: Tensor, truth: Tensor | None = None) -> tuple[float, float]:
-    return distance(ours, theirs), CLOSE * max(1.0, size(theirs))
+def relatively(ours: Tensor, theirs: Tensor, truth: Tensor | None = None, luck: float = 0.0) -> Measured:
+    return distance(ours, theirs), CLOSE * max(1.0, size(theirs)), None
 
 
-def as_well(ours: Tensor, theirs: Tensor, truth: Tensor | None = None) -> tuple[float, float]:
+def as_well(ours: Tensor, theirs: Tensor, truth: Tensor | None = None, luck: float = 0.0) -> Measured:
+    """`luck`: an error that theirs could as well have had."""
     if truth is None:
         raise ValueError("as_well compares with a float64 truth; none was given")
-    ulp = torch.finfo(theirs.dtype).eps * size(truth)
-    return rms(ours, truth), FACTOR * rms(theirs, truth) + ulp
+    own = max(rms(theirs, truth), luck)
+    return rms(ours, truth), FACTOR * own + torch.finfo(theirs.dtype).eps * size(truth), own
 
 
 def distance(a: Tensor, b: Tensor) -> float:
@@ -67,6 +71,11 @@ class Row:
     tensor: str
     error: float
     allowed: float
+    theirs: float | None = None  # their error against the truth
+
+    @property
+    def ratio(self) -> float | None:
+        return self.error / self.theirs if self.theirs else None
 
     @property
     def ok(self) -> bool:
@@ -83,7 +92,6 @@ class Report:
     first_module: str | None = None
     not_checked: str = ""  # why nothing could be compared; such a report is not ok and not a failure
     seconds: float = 0.0
-    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -92,6 +100,10 @@ class Report:
     @property
     def failed(self) -> bool:
         return not self.ok and not self.not_checked
+
+    @property
+    def largest_ratio(self) -> float | None:
+        return max((row.ratio for row in self.rows if row.ratio is not None), default=None)
 
     @property
     def worst(self) -> Row:
@@ -132,10 +144,13 @@ def compare(ours: Tensors, theirs: Tensors, truth: Tensors | None, rule: Callabl
     if set(ours) != set(theirs):
         lone = sorted(set(ours) ^ set(theirs))
         raise ValueError(f"only one of the two runs has {', '.join(lone[:5])}")
-    return tuple(
-        Row(name, *rule(name)(mine.detach().cpu(), theirs[name].detach().cpu(), truth[name].cpu() if truth else None))
-        for name, mine in ours.items()
-    )
+    logits = [rms(theirs[name], truth[name]) for name in theirs if "logits" in name] if truth else []
+    rows = []
+    for name, mine in ours.items():
+        luck = max(logits, default=0.0) if name == "loss" else 0.0
+        true = truth[name].detach().cpu() if truth else None
+        rows.append(Row(name, *rule(name)(mine.detach().cpu(), theirs[name].detach().cpu(), true, luck)))
+    return tuple(rows)
 
 
 def trace(model: nn.Module, run: Callable[[], Any]) -> dict[str, Tensor]:
@@ -164,7 +179,7 @@ def first_divergence(ours: Tensors, theirs: Tensors, truth: Tensors | None, rule
     """The first module, in the order of running, whose output breaks the rule; inner ones come before outer ones."""
     for name, mine in ours.items():
         if name in theirs and theirs[name].shape == mine.shape and (truth is None or name in truth):
-            error, allowed = rule(mine.cpu(), theirs[name].cpu(), truth[name].cpu() if truth else None)
+            error, allowed, _ = rule(mine.cpu(), theirs[name].cpu(), truth[name].cpu() if truth else None, 0.0)
             if not error <= allowed:
                 return name
     return None
