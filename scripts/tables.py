@@ -71,8 +71,9 @@ def parity() -> str:
         version = record["environment"]["versions"]["transformers"]
         for name, found in record["checkpoints"].items():
             for claim in found["claims"]:
-                error = "0" if claim["max_error"] == 0 else f"{claim['max_error']:.1e}"
-                ratio = "" if claim["max_ratio"] is None else f"{claim['max_ratio']:.2f}"
+                rounds = claim["max_ratio"] is not None and claim["max_error"] > 0  # then the ratio says it
+                error = "" if rounds else "0" if claim["max_error"] == 0 else f"{claim['max_error']:.1e}"
+                ratio = f"{claim['max_ratio']:.2f}" if rounds else ""
                 verdict = "all" if not claim["failed"] else f"{claim['failed']} fail"
                 body.append([version, name, claim["dtype"], claim["claim"], claim["tensors"], verdict, error, ratio])
     head = ["transformers", "checkpoint", "dtype", "claim", "tensors", "hold", "largest error", "largest ratio"]
