@@ -1,22 +1,51 @@
 """Our classes return what transformers' own return, and refuse what those ignore."""
 
+import copy
+import inspect
+import pickle
+from typing import Any
+
+import pytest
 import torch
-from conftest import assert_same, full_outputs
+import transformers
+from conftest import EXACT, assert_same, distance, gradients
 from pairs import (
     BOTH,
+    CROSS,
+    DECODER,
     EVERY,
+    F64,
+    HEADS,
+    MODELS,
+    TIED,
     V5,
+    B,
+    L,
+    N,
+    S,
+    config_of,
     inputs_of,
     labels_of,
+    only_4,
+    only_5,
+    ours_of,
     pair,
     present,
+    score_of,
+    states_of,
+    theirs_of,
 )
+
+import bertlite
+from bertlite import hf
 
 F32 = torch.float32
 
 
-def asked(backend: str) -> dict[str, bool]:
-    return {"output_hidden_states": True, "output_attentions": backend == "eager"}  # 5.x has none of sdpa's
+@torch.no_grad()
+def run(model: Any, inputs: dict[str, Any], backend: str = "eager", **options: Any) -> Any:
+    """All that a model returns; of sdpa no attentions, which transformers 5 does not give."""
+    return model(**inputs, output_hidden_states=True, output_attentions=backend == "eager", **options)
 
 
 # Equal to transformers' own
@@ -27,8 +56,291 @@ def asked(backend: str) -> dict[str, bool]:
 def test_every_class_equals_transformers(name: str, backend: str, kernels_run: list[str]) -> None:
     theirs, ours = pair(name, backend)
     inputs = {**inputs_of(name), **labels_of(name)}
-    ours.set_attn_implementation(backend) if V5 else None
-    got, wanted = full_outputs(ours, inputs, **asked(backend)), full_outputs(theirs, inputs, **asked(backend))
+    got, wanted = run(ours, inputs, backend), run(theirs, inputs, backend)
     assert type(got) is type(wanted)
     assert_same(present(got), present(wanted))
-    assert set(kernels_run) == {backend}
+    assert kernels_run == [backend] * L
+
+
+@only_5
+@BOTH
+@EVERY
+def test_every_class_equals_transformers_5_bit_for_bit(name: str, backend: str) -> None:
+    theirs, ours = pair(name, backend, F32)
+    inputs = inputs_of(name)
+    for given in (inputs, {**inputs, **labels_of(name)}, {"input_ids": inputs["input_ids"]}):
+        assert_same(present(run(ours, given, backend)), present(run(theirs, given, backend)), atol=0)
+
+
+@BOTH
+@pytest.mark.parametrize("changes", [DECODER, CROSS], ids=["alone", "cross"])
+@pytest.mark.parametrize("name", ["BertModel", "BertLMHeadModel"])
+def test_decoders_equal_transformers(name: str, changes: dict[str, Any], backend: str) -> None:
+    for dtype, atol in ((F64, EXACT), (F32, 0))[: 2 if V5 else 1]:
+        theirs, ours = pair(name, backend, dtype, **changes)
+        inputs = {**inputs_of(), **(states_of(dtype) if changes is CROSS else {})}
+        got, wanted = run(ours, inputs, backend), run(theirs, inputs, backend)
+        assert type(got) is type(wanted)
+        assert type(got.past_key_values) is type(wanted.past_key_values)
+        assert got.past_key_values.get_seq_length() == S
+        parts = [{**present(out), "past_key_values": None} for out in (got, wanted)]
+        assert_same(*parts, atol=atol)
+        if name == "BertLMHeadModel":
+            losses = [run(model, {**inputs, **labels_of(name)}, backend).loss.to(F32) for model in (ours, theirs)]
+            assert_same(*losses, atol=0 if dtype == F32 else 1e-5)  # theirs is summed in float32
+
+
+@EVERY
+def test_gradients_equal_those_of_transformers(name: str) -> None:
+    grads = []
+    for model in reversed(pair(name)):
+        out = model(**inputs_of(name), **labels_of(name))
+        grads.append(gradients(model, out.loss if "loss" in out else score_of(out)))
+    assert_same(*grads, atol=1e-11)  # the largest are near 10
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM"])
+def test_dropout_draws_as_in_transformers(name: str, backend: str) -> None:
+    outs = []
+    for model in reversed(pair(name, backend)):
+        torch.manual_seed(4)
+        outs.append(present(model.train()(**inputs_of(name))))
+    assert_same(*outs)
+    assert distance(outs[0][next(iter(outs[0]))], model.eval()(**inputs_of(name))[0]) > 1e-2
+
+
+@EVERY
+def test_parameters_and_modules_have_the_names_of_transformers(name: str) -> None:
+    theirs, ours = theirs_of(name), ours_of(name)
+    shapes = [{key: x.shape for key, x in model.state_dict().items()} for model in (ours, theirs)]
+    assert shapes[0] == shapes[1]
+    assert {key for key, _ in ours.named_parameters()} == {key for key, _ in theirs.named_parameters()}
+    assert {key for key, _ in ours.named_modules()} == {key for key, _ in theirs.named_modules()}
+    assert type(ours).__name__ == name
+    assert isinstance(ours, transformers.PreTrainedModel)
+    assert ours.num_parameters() == theirs.num_parameters()
+    assert not list(ours.named_buffers())
+
+
+@pytest.mark.parametrize("name", [*MODELS, "BertLMHeadModel"])
+def test_the_core_and_hf_compute_the_same(name: str) -> None:
+    ours = ours_of(name)
+    core = getattr(bertlite, name)(bertlite.BertConfig.from_dict(ours.config.to_dict())).double().eval()
+    core.load_state_dict(ours.state_dict())
+    gate = torch.linspace(-0.5, 1.5, L * N, dtype=F64).view(L, N)
+    inputs = {**inputs_of(name), **labels_of(name), "head_mask": gate}
+    assert_same(dict(run(ours, inputs)), dict(run(core, inputs)), atol=0)
+
+
+@EVERY
+def test_tuples_have_the_places_of_transformers(name: str) -> None:
+    theirs, ours = pair(name)
+    inputs = {**inputs_of(name), **labels_of(name)}
+    assert_same(run(ours, inputs, return_dict=False), run(theirs, inputs, return_dict=False))
+    ours.config.return_dict = False
+    assert type(ours(**inputs_of(name))) is tuple
+
+
+def test_without_a_pooler() -> None:
+    theirs = transformers.BertModel(config_of(), add_pooling_layer=False).double().eval()
+    ours = hf.BertModel(config_of(), add_pooling_layer=False).double().eval()
+    ours.load_state_dict(theirs.state_dict())
+    assert_same(dict(ours(**inputs_of())), dict(theirs(**inputs_of())))
+    assert ours.pooler is None
+    assert ours(**inputs_of()).pooler_output is None
+
+
+@pytest.mark.parametrize("positions", ["relative_key", "relative_key_query"])
+@only_4
+def test_relative_positions_equal_those_of_transformers_4(positions: str) -> None:
+    for changes in ({}, {**CROSS, "use_cache": False}):
+        theirs, ours = pair("BertModel", position_embedding_type=positions, **changes)
+        inputs = {**inputs_of(), **(states_of() if changes else {})}
+        assert_same(present(run(ours, inputs)), present(run(theirs, inputs)))
+
+
+@only_4
+@pytest.mark.parametrize("shape", [(N,), (L, N), (L, 1, N, 1, 1)], ids=str)
+@pytest.mark.parametrize("name", ["BertModel", *HEADS])
+def test_head_masks_equal_those_of_transformers_4(name: str, shape: tuple[int, ...]) -> None:
+    theirs, ours = pair(name)
+    gate = torch.rand(shape, generator=torch.Generator().manual_seed(6), dtype=F64)
+    inputs = {**inputs_of(name), "head_mask": gate}
+    if len(shape) == 5:  # its models take the two short forms alone, and its encoder this one
+        gated = theirs(**{**inputs, "head_mask": gate[:, 0, :, 0, 0]})
+        assert_same(dict(ours(**inputs)), dict(gated))
+    else:
+        assert_same(dict(run(ours, inputs)), dict(run(theirs, inputs)))
+
+
+@EVERY
+def test_a_head_mask_is_honoured(name: str) -> None:
+    """transformers 5 takes it and changes nothing."""
+    theirs, ours = pair(name)
+    inputs = inputs_of(name)
+    gate = torch.ones(L, N, dtype=F64)
+    assert_same(dict(ours(**inputs, head_mask=gate)), dict(ours(**inputs)))
+    gate[1, 2] = 0
+    assert distance(ours(**inputs, head_mask=gate)[0], ours(**inputs)[0]) > 1e-3
+    if V5:
+        assert distance(theirs(**inputs, head_mask=gate)[0], theirs(**inputs)[0]) == 0
+    pruned = bertlite.prune_heads(ours, {1: [2]})
+    assert_same(dict(pruned(**inputs)), dict(ours(**inputs, head_mask=gate)))
+
+
+@BOTH
+def test_masks_for_every_query_are_honoured(backend: str) -> None:
+    theirs, ours = pair("BertModel", backend)
+    draw = torch.Generator().manual_seed(8)
+    allowed = (torch.rand(B, S, S, generator=draw) < 0.7) | torch.eye(S).bool()
+    inputs = inputs_of()
+    scores = torch.zeros(B, 1, S, S, dtype=F64).masked_fill(~allowed[:, None], torch.finfo(F64).min)
+    said = scores if V5 else allowed.long()  # each version has its own way
+    wanted = dict(theirs(**{**inputs, "attention_mask": said}))
+    for mask in (allowed, allowed.long(), allowed.double(), allowed[:, None], scores):
+        assert_same(dict(ours(**{**inputs, "attention_mask": mask})), wanted)
+
+
+@pytest.mark.parametrize("shape", [(S,), (1, S), (B, S)], ids=str)
+def test_positions_come_in_three_shapes(shape: tuple[int, ...]) -> None:
+    theirs, ours = pair("BertModel")
+    at = torch.arange(S).flip(0).expand(shape)
+    said = at.expand(B, S)  # 5.x does not take (S,)
+    assert_same(dict(ours(**inputs_of(), position_ids=at)), dict(theirs(**inputs_of(), position_ids=said)))
+
+
+@EVERY
+def test_embeddings_may_be_given(name: str) -> None:
+    theirs, ours = pair(name)
+    inputs = inputs_of(name)
+    inputs["inputs_embeds"] = ours.get_input_embeddings()(inputs.pop("input_ids")).detach()
+    assert_same(dict(ours(**inputs)), dict(theirs(**inputs)))
+
+
+# What transformers does not do
+
+
+@pytest.mark.parametrize("name", [*MODELS, "BertLMHeadModel"])
+@pytest.mark.parametrize("backend", [None, "sdpa", "eager"])
+def test_attentions_that_are_asked_for_are_given(name: str, backend: str | None) -> None:
+    model = ours_of(name, backend)
+    rows = inputs_of(name)["input_ids"].numel() // S
+    found = model(**inputs_of(name), output_attentions=True).attentions
+    assert [tuple(x.shape) for x in found] == [(rows, N, S, S)] * L
+    for weights in found:
+        assert_same(weights.sum(-1), torch.ones(rows, N, S, dtype=F64))
+
+
+@pytest.mark.parametrize("backend", [None, "eager"])  # with "sdpa" it is an error of transformers' config
+def test_attentions_that_the_config_asks_for_are_given(backend: str | None) -> None:
+    model = ours_of("BertModel", backend, output_attentions=True, output_hidden_states=True)
+    out = model(**inputs_of())
+    assert len(out.attentions) == L
+    assert len(out.hidden_states) == L + 1
+    assert model(**inputs_of(), output_attentions=False).attentions is None
+
+
+@only_5
+def test_transformers_5_gives_no_attentions_by_default() -> None:
+    """The day it does, the two tests above lose their point."""
+    assert theirs_of("BertModel")(**inputs_of(), output_attentions=True).attentions == ()
+
+
+@pytest.mark.parametrize("name", [*MODELS, "BertLMHeadModel"])
+def test_an_unknown_argument_is_an_error(name: str) -> None:
+    model, inputs = ours_of(name), inputs_of(name)
+    for wrong in ("headmask", "attention_masks", "foo"):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{wrong}'"):
+            model(**inputs, **{wrong: torch.ones(1)})
+    with pytest.raises(TypeError, match="positional argument"):  # the fifth was head_mask, and is inputs_embeds
+        model(inputs["input_ids"], inputs["attention_mask"], inputs["token_type_ids"], None, torch.ones(N))
+
+
+@EVERY
+def test_four_inputs_may_be_positional(name: str) -> None:
+    model, inputs = ours_of(name), inputs_of(name)
+    at = torch.arange(S).expand(inputs["input_ids"].shape)
+    out = model(inputs["input_ids"], inputs["attention_mask"], inputs["token_type_ids"], at)
+    assert_same(dict(out), dict(model(**inputs)), atol=0)
+
+
+@pytest.mark.parametrize("name", [*MODELS, "BertLMHeadModel"])
+def test_the_signature_names_what_clients_look_for(name: str) -> None:
+    parameters = inspect.signature(getattr(hf, name).forward).parameters
+    wanted = {"input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "return_dict"}
+    wanted |= {"output_attentions", "output_hidden_states", "head_mask", *labels_of(name)}
+    assert wanted <= set(parameters)
+    assert all(p.kind is not p.VAR_KEYWORD for p in parameters.values())
+    if name in ("BertModel", "BertLMHeadModel"):
+        assert {"past_key_values", "use_cache", "encoder_hidden_states", "encoder_attention_mask"} <= set(parameters)
+
+
+def test_labels_leave_the_config_as_it_is() -> None:
+    """transformers writes down the kind of problem that the first labels look like."""
+    theirs, ours = pair("BertForSequenceClassification")
+    for model in (theirs, ours):
+        model(**inputs_of(), labels=torch.tensor([1, 0]))
+    assert theirs.config.problem_type == "single_label_classification"
+    assert ours.config.problem_type is None
+
+
+# Copies
+
+
+@pytest.mark.parametrize("name", [*MODELS, "BertLMHeadModel"])
+@pytest.mark.parametrize("copied", ["deepcopy", "pickle"])
+def test_a_copy_is_the_same_model_and_apart(name: str, copied: str) -> None:
+    model = bertlite.prune_heads(ours_of(name, use_cache=False), {0: [1], 2: [0, 1, 2, 3]})
+    before = dict(run(model, inputs_of(name)))
+    twin = copy.deepcopy(model) if copied == "deepcopy" else pickle.loads(pickle.dumps(model))
+    assert_same(dict(run(twin, inputs_of(name))), before, atol=0)
+    if name in TIED:
+        predictions = twin.cls.predictions
+        assert predictions.decoder.weight is twin.get_input_embeddings().weight
+        assert predictions.bias is predictions.decoder.bias
+    for layer in twin.base_model.encoder.layer:
+        assert layer.attention.self.config is twin.config is twin.base_model.config
+    twin.prune_heads({0: [0, 2, 3]})
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert_same(dict(run(model, inputs_of(name))), before, atol=0)
+    assert model.config.pruned_heads == {0: [1], 2: [0, 1, 2, 3]}
+
+
+# What no BERT can be
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"position_embedding_type": "bogus"}, "position_embedding_type 'bogus' is unknown; have: absolute, relative"),
+        ({"pruned_heads": {0: [4]}}, "layer 0 has no head 4: it was built with 4 heads, 0 to 3"),
+        ({"pruned_heads": {3: [0]}}, "there is no layer 3: the model has 3 layers, 0 to 2"),
+        ({"pruned_heads": {0: "13"}}, "integers all; not as"),
+        ({"hidden_size": 50}, r"hidden.size .*50.* is not a multiple of"),
+        ({"add_cross_attention": True}, "only a decoder has cross-attention"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM"])
+def test_a_config_of_no_bert_is_refused(name: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        getattr(hf, name)(config_of(**changes))
+
+
+def test_bad_inputs_are_named() -> None:
+    model = ours_of("BertModel")
+    with pytest.raises(ValueError, match="input_ids holds 97; this model has 0 to 96"):
+        model(torch.tensor([[97]]))
+    with pytest.raises(ValueError, match=r"attention_mask has shape \(2, 10\); expected \(2, 11\)"):
+        model(inputs_of()["input_ids"], torch.ones(B, 10))
+    with pytest.raises(ValueError, match="sequences are 41 tokens long; this model takes 1 to 40"):
+        model(torch.ones(1, 41).long())
+
+
+def test_a_language_model_that_is_no_decoder_looks_both_ways() -> None:
+    theirs, ours = pair("BertLMHeadModel", is_decoder=False)
+    assert_same(dict(ours(**inputs_of())), dict(theirs(**inputs_of())))
+    assert_same(ours(**inputs_of(), **labels_of("BertLMHeadModel")).logits, ours(**inputs_of()).logits)

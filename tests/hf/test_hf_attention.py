@@ -1,0 +1,240 @@
+"""Attention functions registered with transformers run in our models, dense and pruned, and see what they expect."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from conftest import assert_same, distance, full_outputs
+from pairs import BOTH, CROSS, F64, B, H, L, N, S, inputs_of, only_4, only_5, ours_of, pair, states_of
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+import bertlite
+from bertlite.modules import BertSelfAttention
+
+Register = Callable[..., list[dict[str, Any]]]
+PRUNED = {0: [1, 3], 2: [0, 1, 2, 3]}
+
+
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch) -> Register:
+    """Register "recorded" with transformers for one test; it computes attention and keeps what it was called with."""
+
+    def registering(mask: Any = None, weights: bool = False) -> list[dict[str, Any]]:
+        calls: list[dict[str, Any]] = []
+
+        def recorded(
+            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+        ) -> tuple[Tensor, Tensor | None]:
+            calls.append({"module": module, "query": query, "key": key, "mask": attention_mask, **options})
+            if attention_mask is None and module.is_causal:  # transformers makes no mask that says only this
+                attention_mask = torch.ones(query.shape[2], key.shape[2]).tril(key.shape[2] - query.shape[2]).bool()
+            scores = query @ key.transpose(-1, -2) * options["scaling"]
+            if attention_mask is not None:
+                scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+            found = scores.softmax(-1)
+            return (found @ value).transpose(1, 2), found if weights else None
+
+        for interface in (AttentionInterface, AttentionMaskInterface):
+            monkeypatch.setattr(interface, "_global_mapping", dict(interface._global_mapping))  # put back afterwards
+        AttentionInterface.register("recorded", recorded)
+        if mask is not None:
+            AttentionMaskInterface.register("recorded", mask)
+        return calls
+
+    return registering
+
+
+def recorded_model(
+    name: str = "BertModel", heads: dict[int, list[int]] | None = None, **changes: Any
+) -> tuple[Any, Any]:
+    """Two models with the same weights: one with the registered function, one with ours."""
+    models = [ours_of(name, backend, use_cache=False, **changes) for backend in ("recorded", "eager")]
+    for model in models:
+        model.prune_heads(heads or {})
+    return models[0], models[1]
+
+
+# A function of one's own
+
+
+@pytest.mark.parametrize("heads", [{}, PRUNED], ids=["dense", "pruned"])
+def test_a_registered_function_is_called_once_for_every_layer_with_heads(
+    heads: dict[int, list[int]], register: Register
+) -> None:
+    calls = register()
+    model, plain = recorded_model(heads=heads)
+    ids = inputs_of()["input_ids"]
+    assert_same(dict(model(ids)), dict(plain(ids)))
+    kept = [bertlite.kept_heads(model.config, layer) for layer in range(L)]
+    with_heads = [layer for layer in range(L) if kept[layer]]
+    assert [call["module"] for call in calls] == [model.encoder.layer[i].attention.self for i in with_heads]
+    for layer, call in zip(with_heads, calls, strict=True):
+        module = call["module"]
+        assert isinstance(module, BertSelfAttention)
+        assert (module.layer_idx, module.is_causal) == (layer, False)
+        assert module.config is model.config
+        assert call["query"].shape == call["key"].shape == (B, len(kept[layer]), S, H)
+        assert call["scaling"] == H**-0.5
+        assert call["dropout"] == 0
+        assert call["mask"] is None
+
+
+@only_5
+@pytest.mark.parametrize("heads", [{}, PRUNED], ids=["dense", "pruned"])
+@pytest.mark.parametrize("form", ["2-D", "4-D"])
+def test_a_function_with_a_mask_function_is_handed_masks(
+    form: str, heads: dict[int, list[int]], register: Register
+) -> None:
+    calls = register(sdpa_mask)
+    model, plain = recorded_model(heads=heads)
+    inputs = inputs_of()
+    if form == "4-D":
+        inputs["attention_mask"] = inputs["attention_mask"][:, None, None].bool().expand(B, 1, S, S)
+    assert_same(dict(model(**inputs)), dict(plain(**inputs)))
+    for call in calls:
+        assert call["mask"].dtype == torch.bool
+        assert (
+            call["mask"].expand(B, 1, S, S)[:, 0].equal(inputs_of()["attention_mask"].bool()[:, None].expand(B, S, S))
+        )
+
+
+@only_5
+@pytest.mark.parametrize("mask", [None, sdpa_mask], ids=["without", "with"])
+@pytest.mark.parametrize("changes", [{}, CROSS], ids=["encoder", "decoder"])
+def test_a_function_is_called_as_transformers_calls_it(changes: dict[str, Any], mask: Any, register: Register) -> None:
+    """The same tensors, the same masks and the same options, with a mask function and without."""
+    calls = register(mask)
+    theirs, ours = pair("BertModel", "recorded", **changes)
+    inputs = {**inputs_of(), **(states_of() if changes else {})}
+    outs = []
+    for model in (ours, theirs):
+        outs.append((dict(model(**inputs, use_cache=False)), list(calls)))
+        calls.clear()
+    (got, mine), (wanted, others) = outs
+    assert_same(got, wanted)
+    assert len(mine) == len(others) == L * (2 if changes else 1)
+    for call, other in zip(mine, others, strict=True):
+        for name in ("query", "key"):
+            assert_same(call[name], other[name])
+        assert (call["mask"] is None) == (other["mask"] is None)
+        if call["mask"] is not None:
+            assert call["mask"].equal(other["mask"])
+        assert (call["scaling"], call["dropout"]) == (other["scaling"], other["dropout"])
+        assert call["module"].is_causal == other["module"].is_causal
+
+
+@only_5
+def test_a_decoder_with_a_registered_function_decodes_from_a_cache(register: Register) -> None:
+    register(sdpa_mask)
+    model, plain = recorded_model("BertLMHeadModel", {0: [1, 3]}, **CROSS)
+    inputs = {**inputs_of(), **states_of()}
+    wanted = plain(**inputs).logits
+    assert_same(model(**inputs).logits, wanted)
+    first = {k: x[:, :6] if x.shape[1:2] == (S,) else x for k, x in inputs.items()}
+    cache = model(**first, use_cache=True).past_key_values
+    rest = {k: x[:, 6:] if k in ("input_ids", "token_type_ids") else x for k, x in inputs.items()}
+    assert_same(model(**rest, past_key_values=cache, use_cache=True).logits, wanted[:, 6:])
+
+
+def test_a_registered_function_obeys_head_masks_and_learns(register: Register) -> None:
+    calls = register()
+    model, plain = recorded_model(attention_probs_dropout_prob=0.25, hidden_dropout_prob=0.0)
+    gate = torch.linspace(-0.5, 1.5, L * N, dtype=F64).view(L, N)
+    given = {"input_ids": inputs_of()["input_ids"], "head_mask": gate}
+    assert_same(dict(model(**given)), dict(plain(**given)))
+    calls.clear()
+    model.train()(**given).last_hidden_state.sum().backward()
+    assert [call["dropout"] for call in calls] == [0.25] * L
+    assert all(p.grad is not None for p in model.encoder.parameters())
+
+
+def test_attentions_come_from_the_function_or_not_at_all(register: Register) -> None:
+    ids = inputs_of()["input_ids"]
+    register(weights=True)
+    model, plain = recorded_model(heads={0: [1, 3]})
+    assert_same(full_outputs(model, {"input_ids": ids}), full_outputs(plain, {"input_ids": ids}))
+    register(weights=False)
+    assert model(ids).attentions is None
+    with pytest.raises(ValueError, match="attention 'recorded' cannot give attentions; use eager or sdpa"):
+        model(ids, output_attentions=True)
+
+
+def test_relative_positions_need_our_own_kernels(register: Register) -> None:
+    register()
+    model, _ = recorded_model(position_embedding_type="relative_key")
+    with pytest.raises(ValueError, match="'recorded' cannot add relative positions to the scores; use eager or sdpa"):
+        model(**inputs_of())
+
+
+@only_4
+def test_transformers_4_makes_no_masks_for_functions(register: Register) -> None:
+    register(sdpa_mask)
+    model, plain = recorded_model()
+    ids, mask = inputs_of()["input_ids"], inputs_of()["attention_mask"]
+    assert_same(dict(model(ids, torch.ones_like(mask))), dict(plain(ids)))
+    with pytest.raises(ValueError, match=r"transformers 4\.57\.6 makes no mask for 'recorded'; use eager or sdpa"):
+        model(ids, mask)
+
+
+def test_an_unregistered_function_is_refused() -> None:
+    with pytest.raises((ValueError, KeyError), match="never_registered"):
+        ours_of("BertModel", "never_registered")(**inputs_of())
+
+
+# Chosen afterwards
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM"])
+def test_the_attention_may_be_changed(name: str, backend: str, kernels_run: list[str]) -> None:
+    model = ours_of(name, {"eager": "sdpa", "sdpa": "eager"}[backend])
+    before = model(**inputs_of())[0]
+    model.set_attn_implementation(backend)
+    assert model.config._attn_implementation == model.base_model.config._attn_implementation == backend
+    kernels_run.clear()
+    assert_same(model(**inputs_of())[0], before)
+    assert kernels_run == [backend] * L
+
+
+def test_the_attention_of_a_pruned_model_may_be_changed(register: Register) -> None:
+    calls = register()
+    _, model = recorded_model("BertForMaskedLM", PRUNED)
+    before = model(inputs_of()["input_ids"]).logits
+    model.set_attn_implementation("recorded")
+    assert_same(model(inputs_of()["input_ids"]).logits, before)
+    assert len(calls) == L - 1
+    assert {call["module"].config._attn_implementation for call in calls} == {"recorded"}
+
+
+def test_an_unknown_attention_is_refused_afterwards_too() -> None:
+    model = ours_of("BertModel")
+    with pytest.raises(ValueError, match="bogus"):
+        model.set_attn_implementation("bogus")
+    assert model.config._attn_implementation == "sdpa"
+
+
+# flex_attention
+
+
+@only_5
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@torch.no_grad()
+def test_flex_attention_is_that_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+    from transformers.integrations import flex_attention as integration
+
+    def uncompiled(*args: Any, training: bool = False, **options: Any) -> Any:
+        return flex_attention(*args, **options)
+
+    monkeypatch.setattr(integration, "compile_friendly_flex_attention", uncompiled)  # which takes tens of seconds
+    theirs, ours = pair("BertModel", "flex_attention", torch.float32)
+    inputs = inputs_of()
+    assert_same(dict(ours(**inputs)), dict(theirs(**inputs)), atol=0)
+    assert distance(ours(inputs["input_ids"])[0], ours(**inputs)[0]) > 1e-2
+    pruned = bertlite.prune_heads(ours, PRUNED)
+    plain = ours_of("BertModel", "eager", torch.float32)
+    plain.prune_heads(PRUNED)
+    assert_same(dict(pruned(**inputs)), dict(plain(**inputs)), atol=1e-5)  # float32; the sums have another order

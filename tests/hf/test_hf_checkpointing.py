@@ -1,0 +1,211 @@
+"""Checkpointed layers of bertlite.hf learn as plain ones, switched on under the names of each transformers."""
+
+import copy
+import pickle
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from conftest import assert_same, gradients
+from pairs import CROSS, MODELS, V5, L, inputs_of, labels_of, only_4, only_5, ours_of, pair, score_of, states_of
+from torch import Tensor
+
+import bertlite
+
+ON = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}
+
+
+def enable(model: Any, **options: Any) -> Any:
+    """Under the name that this version prefers."""
+    getattr(model, "activation_checkpointing_enable" if V5 else "gradient_checkpointing_enable")(**options)
+    return model
+
+
+def enabled(model: Any) -> bool:
+    return bool(model.is_activation_checkpointing if V5 else model.is_gradient_checkpointing)
+
+
+def count_runs(model: Any) -> Counter[int]:
+    """{layer: how often its attention ran}: once in a forward, and once more if it is computed again."""
+    runs: Counter[int] = Counter()
+    for i, layer in enumerate(model.base_model.encoder.layer):
+        layer.attention.register_forward_pre_hook(lambda module, args, i=i: runs.update([i]))
+    return runs
+
+
+def learn(model: Any, name: str = "BertModel", **options: Any) -> dict[str, Tensor]:
+    """The loss and its gradients, with the same dropout each time."""
+    torch.manual_seed(11)
+    model.zero_grad()
+    out = model(**inputs_of(name), **labels_of(name), **options)
+    loss = out.loss if "loss" in out else score_of(out)
+    loss.backward()  # re-entrant checkpoints take no other way
+    grads = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+    return {**grads, "loss": loss.detach()}
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", [*MODELS, "BertLMHeadModel"])
+def test_checkpointed_gradients_are_plain_ones_bit_for_bit(name: str, backend: str) -> None:
+    model = ours_of(name, backend, **ON).train()
+    plain = learn(model, name)
+    runs = count_runs(enable(model))
+    assert enabled(model)
+    assert_same(learn(model, name), plain, atol=0)
+    assert [runs[i] for i in range(L)] == [2] * L
+
+
+@pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM"])
+def test_gradients_are_those_of_transformers_checkpointed(name: str) -> None:
+    found = [learn(enable(model.train()), name) for model in reversed(pair(name, **ON))]
+    assert_same(*found, atol=1e-11)
+
+
+@only_5
+@pytest.mark.parametrize(("every", "wanted"), [(1, [2, 2, 2]), (2, [2, 1, 2]), (3, [2, 1, 1])])
+def test_every_nth_layer_is_checkpointed(every: int, wanted: list[int]) -> None:
+    model = ours_of("BertForMaskedLM", **ON).train()
+    plain = learn(model, "BertForMaskedLM")
+    runs = count_runs(enable(model, every_n_layers=every))
+    assert_same(learn(model, "BertForMaskedLM"), plain, atol=0)
+    assert [runs[i] for i in range(L)] == wanted
+
+
+@only_5
+def test_the_old_name_works_and_says_that_it_is_old() -> None:
+    model = ours_of("BertModel", **ON).train()
+    plain = learn(model)
+    runs = count_runs(model)
+    with pytest.warns(FutureWarning, match="activation_checkpointing_enable"):
+        model.gradient_checkpointing_enable(every_n_layers=2)
+    assert_same(learn(model), plain, atol=0)
+    assert [runs[i] for i in range(L)] == [2, 1, 2]
+    with pytest.warns(FutureWarning, match="activation_checkpointing_disable"):
+        model.gradient_checkpointing_disable()
+    assert not model.is_activation_checkpointing
+
+
+@only_5
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="transformers pins the host's memory, which takes a GPU")
+def test_what_is_kept_may_be_kept_on_the_host() -> None:
+    model = ours_of("BertModel", **ON).train()
+    plain = learn(model)
+    assert_same(learn(enable(model, offload=True)), plain, atol=0)
+
+
+def test_checkpointing_is_switched_off_again() -> None:
+    model = enable(ours_of("BertModel").train())
+    getattr(model, "activation_checkpointing_disable" if V5 else "gradient_checkpointing_disable")()
+    runs = count_runs(model)
+    learn(model)
+    assert not enabled(model)
+    assert [runs[i] for i in range(L)] == [1] * L
+
+
+def test_nothing_is_computed_twice_outside_training() -> None:
+    """The rule of transformers; the core's is whether gradients are recorded."""
+    model = enable(ours_of("BertModel"))
+    runs = count_runs(model)
+    learn(model)
+    with torch.no_grad():
+        model.train()(**inputs_of())
+    assert [runs[i] for i in range(L)] == [2] * L
+
+
+@pytest.mark.parametrize("reentrant", [None, False, *([True] if V5 else [])])
+def test_frozen_embeddings_do_not_cost_the_gradients(reentrant: bool | None) -> None:
+    """By default too: transformers 4 would checkpoint re-entrantly, and find that nothing requires a gradient."""
+    model = ours_of("BertForMaskedLM", **ON).train()
+    model.bert.embeddings.requires_grad_(False)
+    plain = learn(model, "BertForMaskedLM")
+    kwargs = {} if reentrant is None else {"use_reentrant": reentrant}
+    name = "activation_checkpointing_kwargs" if V5 else "gradient_checkpointing_kwargs"
+    runs = count_runs(enable(model, **({name: kwargs} if kwargs else {})))
+    assert_same(learn(model, "BertForMaskedLM"), plain, atol=0)
+    assert [runs[i] for i in range(L)] == [2] * L
+    assert "bert.encoder.layer.0.attention.self.query.weight" in plain
+
+
+@only_4
+def test_transformers_4_loses_the_gradients_of_frozen_embeddings() -> None:
+    """What the test above is about."""
+    theirs, _ = pair("BertForMaskedLM")
+    theirs.train().bert.embeddings.requires_grad_(False)
+    theirs.gradient_checkpointing_enable()
+    with pytest.warns(UserWarning, match="None of the inputs have requires_grad=True"):
+        found = learn(theirs, "BertForMaskedLM")
+    assert "bert.encoder.layer.0.attention.self.query.weight" not in found
+
+
+def test_inputs_may_be_made_to_require_gradients() -> None:
+    """As PEFT does, for adapters in a frozen model."""
+    model = ours_of("BertModel").train().requires_grad_(False)
+    model.enable_input_require_grads()
+    out = enable(model)(**inputs_of()).last_hidden_state
+    assert out.requires_grad
+    model.disable_input_require_grads()
+
+
+@pytest.mark.parametrize("heads", [{0: [1]}, {1: [0, 1, 2, 3]}], ids=str)
+def test_pruned_layers_are_checkpointed_too(heads: dict[int, list[int]]) -> None:
+    model = bertlite.prune_heads(enable(ours_of("BertModel", **ON).train()), heads)
+    assert enabled(model)
+    checkpointed, runs = learn(model), count_runs(model)
+    getattr(model, "activation_checkpointing_disable" if V5 else "gradient_checkpointing_disable")()
+    assert_same(learn(model), checkpointed, atol=0)
+    assert [runs[i] for i in range(L)] == [1] * L
+
+
+def test_attentions_and_hidden_states_keep_their_gradients() -> None:
+    model = ours_of("BertModel", **ON).train()
+    found = []
+    for each in (model, enable(copy.deepcopy(model))):
+        torch.manual_seed(11)
+        out = each(**inputs_of(), output_attentions=True, output_hidden_states=True)
+        parts = (*out.attentions, *out.hidden_states)
+        assert all(x.requires_grad for x in parts)
+        found.append(gradients(each, torch.stack([x.square().mean() for x in parts]).sum()))
+    assert_same(found[1], found[0], atol=0)
+
+
+@pytest.mark.parametrize("name", ["BertModel", "BertLMHeadModel"])
+def test_the_encoder_learns_through_checkpointed_cross_attention(name: str) -> None:
+    model = ours_of(name, **CROSS, **ON).train()
+    found = []
+    for each in (model, enable(copy.deepcopy(model))):
+        given = states_of()
+        states = given["encoder_hidden_states"].requires_grad_()
+        torch.manual_seed(11)
+        out = each(**inputs_of(), **given)
+        assert (out.past_key_values is None) == enabled(each)  # recomputing would fill a cache twice
+        score = out[0].square().mean()
+        (grad,) = torch.autograd.grad(score, states, retain_graph=True)
+        found.append({**gradients(each, score), "states": grad})
+    assert_same(found[1], found[0], atol=0)
+
+
+def test_a_cache_is_not_filled_twice() -> None:
+    model = enable(ours_of("BertLMHeadModel"))
+    ids = inputs_of()["input_ids"]
+    cache = model(ids[:, :6]).past_key_values
+    assert cache.get_seq_length() == 6
+    model.train()
+    with pytest.raises(ValueError, match="use_cache=True with gradient checkpointing"):
+        model(ids, use_cache=True)
+    with pytest.raises(ValueError, match="past_key_values with gradient checkpointing"):
+        model(ids[:, 6:], past_key_values=cache)
+    assert cache.get_seq_length() == 6
+    with torch.no_grad():
+        assert model(ids[:, 6:], past_key_values=cache, use_cache=True).past_key_values.get_seq_length() == 11
+
+
+@pytest.mark.parametrize("copied", ["deepcopy", "pickle"])
+def test_copies_are_checkpointed_too(copied: str) -> None:
+    model = enable(ours_of("BertModel", **ON).train())
+    if copied == "pickle" and V5:
+        model.disable_input_require_grads()  # the hook of transformers 5 is a local function
+    twin = copy.deepcopy(model) if copied == "deepcopy" else pickle.loads(pickle.dumps(model))
+    runs = count_runs(twin)
+    assert_same(learn(twin), learn(model), atol=0)
+    assert [runs[i] for i in range(L)] == [2] * L

@@ -1,0 +1,157 @@
+"""The word embeddings of bertlite.hf: resized, replaced, and one matrix with the decoder."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from conftest import assert_same, distance
+from pairs import F64, MODELS, TIED, D, V, inputs_of, ours_of, pair
+from torch import nn
+
+from bertlite import hf
+
+WITH_DECODER = pytest.mark.parametrize("name", TIED)
+OTHER_SIZES = pytest.mark.parametrize(
+    ("size", "multiple", "wanted"), [(101, None, 101), (90, None, 90), (98, 8, 104), (None, 8, 104)]
+)
+
+
+def logits(model: Any) -> Any:
+    out = model(**inputs_of())
+    return out.logits if "logits" in out else out.prediction_logits
+
+
+def assert_tied(model: Any) -> None:
+    decoder = model.get_output_embeddings()
+    assert decoder.weight is model.get_input_embeddings().weight
+    assert model.cls.predictions.bias is decoder.bias
+    assert decoder.out_features == decoder.bias.shape[0] == model.get_input_embeddings().num_embeddings
+
+
+@OTHER_SIZES
+@WITH_DECODER
+def test_a_resized_vocabulary_is_that_of_transformers(
+    name: str, size: int | None, multiple: int | None, wanted: int
+) -> None:
+    theirs, ours = pair(name)
+    ids = {**inputs_of(), "input_ids": inputs_of()["input_ids"].clamp(max=80)}
+    states = []
+    for model in (ours, theirs):
+        torch.manual_seed(3)  # new rows are drawn
+        model.resize_token_embeddings(size, pad_to_multiple_of=multiple)
+        states.append(model.state_dict())
+        assert model.config.vocab_size == wanted
+        assert model(**ids)[0].shape[-1] == wanted
+    assert_tied(ours)
+    kept = min(V, wanted)
+    for key, x in states[0].items():
+        assert x.shape == states[1][key].shape, key
+        assert x[:kept].equal(states[1][key][:kept]), key
+    assert_same(ours(**ids)[0][..., :kept], theirs(**ids)[0][..., :kept])
+
+
+@OTHER_SIZES
+def test_a_resized_vocabulary_survives_saving(
+    size: int | None, multiple: int | None, wanted: int, tmp_path: Path
+) -> None:
+    model = ours_of("BertForMaskedLM")
+    model.resize_token_embeddings(size, pad_to_multiple_of=multiple, mean_resizing=False)
+    model.save_pretrained(tmp_path)
+    ids = inputs_of()["input_ids"].clamp(max=80)
+    for cls in (hf.BertForMaskedLM, transformers.BertForMaskedLM):
+        again = cls.from_pretrained(tmp_path, dtype=F64)
+        assert again.config.vocab_size == wanted
+        assert_same(again(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_padding_row_stays_the_padding_row(name: str) -> None:
+    model = ours_of(name)
+    model.resize_token_embeddings(V + 3)
+    words = model.get_input_embeddings()
+    assert (words.num_embeddings, words.padding_idx) == (V + 3, 0)
+    assert model(**inputs_of(name))[0].isfinite().all()
+    rows = words(torch.tensor([0, 1, V]))
+    rows.sum().backward()
+    assert words.weight.grad[0].count_nonzero() == 0
+    assert words.weight.grad[V].count_nonzero() == D
+
+
+def test_words_out_of_the_new_vocabulary_are_refused() -> None:
+    model = ours_of("BertForMaskedLM")
+    model.resize_token_embeddings(101)
+    assert model(torch.tensor([[100]])).logits.shape == (1, 1, 101)
+    with pytest.raises(ValueError, match="input_ids holds 101; this model has 0 to 100"):
+        model(torch.tensor([[101]]))
+
+
+@WITH_DECODER
+def test_what_is_tied_learns_as_one(name: str) -> None:
+    theirs, ours = pair(name)
+    for model in (theirs, ours):
+        logits(model).square().mean().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * (0 if parameter.grad is None else parameter.grad)
+    assert_tied(ours)
+    assert_same(logits(ours), logits(theirs), atol=1e-11)
+
+
+@WITH_DECODER
+def test_other_word_embeddings_are_tied_on_request(name: str) -> None:
+    """In transformers setting them leaves the decoder as it was, until tie_weights."""
+    theirs, ours = pair(name)
+    words = nn.Embedding(
+        V, D, dtype=F64, _weight=torch.randn(V, D, generator=torch.Generator().manual_seed(1), dtype=F64)
+    )
+    before = logits(ours)
+    for model in (theirs, ours):
+        model.set_input_embeddings(copy.deepcopy(words))
+        model.tie_weights()
+    assert_tied(ours)
+    assert_same(logits(ours), logits(theirs))
+    assert distance(logits(ours), before) > 1e-2
+
+
+@WITH_DECODER
+def test_another_decoder_brings_its_bias(name: str) -> None:
+    theirs, ours = pair(name, tie_word_embeddings=False)
+    decoder = nn.Linear(D, V, dtype=F64)
+    for model in (theirs, ours):
+        model.set_output_embeddings(copy.deepcopy(decoder))
+        assert model.get_output_embeddings().weight.equal(decoder.weight)
+        assert model.cls.predictions.bias is model.get_output_embeddings().bias
+    assert_same(logits(ours), logits(theirs))
+
+
+@WITH_DECODER
+def test_untied_means_untied(name: str) -> None:
+    theirs, ours = pair(name, tie_word_embeddings=False)
+    for model in (theirs, ours):
+        assert model.get_output_embeddings().weight is not model.get_input_embeddings().weight
+        with torch.no_grad():
+            model.get_input_embeddings().weight.mul_(2)
+    assert_same(logits(ours), logits(theirs))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_heads_without_a_decoder_have_none(name: str) -> None:
+    model = ours_of(name)
+    assert model.get_input_embeddings() is model.base_model.embeddings.word_embeddings
+    assert (model.get_output_embeddings() is None) == (name not in TIED)
+
+
+def test_new_embeddings_are_drawn_around_the_mean() -> None:
+    """What transformers does unless told mean_resizing=False; it must find our weights to do it."""
+    theirs, ours = pair("BertForMaskedLM")
+    drawn = []
+    for model in (ours, theirs):
+        torch.manual_seed(3)
+        model.resize_token_embeddings(V + 4)
+        drawn.append(model.get_input_embeddings().weight[V:].detach())
+    assert_same(drawn[0], drawn[1], atol=0)
+    mean = ours.get_input_embeddings().weight[:V].detach().mean(0)
+    assert distance(drawn[0], mean.expand_as(drawn[0])) < 0.01

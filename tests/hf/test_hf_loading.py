@@ -1,0 +1,377 @@
+"""from_pretrained and save_pretrained, with the arguments that people pass, between transformers' classes and ours."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from conftest import EXACT, SIZES, assert_same
+from pairs import (
+    CROSS,
+    EVERY,
+    F64,
+    MODELS,
+    TIED,
+    V5,
+    L,
+    config_of,
+    inputs_of,
+    only_4,
+    only_5,
+    ours_of,
+    pair,
+    states_of,
+    theirs_of,
+)
+from safetensors.torch import load_file, save_file
+
+import bertlite
+from bertlite import hf
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+RELATIVE = ["relative_key", "relative_key_query", "relative_key-pruned", "relative_key_query-gated"]
+MISMATCH = "ignore_mismatched_sizes" if V5 else "size mismatch"
+
+
+def file_of(folder: Path, name: str = "BertModel", **changes: Any) -> Any:
+    """transformers' model of a class, saved in a folder in float64."""
+    theirs = theirs_of(name, **changes)
+    theirs.save_pretrained(folder)
+    return theirs
+
+
+def same(a: Any, b: Any, name: str = "BertModel", **inputs: Any) -> None:
+    """Bit for bit if both are ours, else to rounding: transformers 4 divides where we multiply."""
+    with torch.no_grad():
+        outs = [dict(each(**inputs_of(name), **inputs, output_hidden_states=True)) for each in (a, b)]
+    assert_same(*outs, atol=0 if type(a) is type(b) is getattr(hf, name) else EXACT)
+
+
+def shapes(tensors: Any) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(x.shape) for key, x in dict(tensors).items()}
+
+
+# Between transformers' classes and ours
+
+
+@pytest.mark.parametrize("name", [*MODELS, "BertLMHeadModel"])
+def test_files_pass_both_ways(name: str, tmp_path: Path) -> None:
+    changes = {"use_cache": False, **CROSS} if name == "BertLMHeadModel" else {}
+    theirs, ours = pair(name, **changes)
+    inputs = {**inputs_of(name), **(states_of() if changes else {})}
+    wanted = dict(ours(**inputs))
+    for cls, model, folder in ((getattr(hf, name), theirs, "theirs"), (getattr(transformers, name), ours, "ours")):
+        model.save_pretrained(tmp_path / folder)
+        read, info = cls.from_pretrained(
+            tmp_path / folder, dtype=F64, attn_implementation="eager", output_loading_info=True
+        )
+        assert not any(info.values())
+        assert not read.training
+        assert_same(dict(read(**inputs)), wanted)
+    files = [shapes(load_file(tmp_path / each / "model.safetensors")) for each in ("ours", "theirs")]
+    assert files[0] == files[1]
+    assert json.loads((tmp_path / "ours" / "config.json").read_text())["architectures"] == [name]
+
+
+@EVERY
+def test_saving_and_loading_changes_nothing(name: str, tmp_path: Path) -> None:
+    model = bertlite.prune_heads(ours_of(name), {0: [1, 3], 1: [0, 1, 2, 3]})
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path, dtype=F64)
+    same(again, model, name)
+    assert again.config.pruned_heads == model.config.pruned_heads == {0: [1, 3], 1: [0, 1, 2, 3]}
+    assert shapes(again.named_parameters()) == shapes(model.named_parameters())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", TIED)
+def test_what_is_tied_stays_tied(name: str, tied: bool, tmp_path: Path) -> None:
+    model = ours_of(name, tie_word_embeddings=tied)
+    model.save_pretrained(tmp_path)
+    again, info = type(model).from_pretrained(tmp_path, dtype=F64, output_loading_info=True)
+    assert not any(info.values())
+    same(again, model, name, **({"use_cache": False} if name == "BertLMHeadModel" else {}))
+    for each in (model, again):
+        assert (each.get_output_embeddings().weight is each.get_input_embeddings().weight) == tied
+    theirs_of(name, tie_word_embeddings=tied).save_pretrained(tmp_path / "theirs")
+    files = [shapes(load_file(folder / "model.safetensors")) for folder in (tmp_path, tmp_path / "theirs")]
+    assert files[0] == files[1]
+
+
+def save(model: Any, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    return folder / "model.safetensors"
+
+
+def test_a_headed_file_serves_the_body_and_the_other_way_round(tmp_path: Path) -> None:
+    headed = ours_of("BertForPreTraining")
+    headed.save_pretrained(tmp_path / "headed")
+    body, info = hf.BertModel.from_pretrained(tmp_path / "headed", dtype=F64, output_loading_info=True)
+    assert not info["missing_keys"]
+    same(body, headed.bert)
+    body.save_pretrained(tmp_path / "body")
+    again, info = hf.BertForMaskedLM.from_pretrained(tmp_path / "body", dtype=F64, output_loading_info=True)
+    assert all(key.startswith("cls.") for key in info["missing_keys"])
+    assert info["missing_keys"]
+    same(again.bert, hf.BertModel.from_pretrained(tmp_path / "body", dtype=F64, add_pooling_layer=False))
+
+
+def test_missing_weights_are_drawn_and_the_loaded_left_alone(tmp_path: Path) -> None:
+    """One missing bias must not cost its layer the loaded weight beside it."""
+    file_of(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    gone = "encoder.layer.1.attention.self.query.bias"
+    save_file({key: x for key, x in state.items() if key != gone}, tmp_path / "model.safetensors", {"format": "pt"})
+    model, info = hf.BertModel.from_pretrained(tmp_path, dtype=F64, output_loading_info=True)
+    assert set(info["missing_keys"]) == {gone}
+    for key, x in model.state_dict().items():
+        assert x.equal(state[key] if key != gone else torch.zeros_like(x)), key
+
+
+def test_old_names_are_read(tmp_path: Path) -> None:
+    theirs = file_of(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    for new, old in (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")):
+        state = {key.replace(new, old): x for key, x in state.items()}
+    state["embeddings.position_ids"] = torch.arange(SIZES["max_position_embeddings"])[None]
+    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    same(hf.BertModel.from_pretrained(tmp_path, dtype=F64), theirs)
+
+
+# Arguments
+
+
+@pytest.mark.parametrize("argument", ["dtype", "torch_dtype"])
+@pytest.mark.parametrize("said", [F64, F16, BF16, "bfloat16", "auto"], ids=str)
+def test_the_dtype_is_the_one_asked_for(said: Any, argument: str, tmp_path: Path) -> None:
+    theirs_of("BertModel", dtype=F16).save_pretrained(tmp_path)
+    wanted = {"auto": F16, "bfloat16": BF16}.get(said, said)
+    model = hf.BertModel.from_pretrained(tmp_path, **{argument: said})
+    assert {p.dtype for p in model.parameters()} == {wanted}
+    assert model.dtype == wanted
+    assert model(**inputs_of()).last_hidden_state.dtype == wanted
+
+
+def test_the_default_dtype_is_that_of_transformers(tmp_path: Path) -> None:
+    theirs_of("BertModel", dtype=F16).save_pretrained(tmp_path)
+    model = hf.BertModel.from_pretrained(tmp_path)
+    assert model.dtype == transformers.BertModel.from_pretrained(tmp_path).dtype == (F16 if V5 else F32)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_the_attention_is_the_one_asked_for(backend: str, tmp_path: Path, kernels_run: list[str]) -> None:
+    file_of(tmp_path)
+    model = hf.BertModel.from_pretrained(tmp_path, attn_implementation=backend)
+    assert model.config._attn_implementation == backend
+    model(**inputs_of())
+    assert kernels_run == [backend] * L
+
+
+def test_an_unknown_attention_is_refused(tmp_path: Path) -> None:
+    file_of(tmp_path)
+    with pytest.raises(ValueError, match="bogus"):
+        hf.BertModel.from_pretrained(tmp_path, attn_implementation="bogus")
+
+
+@pytest.mark.parametrize("name", ["BertForSequenceClassification", "BertForTokenClassification"])
+def test_labels_may_be_named(name: str, tmp_path: Path) -> None:
+    file_of(tmp_path)
+    names = {0: "no", 1: "yes", 2: "maybe", 3: "never"}
+    model = getattr(hf, name).from_pretrained(tmp_path, num_labels=9)
+    assert model.classifier.out_features == model.config.num_labels == model.num_labels == 9
+    model = getattr(hf, name).from_pretrained(tmp_path, id2label=names, label2id={v: k for k, v in names.items()})
+    assert model.classifier.out_features == 4
+    model.save_pretrained(tmp_path / "named")
+    assert getattr(hf, name).from_pretrained(tmp_path / "named").config.id2label == names
+
+
+def test_another_number_of_labels_needs_ignore_mismatched_sizes(tmp_path: Path) -> None:
+    file_of(tmp_path, "BertForSequenceClassification")
+    with pytest.raises(RuntimeError, match=MISMATCH):
+        hf.BertForSequenceClassification.from_pretrained(tmp_path, num_labels=9)
+    model, info = hf.BertForSequenceClassification.from_pretrained(
+        tmp_path, num_labels=9, ignore_mismatched_sizes=True, output_loading_info=True, dtype=F64
+    )
+    assert model.classifier.out_features == 9
+    named = {key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]}  # 5.x adds the shapes
+    assert named == {"classifier.weight", "classifier.bias"}
+    same(model.bert, hf.BertModel.from_pretrained(tmp_path, dtype=F64))
+
+
+def test_a_config_may_be_given(tmp_path: Path) -> None:
+    file_of(tmp_path)
+    config = hf.BertConfig.from_pretrained(tmp_path, hidden_dropout_prob=0.25)
+    model = hf.BertModel.from_pretrained(tmp_path, config=config)
+    assert model.embeddings.dropout.p == 0.25
+    model = hf.BertModel.from_pretrained(tmp_path, attention_probs_dropout_prob=0.5)
+    assert model.encoder.layer[0].attention.self.dropout.p == 0.5
+
+
+def test_a_state_dict_may_be_given(tmp_path: Path) -> None:
+    theirs = theirs_of("BertModel")
+    model = hf.BertModel.from_pretrained(None, config=config_of(), state_dict=theirs.state_dict(), dtype=F64)
+    same(model, theirs)
+
+
+@pytest.mark.parametrize("device_map", ["cpu", "auto", {"": "cpu"}], ids=str)
+@pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM"])
+def test_a_device_map_may_be_given(name: str, device_map: Any, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="transformers wants accelerate for a device_map")
+    theirs = file_of(tmp_path, name)
+    model = getattr(hf, name).from_pretrained(tmp_path, device_map=device_map, dtype=F64)
+    same(model.cpu(), theirs, name)  # "auto" may have found a GPU
+    if name in TIED:
+        assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def test_layers_are_kept_whole_when_devices_share_a_model() -> None:
+    pytest.importorskip("accelerate")
+    from accelerate import infer_auto_device_map, init_empty_weights
+
+    with init_empty_weights():
+        model = hf.BertForMaskedLM(config_of())
+    parts = infer_auto_device_map(model, {0: 40_000, "cpu": 10**9}, no_split_module_classes=model._no_split_modules)
+    assert all(key.count(".") <= 3 for key in parts), parts
+
+
+def test_low_cpu_mem_usage_may_be_asked_for(tmp_path: Path) -> None:
+    theirs = file_of(tmp_path)
+    if not V5:
+        pytest.importorskip("accelerate", reason="transformers 4 wants accelerate for it")
+    same(hf.BertModel.from_pretrained(tmp_path, low_cpu_mem_usage=True, dtype=F64), theirs)
+
+
+def test_variants_and_subfolders_and_shards(tmp_path: Path) -> None:
+    model = bertlite.prune_heads(ours_of("BertForMaskedLM"), {1: [0]})
+    model.save_pretrained(tmp_path / "inner", variant="fp16", max_shard_size="50KB")
+    shards = sorted(path.name for path in (tmp_path / "inner").glob("*.safetensors"))
+    assert len(shards) > 2
+    assert all("fp16" in shard for shard in shards)
+    again = hf.BertForMaskedLM.from_pretrained(tmp_path, subfolder="inner", variant="fp16", dtype=F64)
+    same(again, model, "BertForMaskedLM")
+
+
+def test_pickled_weights_are_read(tmp_path: Path) -> None:
+    theirs = theirs_of("BertModel")
+    theirs.config.save_pretrained(tmp_path)
+    torch.save(theirs.state_dict(), tmp_path / "pytorch_model.bin")
+    same(hf.BertModel.from_pretrained(tmp_path, use_safetensors=False, dtype=F64), theirs)
+
+
+def test_an_unknown_argument_is_an_error(tmp_path: Path) -> None:
+    file_of(tmp_path)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'foo'"):
+        hf.BertModel.from_pretrained(tmp_path, foo=1)
+
+
+def test_loading_leaves_no_trace_in_the_positions(tmp_path: Path) -> None:
+    """transformers 5 builds on the meta device and fills buffers that are not saved with garbage; we have none."""
+    file_of(tmp_path)
+    model = hf.BertModel.from_pretrained(tmp_path)
+    assert not list(model.named_buffers())
+    assert all(not p.is_meta for p in model.parameters())
+
+
+# Pruned checkpoints
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_a_pruned_folder_of_transformers_4_loads(backend: str) -> None:
+    inputs, wanted = golden("pruned-twice")
+    model = hf.BertModel.from_pretrained(GOLDEN / "pruned", attn_implementation=backend, dtype=F64)
+    assert model.config.pruned_heads == {0: [1, 3], 1: [0, 1, 2], 2: [2]}
+    assert_same(model(**inputs).last_hidden_state, wanted)
+    assert_same(bertlite.densify(model)(**inputs).last_hidden_state, wanted)
+
+
+def golden(case: str) -> tuple[dict[str, Any], Any]:
+    tensors = load_file(GOLDEN / f"{case}.safetensors")
+    inputs = {key.removeprefix("inputs."): x for key, x in tensors.items() if key.startswith("inputs.")}
+    return inputs, tensors["outputs.last_hidden_state"]
+
+
+@pytest.mark.parametrize("name", ["BertModel", "BertForSequenceClassification"])
+def test_a_pruned_file_is_in_the_form_of_transformers_4(name: str, tmp_path: Path) -> None:
+    model = ours_of(name)
+    model.prune_heads({0: [1], 2: [0, 2]})
+    model.prune_heads({0: [3]})
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["pruned_heads"] == {"0": [1, 3], "2": [0, 2]}
+    again = getattr(hf, name).from_pretrained(tmp_path, dtype=F64)
+    same(again, model, name)
+    again.prune_heads({2: [1], 0: [1]})  # head 1 of layer 0 is gone: naming it again changes nothing
+    model.prune_heads({2: [1]})
+    same(again, model, name)
+
+
+@only_4
+@pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM"])
+def test_pruned_files_pass_both_ways_beside_transformers_4(name: str, tmp_path: Path) -> None:
+    theirs, ours = pair(name, dtype=F32)  # all that transformers 4 prunes
+    for model in (theirs, ours):
+        model.prune_heads({0: [1, 3], 1: [0, 1, 2]})
+    same(ours.double(), theirs.double(), name)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours.save_pretrained(tmp_path / "ours")
+    same(getattr(hf, name).from_pretrained(tmp_path / "theirs", dtype=F64, attn_implementation="eager"), ours, name)
+    same(getattr(transformers, name).from_pretrained(tmp_path / "ours", dtype=F64), theirs, name)
+
+
+@only_5
+def test_transformers_5_cannot_read_a_pruned_file() -> None:
+    """The day it can, densify loses one of its uses."""
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        transformers.BertModel.from_pretrained(GOLDEN / "pruned")
+
+
+def test_densified_files_are_read_by_transformers(tmp_path: Path) -> None:
+    model = ours_of("BertForMaskedLM")
+    model.prune_heads({0: [1, 3], 1: [0, 1, 2, 3]})
+    bertlite.densify(model).save_pretrained(tmp_path)
+    same(transformers.BertForMaskedLM.from_pretrained(tmp_path, dtype=F64), model, "BertForMaskedLM")
+
+
+def test_a_pruned_file_without_its_config_is_refused(tmp_path: Path) -> None:
+    model = ours_of("BertModel")
+    model.prune_heads({0: [1]})
+    model.save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError, match=MISMATCH):
+        hf.BertModel.from_pretrained(tmp_path, config=config_of())
+
+
+# Relative positions
+
+
+@pytest.mark.parametrize("case", RELATIVE)
+def test_relative_positions_compute_what_transformers_4_did(case: str, tmp_path: Path) -> None:
+    cases = json.loads((GOLDEN / "cases.json").read_text())
+    model = hf.BertModel(transformers.BertConfig(**cases[case]["config"]))
+    weights = load_file(GOLDEN / "weights.safetensors")
+    model.load_state_dict({key: weights[key] for key in model.state_dict()})
+    model.double().eval()
+    for heads in cases[case]["prune_heads"]:
+        model.prune_heads({int(layer): which for layer, which in heads.items()})
+    inputs, wanted = golden(case)
+    assert_same(model(**inputs).last_hidden_state, wanted)
+    model.save_pretrained(tmp_path)
+    again, info = hf.BertModel.from_pretrained(tmp_path, dtype=F64, output_loading_info=True)
+    assert not any(info.values())
+    assert_same(again(**inputs).last_hidden_state, wanted)
+    core = bertlite.BertModel.from_pretrained(tmp_path)
+    assert_same(core(**inputs).last_hidden_state, again(**inputs).last_hidden_state, atol=0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_core_and_hf_read_each_others_files(name: str, tmp_path: Path) -> None:
+    ours = bertlite.prune_heads(ours_of(name), {1: [2]})
+    ours.save_pretrained(tmp_path / "hf")
+    core = getattr(bertlite, name).from_pretrained(tmp_path / "hf")
+    assert_same(dict(core(**inputs_of(name))), dict(ours(**inputs_of(name))), atol=0)
+    core.save_pretrained(tmp_path / "core")
+    again, info = getattr(hf, name).from_pretrained(tmp_path / "core", dtype=F64, output_loading_info=True)
+    assert not any(info.values())
+    assert_same(dict(again(**inputs_of(name))), dict(ours(**inputs_of(name))), atol=0)

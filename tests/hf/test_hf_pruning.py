@@ -1,0 +1,252 @@
+"""Head pruning in bertlite.hf: the method of transformers 4, and the core's functions on models and configs."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from conftest import assert_same, distance, full_outputs
+from pairs import F64, MODELS, B, D, H, L, N, S, config_of, inputs_of, only_4, ours_of, pair
+from torch import nn
+
+import bertlite
+from bertlite import hf
+
+EVERY = pytest.mark.parametrize("name", MODELS)
+HEADS = {0: [1, 3], 2: [0]}
+ALL = [0, 1, 2, 3]
+
+
+def gate_of(heads: dict[int, list[int]]) -> torch.Tensor:
+    gate = torch.ones(L, N, dtype=F64)
+    for layer, gone in heads.items():
+        gate[layer, gone] = 0
+    return gate
+
+
+# Laws
+
+
+@pytest.mark.parametrize("heads", [HEADS, {1: ALL}, {0: ALL, 1: ALL, 2: ALL}], ids=str)
+@EVERY
+def test_pruning_a_head_is_masking_it(name: str, heads: dict[int, list[int]]) -> None:
+    model, inputs = ours_of(name), inputs_of(name)
+    pruned = bertlite.prune_heads(model, heads)
+    assert_same(dict(pruned(**inputs)), dict(model(**inputs, head_mask=gate_of(heads))))
+    assert_same(dict(bertlite.densify(pruned)(**inputs)), dict(pruned(**inputs)))
+
+
+@EVERY
+def test_pruning_twice_is_pruning_once(name: str) -> None:
+    once, twice = ours_of(name), ours_of(name)
+    once.prune_heads(HEADS)
+    twice.prune_heads({0: [1]})
+    twice.prune_heads({0: [3, 1], 2: [0]})
+    assert_same(full_outputs(twice, inputs_of(name)), full_outputs(once, inputs_of(name)), atol=0)
+    assert twice.config.pruned_heads == once.config.pruned_heads == HEADS
+
+
+@only_4
+@pytest.mark.parametrize("heads", [HEADS, {1: [3]}, {0: [0, 1, 2], 1: [2], 2: [0]}], ids=str)
+def test_pruned_models_equal_those_of_transformers_4(heads: dict[int, list[int]]) -> None:
+    theirs, ours = pair("BertForPreTraining", dtype=torch.float32)  # all that it prunes
+    for model in (theirs, ours):
+        model.prune_heads(heads)
+        model.prune_heads({1: [0]})
+        model.double()
+    assert_same(full_outputs(ours, inputs_of()), full_outputs(theirs, inputs_of()))
+    assert ours.config.pruned_heads == theirs.config.pruned_heads
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    for mine, other in zip(ours.bert.encoder.layer, theirs.bert.encoder.layer, strict=True):
+        assert mine.attention.pruned_heads == other.attention.pruned_heads
+        for attribute in ("num_attention_heads", "all_head_size", "attention_head_size"):
+            assert getattr(mine.attention.self, attribute) == getattr(other.attention.self, attribute)
+
+
+def test_a_model_made_of_a_pruned_config_is_pruned() -> None:
+    config = bertlite.with_pruned(config_of(), HEADS)
+    model = hf.BertModel(config)
+    assert [layer.attention.self.query.weight.shape for layer in model.encoder.layer] == [
+        (n * H, D) for n in (2, 4, 3)
+    ]
+    assert [layer.attention.output.dense.weight.shape for layer in model.encoder.layer] == [
+        (D, n * H) for n in (2, 4, 3)
+    ]
+    found = model(**inputs_of(), output_attentions=True).attentions
+    assert [x.shape[1] for x in found] == [2, 4, 3]
+    full = bertlite.scatter_heads(found, model.config)
+    assert [tuple(x.shape) for x in full] == [(B, N, S, S)] * L
+    assert full[0][:, [1, 3]].count_nonzero() == 0
+    assert_same(full[0][:, [0, 2]], found[0], atol=0)
+
+
+def test_head_masks_name_the_heads_of_the_unpruned_model() -> None:
+    """transformers 4 wants a mask of the remaining heads after pruning."""
+    model = ours_of("BertModel")
+    pruned = bertlite.prune_heads(model, HEADS)
+    gate = torch.linspace(-0.5, 1.5, L * N, dtype=F64).view(L, N)
+    assert_same(
+        dict(pruned(**inputs_of(), head_mask=gate)), dict(model(**inputs_of(), head_mask=gate * gate_of(HEADS)))
+    )
+
+
+# Configs
+
+
+def test_pruning_one_model_leaves_another_of_the_same_config_alone() -> None:
+    config = config_of()
+    model, other = hf.BertModel(config).double().eval(), hf.BertForMaskedLM(config).double().eval()
+    before = dict(other(**inputs_of()))
+    model.prune_heads(HEADS)
+    assert model.config.pruned_heads == HEADS
+    assert other.config.pruned_heads == config.pruned_heads == {}
+    assert_same(dict(other(**inputs_of())), before, atol=0)
+    third = hf.BertModel(config)
+    assert third.encoder.layer[0].attention.self.num_attention_heads == N
+    other.prune_heads({1: [0]})
+    assert (model.config.pruned_heads, other.config.pruned_heads) == (HEADS, {1: [0]})
+    assert other.bert.config is other.config
+
+
+def test_configs_are_changed_in_a_copy() -> None:
+    config = config_of()
+    pruned = bertlite.with_pruned(config, HEADS)
+    assert type(pruned) is type(config)
+    assert pruned.pruned_heads == HEADS
+    assert not getattr(config, "pruned_heads", None)
+    again = bertlite.with_pruned(pruned, {0: [0], 1: [2]})
+    assert again.pruned_heads == {0: [0, 1, 3], 1: [2], 2: [0]}
+    assert pruned.pruned_heads == HEADS
+    assert bertlite.kept_heads(again, 0) == (2,)
+
+
+def test_a_config_as_json_writes_it_will_do() -> None:
+    """Its layers are strings, and transformers 5 leaves them so."""
+    config = config_of(pruned_heads={"0": [3, 1], "2": [0]})
+    assert [bertlite.kept_heads(config, layer) for layer in range(L)] == [(0, 2), (0, 1, 2, 3), (1, 2, 3)]
+    assert bertlite.with_pruned(config, {0: [0]}).pruned_heads == {0: [0, 1, 3], 2: [0]}
+    assert hf.BertModel(config).config.pruned_heads == HEADS
+
+
+def test_a_pruned_model_keeps_its_attention_and_its_mode(tmp_path: Path) -> None:
+    model = ours_of("BertModel", "eager").train()
+    model.embeddings.requires_grad_(False)
+    model.encoder.layer[0].requires_grad_(False)
+    model.half()
+    model.prune_heads(HEADS)
+    assert model.training
+    assert model.config._attn_implementation == "eager"
+    for layer, frozen in zip(model.encoder.layer, (True, False, False), strict=True):
+        for parameter in layer.attention.parameters():
+            assert (parameter.dtype, parameter.requires_grad) == (torch.float16, not frozen)
+
+
+def test_what_the_parts_keep_of_the_config_is_the_new_one() -> None:
+    """Attention functions of transformers read it, and would go by the old one."""
+    model = ours_of("BertForMaskedLM")
+    before = model.config
+    model.prune_heads(HEADS)
+    kept = [part.config for part in model.modules() if hasattr(part, "config")]
+    assert len(kept) == 2 + L
+    assert all(config is model.config for config in kept)
+    assert model.config is not before
+    dense = bertlite.densify(model)
+    assert all(part.config is dense.config for part in dense.modules() if hasattr(part, "config"))
+
+
+def test_the_private_name_prunes_too() -> None:
+    model = ours_of("BertModel")
+    model._prune_heads(HEADS)
+    assert model.config.pruned_heads == HEADS
+
+
+def test_densified_models_are_transformers() -> None:
+    theirs, ours = pair("BertForMaskedLM")
+    ours.prune_heads({**HEADS, 1: ALL})
+    dense = bertlite.densify(ours)
+    assert type(dense) is hf.BertForMaskedLM
+    assert dense.config.pruned_heads == {}
+    assert ours.config.pruned_heads == {**HEADS, 1: ALL}
+    theirs.load_state_dict(dense.state_dict())
+    assert_same(theirs(**inputs_of()).logits, ours(**inputs_of()).logits)
+
+
+def test_pruned_models_learn() -> None:
+    model = ours_of("BertForMaskedLM")
+    model.prune_heads({**HEADS, 1: ALL})
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = copy.deepcopy(model.state_dict())
+    model(**inputs_of(), labels=inputs_of()["input_ids"]).loss.backward()
+    optimizer.step()
+    for layer in (0, 2):
+        key = f"bert.encoder.layer.{layer}.attention.self.value.weight"
+        assert distance(model.state_dict()[key], before[key]) > 0
+    assert model.bert.encoder.layer[1].attention.output.dense.bias.grad.count_nonzero() > 0
+
+
+def test_a_pruned_config_survives_json(tmp_path: Path) -> None:
+    model = ours_of("BertModel")
+    model.prune_heads(HEADS)
+    model.config.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["pruned_heads"] == {"0": [1, 3], "2": [0]}
+    again = hf.BertModel(transformers.BertConfig.from_pretrained(tmp_path))
+    assert again.config.pruned_heads == HEADS
+    assert again.encoder.layer[0].attention.pruned_heads == {1, 3}
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        ({0: [4]}, "layer 0 has no head 4: it was built with 4 heads, 0 to 3"),
+        ({0: [-1]}, "layer 0 has no head -1"),
+        ({3: [0]}, "there is no layer 3: the model has 3 layers, 0 to 2"),
+        ({0: 1}, "heads are given as {layer: "),
+        ([0, 1], "heads are given as {layer: "),
+    ],
+    ids=str,
+)
+def test_refusals_name_the_layer_and_the_head(heads: Any, message: str) -> None:
+    model = ours_of("BertForMaskedLM")
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=message):
+        model.prune_heads(heads)
+    assert_same(dict(model.state_dict()), dict(before), atol=0)
+    assert model.config.pruned_heads == {}
+
+
+class LoraLinear(nn.Module):
+    """A linear layer in an adapter's clothes."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer, self.lora_A = base, nn.Linear(base.in_features, 2, bias=False)
+        self.lora_B = nn.Linear(2, base.out_features, bias=False)
+
+    @property
+    def weight(self) -> nn.Parameter:
+        return self.base_layer.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base_layer(x) + self.lora_B(self.lora_A(x))
+
+
+@pytest.mark.parametrize("place", ["self.query", "self.value", "output.dense"])
+def test_adapters_are_not_lost_in_silence(place: str) -> None:
+    model = ours_of("BertForMaskedLM")
+    attention = model.bert.encoder.layer[2].attention
+    part, name = place.split(".")
+    setattr(getattr(attention, part), name, LoraLinear(getattr(getattr(attention, part), name)))
+    before = copy.deepcopy(model.state_dict())
+    for change in (lambda: model.prune_heads(HEADS), lambda: bertlite.prune_heads(model, HEADS)):
+        with pytest.raises(TypeError, match=rf"encoder\.layer\.2\.attention\.{place} is a .*LoraLinear, not a plain"):
+            change()
+    assert_same(dict(model.state_dict()), dict(before), atol=0)  # layer 0, which could have been, was not either
+    assert model.config.pruned_heads == {}
+    model.prune_heads({0: [1]})  # another layer can
