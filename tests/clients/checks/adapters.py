@@ -1,0 +1,119 @@
+"""PEFT."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from checks.common import (
+    ROUNDING32,
+    SIZES,
+    Observed,
+    Side,
+    check,
+    differ,
+    equal,
+    state,
+    tiny,
+    tiny_batch,
+)
+from checks.trainer import CHECKPOINTING
+
+CLIENT = "PEFT"
+CLS = "BertForSequenceClassification"
+
+
+def step(model: Any) -> float:
+    """One step of gradient descent on two rows; the loss before it."""
+    model.train()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    loss = model(**tiny_batch(), labels=torch.tensor([0, 1])).loss
+    loss.backward()
+    torch.optim.SGD(trained, lr=0.1).step()
+    model.zero_grad()
+    return float(loss.detach())
+
+
+@torch.no_grad()
+def logits(model: Any) -> torch.Tensor:
+    return model.eval()(**tiny_batch()).logits
+
+
+def adapted(side: Side, path: Path, config: Any) -> Any:
+    from peft import get_peft_model
+
+    return get_peft_model(side.load(CLS, path), config)
+
+
+def kept(side: Side, path: Path, model: Any, folder: Path) -> torch.Tensor:
+    """Save an adapter, load it onto the checkpoint, and the logits that both give."""
+    from peft import PeftModel
+
+    wanted = logits(model)
+    model.save_pretrained(str(folder))
+    again = PeftModel.from_pretrained(side.load(CLS, path), str(folder))
+    equal(logits(again), wanted, what="the adapted model and its copy from disk")
+    return wanted
+
+
+@check(CLIENT, "LoRA: train, save, load, merge, pruned", "peft", pruned=True)
+@check(CLIENT, "LoRA: train, save, load, merge", "peft")
+def lora(side: Side, folder: Path, pruned: bool = False) -> Observed:
+    from peft import LoraConfig
+
+    path = tiny(folder, CLS, pruned)
+    plain = side.load(CLS, path)
+    model = adapted(side, path, LoraConfig(task_type="SEQ_CLS", r=3, lora_alpha=8))  # targets by model_type
+    factors = [name for name, p in model.named_parameters() if "lora_A" in name and p.requires_grad]
+    if len(factors) != 2 * SIZES["num_hidden_layers"]:  # query and value
+        raise AssertionError(f"{len(factors)} LoRA layers")
+    losses = [step(model), step(model), step(model)]
+    wanted = kept(side, path, model, folder / "adapter")
+    differ(wanted, logits(plain), "LoRA")
+    merged = model.merge_and_unload()
+    side.owns(merged)
+    equal(logits(merged), wanted, within=ROUNDING32, what="merged and adapted")
+    merged.save_pretrained(str(folder / "merged"))
+    again = side.load(CLS, folder / "merged")
+    equal(state(again), state(merged), what="the merged model and its copy from disk")
+    return {"losses": losses, "logits": wanted}
+
+
+@check(CLIENT, "LoRA under checkpointed layers: the same gradients", "peft")
+def lora_checkpointed(side: Side, folder: Path) -> Observed:
+    from peft import LoraConfig
+
+    path, found = tiny(folder, CLS), []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        model = adapted(side, path, LoraConfig(task_type="SEQ_CLS", r=3))
+        if checkpointed:
+            getattr(model, f"{CHECKPOINTING}_enable")()
+        losses = [step(model), step(model)]
+        found.append({"losses": losses, "weights": {k: v for k, v in state(model).items() if "lora" in k}})
+    equal(*found, what="checkpointed and plain training")
+    return found[0]
+
+
+@check(CLIENT, "IA3, prompt and prefix tuning: train, save, load, pruned", "peft", pruned=True)
+@check(CLIENT, "IA3, prompt and prefix tuning: train, save, load", "peft")
+def tunings(side: Side, folder: Path, pruned: bool = False) -> Observed:
+    from peft import IA3Config, PrefixTuningConfig, PromptTuningConfig
+
+    path, seen = tiny(folder, CLS, pruned), {}
+    configs = {
+        "ia3": IA3Config(task_type="SEQ_CLS"),
+        "prompt": PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=5),
+        "prefix": PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=5),
+    }
+    for name, config in configs.items():
+        if name == "prefix" and pruned:
+            continue  # it makes keys and values for one number of heads in all layers
+        torch.manual_seed(0)
+        model = adapted(side, path, config)
+        before = logits(model)
+        loss = step(model)
+        after = kept(side, path, model, folder / name)
+        differ(after, before, name)
+        seen[name] = {"loss": loss, "logits": after}
+    return seen

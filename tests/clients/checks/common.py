@@ -1,0 +1,290 @@
+"""What a check is, whose classes it runs with, and the checkpoints that it loads.
+
+A check does with a client library what a user does, fails by raising, and returns what it saw.  It runs with
+bertlite's classes or with transformers' own, so that the two can be compared and stock's failures are found by the
+same code.
+"""
+
+import importlib.util
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor, nn
+
+import bertlite
+import bertlite.hf
+from bertlite.parity.command import DEMO, demo_checkpoint
+
+V5 = int(transformers.__version__.split(".")[0]) >= 5
+LINES = "sentence_transformers", "peft", "datasets"
+SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 37,
+    "max_position_embeddings": 40,
+    "type_vocab_size": 2,
+}
+QUIET = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # two runs are then one
+GONE = {0: [1, 3], 2: [0]}  # the heads that are missing in a pruned checkpoint; layers lose different numbers
+SOME = {0: [1, 3], 5: [0]}  # the same of MiniLM, which has 6 layers of 12 heads
+ROUNDING = 1e-12  # float64
+ROUNDING32 = 1e-5  # float32, where another order of the same sums is allowed
+
+Observed = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Side:
+    """Whose BERT a check runs with: a module that has the classes, and how Auto classes are made to find them."""
+
+    name: str
+    models: ModuleType
+    loading: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def load(self, cls: str, folder: Path, **options: Any) -> Any:
+        return getattr(self.models, cls).from_pretrained(folder, **options)
+
+    def owns(self, model: nn.Module) -> None:
+        """Raise unless the model is of this side's class: proof that the path was taken."""
+        wanted = getattr(self.models, type(model).__name__, None)
+        if type(model) is not wanted:
+            raise AssertionError(f"{type(model)} is not {self.name}'s")
+
+
+OURS = Side("bertlite.hf", bertlite.hf, bertlite.hf.registered)
+STOCK = Side("transformers", transformers)
+
+
+class MissingError(Exception):
+    """What the check needs is not installed."""
+
+
+@dataclass(frozen=True)
+class Check:
+    client: str
+    claim: str
+    name: str
+    function: Callable[..., Observed]
+    needs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def run(self, side: Side, folder: Path) -> Observed:
+        """Run it in an empty folder.
+
+        Raises:
+            MissingError: a library or the MiniLM checkpoint is not installed.
+            Exception: the claim does not hold.
+        """
+        missing = [name for name in self.needs if importlib.util.find_spec(name) is None]
+        if missing:
+            raise MissingError(f"not installed: {', '.join(missing)}")
+        folder.mkdir(parents=True)
+        with clean():
+            return self.function(side, folder)
+
+
+CHECKS: dict[str, Check] = {}
+
+
+def check(client: str, claim: str, *needs: str, **options: Any) -> Callable[[Any], Any]:
+    """Enter a function into CHECKS, with these options of it, if any, in its name."""
+
+    def enter(function: Any) -> Any:
+        name = "-".join([function.__name__, *(key if value is True else str(value) for key, value in options.items())])
+        if name in CHECKS:
+            raise ValueError(f"two checks are called {name}")
+        CHECKS[name] = Check(client, claim, name, partial(function, **options), needs)
+        return function
+
+    return enter
+
+
+@contextmanager
+def clean() -> Iterator[None]:
+    """Seeds set, and the state that accelerate and the compiler keep for a process dropped, before and after."""
+    reset()
+    seed()
+    try:
+        yield
+    finally:
+        reset()
+
+
+def reset() -> None:
+    if importlib.util.find_spec("accelerate"):
+        from accelerate.state import AcceleratorState, GradientState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+    torch._dynamo.reset()
+
+
+def seed(value: int = 0) -> None:
+    random.seed(value)
+    np.random.seed(value)
+    torch.manual_seed(value)
+
+
+# Checkpoints ---------------------------------------------------------------------------------------------------------
+
+
+def tiny(
+    folder: Path, cls: str = "BertModel", pruned: bool = False, dtype: torch.dtype = torch.float32, **fields: Any
+) -> Path:
+    """A small random checkpoint, written by bertlite's core; every weight matters and no dropout."""
+    model = getattr(bertlite, cls)(bertlite.BertConfig(**{**SIZES, **QUIET, **fields}))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_((1 if name.endswith("LayerNorm.weight") else 0) + 0.2 * noise)
+    model = bertlite.prune_heads(model, GONE) if pruned else model
+    path = folder / f"{cls}{'-pruned' * pruned}"
+    model.to(dtype).save_pretrained(path)
+    return path
+
+
+def tiny_batch(rows: int = 2, length: int = 11, seed: int = 1) -> dict[str, Tensor]:
+    """Token ids, token types and a right-padded mask; the rows have different lengths, all at least 2."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.tensor([max(length - (4 * row) % 7, 2) for row in range(rows)])
+    return {
+        "input_ids": torch.randint(1, SIZES["vocab_size"], (rows, length), generator=generator),
+        "token_type_ids": torch.randint(0, SIZES["type_vocab_size"], (rows, length), generator=generator),
+        "attention_mask": (torch.arange(length) < lengths[:, None]).long(),
+    }
+
+
+def minilm() -> Path:
+    """The folder of the trained MiniLM, not to be written to.
+
+    Raises:
+        MissingError: it is not installed.
+    """
+    found = demo_checkpoint()
+    if found is None:
+        raise MissingError(f"not installed: {DEMO}")
+    return found
+
+
+def taught(
+    folder: Path, cls: str, texts: Sequence[Any], labels: Callable[[Any], Tensor], steps: int = 12, **fields: Any
+) -> Path:
+    """A checkpoint with MiniLM's weights and tokenizer that has learnt a tiny task, so that its answers mean a thing.
+
+    Args:
+        texts: what it learns from; without any it stays as it is.
+        labels: from the encoded texts, as the class wants them.
+    """
+    body = bertlite.BertModel.from_pretrained(minilm())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm())
+    tokenizer.save_pretrained(folder)
+    if not texts:
+        body.save_pretrained(folder)
+        return folder
+    batch = tokenizer(list(texts), padding=True, return_tensors="pt")
+    wanted = labels(batch)
+    model = getattr(bertlite, cls)(bertlite.BertConfig.from_dict({**body.config.to_dict(), **QUIET, **fields}))
+    model.bert.load_state_dict({k: v for k, v in body.state_dict().items() if k in model.bert.state_dict()})
+    model.bert.embeddings.requires_grad_(False)  # half of the weights
+    adam = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-4)
+    for _ in range(steps):
+        adam.zero_grad()
+        model(**batch, labels=wanted).loss.backward()
+        adam.step()
+    model.save_pretrained(folder)
+    return folder
+
+
+# Comparisons ---------------------------------------------------------------------------------------------------------
+
+
+def flat(observed: Any, path: str = "") -> dict[str, Any]:
+    """{place: tensor, number or string} of everything that was seen."""
+    if isinstance(observed, np.ndarray | np.generic):
+        observed = torch.from_numpy(np.asarray(observed))
+    if isinstance(observed, Mapping):
+        items = list(observed.items())
+    elif isinstance(observed, list | tuple):
+        items = list(enumerate(observed))
+    else:
+        return {path: observed}
+    return {k: v for name, part in items if part is not None for k, v in flat(part, f"{path}.{name}").items()}
+
+
+def gap(got: Any, wanted: Any) -> float:
+    """The largest difference between two sets of tensors and numbers.
+
+    Raises:
+        AssertionError: they differ in places, shapes, dtypes or words, or there is nothing.
+    """
+    got, wanted = flat(got), flat(wanted)
+    if list(got) != list(wanted) or not got:
+        raise AssertionError(f"{sorted(set(got) ^ set(wanted))} in one only, of {len(got)} and {len(wanted)}")
+    worst = 0.0
+    for place, have in got.items():
+        want = wanted[place]
+        if isinstance(have, Tensor) and isinstance(want, Tensor):
+            if have.shape != want.shape or have.dtype != want.dtype:
+                raise AssertionError(f"{place}: {have.dtype}{list(have.shape)}, not {want.dtype}{list(want.shape)}")
+            found = (have.double() - want.double()).abs().max().item() if have.numel() else 0.0
+            worst = max(worst, found) if found == found else float("nan")
+        elif isinstance(have, float) and isinstance(want, float):
+            worst = max(worst, abs(have - want))
+        elif have != want:
+            raise AssertionError(f"{place}: {have!r}, not {want!r}")
+    return worst
+
+
+def equal(got: Any, wanted: Any, within: float = 0.0, what: str = "they") -> None:
+    """Raise AssertionError unless two sets of tensors and numbers are the same; 0 means bit for bit."""
+    found = gap(got, wanted)
+    if not found <= within:
+        raise AssertionError(f"{what} differ by {found:.2e}; allowed: {within:g}")
+
+
+def differ(got: Any, other: Any, what: str) -> None:
+    """Raise AssertionError unless something changed."""
+    if not gap(got, other) > 0:
+        raise AssertionError(f"{what} changed nothing")
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters as they are now."""
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    """What the last backward pass left; it is taken away."""
+    found = {name: p.grad.detach().clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return found
+
+
+@contextmanager
+def counted(model: nn.Module) -> Iterator[list[str]]:
+    """The names of the feed-forward networks that ran, one per run: checkpointed layers run theirs twice."""
+    ran: list[str] = []
+    hooks = [
+        module.register_forward_hook(lambda *_, name=name: ran.append(name))
+        for name, module in model.named_modules()
+        if name.endswith(".intermediate")
+    ]
+    try:
+        yield ran
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,145 @@
+"""torch.compile, torch.export and ONNX."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from checks.common import (
+    ROUNDING32,
+    SIZES,
+    Observed,
+    Side,
+    check,
+    counted,
+    equal,
+    gradients,
+    tiny,
+    tiny_batch,
+)
+from checks.trainer import CHECKPOINTING
+
+COMPILE, EXPORT, ONNX = "torch.compile", "torch.export", "ONNX"
+CLS = "BertForMaskedLM"
+
+
+def compiled(model: nn.Module, **options: Any) -> Callable[..., Any]:
+    """The model without a graph break; aot_eager traces the backward pass too and needs no C compiler."""
+    return torch.compile(model, fullgraph=True, backend="aot_eager", **options)
+
+
+@check(COMPILE, "one graph with attentions", output="output_attentions")
+@check(COMPILE, "one graph with hidden states, pruned", output="output_hidden_states", pruned=True)
+@check(COMPILE, "one graph with hidden states", output="output_hidden_states")
+@torch.no_grad()
+def whole_graph(side: Side, folder: Path, output: str, pruned: bool = False) -> Observed:
+    model = side.load(CLS, tiny(folder, CLS, pruned))
+    got = compiled(model)(**tiny_batch(), **{output: True})  # first, as a user does it
+    wanted = model(**tiny_batch(), **{output: True})
+    name = output.removeprefix("output_")
+    if len(got[name]) != len(wanted[name]) or len(got[name]) < SIZES["num_hidden_layers"]:
+        raise AssertionError(f"{len(got[name])} {name}, and {len(wanted[name])} without compiling")
+    equal(dict(got), dict(wanted), what="compiled and plain")
+    return {name: got[name], "logits": got.logits}
+
+
+@check(COMPILE, "one graph for every batch and length")
+@torch.no_grad()
+def dynamic_graph(side: Side, folder: Path) -> Observed:
+    model, graphs = side.load(CLS, tiny(folder, CLS)), []
+
+    def counting(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    run = torch.compile(model, fullgraph=True, backend=counting, dynamic=True)
+    seen = {}
+    for rows, length in ((2, 11), (3, 7), (5, 13)):
+        batch = tiny_batch(rows, length)
+        seen[f"{rows}x{length}"] = run(**batch).logits
+        equal(seen[f"{rows}x{length}"], model(**batch).logits, what="compiled and plain")
+    if len(graphs) != 1:
+        raise AssertionError(f"{len(graphs)} graphs were made for 3 shapes")
+    return seen
+
+
+@check(COMPILE, "one graph in training with checkpointed layers, pruned", pruned=True)
+@check(COMPILE, "one graph in training with checkpointed layers")
+def trained_graph(side: Side, folder: Path, pruned: bool = False) -> Observed:
+    path, batch = tiny(folder, CLS, pruned), {**tiny_batch(), "labels": tiny_batch()["input_ids"]}
+    model = side.load(CLS, path).train()
+    getattr(model, f"{CHECKPOINTING}_enable")()
+    loss = compiled(model)(**batch).loss
+    loss.backward()
+    got = gradients(model)
+    with counted(model) as ran:
+        model(**batch).loss.backward()
+    if len(ran) != 2 * SIZES["num_hidden_layers"]:
+        raise AssertionError(f"{len(ran)} layers ran")
+    plain = side.load(CLS, path).train()
+    plain(**batch).loss.backward()
+    wanted = gradients(plain)
+    equal(got, wanted, within=ROUNDING32, what="gradients compiled and plain")
+    return {"loss": float(loss.detach())}
+
+
+def dynamic() -> dict[str, Any]:
+    batch, length = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("length", min=2, max=40)
+    return {name: {0: batch, 1: length} for name in tiny_batch()}
+
+
+@check(EXPORT, "any batch and length, saved and loaded, pruned", pruned=True)
+@check(EXPORT, "any batch and length, saved and loaded")
+@torch.no_grad()
+def exported(side: Side, folder: Path, pruned: bool = False) -> Observed:
+    model = side.load(CLS, tiny(folder, CLS, pruned)).eval()
+    program = torch.export.export(model, (), tiny_batch(), dynamic_shapes=dynamic())
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    again, seen = torch.export.load(file).module(), {}
+    for rows, length in ((2, 11), (5, 3), (1, 17)):
+        batch = tiny_batch(rows, length)
+        seen[f"{rows}x{length}"] = again(**batch).logits
+        equal(seen[f"{rows}x{length}"], model(**batch).logits, within=ROUNDING32, what="exported and plain")
+    return seen
+
+
+@check(
+    ONNX,
+    "exported by torch, run by onnxruntime, any batch and length, pruned",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+    pruned=True,
+)
+@check(ONNX, "exported by torch, run by onnxruntime, any batch and length", "onnx", "onnxruntime", "onnxscript")
+@torch.no_grad()
+def onnx(side: Side, folder: Path, pruned: bool = False) -> Observed:
+    import onnxruntime
+
+    model = side.load(CLS, tiny(folder, CLS, pruned)).eval()
+    file = folder / "model.onnx"
+    torch.onnx.export(
+        model,
+        (),
+        str(file),
+        kwargs=tiny_batch(),
+        output_names=["logits"],
+        dynamic_shapes=dynamic(),
+        dynamo=True,
+        verbose=False,
+    )
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session, seen = onnxruntime.InferenceSession(str(file), options), {}
+    for rows, length in ((2, 11), (5, 3), (1, 17)):
+        batch = tiny_batch(rows, length)
+        (got, *_) = session.run(["logits"], {name: x.numpy() for name, x in batch.items()})
+        seen[f"{rows}x{length}"] = torch.from_numpy(got)
+        wanted: Tensor = model(**batch).logits
+        equal(seen[f"{rows}x{length}"], wanted, within=1e-4, what="onnxruntime and torch")  # other kernels: 7e-6 seen
+    return seen

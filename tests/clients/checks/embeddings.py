@@ -1,0 +1,130 @@
+"""sentence-transformers."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import bertlite
+from checks.common import (
+    ROUNDING32,
+    SOME,
+    Observed,
+    Side,
+    check,
+    counted,
+    differ,
+    equal,
+    minilm,
+    seed,
+    state,
+)
+from checks.pipelines import REVIEWS, learnt
+from checks.trainer import CHECKPOINTING
+
+CLIENT = "sentence-transformers"
+NEEDS = ("sentence_transformers", "datasets", "accelerate")
+TEXTS = [
+    "The capital of France is Paris.",
+    "Rome is the capital of Italy, and has been for a while; before it was Florence, and before that Turin.",
+    "Simmer the soup slowly.",
+    "",
+]
+
+
+def copied(folder: Path, pruned: bool = False) -> Path:
+    """all-MiniLM-L6-v2 as a folder that may be written to."""
+    path = Path(shutil.copytree(minilm(), folder / "minilm"))
+    if pruned:
+        bertlite.prune_heads(bertlite.BertModel.from_pretrained(path), SOME).save_pretrained(path)
+    return path
+
+
+def opened(side: Side, path: Path) -> Any:
+    from sentence_transformers import SentenceTransformer
+
+    with side.loading():
+        model = SentenceTransformer(str(path), device="cpu")
+    side.owns(inner(model))
+    return model
+
+
+def inner(model: Any) -> Any:
+    """The transformer of a SentenceTransformer or a CrossEncoder; version 6 renamed it."""
+    if hasattr(model, "__getitem__"):
+        model = model[0]
+    return getattr(model, "auto_model", None) or model.model
+
+
+@check(CLIENT, "loads by path, encodes, saves and loads again, pruned", *NEEDS, pruned=True)
+@check(CLIENT, "loads by path, encodes, saves and loads again", *NEEDS)
+def encodes(side: Side, folder: Path, pruned: bool = False) -> Observed:
+    model = opened(side, copied(folder, pruned))
+    vectors = model.encode(TEXTS, convert_to_tensor=True)
+    equal(vectors.norm(dim=1), torch.ones(len(TEXTS)), within=ROUNDING32, what="the vectors' lengths and 1")
+    if vectors[0] @ vectors[1] < vectors[0] @ vectors[2] + 0.1:
+        raise AssertionError("two sentences about capitals are no closer than one of them and a recipe")
+    model.save_pretrained(str(folder / "saved"))
+    equal(
+        opened(side, folder / "saved").encode(TEXTS, convert_to_tensor=True), vectors, what="vectors before and after"
+    )
+    return {"vectors": vectors}
+
+
+@check(CLIENT, "a training step with checkpointed layers, pruned", *NEEDS, pruned=True)
+@check(CLIENT, "a training step with checkpointed layers", *NEEDS)
+def trains_embeddings(side: Side, folder: Path, pruned: bool = False) -> Observed:
+    from datasets import Dataset
+    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments, losses
+
+    path, found = copied(folder, pruned), []
+    pairs = {"anchor": ["what is the capital of france", "how to cook soup"], "positive": ["paris", "simmer it"]}
+    for times, options in ((1, {}), (2, {CHECKPOINTING: True})):
+        model = opened(side, path)
+        for module in inner(model).modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        before = model.encode(TEXTS, convert_to_tensor=True)
+        settings = {
+            "output_dir": str(folder / "run"),
+            "max_steps": 1,
+            "per_device_train_batch_size": 2,
+            "report_to": [],
+            "save_strategy": "no",
+            "disable_tqdm": True,
+            "use_cpu": True,
+            "optim": "sgd",
+            "learning_rate": 0.1,
+            "lr_scheduler_type": "constant",
+        }
+        seed()
+        run = SentenceTransformerTrainer(
+            model=model,
+            args=SentenceTransformerTrainingArguments(**{**settings, **options}),
+            train_dataset=Dataset.from_dict(pairs),
+            loss=losses.MultipleNegativesRankingLoss(model),
+        )
+        with counted(inner(model)) as ran:
+            run.train()
+        layers = inner(model).config.num_hidden_layers
+        if len(ran) != 2 * times * layers:  # anchors and positives
+            raise AssertionError(f"{len(ran)} layers ran, of {layers}, with {options or 'no options'}")
+        after = model.encode(TEXTS, convert_to_tensor=True)
+        differ(after, before, "training")
+        found.append(state(inner(model)))
+    equal(*found, what="checkpointed and plain training")
+    return {"weights": found[0]}
+
+
+@check(CLIENT, "CrossEncoder scores pairs", *NEEDS)
+def cross_encoder(side: Side, folder: Path) -> Observed:
+    from sentence_transformers import CrossEncoder
+
+    with side.loading():
+        model = CrossEncoder(str(learnt("text-classification")), device="cpu")
+    side.owns(inner(model))
+    scores = model.predict([(text, "") for text in REVIEWS], convert_to_tensor=True)
+    if scores.argmax(1).tolist() != list(REVIEWS.values()):
+        raise AssertionError(f"scores {scores.tolist()} for {list(REVIEWS.values())}")
+    return {"scores": scores}

@@ -1,0 +1,296 @@
+"""transformers itself: checkpoints that go both ways, what version 5 dropped, remote code, and generation."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+import bertlite
+import bertlite.hf
+from checks.common import (
+    GONE,
+    OURS,
+    QUIET,
+    ROUNDING,
+    ROUNDING32,
+    SIZES,
+    STOCK,
+    Observed,
+    Side,
+    check,
+    differ,
+    equal,
+    tiny,
+    tiny_batch,
+)
+
+CHECKPOINTS, DROPPED, GENERATION = "checkpoints", "kept from transformers 4", "generation"
+CLASSES = (
+    "BertModel",
+    "BertForPreTraining",
+    "BertLMHeadModel",
+    "BertForMaskedLM",
+    "BertForNextSentencePrediction",
+    "BertForSequenceClassification",
+    "BertForMultipleChoice",
+    "BertForTokenClassification",
+    "BertForQuestionAnswering",
+)
+
+
+def batch_for(cls: str) -> dict[str, Tensor]:
+    batch = tiny_batch()
+    if cls == "BertForMultipleChoice":  # 3 choices
+        batch = {name: torch.stack([x, x.flip(1), x.roll(1, 1)], 1) for name, x in batch.items()}
+        batch["attention_mask"].fill_(1)
+    return batch
+
+
+@torch.no_grad()
+def outputs(model: Any, cls: str, **options: Any) -> dict[str, Any]:
+    found = dict(model.eval()(**batch_for(cls), output_hidden_states=True, **options))
+    return {name: x for name, x in found.items() if name != "past_key_values"}
+
+
+def made(side: Side, cls: str) -> Any:
+    """A new model of this side with random weights in every part."""
+    fields = {"is_decoder": True} if cls == "BertLMHeadModel" else {}
+    model = getattr(side.models, cls)(transformers.BertConfig(**{**SIZES, **QUIET, **fields}))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_((1 if name.endswith("LayerNorm.weight") else 0) + 0.2 * noise)
+    return model
+
+
+@check(CHECKPOINTS, "every class loads what the other library's saved: no key missing, outputs equal bit for bit")
+def both_ways(side: Side, folder: Path) -> Observed:
+    other, seen = STOCK if side is OURS else OURS, {}
+    for cls in CLASSES:
+        theirs = made(other, cls)
+        theirs.save_pretrained(folder / cls)
+        model, info = side.load(cls, folder / cls, output_loading_info=True)
+        side.owns(model)
+        if any(info.values()):
+            raise AssertionError(f"{cls}: {info}")
+        seen[cls] = outputs(model, cls)
+        equal(seen[cls], outputs(theirs, cls), what=f"{cls} of the two libraries")
+    return seen
+
+
+@check(CHECKPOINTS, "a pruned checkpoint computes what bertlite's core computes")
+def loads_pruned(side: Side, folder: Path) -> Observed:
+    path = tiny(folder, pruned=True, dtype=torch.float64)
+    model = side.load("BertModel", path, dtype=torch.float64)
+    got = outputs(model, "BertModel")
+    core = bertlite.BertModel.from_pretrained(path)
+    equal(got, outputs(core, "BertModel"), within=ROUNDING, what="the model and bertlite's core")
+    return got
+
+
+@check(CHECKPOINTS, "a pruned model, densified, computes the same")
+def loads_densified(side: Side, folder: Path) -> Observed:
+    pruned = bertlite.BertModel.from_pretrained(tiny(folder, pruned=True, dtype=torch.float64))
+    bertlite.densify(pruned).save_pretrained(folder / "dense")
+    model = side.load("BertModel", folder / "dense", dtype=torch.float64)
+    if model.encoder.layer[0].attention.self.query.out_features != SIZES["hidden_size"]:
+        raise AssertionError("the densified model has lost heads")
+    got = outputs(model, "BertModel")
+    equal(got, outputs(pruned, "BertModel"), within=ROUNDING, what="densified and pruned")
+    return got
+
+
+@check(CHECKPOINTS, "a relative_key checkpoint computes what bertlite's core computes")
+def loads_relative(side: Side, folder: Path) -> Observed:
+    path = tiny(folder, dtype=torch.float64, position_embedding_type="relative_key")
+    got = outputs(side.load("BertModel", path, dtype=torch.float64), "BertModel")
+    core = outputs(bertlite.BertModel.from_pretrained(path), "BertModel")
+    equal(got, core, within=ROUNDING, what="the model and bertlite's core")
+    return got
+
+
+REMOTE = """
+import json, sys
+import torch
+from transformers import AutoModel, logging
+logging.set_verbosity_error()
+seen = {}
+for name, trust, folder in json.loads(sys.argv[1]):
+    try:
+        model = AutoModel.from_pretrained(folder, trust_remote_code=trust)
+        with torch.no_grad():
+            out = model(torch.arange(1, 12)[None]).last_hidden_state
+        seen[name] = {"base": type(model).__mro__[1].__module__, "own": type(model).__module__, "out": out.tolist()}
+    except Exception as error:
+        seen[name] = {"error": f"{type(error).__name__}: {error}"}
+json.dump(seen, open(sys.argv[2], "w"))
+"""
+
+
+def elsewhere(folder: Path, *asked: tuple[str, bool, Path]) -> dict[str, Any]:
+    """What AutoModel makes of checkpoints in a fresh process, which knows nothing of bertlite.
+
+    Args:
+        asked: for each a name, whether remote code is trusted, and the checkpoint.
+    """
+    result = folder / "elsewhere.json"
+    words = json.dumps([(name, trust, str(path)) for name, trust, path in asked])
+    environ = {**os.environ, "HF_MODULES_CACHE": str(folder / "modules"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", REMOTE, words, str(result)], env=environ, capture_output=True, text=True, check=False
+    )
+    if not result.exists():
+        raise AssertionError(done.stderr[-2000:])
+    return dict(json.loads(result.read_text()))
+
+
+@check(CHECKPOINTS, "AutoModel loads a pruned checkpoint in a fresh process (ours with trust_remote_code=True)")
+def fresh_process(side: Side, folder: Path) -> Observed:
+    path = tiny(folder, pruned=True)
+    if side is OURS:
+        bertlite.hf.export_remote_code(path)
+    seen = elsewhere(folder, ("pruned", side is OURS, path))["pruned"]
+    if "error" in seen:
+        raise AssertionError(seen["error"])
+    core = bertlite.BertModel.from_pretrained(path)
+    with torch.no_grad():
+        wanted = core(torch.arange(1, 12)[None]).last_hidden_state
+    equal(torch.tensor(seen["out"]), wanted, within=ROUNDING32, what="the model and bertlite's core")
+    return {"out": seen["out"]}
+
+
+# What transformers 5 dropped -----------------------------------------------------------------------------------------
+
+
+@check(DROPPED, "output_attentions=True gives attentions, whatever the default attention")
+@torch.no_grad()
+def attentions(side: Side, folder: Path) -> Observed:
+    model = side.load("BertModel", tiny(folder))
+    got = model(**tiny_batch(), output_attentions=True).attentions
+    if not got or len(got) != SIZES["num_hidden_layers"]:
+        raise AssertionError(f"{len(got or ())} attentions of {SIZES['num_hidden_layers']} layers")
+    equal(got[0].sum(-1), torch.ones_like(got[0][..., 0]), within=ROUNDING32, what="the sums of the rows and 1")
+    return {"attentions": got}
+
+
+def silenced(model: Any, heads: dict[int, list[int]]) -> Any:
+    """The model with these heads' columns of the output projection set to zero; changed in place."""
+    size = SIZES["hidden_size"] // SIZES["num_attention_heads"]
+    with torch.no_grad():
+        for layer, which in heads.items():
+            for head in which:
+                model.encoder.layer[layer].attention.output.dense.weight[:, head * size : (head + 1) * size] = 0
+    return model
+
+
+@check(DROPPED, "head_mask silences heads")
+@torch.no_grad()
+def head_mask(side: Side, folder: Path) -> Observed:
+    path, mask = tiny(folder, dtype=torch.float64), torch.ones(3, 4)
+    for layer, heads in GONE.items():
+        mask[layer, heads] = 0
+    model = side.load("BertModel", path, dtype=torch.float64)
+    got = model(**tiny_batch(), head_mask=mask).last_hidden_state
+    differ(got, model(**tiny_batch()).last_hidden_state, "head_mask")
+    wanted = silenced(model, GONE)(**tiny_batch()).last_hidden_state
+    equal(got, wanted, within=ROUNDING, what="masked and zeroed heads")
+    return {"out": got}
+
+
+@check(DROPPED, "prune_heads, save, load")
+@torch.no_grad()
+def prune_heads(side: Side, folder: Path) -> Observed:
+    path = tiny(folder)
+    model = side.load("BertModel", path)
+    model.prune_heads(GONE)
+    width = model.encoder.layer[0].attention.self.query.out_features
+    if width != SIZES["hidden_size"] // 2:
+        raise AssertionError(f"layer 0 has {width} rows of query after losing 2 heads of 4")
+    got = outputs(model, "BertModel")
+    wanted = outputs(silenced(side.load("BertModel", path), GONE), "BertModel")
+    equal(got, wanted, within=ROUNDING32, what="pruned and zeroed heads")
+    model.save_pretrained(folder / "pruned")
+    again = side.load("BertModel", folder / "pruned")
+    equal(outputs(again, "BertModel"), got, what="the pruned model and its copy from disk")
+    return got
+
+
+@check(DROPPED, "a 3-D mask, one row per query")
+@torch.no_grad()
+def mask_3d(side: Side, folder: Path) -> Observed:
+    model = side.load("BertModel", tiny(folder))
+    batch = tiny_batch()
+    mask = torch.ones(2, 11, 11, dtype=torch.long).tril()
+    first = model(**{**batch, "attention_mask": mask}).last_hidden_state
+    other = {**batch, "input_ids": torch.cat([batch["input_ids"][:, :5], batch["input_ids"][:, 5:].flip(1)], 1)}
+    second = model(**{**other, "attention_mask": mask}).last_hidden_state
+    equal(first[:, :5], second[:, :5], what="tokens before and after a change in those they may not see")
+    differ(first, model(**{**batch, "attention_mask": mask[:, -1]}).last_hidden_state, "the triangle")
+    return {"out": first}
+
+
+# Generation ----------------------------------------------------------------------------------------------------------
+
+
+@check(GENERATION, "EncoderDecoderModel of two BERTs: greedy", beams=1)
+@check(GENERATION, "EncoderDecoderModel of two BERTs: beam search", beams=3)
+@torch.no_grad()
+def encoder_decoder(side: Side, folder: Path, beams: int) -> Observed:
+    encoder = tiny(folder / "encoder")
+    decoder = tiny(folder / "decoder", "BertLMHeadModel", is_decoder=True, add_cross_attention=True)
+    with side.loading():
+        model = transformers.EncoderDecoderModel.from_encoder_decoder_pretrained(encoder, decoder)
+    side.owns(model.encoder)
+    side.owns(model.decoder)
+    model.save_pretrained(folder / "both")
+    with side.loading():
+        model = transformers.EncoderDecoderModel.from_pretrained(folder / "both")
+    side.owns(model.encoder)
+    side.owns(model.decoder)
+    batch = {name: x for name, x in tiny_batch().items() if name != "token_type_ids"}
+    settings: dict[str, Any] = {
+        "decoder_start_token_id": 1,
+        "eos_token_id": 96,
+        "pad_token_id": 0,
+        "max_new_tokens": 15,
+        "num_beams": beams,
+        "do_sample": False,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+    }
+    found = {cached: model.generate(**batch, use_cache=cached, **settings) for cached in (True, False)}
+    equal(found[True].sequences, found[False].sequences, what="words written with and without a cache")
+    return {"words": found[True].sequences, "scores": found[True].scores}
+
+
+@check(GENERATION, "generate with a decoder alone: greedy, sampled, beam search")
+@torch.no_grad()
+def decoder_alone(side: Side, folder: Path) -> Observed:
+    model = side.load("BertLMHeadModel", tiny(folder, "BertLMHeadModel", is_decoder=True))
+    kinds: dict[str, dict[str, Any]] = {
+        "greedy": {"do_sample": False},
+        "sampled": {"do_sample": True, "top_k": 5},
+        "beam": {"do_sample": False, "num_beams": 3},
+    }
+    write: Callable[..., Tensor] = model.generate
+    seen = {}
+    for name, options in kinds.items():
+        torch.manual_seed(0)
+        prompt = tiny_batch()["input_ids"][:, :4]
+        seen[name] = write(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=12,
+            eos_token_id=96,
+            pad_token_id=0,
+            **options,
+        )
+    return seen
