@@ -1,6 +1,6 @@
 """What bertlite promises to the users of other libraries, client by client, as functions that run."""
 
-from checks import adapters, compilers, distributed, embeddings, interchange, launch, pipelines, tools, trainer
+from checks import adapters, compilers, embeddings, interchange, launch, pipelines, tools, trainer
 from checks.common import CHECKS, OURS, STOCK, V5, Check, MissingError, Side, equal, gap
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "Side",
     "adapters",
     "compilers",
-    "distributed",
     "embeddings",
     "equal",
     "gap",
