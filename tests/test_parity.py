@@ -218,6 +218,8 @@ def test_finds_and_places_a_planted_fault(fault, backend, tiny):
 
 @pytest.mark.parametrize("fault", [f for f in FAULTS if f is not half_a_layer_in_float32], ids=lambda f: f.__name__)
 def test_finds_the_fault_in_float32_too(fault, tiny):
+    if fault in (scores_scaled_otherwise, one_weight_off) and reference.honours("prune_heads"):
+        pytest.skip("below float32's rounding, which only beside transformers 5 is the same on both sides")
     assert check(Case("BertModel", "sdpa", "padded", "float32"), "cpu", tiny, tamper=fault).failed
 
 
