@@ -201,8 +201,13 @@ class Remembered:
         return int(self.own.get_seq_length())
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        k, v = self.own.update(k.transpose(1, 2), v.transpose(1, 2), layer)
-        return k.transpose(1, 2), v.transpose(1, 2)
+        new, heads = k.shape[1:3]
+        end = int(self.own.get_seq_length(layer)) + new
+        if not heads:  # a cache counts its tokens by its numbers, and such a layer has none
+            k = v = k.new_ones(k.shape[0], new, 1, k.shape[3])
+        at = {"cache_position": torch.arange(end - new, end, device=k.device)}  # for 4.57's caches of fixed size
+        k, v = (x.transpose(1, 2) for x in self.own.update(k.transpose(1, 2), v.transpose(1, 2), layer, at))
+        return k[:, :end, :heads], v[:, :end, :heads]  # one of fixed size gives all its room
 
     def keep(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if self.crossed is not None:
@@ -315,6 +320,8 @@ class BertModel(BertBody, BertPreTrainedModel):
         cache: Any = None,
         name: str = "attention_mask",
     ) -> Padded:
+        if mask is not None and mask.dim() == 4 and cache is not None and cache.own.is_compileable:
+            mask = mask[..., :keys]  # generate masks all the room in a cache of fixed size
         chosen = self.attention_name()
         if chosen == "auto" or chosen in BACKENDS:
             return super().layout(x, mask, keys, weights, ahead, cache, name)

@@ -106,8 +106,9 @@ def save(model: Any, folder: Path) -> Path:
     return folder / "model.safetensors"
 
 
-def test_a_headed_file_serves_the_body_and_the_other_way_round(tmp_path: Path) -> None:
-    headed = ours_of("BertForPreTraining")
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_headed_file_serves_the_body_and_the_other_way_round(tied: bool, tmp_path: Path) -> None:
+    headed = ours_of("BertForPreTraining", tie_word_embeddings=tied)
     headed.save_pretrained(tmp_path / "headed")
     body, info = hf.BertModel.from_pretrained(tmp_path / "headed", dtype=F64, output_loading_info=True)
     assert not info["missing_keys"]
@@ -117,6 +118,9 @@ def test_a_headed_file_serves_the_body_and_the_other_way_round(tmp_path: Path) -
     assert all(key.startswith("cls.") for key in info["missing_keys"])
     assert info["missing_keys"]
     same(again.bert, hf.BertModel.from_pretrained(tmp_path / "body", dtype=F64, add_pooling_layer=False))
+    predictions = again.cls.predictions  # drawn as a new model's
+    assert predictions.transform.dense.weight.std() > 0
+    assert predictions.bias.count_nonzero() == predictions.decoder.bias.count_nonzero() == 0
 
 
 def test_missing_weights_are_drawn_and_the_loaded_left_alone(tmp_path: Path) -> None:

@@ -1,0 +1,353 @@
+"""Writing with bertlite.hf: transformers' generate, its caches and its encoder-decoder pairs."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from conftest import assert_same, distance, randomise_
+from pairs import (
+    BOTH,
+    CROSS,
+    DECODER,
+    F64,
+    V5,
+    B,
+    H,
+    K,
+    L,
+    N,
+    S,
+    V,
+    config_of,
+    inputs_of,
+    only_4,
+    ours_of,
+    pair,
+    states_of,
+)
+from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+
+import bertlite
+from bertlite import KeyValueCache, hf
+
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampling": {"do_sample": True, "top_k": 20, "temperature": 1.3},
+    "beams": {"num_beams": 3, "num_return_sequences": 2},
+    "beam sampling": {"num_beams": 3, "do_sample": True},
+    "repetition": {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2},
+}
+OLD_LOSS = pytest.mark.filterwarnings("ignore:Version v4.12.0 introduces a better way to train:FutureWarning")
+EVERY_WAY = pytest.mark.parametrize("way", WAYS)
+
+
+def left_padded() -> dict[str, torch.Tensor]:
+    ids = inputs_of()["input_ids"].clone()
+    mask = torch.ones(B, S).long()
+    mask[1, :4] = 0
+    return {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask}
+
+
+def write(model: Any, inputs: dict[str, Any], **options: Any) -> Any:
+    torch.manual_seed(5)
+    settings = {"max_new_tokens": 12, "min_new_tokens": 12, "pad_token_id": 0, "eos_token_id": 1, **options}
+    return model.generate(**inputs, **settings, return_dict_in_generate=True, output_scores=True, output_logits=True)
+
+
+def assert_same_text(got: Any, wanted: Any) -> None:
+    assert type(got) is type(wanted)
+    assert got.sequences.equal(wanted.sequences)
+    assert_same(got.logits, wanted.logits, atol=1e-6)  # generate itself keeps scores in float32
+    assert len(set(got.sequences.flatten().tolist())) > 6  # not one word again and again
+
+
+# generate
+
+
+@BOTH
+@EVERY_WAY
+def test_what_is_written_is_what_transformers_writes(way: str, backend: str) -> None:
+    theirs, ours = pair("BertLMHeadModel", backend)
+    for inputs in ({"input_ids": inputs_of()["input_ids"]}, left_padded()):
+        assert_same_text(write(ours, inputs, **WAYS[way]), write(theirs, inputs, **WAYS[way]))
+
+
+@EVERY_WAY
+def test_with_a_cache_or_without_is_the_same(way: str) -> None:
+    model = ours_of("BertLMHeadModel")
+    got, wanted = (write(model, left_padded(), **WAYS[way], use_cache=use) for use in (True, False))
+    assert got.sequences.equal(wanted.sequences)
+    assert_same(got.logits, wanted.logits, atol=1e-6)
+
+
+def test_with_a_cache_each_word_is_computed_once() -> None:
+    model = ours_of("BertLMHeadModel")
+    lengths: list[int] = []
+    model.bert.encoder.register_forward_pre_hook(lambda module, args: lengths.append(args[0].shape[1]))
+    write(model, left_padded())
+    assert lengths == [S, *(1,) * 11]
+
+
+@pytest.mark.parametrize("heads", [{0: [1, 3], 1: [0, 1, 2, 3]}, {0: [0, 1, 2, 3], 2: [0]}], ids=str)
+@pytest.mark.parametrize("way", ["greedy", "beams"])
+def test_pruned_models_write(way: str, heads: dict[int, list[int]]) -> None:
+    """Even without the first layer's heads, in whose keys transformers counts the tokens of a cache."""
+    model = ours_of("BertLMHeadModel")
+    model.prune_heads(heads)
+    dense = transformers.BertLMHeadModel(config_of("BertLMHeadModel", "eager")).double().eval()
+    dense.load_state_dict(bertlite.densify(model).state_dict())
+    assert_same_text(write(model, left_padded(), **WAYS[way]), write(dense, left_padded(), **WAYS[way]))
+    assert model(**inputs_of()).past_key_values.get_seq_length() == S
+
+
+@pytest.mark.parametrize("positions", ["relative_key", "relative_key_query"])
+def test_relative_positions_write(positions: str) -> None:
+    """transformers 4 gives every query of a prompt the distances of the last."""
+    model = ours_of("BertLMHeadModel", position_embedding_type=positions)
+    assert_same_text(*(write(model, left_padded(), use_cache=use) for use in (True, False)))
+
+
+def test_embeddings_may_be_written_on_from() -> None:
+    theirs, ours = pair("BertLMHeadModel")
+    embeds = ours.get_input_embeddings()(inputs_of()["input_ids"]).detach()
+    assert_same_text(*(write(model, {"inputs_embeds": embeds}, **WAYS["sampling"]) for model in (ours, theirs)))
+
+
+def test_attentions_of_each_step_are_given() -> None:
+    out = write(ours_of("BertLMHeadModel"), left_padded(), output_attentions=True, output_hidden_states=True)
+    shapes = [tuple(step[0].shape) for step in out.attentions]
+    assert shapes == [(B, N, S, S), *((B, N, 1, S + i) for i in range(1, 12))]
+    assert all(len(step) == L + 1 for step in out.hidden_states)
+
+
+def test_a_head_mask_reaches_every_step() -> None:
+    model = ours_of("BertLMHeadModel")
+    gate = torch.ones(L, N, dtype=F64)
+    gate[0, [1, 3]] = 0
+    pruned = bertlite.prune_heads(model, {0: [1, 3]})
+    got = write(model, {**left_padded(), "head_mask": gate})
+    assert_same_text(got, write(pruned, left_padded()))
+    assert not got.sequences.equal(write(model, left_padded()).sequences)
+
+
+def test_too_long_a_text_is_refused() -> None:
+    model, ids = ours_of("BertLMHeadModel"), inputs_of()["input_ids"]
+    with pytest.raises(ValueError, match=r"position_ids holds 40; this model has 0 to 39"):
+        write(model, {"input_ids": ids}, max_new_tokens=32, min_new_tokens=32)
+
+
+@BOTH
+@pytest.mark.parametrize("heads", [{}, {0: [0, 1, 2, 3], 2: [1]}], ids=["dense", "pruned"])
+@pytest.mark.parametrize("positions", ["absolute", "relative_key"])
+def test_a_cache_of_fixed_size_may_be_asked_for(positions: str, heads: dict[int, list[int]], backend: str) -> None:
+    if not V5 and heads:
+        pytest.skip("transformers 4 looks for the length of its static cache in the first head")
+    model = ours_of("BertLMHeadModel", backend, position_embedding_type=positions)
+    model.prune_heads(heads)
+    fixed = {"cache_implementation": "static", "disable_compile": True}
+    assert_same_text(*(write(model, left_padded(), **options) for options in (fixed, {})))
+    if V5 and positions == "absolute" and not heads:
+        theirs, ours = pair("BertLMHeadModel", backend)
+        assert_same_text(*(write(each, left_padded(), **fixed) for each in (ours, theirs)))
+
+
+# Caches
+
+
+@pytest.mark.parametrize("changes", [DECODER, CROSS], ids=["alone", "cross"])
+def test_caches_hold_what_those_of_transformers_hold(changes: dict[str, Any]) -> None:
+    theirs, ours = pair("BertModel", **changes)
+    inputs = {**inputs_of(), **(states_of() if changes is CROSS else {})}
+    caches = [model(**inputs).past_key_values for model in (ours, theirs)]
+    for mine, other in zip(*map(parts_of, caches), strict=True):
+        assert len(mine.layers) == len(other.layers)
+        for a, b in zip(mine.layers, other.layers, strict=True):
+            assert a.is_initialized == b.is_initialized
+            if a.is_initialized:
+                assert_same((a.keys, a.values), (b.keys, b.values))
+    if changes is CROSS:
+        assert caches[0].is_updated == caches[1].is_updated == dict.fromkeys(range(L), True)
+
+
+def parts_of(cache: Any) -> list[Any]:
+    both = isinstance(cache, EncoderDecoderCache)
+    return [cache.self_attention_cache, cache.cross_attention_cache] if both else [cache]
+
+
+@pytest.mark.parametrize("kind", ["own", "dynamic", "both", "static"])
+@pytest.mark.parametrize("changes", [DECODER, CROSS], ids=["alone", "cross"])
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_given_cache_is_extended(masked: bool, changes: dict[str, Any], kind: str) -> None:
+    model = ours_of("BertLMHeadModel", **changes)
+    inputs = {**inputs_of(), **(states_of() if changes is CROSS else {})}
+    if not masked:
+        del inputs["attention_mask"]
+    cache = {
+        "own": lambda: None,
+        "dynamic": DynamicCache,
+        "both": lambda: EncoderDecoderCache(DynamicCache(), DynamicCache()),
+        "static": lambda: StaticCache(config=model.config, max_cache_len=20),
+    }[kind]()
+    wanted = model(**inputs, use_cache=False)
+    assert wanted.past_key_values is None
+    logits = []
+    for start, end in ((0, 6), (6, 7), (7, S)):
+        part = {k: x[:, start:end] if k in ("input_ids", "token_type_ids") else x for k, x in inputs.items()}
+        if masked:
+            part["attention_mask"] = inputs["attention_mask"][:, :end]
+        out = model(**part, past_key_values=cache)
+        assert cache is None or out.past_key_values is cache
+        cache = out.past_key_values
+        logits.append(out.logits)
+        assert cache.get_seq_length() == end
+    assert_same(torch.cat(logits, 1), wanted.logits)
+
+
+def test_a_cache_may_be_given_to_an_encoder() -> None:
+    """As PEFT's prefix tuning does."""
+    theirs, ours = pair("BertModel")
+    mask = torch.nn.functional.pad(inputs_of()["attention_mask"], (3, 0), value=1)
+    outs = []
+    for model in (ours, theirs):
+        cache = DynamicCache()
+        draw = torch.Generator().manual_seed(5)
+        for layer in range(L):
+            cache.update(*torch.randn(2, B, N, 3, H, generator=draw, dtype=F64), layer)
+        outs.append(model(**{**inputs_of(), "attention_mask": mask}, past_key_values=cache))
+    assert_same(outs[0].last_hidden_state, outs[1].last_hidden_state)
+    assert outs[0].past_key_values is None
+    assert distance(outs[0][0], ours(**inputs_of())[0]) > 1e-2
+
+
+@pytest.mark.parametrize("said", [None, True, False])
+@pytest.mark.parametrize("written", [True, False])
+@pytest.mark.parametrize("decoder", [True, False])
+@pytest.mark.parametrize("given", [False, True])
+def test_a_cache_is_returned_when_transformers_returns_one(
+    given: bool, decoder: bool, written: bool, said: bool | None
+) -> None:
+    if given and not V5:
+        pytest.skip("transformers 4 returns whatever cache it is given")
+    for name in ("BertModel", "BertLMHeadModel"):
+        outs = []
+        for model in pair(name, is_decoder=decoder, use_cache=written):
+            some = {"past_key_values": DynamicCache()} if given else {}
+            outs.append(model(**inputs_of(), **some, **({} if said is None else {"use_cache": said})))
+        assert (outs[0].past_key_values is None) == (outs[1].past_key_values is None)
+
+
+def test_other_kinds_of_cache_are_refused() -> None:
+    model, ids = ours_of("BertLMHeadModel"), inputs_of()["input_ids"]
+    with pytest.raises(TypeError, match="past_key_values is a KeyValueCache; pass a cache of transformers"):
+        model(ids, past_key_values=KeyValueCache())
+    if V5:
+        with pytest.raises(TypeError, match="past_key_values is a tuple; transformers 5 takes a DynamicCache or an"):
+            model(ids, past_key_values=((torch.zeros(B, N, 3, H),) * 2,) * L)
+
+
+@only_4
+@pytest.mark.parametrize("changes", [DECODER, CROSS], ids=["alone", "cross"])
+def test_tuples_of_transformers_4_are_caches_too(changes: dict[str, Any]) -> None:
+    theirs, ours = pair("BertLMHeadModel", **changes)
+    inputs = {**inputs_of(), **(states_of() if changes is CROSS else {})}
+    first = {k: x[:, :6] if x.shape[1:2] == (S,) else x for k, x in inputs.items()}
+    rest = {k: x[:, 6:] if k in ("input_ids", "token_type_ids") else x for k, x in inputs.items()}
+    outs = []
+    for model in (ours, theirs):
+        legacy = model(**first, use_cache=True).past_key_values.to_legacy_cache()
+        assert isinstance(legacy, tuple)
+        legacy = tuple(tuple(x for x in layer if x is not None) for layer in legacy)
+        assert [len(layer) for layer in legacy] == [4 if changes is CROSS else 2] * L
+        outs.append(model(**rest, past_key_values=legacy, use_cache=True))
+    assert type(outs[0].past_key_values) is type(outs[1].past_key_values)
+    assert outs[0].past_key_values.get_seq_length() == S
+    assert_same(outs[0].logits, outs[1].logits)
+    assert_same(outs[0].logits, ours(**inputs, use_cache=False).logits[:, 6:])
+
+
+@only_4
+def test_the_position_in_the_cache_may_be_said() -> None:
+    """transformers 4's generate says it; it follows from the cache."""
+    model, ids = ours_of("BertLMHeadModel"), inputs_of()["input_ids"]
+    out = model(ids, cache_position=torch.arange(S))
+    assert_same(out.logits, model(ids).logits, atol=0)
+
+
+# Encoder-decoder pairs
+
+
+def pairs_of_models(backend: str = "eager", **changes: Any) -> tuple[Any, Any]:
+    """transformers' EncoderDecoderModel of its own models, and of ours with their weights."""
+    models = []
+    for package in (transformers, hf):
+        encoder = package.BertModel(config_of("BertModel", backend))
+        decoder = package.BertLMHeadModel(config_of("BertLMHeadModel", backend, **CROSS, **changes))
+        model = randomise_(transformers.EncoderDecoderModel(encoder=encoder, decoder=decoder)).double().eval()
+        for config in (model.config, model.generation_config):
+            config.decoder_start_token_id, config.pad_token_id = 2, 0
+        models.append(model)
+    models[1].load_state_dict(models[0].state_dict())
+    return models[0], models[1]
+
+
+def given() -> dict[str, Any]:
+    ids = torch.randint(3, V, (B, K), generator=torch.Generator().manual_seed(9))
+    return {**{key: inputs_of()[key] for key in ("input_ids", "attention_mask")}, "decoder_input_ids": ids}
+
+
+@OLD_LOSS
+def test_a_pair_equals_that_of_transformers() -> None:
+    theirs, ours = pairs_of_models()
+    assert theirs.state_dict().keys() == ours.state_dict().keys()
+    asked = {"output_attentions": True, "output_hidden_states": True, "use_cache": False}
+    got, wanted = ours(**given(), **asked), theirs(**given(), **asked)
+    assert type(got) is type(wanted)
+    assert_same(dict(got), dict(wanted))
+    losses = [model(**given(), labels=given()["decoder_input_ids"]).loss for model in (ours, theirs)]
+    torch.testing.assert_close(losses[0].float(), losses[1].float(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("way", ["greedy", "sampling", "beams"])
+def test_a_pair_writes_what_that_of_transformers_writes(way: str) -> None:
+    theirs, ours = pairs_of_models()
+    inputs = {key: given()[key] for key in ("input_ids", "attention_mask")}
+    options = {**WAYS[way], "no_repeat_ngram_size": 1}  # or it writes one word again and again
+    assert_same_text(write(ours, inputs, **options), write(theirs, inputs, **options))
+    assert_same_text(*(write(ours, inputs, **options, use_cache=use) for use in (True, False)))
+
+
+@OLD_LOSS
+def test_a_pair_learns() -> None:
+    theirs, ours = pairs_of_models()
+    grads = []
+    for model in (ours, theirs):
+        model(**given(), labels=given()["decoder_input_ids"]).loss.backward()
+        grads.append({key: p.grad for key, p in model.named_parameters() if p.grad is not None})
+    assert_same(*grads, atol=1e-6)  # the loss is summed in float32
+
+
+def test_a_pair_survives_saving(tmp_path: Path) -> None:
+    _, ours = pairs_of_models()
+    ours.save_pretrained(tmp_path)
+    for context, package in ((hf.registered, hf), (nullcontext, transformers)):
+        with context():
+            again = transformers.EncoderDecoderModel.from_pretrained(tmp_path, dtype=F64)
+        assert type(again.encoder) is package.BertModel
+        assert type(again.decoder) is package.BertLMHeadModel
+        assert_same(again(**given()).logits, ours(**given()).logits)
+
+
+def test_a_pair_with_pruned_parts_survives_saving(tmp_path: Path) -> None:
+    _, ours = pairs_of_models()
+    ours.encoder.prune_heads({0: [1, 3]})
+    ours.decoder.prune_heads({1: [0, 1, 2, 3]})
+    ours.config.encoder, ours.config.decoder = ours.encoder.config, ours.decoder.config  # theirs are new ones now
+    wanted = ours(**given()).logits
+    ours.save_pretrained(tmp_path)
+    with hf.registered():
+        again = transformers.EncoderDecoderModel.from_pretrained(tmp_path, dtype=F64)
+    assert again.encoder.config.pruned_heads == {0: [1, 3]}
+    assert_same(again(**given()).logits, wanted)
