@@ -1,7 +1,7 @@
 """What bertlite promises to the users of other libraries, client by client, as functions that run."""
 
-from checks import adapters, compilers, embeddings, interchange, launch, pipelines, tools, trainer
-from checks.common import CHECKS, OURS, STOCK, V5, Check, MissingError, Side, equal, gap
+from checks import adapters, compilers, distributed, embeddings, interchange, launch, pipelines, tools, trainer
+from checks.common import CHECKS, OURS, STOCK, V5, Check, MissingError, Side, equal, gap, told
 
 __all__ = [
     "CHECKS",
@@ -13,12 +13,14 @@ __all__ = [
     "Side",
     "adapters",
     "compilers",
+    "distributed",
     "embeddings",
     "equal",
     "gap",
     "interchange",
     "launch",
     "pipelines",
+    "told",
     "tools",
     "trainer",
 ]

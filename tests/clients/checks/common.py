@@ -70,6 +70,16 @@ class MissingError(Exception):
     """What the check needs is not installed."""
 
 
+class ElsewhereError(Exception):
+    """What happened in another process; the text names the exception."""
+
+
+def told(error: Exception) -> str:
+    """An error as one reads it at the foot of a traceback, its first line."""
+    text = str(error) if isinstance(error, ElsewhereError) else f"{type(error).__name__}: {error}"
+    return text.partition("\n")[0].strip()
+
+
 @dataclass(frozen=True)
 class Check:
     client: str

@@ -1,5 +1,6 @@
 """sentence-transformers."""
 
+import importlib.util
 import shutil
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,12 @@ def encodes(side: Side, folder: Path, pruned: bool = False) -> Observed:
 @check(CLIENT, "a training step with checkpointed layers", *NEEDS)
 def trains_embeddings(side: Side, folder: Path, pruned: bool = False) -> Observed:
     from datasets import Dataset
-    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments, losses
+    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+
+    if importlib.util.find_spec("sentence_transformers.sentence_transformer"):
+        from sentence_transformers.sentence_transformer import losses  # where version 6 keeps them
+    else:
+        from sentence_transformers import losses
 
     path, found = copied(folder, pruned), []
     pairs = {"anchor": ["what is the capital of france", "how to cook soup"], "positive": ["paris", "simmer it"]}

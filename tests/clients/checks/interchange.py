@@ -22,6 +22,7 @@ from checks.common import (
     ROUNDING32,
     SIZES,
     STOCK,
+    ElsewhereError,
     Observed,
     Side,
     check,
@@ -159,7 +160,7 @@ def fresh_process(side: Side, folder: Path) -> Observed:
         bertlite.hf.export_remote_code(path)
     seen = elsewhere(folder, ("pruned", side is OURS, path))["pruned"]
     if "error" in seen:
-        raise AssertionError(seen["error"])
+        raise ElsewhereError(seen["error"])
     core = bertlite.BertModel.from_pretrained(path)
     with torch.no_grad():
         wanted = core(torch.arange(1, 12)[None]).last_hidden_state

@@ -1,0 +1,72 @@
+"""What the tests of this folder share: every check runs with bertlite's classes and with transformers'."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checks import CHECKS, OURS, STOCK, V5, MissingError, Side, equal, told
+
+# What stock cannot do, and what it says.  Where it does a thing wrong in silence, it is the check that speaks.
+UNLOADABLE = "RuntimeError: You set `ignore_mismatched_sizes` to `False`"  # a pruned checkpoint, in transformers 5
+GRAPH = "Unsupported: "  # a graph break
+MULTIPLIED = "AssertionError: loss is .* for the same 8 rows in one"  # by the number of batches accumulated
+STOCK_FAILS = {
+    5: {
+        **{
+            name: UNLOADABLE
+            for name in CHECKS
+            if name.endswith("-pruned") or name in ("loads_pruned", "fresh_process")
+        },
+        **{name: MULTIPLIED for name in CHECKS if name.startswith(("accumulation", "trainer_ddp"))},
+        "whole_graph-output_attentions": GRAPH,
+        "whole_graph-output_hidden_states": GRAPH,
+        "trained_graph": GRAPH,
+        "loads_relative": "AssertionError: the model and bertlite's core differ by",
+        "attentions": "AssertionError: 0 attentions of 3 layers",
+        "head_mask": "AssertionError: head_mask changed nothing",
+        "prune_heads": "AttributeError: .* has no attribute 'prune_heads'",
+        "text_pruner": "AttributeError: .* has no attribute 'prune_heads'",
+        "mask_3d": "RuntimeError: expand",
+        "head_view": "RuntimeError: stack expects a non-empty TensorList",
+    },
+    4: {},
+}[5 if V5 else 4]
+WITHIN = {  # elsewhere what the two saw is equal bit for bit
+    "loads_densified": 1e-12,  # float64, as all of these but the last
+    "ddp": 1e-12,
+    "fsdp": 1e-12,
+    "tensor_parallel": 1e-12,
+    "integrated_gradients": 1e-12,
+}
+
+
+def stock_does(client: str) -> list[str]:
+    """The names of a client's checks that transformers' own classes pass."""
+    return [name for name, check in CHECKS.items() if check.client == client and name not in STOCK_FAILS]
+
+
+def stock_fails(client: str) -> list[str]:
+    return [name for name, check in CHECKS.items() if check.client == client and name in STOCK_FAILS]
+
+
+def seen(name: str, folder: Path, side: Side = OURS) -> Any:
+    """What a check saw; skipped, with the reason, where what it needs is not installed."""
+    try:
+        return CHECKS[name].run(side, folder / side.name)
+    except MissingError as reason:
+        pytest.skip(str(reason))
+
+
+def same_as_stock(name: str, folder: Path) -> None:
+    """A check passes with both, and what they saw is equal."""
+    ours, stocks = seen(name, folder), seen(name, folder, STOCK)
+    equal(ours, stocks, WITHIN.get(name, 0.0), f"bertlite.hf and transformers in {name}")
+
+
+def only_ours(name: str, folder: Path) -> None:
+    """A check passes with bertlite and stock fails as the table says; once it does not, strike it from the table."""
+    assert seen(name, folder)
+    with pytest.raises(Exception) as failure:  # noqa: PT011  # the table has the type and the text
+        CHECKS[name].run(STOCK, folder / STOCK.name)
+    assert re.match(STOCK_FAILS[name], told(failure.value)), told(failure.value)

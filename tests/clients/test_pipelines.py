@@ -1,0 +1,18 @@
+"""transformers.pipeline with a model of bertlite, and by path inside `registered()`."""
+
+from pathlib import Path
+
+import pytest
+from harness import only_ours, same_as_stock, stock_does, stock_fails
+
+pytestmark = pytest.mark.clients
+
+
+@pytest.mark.parametrize("name", stock_does("pipeline"))
+def test_pipeline_is_stocks(name: str, tmp_path: Path) -> None:
+    same_as_stock(name, tmp_path)
+
+
+@pytest.mark.parametrize("name", stock_fails("pipeline"))
+def test_pipeline_works_where_stock_fails(name: str, tmp_path: Path) -> None:
+    only_ours(name, tmp_path)
