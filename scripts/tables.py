@@ -10,12 +10,14 @@ import argparse
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "scripts" / "results"
+CLIENTS = ("accelerate", "sentence-transformers", "peft", "datasets", "torchao", "captum", "bertviz", "textpruner")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,7 +94,32 @@ def startup() -> str:
     return f"{table}\n\nMeasured against transformers {version} on {measured_on(record)}."
 
 
-TABLES: dict[str, Callable[[], str]] = {"parity": parity, "startup": startup}
+def clients() -> str:
+    """Client by client, what came of its checks with our classes on each transformers, and with the newest's own."""
+    files = records("clients-[0-9]*.json")
+    versions = [record["environment"]["versions"]["transformers"] for record in files]
+    sides = [(record, "bertlite.hf") for record in files] + [(files[0], "transformers")]
+    names = dict.fromkeys(line["client"] for line in files[0]["checks"])
+    body = [[name, *(outcome(record, name, side) for record, side in sides)] for name in names]
+    head = ["client", *(f"bertlite.hf on {version}" for version in versions), f"transformers {versions[0]} alone"]
+    versions_of = files[0]["environment"]["versions"]
+    others = ", ".join(f"{name} {versions_of[name]}" for name in versions_of if name in CLIENTS and versions_of[name])
+    return f"{rows(head, body)}\n\nWith {others}; {measured_on(files[0])}."
+
+
+def outcome(record: dict[str, Any], client: str, side: str) -> str:
+    """How many of a client's checks pass; of those that fail the errors."""
+    runs = [line[side] for line in record["checks"] if line["client"] == client]
+    ran = [run for run in runs if run["result"] != "not run"]
+    failed = Counter(run["error"].partition(". ")[0] for run in ran if run["result"] == "fails")
+    passed = len(ran) - failed.total()
+    if not ran:
+        return "not run"
+    told = "".join(f"<br>{n} × `{error[:90]}`" for error, n in failed.items())
+    return f"{'all ' if passed == len(ran) else f'{passed} of '}{len(ran)}{told}"
+
+
+TABLES: dict[str, Callable[[], str]] = {"parity": parity, "startup": startup, "clients": clients}
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -25,6 +25,7 @@ from checks.common import (
     ROUNDING,
     ROUNDING32,
     STOCK,
+    V5,
     ElsewhereError,
     Observed,
     Side,
@@ -40,6 +41,7 @@ from checks.trainer import CHECKPOINTING, logged, rows, trainer
 DDP, FSDP, TENSOR = "DDP", "FSDP2", "tensor parallel"
 CLS = "BertForSequenceClassification"
 WORLD = 2
+DECIMALS = 0.0 if V5 else 0.5e-4  # transformers 4 logs four
 LIMIT = 240  # seconds for all jobs; about 15 are needed
 SIDES = {side.name: side for side in (OURS, STOCK)}
 Job = Callable[[Side, Path, int], Observed]
@@ -160,7 +162,7 @@ def trainer_ddp(side: Side, folder: Path, rank: int, cls: str) -> Observed:
         seen["eval_loss"] = run.evaluate()["eval_loss"]
     for name, got in seen.items():
         wanted = float((norm if name == "grad_norm" else loss).detach())
-        if abs(got - wanted) > ROUNDING32 * wanted:
+        if abs(got - wanted) > ROUNDING32 * wanted + DECIMALS:
             raise AssertionError(f"{name} is {got:.5g}, and {wanted:.5g} for the same 8 rows in one process")
     return seen
 

@@ -43,7 +43,7 @@ def rows(cls: str, count: int = 8) -> list[dict[str, Any]]:
 
 
 def trainer(model: Any, folder: Path, data: Any, **options: Any) -> Any:
-    from transformers import Trainer, TrainingArguments
+    from transformers import PrinterCallback, Trainer, TrainingArguments
 
     given = {name: options.pop(name) for name in ("eval_dataset", "compute_metrics") if name in options}
     settings = {
@@ -60,7 +60,9 @@ def trainer(model: Any, folder: Path, data: Any, **options: Any) -> Any:
         "lr_scheduler_type": "constant",
         "max_grad_norm": 1e9,  # measured, never clipped
     }
-    return Trainer(model, TrainingArguments(**{**settings, **options}), train_dataset=data, **given)
+    run = Trainer(model, TrainingArguments(**{**settings, **options}), train_dataset=data, **given)
+    run.remove_callback(PrinterCallback)
+    return run
 
 
 def logged(run: Any, name: str) -> list[float]:
