@@ -64,7 +64,8 @@ def rows(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
 
 def measured_on(record: dict[str, Any]) -> str:
     where = record["environment"]
-    return f"{where['cpu']}, {where['threads']} threads, torch {where['versions']['torch']}, Python {where['python']}"
+    threads = "1 thread" if where["threads"] == 1 else f"{where['threads']} threads"
+    return f"{where['cpu']}, {threads}, torch {where['versions']['torch']}, Python {where['python']}"
 
 
 def parity() -> str:
@@ -115,7 +116,7 @@ def outcome(record: dict[str, Any], client: str, side: str) -> str:
     passed = len(ran) - failed.total()
     if not ran:
         return "not run"
-    told = "".join(f"<br>{n} × `{error[:90]}`" for error, n in failed.items())
+    told = "".join(f"<br>{n} × `` {error[:90]} ``" for error, n in failed.items())  # some hold a backtick
     return f"{'all ' if passed == len(ran) else f'{passed} of '}{len(ran)}{told}"
 
 
