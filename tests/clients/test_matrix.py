@@ -24,14 +24,6 @@ def script() -> ModuleType:
     return module
 
 
-def test_every_check_has_a_test() -> None:
-    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
-    constants = {"torch.compile": "COMPILE", "torch.export": "EXPORT", "FSDP2": "FSDP", "tensor parallel": "TENSOR"}
-    constants |= {"checkpoints": "CHECKPOINTS", "kept from transformers 4": "DROPPED", "generation": "GENERATION"}
-    for client in {check.client for check in CHECKS.values()}:
-        assert f'"{client}"' in tests or f"stock_does({constants.get(client, client)})" in tests, client
-
-
 def test_the_record_says_what_came_of_each_run(script: ModuleType, tmp_path: Path) -> None:
     assert script.main(["--only", "both_ways", "loads_pruned", "--json", str(tmp_path / "out.json")]) == 0
     record = json.loads((tmp_path / "out.json").read_text())
