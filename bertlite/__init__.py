@@ -14,8 +14,10 @@ from bertlite.heads import (
 )
 from bertlite.model import BertModel
 from bertlite.pruning import densify, prune_heads, prune_heads_, scatter_heads, with_pruned
+from bertlite.tokenization import BatchEncoding, BertTokenizer
 
 __all__ = [
+    "BatchEncoding",
     "BertConfig",
     "BertForMaskedLM",
     "BertForMultipleChoice",
@@ -26,6 +28,7 @@ __all__ = [
     "BertForTokenClassification",
     "BertLMHeadModel",
     "BertModel",
+    "BertTokenizer",
     "KeyValueCache",
     "densify",
     "kept_heads",

@@ -196,23 +196,35 @@ def find(source: Source) -> Files:
         PermissionError: the repository is gated.
         ValueError: an index that is damaged or points outside its folder.
     """
-    name, path = str(source.name), Path(source.name).expanduser()
-    place: Folder | Repository
+    path = Path(source.name).expanduser()
     weights: Sequence[str] = WEIGHTS
     if source.variant:
         weights = [f".{source.variant}.".join(name.rsplit(".", 1)) for name in WEIGHTS]
     if path.is_file():
-        if source.subfolder or source.variant:
+        if source.variant:
             raise ValueError(f"{path} is a file: leave subfolder and variant out")
-        place, weights = Folder(path.parent), [path.name]
-    elif name and path.is_dir():
-        place = Folder(path / (source.subfolder or ""))
-    elif not isinstance(source.name, str) or path.is_absolute() or name.startswith((".", "~")):
-        raise FileNotFoundError(f"there is no file or folder {path}")
-    else:
-        place = Repository(source)
+        weights = [path.name]
+    place = place_of(source)
     config, found = first(place, CONFIGS), first(place, weights)
     return Files(config, found, shards_of(found, place) if found.suffix == ".json" else {})
+
+
+def place_of(source: Source) -> Folder | Repository:
+    """Where the files of a checkpoint are; of a single file, the folder that it is in.
+
+    Raises:
+        FileNotFoundError: there is nothing of that name, and it is no hub id.
+    """
+    name, path = str(source.name), Path(source.name).expanduser()
+    if path.is_file():
+        if source.subfolder:
+            raise ValueError(f"{path} is a file: leave subfolder and variant out")
+        return Folder(path.parent)
+    if name and path.is_dir():
+        return Folder(path / (source.subfolder or ""))
+    if not isinstance(source.name, str) or path.is_absolute() or name.startswith((".", "~")):
+        raise FileNotFoundError(f"there is no file or folder {path}")
+    return Repository(source)
 
 
 def first(place: Folder | Repository, names: Sequence[str]) -> Path:
