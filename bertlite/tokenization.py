@@ -587,9 +587,7 @@ class BertTokenizer:
         """
         folder = Path(folder)
         words = sorted(self._tokenizer.get_vocab(with_added_tokens=False).items(), key=lambda item: item[1])
-        with replacing(
-            folder, superseded=re.compile(r"vocab\.txt|special_tokens_map\.json|added_tokens\.json")
-        ) as new:
+        with replacing(folder, superseded=SUPERSEDED) as new:
             self._tokenizer.save(str(new / "tokenizer.json"))
             config = json.dumps(self._config(), indent=2, ensure_ascii=False) + "\n"
             (new / "tokenizer_config.json").write_text(config, encoding="utf-8")
