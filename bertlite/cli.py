@@ -6,6 +6,9 @@ Exit status:  0 all is well · 1 the answer is no (a case differs) · 2 the ques
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
+
+Commands = Any  # what argparse's add_subparsers returns has no public name
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,6 +25,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="bertlite", description="The BERT you can read, prove, prune and run.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add in COMMANDS:
+        add(commands)
+    return top
+
+
+def add_parity(commands: Commands) -> None:
     parity = commands.add_parser(
         "parity",
         help="prove that a checkpoint runs here as in transformers",
@@ -40,10 +49,49 @@ def parser() -> argparse.ArgumentParser:
     parity.add_argument("--json", metavar="FILE", help="write every comparison, the versions and the machine")
     parity.add_argument("--plot", metavar="FILE.png", help="draw the errors beside what is allowed")
     parity.set_defaults(run=run_parity)
-    return top
 
 
 def run_parity(args: argparse.Namespace) -> int:
     from bertlite.parity import command
 
     return command.main(args)
+
+
+def add_embed(commands: Commands) -> None:
+    embed = commands.add_parser(
+        "embed",
+        help="turn the texts of a file of any size into vectors",
+        description="Write one vector for every row of the input into Parquet files: id, vector and, if asked, text."
+        " Started again after a kill it goes on where it was.  Under torchrun each process takes its share.",
+    )
+    embed.add_argument("input", nargs="+", help="text (one row a line), csv, tsv, jsonl or Parquet files")
+    embed.add_argument("--model", required=True, help="a hub id or a folder")
+    embed.add_argument("--out", required=True, metavar="FOLDER", help="where the files and manifest.json go")
+    embed.add_argument("--format", help="text, csv, tsv, jsonl or parquet (default: by the files' names)")
+    embed.add_argument("--column", default="text", help="which column holds the texts (default: %(default)s)")
+    embed.add_argument("--id", metavar="COLUMN", help="which column holds the ids (default: rows are numbered)")
+    embed.add_argument("--keep-text", action="store_true", help="write the texts too")
+    embed.add_argument("--pooling", help="cls, mean or max (default: what the checkpoint says, else mean)")
+    embed.add_argument(
+        "--normalize",
+        action=argparse.BooleanOptionalAction,
+        help="give vectors length 1, or not (default: what the checkpoint says, else not)",
+    )
+    embed.add_argument("--dtype", help="float32, bfloat16 or float16 (default: the checkpoint's)")
+    embed.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    embed.add_argument("--max-length", type=int, metavar="TOKENS", help="truncate longer texts")
+    embed.add_argument("--max-tokens", type=int, default=4096, help="of a batch (default: %(default)s)")
+    embed.add_argument("--shard-rows", type=int, default=10_000, help="rows of a file (default: %(default)s)")
+    embed.add_argument("--engine", default="local", choices=("local", "ray"), help="(default: %(default)s)")
+    embed.add_argument("--workers", type=int, help="of --engine ray (default: 2)")
+    embed.add_argument("--json", metavar="FILE", help="write the manifest and what was done this time")
+    embed.set_defaults(run=run_embed)
+
+
+def run_embed(args: argparse.Namespace) -> int:
+    from bertlite.embed import command
+
+    return command.main(args)
+
+
+COMMANDS = (add_parity, add_embed)

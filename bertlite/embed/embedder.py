@@ -1,0 +1,281 @@
+"""One vector per text: tokens in batches of like length, BERT, pooling.
+
+Shapes:  B sequences · S positions · D hidden
+"""
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bertlite.checkpoint import Source, find, place_of, read_dtype
+from bertlite.model import BertModel
+from bertlite.tokenization import BertTokenizer, read_json
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+POOLINGS = ("cls", "mean", "max")
+LEGACY = {  # what sentence-transformers called its poolings in 1_Pooling/config.json before it had one `pooling_mode`
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+TOKENS = 4096  # of a batch, padding included
+
+
+def pool(states: Tensor, mask: Tensor, how: str) -> Tensor:
+    """One vector for each sequence: of its first token, or the mean or the maximum of its tokens.
+
+    Args:
+        states: (B, S, D).
+        mask: (B, S), 1 for tokens and 0 for padding.
+        how: a name of POOLINGS.
+
+    Returns:
+        (B, D), in float32 where the states are in half precision.
+
+    Raises:
+        ValueError: another name.
+    """
+    states = states.float() if states.dtype in (torch.float16, torch.bfloat16) else states
+    kept = mask[..., None].bool()
+    if how == "cls":
+        first = mask.long().argmax(1)  # padding may be on the left
+        return states[torch.arange(len(states), device=states.device), first]
+    if how == "mean":
+        return (states * kept).sum(1) / kept.sum(1)
+    if how == "max":
+        return states.masked_fill(~kept, -torch.inf).amax(1)
+    raise ValueError(f"pooling {how!r} is unknown; have: {', '.join(POOLINGS)}")
+
+
+class Embedder:
+    """Texts to vectors, with one checkpoint and one way of pooling.
+
+    It is a value that can be pickled: the checkpoint is found and its settings are read when it is made, the model is
+    loaded when a process first uses it.  Called with a batch of columns, it adds one with the vectors; called with
+    texts, it returns the vectors.  So it can be handed, as it is, to
+
+        datasets:  dataset.map(embedder, batched=True)
+        Ray Data:  dataset.map_batches(Embedder, fn_constructor_args=(model,), compute=ActorPoolStrategy(size=2))
+        Spark:     predict_batch_udf(lambda: embedder, return_type=ArrayType(FloatType()), batch_size=1024)
+
+    Args:
+        model: a hub id or a folder.
+        pooling: "cls", "mean" or "max"; by default what the checkpoint says as sentence-transformers writes it, else
+            "mean".
+        normalize: whether vectors get length 1; by default what the checkpoint says, else not.
+        dtype: what the model computes in; by default the checkpoint's own.
+        device: "cpu", "cuda" or "cuda:1".
+        max_length: longer texts are truncated, in tokens; by default what the checkpoint says, at most what the model
+            has positions for.
+        max_tokens: the size of a batch, padding included.
+        text, vector: the columns read and made.
+        revision, cache_dir, token, local_files_only: as for `huggingface_hub`.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint.
+        ValueError: a setting that is not one of those above, or a checkpoint that does more than pool and normalise.
+    """
+
+    def __init__(
+        self,
+        model: str | PathLike[str],
+        *,
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        dtype: torch.dtype | str | None = None,
+        device: str = "cpu",
+        max_length: int | None = None,
+        max_tokens: int = TOKENS,
+        text: str = "text",
+        vector: str = "vector",
+        revision: str | None = None,
+        cache_dir: str | PathLike[str] | None = None,
+        token: str | bool | None = None,
+        local_files_only: bool = False,
+    ) -> None:
+        if pooling is not None and pooling not in POOLINGS:
+            raise ValueError(f"pooling {pooling!r} is unknown; have: {', '.join(POOLINGS)}")
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens is {max_tokens}; it must be 1 or more")
+        if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"device {device!r}: this torch ({torch.__version__}) sees no CUDA device")
+        read_dtype(dtype)
+        self.source = Source(model, revision, None, None, cache_dir, token, local_files_only)
+        self.dtype, self.device, self.max_tokens, self.text, self.vector = dtype, device, max_tokens, text, vector
+        stated = read_modules(self.source)
+        self.pooling = pooling or stated.get("pooling") or "mean"
+        self.normalize = bool(stated.get("normalize")) if normalize is None else normalize
+        if self.pooling not in POOLINGS:
+            raise ValueError(f"{model} pools by {self.pooling!r}; choose pooling={' or '.join(map(repr, POOLINGS))}")
+        config = read_json(find(self.source).config)
+        self.dimension = int(config["hidden_size"])
+        positions = int(config["max_position_embeddings"])
+        if max_length is not None and not 3 <= max_length <= positions:
+            raise ValueError(f"max_length is {max_length}; this model takes 3 to {positions} tokens")
+        self.max_length = max_length or min(stated.get("max_length") or positions, positions)
+        self._loaded: tuple[BertTokenizer, BertModel] | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What its vectors depend on, but for the checkpoint; JSON-ready."""
+        dtype = None if self.dtype is None else str(self.dtype).removeprefix("torch.")
+        names = ("pooling", "normalize", "max_length")
+        return {"dtype": dtype, **{name: getattr(self, name) for name in names}}
+
+    def fingerprint(self) -> str:
+        """The SHA-256 of the checkpoint's files: weights, config and tokenizer."""
+        files, place = find(self.source), place_of(self.source)
+        paths = [files.config, *(sorted(files.shards) or [files.weights])]
+        found = (place.get(name) for name in ("tokenizer.json", "vocab.txt", "tokenizer_config.json"))
+        digest = hashlib.sha256()
+        for path in [*paths, *(path for path in found if path is not None)]:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
+
+    def load(self) -> tuple[BertTokenizer, BertModel]:
+        """The tokenizer and the model, loaded once in a process."""
+        if self._loaded is None:
+            where = self.source
+            hub: dict[str, Any] = {
+                "revision": where.revision,
+                "cache_dir": where.cache_dir,
+                "token": where.token,
+                "local_files_only": where.local_files_only,
+            }
+            tokenizer = BertTokenizer.from_pretrained(where.name, **hub)
+            model = BertModel.from_pretrained(
+                where.name, dtype=self.dtype, device=self.device, add_pooling_layer=False, **hub
+            )
+            self._loaded = tokenizer, model
+        return self._loaded
+
+    def encode(self, texts: Sequence[str]) -> "NDArray[Any]":
+        """The vectors of texts, in their order: (texts, D), float32.
+
+        Raises:
+            ValueError: a text that is no string.
+        """
+        return self.vectors(self.tokenized(texts))
+
+    def tokenized(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of texts, special ones included."""
+        tokenizer, _ = self.load()
+        encoded = tokenizer(
+            list(texts),
+            truncation=True,
+            max_length=self.max_length,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+        )
+        return list(encoded["input_ids"])
+
+    def vectors(self, ids: Sequence[Sequence[int]], progress: Callable[[int], None] | None = None) -> "NDArray[Any]":
+        """The vectors of token ids, in their order: (texts, D), float32.
+
+        Args:
+            progress: called after every batch with the number of tokens in it, padding not counted.
+        """
+        import numpy as np
+
+        vectors = np.empty((len(ids), self.dimension), dtype=np.float32)
+        batches = list(token_budget_batches([len(row) for row in ids], self.max_tokens))
+        random.Random(0).shuffle(batches)  # so that the speed at any moment is that of the whole
+        for rows in batches:
+            vectors[rows] = self.embed([ids[row] for row in rows]).cpu().numpy()
+            if progress is not None:
+                progress(sum(len(ids[row]) for row in rows))
+        return vectors
+
+    @torch.inference_mode()
+    def embed(self, ids: Sequence[Sequence[int]]) -> Tensor:
+        """The vectors of one batch of token ids: (B, D), float32, on the device."""
+        tokenizer, model = self.load()
+        longest = max(map(len, ids))
+        padded = torch.tensor([[*row, *[tokenizer.pad_token_id] * (longest - len(row))] for row in ids])
+        mask = torch.arange(longest) < torch.tensor([len(row) for row in ids])[:, None]
+        padded, mask = padded.to(self.device), mask.to(self.device)
+        full = all(len(row) == longest for row in ids)
+        states = model(padded, None if full else mask.long()).last_hidden_state
+        vectors = pool(states, mask, self.pooling)
+        return (F.normalize(vectors, dim=-1) if self.normalize else vectors).float()
+
+    def __call__(self, batch: Any) -> Any:
+        """The vectors of a batch of texts, or a batch of columns with its vectors as one more.
+
+        Raises:
+            ValueError: the columns do not hold the texts.
+        """
+        if not isinstance(batch, Mapping):
+            return self.encode(as_texts(batch))
+        if self.text not in batch:
+            raise ValueError(f"there is no column {self.text!r}; have: {', '.join(batch)}. Name it with text=")
+        return {**batch, self.vector: self.encode(as_texts(batch[self.text]))}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_loaded": None}
+
+
+def as_texts(column: Any) -> list[str]:
+    """A column of texts as a list: numpy's, pandas', pyarrow's or a list."""
+    for method in ("to_pylist", "tolist"):
+        if hasattr(column, method):
+            return list(getattr(column, method)())
+    return list(column)
+
+
+def token_budget_batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Sequences of like length together, at most so many tokens with the padding; one longer than that is alone."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    batch: list[int] = []
+    for row in order:
+        if batch and lengths[row] * (len(batch) + 1) > max_tokens:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def read_modules(source: Source) -> dict[str, Any]:
+    """What a checkpoint says of pooling, normalising and its longest text, as sentence-transformers writes it.
+
+    Raises:
+        ValueError: it does more.
+    """
+    place = place_of(source)
+    path = place.get("modules.json")
+    if path is None:
+        return {}
+    try:
+        modules = [
+            (module["type"].rpartition(".")[2], module["path"]) for module in json.loads(path.read_text("utf-8"))
+        ]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): fetch it again") from None
+    kinds = [kind for kind, _ in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise ValueError(f"{path}: the model is {' + '.join(kinds)}; bertlite does Transformer + Pooling + Normalize")
+    folders = dict(modules)
+    found: dict[str, Any] = {"normalize": "Normalize" in folders}
+    pooling = place.get(f"{folders['Pooling']}/config.json")
+    if pooling is not None:
+        values = read_json(pooling)
+        modes = values.get("pooling_mode") or [name for key, name in LEGACY.items() if values.get(key)]
+        found["pooling"] = modes if isinstance(modes, str) else "+".join(modes)
+    limits = place.get("/".join(filter(None, [folders["Transformer"], "sentence_bert_config.json"])))
+    if limits is not None:
+        found["max_length"] = read_json(limits).get("max_seq_length")
+    return found
