@@ -1,7 +1,7 @@
 """The BERT you can read, prove, prune and run."""
 
 from bertlite.cache import KeyValueCache
-from bertlite.config import BertConfig, kept_heads
+from bertlite.config import BertConfig, kept_heads, kept_neurons
 from bertlite.heads import (
     BertForMaskedLM,
     BertForMultipleChoice,
@@ -13,7 +13,15 @@ from bertlite.heads import (
     BertLMHeadModel,
 )
 from bertlite.model import BertModel
-from bertlite.pruning import densify, prune_heads, prune_heads_, scatter_heads, with_pruned
+from bertlite.pruning import (
+    densify,
+    prune_heads,
+    prune_heads_,
+    prune_neurons,
+    prune_neurons_,
+    scatter_heads,
+    with_pruned,
+)
 from bertlite.tokenization import BatchEncoding, BertTokenizer
 
 __all__ = [
@@ -32,8 +40,11 @@ __all__ = [
     "KeyValueCache",
     "densify",
     "kept_heads",
+    "kept_neurons",
     "prune_heads",
     "prune_heads_",
+    "prune_neurons",
+    "prune_neurons_",
     "scatter_heads",
     "with_pruned",
 ]

@@ -51,6 +51,7 @@ HEADED = {  # what shrinks with the heads of a layer's attention, and along whic
     **{f"self.{part}.{kind}": 0 for part in ("query", "key", "value") for kind in ("weight", "bias")},
     "output.dense.weight": 1,
 }
+NEURAL = {"intermediate.dense.weight": 0, "intermediate.dense.bias": 0, "output.dense.weight": 1}  # with its neurons
 SHOWN = 20  # faults, or names of files
 
 
@@ -480,26 +481,37 @@ def part_of(name: str) -> str | None:
 
 
 def pruning_faults(wrong: dict[str, torch.Size], wanted: State, config: BertConfig) -> list[str]:
-    """One fault for every layer whose wrong shapes pruned heads explain; these leave `wrong`."""
-    heads, size, faults = config.num_attention_heads, config.hidden_size // config.num_attention_heads, []
-    for stem in dict.fromkeys(f"{match[0]}attention." for name in wrong if (match := LAYER.match(name))):
-        widths = {width(wrong.get(stem + name), wanted[stem + name].shape, axis) for name, axis in HEADED.items()}
-        found = widths.pop()
-        if widths or found is None or found % size or found > config.hidden_size:
-            continue
-        for name in HEADED:
-            del wrong[stem + name]
-        layer = int(stem.split(".")[-3])
-        gone, have = list(config.pruned_heads.get(layer, ())), found // size
-        fact = f"layer {layer} has {have} of {heads} heads, but the config's pruned_heads"
-        if not gone:
-            way_out = f"pruned_heads={{{layer}: [the {heads - have} heads that are gone]}}"
-            faults.append(f"{fact} does not name it: it looks pruned; pass {way_out}")
-        elif have == heads:  # transformers 5 writes this when it has filled a pruned layer with random numbers
-            faults.append(f"{fact} says that {gone} are gone; pass pruned_heads without layer {layer} to use them all")
-        else:
-            faults.append(f"{fact} says that {gone} are gone")
+    """One fault for every layer whose wrong shapes pruned heads or neurons explain; these leave `wrong`."""
+    heads, faults = config.num_attention_heads, []
+    for part, shrinking, unit, built, size, pruned in (
+        ("attention.", HEADED, "head", heads, config.hidden_size // heads, config.pruned_heads),
+        ("", NEURAL, "neuron", config.intermediate_size, 1, config.pruned_neurons),
+    ):
+        for start, layer in dict.fromkeys((match[0], int(match[1])) for name in wrong if (match := LAYER.match(name))):
+            stem = start + part
+            widths = {
+                width(wrong.get(stem + name), wanted[stem + name].shape, axis) for name, axis in shrinking.items()
+            }
+            found = widths.pop()
+            if widths or found is None or found % size or found > built * size:
+                continue
+            for name in shrinking:
+                del wrong[stem + name]
+            gone, have = list(pruned.get(layer, ())), found // size
+            fact = f"layer {layer} has {have} of {built} {unit}s, but the config's pruned_{unit}s"
+            if not gone:
+                way_out = f"pruned_{unit}s={{{layer}: [the {built - have} {unit}s that are gone]}}"
+                faults.append(f"{fact} does not name it: it looks pruned; pass {way_out}")
+            elif have == built:  # transformers 5 writes this when it has filled a pruned layer with random numbers
+                way_out = f"pass pruned_{unit}s without layer {layer} to use them all"
+                faults.append(f"{fact} says that {listed(gone)} are gone; {way_out}")
+            else:
+                faults.append(f"{fact} says that {listed(gone)} are gone")
     return faults
+
+
+def listed(units: list[int]) -> str:
+    return str(units) if len(units) <= SHOWN else str(len(units))
 
 
 def width(have: torch.Size | None, want: torch.Size, axis: int) -> int | None:

@@ -73,6 +73,7 @@ class BertConfig:
 
     Args:
         pruned_heads: {layer: heads removed}, in the numbering of the unpruned model, as transformers 4 writes it.
+        pruned_neurons: {layer: intermediate neurons removed}, likewise; only bertlite reads a checkpoint with any.
         num_labels: defaults to the length of `id2label`, and that to two labels, LABEL_0 and LABEL_1.
         attn_implementation: a name of `bertlite.attention.BACKENDS`, or "auto"; chosen at run time, never saved.
         extra: fields of config.json that BERT does not use; kept, and written back.
@@ -102,6 +103,7 @@ class BertConfig:
     use_cache: bool = True
     tie_word_embeddings: bool = True
     pruned_heads: Mapping[int, Iterable[int]] = field(default_factory=dict)
+    pruned_neurons: Mapping[int, Iterable[int]] = field(default_factory=dict)
     output_attentions: bool = False
     output_hidden_states: bool = False
     return_dict: bool = True
@@ -116,6 +118,9 @@ class BertConfig:
         self._check_types()
         self._check_values()
         self._set(pruned_heads=normalise_heads(self.pruned_heads, self.num_hidden_layers, self.num_attention_heads))
+        self._set(
+            pruned_neurons=normalise_neurons(self.pruned_neurons, self.num_hidden_layers, self.intermediate_size)
+        )
         self._set(extra=dict(self.extra))
         self._set_labels()
 
@@ -235,6 +240,9 @@ class BertConfig:
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in RUN_TIME}
         del values["num_labels"]  # transformers derives it from id2label and, in 5.x, refuses both
         values["pruned_heads"] = {layer: list(heads) for layer, heads in self.pruned_heads.items()}
+        values["pruned_neurons"] = {layer: list(neurons) for layer, neurons in self.pruned_neurons.items()}
+        if not self.pruned_neurons:
+            del values["pruned_neurons"]  # a field that nobody else knows
         return {**self.extra, **values, "model_type": self.model_type}
 
     def to_json_string(self) -> str:
@@ -258,24 +266,38 @@ def normalise_heads(heads: Mapping[Any, Iterable[Any]], layers: int, built_with:
     Raises:
         ValueError: a layer or head that a model of `layers` x `built_with` heads does not have.
     """
-    if not isinstance(heads, Mapping):
-        raise ValueError(f"heads are given as {{layer: [heads]}}, not as {heads!r}")
+    return normalise_units(heads, layers, built_with, "head")
+
+
+def normalise_neurons(
+    neurons: Mapping[Any, Iterable[Any]], layers: int, built_with: int
+) -> dict[int, tuple[int, ...]]:
+    """{layer: intermediate neurons}, likewise."""
+    return normalise_units(neurons, layers, built_with, "neuron")
+
+
+def normalise_units(
+    units: Mapping[Any, Iterable[Any]], layers: int, built_with: int, unit: str
+) -> dict[int, tuple[int, ...]]:
+    if not isinstance(units, Mapping):
+        raise ValueError(f"{unit}s are given as {{layer: [{unit}s]}}, not as {units!r}")
     merged: dict[int, set[int]] = {}
-    for key, named in heads.items():
+    for key, named in units.items():
         try:
             if isinstance(named, str):  # "13" is not heads 1 and 3
                 raise TypeError(named)
-            layer, chosen = integer(key), {integer(head) for head in named}
+            layer, chosen = integer(key), {integer(each) for each in named}
         except (TypeError, ValueError):
             raise ValueError(
-                f"heads are given as {{layer: [heads]}}, integers all; not as {{{key!r}: {named!r}}}"
+                f"{unit}s are given as {{layer: [{unit}s]}}, integers all; not as {{{key!r}: {named!r}}}"
             ) from None
         if not 0 <= layer < layers:
             raise ValueError(f"there is no layer {layer}: the model has {layers} layers, 0 to {layers - 1}")
-        for head in sorted(chosen):
-            if not 0 <= head < built_with:
+        for each in sorted(chosen):
+            if not 0 <= each < built_with:
                 raise ValueError(
-                    f"layer {layer} has no head {head}: it was built with {built_with} heads, 0 to {built_with - 1}"
+                    f"layer {layer} has no {unit} {each}: it was built with {built_with} {unit}s,"
+                    f" 0 to {built_with - 1}"
                 )
         merged.setdefault(layer, set()).update(chosen)
     return {layer: tuple(sorted(merged[layer])) for layer in sorted(merged) if merged[layer]}
@@ -287,8 +309,22 @@ def kept_heads(config: ConfigLike, layer: int) -> tuple[int, ...]:
     return tuple(head for head in range(config.num_attention_heads) if head not in gone)
 
 
+def kept_neurons(config: ConfigLike, layer: int) -> tuple[int, ...]:
+    """The intermediate neurons that one layer still has, in the numbering of the unpruned model."""
+    gone = set(pruned_neurons(config).get(layer, ()))
+    return tuple(neuron for neuron in range(config.intermediate_size) if neuron not in gone)
+
+
 def pruned_heads(config: ConfigLike) -> Mapping[int, Iterable[int]]:
     """The heads that a config says are gone, by layer.  Of transformers' own configs some lack the field, and those
     read from a file have the strings of JSON for layers."""
-    heads: Mapping[Any, Iterable[int]] = getattr(config, "pruned_heads", None) or {}
-    return {int(layer): gone for layer, gone in heads.items()}
+    return by_layer(getattr(config, "pruned_heads", None))
+
+
+def pruned_neurons(config: ConfigLike) -> Mapping[int, Iterable[int]]:
+    """The intermediate neurons that a config says are gone, by layer; transformers' own have no such field."""
+    return by_layer(getattr(config, "pruned_neurons", None))
+
+
+def by_layer(units: Mapping[Any, Iterable[int]] | None) -> dict[int, Iterable[int]]:
+    return {int(layer): gone for layer, gone in (units or {}).items()}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bertlite.activations import XIELU, activation
 from bertlite.attention import Attend
 from bertlite.cache import Cache
-from bertlite.config import ConfigLike, kept_heads
+from bertlite.config import ConfigLike, kept_heads, kept_neurons
 
 Source = Tensor | tuple[Tensor, Tensor]
 
@@ -134,11 +134,11 @@ class BertAttention(nn.Module):
 
 
 class BertIntermediate(nn.Module):
-    """The wide half of the feed-forward network."""
+    """The wide half of the feed-forward network; `width` is the neurons that are left, by default all."""
 
-    def __init__(self, config: ConfigLike) -> None:
+    def __init__(self, config: ConfigLike, width: int | None = None) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.dense = linear(config.hidden_size, config.intermediate_size if width is None else width)
         self.intermediate_act_fn = activation(config.hidden_act)
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # (…, D) -> (…, intermediate)
@@ -148,9 +148,9 @@ class BertIntermediate(nn.Module):
 class BertOutput(nn.Module):
     """The narrow half of the feed-forward network, then add and normalise."""
 
-    def __init__(self, config: ConfigLike) -> None:
+    def __init__(self, config: ConfigLike, width: int | None = None) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.dense = linear(config.intermediate_size if width is None else width, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
@@ -208,8 +208,9 @@ class BertLayer(nn.Module):
         self.attention = BertAttention(config, layer)
         if config.add_cross_attention:
             self.crossattention = BertAttention(config, layer, cross=True)
-        self.intermediate = BertIntermediate(config)
-        self.output = BertOutput(config)
+        width = len(kept_neurons(config, layer))
+        self.intermediate = BertIntermediate(config, width)
+        self.output = BertOutput(config, width)
         self.chunk_size_feed_forward = config.chunk_size_feed_forward
         self.checkpointing: Checkpointing | None = None
 
@@ -302,7 +303,7 @@ class BertPooler(nn.Module):
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:
-    """nn.Linear, silent about the empty matrix of a layer that has lost all its heads."""
+    """nn.Linear, silent about the empty matrix of a layer that has lost all its heads or neurons."""
     with warnings.catch_warnings() if not (inputs and outputs) else nullcontext():
         if not (inputs and outputs):
             warnings.filterwarnings("ignore", message="Initializing zero-element tensors")

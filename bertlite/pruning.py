@@ -1,8 +1,9 @@
-"""Removing heads for good, and undoing the look of it.
+"""Removing heads and intermediate neurons for good, and undoing the look of it.
 
-Heads are numbered as in the unpruned model, always, so that pruning composes.  A layer may lose every head: its
-attention is then the bias of its output projection.  A checkpoint keeps `pruned_heads` in config.json, as in
-transformers 4.
+Both are numbered as in the unpruned model, always, so that pruning composes.  A layer may lose every head: its
+attention is then the bias of its output projection; and likewise every neuron.  A checkpoint keeps `pruned_heads` in
+config.json, as in transformers 4, which reads it.  Of `pruned_neurons`, kept beside it, no other library knows: such a
+checkpoint is read by bertlite and bertlite.hf alone, until `densify` makes a full-size one of it.
 """
 
 import copy
@@ -13,9 +14,18 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bertlite.config import BertConfig, ConfigLike, kept_heads, normalise_heads, pruned_heads
+from bertlite.config import (
+    BertConfig,
+    ConfigLike,
+    kept_heads,
+    kept_neurons,
+    normalise_heads,
+    normalise_neurons,
+    pruned_heads,
+    pruned_neurons,
+)
 from bertlite.model import set_config
-from bertlite.modules import BertAttention
+from bertlite.modules import BertAttention, BertLayer
 
 
 class Prunable(Protocol):
@@ -31,26 +41,34 @@ class Prunable(Protocol):
 Model = TypeVar("Model", bound=Prunable)
 Config = TypeVar("Config", bound=ConfigLike)
 Heads = Mapping[int, Iterable[int]]
+Neurons = Mapping[int, Iterable[int]]
 
 
-def with_pruned(config: Config, heads: Heads) -> Config:
-    """The config of the model without these heads, besides those it has lost already.
+def with_pruned(config: Config, heads: Heads, neurons: Neurons | None = None) -> Config:
+    """The config of the model without these heads and neurons, besides those it has lost already.
 
     Raises:
-        ValueError: the model never had such a layer or head.
+        ValueError: the model never had such a layer, head or neuron.
     """
-    more = normalise_heads(heads, config.num_hidden_layers, config.num_attention_heads)
-    before = pruned_heads(config)
-    gone = {layer: {*before.get(layer, ()), *more.get(layer, ())} for layer in {*before, *more}}
-    return replaced(config, gone)
+    layers = config.num_hidden_layers
+    fields = {"pruned_heads": union(pruned_heads(config), normalise_heads(heads, layers, config.num_attention_heads))}
+    if neurons is not None:
+        more = normalise_neurons(neurons, layers, config.intermediate_size)
+        fields["pruned_neurons"] = union(pruned_neurons(config), more)
+    return replaced(config, **fields)
 
 
-def replaced(config: Any, pruned_heads: Mapping[int, Iterable[int]]) -> Any:
-    """The config with other pruned heads; transformers' own, which can change, is copied first."""
+def union(before: Heads, more: Heads) -> dict[int, list[int]]:
+    return {layer: sorted({*before.get(layer, ()), *more.get(layer, ())}) for layer in sorted({*before, *more})}
+
+
+def replaced(config: Any, **pruned: Any) -> Any:
+    """The config with other pruned heads or neurons; transformers' own, which can change, is copied first."""
     if isinstance(config, BertConfig):
-        return replace(config, pruned_heads=pruned_heads)
+        return replace(config, **pruned)
     config = copy.deepcopy(config)
-    config.pruned_heads = {layer: sorted(heads) for layer, heads in sorted(pruned_heads.items()) if heads}
+    for field, units in pruned.items():
+        setattr(config, field, {layer: gone for layer, gone in units.items() if gone})
     return config
 
 
@@ -97,17 +115,55 @@ def prune_heads_(model: Model, heads: Heads) -> Model:
     return model
 
 
-def densify(model: Model) -> Model:
-    """The same function with every head back in place: a pruned head returns as one that adds nothing.
+def prune_neurons(model: Model, neurons: Neurons) -> Model:
+    """A copy of the model without these intermediate neurons; the model is left alone.  See `prune_neurons_`."""
+    return prune_neurons_(copy.deepcopy(model), neurons)
 
-    Its query, key and value are zero and so are its columns of the output projection.  Any BERT loader reads the
-    result; it computes as much as the unpruned model did.
+
+def prune_neurons_(model: Model, neurons: Neurons) -> Model:
+    """Remove intermediate neurons from the model: their rows of the wide feed-forward matrix, and their columns of the
+    narrow one.  Otherwise as `prune_heads_`; only bertlite and bertlite.hf read the checkpoint.
+
+    Args:
+        neurons: {layer: neurons}; those that are gone already may be named again.
+
+    Raises:
+        ValueError: the model never had such a layer or neuron.
+        TypeError: a matrix is not in a plain nn.Linear (LoRA, quantised): merge first, or prune first.
+    """
+    before, after = model.config, with_pruned(model.config, {}, neurons)
+    changed = [
+        (layer, part)
+        for layer, part in enumerate(layers_of(model))
+        if kept_neurons(before, layer) != kept_neurons(after, layer)
+    ]
+    if not changed:
+        return model
+    for layer, part in changed:
+        refuse_wrapped_feed_forward(layer, part)
+    for layer, part in changed:
+        gone = {*after.pruned_neurons[layer]}
+        stay = [place for place, neuron in enumerate(kept_neurons(before, layer)) if neuron not in gone]
+        wide, narrow = part.intermediate.dense, part.output.dense
+        rows = torch.tensor(stay, dtype=torch.long, device=wide.weight.device)
+        resize(wide, wide.weight[rows], wide.bias[rows])
+        resize(narrow, narrow.weight[:, rows], narrow.bias)
+    set_config(model, after)
+    return model
+
+
+def densify(model: Model) -> Model:
+    """The same function with every head and neuron back in place: what was pruned returns as what adds nothing.
+
+    A head's query, key and value are zero and so are its columns of the output projection; a neuron's likewise.  Any
+    BERT loader reads the result; it computes as much as the unpruned model did.
 
     Raises:
         TypeError: as for `prune_heads_`.
     """
     model = copy.deepcopy(model)
-    full = replaced(model.config, {})
+    whole: dict[str, Neurons] = {"pruned_neurons": {}} if pruned_neurons(model.config) else {}
+    full = replaced(model.config, pruned_heads={}, **whole)
     for layer, attention in enumerate(attentions_of(model)):
         kept = kept_heads(model.config, layer)
         if len(kept) == full.num_attention_heads:
@@ -123,6 +179,17 @@ def densify(model: Model) -> Model:
         attention.self.num_attention_heads = full.num_attention_heads
         attention.self.all_head_size = full.hidden_size
         attention.pruned_heads = set()
+    for layer, block in enumerate(layers_of(model)):
+        neurons = kept_neurons(model.config, layer)
+        if len(neurons) == full.intermediate_size:
+            continue
+        refuse_wrapped_feed_forward(layer, block)
+        wide, narrow = block.intermediate.dense, block.output.dense
+        rows = torch.tensor(neurons, dtype=torch.long, device=wide.weight.device)
+        weight = wide.weight.new_zeros(full.intermediate_size, full.hidden_size).index_copy(0, rows, wide.weight)
+        resize(wide, weight, wide.bias.new_zeros(full.intermediate_size).index_copy(0, rows, wide.bias))
+        weight = narrow.weight.new_zeros(full.hidden_size, full.intermediate_size)
+        resize(narrow, weight.index_copy(1, rows, narrow.weight), narrow.bias)
     set_config(model, full)
     return model
 
@@ -153,8 +220,12 @@ def scatter_heads(attentions: Sequence[Tensor], config: ConfigLike, fill: float 
     return tuple(full)
 
 
+def layers_of(model: Any) -> Iterator[BertLayer]:
+    return iter(model.base_model.encoder.layer)
+
+
 def attentions_of(model: Any) -> Iterator[BertAttention]:
-    return (layer.attention for layer in model.base_model.encoder.layer)
+    return (layer.attention for layer in layers_of(model))
 
 
 def rows_of(heads: Iterable[int], head_size: int, device: torch.device) -> Tensor:
@@ -166,12 +237,21 @@ def rows_of(heads: Iterable[int], head_size: int, device: torch.device) -> Tenso
 def refuse_wrapped(layer: int, attention: BertAttention) -> None:
     parts = {"self.query": attention.self.query, "self.key": attention.self.key, "self.value": attention.self.value}
     for name, part in {**parts, "output.dense": attention.output.dense}.items():
-        if type(part) is not nn.Linear or type(part.weight) is not nn.Parameter:
-            kind = type(part) if type(part) is not nn.Linear else type(part.weight)
-            raise TypeError(
-                f"encoder.layer.{layer}.attention.{name} is a {kind.__module__}.{kind.__qualname__}, not a plain"
-                " nn.Linear: merge adapters before pruning, and quantise after it"
-            )
+        refuse_other_than_linear(f"encoder.layer.{layer}.attention.{name}", part)
+
+
+def refuse_wrapped_feed_forward(layer: int, part: BertLayer) -> None:
+    refuse_other_than_linear(f"encoder.layer.{layer}.intermediate.dense", part.intermediate.dense)
+    refuse_other_than_linear(f"encoder.layer.{layer}.output.dense", part.output.dense)
+
+
+def refuse_other_than_linear(name: str, part: nn.Module) -> None:
+    if type(part) is not nn.Linear or type(part.weight) is not nn.Parameter:
+        kind = type(part) if type(part) is not nn.Linear else type(part.weight)
+        raise TypeError(
+            f"{name} is a {kind.__module__}.{kind.__qualname__}, not a plain nn.Linear:"
+            " merge adapters before pruning, and quantise after it"
+        )
 
 
 @torch.no_grad()

@@ -233,6 +233,7 @@ def test_a_config_survives_JSON_and_pickle() -> None:
         "use_cache": False,
         "tie_word_embeddings": False,
         "pruned_heads": {0: (1,), 2: (0, 1, 2, 3)},
+        "pruned_neurons": {1: (5, 36)},
         "output_attentions": True,
         "output_hidden_states": True,
         "return_dict": False,
@@ -315,7 +316,7 @@ def test_the_2018_config_without_newer_fields_is_read(tmp_path: Any) -> None:
 def test_fields_and_defaults_are_those_of_transformers() -> None:
     theirs = pytest.importorskip("transformers").BertConfig()
     ours = BertConfig()
-    only_ours = {"attn_implementation", "extra", "pruned_heads", "position_embedding_type"}
+    only_ours = {"attn_implementation", "extra", "pruned_heads", "pruned_neurons", "position_embedding_type"}
     compared = {field.name for field in fields(BertConfig)} - only_ours
     assert len(compared) > 20
     assert {name: getattr(ours, name) for name in compared} == {name: getattr(theirs, name, "?") for name in compared}

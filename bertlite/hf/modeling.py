@@ -24,7 +24,7 @@ from transformers.utils import logging
 
 from bertlite import heads, modules, pruning
 from bertlite.attention import BACKENDS, Padded, ScoreBias
-from bertlite.config import POSITIONS, normalise_heads
+from bertlite.config import POSITIONS, normalise_heads, normalise_neurons, pruned_neurons
 from bertlite.hf import compat
 from bertlite.model import BertBody, pick
 
@@ -119,6 +119,9 @@ def settle(config: Any) -> None:
         )
     gone = counted(getattr(config, "pruned_heads", None) or {}, config)
     config.pruned_heads = {layer: list(which) for layer, which in gone.items()}
+    if pruned_neurons(config):  # a field that transformers does not know, but keeps
+        neurons = normalise_neurons(config.pruned_neurons, config.num_hidden_layers, config.intermediate_size)
+        config.pruned_neurons = {layer: list(which) for layer, which in neurons.items()}
     if config.hidden_size % config.num_attention_heads:
         raise ValueError(
             f"hidden_size {config.hidden_size} is not a multiple of num_attention_heads {config.num_attention_heads}"
