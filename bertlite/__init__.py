@@ -12,6 +12,7 @@ from bertlite.heads import (
     BertForTokenClassification,
     BertLMHeadModel,
 )
+from bertlite.importance import head_importance, neuron_importance, rank_heads, rank_neurons, repair, repair_
 from bertlite.model import BertModel
 from bertlite.pruning import (
     densify,
@@ -39,12 +40,18 @@ __all__ = [
     "BertTokenizer",
     "KeyValueCache",
     "densify",
+    "head_importance",
     "kept_heads",
     "kept_neurons",
+    "neuron_importance",
     "prune_heads",
     "prune_heads_",
     "prune_neurons",
     "prune_neurons_",
+    "rank_heads",
+    "rank_neurons",
+    "repair",
+    "repair_",
     "scatter_heads",
     "with_pruned",
 ]

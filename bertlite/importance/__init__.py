@@ -7,6 +7,7 @@ Everything here speaks of heads and neurons by their numbers in the unpruned mod
 from bertlite.importance.allocation import macs, rank_by_latency, rank_by_macs, rank_heads, rank_neurons, rearrange
 from bertlite.importance.criteria import (
     CRITERIA,
+    NEURON_CRITERIA,
     NORMALISERS,
     REDUCTIONS,
     TARGETS,
@@ -22,6 +23,7 @@ from bertlite.importance.schedules import Step, distillation_loss, iterative, on
 __all__ = [
     "CRITERIA",
     "METHODS",
+    "NEURON_CRITERIA",
     "NORMALISERS",
     "REDUCTIONS",
     "TARGETS",

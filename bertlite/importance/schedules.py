@@ -4,9 +4,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from bertlite.importance.allocation import Choice, rank_heads
+from bertlite.config import kept_heads
+from bertlite.importance.allocation import Choice, check_scores, count_of, rank_heads
+from bertlite.pruning import prune_heads
 
 Score = Callable[[Any], Tensor]  # model -> (L, N), such as lambda m: head_importance(m, batches)
 Choose = Callable[[Tensor, int], Choice]  # scores, how many go
@@ -27,7 +31,8 @@ def one_shot(model: Any, score: Score, amount: int | float, *, choose: Choose = 
     Args:
         amount: of the heads still there, how many go, or which share.
     """
-    raise NotImplementedError
+    (step,) = iterative(model, score, amount, steps=1, choose=choose)
+    return step
 
 
 def iterative(
@@ -37,7 +42,7 @@ def iterative(
     *,
     steps: int,
     choose: Choose = rank_heads,
-    tune: Callable[[Any], Any] | None = None,
+    tune: Callable[[Any], object] | None = None,
 ) -> Iterator[Step]:
     """Prune in equal steps, scoring anew before each; yields after each step.
 
@@ -46,10 +51,30 @@ def iterative(
 
     Args:
         amount: heads to remove over all the steps, or their share of those still there.
-        tune: called with the pruned model after every step, before it is yielded; trains it in place, and what it
-            returns is not looked at.
+        tune: called with the pruned model after every step, before it is yielded; trains it in place.
+
+    Raises:
+        ValueError: more steps than heads to remove, none, or more heads than there are.
     """
-    raise NotImplementedError
+    there = sum(len(kept_heads(model.config, layer)) for layer in range(model.config.num_hidden_layers))
+    total = count_of(amount, there, "head")
+    if not 1 <= steps <= max(total, 1):
+        raise ValueError(f"{total} heads cannot go in {steps} steps: give 1 to {max(total, 1)}")
+    return stepping(model, score, total, steps, choose, tune)
+
+
+def stepping(
+    model: Any, score: Score, total: int, steps: int, choose: Choose, tune: Callable[[Any], object] | None
+) -> Iterator[Step]:
+    shape = (model.config.num_hidden_layers, model.config.num_attention_heads)
+    for step in range(steps):
+        scores = score(model)
+        check_scores(scores, "head", shape)
+        removed = choose(scores, (step + 1) * total // steps - step * total // steps)
+        model = prune_heads(model, removed)
+        if tune is not None:
+            tune(model)
+        yield Step(model, removed, scores)
 
 
 def distillation_loss(
@@ -61,7 +86,7 @@ def distillation_loss(
     hidden_weight: float = 0.0,
 ) -> Tensor:
     """How far a student's outputs are from its teacher's: T² · KL(teacher ‖ student) of the logits at temperature T
-    (Hinton et al. 2015), plus the mean squared difference of hidden states, times their weight.
+    (Hinton et al. 2015, arXiv:1503.02531), plus the mean squared difference of hidden states, times their weight.
 
     Args:
         student, teacher: outputs of the two models on one batch; both with hidden states if these have weight.
@@ -70,5 +95,38 @@ def distillation_loss(
 
     Returns:
         A scalar; gradients reach the student alone.
+
+    Raises:
+        ValueError: there is nothing to compare, or a temperature that is not above 0.
     """
-    raise NotImplementedError
+    if not temperature > 0 or hidden_weight < 0:
+        raise ValueError(
+            f"temperature is {temperature}, hidden_weight {hidden_weight}; give one above 0, one not below"
+        )
+    loss: Tensor | None = None
+    for name in ("logits", "prediction_logits", "seq_relationship_logits", "start_logits", "end_logits"):
+        if getattr(student, name, None) is not None:
+            p, q = (getattr(out, name) / temperature for out in (teacher, student))
+            each = F.kl_div(q.log_softmax(-1), p.detach().log_softmax(-1), reduction="none", log_target=True).sum(-1)
+            term = temperature**2 * real_mean(each, attention_mask if p.dim() == 3 else None)
+            loss = term if loss is None else loss + term
+    if hidden_weight:
+        pairs = list(zip(student.hidden_states or (), teacher.hidden_states or (), strict=True))
+        if not pairs:
+            raise ValueError(
+                "hidden_weight is above 0, but the outputs have no hidden states; pass output_hidden_states"
+            )
+        gaps = torch.stack([(mine - theirs.detach()).square().mean(-1) for mine, theirs in pairs]).mean(0)
+        term = hidden_weight * real_mean(gaps, attention_mask)
+        loss = term if loss is None else loss + term
+    if loss is None:
+        raise ValueError("the outputs have no logits; compare hidden states, with hidden_weight above 0")
+    return loss
+
+
+def real_mean(each: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """The mean over what is no padding, of (B, S) or (B,)."""
+    if attention_mask is None:
+        return each.mean()
+    real = attention_mask.to(each.dtype)
+    return (each * real).sum() / real.sum()
