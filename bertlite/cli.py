@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-Commands = Any  # what argparse's add_subparsers returns has no public name
+from bertlite.experiments import arguments as prune
 
+Commands = Any  # what argparse's add_subparsers returns has no public name
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
@@ -94,4 +95,4 @@ def run_embed(args: argparse.Namespace) -> int:
     return command.main(args)
 
 
-COMMANDS = (add_parity, add_embed)
+COMMANDS = (add_parity, prune.add, add_embed)

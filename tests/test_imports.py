@@ -20,7 +20,7 @@ ORDER = (  # a module imports from the rows above its own, or within its own fol
     ("bertlite.importance", "bertlite.inference"),
     ("bertlite",),
     ("bertlite.record",),
-    ("bertlite.embed", "bertlite.hf", "bertlite.parity"),
+    ("bertlite.embed", "bertlite.experiments", "bertlite.hf", "bertlite.parity"),
     ("bertlite.cli",),
     ("bertlite.__main__",),
 )
