@@ -629,6 +629,20 @@ def test_rows_say_what_their_interval_is_over(runs):
         compare.summarise([])
 
 
+def test_ways_that_differ_have_lines_of_their_own():
+    base = vars(Cell())
+    changes = (
+        {},
+        {"uniform": True},
+        {"at_least": 1},
+        {"steps": 2},
+        {"neurons": 0.5},
+        {"repair": "mean"},
+        {"epochs": 1},
+    )
+    assert len({compare.way_named({**base, **change}) for change in changes}) == len(changes)
+
+
 def test_compare_writes_rows_and_every_figure(runs, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     where = ["--json", str(tmp_path / "rows.json"), "--plots", str(tmp_path / "plots")]

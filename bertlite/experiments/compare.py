@@ -90,7 +90,9 @@ def task_of(runs: Sequence[Record]) -> Task:
 
 def order_of(way: Way) -> tuple[Any, ...]:
     cell = dict(way)
-    return tuple(cell[name] for name in ("epochs", "repair", "steps", "uniform", "criterion", "neurons", "fraction"))
+    return tuple(
+        cell[name] for name in ("epochs", "repair", "steps", "uniform", "at_least", "criterion", "neurons", "fraction")
+    )
 
 
 def outputs(run: Record) -> Array:
@@ -140,7 +142,8 @@ def table(rows: Sequence[dict[str, Any]], headline: str) -> str:
 def way_named(row: dict[str, Any]) -> tuple[str, str, str, str]:
     """Criterion with its schedule, neurons, repair, epochs: as a table says them."""
     name = row["criterion"] + (" uniform" if row["uniform"] else "")
-    name += f" in {row['steps']} steps" if row["steps"] > 1 else ""
+    name += f", {row['at_least']} a layer or more" if row["at_least"] else ""
+    name += f", in {row['steps']} steps" if row["steps"] > 1 else ""
     neurons = f"-{100 * row['neurons']:g} %" if row["neurons"] else ""
     return (
         name,
