@@ -12,6 +12,7 @@ from bertlite.experiments import arguments as prune
 
 Commands = Any  # what argparse's add_subparsers returns has no public name
 
+
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
