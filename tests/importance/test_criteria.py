@@ -492,7 +492,6 @@ def test_normalisers() -> None:
         ({"teacher": "model"}, "target is 'loss'"),
         ({"target": "kl", "loss": lambda out, batch: out.logits.sum(-1)}, "leave one of them out"),
     ],
-    ids=str,
 )
 def test_what_means_nothing_is_refused_before_any_work(options: dict[str, Any], message: str) -> None:
     model = model_of()
