@@ -55,6 +55,52 @@ def check_inputs(
         check_beside("position_ids", position_ids, fits, config.max_position_embeddings, "max_position_embeddings")
 
 
+def check_packed(
+    config: ConfigLike,
+    input_ids: Tensor | None,
+    token_type_ids: Tensor | None,
+    position_ids: Tensor | None,
+    inputs_embeds: Tensor | None,
+    cu_seqlens: Tensor,
+) -> None:
+    """`check_inputs` of tokens that come packed, with where each sequence begins and the last one ends."""
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError("give either input_ids or inputs_embeds beside cu_seqlens, and not both")
+    seen, name, wanted = input_ids, "input_ids", "(tokens,)"
+    if inputs_embeds is not None:
+        seen, name, wanted = inputs_embeds, "inputs_embeds", f"(tokens, {config.hidden_size})"
+    assert seen is not None
+    fits = seen.dim() == 1 if inputs_embeds is None else seen.dim() == 2 and seen.shape[-1] == config.hidden_size
+    if not fits:
+        raise ValueError(f"{name} has shape {tuple(seen.shape)}; beside cu_seqlens expected {wanted}")
+    if input_ids is not None:
+        check_ids("input_ids", input_ids, config.vocab_size, "vocab_size")
+    tokens = seen.shape[0]
+    if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1 or not len(cu_seqlens):
+        raise ValueError(
+            f"cu_seqlens is {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}; expected torch.int32, (batch + 1,)"
+        )
+    lengths = cu_seqlens.diff()
+    if int(cu_seqlens[0]) or int(cu_seqlens[-1]) != tokens or bool((lengths < 0).any()):
+        raise ValueError(
+            f"cu_seqlens goes from {int(cu_seqlens[0])} to {int(cu_seqlens[-1])}; it must rise from 0 to the {tokens}"
+            " tokens there are"
+        )
+    longest = int(lengths.max()) if len(lengths) else 0
+    counted = position_ids is None or config.position_embedding_type != "absolute"
+    if counted and longest > config.max_position_embeddings:
+        raise ValueError(
+            f"the longest sequence has {longest} tokens; this model takes 1 to {config.max_position_embeddings}"
+            " (max_position_embeddings): truncate it"
+        )
+    for name, ids, limit, field in (
+        ("token_type_ids", token_type_ids, config.type_vocab_size, "type_vocab_size"),
+        ("position_ids", position_ids, config.max_position_embeddings, "max_position_embeddings"),
+    ):
+        if ids is not None:
+            check_beside(name, ids, ((tokens,),), limit, field)
+
+
 def check_beside(name: str, ids: Tensor, fits: tuple[tuple[int, ...], ...], limit: int, field: str) -> None:
     """Refuse indices whose shape does not stand beside the input."""
     if isinstance(ids, Tensor) and tuple(ids.shape) not in fits:  # torch.fx traces with stand-ins

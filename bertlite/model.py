@@ -14,10 +14,21 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from bertlite.attention import Padded, read_mask, select, triangle
+from bertlite.attention import (
+    BACKENDS,
+    Layout,
+    Packed,
+    Padded,
+    check_shape,
+    concrete,
+    read_mask,
+    read_ones,
+    select,
+    triangle,
+)
 from bertlite.cache import KeyValueCache
 from bertlite.config import BertConfig, ConfigLike
-from bertlite.inputs import check_encoder_states, check_inputs, read_gates, refuse_pruned
+from bertlite.inputs import check_encoder_states, check_inputs, check_packed, read_gates, refuse_pruned
 from bertlite.modules import (
     NOTHING,
     BertEmbeddings,
@@ -25,10 +36,12 @@ from bertlite.modules import (
     BertLayer,
     BertPooler,
     Checkpointing,
+    First,
     Memory,
     init_weights,
 )
 from bertlite.outputs import BertModelOutput, ModelOutput
+from bertlite.packing import Packing, pays
 
 
 class BertPreTrainedModel(nn.Module):
@@ -247,11 +260,16 @@ class BertBody:
         encoder_attention_mask: Tensor | None = None,
         past_key_values: KeyValueCache | None = None,
         use_cache: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        first_token_only: bool = False,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> Any:
         """Run BERT.
+
+        Where padding is left out (attn_implementation="packed", and "auto" by the rule of `packing`), the outputs at
+        padded positions are zeros, and the pooler reads the first token that is not padding.
 
         Args:
             input_ids: (B, S), integers below vocab_size.
@@ -266,6 +284,10 @@ class BertBody:
             encoder_attention_mask: which of them may be looked at; as attention_mask.
             past_key_values: the keys and values of the tokens before these; extended in place.
             use_cache: whether to return them; by default a decoder does, unless its layers are checkpointed.
+            cu_seqlens: (B + 1,) int32, for sequences that come packed, one after another without padding: where each
+                begins, and where the last one ends.  All that is (B, S) is then (T,), and so are the outputs.
+            first_token_only: the last layer computes the first token of each sequence alone, [CLS]: last_hidden_state
+                is (B, 1, D), of packed sequences (B, D).
             output_attentions, output_hidden_states, return_dict: by default what the config says.
 
         Returns:
@@ -276,37 +298,62 @@ class BertBody:
         """
         config = self.config
         weights = config.output_attentions if output_attentions is None else output_attentions
+        keep_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        if first_token_only and (weights or keep_states):
+            raise ValueError(
+                "first_token_only=True leaves no hidden states or attentions to return; ask for one of them"
+            )
         if past_key_values is not None and self.recomputes():
             raise ValueError("past_key_values with gradient checkpointing would be extended twice; turn one off")
+        if first_token_only and config.is_decoder:
+            raise ValueError("first_token_only=True is for encoders: a decoder's first token sees no other")
         cache = self.cache_for(past_key_values, use_cache, encoder_hidden_states is not None)
         past = 0 if cache is None else cache.length
-        check_inputs(config, input_ids, token_type_ids, position_ids, inputs_embeds, past)
-        if position_ids is None and past:
-            seen = input_ids if input_ids is not None else inputs_embeds
-            assert seen is not None  # check_inputs has refused
+        seen = input_ids if input_ids is not None else inputs_embeds
+        if cu_seqlens is None:
+            check_inputs(config, input_ids, token_type_ids, position_ids, inputs_embeds, past)
+        else:
+            check_packed(config, input_ids, token_type_ids, position_ids, inputs_embeds, cu_seqlens)
+        assert seen is not None  # or it has been refused
+        packing = self.packing(seen, attention_mask, weights, cu_seqlens) if cache is None else None
+        if packing is not None:
+            pack = packing.pack_ids
+            input_ids, token_type_ids, inputs_embeds = map(pack, (input_ids, token_type_ids, inputs_embeds))
+            position_ids = packing.positions() if position_ids is None else pack(position_ids)
+        elif position_ids is None and past:
             position_ids = torch.arange(past, past + seen.shape[1], device=seen.device)[None]
-        x = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)  # (B, S, D)
-        length = x.shape[1]
-        ahead = triangle(length, past + length, x.device) if config.is_decoder else None
-        layout = self.layout(x, attention_mask, past + length, weights, ahead, cache)
+        x = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)  # (B, S, D) or (T, D)
+        layout: Layout
+        if packing is not None:
+            backend = select("packed", weights, self.drops())
+            layout = Packed(backend.kernel, packing)
+            batch, length = packing.shape or (len(packing.lengths), 1)
+        else:
+            batch, length = x.shape[:2]
+            ahead = triangle(length, past + length, x.device) if config.is_decoder else None
+            layout = self.layout(x, attention_mask, past + length, weights, ahead, cache)
         memory = NOTHING if cache is None else Memory(cache)
         if encoder_hidden_states is not None:
-            check_encoder_states(config, encoder_hidden_states, x.shape[0])
+            check_encoder_states(config, encoder_hidden_states, batch)
             others = encoder_hidden_states.shape[1]
             crossing = self.layout(x, encoder_attention_mask, others, weights, name="encoder_attention_mask")
             memory = Memory(cache, crossing.attend)
         elif encoder_attention_mask is not None:
             raise ValueError("encoder_attention_mask was given without encoder_hidden_states")
-        gates = None if head_mask is None else read_gates(head_mask, config, x.shape[0], length, x.dtype)
-        keep_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        x, states, given = self.encoder(
-            layout.pack(x), layout.attend, gates, memory, encoder_hidden_states, keep_states
-        )
-        x = layout.unpack(x)
+        gates = None
+        if head_mask is not None:
+            gates = [layout.gate(gate) for gate in read_gates(head_mask, config, batch, length, x.dtype)]
+        first = First(layout.first, layout.attend_first) if first_token_only else None
+        x, states, given = self.encoder(x, layout.attend, gates, memory, encoder_hidden_states, keep_states, first)
+        if packing is None:
+            x = firsts = layout.unpack(x)
+        else:
+            firsts = packing.unpack_first(x if first_token_only else packing.first(x))[:, None]  # (B, 1, D)
+            x = layout.unpack(x) if not first_token_only else firsts if packing.shape else firsts[:, 0]
         return pick(
             self.output_type(
                 last_hidden_state=x,
-                pooler_output=self.pooler(x) if self.pooler is not None else None,
+                pooler_output=self.pooler(firsts) if self.pooler is not None else None,
                 past_key_values=self.cache_out(cache) if self.returns_cache(use_cache) else None,
                 hidden_states=(*map(layout.unpack, states), x) if keep_states else None,
                 attentions=tuple(each[0] for each in given) if weights else None,
@@ -314,6 +361,10 @@ class BertBody:
             ),
             config.return_dict if return_dict is None else return_dict,
         )
+
+    def drops(self) -> bool:
+        """Whether attention dropout is live."""
+        return bool(self.embeddings.training and self.config.attention_probs_dropout_prob > 0)
 
     def layout(
         self,
@@ -327,12 +378,52 @@ class BertBody:
     ) -> Padded:
         """Attention from x (B, S, D) to so many keys, with the mask read and the backend chosen."""
         config = self.config
-        dropout = self.embeddings.training and config.attention_probs_dropout_prob > 0
-        backend = select(self.attention_name(), weights, dropout)
+        backend = select(self.attention_name(), weights, self.drops())
+        if backend.layout is not Padded:
+            raise ValueError(f"backend {backend.name!r} keeps no keys and looks at no encoder; use 'sdpa' or 'auto'")
         if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
             refuse_pruned(config, f"an {name} for each head")
         read = read_mask(mask, x.shape[0], x.shape[1], keys, config.num_attention_heads, ahead, name)
-        return backend.layout(backend.kernel, read, weights)
+        return Padded(backend.kernel, read, weights)
+
+    def packing(
+        self, x: Tensor, mask: Tensor | None, weights: bool = False, cu_seqlens: Tensor | None = None
+    ) -> Packing | None:
+        """Which tokens of x, (B, S, …) or packed (T, …), are real, if padding is to be left out; None if it is not.
+
+        It is where the backend is "packed".  "auto" leaves it out for an encoder in eval mode on the CPU, where
+        `bertlite.packing.pays` says that it pays and no attentions are asked for.
+
+        Raises:
+            ValueError: it is to be left out, and the model or the mask cannot do without it.
+        """
+        name, config = self.attention_name(), self.config
+        if cu_seqlens is not None:
+            if name not in ("auto", "packed"):
+                raise ValueError(f"backend {name!r} cannot take cu_seqlens; use 'packed' or 'auto'")
+            if mask is not None:
+                raise ValueError("give attention_mask or cu_seqlens, not both: packed sequences have no padding")
+            name = "packed"
+        if name == "auto":
+            if mask is None or mask.dim() != 2 or mask.device.type != "cpu" or not concrete(mask):
+                return None
+            if weights or config.is_decoder or self.embeddings.training:
+                return None
+            check_shape(mask, (x.shape[0], 1, x.shape[1], x.shape[1]), "attention_mask")
+            real = read_ones(mask, "attention_mask")
+            return Packing.of_mask(real) if pays(int(real.sum()), real.numel()) else None
+        if name not in BACKENDS or select(name, weights, self.drops()).layout is not Packed:
+            return None
+        if config.is_decoder:
+            raise ValueError("backend 'packed' cannot run a decoder, whose tokens do not see all others; use 'sdpa'")
+        if cu_seqlens is not None:
+            return Packing.of_ends(cu_seqlens)
+        if mask is None:
+            mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        if mask.dim() != 2:
+            raise ValueError(f"backend 'packed' takes a 2-D attention_mask, not {mask.dim()}-D; use 'sdpa' or 'auto'")
+        check_shape(mask, (x.shape[0], 1, x.shape[1], x.shape[1]), "attention_mask")
+        return Packing.of_mask(read_ones(mask, "attention_mask"))
 
     def attention_name(self) -> str:
         return str(self.config.attn_implementation)

@@ -55,8 +55,9 @@ class BertEmbeddings(nn.Module):
 class BertSelfAttention(nn.Module):
     """Project to queries, keys and values, and let every head attend.
 
-    As cross-attention, whose heads are never pruned, its keys and values come from `source`: an encoder's output
-    (B, K, D), or its keys and values as projected before, each (B, K, N, H).
+    Keys and values come from `source` if it is given: to the last layer, when only some positions' queries are wanted,
+    all positions; to cross-attention, whose heads are never pruned, an encoder's output (B, K, D), or its keys and
+    values as projected before, each (B, K, N, H).
     """
 
     def __init__(self, config: ConfigLike, layer: int, cross: bool = False) -> None:
@@ -92,11 +93,16 @@ class BertSelfAttention(nn.Module):
     def split(self, x: Tensor) -> Tensor:  # (…, N·H) -> (…, N, H)
         return x.unflatten(-1, (x.shape[-1] // self.attention_head_size, self.attention_head_size))
 
-    def distance_scores(self, q: Tensor, k: Tensor) -> Tensor:  # (B, N, S, H), (B, N, K, H) -> (B, N, S, K)
-        """What the distance from query to key adds to the scaled scores (Shaw et al. 2018; Huang et al. 2020)."""
+    def distance_scores(
+        self, q: Tensor, k: Tensor, first: bool = False
+    ) -> Tensor:  # (B, N, S, H), (B, N, K, H) -> (B, N, S, K)
+        """What the distance from query to key adds to the scaled scores (Shaw et al. 2018; Huang et al. 2020).
+
+        The queries stand where the last of the keys do, or the first.
+        """
         queries, keys = q.shape[-2], k.shape[-2]
         at = torch.arange(keys, device=q.device)
-        distance = at[keys - queries :, None] - at[None, :]  # the queries are the last of the keys
+        distance = (at[:queries, None] if first else at[keys - queries :, None]) - at[None, :]
         table = self.distance_embedding(distance + self.max_position_embeddings - 1).to(q.dtype)  # (S, K, H)
         scores = torch.einsum("bnsh,skh->bnsk", q, table)
         if self.position_embedding_type == "relative_key_query":
@@ -221,10 +227,11 @@ class BertLayer(nn.Module):
         gate: Tensor | None = None,
         memory: Memory = NOTHING,
         encoder_states: Tensor | None = None,  # (B, K, D)
+        source: Tensor | None = None,  # (…, D), what is attended to, if not hidden_states itself
     ) -> Tensor | tuple[Tensor, ...]:  # (…, D) -> (…, D), and the weights that `attend` gives, each (B, N, S, K)
         if self.checkpointing is not None and self.recomputes:
-            return self.checkpointing(self.run, hidden_states, attend, gate, memory, encoder_states)
-        return self.run(hidden_states, attend, gate, memory, encoder_states)
+            return self.checkpointing(self.run, hidden_states, attend, gate, memory, encoder_states, source)
+        return self.run(hidden_states, attend, gate, memory, encoder_states, source)
 
     @property
     def recomputes(self) -> bool:
@@ -232,11 +239,17 @@ class BertLayer(nn.Module):
         return self.checkpointing is not None and torch.is_grad_enabled()
 
     def run(
-        self, hidden_states: Tensor, attend: Attend, gate: Tensor | None, memory: Memory, encoder_states: Tensor | None
+        self,
+        hidden_states: Tensor,
+        attend: Attend,
+        gate: Tensor | None,
+        memory: Memory,
+        encoder_states: Tensor | None,
+        source: Tensor | None,
     ) -> Tensor | tuple[Tensor, ...]:
         if memory.cache is not None:
             attend = recalling(attend, partial(memory.cache.extend, self.layer_idx))
-        x, weights = self.attention(hidden_states, attend, gate)
+        x, weights = self.attention(hidden_states, attend, gate, source)
         out = () if weights is None else (weights,)
         if encoder_states is not None and memory.attend is not None:
             x, weights = self.cross(x, memory.attend, memory.cache, encoder_states)
@@ -261,6 +274,14 @@ class BertLayer(nn.Module):
         return self.output(self.intermediate(x), x)
 
 
+@dataclass(frozen=True)
+class First:
+    """How to go on with the first token of each sequence alone."""
+
+    of: Callable[[Tensor], Tensor]  # (…, D) -> the first tokens
+    attend: Attend  # from them to all
+
+
 class BertEncoder(nn.Module):
     """The layers, one after the other."""
 
@@ -278,15 +299,27 @@ class BertEncoder(nn.Module):
         memory: Memory = NOTHING,
         encoder_states: Tensor | None = None,
         keep_states: bool = False,
+        first: First | None = None,
     ) -> tuple[Tensor, list[Tensor], list[tuple[Tensor, ...]]]:
-        """(…, D) -> the last layer's output; if kept, what each layer was given; the weights that each gave."""
+        """(…, D) -> the last layer's output; if kept, what each layer was given; the weights that each gave.
+
+        With `first` the last layer computes each sequence's first token alone.
+        """
         x, states, weights = hidden_states, [], []
+        last = None if first is None else len(self.layer) - 1
         for i, layer in enumerate(self.layer):
             if keep_states:
                 states.append(x)
-            out = layer(x, attend, None if gates is None else gates[i], memory, encoder_states)
+            gate = None if gates is None else gates[i]
+            if first is not None and i == last:
+                gate = None if gate is None else first.of(gate)
+                out = layer(first.of(x), first.attend, gate, memory, encoder_states, x)
+            else:
+                out = layer(x, attend, gate, memory, encoder_states)
             x, *given = out if isinstance(out, tuple) else (out,)
             weights.append(tuple(given))
+        if first is not None and not self.layer:
+            x = first.of(x)
         return x, states, weights
 
 

@@ -29,6 +29,7 @@ from bertlite.hf import compat
 from bertlite.model import BertBody, pick
 
 logger = logging.get_logger(__name__)
+OURS = ("auto", "packed")  # names that transformers does not know
 NAMES = {None: "auto", "sdpa": "auto", "auto": "auto"}  # transformers' default name lets the best kernel run
 
 
@@ -58,6 +59,12 @@ class BertPreTrainedModel(transformers.PreTrainedModel):
         pruning.prune_heads_(self, counted(heads_to_prune, self.config))
 
     _prune_heads = prune_heads
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """transformers' own check of a name, which knows ours too."""
+        if requested_attention in OURS:
+            return requested_attention
+        return super().get_correct_attn_implementation(requested_attention, is_init_check)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -268,6 +275,8 @@ class BertModel(BertBody, BertPreTrainedModel):
         encoder_attention_mask: Tensor | None = None,
         past_key_values: Any = None,
         use_cache: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        first_token_only: bool = False,
         output_attentions: bool | None = None,
         output_hidden_states: bool | Sequence[int] | None = None,
         return_dict: bool | None = None,
@@ -279,7 +288,7 @@ class BertModel(BertBody, BertPreTrainedModel):
             output_hidden_states: also a list of indices, as in 5.x; the other hidden states are None in the tuple.
             cache_position: passed by 4.57's generate; it follows from the cache.
         """
-        if input_ids is not None and attention_mask is None and not compat.V5:
+        if input_ids is not None and attention_mask is None and cu_seqlens is None and not compat.V5:
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         listed = output_hidden_states if isinstance(output_hidden_states, Sequence) else None
         keep = output_hidden_states if not isinstance(output_hidden_states, Sequence) else bool(output_hidden_states)
@@ -294,6 +303,8 @@ class BertModel(BertBody, BertPreTrainedModel):
             encoder_attention_mask=encoder_attention_mask,
             past_key_values=past_key_values,
             use_cache=use_cache,
+            cu_seqlens=cu_seqlens,
+            first_token_only=first_token_only,
             output_attentions=output_attentions,
             output_hidden_states=keep,
             return_dict=return_dict if listed is None else True,
