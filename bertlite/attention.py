@@ -323,8 +323,8 @@ class Packed:
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, score_bias: ScoreBias | None, dropout: float, first: bool
     ) -> Tensor:
-        if not q.numel():
-            return q
+        if not q.shape[0]:
+            return torch.cat([q, k, v])  # of no tokens, with the gradients of all three
         if score_bias is not None and not self.packing.unbroken:
             raise ValueError(
                 "padding between the tokens of a sequence shifts relative positions, and packed it is gone;"

@@ -3,6 +3,8 @@
 Shapes:  B sequences · S positions · D hidden.  Label -100 means "no label here" wherever labels are class indices.
 """
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +16,7 @@ from bertlite.attention import concrete
 from bertlite.config import BertConfig, ConfigLike
 from bertlite.model import BertModel, BertPreTrainedModel, pick
 from bertlite.outputs import CausalLMOutput, LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
+from bertlite.packing import Packing
 
 IGNORED = -100
 Items = int | Tensor | None  # how many labels a loss is the mean of
@@ -90,6 +93,27 @@ class HeadBody:
     def logits(self, out: Any) -> Tensor:
         raise NotImplementedError
 
+    def leave_out(
+        self, out: Any, x: Tensor | None, mask: Tensor | None, weights: bool | None, keep: bool
+    ) -> Packing | None:
+        """Let a head that reads every token read real ones alone, if BERT computed no other.
+
+        Args:
+            out: BERT's output for rows, whose last_hidden_state becomes (T, D).
+            x, mask, weights, keep: what BERT was given as input, attention_mask, output_attentions and keep_padding.
+
+        Returns:
+            How logits return to (B, S, …); None if every position is read, or the input came packed.
+        """
+        if out.last_hidden_state.dim() == 2:
+            return None
+        assert x is not None  # or BERT has refused
+        weights = self.config.output_attentions if weights is None else weights
+        packing: Packing | None = self.bert.packing(x, mask, weights, keep_padding=keep or self.bert.shows_padding)
+        if packing is not None:
+            out.last_hidden_state = packing.pack(out.last_hidden_state)
+        return packing
+
     def loss(self, logits: Tensor, labels: Tensor, items: Items = None) -> Tensor:
         return cross_entropy(logits, labels, items=items)
 
@@ -107,6 +131,7 @@ class HeadBody:
         head_mask: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Items = None,
+        cu_seqlens: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
@@ -114,6 +139,7 @@ class HeadBody:
         """Run BERT and the head.  Inputs are those of BertModel; `labels` and the logits are the class's own.
 
         Args:
+            cu_seqlens: for sequences that come packed; logits and labels for each token are then (T, …).
             num_items_in_batch: labels in the whole batch of which this is a part; the loss is then the part's share of
                 the batch's mean, so that parts add up.  By default the mean of this part.
 
@@ -123,6 +149,7 @@ class HeadBody:
         Raises:
             ValueError: an input or a label that this model cannot take.
         """
+        keep = labels is not None and not self.needs_pooler  # "auto" changes no loss
         out = self.bert(
             input_ids,
             attention_mask,
@@ -130,12 +157,23 @@ class HeadBody:
             position_ids,
             inputs_embeds=inputs_embeds,
             head_mask=head_mask,
+            cu_seqlens=cu_seqlens,
+            first_token_only=self.needs_pooler and self.bert.first_will_do(output_attentions, output_hidden_states),
+            keep_padding=keep,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
             return_dict=True,
         )
+        if self.needs_pooler:
+            logits = self.logits(out)
+            return self.finish(out, return_dict, self.loss_of(logits, labels, num_items_in_batch), logits=logits)
+        seen = input_ids if input_ids is not None else inputs_embeds
+        packing = self.leave_out(out, seen, attention_mask, output_attentions, keep)
         logits = self.logits(out)
-        return self.finish(out, return_dict, self.loss_of(logits, labels, num_items_in_batch), logits=logits)
+        if labels is not None:
+            labels = pack_labels(packing, labels)
+        loss = self.loss_of(logits, labels, num_items_in_batch)
+        return self.finish(out, return_dict, loss, logits=logits if packing is None else packing.unpack(logits))
 
     def finish(self, out: Any, return_dict: bool | None, loss: Tensor | None, **parts: Any) -> Any:
         return pick(
@@ -174,7 +212,7 @@ class MaskedLMBody(LanguageModelBody):
 class CausalLMBody(MaskedLMBody):
     output_type = CausalLMOutput
 
-    def forward(
+    def forward(  # type: ignore[override]  # a decoder takes no packed tokens
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
@@ -261,6 +299,7 @@ class PreTrainingBody(LanguageModelBody):
         head_mask: Tensor | None = None,
         labels: Tensor | None = None,
         next_sentence_label: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
@@ -272,6 +311,7 @@ class PreTrainingBody(LanguageModelBody):
             next_sentence_label: (B,), 0 where the second segment follows the first, 1 where it does not.
                 The loss, the sum of both, is given when both kinds of labels are.
         """
+        keep = labels is not None  # "auto" changes no loss
         out = self.bert(
             input_ids,
             attention_mask,
@@ -279,14 +319,20 @@ class PreTrainingBody(LanguageModelBody):
             position_ids,
             inputs_embeds=inputs_embeds,
             head_mask=head_mask,
+            cu_seqlens=cu_seqlens,
+            keep_padding=keep,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
             return_dict=True,
         )
+        seen = input_ids if input_ids is not None else inputs_embeds
+        packing = self.leave_out(out, seen, attention_mask, output_attentions, keep)
         words, follows = self.cls(out.last_hidden_state, out.pooler_output)
         loss = None
         if labels is not None and next_sentence_label is not None:
-            loss = cross_entropy(words, labels) + cross_entropy(follows, next_sentence_label, "next_sentence_label")
+            words_loss = cross_entropy(words, pack_labels(packing, labels))
+            loss = words_loss + cross_entropy(follows, next_sentence_label, "next_sentence_label")
+        words = words if packing is None else packing.unpack(words)
         return self.finish(out, return_dict, loss, prediction_logits=words, seq_relationship_logits=follows)
 
 
@@ -331,7 +377,7 @@ class SequenceClassificationBody(ClassifierBody):
                 problem = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
         if problem == "single_label_classification":
             return cross_entropy(logits, labels, items=items)
-        if not fits(labels, logits):
+        if not fits(labels, logits.shape):
             raise ValueError(f"labels has shape {tuple(labels.shape)}; {problem} takes {tuple(logits.shape)}")
         labels = labels.reshape(logits.shape).to(logits.dtype)
         each = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
@@ -349,7 +395,7 @@ class MultipleChoiceBody(ClassifierBody):
     def classes(self, config: ConfigLike) -> int:
         return 1
 
-    def forward(
+    def forward(  # type: ignore[override]  # choices come in rows, never packed
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
@@ -391,6 +437,7 @@ class MultipleChoiceBody(ClassifierBody):
             position_ids,
             inputs_embeds=inputs_embeds,
             head_mask=head_mask,
+            first_token_only=self.bert.first_will_do(output_attentions, output_hidden_states),
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
             return_dict=True,
@@ -420,6 +467,7 @@ class QuestionAnsweringBody(HeadBody):
         head_mask: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
@@ -428,8 +476,18 @@ class QuestionAnsweringBody(HeadBody):
 
         Args:
             start_positions, end_positions: (B,), token indices; those past the end do not count, and a negative one
-                is the first token, as in transformers.  The loss, the mean of both, is given when both are.
+                is the first token, as in transformers.  The loss, the mean of both, is given when both are.  Where
+                BERT left padding out, no answer starts or ends there: its scores are the dtype's lowest number.
+
+        Raises:
+            ValueError: an input or a label that this model cannot take; labels beside cu_seqlens.
         """
+        if cu_seqlens is not None and not (start_positions is None is end_positions):
+            raise ValueError(
+                "start_positions and end_positions count in rows; give them with input_ids (B, S) and an"
+                " attention_mask, which attn_implementation='packed' packs"
+            )
+        keep = start_positions is not None or end_positions is not None  # "auto" changes no loss
         out = self.bert(
             input_ids,
             attention_mask,
@@ -437,15 +495,22 @@ class QuestionAnsweringBody(HeadBody):
             position_ids,
             inputs_embeds=inputs_embeds,
             head_mask=head_mask,
+            cu_seqlens=cu_seqlens,
+            keep_padding=keep,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
             return_dict=True,
         )
+        seen = input_ids if input_ids is not None else inputs_embeds
+        packing = self.leave_out(out, seen, attention_mask, output_attentions, keep)
         start, end = self.qa_outputs(out.last_hidden_state).split(1, dim=-1)
         start, end = start.squeeze(-1).contiguous(), end.squeeze(-1).contiguous()  # (B, S)
+        if packing is not None:
+            lowest = torch.finfo(start.dtype).min
+            start, end = packing.unpack(start, lowest), packing.unpack(end, lowest)
         loss = None
         if start_positions is not None and end_positions is not None:
-            starts, ends = inside(start_positions, start), inside(end_positions, end)
+            starts, ends = (inside(at, start, packing) for at in (start_positions, end_positions))
             loss = (cross_entropy(start, starts, "start_positions") + cross_entropy(end, ends, "end_positions")) / 2
         return self.finish(out, return_dict, loss, start_logits=start, end_logits=end)
 
@@ -508,25 +573,41 @@ class BertForQuestionAnswering(QuestionAnsweringBody, BertPreTrainedModel):
     config: BertConfig
 
 
-def fits(labels: Tensor, places: Tensor) -> bool:
+def fits(labels: Tensor, places: Sequence[int]) -> bool:
     """Whether labels have one value for each place, in the same order: flat, or alike but for axes of one."""
-    if labels.dim() > 1 and [n for n in labels.shape if n != 1] != [n for n in places.shape if n != 1]:
+    if labels.dim() > 1 and [n for n in labels.shape if n != 1] != [n for n in places if n != 1]:
         return False
-    return labels.numel() == places.numel()
+    return labels.numel() == prod(places)
 
 
-def inside(positions: Tensor, logits: Tensor) -> Tensor:
-    """Token indices, (B,), as labels for logits (B, S): those past the end do not count."""
-    return positions.clamp(min=0).masked_fill(positions >= logits.shape[1], IGNORED)
+def inside(positions: Tensor, logits: Tensor, packing: Packing | None = None) -> Tensor:
+    """Token indices, (B,), as labels for logits (B, S): those past the end, or on padding left out, do not count."""
+    labels = positions.clamp(min=0).masked_fill(positions >= logits.shape[1], IGNORED)
+    if packing is None:
+        return labels
+    real = packing.unpack(torch.ones(packing.tokens, dtype=torch.bool, device=labels.device))  # (B, S)
+    return labels.where(real.gather(1, labels.long().clamp(min=0)[:, None])[:, 0], IGNORED)
+
+
+def pack_labels(packing: Packing | None, labels: Tensor) -> Tensor:
+    """Labels, one for each place of (B, S), of the real tokens alone where padding is left out."""
+    if packing is None:
+        return labels
+    assert packing.shape is not None  # only rows have padding to leave out
+    check_places(labels, packing.shape, "labels")
+    return packing.pack(labels.reshape(packing.shape))
+
+
+def check_places(labels: Tensor, places: Sequence[int], name: str) -> None:
+    if labels.is_floating_point() or not fits(labels, places):
+        raise ValueError(
+            f"{name} is {labels.dtype} of shape {tuple(labels.shape)}; expected class indices of shape {tuple(places)}"
+        )
 
 
 def check_labels(logits: Tensor, labels: Tensor, name: str) -> None:
     classes = logits.shape[-1]
-    if labels.is_floating_point() or not fits(labels, logits[..., 0]):
-        raise ValueError(
-            f"{name} is {labels.dtype} of shape {tuple(labels.shape)}; expected class indices of shape"
-            f" {tuple(logits.shape[:-1])}"
-        )
+    check_places(labels, logits.shape[:-1], name)
     if labels.device.type == "cpu" and labels.numel() and concrete(labels):
         low, high = (int(end) for end in labels.masked_fill(labels == IGNORED, 0).aminmax())
         if low < 0 or high >= classes:

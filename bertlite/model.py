@@ -43,6 +43,8 @@ from bertlite.modules import (
 from bertlite.outputs import BertModelOutput, ModelOutput
 from bertlite.packing import Packing, pays
 
+CPU = torch.device("cpu")
+
 
 class BertPreTrainedModel(nn.Module):
     """What every bertlite model can do: load, save, be pruned, checkpoint its layers."""
@@ -241,6 +243,7 @@ class BertBody:
     pooler: BertPooler | None
     output_type: ClassVar[type[Any]] = BertModelOutput
     encoder_class: ClassVar[type[BertEncoder]] = BertEncoder
+    shows_padding: ClassVar[bool] = False  # whether callers may count on values, not zeros, at padded positions
 
     def build(self, config: ConfigLike, add_pooling_layer: bool = True) -> None:
         self.embeddings = BertEmbeddings(config)
@@ -262,6 +265,7 @@ class BertBody:
         use_cache: bool | None = None,
         cu_seqlens: Tensor | None = None,
         first_token_only: bool = False,
+        keep_padding: bool = False,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
@@ -288,6 +292,7 @@ class BertBody:
                 begins, and where the last one ends.  All that is (B, S) is then (T,), and so are the outputs.
             first_token_only: the last layer computes the first token of each sequence alone, [CLS]: last_hidden_state
                 is (B, 1, D), of packed sequences (B, D).
+            keep_padding: compute padded positions too where "auto" would leave them out.
             output_attentions, output_hidden_states, return_dict: by default what the config says.
 
         Returns:
@@ -315,7 +320,10 @@ class BertBody:
         else:
             check_packed(config, input_ids, token_type_ids, position_ids, inputs_embeds, cu_seqlens)
         assert seen is not None  # or it has been refused
-        packing = self.packing(seen, attention_mask, weights, cu_seqlens) if cache is None else None
+        packing = None
+        if cache is None:
+            keep_padding = keep_padding or (self.shows_padding and not first_token_only)
+            packing = self.packing(seen, attention_mask, weights, cu_seqlens, keep_padding)
         if packing is not None:
             pack = packing.pack_ids
             input_ids, token_type_ids, inputs_embeds = map(pack, (input_ids, token_type_ids, inputs_embeds))
@@ -387,12 +395,18 @@ class BertBody:
         return Padded(backend.kernel, read, weights)
 
     def packing(
-        self, x: Tensor, mask: Tensor | None, weights: bool = False, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        weights: bool = False,
+        cu_seqlens: Tensor | None = None,
+        keep_padding: bool = False,
     ) -> Packing | None:
         """Which tokens of x, (B, S, …) or packed (T, …), are real, if padding is to be left out; None if it is not.
 
         It is where the backend is "packed".  "auto" leaves it out for an encoder in eval mode on the CPU, where
-        `bertlite.packing.pays` says that it pays and no attentions are asked for.
+        `bertlite.packing.pays` says that it pays, every sequence begins with a token and neither attentions nor
+        padded positions are asked for.
 
         Raises:
             ValueError: it is to be left out, and the model or the mask cannot do without it.
@@ -405,13 +419,19 @@ class BertBody:
                 raise ValueError("give attention_mask or cu_seqlens, not both: packed sequences have no padding")
             name = "packed"
         if name == "auto":
-            if mask is None or mask.dim() != 2 or mask.device.type != "cpu" or not concrete(mask):
+            if weights or keep_padding or config.is_decoder or self.embeddings.training:
                 return None
-            if weights or config.is_decoder or self.embeddings.training:
+            if mask is None or not concrete(mask):
+                return None
+            if (
+                mask.dim() != 2 or not mask.device == x.device == CPU
+            ):  # elsewhere the host would have to wait for the mask
                 return None
             check_shape(mask, (x.shape[0], 1, x.shape[1], x.shape[1]), "attention_mask")
             real = read_ones(mask, "attention_mask")
-            return Packing.of_mask(real) if pays(int(real.sum()), real.numel()) else None
+            if not pays(int(real.sum()), real.numel()) or not bool(real[:, 0].all()):
+                return None
+            return Packing.of_mask(real)
         if name not in BACKENDS or select(name, weights, self.drops()).layout is not Packed:
             return None
         if config.is_decoder:
@@ -423,7 +443,17 @@ class BertBody:
         if mask.dim() != 2:
             raise ValueError(f"backend 'packed' takes a 2-D attention_mask, not {mask.dim()}-D; use 'sdpa' or 'auto'")
         check_shape(mask, (x.shape[0], 1, x.shape[1], x.shape[1]), "attention_mask")
-        return Packing.of_mask(read_ones(mask, "attention_mask"))
+        return Packing.of_mask(read_ones(mask, "attention_mask").to(x.device))
+
+    def first_will_do(self, output_attentions: bool | None, output_hidden_states: bool | None) -> bool:
+        """Whether a head that reads the pooler alone may spare the last layer all tokens but the first.
+
+        "auto" and "packed" do, where nothing of the last layer is returned; a named "eager" or "sdpa" computes what
+        transformers computes, bit for bit, and so all of it: products of fewer rows round differently in float32.
+        """
+        asked = [self.config.output_attentions if output_attentions is None else output_attentions]
+        asked.append(self.config.output_hidden_states if output_hidden_states is None else output_hidden_states)
+        return self.attention_name() in ("auto", "packed") and not any(asked) and not self.config.is_decoder
 
     def attention_name(self) -> str:
         return str(self.config.attn_implementation)

@@ -11,8 +11,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-FILL = 0.85  # where more of the places hold tokens, moving them costs what it saves
-PLACES = 256  # nor does it pay in a smaller batch
+FILL = 0.8  # where more of the places hold tokens, moving them costs what it saves
+PLACES = 64  # nor does it pay in a smaller batch
 CALL = 1024  # what one more call of SDPA costs, in scores of one head: see `grouped`
 
 
@@ -119,12 +119,12 @@ class Packing:
             return x
         return self.pack(x[None] if x.dim() == 1 else x)
 
-    def unpack(self, x: Tensor) -> Tensor:
-        """Tokens, (T, …), to rows, (B, S, …), with zeros for padding."""
+    def unpack(self, x: Tensor, fill: float = 0) -> Tensor:
+        """Tokens, (T, …), to rows, (B, S, …), with zeros, or `fill`, for padding."""
         if self.shape is None:
             return x
         if self.places is not None:
-            x = x.new_zeros(self.shape[0] * self.shape[1], *x.shape[1:]).index_copy(0, self.places, x)
+            x = x.new_full((self.shape[0] * self.shape[1], *x.shape[1:]), fill).index_copy(0, self.places, x)
         return x.unflatten(0, self.shape)
 
     def first(self, x: Tensor) -> Tensor:

@@ -3,6 +3,9 @@
 Shapes:  B 5 sequences · S 11 positions · T tokens, of all sequences together
 """
 
+import inspect
+import sys
+import warnings
 from typing import Any
 
 import pytest
@@ -10,9 +13,19 @@ import torch
 from conftest import SIZES, assert_same, distance, gradients, make, make_batch
 from torch import Tensor, nn
 
-from bertlite import BertModel
+from bertlite import (
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForNextSentencePrediction,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+)
 from bertlite import packing as packing_module
-from bertlite.packing import Packing, grouped
+from bertlite.attention import BACKENDS, Packed, varlen, varlen_lacks
+from bertlite.packing import Packing, grouped, pays
 
 B, S, D, N, L = 5, 11, 48, 4, 3
 F64 = torch.float64
@@ -151,6 +164,7 @@ def test_nothing_gives_nothing(batch: dict[str, Tensor]) -> None:
         assert out.pooler_output.shape == (rows, D)
         assert (out.last_hidden_state == 0).all()
         out.last_hidden_state.sum().backward()
+        assert all(p.grad is not None for n, p in model.encoder.named_parameters() if "distance" not in n)
 
 
 GATES = {
@@ -244,6 +258,339 @@ def test_under_autocast_it_attends_in_bfloat16() -> None:
         wanted, got = (on(model, name)(**inputs)[0] for name in ("sdpa", "packed"))
     assert seen == [torch.bfloat16] * 2
     torch.testing.assert_close(got[real], wanted[real], rtol=0, atol=5e-2)  # values of up to 3, rounded at 8e-3
+
+
+# [CLS] alone
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "packed"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"pruned_heads": {0: [1], 2: [0, 1, 2, 3]}},
+        {"position_embedding_type": "relative_key_query"},
+        {"chunk_size_feed_forward": 4},
+        {"num_hidden_layers": 0},
+    ],
+    ids=str,
+)
+def test_the_first_token_alone_is_that_of_all(changes: dict[str, Any], backend: str) -> None:
+    model, inputs = on(make(**changes), backend), inputs_of("a row of padding")
+    whole, first = model(**inputs), model(**inputs, first_token_only=True)
+    assert_same(first.last_hidden_state, whole.last_hidden_state[:, :1])
+    assert_same(first.pooler_output, whole.pooler_output)
+    draw = torch.randn(B, D, dtype=F64, generator=torch.Generator().manual_seed(8))
+    grads = [gradients(model, (out.pooler_output * draw).sum()) for out in (whole, first)]
+    assert_same(grads[1], grads[0], atol=1e-11)  # sums over a whole batch
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        torch.rand(B, S, S, generator=torch.Generator().manual_seed(3)) < 0.6,
+        torch.rand(B, N, S, S, generator=torch.Generator().manual_seed(3)) < 0.6,
+        torch.randn(B, 1, S, S, dtype=F64, generator=torch.Generator().manual_seed(3)),
+        torch.randn(1, 1, 1, S, dtype=F64, generator=torch.Generator().manual_seed(3)),
+        (torch.arange(S) > 0).expand(B, S, S) & (torch.arange(S) > 0)[:, None],  # the first query sees nothing
+    ],
+    ids=["3-D", "4-D", "added", "one for all", "nothing to attend to"],
+)
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_the_first_token_looks_where_its_row_of_the_mask_says(backend: str, mask: Tensor, model: BertModel) -> None:
+    inputs = {**inputs_of("full"), "attention_mask": mask}
+    whole = on(model, backend)(**inputs)
+    assert_same(model(**inputs, first_token_only=True).last_hidden_state, whole.last_hidden_state[:, :1])
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "packed"])
+def test_the_last_layer_computes_one_row_of_each_sequence(backend: str, model: BertModel) -> None:
+    rows: dict[str, int] = {}
+    layers = dict(on(model, backend).encoder.layer[2].named_modules())
+    for name in ("attention.self.query", "attention.self.key", "attention.output.dense", "output.dense"):
+        layers[name].register_forward_hook(lambda m, args, out, name=name: rows.update({name: out.shape[:-1].numel()}))
+    model(**inputs_of("right"), first_token_only=True)
+    tokens = sum(LENGTHS) if backend == "packed" else B * S
+    assert rows == {
+        "attention.self.query": B,
+        "attention.self.key": tokens,
+        "attention.output.dense": B,
+        "output.dense": B,
+    }
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "packed"])
+def test_the_first_token_alone_through_checkpoints_and_dropout(backend: str) -> None:
+    model = on(make(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.2).train(), backend)
+    grads = []
+    for enable in (False, True):
+        if enable:
+            model.gradient_checkpointing_enable(offload=True)
+        torch.manual_seed(5)
+        out = model(**inputs_of("right"), first_token_only=True)
+        grads.append(gradients(model, out.pooler_output.square().sum()))
+    assert_same(*grads, atol=0)
+
+
+def test_the_first_tokens_of_sequences_that_come_packed(model: BertModel) -> None:
+    inputs = inputs_of("a row of padding")
+    _, tokens = packed_inputs(inputs)
+    got, wanted = (on(model, "packed")(**given, first_token_only=True) for given in (tokens, inputs))
+    assert got.last_hidden_state.shape == (B, D)
+    assert_same(got.last_hidden_state, wanted.last_hidden_state[:, 0])
+    assert_same(got.pooler_output, wanted.pooler_output)
+
+
+def test_what_the_first_token_alone_cannot_give_is_refused(model: BertModel) -> None:
+    for asked in ("output_attentions", "output_hidden_states"):
+        with pytest.raises(ValueError, match="first_token_only=True leaves no hidden states or attentions"):
+            model(**inputs_of("right"), first_token_only=True, **{asked: True})
+    with pytest.raises(ValueError, match="first_token_only=True is for encoders"):
+        make(is_decoder=True)(**inputs_of("right"), first_token_only=True)
+
+
+# Heads
+
+POOLED = [BertForSequenceClassification, BertForNextSentencePrediction]
+PER_TOKEN = [BertForMaskedLM, BertForTokenClassification, BertForPreTraining]
+
+
+def words(classes: int) -> Tensor:
+    """Labels of real tokens, (B, S)."""
+    labels = torch.randint(0, classes, (B, S), generator=torch.Generator().manual_seed(3))
+    return labels.masked_fill(right() == 0, -100)
+
+
+def labels_of(cls: Any) -> dict[str, Tensor]:
+    if cls in POOLED:
+        return {"labels": torch.arange(B) % 2}
+    labels = {"labels": words(2 if cls is BertForTokenClassification else SIZES["vocab_size"])}
+    return {**labels, "next_sentence_label": torch.arange(B) % 2} if cls is BertForPreTraining else labels
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("cls", [*POOLED, *PER_TOKEN])
+def test_heads_compute_and_learn_the_same(cls: Any, checkpointing: bool) -> None:
+    model, real = make(cls, **OFF).train(), right().bool()
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+    inputs = {**inputs_of("right"), **labels_of(cls)}
+    outs = [on(model, name)(**inputs) for name in ("sdpa", "packed")]
+    assert list(outs[0]) == list(outs[1])
+    for name, wanted in outs[0].items():
+        got = outs[1][name]
+        per_token = wanted.shape[:2] == (B, S)
+        assert_same(got[real] if per_token else got, wanted[real] if per_token else wanted)
+        assert not per_token or (got[~real] == 0).all()
+    grads = [gradients(model, out.loss) for out in outs]
+    assert_same(grads[1], grads[0], atol=1e-11)
+
+
+@pytest.mark.parametrize("cls", PER_TOKEN)
+def test_labels_at_padded_positions_do_not_count(cls: Any) -> None:
+    model, labels = on(make(cls), "packed"), labels_of(cls)
+    wanted = model(**inputs_of("right"), **labels).loss
+    labels["labels"] = labels["labels"].where(right().bool(), 10**6)
+    assert_same(model(**inputs_of("right"), **labels).loss, wanted, atol=0)
+    flat = {**labels, "labels": labels["labels"].flatten()}
+    assert_same(model(**inputs_of("right"), **flat).loss, wanted, atol=0)
+    with pytest.raises(ValueError, match=r"of shape \(5, 10\); expected class indices of shape \(5, 11\)"):
+        model(**inputs_of("right"), **{**labels, "labels": labels["labels"][:, 1:]})
+
+
+@pytest.mark.parametrize("cls", [*POOLED, *PER_TOKEN])
+def test_heads_take_sequences_that_come_packed(cls: Any) -> None:
+    model, inputs, labels = on(make(cls), "packed"), inputs_of("right"), labels_of(cls)
+    packing, tokens = packed_inputs(inputs)
+    wanted = model(**inputs, **labels)
+    if cls not in POOLED:
+        labels["labels"] = packing.pack(labels["labels"])
+    got = model(**tokens, **labels)
+    for name, value in wanted.items():
+        assert_same(packing.unpack(got[name]) if value.shape[:2] == (B, S) else got[name], value)
+
+
+def test_the_head_reads_no_padding_either() -> None:
+    model = on(make(BertForMaskedLM), "packed")
+    rows: list[int] = []
+    model.cls.predictions.decoder.register_forward_hook(lambda m, args, out: rows.append(out.shape[0]))
+    assert model(**inputs_of("right")).logits.shape == (B, S, SIZES["vocab_size"])
+    assert rows == [sum(LENGTHS)]
+
+
+def test_no_answer_lies_in_padding() -> None:
+    model, inputs, real = make(BertForQuestionAnswering), inputs_of("right"), right().bool()
+    starts, ends = torch.tensor([2, 0, 5, 0, 9]), torch.tensor([10, 2, 6, 0, 9])
+    plain = on(model, "sdpa")(**inputs)
+    packed = on(model, "packed")(**inputs, start_positions=starts, end_positions=ends)
+    losses = []
+    for name, at in (("start_logits", starts), ("end_logits", ends)):
+        assert_same(packed[name][real], plain[name][real])
+        assert (packed[name][~real] == torch.finfo(F64).min).all()
+        scores = plain[name].masked_fill(~real, -torch.inf).log_softmax(-1)
+        losses.append(-scores.gather(1, at[:, None]).mean())
+    assert_same(packed.loss, torch.stack(losses).mean())
+    beyond = model(**inputs, start_positions=torch.tensor([2, 9, 5, 0, 9]), end_positions=ends)  # 9 is padding there
+    scores = plain.start_logits.masked_fill(~real, -torch.inf).log_softmax(-1)
+    others = torch.tensor([0, 2, 3, 4])
+    assert_same(beyond.loss, (losses[1] - scores[others, starts[others]].mean()) / 2)
+    _, tokens = packed_inputs(inputs)
+    assert model(**tokens).start_logits.shape == (sum(LENGTHS),)
+    with pytest.raises(ValueError, match="start_positions and end_positions count in rows"):
+        model(**tokens, start_positions=starts, end_positions=ends)
+
+
+def test_choices_are_packed_too() -> None:
+    model = make(BertForMultipleChoice)
+    batch = {k: x.unflatten(0, (2, 3)) for k, x in make_batch(6, S, lengths=(11, 2, 5, 7, 1, 4)).items()}
+    outs = [on(model, name)(**batch, labels=torch.tensor([2, 0])) for name in ("sdpa", "auto", "packed")]
+    assert_same(outs[1], outs[0])
+    assert_same(outs[2], outs[0])
+
+
+@pytest.mark.parametrize(("backend", "rows"), [("auto", B), ("packed", B), ("sdpa", B * S), ("eager", B * S)])
+def test_a_head_of_the_pooler_asks_for_the_first_token_unless_more_is_wanted(backend: str, rows: int) -> None:
+    model = on(make(BertForSequenceClassification), backend)
+    seen: list[int] = []
+    dense = model.bert.encoder.layer[2].output.dense
+    dense.register_forward_hook(lambda m, args, out: seen.append(out.shape[:-1].numel()))
+    wanted = model(**inputs_of("right"), output_hidden_states=True)
+    assert_same(model(**inputs_of("right")).logits, wanted.logits)
+    whole = sum(LENGTHS) if backend == "packed" else B * S
+    assert seen == [whole, rows]
+
+
+# What "auto" does
+
+
+def ran_packed(model: Any, inputs: dict[str, Any], **options: Any) -> bool:
+    shapes: list[int] = []
+    hook = model.base_model.encoder.register_forward_pre_hook(lambda m, args: shapes.append(args[0].dim()))
+    model(**inputs, **options)
+    hook.remove()
+    return shapes == [2]
+
+
+@pytest.fixture
+def sparse() -> dict[str, Tensor]:
+    """A batch that is large and empty enough, 8 x 11 and 45 % filled."""
+    return make_batch(8, S, lengths=(11, 3, 7, 1, 4, 2, 3, 9))
+
+
+def test_auto_leaves_padding_out_where_it_pays(model: BertModel, sparse: dict[str, Tensor]) -> None:
+    assert ran_packed(model, sparse)
+    assert ran_packed(model, sparse, output_hidden_states=True)
+    full = {**sparse, "attention_mask": torch.ones_like(sparse["attention_mask"])}
+    assert not ran_packed(model, full)
+    assert not ran_packed(model, {**sparse, "attention_mask": None})
+    assert not ran_packed(model, {k: x[:5] for k, x in sparse.items()})  # too small
+    assert not ran_packed(model, {**sparse, "attention_mask": sparse["attention_mask"].flip(1)})  # begins with padding
+    assert not ran_packed(model, sparse, output_attentions=True)
+    assert not ran_packed(model, sparse, keep_padding=True)
+    assert not ran_packed(model.train(), sparse)
+    assert not ran_packed(make(is_decoder=True), sparse, use_cache=False)
+    assert not ran_packed(make(attn_implementation="sdpa"), sparse)
+    assert ran_packed(make(BertForMaskedLM), sparse)
+
+
+@pytest.mark.parametrize("cls", [BertForMaskedLM, BertForQuestionAnswering])
+def test_auto_changes_no_loss(cls: Any, sparse: dict[str, Tensor]) -> None:
+    model = make(cls)
+    ids = sparse["input_ids"]
+    labels = (
+        {"labels": ids}
+        if cls is BertForMaskedLM
+        else {"start_positions": ids[:, 0] % 9, "end_positions": ids[:, 0] % 11}
+    )
+    assert not ran_packed(model, sparse, **labels)
+    assert_same(on(model, "auto")(**sparse, **labels), on(model, "sdpa")(**sparse, **labels), atol=0)
+
+
+def test_the_rule_of_auto() -> None:
+    assert [pays(tokens, 100) for tokens in (0, 80, 81, 100)] == [True, True, False, False]
+    assert not pays(10, 63)
+
+
+# CUDA
+
+
+def test_what_keeps_varlen_attention_from_running_is_said() -> None:
+    assert varlen_lacks(torch.bfloat16, 64, 0.0, None) is None
+    assert varlen_lacks(torch.float16, 32, 0.0, None) is None
+    assert "not float32" in str(varlen_lacks(torch.float32, 64, 0.0, None))
+    assert "not 12" in str(varlen_lacks(torch.float16, 12, 0.0, None))
+    assert "no dropout" in str(varlen_lacks(torch.float16, 64, 0.1, None))
+    assert "relative positions" in str(varlen_lacks(torch.float16, 64, 0.0, lambda q, k, first: q))
+
+
+def test_a_torch_without_varlen_attention_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
+    assert "has no torch.nn.attention.varlen; 2.10 does" in str(varlen_lacks(torch.float16, 64, 0.0, None))
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_varlen_attention_is_told_where_sequences_end(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call as torch declares it, computed here by the groups: the kernel itself needs CUDA."""
+    from torch.nn.attention import varlen as module
+
+    signature = inspect.signature(module.varlen_attn)
+    packing = Packing((3, 0, 5, 1), torch.device("cpu"))
+    k, v = torch.randn(2, 9, N, 8, dtype=F64, generator=torch.Generator().manual_seed(1))
+    q = torch.randn(3 if first else 9, N, 8, dtype=F64, generator=torch.Generator().manual_seed(2))
+
+    def recorded(*args: Any) -> Tensor:
+        given = signature.bind(*args).arguments
+        ends, keys = given["cu_seq_q"].tolist(), given["cu_seq_k"].tolist()
+        assert (given["max_q"], given["max_k"]) == (1 if first else 5, 5)
+        assert given["cu_seq_q"].dtype == given["cu_seq_k"].dtype == torch.int32
+        parts = zip(ends, ends[1:], keys, keys[1:], strict=False)
+        return torch.cat([heads_first(q[a:b], k[c:d], v[c:d]) for a, b, c, d in parts])
+
+    def heads_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(*(x.transpose(0, 1) for x in (q, k, v))).transpose(0, 1)
+
+    monkeypatch.setattr(module, "varlen_attn", recorded)
+    layout = Packed(BACKENDS["packed"].kernel, packing)
+    assert_same(varlen(q, k, v, packing, first), layout.in_groups(q, k, v, None, 0.0, first))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_packed_is_padded_on_cuda(dtype: torch.dtype) -> None:
+    model = make(hidden_size=64, **OFF).to("cuda", dtype)  # head dim 16
+    inputs = {k: x.cuda() for k, x in inputs_of("right").items()}
+    real, results = right().bool().cuda(), {}
+    lacks = varlen_lacks(dtype, 16, 0.0, None)
+    for name in ("sdpa", "packed"):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            out = on(model, name)(**inputs)
+        if name == "packed":
+            assert bool(lacks) == any("runs as groups" in str(each.message) for each in caught)
+        results[name] = out.last_hidden_state, gradients(model, out.last_hidden_state[real].float().square().mean())
+    assert_same(
+        results["packed"][0][real].float(),
+        results["sdpa"][0][real].float(),
+        atol={torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}[dtype],
+    )
+    assert all(grad.isfinite().all() for grad in results["packed"][1].values())
+    first = model(**inputs, first_token_only=True).last_hidden_state
+    assert_same(
+        first.float(),
+        results["packed"][0][:, :1].float(),
+        atol={torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}[dtype],
+    )
+
+
+def test_it_compiles() -> None:
+    torch._dynamo.reset()
+    model, inputs = on(make(), "packed"), inputs_of("right")
+    compiled = torch.compile(model, backend="aot_eager")
+    with torch.no_grad():
+        assert_same(compiled(**inputs), model(**inputs))
+        other = inputs_of("a row of padding")
+        assert_same(compiled(**other), model(**other))
 
 
 # What cannot be packed is refused
