@@ -1,5 +1,6 @@
 """The BERT you can read, prove, prune and run."""
 
+from bertlite.batching import Batches, token_budget_batches
 from bertlite.cache import KeyValueCache
 from bertlite.config import BertConfig, kept_heads, kept_neurons
 from bertlite.heads import (
@@ -27,6 +28,7 @@ from bertlite.tokenization import BatchEncoding, BertTokenizer
 
 __all__ = [
     "BatchEncoding",
+    "Batches",
     "BertConfig",
     "BertForMaskedLM",
     "BertForMultipleChoice",
@@ -53,5 +55,6 @@ __all__ = [
     "repair",
     "repair_",
     "scatter_heads",
+    "token_budget_batches",
     "with_pruned",
 ]

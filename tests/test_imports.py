@@ -11,7 +11,14 @@ import bertlite
 
 PACKAGE = Path(bertlite.__file__).parent
 ORDER = (  # a module imports from the rows above its own, or within its own folder; `bertlite` is the public names
-    ("bertlite.activations", "bertlite.cache", "bertlite.folders", "bertlite.outputs", "bertlite.packing"),
+    (
+        "bertlite.activations",
+        "bertlite.batching",
+        "bertlite.cache",
+        "bertlite.folders",
+        "bertlite.outputs",
+        "bertlite.packing",
+    ),
     ("bertlite.config",),
     ("bertlite.attention",),
     ("bertlite.inputs", "bertlite.modules"),

@@ -1,0 +1,99 @@
+"""Batches of sequences of like length, each within a number of tokens."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batches(Sequence[tuple[int, ...]]):
+    """Which sequences go together: batch i holds the sequences with the indices `batches[i]`."""
+
+    batches: tuple[tuple[int, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    @overload
+    def __getitem__(self, i: int) -> tuple[int, ...]: ...
+    @overload
+    def __getitem__(self, i: slice) -> tuple[tuple[int, ...], ...]: ...
+    def __getitem__(self, i: int | slice) -> tuple[int, ...] | tuple[tuple[int, ...], ...]:
+        return self.batches[i]
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        return iter(self.batches)
+
+    def restore(self, results: Iterable[Any]) -> Any:
+        """What the batches gave, in the order that the sequences came in.
+
+        Args:
+            results: one for each batch, in their order: a tensor (sequences in the batch, …), or a list with one
+                value for each.
+
+        Returns:
+            One tensor (sequences, …) if the results are tensors, else one list.
+
+        Raises:
+            ValueError: there is not one result for each sequence.
+        """
+        given = list(results)
+        sizes, wanted = [len(each) for each in given], [len(batch) for batch in self.batches]
+        if sizes != wanted:
+            wrong = next((i for i, (a, b) in enumerate(zip(sizes, wanted, strict=False)) if a != b), None)
+            raise ValueError(
+                f"{len(sizes)} results for {len(wanted)} batches"
+                if wrong is None
+                else f"batch {wrong} has {wanted[wrong]} sequences, and {sizes[wrong]} results"
+            )
+        order = [i for batch in self.batches for i in batch]
+        if all(isinstance(each, Tensor) for each in given):
+            back = torch.tensor(order, device=given[0].device).argsort()
+            return torch.cat(given)[back]
+        flat = [value for each in given for value in each]
+        return [value for _, value in sorted(zip(order, flat, strict=True), key=lambda pair: pair[0])]
+
+
+def token_budget_batches(lengths: Iterable[int], max_tokens: int, *, packed: bool = False) -> Batches:
+    """Share sequences out among batches that each cost at most so many tokens.
+
+    They are sorted by length, the longest first, so that memory runs out at once or not at all; those of one length
+    keep their order, so that the same lengths always give the same batches.  `Batches.restore` puts results back:
+
+        batches = token_budget_batches(lengths, 4096)
+        vectors = batches.restore(embed([texts[i] for i in batch]) for batch in batches)
+
+    Args:
+        lengths: of each sequence, in tokens.
+        max_tokens: that a batch may have, with its padding: the sequences in it times the longest of them.
+        packed: padding is left out, and does not count.
+
+    Raises:
+        ValueError: there are no lengths, one is below 1, or one is above `max_tokens`.
+        TypeError: a length or `max_tokens` is no integer.
+    """
+    budget, sizes = index(max_tokens), [index(n) for n in lengths]
+    if budget < 1:
+        raise ValueError(f"max_tokens is {budget}; it must be 1 or more")
+    if not sizes:
+        raise ValueError("there are no lengths; give at least one")
+    for i, n in enumerate(sizes):
+        if n < 1:
+            raise ValueError(f"sequence {i} has length {n}; it must be 1 or more")
+        if n > budget:
+            raise ValueError(f"sequence {i} has {n} tokens, above max_tokens {budget}: truncate it, or allow more")
+    batches: list[list[int]] = []
+    longest = used = 0  # of the batch that is being filled; used: tokens of its sequences
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):  # stable
+        n = sizes[i]
+        cost = used + n if packed else (len(batches[-1]) + 1) * longest if batches else n
+        if not batches or cost > budget:
+            batches.append([])
+            longest, used = n, 0
+        batches[-1].append(i)
+        used += n
+    return Batches(tuple(map(tuple, batches)))

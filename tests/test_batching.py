@@ -1,0 +1,78 @@
+"""Batches by a budget of tokens: every sequence once, none over the budget, and the way back."""
+
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from conftest import assert_same
+
+from bertlite import token_budget_batches
+
+LENGTHS = [5, 12, 3, 12, 1, 7, 3, 9]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("budget", [12, 13, 24, 31, 1000])
+def test_every_sequence_is_in_one_batch_within_the_budget(budget: int, packed: bool) -> None:
+    batches = token_budget_batches(LENGTHS, budget, packed=packed)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(LENGTHS)))
+    for batch in batches:
+        lengths = [LENGTHS[i] for i in batch]
+        assert (sum(lengths) if packed else len(lengths) * max(lengths)) <= budget
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_batch_ends_only_where_the_next_sequence_does_not_fit(packed: bool) -> None:
+    batches = token_budget_batches(LENGTHS, 24, packed=packed)
+    for batch, following in pairwise(batches):
+        lengths = [LENGTHS[i] for i in (*batch, following[0])]
+        assert (sum(lengths) if packed else len(lengths) * max(lengths)) > 24
+
+
+def test_the_longest_come_first_and_equals_keep_their_order() -> None:
+    assert list(token_budget_batches(LENGTHS, 24)) == [(1, 3), (7, 5), (0, 2, 6, 4)]
+    assert list(token_budget_batches(LENGTHS, 24, packed=True)) == [(1, 3), (7, 5, 0, 2), (6, 4)]
+    assert list(token_budget_batches([4], 4)) == [(0,)]
+
+
+def test_lengths_may_be_a_tensor_or_a_generator() -> None:
+    wanted = token_budget_batches(LENGTHS, 24)
+    assert token_budget_batches(torch.tensor(LENGTHS), 24) == wanted
+    assert token_budget_batches((n for n in LENGTHS), 24) == wanted
+
+
+def test_what_the_batches_gave_returns_to_the_order_of_the_sequences() -> None:
+    draw = random.Random(3)
+    lengths = [draw.randint(1, 30) for _ in range(57)]
+    batches = token_budget_batches(lengths, 90)
+    assert len(batches) > 5
+    assert batches.restore([[lengths[i] for i in batch] for batch in batches]) == lengths
+    wanted = torch.tensor([[n, -n] for n in lengths])
+    assert_same(batches.restore(wanted[list(batch)] for batch in batches), wanted, atol=0)
+
+
+def test_results_that_do_not_match_are_refused() -> None:
+    batches = token_budget_batches(LENGTHS, 24)
+    with pytest.raises(ValueError, match="2 results for 3 batches"):
+        batches.restore([[1, 2], [3, 4]])
+    with pytest.raises(ValueError, match="batch 1 has 2 sequences, and 1 results"):
+        batches.restore([[1, 2], [3], [4, 5, 6, 7]])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "budget", "error", "says"),
+    [
+        ([], 8, ValueError, "there are no lengths"),
+        ([3, 0], 8, ValueError, "sequence 1 has length 0; it must be 1 or more"),
+        ([-3], 8, ValueError, "sequence 0 has length -3"),
+        ([3, 9], 8, ValueError, "sequence 1 has 9 tokens, above max_tokens 8: truncate it, or allow more"),
+        ([3], 0, ValueError, "max_tokens is 0; it must be 1 or more"),
+        ([3.5], 8, TypeError, "float"),
+        ([3], 8.0, TypeError, "float"),
+    ],
+)
+def test_what_cannot_be_batched_is_refused(lengths: Any, budget: Any, error: Any, says: str) -> None:
+    with pytest.raises(error, match=says):
+        token_budget_batches(lengths, budget)
