@@ -41,7 +41,7 @@ from bertlite.modules import (
     init_weights,
 )
 from bertlite.outputs import BertModelOutput, ModelOutput
-from bertlite.packing import Packing, pays
+from bertlite.packing import FILL, PLACES, Packing
 
 CPU = torch.device("cpu")
 
@@ -405,8 +405,8 @@ class BertBody:
         """Which tokens of x, (B, S, …) or packed (T, …), are real, if padding is to be left out; None if it is not.
 
         It is where the backend is "packed".  "auto" leaves it out for an encoder in eval mode on the CPU, where
-        `bertlite.packing.pays` says that it pays, every sequence begins with a token and neither attentions nor
-        padded positions are asked for.
+        it pays (at least PLACES places, of which at most FILL hold tokens), every sequence begins with a token, and
+        neither attentions nor padded positions are asked for.
 
         Raises:
             ValueError: it is to be left out, and the model or the mask cannot do without it.
@@ -419,19 +419,9 @@ class BertBody:
                 raise ValueError("give attention_mask or cu_seqlens, not both: packed sequences have no padding")
             name = "packed"
         if name == "auto":
-            if weights or keep_padding or config.is_decoder or self.embeddings.training:
+            if mask is None or keep_padding or weights or config.is_decoder or self.embeddings.training:
                 return None
-            if mask is None or not concrete(mask):
-                return None
-            if (
-                mask.dim() != 2 or not mask.device == x.device == CPU
-            ):  # elsewhere the host would have to wait for the mask
-                return None
-            check_shape(mask, (x.shape[0], 1, x.shape[1], x.shape[1]), "attention_mask")
-            real = read_ones(mask, "attention_mask")
-            if not pays(int(real.sum()), real.numel()) or not bool(real[:, 0].all()):
-                return None
-            return Packing.of_mask(real)
+            return self.packing_that_pays(x, mask)
         if name not in BACKENDS or select(name, weights, self.drops()).layout is not Packed:
             return None
         if config.is_decoder:
@@ -444,6 +434,15 @@ class BertBody:
             raise ValueError(f"backend 'packed' takes a 2-D attention_mask, not {mask.dim()}-D; use 'sdpa' or 'auto'")
         check_shape(mask, (x.shape[0], 1, x.shape[1], x.shape[1]), "attention_mask")
         return Packing.of_mask(read_ones(mask, "attention_mask").to(x.device))
+
+    def packing_that_pays(self, x: Tensor, mask: Tensor) -> Packing | None:
+        """Where "auto" leaves padding out of x, (B, S, …); only on the CPU, elsewhere the host waits for the mask."""
+        if not concrete(mask) or not mask.device == x.device == CPU or mask.dim() != 2 or mask.numel() < PLACES:
+            return None
+        check_shape(mask, (x.shape[0], 1, x.shape[1], x.shape[1]), "attention_mask")
+        real = read_ones(mask, "attention_mask")
+        pays = int(real.sum()) <= FILL * real.numel() and bool(real[:, 0].all())
+        return Packing.of_mask(real) if pays else None
 
     def first_will_do(self, output_attentions: bool | None, output_hidden_states: bool | None) -> bool:
         """Whether a head that reads the pooler alone may spare the last layer all tokens but the first.

@@ -187,11 +187,6 @@ class Packing:
         return torch.tensor(numbers, dtype=torch.long, device=self.device)
 
 
-def pays(tokens: int, places: int) -> bool:
-    """Whether leaving padding out saves more than moving tokens costs: `tokens` of `places` are real."""
-    return tokens <= FILL * places and places >= PLACES
-
-
 def grouped(lengths: Sequence[int]) -> tuple[list[int], list[int]]:
     """Share sequences out among calls of SDPA.
 

@@ -25,7 +25,7 @@ from bertlite import (
 )
 from bertlite import packing as packing_module
 from bertlite.attention import BACKENDS, Packed, varlen, varlen_lacks
-from bertlite.packing import Packing, grouped, pays
+from bertlite.packing import Packing, grouped
 
 B, S, D, N, L = 5, 11, 48, 4, 3
 F64 = torch.float64
@@ -506,9 +506,10 @@ def test_auto_changes_no_loss(cls: Any, sparse: dict[str, Tensor]) -> None:
     assert_same(on(model, "auto")(**sparse, **labels), on(model, "sdpa")(**sparse, **labels), atol=0)
 
 
-def test_the_rule_of_auto() -> None:
-    assert [pays(tokens, 100) for tokens in (0, 80, 81, 100)] == [True, True, False, False]
-    assert not pays(10, 63)
+@pytest.mark.parametrize(("rows", "tokens", "pays"), [(10, 80, True), (10, 81, False), (7, 56, True), (6, 48, False)])
+def test_auto_pays_up_to_80_percent_of_64_places_or_more(rows: int, tokens: int, pays: bool, model: BertModel) -> None:
+    lengths = tuple(tokens // rows + (i < tokens % rows) for i in range(rows))
+    assert ran_packed(model, make_batch(rows, 10, lengths=lengths)) == pays
 
 
 # CUDA
