@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import benchmark  # noqa: E402  # scripts is on the path only now
+import benchmark_checkpointing  # noqa: E402
 import check_parity  # noqa: E402
 
 SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
@@ -48,6 +49,24 @@ def test_benchmark_writes_a_record(tmp_path, capsys):
 def test_benchmark_refuses_an_unknown_section():
     with pytest.raises(SystemExit, match="no section matches 'nonsense'; have: import, loading, cold start"):
         benchmark.main(["--only", "nonsense"])
+
+
+def test_benchmark_checkpointing_measures_both_axes(tmp_path, capsys):
+    pytest.importorskip("transformers")
+    path = tmp_path / "checkpointing.json"
+    small = ["--layers", "6", "--hidden", "64", "--length", "64", "--rounds", "2", "--json", str(path)]
+    assert benchmark_checkpointing.main(small) == 0
+    record = json.loads(path.read_text())
+    for kind, tokens in (("full", 256), ("ragged", 64 + 19 + 16 + 10)):
+        rows = record[kind]["rows"]
+        assert record[kind]["tokens"] == tokens
+        peaks = [
+            rows[f"bertlite packed, {name}"]["peak_bytes"] for name in ("every layer", "every 2nd layer", "plain")
+        ]
+        assert 0 < peaks[0] < peaks[1] < peaks[2]
+        assert rows["transformers, every layer"]["peak_bytes"] < rows["transformers, plain"]["peak_bytes"]
+        assert all(row["low"] <= row["median"] <= row["high"] for row in rows.values())
+    assert "bertlite sdpa, every layer, offloaded" in capsys.readouterr().out
 
 
 def test_both_cold_starts_give_the_same_vector():
