@@ -14,6 +14,7 @@ from bertlite.heads import (
     BertLMHeadModel,
 )
 from bertlite.importance import head_importance, neuron_importance, rank_heads, rank_neurons, repair, repair_
+from bertlite.inference import optimize_for_inference
 from bertlite.model import BertModel
 from bertlite.pruning import (
     densify,
@@ -46,6 +47,7 @@ __all__ = [
     "kept_heads",
     "kept_neurons",
     "neuron_importance",
+    "optimize_for_inference",
     "prune_heads",
     "prune_heads_",
     "prune_neurons",
