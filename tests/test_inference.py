@@ -129,6 +129,32 @@ def test_the_model_is_left_alone(model, batch):
     assert all(p.requires_grad for p in model.parameters())
 
 
+@pytest.mark.parametrize("rows", [1, 4, 22, 23])
+def test_rows_taken_at_a_time_change_nothing(model, batch, rows):
+    quick = in_float64(model)
+    for part in quick.modules():
+        if isinstance(part, Product):
+            part.rows = rows
+    assert_same(full(quick, batch), full(model, batch))
+
+
+def test_without_padding(any_model, batch):
+    quick = in_float64(any_model)
+    any_model.set_attn_implementation("packed")
+    quick.set_attn_implementation("packed")
+    assert_same(full(quick, batch), full(any_model, batch))
+    first = {**batch, "first_token_only": True}
+    with torch.no_grad():
+        assert_same(quick(**first), any_model(**first))
+        assert quick(**first).last_hidden_state.shape == (2, 1, 48)
+
+
+def test_the_first_token_alone(any_model, batch):
+    first = {**batch, "first_token_only": True}
+    with torch.no_grad():
+        assert_same(in_float64(any_model)(**first), any_model(**first))
+
+
 # oneDNN, in the dtypes it has
 
 
