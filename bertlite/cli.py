@@ -6,6 +6,7 @@ Exit status:  0 all is well · 1 the answer is no (a case differs) · 2 the ques
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from bertlite.experiments import arguments as prune
@@ -96,4 +97,31 @@ def run_embed(args: argparse.Namespace) -> int:
     return command.main(args)
 
 
-COMMANDS = (add_parity, prune.add, add_embed)
+def add_bench(commands: Commands) -> None:
+    bench = commands.add_parser(
+        "bench",
+        help="measure speed beside transformers, onnxruntime and OpenVINO",
+        description="Time bertlite and its peers in turn: import, loading, forward passes on full and on ragged"
+        " batches, a training step, pruned models.  Peers that are not installed are named.  Exits 1 if --check finds"
+        " a ratio of ours that is worse than it was.",
+    )
+    bench.add_argument("--only", default="", metavar="PATTERN", help="sections whose name contains this")
+    bench.add_argument(
+        "--engines", default="", metavar="A,B", help="engines whose name contains one of these; the baseline always"
+    )
+    bench.add_argument("--rounds", type=int, default=15, help="how often each candidate runs (default: %(default)s)")
+    bench.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    bench.add_argument("--keep", type=Path, metavar="FOLDER", help="where exported models stay for the next run")
+    bench.add_argument("--json", metavar="FILE", help="write a record; other sections in it stay")
+    bench.add_argument("--check", metavar="FILE", help="compare the ratios with this record's")
+    bench.add_argument("--plot", metavar="FILE.png", help="draw the ratios")
+    bench.set_defaults(run=run_bench)
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    from bertlite.bench import command
+
+    return command.main(args)
+
+
+COMMANDS = (add_parity, prune.add, add_embed, add_bench)

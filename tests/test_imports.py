@@ -28,6 +28,7 @@ ORDER = (  # a module imports from the rows above its own, or within its own fol
     ("bertlite",),
     ("bertlite.record",),
     ("bertlite.embed", "bertlite.experiments", "bertlite.hf", "bertlite.parity"),
+    ("bertlite.bench",),
     ("bertlite.cli",),
     ("bertlite.__main__",),
 )

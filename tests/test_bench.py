@@ -1,0 +1,176 @@
+"""bertlite/bench: the work is what it says, every engine runs, and a slower record is found out."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import SIZES
+
+from bertlite import BertConfig, cli
+from bertlite.bench import engines, sections
+from bertlite.bench.command import judge
+from bertlite.bench.engines import ENGINES
+from bertlite.bench.measure import SETTLE, alternate, summary
+from bertlite.bench.sections import BASELINE, Bench, floors
+from bertlite.bench.work import full, like, ragged, works
+
+TINY = {**SIZES, "vocab_size": 1000, "num_attention_heads": 4, "max_position_embeddings": 512, "num_hidden_layers": 2}
+
+
+def test_candidates_run_in_turn(monkeypatch):
+    ran = []
+    times = alternate({"a": lambda: ran.append("a"), "b": lambda: ran.append("b")}, 3)
+    assert ran == ["a", "b"] * 5  # two rounds do not count
+    assert [len(each) for each in times.values()] == [3, 3]
+    assert max(times["a"]) < SETTLE  # the pause between them is not measured
+
+
+def test_a_summary_has_medians_and_their_ratios():
+    found = summary("what", {"a": [4.0, 1.0, 2.0], "b": [1.0, 1.0, 1.0]}, [("a", "b")])
+    assert found["seconds"]["a"]["median"] == 2.0
+    assert found["ratios"] == {"a / b": 2.0}
+
+
+def test_lengths_are_quantiles_of_the_data():
+    lengths = like("SST-2", 32, 128)
+    assert len(lengths) == 32
+    assert list(lengths) != sorted(lengths)
+    assert like("SST-2", 32, 20) == tuple(min(20, n) for n in lengths)
+    assert sum(like("SST-2", 1000, 512)) / 1000 == pytest.approx(mean_of("SST-2"), rel=0.01)
+    with pytest.raises(ValueError, match="no lengths of 'IMDB'; have: SST-2, WikiText-2"):
+        like("IMDB", 1, 1)
+
+
+def mean_of(dataset):
+    from bertlite.bench.work import LENGTHS
+
+    counts = json.loads(LENGTHS.read_text())[dataset]["counts"]
+    return sum(int(n) * count for n, count in counts.items()) / sum(counts.values())
+
+
+def test_a_batch_has_the_tokens_it_says():
+    for work in works():
+        batch = work.inputs(1000)
+        assert batch["input_ids"].shape == (len(work.lengths), work.width)
+        assert int(batch["attention_mask"].sum()) == work.tokens
+        assert bool((batch["input_ids"].ne(0) == batch["attention_mask"].bool()).all())
+    assert full(8, 128).filled == 1
+    assert 0.1 < ragged("SST-2", 32, 128).filled < 0.4
+
+
+def test_operations_are_those_that_torch_counts():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    config = replace(BertConfig(**TINY), attn_implementation="eager")
+    from bertlite import BertModel
+
+    model, work = BertModel(config, add_pooling_layer=False).eval(), full(3, 17)
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        model(**work.inputs(1000))
+    assert work.operations(config) == counter.get_total_flops()
+
+
+def test_the_limit_is_products_or_reading():
+    bench = Bench(2)
+    bench.config = BertConfig(**TINY)
+    work = full(3, 17)
+    operations = work.operations(bench.config)
+    taken = {"bertlite sdpa float32": {"median": 2.0}, "bertlite optimised int8": {"median": 2.0}}
+    bench.ceilings = {"float32": operations, "bytes": 1e18}
+    assert floors(taken, work, bench) == {"bertlite sdpa float32": 0.5}
+    weights = 4 * 2 * (4 * 48**2 + 2 * 48 * 37)
+    bench.ceilings = {"float32": 1e18, "bytes": weights}
+    assert floors(taken, work, bench) == {"bertlite sdpa float32": 0.5}
+
+
+@pytest.fixture
+def kept(tmp_path):
+    pytest.importorskip("transformers")
+    from bertlite.parity import reference
+
+    reference.base_shaped(tmp_path / "base", **TINY)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtype"),
+    [(engine, dtype) for engine in ENGINES for dtype in engine.dtypes if "compiled" not in engine.name],
+    ids=lambda each: getattr(each, "name", each),
+)
+def test_every_engine_computes_the_same(engine, dtype, kept):
+    lacks = engine.missing("cpu")
+    if lacks:
+        pytest.skip(lacks)
+    batch = ragged("SST-2", 4, 23).inputs(1000)
+    truth = engines.transformers("eager")(kept / "base", "float32", "cpu")(batch).last_hidden_state
+    out = engine.build(kept / "base", dtype, "cpu")(batch)
+    got = torch.as_tensor(out[0] if engine.needs[1:] else out.last_hidden_state)
+    seen = batch["attention_mask"].bool()
+    cosine = torch.cosine_similarity(got.float(), truth, dim=-1)[seen]
+    assert cosine.min() > {"float32": 1 - 1e-5, "bfloat16": 0.999, "int8": 0.9}[dtype]
+
+
+def test_the_command_measures_records_draws_and_checks(kept, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sections, "ceilings", lambda device: {"float32": 1e9, "bfloat16": 1e9, "bytes": 1e9})
+    record, only = tmp_path / "speed.json", ["--only", "forward 1 x 16", "--engines", "bertlite optimised"]
+    common = ["bench", *only, "--rounds", "2", "--keep", str(kept), "--json", str(record)]
+    drawing = []
+    if "matplotlib" in sys.modules or pytest.importorskip("matplotlib"):
+        drawing = ["--plot", str(tmp_path / "speed.png")]
+    assert cli.main([*common, *drawing]) == 0
+    assert drawing == [] or (tmp_path / "speed.png").stat().st_size > 1000
+    found = json.loads(record.read_text())
+    section = found["sections"]["forward 1 x 16"]
+    assert set(section["seconds"]) == {
+        BASELINE,
+        "bertlite optimised float32",
+        "bertlite optimised bfloat16",
+        "bertlite optimised int8",
+    }
+    assert section["ratios"][f"{BASELINE} / bertlite optimised float32"] > 0
+    assert section["floor"][BASELINE] > 0
+    for pair in section["ratios"]:
+        section["ratios"][pair] *= 100
+    (tmp_path / "better.json").write_text(json.dumps(found))
+    assert cli.main([*common, "--check", str(tmp_path / "better.json")]) == 1
+    assert "WORSE  forward 1 x 16: transformers sdpa float32 / bertlite optimised float32" in capsys.readouterr().out
+
+
+def test_missing_peers_are_named(kept, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sections, "ceilings", lambda device: {"bytes": 1e9})
+    gone = replace(next(each for each in ENGINES if each.name == "onnxruntime"), needs=("no_such_package",))
+    monkeypatch.setattr(sections, "ENGINES", (ENGINES[0], gone))
+    record = tmp_path / "speed.json"
+    assert (
+        cli.main(["bench", "--only", "forward 1 x 16", "--rounds", "2", "--keep", str(kept), "--json", str(record)])
+        == 0
+    )
+    assert "missing: onnxruntime float32: not installed: no_such_package" in capsys.readouterr().out
+    assert json.loads(record.read_text())["missing"]["onnxruntime int8"] == "not installed: no_such_package"
+
+
+def test_worse_is_worse_whichever_way_a_ratio_is_written():
+    def record(a, b):
+        return {"sections": {"s": {"ratios": {"transformers / bertlite": a, "bertlite / torch": b}}}}
+
+    assert judge(record(2, 1), record(1.8, 1.1), ["s"]) == 0
+    assert judge(record(2, 1), record(1.5, 1), ["s"]) == 1
+    assert judge(record(2, 1), record(2, 1.5), ["s"]) == 1
+    with pytest.raises(ValueError, match="no ratio of these sections"):
+        judge({"sections": {}}, record(1, 1), ["s"])
+
+
+def test_a_record_of_another_machine_is_not_added_to(tmp_path, capsys):
+    path = tmp_path / "speed.json"
+    path.write_text(json.dumps({"environment": {"cpu": "another"}, "sections": {}}))
+    assert cli.main(["bench", "--only", "import", "--json", str(path)]) == 2
+    assert "was measured on another machine" in capsys.readouterr().err
+
+
+def test_bad_requests(capsys):
+    assert cli.main(["bench", "--only", "nonsense"]) == 2
+    assert cli.main(["bench", "--rounds", "1"]) == 2
+    assert "--rounds is 1; a spread needs 2 or more" in capsys.readouterr().err
