@@ -120,7 +120,39 @@ def outcome(record: dict[str, Any], client: str, side: str) -> str:
     return f"{'all ' if passed == len(ran) else f'{passed} of '}{len(ran)}{told}"
 
 
-TABLES: dict[str, Callable[[], str]] = {"parity": parity, "startup": startup, "clients": clients}
+def speed() -> str:
+    """How many times faster than transformers' sdpa in float32, and the fraction of the machine's limit reached."""
+    (record,) = records("speed.json")
+    sections = record["sections"]
+    forward = {name.removeprefix("forward "): s for name, s in sections.items() if name.startswith("forward")}
+    engines = list(dict.fromkeys(engine for section in forward.values() for engine in section["seconds"]))
+    base = engines[0]
+    body = []
+    for engine in engines:
+        cells = []
+        for section in forward.values():
+            ratio = 1.0 if engine == base else section["ratios"].get(f"{base} / {engine}")
+            reached = section["floor"].get(engine)
+            cells.append("" if ratio is None else f"{ratio:.2f}" + ("" if reached is None else f" ({reached:.0%})"))
+        body.append([engine, *cells])
+    filled = {name: section["filled"] for name, section in forward.items()}
+    heads = [name if share == 1 else f"{name} ({share:.0%})" for name, share in filled.items()]
+    lines = [rows(["", *heads], body), ""]
+    for name in ("training", "pruned"):
+        if name in sections:
+            ratios = ", ".join(f"{pair} = {value:.2f}" for pair, value in sections[name]["ratios"].items())
+            lines.append(f"{sections[name]['what']}: {ratios}.\n")
+    for engine, reason in record["missing"].items():
+        lines.append(f"Missing: {engine}, {reason}.\n")
+    peers = ", ".join(
+        f"{name} {version}"
+        for name, version in record["environment"]["versions"].items()
+        if version and name in ("transformers", "onnxruntime", "openvino", "nncf")
+    )
+    return "\n".join([*lines, f"Measured on {measured_on(record)}, {peers}."])
+
+
+TABLES: dict[str, Callable[[], str]] = {"parity": parity, "startup": startup, "clients": clients, "speed": speed}
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -47,7 +47,7 @@ def test_the_code_runs_from_top_to_bottom(tmp_path: Path) -> None:
         "input_ids": ids,
         "attention_mask": torch.ones_like(ids),
     }
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 4
     for block in BLOCKS:
         if "bertlite.hf" in block:
             pytest.importorskip("transformers")
