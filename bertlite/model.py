@@ -307,6 +307,8 @@ class BertBody:
             )
         if past_key_values is not None and self.recomputes():
             raise ValueError("past_key_values with gradient checkpointing would be extended twice; turn one off")
+        if past_key_values is not None and cu_seqlens is not None:
+            raise ValueError("give past_key_values or cu_seqlens, not both: packed attention keeps no keys")
         if first_token_only and config.is_decoder:
             raise ValueError("first_token_only=True is for encoders: a decoder's first token sees no other")
         cache = self.cache_for(past_key_values, use_cache, encoder_hidden_states is not None)
@@ -318,7 +320,7 @@ class BertBody:
             check_packed(config, input_ids, token_type_ids, position_ids, inputs_embeds, cu_seqlens)
         assert seen is not None  # or it has been refused
         packing = None
-        if cache is None:
+        if cache is None or cu_seqlens is not None:
             packing = self.packing(seen, attention_mask, weights, cu_seqlens, first_token_only)
         if packing is not None:
             pack = packing.pack_ids

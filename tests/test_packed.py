@@ -25,15 +25,19 @@ from bertlite import (
     BertForSequenceClassification,
     BertForTokenClassification,
     BertModel,
+    head_importance,
+    neuron_importance,
 )
 from bertlite import packing as packing_module
 from bertlite.attention import BACKENDS, Packed, varlen, varlen_lacks
+from bertlite.cache import KeyValueCache
 from bertlite.packing import Packing, grouped
 
 B, S, D, N, L = 5, 11, 48, 4, 3
 F64 = torch.float64
 OFF = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 LENGTHS = (11, 3, 7, 1, 10)
+PRUNED = {"pruned_heads": {0: [1, 3], 1: [0, 1, 2, 3]}, "pruned_neurons": {0: range(37), 2: [1, 5]}}
 
 
 def right() -> Tensor:
@@ -83,7 +87,7 @@ def packed_inputs(batch: dict[str, Any]) -> tuple[Packing, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("call", [0, 30, 10**9], ids=["each alone", "some groups", "one group"])
-@pytest.mark.parametrize("changes", [{}, {"pruned_heads": {0: [1, 3], 1: [0, 1, 2, 3]}}], ids=["dense", "pruned"])
+@pytest.mark.parametrize("changes", [{}, PRUNED], ids=["dense", "pruned"])
 @pytest.mark.parametrize("mask", MASKS)
 def test_packed_is_padded(mask: str, changes: dict[str, Any], call: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing_module, "CALL", call)
@@ -154,6 +158,13 @@ def test_a_sequence_does_not_see_its_batch(model: BertModel) -> None:
     assert_same(shuffled.last_hidden_state, together.last_hidden_state[order])
 
 
+@pytest.mark.parametrize("sequences", [0, 2])
+def test_no_tokens_that_come_packed_give_none(sequences: int, model: BertModel) -> None:
+    out = model(torch.zeros(0).long(), cu_seqlens=torch.zeros(sequences + 1).int())
+    assert out.last_hidden_state.shape == (0, D)
+    assert out.pooler_output.shape == (sequences, D)
+
+
 @pytest.mark.parametrize(
     "batch",
     [{k: x[:0] for k, x in make_batch().items()}, {**make_batch(), "attention_mask": torch.zeros(2, S).long()}],
@@ -207,7 +218,7 @@ def loss_of(model: Any, inputs: dict[str, Any], real: Tensor) -> Tensor:
 @pytest.mark.parametrize("checkpointing", [None, {}, {"every_n_layers": 2}, {"offload": True}], ids=str)
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"pruned_heads": {0: [1], 1: [0, 1, 2, 3]}}, {"position_embedding_type": "relative_key_query"}],
+    [{}, PRUNED, {"position_embedding_type": "relative_key_query"}],
     ids=["dense", "pruned", "relative"],
 )
 def test_gradients_are_those_of_the_padded_model(
@@ -552,6 +563,16 @@ def test_where_a_hook_looks_the_last_layer_computes_every_token(backend: str, na
     assert rows_of_the_last_layer(model, inputs) == B
 
 
+def test_scores_that_hooks_take_are_those_of_every_token(sparse: dict[str, Tensor]) -> None:
+    model, labels = make(BertForSequenceClassification), {"labels": torch.arange(8) % 2}
+    scores = {}
+    for backend in ("sdpa", "auto"):
+        on(model, backend)
+        heads = head_importance(model, [sparse], "context_norm", reduction="token")
+        scores[backend] = heads, neuron_importance(model, [{**sparse, **labels}], "michel")
+    assert_same(scores["auto"], scores["sdpa"])
+
+
 def test_where_a_graph_is_made_auto_does_not_look_at_the_mask(sparse: dict[str, Tensor]) -> None:
     """Another mask may go through the graph."""
     model = make(BertForSequenceClassification).requires_grad_(False)
@@ -689,6 +710,8 @@ def test_bad_packed_inputs_are_refused_by_name(model: BertModel) -> None:
         ({}, "give either input_ids or inputs_embeds"),
         ({"input_ids": ids, "attention_mask": torch.ones(2, 4)}, "attention_mask or cu_seqlens, not both"),
         ({"input_ids": ids, "cu_seqlens": ends.long()}, "cu_seqlens is torch.int64"),
+        ({"input_ids": ids, "cu_seqlens": ends.to("meta")}, "cu_seqlens is on meta and input_ids on cpu"),
+        ({"input_ids": ids, "past_key_values": KeyValueCache()}, "past_key_values or cu_seqlens, not both"),
         ({"input_ids": ids, "cu_seqlens": ends[None]}, r"cu_seqlens is torch.int32 of shape \(1, 3\)"),
         ({"input_ids": ids, "cu_seqlens": ends[:2]}, "goes from 0 to 3; it must rise from 0 to the 7 tokens"),
         ({"input_ids": ids, "cu_seqlens": ends[1:]}, "goes from 3 to 7"),
@@ -700,6 +723,8 @@ def test_bad_packed_inputs_are_refused_by_name(model: BertModel) -> None:
     ):
         with pytest.raises(ValueError, match=says):
             model(**{"cu_seqlens": ends, **inputs})
+    with pytest.raises(ValueError, match="'packed' cannot run a decoder"):
+        make(is_decoder=True)(input_ids=ids, cu_seqlens=ends)
     with pytest.raises(ValueError, match="backend 'sdpa' cannot take cu_seqlens; use 'packed' or 'auto'"):
         on(model, "sdpa")(input_ids=ids, cu_seqlens=ends)
 
