@@ -153,11 +153,15 @@ def triangle(queries: int, keys: int, device: torch.device) -> Tensor | None:
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
+mode_of = torch._C._get_dispatch_mode  # None where no such mode is on
+TRACERS = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)  # as make_fx and export use them
+
+
 def concrete(tensor: Tensor) -> bool:
-    """Whether values may steer Python: not while a graph is traced or captured, or without values at all."""
+    """Whether values may steer Python: not while a graph is traced or captured, in vmap, or without values at all."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() or not isinstance(tensor, Tensor):
         return False  # torch.fx traces with stand-ins
-    if tensor.is_meta:
+    if tensor.is_meta or torch._C._functorch.maybe_current_level() is not None or any(map(mode_of, TRACERS)):
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 

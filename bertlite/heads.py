@@ -93,14 +93,12 @@ class HeadBody:
     def logits(self, out: Any) -> Tensor:
         raise NotImplementedError
 
-    def leave_out(
-        self, out: Any, x: Tensor | None, mask: Tensor | None, weights: bool | None, keep: bool
-    ) -> Packing | None:
+    def leave_out(self, out: Any, x: Tensor | None, mask: Tensor | None, weights: bool | None) -> Packing | None:
         """Let a head that reads every token read real ones alone, if BERT computed no other.
 
         Args:
             out: BERT's output for rows, whose last_hidden_state becomes (T, D).
-            x, mask, weights, keep: what BERT was given as input, attention_mask, output_attentions and keep_padding.
+            x, mask, weights: what BERT was given as input, attention_mask and output_attentions.
 
         Returns:
             How logits return to (B, S, …); None if every position is read, or the input came packed.
@@ -109,7 +107,7 @@ class HeadBody:
             return None
         assert x is not None  # or BERT has refused
         weights = self.config.output_attentions if weights is None else weights
-        packing: Packing | None = self.bert.packing(x, mask, weights, keep_padding=keep or self.bert.shows_padding)
+        packing: Packing | None = self.bert.packing(x, mask, weights)
         if packing is not None:
             out.last_hidden_state = packing.pack(out.last_hidden_state)
         return packing
@@ -149,7 +147,6 @@ class HeadBody:
         Raises:
             ValueError: an input or a label that this model cannot take.
         """
-        keep = labels is not None and not self.needs_pooler  # "auto" changes no loss
         out = self.bert(
             input_ids,
             attention_mask,
@@ -159,7 +156,6 @@ class HeadBody:
             head_mask=head_mask,
             cu_seqlens=cu_seqlens,
             first_token_only=self.needs_pooler and self.bert.first_will_do(output_attentions, output_hidden_states),
-            keep_padding=keep,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
             return_dict=True,
@@ -168,7 +164,7 @@ class HeadBody:
             logits = self.logits(out)
             return self.finish(out, return_dict, self.loss_of(logits, labels, num_items_in_batch), logits=logits)
         seen = input_ids if input_ids is not None else inputs_embeds
-        packing = self.leave_out(out, seen, attention_mask, output_attentions, keep)
+        packing = self.leave_out(out, seen, attention_mask, output_attentions)
         logits = self.logits(out)
         if labels is not None:
             labels = pack_labels(packing, labels)
@@ -311,7 +307,6 @@ class PreTrainingBody(LanguageModelBody):
             next_sentence_label: (B,), 0 where the second segment follows the first, 1 where it does not.
                 The loss, the sum of both, is given when both kinds of labels are.
         """
-        keep = labels is not None  # "auto" changes no loss
         out = self.bert(
             input_ids,
             attention_mask,
@@ -320,13 +315,12 @@ class PreTrainingBody(LanguageModelBody):
             inputs_embeds=inputs_embeds,
             head_mask=head_mask,
             cu_seqlens=cu_seqlens,
-            keep_padding=keep,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
             return_dict=True,
         )
         seen = input_ids if input_ids is not None else inputs_embeds
-        packing = self.leave_out(out, seen, attention_mask, output_attentions, keep)
+        packing = self.leave_out(out, seen, attention_mask, output_attentions)
         words, follows = self.cls(out.last_hidden_state, out.pooler_output)
         loss = None
         if labels is not None and next_sentence_label is not None:
@@ -487,7 +481,6 @@ class QuestionAnsweringBody(HeadBody):
                 "start_positions and end_positions count in rows; give them with input_ids (B, S) and an"
                 " attention_mask, which attn_implementation='packed' packs"
             )
-        keep = start_positions is not None or end_positions is not None  # "auto" changes no loss
         out = self.bert(
             input_ids,
             attention_mask,
@@ -496,13 +489,12 @@ class QuestionAnsweringBody(HeadBody):
             inputs_embeds=inputs_embeds,
             head_mask=head_mask,
             cu_seqlens=cu_seqlens,
-            keep_padding=keep,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
             return_dict=True,
         )
         seen = input_ids if input_ids is not None else inputs_embeds
-        packing = self.leave_out(out, seen, attention_mask, output_attentions, keep)
+        packing = self.leave_out(out, seen, attention_mask, output_attentions)
         start, end = self.qa_outputs(out.last_hidden_state).split(1, dim=-1)
         start, end = start.squeeze(-1).contiguous(), end.squeeze(-1).contiguous()  # (B, S)
         if packing is not None:

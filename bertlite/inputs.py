@@ -3,6 +3,8 @@
 Values are looked at on the CPU, where it costs nothing; elsewhere it would make the host wait.
 """
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -80,13 +82,15 @@ def check_packed(
         raise ValueError(
             f"cu_seqlens is {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}; expected torch.int32, (batch + 1,)"
         )
-    lengths = cu_seqlens.diff()
-    if int(cu_seqlens[0]) or int(cu_seqlens[-1]) != tokens or bool((lengths < 0).any()):
+    if cu_seqlens.device != seen.device:
+        raise ValueError(f"cu_seqlens is on {cu_seqlens.device} and {name} on {seen.device}; move one of them")
+    ends = cu_seqlens.tolist()
+    lengths = [end - start for start, end in pairwise(ends)]
+    if ends[0] or ends[-1] != tokens or min(lengths, default=0) < 0:
         raise ValueError(
-            f"cu_seqlens goes from {int(cu_seqlens[0])} to {int(cu_seqlens[-1])}; it must rise from 0 to the {tokens}"
-            " tokens there are"
+            f"cu_seqlens goes from {ends[0]} to {ends[-1]}; it must rise from 0 to the {tokens} tokens there are"
         )
-    longest = int(lengths.max()) if len(lengths) else 0
+    longest = max(lengths, default=0)
     counted = position_ids is None or config.position_embedding_type != "absolute"
     if counted and longest > config.max_position_embeddings:
         raise ValueError(

@@ -243,7 +243,6 @@ class BertBody:
     pooler: BertPooler | None
     output_type: ClassVar[type[Any]] = BertModelOutput
     encoder_class: ClassVar[type[BertEncoder]] = BertEncoder
-    shows_padding: ClassVar[bool] = False  # whether callers may count on values, not zeros, at padded positions
 
     def build(self, config: ConfigLike, add_pooling_layer: bool = True) -> None:
         self.embeddings = BertEmbeddings(config)
@@ -265,15 +264,14 @@ class BertBody:
         use_cache: bool | None = None,
         cu_seqlens: Tensor | None = None,
         first_token_only: bool = False,
-        keep_padding: bool = False,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> Any:
         """Run BERT.
 
-        Where padding is left out (attn_implementation="packed", and "auto" by the rule of `packing`), the outputs at
-        padded positions are zeros, and the pooler reads the first token that is not padding.
+        With attn_implementation="packed" padding is left out: the outputs at padded positions are zeros, and the
+        pooler reads the first token that is not padding.  "auto" leaves it out by the rule of `packing`.
 
         Args:
             input_ids: (B, S), integers below vocab_size.
@@ -292,7 +290,6 @@ class BertBody:
                 begins, and where the last one ends.  All that is (B, S) is then (T,), and so are the outputs.
             first_token_only: the last layer computes the first token of each sequence alone, [CLS]: last_hidden_state
                 is (B, 1, D), of packed sequences (B, D).
-            keep_padding: compute padded positions too where "auto" would leave them out.
             output_attentions, output_hidden_states, return_dict: by default what the config says.
 
         Returns:
@@ -310,6 +307,8 @@ class BertBody:
             )
         if past_key_values is not None and self.recomputes():
             raise ValueError("past_key_values with gradient checkpointing would be extended twice; turn one off")
+        if past_key_values is not None and cu_seqlens is not None:
+            raise ValueError("give past_key_values or cu_seqlens, not both: packed attention keeps no keys")
         if first_token_only and config.is_decoder:
             raise ValueError("first_token_only=True is for encoders: a decoder's first token sees no other")
         cache = self.cache_for(past_key_values, use_cache, encoder_hidden_states is not None)
@@ -321,9 +320,8 @@ class BertBody:
             check_packed(config, input_ids, token_type_ids, position_ids, inputs_embeds, cu_seqlens)
         assert seen is not None  # or it has been refused
         packing = None
-        if cache is None:
-            keep_padding = keep_padding or (self.shows_padding and not first_token_only)
-            packing = self.packing(seen, attention_mask, weights, cu_seqlens, keep_padding)
+        if cache is None or cu_seqlens is not None:
+            packing = self.packing(seen, attention_mask, weights, cu_seqlens, first_token_only)
         if packing is not None:
             pack = packing.pack_ids
             input_ids, token_type_ids, inputs_embeds = map(pack, (input_ids, token_type_ids, inputs_embeds))
@@ -400,13 +398,18 @@ class BertBody:
         mask: Tensor | None,
         weights: bool = False,
         cu_seqlens: Tensor | None = None,
-        keep_padding: bool = False,
+        first_token_only: bool = False,
     ) -> Packing | None:
         """Which tokens of x, (B, S, …) or packed (T, …), are real, if padding is to be left out; None if it is not.
 
-        It is where the backend is "packed".  "auto" leaves it out for an encoder in eval mode on the CPU, where
-        it pays (at least PLACES places, of which at most FILL hold tokens), every sequence begins with a token, and
-        neither attentions nor padded positions are asked for.
+        "packed" always leaves it out, and `cu_seqlens` says that it is.  "auto", in eval mode, leaves it out where
+        that pays and nobody can see it, so that what "auto" returns differs by rounding alone:
+
+        - Nobody sees it: of an encoder's output the first token of each sequence alone is wanted, as by a head of the
+          pooler; every sequence begins with a token; no hook looks at the modules; nothing is compiled, exported,
+          traced or mapped, where the mask of today must not decide for that of tomorrow.
+        - It pays: the mask is 2-D, on the CPU, where reading it makes nobody wait, and has at least PLACES places, of
+          which at most FILL hold tokens.
 
         Raises:
             ValueError: it is to be left out, and the model or the mask cannot do without it.
@@ -419,9 +422,8 @@ class BertBody:
                 raise ValueError("give attention_mask or cu_seqlens, not both: packed sequences have no padding")
             name = "packed"
         if name == "auto":
-            if mask is None or keep_padding or weights or config.is_decoder or self.embeddings.training:
-                return None
-            return self.packing_that_pays(x, mask)
+            spared = first_token_only and self.spares() and not (config.is_decoder or self.embeddings.training)
+            return self.packing_that_pays(x, mask) if spared and mask is not None else None
         if name not in BACKENDS or select(name, weights, self.drops()).layout is not Packed:
             return None
         if config.is_decoder:
@@ -436,23 +438,33 @@ class BertBody:
         return Packing.of_mask(read_ones(mask, "attention_mask").to(x.device))
 
     def packing_that_pays(self, x: Tensor, mask: Tensor) -> Packing | None:
-        """Where "auto" leaves padding out of x, (B, S, …); only on the CPU, elsewhere the host waits for the mask."""
-        if not concrete(mask) or not mask.device == x.device == CPU or mask.dim() != 2 or mask.numel() < PLACES:
+        """`packing`, where "auto" may leave padding out of x, (B, S, …)."""
+        if not (concrete(mask) and mask.device == x.device == CPU and mask.dim() == 2 and mask.numel() >= PLACES):
             return None
         check_shape(mask, (x.shape[0], 1, x.shape[1], x.shape[1]), "attention_mask")
         real = read_ones(mask, "attention_mask")
         pays = int(real.sum()) <= FILL * real.numel() and bool(real[:, 0].all())
-        return Packing.of_mask(real) if pays else None
+        return Packing.of_mask(real) if pays and not watched(self) else None
+
+    def spares(self) -> bool:
+        """Whether work may be left out that no result shows, which rounds the results differently in float32.
+
+        Under "auto" and "packed"; a named "eager" or "sdpa" computes what transformers computes, bit for bit.
+        """
+        return self.attention_name() in ("auto", "packed")
 
     def first_will_do(self, output_attentions: bool | None, output_hidden_states: bool | None) -> bool:
         """Whether a head that reads the pooler alone may spare the last layer all tokens but the first.
 
-        "auto" and "packed" do, where nothing of the last layer is returned; a named "eager" or "sdpa" computes what
-        transformers computes, bit for bit, and so all of it: products of fewer rows round differently in float32.
+        Not where hidden states or attentions are returned, nor where a hook would see the last layer or its output:
+        under a hook every token passes through every layer.
         """
         asked = [self.config.output_attentions if output_attentions is None else output_attentions]
         asked.append(self.config.output_hidden_states if output_hidden_states is None else output_hidden_states)
-        return self.attention_name() in ("auto", "packed") and not any(asked) and not self.config.is_decoder
+        if any(asked) or self.config.is_decoder or not self.spares():
+            return False
+        layers = self.encoder.layer
+        return not (hooked(self) or hooked(self.encoder) or (len(layers) and watched(layers[len(layers) - 1])))
 
     def attention_name(self) -> str:
         return str(self.config.attn_implementation)
@@ -495,6 +507,18 @@ class BertModel(BertBody, BertPreTrainedModel):
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config, add_pooling_layer=add_pooling_layer)
+
+
+def watched(module: Any) -> bool:
+    """Whether a hook looks at the module or at a part of it."""
+    return any(map(hooked, module.modules()))
+
+
+def hooked(module: Any) -> bool:
+    """Whether a hook looks at what the module is given or gives."""
+    return bool(
+        module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
+    )
 
 
 def pick(out: ModelOutput, return_dict: bool) -> Any:

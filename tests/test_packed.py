@@ -6,12 +6,15 @@ Shapes:  B 5 sequences · S 11 positions · T tokens, of all sequences together
 import inspect
 import sys
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from conftest import SIZES, assert_same, distance, gradients, make, make_batch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from bertlite import (
     BertForMaskedLM,
@@ -22,15 +25,19 @@ from bertlite import (
     BertForSequenceClassification,
     BertForTokenClassification,
     BertModel,
+    head_importance,
+    neuron_importance,
 )
 from bertlite import packing as packing_module
 from bertlite.attention import BACKENDS, Packed, varlen, varlen_lacks
+from bertlite.cache import KeyValueCache
 from bertlite.packing import Packing, grouped
 
 B, S, D, N, L = 5, 11, 48, 4, 3
 F64 = torch.float64
 OFF = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 LENGTHS = (11, 3, 7, 1, 10)
+PRUNED = {"pruned_heads": {0: [1, 3], 1: [0, 1, 2, 3]}, "pruned_neurons": {0: range(37), 2: [1, 5]}}
 
 
 def right() -> Tensor:
@@ -80,7 +87,7 @@ def packed_inputs(batch: dict[str, Any]) -> tuple[Packing, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("call", [0, 30, 10**9], ids=["each alone", "some groups", "one group"])
-@pytest.mark.parametrize("changes", [{}, {"pruned_heads": {0: [1, 3], 1: [0, 1, 2, 3]}}], ids=["dense", "pruned"])
+@pytest.mark.parametrize("changes", [{}, PRUNED], ids=["dense", "pruned"])
 @pytest.mark.parametrize("mask", MASKS)
 def test_packed_is_padded(mask: str, changes: dict[str, Any], call: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing_module, "CALL", call)
@@ -151,6 +158,13 @@ def test_a_sequence_does_not_see_its_batch(model: BertModel) -> None:
     assert_same(shuffled.last_hidden_state, together.last_hidden_state[order])
 
 
+@pytest.mark.parametrize("sequences", [0, 2])
+def test_no_tokens_that_come_packed_give_none(sequences: int, model: BertModel) -> None:
+    out = model(torch.zeros(0).long(), cu_seqlens=torch.zeros(sequences + 1).int())
+    assert out.last_hidden_state.shape == (0, D)
+    assert out.pooler_output.shape == (sequences, D)
+
+
 @pytest.mark.parametrize(
     "batch",
     [{k: x[:0] for k, x in make_batch().items()}, {**make_batch(), "attention_mask": torch.zeros(2, S).long()}],
@@ -204,7 +218,7 @@ def loss_of(model: Any, inputs: dict[str, Any], real: Tensor) -> Tensor:
 @pytest.mark.parametrize("checkpointing", [None, {}, {"every_n_layers": 2}, {"offload": True}], ids=str)
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"pruned_heads": {0: [1], 1: [0, 1, 2, 3]}}, {"position_embedding_type": "relative_key_query"}],
+    [{}, PRUNED, {"position_embedding_type": "relative_key_query"}],
     ids=["dense", "pruned", "relative"],
 )
 def test_gradients_are_those_of_the_padded_model(
@@ -448,16 +462,36 @@ def test_choices_are_packed_too() -> None:
     assert_same(outs[2], outs[0])
 
 
+def rows_of_the_last_layer(model: Any, inputs: dict[str, Any], **options: Any) -> int:
+    rows: list[int] = []
+    with calls_of(model.base_model.encoder.layer[-1].output, lambda x, residual: rows.append(x.shape[:-1].numel())):
+        model(**inputs, **options)
+    return rows[0]
+
+
+@contextmanager
+def calls_of(module: nn.Module, look: Callable[..., Any]) -> Iterator[None]:
+    """Show the inputs of each call of a module, without a hook."""
+    forward = module.forward
+
+    def shown(*args: Any, **options: Any) -> Any:
+        look(*args, **options)
+        return forward(*args, **options)
+
+    module.forward = shown
+    try:
+        yield
+    finally:
+        del module.forward
+
+
 @pytest.mark.parametrize(("backend", "rows"), [("auto", B), ("packed", B), ("sdpa", B * S), ("eager", B * S)])
 def test_a_head_of_the_pooler_asks_for_the_first_token_unless_more_is_wanted(backend: str, rows: int) -> None:
-    model = on(make(BertForSequenceClassification), backend)
-    seen: list[int] = []
-    dense = model.bert.encoder.layer[2].output.dense
-    dense.register_forward_hook(lambda m, args, out: seen.append(out.shape[:-1].numel()))
-    wanted = model(**inputs_of("right"), output_hidden_states=True)
-    assert_same(model(**inputs_of("right")).logits, wanted.logits)
+    model, inputs = on(make(BertForSequenceClassification), backend), inputs_of("right")
     whole = sum(LENGTHS) if backend == "packed" else B * S
-    assert seen == [whole, rows]
+    assert rows_of_the_last_layer(model, inputs) == rows
+    assert rows_of_the_last_layer(model, inputs, output_hidden_states=True) == whole
+    assert_same(model(**inputs).logits, model(**inputs, output_hidden_states=True).logits)
 
 
 # What "auto" does
@@ -465,9 +499,8 @@ def test_a_head_of_the_pooler_asks_for_the_first_token_unless_more_is_wanted(bac
 
 def ran_packed(model: Any, inputs: dict[str, Any], **options: Any) -> bool:
     shapes: list[int] = []
-    hook = model.base_model.encoder.register_forward_pre_hook(lambda m, args: shapes.append(args[0].dim()))
-    model(**inputs, **options)
-    hook.remove()
+    with calls_of(model.base_model.encoder, lambda x, *args: shapes.append(x.dim())):
+        model(**inputs, **options)
     return shapes == [2]
 
 
@@ -477,39 +510,96 @@ def sparse() -> dict[str, Tensor]:
     return make_batch(8, S, lengths=(11, 3, 7, 1, 4, 2, 3, 9))
 
 
-def test_auto_leaves_padding_out_where_it_pays(model: BertModel, sparse: dict[str, Tensor]) -> None:
-    assert ran_packed(model, sparse)
-    assert ran_packed(model, sparse, output_hidden_states=True)
-    full = {**sparse, "attention_mask": torch.ones_like(sparse["attention_mask"])}
-    assert not ran_packed(model, full)
-    assert not ran_packed(model, {**sparse, "attention_mask": None})
-    assert not ran_packed(model, {k: x[:5] for k, x in sparse.items()})  # too small
-    assert not ran_packed(model, {**sparse, "attention_mask": sparse["attention_mask"].flip(1)})  # begins with padding
-    assert not ran_packed(model, sparse, output_attentions=True)
-    assert not ran_packed(model, sparse, keep_padding=True)
-    assert not ran_packed(model.train(), sparse)
-    assert not ran_packed(make(is_decoder=True), sparse, use_cache=False)
-    assert not ran_packed(make(attn_implementation="sdpa"), sparse)
-    assert ran_packed(make(BertForMaskedLM), sparse)
-
-
-@pytest.mark.parametrize("cls", [BertForMaskedLM, BertForQuestionAnswering])
-def test_auto_changes_no_loss(cls: Any, sparse: dict[str, Tensor]) -> None:
+@pytest.mark.parametrize("cls", [*POOLED, BertForMultipleChoice])
+def test_auto_leaves_padding_out_where_it_pays_and_nobody_sees_it(cls: Any, sparse: dict[str, Tensor]) -> None:
     model = make(cls)
-    ids = sparse["input_ids"]
-    labels = (
-        {"labels": ids}
-        if cls is BertForMaskedLM
-        else {"start_positions": ids[:, 0] % 9, "end_positions": ids[:, 0] % 11}
-    )
-    assert not ran_packed(model, sparse, **labels)
-    assert_same(on(model, "auto")(**sparse, **labels), on(model, "sdpa")(**sparse, **labels), atol=0)
+    if cls is BertForMultipleChoice:
+        sparse = {k: x.unflatten(0, (2, 4)) for k, x in sparse.items()}
+    mask = sparse["attention_mask"]
+    assert ran_packed(model, sparse)
+    assert_same(model(**sparse), on(model, "sdpa")(**sparse))
+    assert not ran_packed(model, sparse)
+    on(model, "auto")
+    assert not ran_packed(model, {**sparse, "attention_mask": torch.ones_like(mask)})
+    assert not ran_packed(model, {**sparse, "attention_mask": None})
+    assert not ran_packed(model, {k: x[..., :5] for k, x in sparse.items()})  # too small
+    assert not ran_packed(model, {**sparse, "attention_mask": mask.flip(-1)})  # begins with padding
+    assert not ran_packed(model, sparse, output_attentions=True)
+    assert not ran_packed(model, sparse, output_hidden_states=True)
+    assert not ran_packed(model.train(), sparse)
+
+
+@pytest.mark.parametrize("cls", [BertModel, BertForMaskedLM, BertForTokenClassification, BertForPreTraining])
+def test_auto_keeps_what_stands_at_padded_positions(cls: Any, sparse: dict[str, Tensor]) -> None:
+    model = make(cls)
+    assert not ran_packed(model, sparse)
+    assert_same(model(**sparse), on(model, "sdpa")(**sparse), atol=0)
+
+
+def test_auto_leaves_padding_out_of_a_body_that_is_asked_for_the_first_token(
+    model: BertModel, sparse: dict[str, Tensor]
+) -> None:
+    assert ran_packed(model, sparse, first_token_only=True)
+    assert not ran_packed(on(model, "sdpa"), sparse, first_token_only=True)
+
+
+@pytest.mark.parametrize("name", ["", "bert", "bert.embeddings.LayerNorm", "bert.encoder.layer.0.attention.self"])
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+def test_where_a_hook_looks_auto_computes_all(kind: str, name: str, sparse: dict[str, Tensor]) -> None:
+    model = make(BertForSequenceClassification).requires_grad_(False)
+    handle = getattr(model.get_submodule(name), f"register_{kind}_hook")(lambda *args: None)
+    assert ran_packed(model, sparse) == (name == "")  # the head's own inputs are the user's
+    handle.remove()
+    assert ran_packed(model, sparse)
+
+
+@pytest.mark.parametrize("name", ["bert", "bert.encoder", "bert.encoder.layer.2.intermediate.dense"])
+@pytest.mark.parametrize("backend", ["auto", "packed"])
+def test_where_a_hook_looks_the_last_layer_computes_every_token(backend: str, name: str) -> None:
+    model, inputs = on(make(BertForSequenceClassification), backend), inputs_of("right")
+    handle = model.get_submodule(name).register_forward_hook(lambda *args: None)
+    assert rows_of_the_last_layer(model, inputs) == (sum(LENGTHS) if backend == "packed" else B * S)
+    handle.remove()
+    assert rows_of_the_last_layer(model, inputs) == B
+
+
+def test_scores_that_hooks_take_are_those_of_every_token(sparse: dict[str, Tensor]) -> None:
+    model, labels = make(BertForSequenceClassification), {"labels": torch.arange(8) % 2}
+    scores = {}
+    for backend in ("sdpa", "auto"):
+        on(model, backend)
+        heads = head_importance(model, [sparse], "context_norm", reduction="token")
+        scores[backend] = heads, neuron_importance(model, [{**sparse, **labels}], "michel")
+    assert_same(scores["auto"], scores["sdpa"])
+
+
+def test_where_a_graph_is_made_auto_does_not_look_at_the_mask(sparse: dict[str, Tensor]) -> None:
+    """Another mask may go through the graph."""
+    model = make(BertForSequenceClassification).requires_grad_(False)
+    ids, mask = sparse["input_ids"], sparse["attention_mask"]
+    given = {"input_ids": ids, "attention_mask": mask}
+    other = {"input_ids": ids, "attention_mask": torch.ones_like(mask)}
+    traced = torch.jit.trace(lambda ids, mask: model(ids, mask).logits, (ids, mask))
+    exported = torch.export.export(model, (), given).module()
+    graph = make_fx(lambda ids, mask: model(ids, mask).logits)(ids, mask)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for batch in (given, other):
+        wanted = on(model, "sdpa")(**batch).logits
+        on(model, "auto")
+        assert_same(traced(*batch.values()), wanted)
+        assert_same(graph(*batch.values()), wanted)
+        assert_same(exported(**batch).logits, wanted)
+        assert_same(compiled(**batch).logits, wanted)
+    masks = torch.stack([mask, torch.ones_like(mask)])
+    mapped = torch.func.vmap(lambda mask: model(ids, mask).logits)(masks)
+    assert_same(mapped, torch.stack([model(ids, mask).logits for mask in masks]))
 
 
 @pytest.mark.parametrize(("rows", "tokens", "pays"), [(10, 80, True), (10, 81, False), (7, 56, True), (6, 48, False)])
 def test_auto_pays_up_to_80_percent_of_64_places_or_more(rows: int, tokens: int, pays: bool, model: BertModel) -> None:
     lengths = tuple(tokens // rows + (i < tokens % rows) for i in range(rows))
-    assert ran_packed(model, make_batch(rows, 10, lengths=lengths)) == pays
+    assert ran_packed(model, make_batch(rows, 10, lengths=lengths), first_token_only=True) == pays
 
 
 # CUDA
@@ -620,6 +710,8 @@ def test_bad_packed_inputs_are_refused_by_name(model: BertModel) -> None:
         ({}, "give either input_ids or inputs_embeds"),
         ({"input_ids": ids, "attention_mask": torch.ones(2, 4)}, "attention_mask or cu_seqlens, not both"),
         ({"input_ids": ids, "cu_seqlens": ends.long()}, "cu_seqlens is torch.int64"),
+        ({"input_ids": ids, "cu_seqlens": ends.to("meta")}, "cu_seqlens is on meta and input_ids on cpu"),
+        ({"input_ids": ids, "past_key_values": KeyValueCache()}, "past_key_values or cu_seqlens, not both"),
         ({"input_ids": ids, "cu_seqlens": ends[None]}, r"cu_seqlens is torch.int32 of shape \(1, 3\)"),
         ({"input_ids": ids, "cu_seqlens": ends[:2]}, "goes from 0 to 3; it must rise from 0 to the 7 tokens"),
         ({"input_ids": ids, "cu_seqlens": ends[1:]}, "goes from 3 to 7"),
@@ -631,6 +723,8 @@ def test_bad_packed_inputs_are_refused_by_name(model: BertModel) -> None:
     ):
         with pytest.raises(ValueError, match=says):
             model(**{"cu_seqlens": ends, **inputs})
+    with pytest.raises(ValueError, match="'packed' cannot run a decoder"):
+        make(is_decoder=True)(input_ids=ids, cu_seqlens=ends)
     with pytest.raises(ValueError, match="backend 'sdpa' cannot take cu_seqlens; use 'packed' or 'auto'"):
         on(model, "sdpa")(input_ids=ids, cu_seqlens=ends)
 

@@ -69,7 +69,7 @@ REAL = [
         ("BertForMaskedLM", ""),
     )
     for dtype in ("float64", "float32", "bfloat16")
-    for backend in ("eager", "sdpa")
+    for backend in ("eager", "sdpa", "packed")
 ]
 
 
@@ -214,6 +214,12 @@ def test_finds_and_places_a_planted_fault(fault, backend, tiny):
     assert report.failed
     assert report.first_module == FAULTS[fault]
     assert FAULTS[fault] in str(report)
+
+
+@pytest.mark.parametrize("fault", [f for f in FAULTS if f is not pools_the_last_token], ids=lambda f: f.__name__)
+def test_finds_the_fault_where_padding_is_left_out(fault, tiny):
+    """The pooler is given the first token alone there, which is its last too."""
+    assert check(Case("BertModel", "packed", "padded", "float64"), "cpu", tiny, tamper=fault).failed
 
 
 @pytest.mark.parametrize("fault", [f for f in FAULTS if f is not half_a_layer_in_float32], ids=lambda f: f.__name__)

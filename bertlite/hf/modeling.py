@@ -249,7 +249,6 @@ class BertModel(BertBody, BertPreTrainedModel):
     output_type = BaseModelOutputWithPoolingAndCrossAttentions
     _can_record_outputs = {"hidden_states": BertLayer, "attentions": modules.BertSelfAttention}
     encoder_class = BertEncoder
-    shows_padding = True  # as transformers does
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config, add_pooling_layer=add_pooling_layer)
@@ -278,7 +277,6 @@ class BertModel(BertBody, BertPreTrainedModel):
         use_cache: bool | None = None,
         cu_seqlens: Tensor | None = None,
         first_token_only: bool = False,
-        keep_padding: bool = False,
         output_attentions: bool | None = None,
         output_hidden_states: bool | Sequence[int] | None = None,
         return_dict: bool | None = None,
@@ -307,7 +305,6 @@ class BertModel(BertBody, BertPreTrainedModel):
             use_cache=use_cache,
             cu_seqlens=cu_seqlens,
             first_token_only=first_token_only,
-            keep_padding=keep_padding,
             output_attentions=output_attentions,
             output_hidden_states=keep,
             return_dict=return_dict if listed is None else True,
@@ -326,6 +323,9 @@ class BertModel(BertBody, BertPreTrainedModel):
     def attention_name(self) -> str:
         name = self.config._attn_implementation
         return NAMES.get(name, name)
+
+    def spares(self) -> bool:
+        return self.config._attn_implementation in OURS  # "sdpa", the default, computes what it computes there
 
     def layout(
         self,

@@ -26,6 +26,7 @@ BATCHES = {  # what each is for
     "additive": "scores added, 4-D",
     "emptyrow": "a sequence that is all padding: the others are compared, our one rule covers it",
 }
+MASKS_OF_QUERIES = ("mask3d", "mask4d", "additive")
 FEATURES: dict[str, dict[str, Any]] = {  # config overrides that each needs
     "": {},
     "attentions": {},
@@ -42,6 +43,16 @@ FEATURES: dict[str, dict[str, Any]] = {  # config overrides that each needs
     "relative_key": {"position_embedding_type": "relative_key"},
     "relative_key_query": {"position_embedding_type": "relative_key_query"},
 }
+PACKED_FEATURES = (
+    "gradients",
+    "checkpointed",
+    "head_mask",
+    "pruned",
+    "pruned_layer",
+    "chunked",
+    "relative_key",
+    "relative_key_query",
+)
 
 
 @dataclass(frozen=True)
@@ -92,9 +103,20 @@ def _cases() -> list[Case]:
         for batch in ("full", "padded")
         if f != "gradients" or (t == "float64" and batch == "padded")
     ]
+    # packed, against their sdpa at the real tokens; its loss for question answering counts no padding, theirs does
+    packed = [
+        Case("BertModel", "packed", batch, t) for t in DTYPES for batch in BATCHES if batch not in MASKS_OF_QUERIES
+    ]
+    packed += [Case("BertModel", "packed", "padded", t, f) for t in DTYPES for f in PACKED_FEATURES]
+    packed += [
+        Case(m, "packed", "padded", t, f)
+        for m in HEADS
+        for t, f in (("float64", ""), ("float32", ""), ("float64", "gradients"), ("float64", "checkpointed"))
+        if m != "BertForQuestionAnswering"
+    ]
     # one model in memory at a time serves all its cases: sorted so that they follow each other
     order = {name: i for i, name in enumerate(("BertModel", *HEADS, DECODER))}
-    every = [*batches, *features, *heads, *gradients, *decoders]
+    every = [*batches, *features, *heads, *gradients, *decoders, *packed]
     return sorted(every, key=lambda c: (order[c.model], str(c.overrides), DTYPES.index(c.dtype)))
 
 
