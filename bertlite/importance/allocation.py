@@ -14,6 +14,7 @@ from bertlite.config import ConfigLike, kept_heads, kept_neurons, normalise_unit
 
 Choice = dict[int, list[int]]
 CELLS = 10_000  # a knapsack's budget is cut into so many; times are rounded up, so that it is never exceeded
+ROUNDING = 1e-9  # of a unit, a cell or a budget: three times 1.1 is 3.3
 
 
 def rank_heads(
@@ -24,7 +25,6 @@ def rank_heads(
     at_least: int = 0,
     at_most: int | None = None,
     protect: Mapping[int, Iterable[int]] | None = None,
-    unit: str = "head",
 ) -> Choice:
     """The heads to remove: those with the lowest scores.
 
@@ -34,11 +34,35 @@ def rank_heads(
         uniform: take from the layers with most heads left, so that layers end alike; else wherever scores are lowest.
         at_least, at_most: heads that each layer keeps; one that has fewer than `at_least` already loses none.
         protect: {layer: heads} that stay.
-        unit: what errors call them.
 
     Raises:
         ValueError: the target cannot be met, the scores are no (layers, heads) table, or a layer or head is unknown.
     """
+    return rank(scores, amount, uniform, at_least, at_most, protect, "head")
+
+
+def rank_neurons(
+    scores: Tensor,
+    amount: int | float,
+    *,
+    uniform: bool = False,
+    at_least: int = 0,
+    at_most: int | None = None,
+    protect: Mapping[int, Iterable[int]] | None = None,
+) -> Choice:
+    """The intermediate neurons to remove; the arguments are those of `rank_heads`, scores (layers, neurons)."""
+    return rank(scores, amount, uniform, at_least, at_most, protect, "neuron")
+
+
+def rank(
+    scores: Tensor,
+    amount: int | float,
+    uniform: bool,
+    at_least: int,
+    at_most: int | None,
+    protect: Mapping[int, Iterable[int]] | None,
+    unit: str,
+) -> Choice:
     check_scores(scores, unit)
     if at_least < 0 or (at_most is not None and at_most < at_least):
         raise ValueError(f"at_least is {at_least} and at_most {at_most}; expected 0 <= at_least <= at_most")
@@ -74,17 +98,20 @@ def rank_heads(
     return {layer: sorted(chosen[layer]) for layer in sorted(chosen)}
 
 
-def rank_neurons(scores: Tensor, amount: int | float, **options: bool | int | Mapping[int, Iterable[int]]) -> Choice:
-    """The intermediate neurons to remove; the arguments are those of `rank_heads`."""
-    return rank_heads(scores, amount, **options, unit="neuron")  # type: ignore[arg-type]
-
-
 def check_scores(scores: Tensor, unit: str = "head", shape: tuple[int, int] | None = None) -> None:
     if scores.dim() != 2 or (shape is not None and tuple(scores.shape) != shape):
         wanted = f"(layers, {unit}s)" if shape is None else f"{shape}: they are another model's"
         raise ValueError(f"the scores of {unit}s have shape {tuple(scores.shape)}; expected {wanted}")
     if scores.isinf().any():
         raise ValueError(f"the scores of {unit}s hold infinity; to keep or remove some, use protect= or name them")
+
+
+def check_gone(scores: Tensor, kept: Sequence[Sequence[int]], unit: str) -> None:
+    for layer, there in enumerate(kept):
+        if (~scores[layer].isnan()).nonzero()[:, 0].tolist() != list(there):
+            raise ValueError(
+                f"layer {layer} has scores for other {unit}s than the config has: they are another model's"
+            )
 
 
 def count_of(amount: int | float, there: int, unit: str) -> int:
@@ -149,12 +176,14 @@ def rank_by_macs(
     """
     layers, built = config.num_hidden_layers, config.num_attention_heads
     check_scores(head_scores, "head", (layers, built))
+    check_gone(head_scores, [kept_heads(config, layer) for layer in range(layers)], "head")
     if neuron_scores is not None:
         check_scores(neuron_scores, "neuron", (layers, config.intermediate_size))
+        check_gone(neuron_scores, [kept_neurons(config, layer) for layer in range(layers)], "neuron")
     if not 0 < budget <= 1:
         raise ValueError(f"the budget is {budget}; expected a share above 0 and up to 1 of the unpruned model's MACs")
     per_head, per_neuron = head_macs(config, length), neuron_macs(config, length)
-    limit = budget * layers * (built * per_head + config.intermediate_size * per_neuron)
+    limit = budget * layers * (built * per_head + config.intermediate_size * per_neuron) + ROUNDING * per_neuron
     heads = ordered(head_scores)
     if neuron_scores is None:
         fixed = per_neuron * sum(len(kept_neurons(config, layer)) for layer in range(layers))
@@ -190,7 +219,8 @@ def rank_by_latency(
 ) -> tuple[Choice, Choice]:
     """The heads and neurons to remove so that measured times add up to at most a budget: a knapsack.
 
-    Exact but for the budget being cut into 10,000 cells, to which times are rounded up.
+    Exact but for what the budget leaves beyond the fastest choice being cut into 10,000 cells, to which times are
+    rounded up.
 
     Args:
         budget: the time that all attention (and, with neurons, feed-forward) sublayers may take together.
@@ -228,29 +258,35 @@ def rank_by_latency(
 
 def knapsack(options: Sequence[Sequence[tuple[float, float]]], budget: float) -> list[int]:
     """Which of each group's (cost, value) to take, for the highest sum of values within the budget."""
-    fastest = sum(min(cost for cost, _ in each) for each in options)
-    if not (budget > 0 and fastest <= budget):
-        raise ValueError(f"the budget is {budget}; the fastest choice takes {fastest:.6g}")
-    if any(cost < 0 for each in options for cost, _ in each):
-        raise ValueError("a time is below 0")
-    best = torch.zeros(CELLS + 1, dtype=torch.float64)  # by cells spent, at most
-    steps = []
-    for each in options:
+    for cost, _ in (option for each in options for option in each):
+        if not 0 <= cost < math.inf:
+            raise ValueError(f"the times hold {cost}; a time is a number of 0 or more")
+    fastest = [min(cost for cost, _ in each) for each in options]
+    slack = budget - sum(fastest)
+    if not slack >= -ROUNDING * budget:
+        raise ValueError(f"the budget is {budget}; the fastest choice takes {sum(fastest):.6g}")
+    best = torch.zeros(CELLS + 1, dtype=torch.float64)  # by cells spent, at most, beyond the fastest choice
+    cells, steps = [], []
+    for each, least in zip(options, fastest, strict=True):
+        cells.append([cells_of(cost - least, max(slack, 0.0)) for cost, _ in each])
         after = torch.full((len(each), CELLS + 1), -torch.inf, dtype=torch.float64)
-        for i, (cost, value) in enumerate(each):
-            cells = math.ceil(cost / budget * CELLS - 1e-9)
-            if cells <= CELLS:
-                after[i, cells:] = best[: CELLS + 1 - cells] + value
+        for i, (spent, (_, value)) in enumerate(zip(cells[-1], each, strict=True)):
+            after[i, spent:] = best[: CELLS + 1 - spent] + value
         best, taken = after.max(0)
         steps.append(taken)
-    if best[-1] == -torch.inf:
-        raise ValueError(f"the budget is {budget}; the fastest choice takes {fastest:.6g}, too close to it")
     at, picked = CELLS, []
-    for each, taken in zip(reversed(options), reversed(steps), strict=True):
+    for spent_by, taken in zip(reversed(cells), reversed(steps), strict=True):
         i = int(taken[at])
-        at -= math.ceil(each[i][0] / budget * CELLS - 1e-9)
+        at -= spent_by[i]
         picked.append(i)
     return picked[::-1]
+
+
+def cells_of(more: float, slack: float) -> int:
+    """How many cells of the slack a time takes; one more than there are, if it is too long."""
+    if not more:
+        return 0
+    return math.ceil(more / slack * CELLS - ROUNDING) if more <= slack else CELLS + 1
 
 
 def rearrange(choice: Mapping[int, Iterable[int]], gradients: Tensor) -> Choice:

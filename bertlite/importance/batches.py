@@ -21,6 +21,7 @@ from bertlite.heads import (
     PreTrainingBody,
     QuestionAnsweringBody,
     SequenceClassificationBody,
+    TokenClassificationBody,
     check_labels,
     cross_entropy,
     inside,
@@ -147,7 +148,7 @@ def real_tokens(batch: Batch) -> Tensor:
 
 
 def example_losses(model: Any, out: Any, batch: Batch) -> Tensor:
-    """The model's own loss of each example by itself: (B,), nan for one without any label."""
+    """The model's own loss of each example by itself: (B,), nan for one without any label; padding has none."""
     return torch.stack([loss_of(model, out, batch, slice(i, i + 1)) for i in range(examples(batch))])
 
 
@@ -157,6 +158,9 @@ def loss_of(model: Any, out: Any, batch: Batch, rows: slice) -> Tensor:
         losses = [cross_entropy(x[rows], inside(batch[name][rows], x[rows]), name) for x, name in ends]
         return (losses[0] + losses[1]) / 2
     labels = batch["labels"][rows]
+    if isinstance(model, LanguageModelBody | TokenClassificationBody):
+        real = real_tokens(batch)[rows].view_as(labels)
+        labels = labels.masked_fill(~real, IGNORED)  # of padding that is left out there is no logit
     if isinstance(model, PreTrainingBody):
         follows = cross_entropy(out.seq_relationship_logits[rows], batch["next_sentence_label"][rows])
         return cross_entropy(out.prediction_logits[rows], labels) + follows

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bertlite.importance.batches import Batch, Loss, as_found, check_model, examples, read_batches, real_tokens
 from bertlite.importance.slopes import Question, mean, rises, slopes, weight_slopes
-from bertlite.importance.structures import HEADS, NEURONS, run
+from bertlite.importance.structures import EVERY_TOKEN, HEADS, NEURONS, run
 from bertlite.pruning import layers_of, scatter_heads
 
 REDUCTIONS = ("example", "token", "batch")
@@ -274,10 +274,12 @@ def context_norm(question: Question, batch: Batch) -> Tensor:
     blocks = [block.attention.self for block in layers_of(model)]
     hooks = [block.register_forward_hook(lambda module, args, out: contexts.append(out[0])) for block in blocks]
     try:
-        run(model, batch)
+        run(model, batch, **EVERY_TOKEN)
     finally:
         for hook in hooks:
             hook.remove()
+    real = real_tokens(batch)
+    contexts = [x if x.dim() == 3 else x.new_zeros(*real.shape, x.shape[-1]).index_put((real,), x) for x in contexts]
     sizes = [block.attention_head_size for block in blocks]
     norms = [
         x.unflatten(-1, (x.shape[-1] // size, size)).norm(dim=-1) for x, size in zip(contexts, sizes, strict=True)

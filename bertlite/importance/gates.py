@@ -8,8 +8,8 @@ Shapes:  L layers · N heads as built
 """
 
 import math
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import cycle, islice
 from typing import Any
 
@@ -52,7 +52,10 @@ class HardConcreteGates(Gates):
     `forward()` gives (L, N) in 0 to 1: drawn anew in training, in eval mode the fixed value.
 
     Args:
-        start: log α of every gate; 2 is a gate that is open nine times in ten.
+        start: log α of every gate; at 2 it is open 94 times in 100.
+
+    Raises:
+        ValueError: beta, gamma or zeta for which gates would never be exactly 0 or 1.
     """
 
     def __init__(
@@ -137,8 +140,11 @@ def train_gates(
     penalty: float = 0.0,
     optimizer: torch.optim.Optimizer | None = None,
     before: Callable[[int], object] | None = None,
+    seed: int = 0,
 ) -> list[float]:
     """Train gates by gradient descent, and the model with them if it has an optimizer.
+
+    The same seed gives the same gates; the random state is left as found.
 
     Args:
         gates: trained in place; `gates.pruned()` then names the heads that are closed.
@@ -147,6 +153,7 @@ def train_gates(
         penalty: the weight of `gates.penalty()`; with HardConcreteGates nats for each open head.
         optimizer: of the model's own parameters, trained in training mode; without one the model is left as found.
         before: called with the number of each step before it, to lower `gates.temperature`, say.
+        seed: of the gates' noise and, with an optimizer, of dropout.
 
     Returns:
         The loss of every step, without the penalty.
@@ -161,20 +168,35 @@ def train_gates(
         raise ValueError(f"steps is {steps}; it must be 1 or more")
     read = read_batches(model, batches, labelled=True)
     gates.to(model.device).train()
-    descent = torch.optim.Adam(gates.parameters(), lr=lr)
+    optimizers = [torch.optim.Adam(gates.parameters(), lr=lr), *([] if optimizer is None else [optimizer])]
     losses = []
-    with ExitStack() as stack:
-        if optimizer is None:
-            stack.enter_context(as_found(model))
+    with as_found(model) if optimizer is None else in_training(model):
+        torch.manual_seed(seed)
         for step, batch in enumerate(islice(cycle(read), steps)):
             if before is not None:
                 before(step)
             loss = model(**batch, head_mask=gates(), return_dict=True).loss
+            for each in optimizers:
+                each.zero_grad()
             (loss + penalty * gates.penalty()).backward()
-            for each in (descent, optimizer):
-                if each is not None:
-                    each.step()
-                    each.zero_grad()
+            for each in optimizers:
+                each.step()
             losses.append(float(loss.detach()))
+    for each in optimizers:
+        each.zero_grad()
     gates.eval()
     return losses
+
+
+@contextmanager
+def in_training(model: Any) -> Iterator[None]:
+    """A model in training mode; afterwards modes and the random state are what they were."""
+    modes = [(module, module.training) for module in model.modules()]
+    gpus = {parameter.device.index for parameter in model.parameters() if parameter.is_cuda}
+    with torch.random.fork_rng(sorted(gpus)):
+        try:
+            model.train()
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode

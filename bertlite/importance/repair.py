@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bertlite.config import pruned_neurons
 from bertlite.importance.batches import Batch, as_found, check_model, inputs_of, read_batches, real_tokens
+from bertlite.importance.structures import EVERY_TOKEN
 from bertlite.pruning import Model, layers_of, refuse_other_than_linear
 
 METHODS = ("mean", "scale", "refit")
@@ -140,7 +141,7 @@ def first_layer(model: Any, batch: Batch) -> tuple[Tensor, tuple[Any, ...]]:
     options = {"use_cache": False} if model.config.is_decoder else {}
     hook = model.base_model.encoder.layer[0].register_forward_pre_hook(stop)
     try:
-        model(**inputs_of(batch), **options)
+        model(**inputs_of(batch), **EVERY_TOKEN, **options)
     except Reached:
         pass
     finally:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bertlite.config import kept_heads
-from bertlite.importance.allocation import Choice, check_scores, count_of, rank_heads
+from bertlite.importance.allocation import Choice, check_gone, check_scores, count_of, rank_heads
 from bertlite.pruning import prune_heads
 
 Score = Callable[[Any], Tensor]  # model -> (L, N), such as lambda m: head_importance(m, batches)
@@ -54,7 +54,8 @@ def iterative(
         tune: called with the pruned model after every step, before it is yielded; trains it in place.
 
     Raises:
-        ValueError: more steps than heads to remove, none, or more heads than there are.
+        ValueError: more steps than heads to remove, none, or more heads than there are; and, at its step, scores that
+            are not of the model as it is then, nan where a head is gone.
     """
     there = sum(len(kept_heads(model.config, layer)) for layer in range(model.config.num_hidden_layers))
     total = count_of(amount, there, "head")
@@ -70,6 +71,7 @@ def stepping(
     for step in range(steps):
         scores = score(model)
         check_scores(scores, "head", shape)
+        check_gone(scores, [kept_heads(model.config, layer) for layer in range(shape[0])], "head")
         removed = choose(scores, (step + 1) * total // steps - step * total // steps)
         model = prune_heads(model, removed)
         if tune is not None:
@@ -106,16 +108,22 @@ def distillation_loss(
     loss: Tensor | None = None
     for name in ("logits", "prediction_logits", "seq_relationship_logits", "start_logits", "end_logits"):
         if getattr(student, name, None) is not None:
+            if getattr(teacher, name, None) is None:
+                raise ValueError(f"the student gives {name}, the teacher does not: they are models of other tasks")
             p, q = (getattr(out, name) / temperature for out in (teacher, student))
+            if attention_mask is not None and name in ("start_logits", "end_logits"):
+                p, q = (x.masked_fill(attention_mask == 0, torch.finfo(x.dtype).min) for x in (p, q))
             each = F.kl_div(q.log_softmax(-1), p.detach().log_softmax(-1), reduction="none", log_target=True).sum(-1)
             term = temperature**2 * real_mean(each, attention_mask if p.dim() == 3 else None)
             loss = term if loss is None else loss + term
     if hidden_weight:
-        pairs = list(zip(student.hidden_states or (), teacher.hidden_states or (), strict=True))
-        if not pairs:
+        states = [out.hidden_states or () for out in (student, teacher)]
+        if not states[0] or len(states[0]) != len(states[1]):
             raise ValueError(
-                "hidden_weight is above 0, but the outputs have no hidden states; pass output_hidden_states"
+                f"hidden_weight is above 0, but the outputs have {len(states[0])} and {len(states[1])} hidden states;"
+                " give models of as many layers output_hidden_states=True"
             )
+        pairs = zip(*states, strict=True)
         gaps = torch.stack([(mine - theirs.detach()).square().mean(-1) for mine, theirs in pairs]).mean(0)
         term = hidden_weight * real_mean(gaps, attention_mask)
         loss = term if loss is None else loss + term

@@ -3,7 +3,8 @@
 Shapes:  L layers · N units as built · B examples · S positions;  rows are B, or B·choices in multiple choice
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -44,6 +45,9 @@ class Structure:
         return scattered
 
 
+EVERY_TOKEN = {"output_hidden_states": True}  # else a last layer of which [CLS] alone is read may compute no other
+
+
 def run(model: Any, batch: Batch, **options: Any) -> Any:
     """The model's output for a batch without its labels."""
     return model(**inputs_of(batch), **options, return_dict=True)
@@ -63,14 +67,28 @@ def gate_heads(model: Any, batch: Batch, gate: Tensor) -> Any:
 def gate_neurons(model: Any, batch: Batch, gate: Tensor) -> Any:
     gate = by_row(gate, batch)
     hooks = []
+    with in_one_piece(model):
+        try:
+            for layer, block in enumerate(layers_of(model)):
+                own = gate[layer][:, list(kept_neurons(model.config, layer))]
+                hooks.append(block.intermediate.register_forward_hook(partial(multiply, own, real_tokens(batch))))
+            return run(model, batch, **EVERY_TOKEN)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+@contextmanager
+def in_one_piece(model: Any) -> Iterator[None]:
+    """Layers that run once for all tokens: neither in chunks nor, with the hooks gone, again in the backward pass."""
+    before = [(block, block.chunk_size_feed_forward, block.checkpointing) for block in layers_of(model)]
     try:
-        for layer, block in enumerate(layers_of(model)):
-            own = gate[layer][:, list(kept_neurons(model.config, layer))]
-            hooks.append(block.intermediate.register_forward_hook(partial(multiply, own, real_tokens(batch))))
-        return run(model, batch)
+        for block, _, _ in before:
+            block.chunk_size_feed_forward, block.checkpointing = 0, None
+        yield
     finally:
-        for hook in hooks:
-            hook.remove()
+        for block, size, checkpointing in before:
+            block.chunk_size_feed_forward, block.checkpointing = size, checkpointing
 
 
 def multiply(gate: Tensor, real: Tensor, module: nn.Module, args: Any, activation: Tensor) -> Tensor:

@@ -60,6 +60,8 @@ def data(cls: Any = BertForSequenceClassification, count: int = 5, size: int = 2
         whole["next_sentence_label"] = classes(2, (count,))
     if cls is BertForQuestionAnswering:
         whole |= {"start_positions": classes(7, (count,)), "end_positions": classes(7, (count,), 8)}
+    if "labels" in whole and whole["labels"].shape == (count, S):
+        whole["labels"] = whole["labels"].masked_fill(whole["attention_mask"] == 0, -100)
     return [{name: x[i : i + size] for name, x in whole.items()} for i in range(0, count, size)]
 
 
@@ -79,6 +81,10 @@ HEADED = [
     BertForTokenClassification,
     BertLMHeadModel,
 ]
+
+
+def block_of(model: Any, layer: int) -> Any:
+    return model.base_model.encoder.layer[layer]
 
 
 def row(batch: dict[str, Tensor], i: int) -> dict[str, Tensor]:
@@ -147,6 +153,15 @@ def test_taylor_is_the_slope_of_every_batch(cls: Any) -> None:
     assert_same(head_importance(model, batches, "taylor"), head_importance(model, batches))
 
 
+@pytest.mark.parametrize("cls", [BertForMaskedLM, BertForPreTraining, BertForTokenClassification, BertLMHeadModel])
+def test_labels_of_padding_do_not_count(cls: Any) -> None:
+    model = model_of(cls)
+    labelled = [{**b, "labels": b["labels"].masked_fill(b["attention_mask"] == 0, 3)} for b in data(cls)]
+    for name in ("sdpa",) if cls is BertLMHeadModel else ("sdpa", "packed"):
+        model.set_attn_implementation(name)
+        assert_same(head_gradients(model, labelled), head_gradients(model, data(cls)))
+
+
 def test_leave_one_out_is_what_pruning_the_head_costs() -> None:
     model, batches = model_of(), data()
     scores = head_importance(model, batches, "leave_one_out")
@@ -203,16 +218,17 @@ def test_magnitude_is_the_norm_of_a_heads_block() -> None:
     assert_same(neurons[1, 5], model.base_model.encoder.layer[1].output.dense.weight[:, 5].detach().norm())
 
 
-def test_context_norm_is_the_mean_length_of_a_heads_context() -> None:
+@pytest.mark.parametrize("layer", range(L))
+def test_context_norm_is_the_mean_length_of_a_heads_context(layer: int) -> None:
+    """Over all tokens, also in the last layer, of which the model reads [CLS] alone."""
     model, (single,) = model_of(), data(count=1, size=1)
     seen: list[Tensor] = []
-    hook = model.base_model.encoder.layer[1].attention.self.register_forward_hook(
-        lambda m, a, out: seen.append(out[0])
-    )
-    model(**single)
+    hook = block_of(model, layer).attention.self.register_forward_hook(lambda m, a, out: seen.append(out[0]))
+    model.bert(**{name: x for name, x in single.items() if name != "labels"})
     hook.remove()
+    assert seen[0].shape == (1, S, N * H)
     assert_same(
-        head_importance(model, [single], "context_norm")[1],
+        head_importance(model, [single], "context_norm")[layer],
         seen[0].detach().unflatten(-1, (N, H)).norm(dim=-1).mean((0, 1)),
     )
 
@@ -302,12 +318,27 @@ def test_by_example_the_batch_size_does_not_matter(criterion: str, target: str) 
     assert_same(head_importance(model, trimmed, criterion, target=target), alone)
 
 
+@pytest.mark.parametrize("cls", [BertForSequenceClassification, BertForTokenClassification, BertForMultipleChoice])
 @pytest.mark.parametrize("criterion", CRITERIA)
-def test_every_backend_gives_the_same_scores(criterion: str) -> None:
-    eager, sdpa = (
-        head_importance(model_of(attn_implementation=name), data(), criterion) for name in ("eager", "sdpa")
-    )
-    assert_same(eager, sdpa)
+def test_every_backend_gives_the_same_scores(criterion: str, cls: Any) -> None:
+    """Also where the last layer computes [CLS] alone, and where padding is left out."""
+    batches, attends = data(cls, size=5), criterion in ("confidence", "entropy")
+    model = prune_heads(model_of(cls), PRUNED)
+    scores = {}
+    for name in ("eager", "sdpa", "auto", "packed"):
+        model.set_attn_implementation(name)
+        if name == "packed" and attends:
+            with pytest.raises(ValueError, match="'packed' cannot give attentions"):
+                head_importance(model, batches, criterion)
+            continue
+        for reduction in ("example", "token", "batch"):
+            if reduction == "token" and criterion in ("taylor", "leave_one_out"):
+                continue
+            found = head_importance(model, batches, criterion, reduction=reduction).nan_to_num(nan=-1)
+            assert_same(found, scores.setdefault(reduction, found))
+        if criterion in NEURON_CRITERIA:
+            found = neuron_importance(model, batches, criterion)
+            assert_same(found, scores.setdefault("neurons", found))
 
 
 @pytest.mark.parametrize("criterion", CRITERIA)
@@ -437,10 +468,15 @@ def test_neurons_are_scored_by_gates_on_their_activations() -> None:
         assert abs(float(scores[layer, neuron] - wanted)) < 1e-7 * max(1, float(wanted) / 1e-3)
 
 
-def test_neurons_by_example_do_not_depend_on_the_batch_size_and_chunks_change_nothing() -> None:
+def test_neurons_by_example_do_not_depend_on_batches_chunks_and_checkpoints() -> None:
     alone = neuron_importance(model_of(), data(size=1))
     assert_same(neuron_importance(model_of(), data(size=5)), alone)
-    assert_same(neuron_importance(model_of(chunk_size_feed_forward=4), data(size=2)), alone)
+    for name in ("sdpa", "packed"):
+        other = model_of(chunk_size_feed_forward=4, attn_implementation=name)
+        other.gradient_checkpointing_enable()
+        assert_same(neuron_importance(other, data(size=2)), alone)
+        assert other.is_gradient_checkpointing
+        assert block_of(other, 0).chunk_size_feed_forward == 4
     batch = neuron_importance(model_of(), data(), reduction="batch")
     assert_same(neuron_importance(model_of(), data(), "taylor", reduction="batch"), batch)
 

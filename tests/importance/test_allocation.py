@@ -1,0 +1,304 @@
+"""From scores to a choice: which units go, checked against every choice there is."""
+
+import math
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+import torch
+from conftest import SIZES
+from torch import Tensor
+
+from bertlite import BertConfig, with_pruned
+from bertlite.importance import macs, rank_by_latency, rank_by_macs, rank_heads, rank_neurons, rearrange
+from bertlite.importance.allocation import Choice, knapsack
+
+F64 = torch.float64
+NAN = math.nan
+SCORES = torch.tensor(
+    [
+        [0.9, 0.1, 0.8, 0.2],
+        [0.3, NAN, 0.7, 0.6],
+        [0.4, 0.5, 1.0, 1.1],
+    ],
+    dtype=F64,
+)
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def count(choice: Choice) -> int:
+    return sum(map(len, choice.values()))
+
+
+def value(scores: Tensor, gone: Choice) -> float:
+    """The sum of the scores that stay."""
+    stays = ~scores.isnan()
+    for layer, units in gone.items():
+        stays[layer, units] = False
+    return float(scores[stays].sum())
+
+
+# rank_heads
+
+
+def test_the_lowest_scores_go_wherever_they_are() -> None:
+    assert rank_heads(SCORES, 4) == {0: [1, 3], 1: [0], 2: [0]}
+    assert rank_heads(SCORES, 0) == {}
+    assert rank_heads(SCORES, 11) == {0: [0, 1, 2, 3], 1: [0, 2, 3], 2: [0, 1, 2, 3]}
+
+
+def test_a_share_is_of_the_heads_still_there() -> None:
+    assert rank_heads(SCORES, 0.5) == rank_heads(SCORES, 6)  # 5.5 of 11, to the even number
+    assert rank_heads(SCORES, 0.36) == rank_heads(SCORES, 4)
+    assert rank_heads(SCORES, 1.0) == rank_heads(SCORES, 11)
+    assert rank_heads(SCORES, 1) == {0: [1]}
+
+
+def test_uniform_takes_from_the_fullest_layers() -> None:
+    assert rank_heads(SCORES, 2, uniform=True) == {0: [1], 2: [0]}
+    assert rank_heads(SCORES, 3, uniform=True) == {0: [1, 3], 2: [0]}  # all layers have three left: the lowest goes
+    assert rank_heads(SCORES, 5, uniform=True) == {0: [1, 3], 1: [0], 2: [0, 1]}
+    for amount in range(12):
+        chosen = rank_heads(SCORES, amount, uniform=True)
+        left = [int((~row.isnan()).sum()) - len(chosen.get(layer, ())) for layer, row in enumerate(SCORES)]
+        assert count(chosen) == amount
+        assert max(left) - min(left) <= 1
+        for layer, units in chosen.items():
+            assert units == sorted(SCORES[layer].nan_to_num(nan=9).argsort()[: len(units)].tolist())
+
+
+def test_every_layer_keeps_at_least_and_at_most_so_many() -> None:
+    assert rank_heads(SCORES, 2, at_least=3) == {0: [1], 2: [0]}  # layer 1 has three already
+    assert rank_heads(SCORES, 8, at_least=1) == {0: [1, 2, 3], 1: [0, 3], 2: [0, 1, 2]}
+    assert rank_heads(SCORES, 1, at_least=3) == {0: [1]}
+    assert rank_heads(SCORES, 5, at_most=2) == {0: [1, 3], 1: [0], 2: [0, 1]}
+    assert rank_heads(SCORES, 4, at_most=3) == rank_heads(SCORES, 4)
+
+
+def test_protected_heads_stay() -> None:
+    assert rank_heads(SCORES, 4, protect={0: [1], 2: [0]}) == {0: [3], 1: [0, 3], 2: [1]}
+    assert rank_heads(SCORES, 9, protect={0: [1], 1: [1, 2]}) == {0: [0, 2, 3], 1: [0, 3], 2: [0, 1, 2, 3]}
+
+
+def test_of_equals_the_later_goes_last() -> None:
+    equal = torch.zeros(3, 4)
+    assert rank_heads(equal, 5) == {0: [0, 1, 2, 3], 1: [0]}
+    assert rank_heads(equal, 5, uniform=True) == {0: [0, 1], 1: [0, 1], 2: [0]}
+
+
+def test_neurons_are_ranked_alike() -> None:
+    scores = draw(3, 37)
+    options: dict[str, Any] = {"uniform": True, "at_least": 2, "at_most": 30, "protect": {1: [4]}}
+    assert rank_neurons(scores, 0.4, **options) == rank_heads(scores, 0.4, **options)
+    with pytest.raises(ValueError, match="layer 1 has no neuron 37"):
+        rank_neurons(scores, 1, protect={1: [37]})
+    with pytest.raises(TypeError, match="at_leats"):
+        rank_neurons(scores, 1, at_leats=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("amount", "options", "message"),
+    [
+        (12, {}, "12 of 11 heads cannot go: give an int up to 11, or a share from 0 to 1"),
+        (-1, {}, "-1 of 11 heads cannot go"),
+        (1.5, {}, "1.5 of 11 heads cannot go"),
+        (NAN, {}, "nan of 11 heads cannot go"),
+        (True, {}, "True of 11 heads cannot go"),
+        (9, {"at_least": 1}, "9 heads cannot go: at_least 1 and the protected ones leave only 8 to remove"),
+        (11, {"protect": {0: [0]}}, "leave only 10 to remove"),
+        (1, {"at_least": -1}, "at_least is -1"),
+        (1, {"at_least": 2, "at_most": 1}, "at_least is 2 and at_most 1"),
+        (4, {"at_most": 2}, "at_most 2 heads a layer removes 5, more than the 4 asked for"),
+        (6, {"at_most": 1, "protect": {2: [0, 1]}}, "layer 2 cannot come down to 1 heads: 2 are protected"),
+        (1, {"protect": {3: [0]}}, "there is no layer 3"),
+        (1, {"protect": {0: [4]}}, "layer 0 has no head 4"),
+    ],
+)
+def test_targets_that_cannot_be_met_are_refused(amount: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rank_heads(SCORES, amount, **options)
+
+
+def test_scores_that_are_none_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"shape \(3,\); expected \(layers, heads\)"):
+        rank_heads(torch.zeros(3), 1)
+    with pytest.raises(ValueError, match="hold infinity"):
+        rank_heads(torch.tensor([[1.0, math.inf]]), 1)
+
+
+# rank_by_macs
+
+CONFIG = BertConfig(**{**SIZES, "intermediate_size": 5, "num_hidden_layers": 2})
+LENGTH = 11
+
+
+def test_macs_are_the_products_of_the_layers() -> None:
+    """Counted by shapes: query, key, value, output, the scores, the mixing, and the two feed-forward products."""
+    S, D, H = LENGTH, 48, 12
+    products = 4 * S * D * (4 * H) + 2 * S * S * (4 * H) + 2 * S * D * 5
+    assert macs(CONFIG, LENGTH) == 2 * products
+    smaller = with_pruned(CONFIG, {0: [1], 1: [0, 2]}, {1: [0, 1, 2]})
+    assert macs(smaller, LENGTH) == 2 * products - 3 * (4 * S * D * H + 2 * S * S * H) - 3 * 2 * S * D
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.83, 0.5, 0.31, 0.12, 0.02])
+def test_within_a_budget_of_macs_no_choice_keeps_more(budget: float) -> None:
+    heads, neurons = draw(2, 4), draw(2, 5, seed=1)
+    gone = rank_by_macs(CONFIG, budget, LENGTH, heads, neurons)
+    limit = budget * macs(CONFIG, LENGTH)
+    assert macs(with_pruned(CONFIG, *gone), LENGTH) <= limit
+    best = 0.0
+    for few, others in product(range(9), range(11)):  # of so many to remove, the lowest are best
+        choice = rank_heads(heads, few), rank_neurons(neurons, others)
+        if macs(with_pruned(CONFIG, *choice), LENGTH) <= limit:
+            best = max(best, value(heads, choice[0]) + value(neurons, choice[1]))
+    assert abs(value(heads, gone[0]) + value(neurons, gone[1]) - best) < 1e-12
+
+
+def test_heads_alone_come_within_a_budget_of_macs() -> None:
+    heads = draw(2, 4)
+    one = macs(CONFIG, LENGTH) - macs(with_pruned(CONFIG, {0: [0]}), LENGTH)
+    for few in range(9):
+        share = 1 - few * one / macs(CONFIG, LENGTH)
+        assert rank_by_macs(CONFIG, share, LENGTH, heads) == (rank_heads(heads, few), {})
+    with pytest.raises(ValueError, match="cannot be met by removing heads alone: the neurons take 0"):
+        rank_by_macs(CONFIG, 0.01, LENGTH, heads)
+    with pytest.raises(ValueError, match=r"the budget is 1\.2; expected a share"):
+        rank_by_macs(CONFIG, 1.2, LENGTH, heads)
+
+
+def test_a_budget_of_macs_counts_what_is_pruned_already() -> None:
+    config, heads = with_pruned(CONFIG, {0: [1, 2]}), draw(2, 4)
+    with pytest.raises(ValueError, match="layer 0 has scores for other heads than the config has"):
+        rank_by_macs(config, 0.9, LENGTH, heads)
+    heads[0, [1, 2]] = NAN
+    gone = rank_by_macs(config, 0.5, LENGTH, heads)[0]
+    assert macs(with_pruned(config, gone), LENGTH) <= 0.5 * macs(CONFIG, LENGTH)
+    assert not {1, 2} & set(gone.get(0, ()))
+    with pytest.raises(ValueError, match=r"\(2, 3\); expected \(2, 4\): they are another model's"):
+        rank_by_macs(config, 0.9, LENGTH, torch.zeros(2, 3))
+
+
+# rank_by_latency
+
+HEAD_TIMES = {0: 1.0, 1: 7.0, 2: 8.0, 4: 9.0}  # a table of steps: three heads are no quicker than four
+NEURON_TIMES = {0: 2.0, 2: 3.0, 5: 10.0}
+
+
+@pytest.mark.parametrize("budget", [6.0, 7.0, 11.0, 16.0, 26.0, 31.0, 38.0, 56.0])
+def test_within_a_measured_time_no_choice_keeps_more(budget: float) -> None:
+    heads, neurons = draw(2, 4), draw(2, 5, seed=1)
+    gone = rank_by_latency(budget, heads, HEAD_TIMES, neurons, NEURON_TIMES)
+    kept = [[4 - len(gone[0].get(i, ())) for i in range(2)], [5 - len(gone[1].get(i, ())) for i in range(2)]]
+    assert sum(HEAD_TIMES[n] for n in kept[0]) + sum(NEURON_TIMES[n] for n in kept[1]) <= budget
+    best = 0.0
+    for a, b in product(product(HEAD_TIMES, repeat=2), product(NEURON_TIMES, repeat=2)):
+        if sum(HEAD_TIMES[n] for n in a) + sum(NEURON_TIMES[n] for n in b) <= budget:
+            top = [
+                float(row.sort(descending=True).values[:n].sum())
+                for row, n in zip([*heads, *neurons], a + b, strict=True)
+            ]
+            best = max(best, sum(top))
+    assert abs(value(heads, gone[0]) + value(neurons, gone[1]) - best) < 1e-12
+
+
+def test_a_knapsack_is_within_its_cells_of_the_best() -> None:
+    """What it picks fits, and no choice that fits with a cell to spare for each group is better."""
+    for seed in range(5):
+        table = draw(4, 3, 2, seed=seed)
+        groups = [[(float(c), float(v)) for c, v in group] for group in table]
+        least = sum(min(c for c, _ in group) for group in groups)
+        budget = least + 0.7
+        picked = knapsack(groups, budget)
+        assert sum(group[i][0] for group, i in zip(groups, picked, strict=True)) <= budget
+        got = sum(group[i][1] for group, i in zip(groups, picked, strict=True))
+        spare = 4 * (budget - least) / 10_000
+        sums = [tuple(map(sum, zip(*choice, strict=True))) for choice in product(*groups)]
+        assert max(v for c, v in sums if c <= budget - spare) <= got + 1e-12
+        assert got <= max(v for c, v in sums if c <= budget) + 1e-12
+
+
+def test_the_fastest_choice_is_within_reach() -> None:
+    assert (
+        rank_by_latency(3.3, draw(3, 4), {1: 1.1, 4: 2.0})[0]
+        == rank_by_latency(3.30001, draw(3, 4), {1: 1.1, 4: 2})[0]
+    )
+    assert knapsack([[(0.1, 1.0), (0.2, 2.0)]] * 3, 0.1 + 0.1 + 0.1) == [0, 0, 0]
+    assert knapsack([[(0.0, 1.0)]], 0.0) == [0]
+
+
+def test_heads_that_are_gone_leave_fewer_to_choose_from() -> None:
+    scores = SCORES.clone()
+    assert rank_by_latency(100, scores, {4: 5.0, 3: 4.0, 1: 2.0}) == ({}, {})
+    assert rank_by_latency(13.01, scores, {4: 5.0, 3: 4.0, 1: 2.0}) == ({0: [1]}, {})
+    with pytest.raises(ValueError, match="layer 1 has 3 heads, and the times name no number that small"):
+        rank_by_latency(100, scores, {4: 5.0})
+
+
+@pytest.mark.parametrize(
+    ("budget", "times", "message"),
+    [
+        (2.9, {1: 1.0, 4: 2.0}, "the budget is 2.9; the fastest choice takes 3"),
+        (NAN, {1: 1.0}, "the budget is nan"),
+        (9.0, {1: -1.0}, "the times hold -1.0; a time is a number of 0 or more"),
+        (9.0, {1: NAN}, "the times hold nan"),
+        (9.0, {}, "the times name no number"),
+    ],
+)
+def test_times_that_cannot_be_met_are_refused(budget: float, times: dict[int, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rank_by_latency(budget, draw(3, 4), times)
+
+
+def test_times_of_neurons_go_with_their_scores() -> None:
+    with pytest.raises(ValueError, match="neuron_scores and neuron_times belong together"):
+        rank_by_latency(9.0, draw(3, 4), HEAD_TIMES, neuron_times=NEURON_TIMES)
+
+
+# rearrange
+
+
+def cost(gradients: Tensor, layer: int, gone: Any) -> float:
+    """(1-m)ᵀ F (1-m), as a mean of squares."""
+    return float(gradients[:, layer, list(gone)].sum(1).square().mean())
+
+
+def test_rearranging_never_costs_more_and_removes_as_many() -> None:
+    for seed in range(6):
+        gradients = draw(9, 3, 6, seed=seed) - 0.5
+        for amount in (1, 2, 4):
+            start = {layer: list(range(amount)) for layer in (0, 2)}
+            better = rearrange(start, gradients)
+            assert {layer: len(units) for layer, units in better.items()} == {0: amount, 2: amount}
+            for layer in start:
+                got, best = (
+                    cost(gradients, layer, better[layer]),
+                    min(cost(gradients, layer, each) for each in combinations(range(6), amount)),
+                )
+                assert best - 1e-12 <= got <= cost(gradients, layer, start[layer]) + 1e-12
+                if amount == 1:
+                    assert abs(got - best) < 1e-12
+
+
+def test_of_two_heads_that_stand_in_for_each_other_one_stays() -> None:
+    """Each of the pair alone costs little, both cost much; the diagonal cannot know."""
+    gradients = torch.tensor([[[1.0, 1.0, 1.2, 3.0]], [[-1.0, -1.0, 1.2, 3.0]]], dtype=F64)
+    assert len({0, 1} & set(rearrange({0: [0, 1]}, gradients)[0])) == 1
+
+
+def test_heads_gone_already_are_not_exchanged_for() -> None:
+    gradients = draw(5, 3, 4)
+    gradients[:, 0, 1] = NAN
+    for start in range(4):
+        if start != 1:
+            (only,) = rearrange({0: [start]}, gradients)[0]
+            assert only == gradients[:, 0].square().mean(0).nan_to_num(nan=9).argmin()
+    with pytest.raises(ValueError, match=r"layer 0 has lost some of heads \[0, 1\] already: it has \[0, 2, 3\]"):
+        rearrange({0: [0, 1]}, gradients)
+    with pytest.raises(ValueError, match=r"shape \(3, 4\); expected \(examples, layers, heads\)"):
+        rearrange({0: [0]}, gradients[0])
+    with pytest.raises(ValueError, match="there is no layer 3"):
+        rearrange({3: [0]}, gradients)

@@ -1,0 +1,399 @@
+"""Repair without retraining: what each method fits, layer by layer, and what it leaves alone."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from conftest import assert_same, distance, make, make_batch
+from torch import Tensor, nn
+
+from bertlite import (
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertLMHeadModel,
+    BertModel,
+    prune_heads,
+    prune_neurons,
+)
+from bertlite.importance import METHODS, repair, repair_
+
+L, N, H, D, W, V = 3, 4, 12, 48, 37, 97
+F64 = torch.float64
+PRUNED = {0: [1, 3], 1: [0, 1, 2, 3], 2: [2]}
+NEURONS = {0: range(3, 20), 1: range(W), 2: [0, 36]}
+DEFAULT = 1e-3
+
+
+def data(seed: int = 1, count: int = 19) -> list[dict[str, Tensor]]:
+    """Examples of lengths 13 down to 7, in batches of at most 10."""
+    whole = make_batch(count, 13, seed, tuple(13 - i % 7 for i in range(count)))
+    return [{name: x[start : start + 10] for name, x in whole.items()} for start in range(0, count, 10)]
+
+
+def padded(batches: list[dict[str, Tensor]], more: int) -> list[dict[str, Tensor]]:
+    return [{name: nn.functional.pad(x, (0, more)) for name, x in batch.items()} for batch in batches]
+
+
+def block_of(model: Any, layer: int) -> Any:
+    return model.base_model.encoder.layer[layer]
+
+
+def seen_by(model: Any, part: nn.Module, batches: list[dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
+    """What an output projection is called with at real tokens when the whole model runs: inputs and residual."""
+    calls: list[tuple[Tensor, Tensor]] = []
+    hook = part.register_forward_pre_hook(lambda module, args: calls.append(args))
+    with torch.no_grad():
+        for batch in batches:
+            model(**batch, keep_padding=True)
+    hook.remove()
+    real = [batch["attention_mask"].bool() for batch in batches]
+    assert len(calls) == len(real)
+    inputs, residual = zip(*((a[r], b[r]) for (a, b), r in zip(calls, real, strict=True)), strict=True)
+    return torch.cat(inputs), torch.cat(residual)
+
+
+Part = Callable[[Any, int], Any]
+PARTS: dict[str, tuple[Part, int]] = {
+    "heads": (lambda model, layer: block_of(model, layer).attention.output, H),
+    "neurons": (lambda model, layer: block_of(model, layer).output, 1),
+}
+
+
+def problem(pruned: Any, dense: Any, batches: Any, layer: int, part: str) -> tuple[Tensor, Tensor]:
+    """Inputs C (T, width) that a projection of the pruned model has, and Y (T, D), what it should make of them."""
+    mine, theirs = PARTS[part][0](pruned, layer), PARTS[part][0](dense, layer)
+    inputs, residual = seen_by(pruned, mine, batches)
+    full, other = seen_by(dense, theirs, batches)
+    return inputs, full @ theirs.dense.weight.T + theirs.dense.bias + other - residual
+
+
+def least_squares(design: Tensor, wanted: Tensor, ridge: float) -> Tensor:
+    """argmin ‖wanted - design·x‖² + ridge · mean power of the design's columns · ‖x‖², by QR, not normal equations."""
+    power = design.square().sum(0).mean()
+    weights = (ridge * power).sqrt() * torch.eye(design.shape[1], dtype=F64)
+    if not ridge:
+        return torch.linalg.lstsq(design, wanted, driver="gelsd").solution
+    padded = torch.cat([wanted, wanted.new_zeros(len(weights), wanted.shape[1])])
+    return torch.linalg.lstsq(torch.cat([design, weights]), padded).solution
+
+
+def solved(inputs: Tensor, wanted: Tensor, weight: Tensor, method: str, width: int, ridge: float) -> Tensor:
+    """The weight and, as its last column, the bias: (D, width + 1)."""
+    c, y = inputs - inputs.mean(0), wanted - wanted.mean(0)
+    left = y - c @ weight.T
+    if method == "refit" and weight.numel():
+        weight = weight + least_squares(c, left, ridge).T
+    if method == "scale" and weight.numel():
+        blocks = weight.shape[1] // width
+        each = torch.stack([c[:, i : i + width] @ weight[:, i : i + width].T for i in range(0, c.shape[1], width)], -1)
+        assert each.shape[-1] == blocks
+        factors = 1 + least_squares(each.flatten(0, 1), left.reshape(-1, 1), ridge)[:, 0]
+        weight = weight * factors.repeat_interleave(width)
+    return torch.cat([weight, (wanted.mean(0) - inputs.mean(0) @ weight.T)[:, None]], 1)
+
+
+def joined(dense: nn.Linear) -> Tensor:
+    return torch.cat([dense.weight, dense.bias[:, None]], 1).detach()
+
+
+def error(dense: nn.Linear, inputs: Tensor, wanted: Tensor) -> float:
+    return float((wanted - dense(inputs)).detach().square().sum())
+
+
+# What is fitted
+
+
+@pytest.mark.parametrize("ridge", [0.0, DEFAULT, 0.3])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_layer_is_the_least_squares_fit_given_the_repaired_ones_below(method: str, ridge: float) -> None:
+    model, batches = make(), data()
+    pruned = prune_neurons(prune_heads(model, PRUNED), NEURONS)
+    fixed = repair(pruned, model, batches, method, ridge=ridge)
+    for layer in range(L):
+        for part, (find, width) in PARTS.items():
+            inputs, wanted = problem(fixed, model, batches, layer, part)  # its own inputs are those from below
+            old = find(pruned, layer).dense.weight
+            got, best = joined(find(fixed, layer).dense), solved(inputs, wanted, old, method, width, ridge)
+            assert distance(got, joined(find(pruned, layer).dense)) > 1e-3
+            torch.testing.assert_close(got, best, rtol=0, atol=1e-8)
+
+
+def test_the_mean_repair_is_the_mean_of_what_is_gone_folded_into_the_bias() -> None:
+    model, batches = make(), data()
+    fixed = repair(prune_heads(model, {0: [1, 3]}), model, batches, "mean")
+    inputs, _ = seen_by(model, block_of(model, 0).attention.output, batches)
+    gone = torch.cat([torch.arange(12, 24), torch.arange(36, 48)])
+    own = block_of(model, 0).attention.output.dense
+    assert_same(
+        block_of(fixed, 0).attention.output.dense.bias, own.bias + own.weight[:, gone] @ inputs[:, gone].mean(0)
+    )
+
+
+def test_a_layer_without_heads_gets_the_mean_of_the_dense_attention() -> None:
+    model, batches = make(), data()
+    for method in METHODS:
+        fixed = repair(prune_heads(model, {0: range(N)}), model, batches, method)
+        inputs, _ = seen_by(model, block_of(model, 0).attention.output, batches)
+        own = block_of(model, 0).attention.output.dense
+        assert_same(block_of(fixed, 0).attention.output.dense.bias, own(inputs).mean(0))
+
+
+def test_heads_that_only_scaled_down_are_scaled_up_again() -> None:
+    """A model whose heads were multiplied by factors has a repair that leaves no error."""
+    model, batches = make(), data()
+    other = copy.deepcopy(model)
+    factors = torch.tensor([0.5, 2.0, 0.25, 1.5], dtype=F64)
+    block_of(other, 0).attention.output.dense.weight.data *= factors.repeat_interleave(H)
+    fixed = repair(other, model, batches, "scale", ridge=0)
+    assert_same(fixed.state_dict(), model.state_dict(), atol=1e-9)
+
+
+def test_a_head_that_others_can_stand_in_for_is_not_missed() -> None:
+    """With head 1 a copy of head 0, refit gives the dense model again."""
+    model, batches = make(), data()
+    own = block_of(model, 0).attention.self
+    for part in (own.query, own.key, own.value):
+        part.weight.data[H : 2 * H], part.bias.data[H : 2 * H] = part.weight.data[:H], part.bias.data[:H]
+    pruned = prune_heads(model, {0: [1]})
+    fixed = repair(pruned, model, batches, ridge=0)
+    (held,) = data(seed=9, count=5)
+    assert distance(pruned(**held).last_hidden_state, model(**held).last_hidden_state) > 0.1
+    assert_same(fixed(**held).last_hidden_state, model(**held).last_hidden_state, atol=1e-9)
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("layer", range(L))
+def test_the_freer_the_fit_the_smaller_the_error(layer: int, part: str) -> None:
+    model, batches = make(), data()
+    pruned = prune_heads(model, {layer: [0, 2]})
+    if part == "neurons":
+        pruned = prune_neurons(model, {layer: range(0, W, 2)})
+    find = PARTS[part][0]
+    inputs, wanted = problem(pruned, model, batches, layer, part)  # repaired or not, the layers below are the same
+    none = error(find(pruned, layer).dense, inputs, wanted)
+    for ridge in (0.0, DEFAULT):
+        mean, scale, refit = (
+            error(find(repair(pruned, model, batches, m, ridge=ridge), layer).dense, inputs, wanted) for m in METHODS
+        )
+        assert 0 <= refit < scale < mean < none
+
+
+def test_a_ridge_holds_to_what_was_and_in_the_end_leaves_the_mean() -> None:
+    model, batches = make(), data()
+    pruned = prune_heads(model, {1: [0, 2]})
+    mean = repair(pruned, model, batches, "mean").state_dict()
+    for method in ("scale", "refit"):
+        assert_same(repair(pruned, model, batches, method, ridge=1e14).state_dict(), mean, atol=1e-9)
+        far = [
+            distance(repair(pruned, model, batches, method, ridge=ridge).state_dict()[name], mean[name])
+            for name in ["encoder.layer.1.attention.output.dense.weight"]
+            for ridge in (0.0, 0.1, 10.0)
+        ]
+        assert far[0] > far[1] > far[2] > 0
+
+
+def test_repair_brings_the_output_nearer_on_other_data() -> None:
+    model, batches = make(), data(count=70)
+    pruned = prune_heads(model, {0: [1], 2: [2]})
+    held = data(seed=99)
+    far = {}
+    for name, each in {"none": pruned, **{m: repair(pruned, model, batches, m) for m in METHODS}}.items():
+        with torch.no_grad():
+            gaps = [each(**batch).last_hidden_state - model(**batch).last_hidden_state for batch in held]
+        far[name] = sum(
+            float(x[batch["attention_mask"].bool()].square().sum()) for x, batch in zip(gaps, held, strict=True)
+        )
+    assert max(far[method] for method in METHODS) < far["none"] / 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_repair_of_a_model_that_lost_nothing_changes_nothing(method: str) -> None:
+    model = make()
+    for ridge in (0.0, DEFAULT):
+        assert_same(repair(model, model, data(), method, ridge=ridge).state_dict(), model.state_dict(), atol=1e-10)
+
+
+# What it may not depend on
+
+
+def test_padding_and_the_batch_size_do_not_count() -> None:
+    model = make()
+    pruned = prune_neurons(prune_heads(model, PRUNED), NEURONS)
+    wanted = repair(pruned, model, data(), "refit").state_dict()
+    single = [
+        {name: x[i : i + 1] for name, x in batch.items()} for batch in data() for i in range(len(batch["input_ids"]))
+    ]
+    for batches in (padded(data(), 6), single):
+        assert_same(repair(pruned, model, batches, "refit").state_dict(), wanted, atol=1e-9)
+
+
+@pytest.mark.parametrize("cls", [BertModel, BertForSequenceClassification])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_backend_gives_the_same_repair(method: str, cls: Any) -> None:
+    model = make(cls)
+    pruned = prune_neurons(prune_heads(model, PRUNED), NEURONS)
+    fixed = {}
+    for name in ("sdpa", "eager", "packed", "auto"):
+        for each in (model, pruned):
+            each.set_attn_implementation(name)
+        fixed[name] = repair(pruned, model, padded(data(), 9), method).state_dict()
+        assert_same(fixed[name], fixed["sdpa"], atol=1e-9)
+    model.set_attn_implementation("eager")  # and each in its own way
+    assert_same(repair(pruned, model, padded(data(), 9), method).state_dict(), fixed["sdpa"], atol=1e-9)
+
+
+def test_chunks_and_checkpointed_layers_change_nothing() -> None:
+    model = make()
+    wanted = repair(prune_neurons(model, NEURONS), model, data()).state_dict()
+    other = make(chunk_size_feed_forward=4)
+    other.gradient_checkpointing_enable()
+    assert_same(repair(prune_neurons(other, NEURONS), other, data()).state_dict(), wanted, atol=1e-9)
+
+
+def test_the_one_layer_of_a_classifier_is_fitted_on_every_token() -> None:
+    """Such a model, run as a whole, computes [CLS] alone in its last layer."""
+    for name in ("auto", "packed"):
+        model = make(BertForSequenceClassification, num_hidden_layers=1, attn_implementation=name)
+        body = copy.deepcopy(model.bert)
+        fixed = repair(prune_heads(model, {0: [2]}), model, data())
+        assert_same(fixed.bert.state_dict(), repair(prune_heads(body, {0: [2]}), body, data()).state_dict(), atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "cls", [BertForMaskedLM, BertForMultipleChoice, BertForPreTraining, BertForQuestionAnswering, BertLMHeadModel]
+)
+def test_every_model_with_a_head_is_repaired_as_its_body(cls: Any) -> None:
+    model = make(cls, **({"is_decoder": True} if cls is BertLMHeadModel else {}))
+    batches = data(count=10)
+    given = batches
+    if cls is BertForMultipleChoice:
+        given = [{name: x.unflatten(0, (2, 5)) for name, x in batch.items()} for batch in batches]
+    pruned, body = prune_heads(model, PRUNED), copy.deepcopy(model.bert)
+    fixed = repair(pruned, model, [{**batch, "labels": None} for batch in given], "refit")
+    wanted = repair(prune_heads(body, PRUNED), body, batches, "refit")
+    assert_same(fixed.bert.state_dict(), wanted.state_dict(), atol=1e-12)
+    assert_same(
+        {k: x for k, x in fixed.state_dict().items() if not k.startswith("bert.")},
+        {k: x for k, x in model.state_dict().items() if not k.startswith("bert.")},
+        atol=0,
+    )
+
+
+def test_half_precision_is_fitted_in_float64() -> None:
+    model = make().bfloat16()
+    pruned = prune_heads(model, {0: [1, 3]})
+    fixed = repair(pruned, model, data())
+    assert {p.dtype for p in fixed.parameters()} == {torch.bfloat16}
+    inputs, wanted = problem(pruned.double(), model.double(), data(), 0, "heads")
+    before, after = (error(block_of(m.double(), 0).attention.output.dense, inputs, wanted) for m in (pruned, fixed))
+    assert after < 0.9 * before
+
+
+# What is touched
+
+
+def snapshot(model: nn.Module) -> dict[str, Any]:
+    return {
+        "modes": [module.training for module in model.modules()],
+        "trained": [p.requires_grad for p in model.parameters()],
+        "grads": [p.grad is None for p in model.parameters()],
+        "random": torch.get_rng_state().tolist(),
+        "hooks": [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()],
+        "parameters": [id(p) for p in model.parameters()],
+    }
+
+
+def worn(model: Any) -> Any:
+    block_of(model, 1).train()
+    for i, parameter in enumerate(model.parameters()):
+        parameter.requires_grad_(i % 3 > 0)
+    return model
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_repair_leaves_both_models_alone_and_in_place_it_changes_projections_alone(method: str) -> None:
+    dense = worn(make())
+    pruned = worn(prune_heads(make(), PRUNED))
+    before, weights = (snapshot(dense), snapshot(pruned)), copy.deepcopy((dense.state_dict(), pruned.state_dict()))
+    fixed = repair(pruned, dense, data(), method)
+    assert (snapshot(dense), snapshot(pruned)) == before
+    assert_same((dense.state_dict(), pruned.state_dict()), weights, atol=0)
+    assert [*map(id, fixed.parameters())] != before[1]["parameters"]
+    assert repair_(pruned, dense, data(), method) is pruned
+    assert (snapshot(dense), snapshot(pruned)) == before
+    assert_same(pruned.state_dict(), fixed.state_dict(), atol=0)
+    assert_same(dense.state_dict(), weights[0], atol=0)
+    changed = {k for k, x in pruned.state_dict().items() if not torch.equal(x, weights[1][k])}
+    assert changed <= {f"encoder.layer.{i}.attention.output.dense.{p}" for i in range(L) for p in ("weight", "bias")}
+    assert len(changed) == (3 if method == "mean" else 5)  # layer 1 has no heads, only a bias
+
+
+def test_the_feed_forward_network_is_fitted_where_neurons_are_pruned() -> None:
+    dense = make()
+    pruned = prune_neurons(dense, NEURONS)
+    fixed = repair(pruned, dense, data())
+    changed = {k for k, x in fixed.state_dict().items() if x.numel() and distance(x, pruned.state_dict()[k]) > 1e-9}
+    assert {f"encoder.layer.{i}.output.dense.bias" for i in range(L)} <= changed
+
+
+class BoomError(Exception):
+    pass
+
+
+def test_after_an_error_nothing_hangs_on_the_models() -> None:
+    def fails(*args: Any) -> None:
+        raise BoomError
+
+    for place in ("encoder.layer.1.attention.self", "encoder.layer.2.output.LayerNorm", "embeddings"):
+        for which in (0, 1):
+            models = worn(prune_heads(make(), PRUNED)), worn(make())
+            models[which].get_submodule(place).register_forward_hook(fails)
+            before = [*map(snapshot, models)]
+            with pytest.raises(BoomError):
+                repair_(*models, data())
+            assert [*map(snapshot, models)] == before
+
+
+# What is refused
+
+
+def test_what_cannot_be_repaired_is_refused_before_any_work() -> None:
+    dense, pruned = make(), prune_heads(make(), PRUNED)
+    for model in (dense, pruned):
+        model.register_forward_pre_hook(lambda *args: pytest.fail("a model ran"))
+    cases: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
+        ((dense, data(), "lsq"), {}, ValueError, "method 'lsq' is unknown; have: mean, scale, refit"),
+        ((dense, data()), {"ridge": -1}, ValueError, "ridge is -1; it must be 0 or more"),
+        ((dense, data()), {"ridge": float("nan")}, ValueError, "ridge is nan"),
+        ((dense, []), {}, ValueError, "there are no batches"),
+        ((make(num_hidden_layers=2), data()), {}, ValueError, "has num_hidden_layers 3, the dense one 2"),
+        ((make(vocab_size=98), data()), {}, ValueError, "has vocab_size 97, the dense one 98"),
+        ((nn.Linear(3, 4), data()), {}, TypeError, "Linear is no model of bertlite"),
+    ]
+    for args, options, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            repair_(pruned, *args, **options)
+
+
+def test_padding_alone_is_refused() -> None:
+    batches = [{**batch, "attention_mask": 0 * batch["attention_mask"]} for batch in data()]
+    with pytest.raises(ValueError, match="the batches hold padding alone"):
+        repair(prune_heads(make(), PRUNED), make(), batches)
+
+
+def test_adapters_are_refused() -> None:
+    class Wrapped(nn.Module):
+        def __init__(self, base: nn.Linear) -> None:
+            super().__init__()
+            self.base_layer = base
+
+    pruned = prune_heads(make(), PRUNED)
+    output = block_of(pruned, 2).attention.output
+    output.dense = Wrapped(output.dense)
+    with pytest.raises(TypeError, match=r"encoder\.layer\.2\.attention\.output\.dense is a .*Wrapped"):
+        repair(pruned, make(), data())

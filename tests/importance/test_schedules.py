@@ -1,0 +1,193 @@
+"""Schedules: what is scored, pruned and tuned when; and how far a student is from its teacher."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from conftest import assert_same, make, make_batch
+from torch import Tensor
+
+from bertlite import (
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+    kept_heads,
+    prune_heads,
+)
+from bertlite.importance import distillation_loss, head_importance, iterative, one_shot, rank_heads
+
+L, N = 3, 4
+F64 = torch.float64
+
+
+def data() -> list[dict[str, Tensor]]:
+    return [{**make_batch(2, 11, seed), "labels": torch.tensor([seed, 4])} for seed in (1, 2)]
+
+
+def model_of() -> Any:
+    return make(BertForSequenceClassification, num_labels=6)
+
+
+def score(model: Any) -> Tensor:
+    return head_importance(model, data())
+
+
+def heads_of(model: Any) -> int:
+    return sum(len(kept_heads(model.config, layer)) for layer in range(L))
+
+
+def test_one_shot_is_rank_then_prune() -> None:
+    model = model_of()
+    before = copy.deepcopy(model.state_dict())
+    for amount in (5, 0.42, 0):
+        step = one_shot(model, score, amount)
+        assert step.removed == rank_heads(score(model), amount)
+        assert_same(step.scores, score(model), atol=0)
+        assert_same(step.model.state_dict(), prune_heads(model, step.removed).state_dict(), atol=0)
+    assert_same(model.state_dict(), before, atol=0)
+
+
+def test_every_step_scores_and_prunes_the_model_of_the_step_before() -> None:
+    model, current, gone = model_of(), model_of(), 0
+    for step, amount in zip(iterative(model, score, 7, steps=3), (2, 2, 3), strict=True):
+        assert step.removed == rank_heads(score(current), amount)
+        assert_same(step.scores.nan_to_num(nan=-1), score(current).nan_to_num(nan=-1), atol=0)
+        current = prune_heads(current, step.removed)
+        assert_same(step.model.state_dict(), current.state_dict(), atol=0)
+        gone += amount
+        assert heads_of(step.model) == L * N - gone
+    assert gone == 7
+    assert heads_of(model) == L * N
+
+
+def test_scoring_anew_matters() -> None:
+    (*_, last) = iterative(model_of(), score, 9, steps=9)
+    assert last.model.config.pruned_heads != one_shot(model_of(), score, 9).model.config.pruned_heads
+
+
+def test_a_pruned_model_is_pruned_further() -> None:
+    model = prune_heads(model_of(), {1: [0, 1, 2, 3]})
+    (*_, last) = iterative(model, score, 0.5, steps=2)
+    assert heads_of(last.model) == 4
+    assert kept_heads(last.model.config, 1) == ()
+
+
+def test_tuning_is_called_with_each_pruned_model_before_it_is_given_and_scored() -> None:
+    seen: list[tuple[int, Any]] = []
+
+    def tune(model: Any) -> None:
+        seen.append((heads_of(model), model))
+        model.classifier.bias.data += 1
+
+    models = []
+    for step in iterative(model_of(), score, 4, steps=2, tune=tune):
+        assert seen[-1] == (heads_of(step.model), step.model)
+        models.append(step.model)
+    assert [heads for heads, _ in seen] == [10, 8]
+    assert_same(models[1].classifier.bias, model_of().classifier.bias + 2)
+    assert_same(models[0].classifier.bias, model_of().classifier.bias + 1)  # the next step prunes a copy
+
+
+def test_how_heads_are_chosen_is_the_callers() -> None:
+    (step,) = iterative(model_of(), score, 6, steps=1, choose=lambda s, n: rank_heads(s, n, uniform=True))
+    assert [len(kept_heads(step.model.config, layer)) for layer in range(L)] == [2, 2, 2]
+
+
+def test_what_cannot_be_done_is_refused_before_scoring() -> None:
+    def never(model: Any) -> Tensor:
+        pytest.fail("it scored")
+
+    for amount, steps, message in (
+        (13, 1, "13 of 12 heads cannot go"),
+        (4, 5, "4 heads cannot go in 5 steps: give 1 to 4"),
+        (4, 0, "4 heads cannot go in 0 steps"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            iterative(model_of(), never, amount, steps=steps)
+    with pytest.raises(ValueError, match=r"shape \(4, 3\); expected \(3, 4\): they are another model's"):
+        one_shot(model_of(), lambda model: torch.zeros(4, 3), 1)
+    with pytest.raises(ValueError, match="layer 1 has scores for other heads than the config has"):
+        one_shot(prune_heads(model_of(), {1: [0]}), lambda model: torch.zeros(L, N), 1)
+
+
+# Distillation
+
+
+def outputs(cls: Any, seed: int, **options: Any) -> Any:
+    torch.manual_seed(seed)
+    labels = {"num_labels": 6} if "Classification" in cls.__name__ else {}
+    model = make(cls, **labels)
+    for parameter in model.parameters():
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    return model(**make_batch(), output_hidden_states=True, **options)
+
+
+def test_distillation_is_the_divergence_at_a_temperature() -> None:
+    student, teacher = (outputs(BertForSequenceClassification, seed) for seed in (1, 2))
+    T = 3.0
+    p, q = ((out.logits / T).softmax(-1) for out in (teacher, student))
+    wanted = T**2 * (p * (p / q).log()).sum(-1).mean()
+    assert wanted > 1e-3
+    assert_same(distillation_loss(student, teacher, temperature=T), wanted)
+    gaps = torch.stack(
+        [(a - b).square().mean() for a, b in zip(student.hidden_states, teacher.hidden_states, strict=True)]
+    )
+    assert_same(distillation_loss(student, teacher, temperature=T, hidden_weight=0.7), wanted + 0.7 * gaps.mean())
+    assert_same(distillation_loss(teacher, teacher, hidden_weight=1.0), torch.zeros((), dtype=F64))
+
+
+def test_at_high_temperature_its_slope_is_the_difference_of_centred_logits() -> None:
+    """Hinton et al. 2015, section 2.1, where it is T²-scaled."""
+    student, teacher = torch.randn(2, 3, 5, dtype=F64, generator=torch.Generator().manual_seed(0))
+    student.requires_grad_()
+    loss = distillation_loss(Logits(student), Logits(teacher), temperature=1e4)
+    (slope,) = torch.autograd.grad(loss, student)
+    centred = [x - x.mean(-1, keepdim=True) for x in (student.detach(), teacher)]
+    torch.testing.assert_close(slope, (centred[0] - centred[1]) / (5 * 3), rtol=1e-3, atol=0)
+
+
+class Logits:
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+def test_gradients_reach_the_student_alone() -> None:
+    student, teacher = (torch.randn(2, 4, dtype=F64, requires_grad=True) for _ in range(2))
+    distillation_loss(Logits(student), Logits(teacher)).backward()
+    assert teacher.grad is None
+    assert student.grad is not None
+
+
+@pytest.mark.parametrize("cls", [BertForTokenClassification, BertForQuestionAnswering])
+def test_padding_does_not_count(cls: Any) -> None:
+    student, teacher = (outputs(cls, seed) for seed in (1, 2))
+    mask = make_batch()["attention_mask"]
+    loss = distillation_loss(student, teacher, mask, hidden_weight=0.5)
+    assert abs(float(loss.detach() - distillation_loss(student, teacher, hidden_weight=0.5).detach())) > 1e-6
+    for name in ("logits", "start_logits", "end_logits"):
+        if getattr(student, name, None) is not None:
+            moved = getattr(student, name).detach().clone()
+            moved[mask == 0] += 3
+            setattr(student, name, moved)
+    student.hidden_states = tuple(x + 3 * (mask == 0)[..., None] for x in student.hidden_states)
+    assert_same(distillation_loss(student, teacher, mask, hidden_weight=0.5).detach(), loss.detach())
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    student = outputs(BertForSequenceClassification, 1)
+    body = make(BertModel)(**make_batch(), output_hidden_states=True)
+    with pytest.raises(ValueError, match="temperature is 0"):
+        distillation_loss(student, student, temperature=0)
+    with pytest.raises(ValueError, match="hidden_weight -1"):
+        distillation_loss(student, student, hidden_weight=-1)
+    with pytest.raises(ValueError, match="the outputs have no logits"):
+        distillation_loss(body, body)
+    assert distillation_loss(body, body, hidden_weight=1.0) == 0
+    with pytest.raises(ValueError, match="the student gives logits, the teacher does not"):
+        distillation_loss(student, body)
+    teacher = outputs(BertForSequenceClassification, 2)
+    student.hidden_states = None
+    with pytest.raises(ValueError, match="the outputs have 0 and 4 hidden states"):
+        distillation_loss(student, teacher, hidden_weight=1.0)
