@@ -5,9 +5,9 @@
 
 One step is a forward, a loss over every token and a backward, on a random model with layers of bert-base's shape in
 training mode, dropout on.  Candidates alternate, so that a noisy machine is noisy for all of them.  Peak memory is
-what the step allocates beyond weights and gradients, from the allocator's own events on the CPU, where a process's
-size tells little, and from torch.cuda's peak on a GPU; the vocabulary is small, so that the gradient of its table does
-not hide the layers.  "ragged" is the same batch with the lengths given by --lengths, right-padded.
+what the step allocates beyond weights and gradients (bertlite.bench.measure.peak_bytes); the vocabulary is small, so
+that the gradient of its table does not hide the layers.  "ragged" is the same batch with the lengths given by
+--lengths, right-padded.
 """
 
 import argparse
@@ -25,6 +25,7 @@ import torch  # noqa: E402  # the checkout is on the path only now
 from torch import Tensor  # noqa: E402
 
 import bertlite  # noqa: E402
+from bertlite.bench.measure import peak_bytes  # noqa: E402
 from bertlite.parity import reference  # noqa: E402
 from bertlite.record import environment, write_json  # noqa: E402
 
@@ -150,25 +151,6 @@ def measure(steps: Mapping[str, Step], rounds: int, device: str) -> dict[str, di
         low, median, high = statistics.quantiles(times, n=4)
         table[name] = {"median": median, "low": low, "high": high, "best": min(times), "peak_bytes": peaks[name]}
     return table
-
-
-def peak_bytes(run: Step, device: str) -> int:
-    """How far the memory in use rises above where it stood."""
-    if device != "cpu":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        run()
-        return torch.cuda.max_memory_allocated() - before
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        run()
-    assert profile.profiler is not None
-    assert profile.profiler.kineto_results is not None
-    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    used = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        used += event.nbytes()
-        peak = max(peak, used)
-    return peak
 
 
 def show(kind: str, part: Mapping[str, Any]) -> None:

@@ -61,6 +61,29 @@ def quickest(run: Callable[[], Any], device: str) -> float:
     return min(alternate({"it": run}, 8, device)["it"])
 
 
+def peak_bytes(run: Callable[[], Any], device: str = "cpu") -> int:
+    """How far the memory in use rises above where it stood.
+
+    On the CPU from the events of torch's allocator, since a process's size tells little there; on a GPU torch.cuda's
+    own peak.
+    """
+    if torch.device(device).type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        return torch.cuda.max_memory_allocated() - before
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run()
+    assert profile.profiler is not None
+    assert profile.profiler.kineto_results is not None
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    used = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        used += event.nbytes()
+        peak = max(peak, used)
+    return peak
+
+
 def wait_for(device: str) -> None:
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
