@@ -28,7 +28,7 @@ ORDER = (  # a module imports from the rows above its own, or within its own fol
     ("bertlite.public",),
     ("bertlite",),
     ("bertlite.record",),
-    ("bertlite.embed", "bertlite.experiments", "bertlite.hf", "bertlite.parity"),
+    ("bertlite.embed", "bertlite.experiments", "bertlite.hf", "bertlite.inspection", "bertlite.parity"),
     ("bertlite.bench",),
     ("bertlite.cli",),
     ("bertlite.__main__",),
