@@ -1,62 +1,26 @@
-"""The BERT you can read, prove, prune and run."""
+"""The BERT you can read, prove, prune and run.
 
-from bertlite.batching import Batches, token_budget_batches
-from bertlite.cache import KeyValueCache
-from bertlite.config import BertConfig, kept_heads, kept_neurons
-from bertlite.heads import (
-    BertForMaskedLM,
-    BertForMultipleChoice,
-    BertForNextSentencePrediction,
-    BertForPreTraining,
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-    BertLMHeadModel,
-)
-from bertlite.importance import head_importance, neuron_importance, rank_heads, rank_neurons, repair, repair_
-from bertlite.inference import optimize_for_inference
-from bertlite.model import BertModel
-from bertlite.pruning import (
-    densify,
-    prune_heads,
-    prune_heads_,
-    prune_neurons,
-    prune_neurons_,
-    scatter_heads,
-    with_pruned,
-)
-from bertlite.tokenization import BatchEncoding, BertTokenizer
+`import bertlite` is instant: the public names, and modules such as `bertlite.pruning`, are imported when they are
+first asked for.
+"""
 
-__all__ = [
-    "BatchEncoding",
-    "Batches",
-    "BertConfig",
-    "BertForMaskedLM",
-    "BertForMultipleChoice",
-    "BertForNextSentencePrediction",
-    "BertForPreTraining",
-    "BertForQuestionAnswering",
-    "BertForSequenceClassification",
-    "BertForTokenClassification",
-    "BertLMHeadModel",
-    "BertModel",
-    "BertTokenizer",
-    "KeyValueCache",
-    "densify",
-    "head_importance",
-    "kept_heads",
-    "kept_neurons",
-    "neuron_importance",
-    "optimize_for_inference",
-    "prune_heads",
-    "prune_heads_",
-    "prune_neurons",
-    "prune_neurons_",
-    "rank_heads",
-    "rank_neurons",
-    "repair",
-    "repair_",
-    "scatter_heads",
-    "token_budget_batches",
-    "with_pruned",
-]
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bertlite.public import *  # noqa: F403
+else:  # type checkers would take the function to mean that every name exists
+
+    def __getattr__(name: str) -> Any:
+        from importlib import import_module
+        from importlib.util import find_spec
+
+        if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
+            return import_module(f"{__name__}.{name}")
+        public = import_module("bertlite.public")
+        if name not in ("__all__", *public.__all__):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = getattr(public, name)
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), "__all__", *__getattr__("__all__")})

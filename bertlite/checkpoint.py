@@ -75,8 +75,7 @@ def load(
     faults = rename_(state, "", model)
     if overrides.get("tie_word_embeddings"):
         state.pop(DECODER, None)
-    stated = {part_of(name) for name in state if not (name == DECODER and config.tie_word_embeddings)}
-    absent = {part for name in wanted if (part := part_of(name)) and part not in stated}
+    absent = absent_from(state, wanted, config)
     own, mixed = own_dtype(state, wanted)
     faults += complete_(state, "", model) + faults_of(state, wanted, config, absent) + (mixed if asked is None else [])
     refuse(f"{files.weights} does not fit {cls.__name__} as {files.config.name} describes it:", faults)
@@ -468,6 +467,12 @@ def faults_of(state: State, wanted: State, config: BertConfig, absent: set[str])
         if made.is_floating_point() and name in state and state[name].dtype not in DTYPES.values():
             faults.append(f"{name} is {state[name].dtype}; weights are {', '.join(DTYPES)}")
     return faults
+
+
+def absent_from(state: State, wanted: State, config: BertConfig) -> set[str]:
+    """The parts of a model of which the tensors, by their names of today, hold nothing."""
+    stated = {part_of(name) for name in state if not (name == DECODER and config.tie_word_embeddings)}
+    return {part for name in wanted if (part := part_of(name)) and part not in stated}
 
 
 def part_of(name: str) -> str | None:

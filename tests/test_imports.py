@@ -10,7 +10,7 @@ import pytest
 import bertlite
 
 PACKAGE = Path(bertlite.__file__).parent
-ORDER = (  # a module imports from the rows above its own, or within its own folder; `bertlite` is the public names
+ORDER = (  # a module imports from the rows above its own, or within its own folder
     (
         "bertlite.activations",
         "bertlite.batching",
@@ -25,9 +25,10 @@ ORDER = (  # a module imports from the rows above its own, or within its own fol
     ("bertlite.model",),
     ("bertlite.heads", "bertlite.pruning", "bertlite.checkpoint", "bertlite.tokenization"),
     ("bertlite.importance", "bertlite.inference"),
+    ("bertlite.public",),
     ("bertlite",),
     ("bertlite.record",),
-    ("bertlite.embed", "bertlite.experiments", "bertlite.hf", "bertlite.parity"),
+    ("bertlite.embed", "bertlite.experiments", "bertlite.hf", "bertlite.inspection", "bertlite.parity"),
     ("bertlite.bench",),
     ("bertlite.cli",),
     ("bertlite.__main__",),
@@ -143,8 +144,13 @@ def loaded_by(*statements: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_import_bertlite_loads_torch_and_itself_alone() -> None:
-    torch_alone, ours = loaded_by("import torch"), loaded_by("import bertlite")
+def test_import_bertlite_loads_nothing_else() -> None:
+    python, ours = loaded_by("pass"), loaded_by("import bertlite")
+    assert {name for name in ours - python if name.partition(".")[0] not in sys.stdlib_module_names} == {"bertlite"}
+
+
+def test_the_public_names_load_torch_and_bertlite_alone() -> None:
+    torch_alone, ours = loaded_by("import torch"), loaded_by("from bertlite import BertModel")
     assert {"torch", "bertlite.model"} <= ours
     top = {name.partition(".")[0] for name in ours}
     assert not top & {"transformers", "matplotlib", "huggingface_hub", "safetensors", "tokenizers", "accelerate"}
@@ -158,3 +164,26 @@ def test_import_bertlite_loads_torch_and_itself_alone() -> None:
 def test_what_is_public_is_there_and_nothing_else() -> None:
     assert sorted(bertlite.__all__) == list(bertlite.__all__)
     assert all(hasattr(bertlite, name) for name in bertlite.__all__)
+    assert set(bertlite.__all__) <= set(dir(bertlite))
+    assert not hasattr(bertlite, "kept_head")
+    assert not hasattr(bertlite, "_names")
+    with pytest.raises(ImportError, match="cannot import name 'BertModle' from 'bertlite'"):
+        from bertlite import BertModle  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "from bertlite import *; BertModel, token_budget_batches",
+        "import bertlite; bertlite.pruning.prune_heads is bertlite.prune_heads or 1 / 0",
+        "from bertlite import pruning; pruning.densify",
+        "import bertlite; help(bertlite)",
+        "import bertlite, pickle; pickle.loads(pickle.dumps(bertlite.BertModel)) is bertlite.BertModel or 1 / 0",
+        "import pickle; pickle.loads(b'cbertlite\\nBertConfig\\n.').from_dict",
+    ],
+)
+def test_a_new_interpreter_finds_what_is_public(use: str) -> None:
+    done = subprocess.run([sys.executable, "-c", use], cwd=PACKAGE.parent, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    if "help" in use:
+        assert "class BertModel(" in done.stdout

@@ -42,7 +42,7 @@ def test_benchmark_writes_a_record(tmp_path, capsys):
     assert record["environment"]["versions"]["torch"]
     section = record["sections"]["import"]
     assert section["rounds"] == 2
-    assert set(section["seconds"]) == {"python", "torch", "bertlite", "transformers"}
+    assert set(section["seconds"]) == {"python", "torch", "bertlite", "bertlite --help", "transformers"}
     assert section["ratios"]["bertlite / torch"] > 0
     assert "bertlite / torch" in capsys.readouterr().out
 

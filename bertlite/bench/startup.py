@@ -46,7 +46,8 @@ def imports(rounds: int) -> dict[str, Any]:
     candidates = {
         "python": python("pass"),
         "torch": python("import torch"),
-        "bertlite": python("import bertlite"),
+        "bertlite": python("from bertlite import BertModel"),
+        "bertlite --help": python("from bertlite.cli import main; main(['--help'])"),
         "transformers": python("from transformers import BertModel"),
     }
     times = alternate(candidates, rounds)

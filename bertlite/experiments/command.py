@@ -25,6 +25,16 @@ from bertlite.experiments.sweep import grid, sweep
 from bertlite.record import Record, Run, read_runs, write_json
 
 
+def main(args: argparse.Namespace) -> int:
+    return ACTIONS[args.action](args)
+
+
+def tell_json(args: argparse.Namespace, **facts: Any) -> None:
+    """What --json asks for."""
+    if args.json:
+        write_json(args.json, {"what": f"bertlite prune {args.action}", **facts})
+
+
 def source(args: argparse.Namespace, path: str, split: str | None) -> Source:
     return Source(path, args.text, args.label, args.columns, args.classes, split)
 
@@ -80,6 +90,7 @@ def finetune(args: argparse.Namespace) -> int:
         tokenizer.save(str(run.folder / "model" / "tokenizer.json"))
     print(*(f"{name} {value:.4f}" for name, value in run.results.items() if name != "sha256"), sep="   ")
     print(f"model: {run.folder / 'model'}")
+    tell_json(args, runs=as_json(read_runs(run.folder)))
     return 0
 
 
@@ -104,6 +115,7 @@ def score(args: argparse.Namespace) -> int:
         names, matrix = rank_correlations(found)
         plots.save(plots.rank_correlation(names, matrix), out / "rank-correlation")
     print(f"\nscores and figures: {out}")
+    tell_json(args, model=bench.hashes["model"], scores={name: scores.tolist() for name, scores in found.items()})
     return 0
 
 
@@ -121,8 +133,10 @@ def run(args: argparse.Namespace) -> int:
     )
     bench = Bench(setting(args), args.device)
     folder = bench.run(cell, args.root, scores=args.scores, save_model=args.save_model)
-    tell(read_runs(folder))
+    records = read_runs(folder)
+    tell(records)
     print(f"run: {folder}")
+    tell_json(args, runs=as_json(records))
     return 0
 
 
@@ -148,8 +162,14 @@ def curve(args: argparse.Namespace) -> int:
         save_model=args.save_model,
         progress=True,
     )
-    tell([record for folder in folders for record in read_runs(folder)])
+    records = [record for folder in folders for record in read_runs(folder)]
+    tell(records)
+    tell_json(args, runs=as_json(records))
     return 0
+
+
+def as_json(records: Sequence[Record]) -> list[dict[str, Any]]:
+    return [{"folder": str(record.folder), **record.facts} for record in records]
 
 
 def tell(records: Sequence[Record]) -> None:
@@ -232,8 +252,10 @@ def export(args: argparse.Namespace) -> int:
         raise FileExistsError(f"{out} is there already: name another path")
     if args.form == "mask":
         mask = Path(args.source) / MASKS if args.mask is None else Path(args.mask)
-        write_json(out, read_json(mask))
+        units = read_json(mask)
+        write_json(out, units)
         print(f"mask: {out}")
+        tell_json(args, mask=str(out), units=units)
         return 0
     model, tokenizer = pruned_checkpoint(args)
     if args.form == "full":
@@ -242,6 +264,7 @@ def export(args: argparse.Namespace) -> int:
     shutil.copy(tokenizer, out / "tokenizer.json")
     heads, neurons = units_kept(model.config)
     print(f"heads of each layer: {heads}, neurons: {neurons}\nmodel: {out}")
+    tell_json(args, model=str(out), heads_kept=heads, neurons_kept=neurons)
     return 0
 
 
@@ -329,6 +352,7 @@ def bench(args: argparse.Namespace) -> int:
             f" {results[line['model']][task.headline]:9.4f}"
         )
     print(f"run: {args.out}")
+    tell_json(args, runs=as_json(read_runs(args.out)))
     return 0
 
 

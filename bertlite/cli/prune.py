@@ -1,8 +1,10 @@
-"""The arguments of `bertlite prune`.  Nothing heavy is imported before a command runs."""
+"""The arguments of `bertlite prune`."""
 
 import argparse
-from typing import Any
 
+from bertlite.cli.parts import FOOT, Commands, command
+
+WORK = "bertlite.experiments.command"
 DESCRIPTION = """Head-pruning experiments: each run is a folder that says what was done, from what, with what result.
 
   finetune   train a checkpoint on a task
@@ -19,25 +21,18 @@ CRITERION = (
 )
 
 
-def add(commands: Any) -> None:
-    """Add `prune` and its commands."""
+def add(commands: Commands) -> None:
+    """Add `prune` and its actions."""
     prune = commands.add_parser(
         "prune",
         help="experiments with pruned heads",
         description=DESCRIPTION,
+        epilog=FOOT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    kinds = prune.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for name, (fill, what) in ACTIONS.items():
-        action = kinds.add_parser(name, help=what, description=what[0].upper() + what[1:] + ".")
-        fill(action)
-        action.set_defaults(run=run)
-
-
-def run(args: argparse.Namespace) -> int:
-    from bertlite.experiments import command
-
-    return command.ACTIONS[args.action](args)
+    actions = prune.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, (fill, what, record) in ACTIONS.items():
+        fill(command(actions, name, WORK, what=what, description=f"{what[0].upper()}{what[1:]}.", record=record))
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -187,7 +182,6 @@ def fill_curve(action: argparse.ArgumentParser) -> None:
 def fill_compare(action: argparse.ArgumentParser) -> None:
     action.add_argument("roots", nargs="+", metavar="FOLDER", help="folders with runs, at any depth")
     action.add_argument("--against", metavar="CRITERION", help="test every other criterion against this one")
-    action.add_argument("--json", metavar="FILE", help="write every row")
     action.add_argument("--plots", metavar="FOLDER", help="draw the figures, PNG and SVG")
 
 
@@ -225,12 +219,20 @@ def fill_bench(action: argparse.ArgumentParser) -> None:
     action.add_argument("--out", required=True, metavar="FOLDER", help="the run's folder")
 
 
-ACTIONS = {
-    "finetune": (fill_finetune, "train a checkpoint on a task; under torchrun, over several processes"),
-    "score": (fill_score, "how much each head matters"),
-    "run": (fill_run, "score, prune, repair, retrain and evaluate, once"),
-    "curve": (fill_curve, "every criterion, share of heads, repair and seed; killed, it goes on where it was"),
-    "compare": (fill_compare, "tables with intervals, paired tests and figures from runs"),
-    "export": (fill_export, "a pruned checkpoint, one with every head back in place, or the mask alone"),
-    "bench": (fill_bench, "time and memory of pruned models beside the dense one"),
+ACTIONS = {  # how its arguments are added, what it does, what --json writes
+    "finetune": (fill_finetune, "train a checkpoint on a task; under torchrun, over several processes", "the run"),
+    "score": (fill_score, "how much each head matters", "the scores"),
+    "run": (fill_run, "score, prune, repair, retrain and evaluate, once", "the run"),
+    "curve": (
+        fill_curve,
+        "every criterion, share of heads, repair and seed; killed, it goes on where it was",
+        "the runs",
+    ),
+    "compare": (fill_compare, "tables with intervals, paired tests and figures from runs", "every row"),
+    "export": (
+        fill_export,
+        "a pruned checkpoint, one with every head back in place, or the mask alone",
+        "what was written, and what it has left",
+    ),
+    "bench": (fill_bench, "time and memory of pruned models beside the dense one", "the run"),
 }

@@ -1,0 +1,60 @@
+"""The `bertlite` command: one module here for the arguments of each of its commands, which imports nothing heavy.
+
+What a command does is imported when it runs, so that --help is instant.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from bertlite.cli import bench, embed, inspect, parity, prune
+from bertlite.cli.parts import FOOT
+
+COMMANDS = (inspect, parity, prune, embed, bench)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    try:
+        status = run(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains as it ends
+        return 0
+    except (OSError, ValueError, ImportError, RuntimeError, MemoryError) as error:
+        print(f"bertlite {args.command}: {str(error) or type(error).__name__}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="bertlite",
+        description="The BERT you can read, prove, prune and run.",
+        epilog=FOOT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for module in COMMANDS:
+        module.add(commands)
+    return top
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run a command; with `--json -`, print its record on standard output and all else on standard error."""
+    if args.json != "-":
+        return args.run(args)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "record.json")
+        args.json = str(path)
+        with redirect_stdout(sys.stderr):
+            status = args.run(args)
+        if path.exists():
+            print(path.read_text(encoding="utf-8"), end="")
+    return status

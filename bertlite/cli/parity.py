@@ -1,0 +1,28 @@
+"""The arguments of `bertlite parity`."""
+
+from bertlite.cli.parts import Commands, command
+
+DESCRIPTION = """\
+Run a checkpoint in bertlite and in transformers and compare all they return: outputs, hidden states, attentions,
+losses and gradients.  Exits 1 if anything differs."""
+
+
+def add(commands: Commands) -> None:
+    parity = command(
+        commands,
+        "parity",
+        "bertlite.parity.command",
+        what="prove that a checkpoint runs here as in transformers",
+        description=DESCRIPTION,
+        record="every comparison, the versions and the machine",
+    )
+    parity.add_argument(
+        "checkpoint",
+        nargs="?",
+        help="a hub id or a folder, such as google-bert/bert-base-uncased; by default the real MiniLM checkpoint of"
+        " the demo dependency and one of bert-base's shape that transformers makes",
+    )
+    parity.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s); TF32 is off")
+    parity.add_argument("--only", default="", metavar="PATTERN", help="cases whose name contains this; see --list")
+    parity.add_argument("--list", action="store_true", help="print the names of the cases and stop")
+    parity.add_argument("--plot", metavar="FILE.png", help="draw the errors beside what is allowed")

@@ -1,0 +1,62 @@
+"""The public names of bertlite, each from the module it lives in."""
+
+from bertlite.batching import Batches, token_budget_batches
+from bertlite.cache import KeyValueCache
+from bertlite.config import BertConfig, kept_heads, kept_neurons
+from bertlite.heads import (
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForNextSentencePrediction,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertLMHeadModel,
+)
+from bertlite.importance import head_importance, neuron_importance, rank_heads, rank_neurons, repair, repair_
+from bertlite.inference import optimize_for_inference
+from bertlite.model import BertModel
+from bertlite.pruning import (
+    densify,
+    prune_heads,
+    prune_heads_,
+    prune_neurons,
+    prune_neurons_,
+    scatter_heads,
+    with_pruned,
+)
+from bertlite.tokenization import BatchEncoding, BertTokenizer
+
+__all__ = [
+    "BatchEncoding",
+    "Batches",
+    "BertConfig",
+    "BertForMaskedLM",
+    "BertForMultipleChoice",
+    "BertForNextSentencePrediction",
+    "BertForPreTraining",
+    "BertForQuestionAnswering",
+    "BertForSequenceClassification",
+    "BertForTokenClassification",
+    "BertLMHeadModel",
+    "BertModel",
+    "BertTokenizer",
+    "KeyValueCache",
+    "densify",
+    "head_importance",
+    "kept_heads",
+    "kept_neurons",
+    "neuron_importance",
+    "optimize_for_inference",
+    "prune_heads",
+    "prune_heads_",
+    "prune_neurons",
+    "prune_neurons_",
+    "rank_heads",
+    "rank_neurons",
+    "repair",
+    "repair_",
+    "scatter_heads",
+    "token_budget_batches",
+    "with_pruned",
+]

@@ -1,0 +1,256 @@
+"""What `bertlite inspect` says of a checkpoint is what happens to it."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import SIZES, make, make_batch
+from safetensors.torch import load_file, save_file
+
+from bertlite import BertForMaskedLM, BertModel, prune_heads, prune_neurons
+from bertlite.checkpoint import BIAS, DECODER, DECODER_BIAS
+from bertlite.cli import main
+from bertlite.inspection import DIFFERS, FAILS, SAME, inspect
+
+FILE = "model.safetensors"
+Change = Callable[[dict[str, Any], dict[str, Any]], Any]  # of the tensors and the config, in place
+
+
+def rename(old: str, new: str) -> Change:
+    def change(state: dict[str, Any], config: dict[str, Any]) -> None:
+        for name in list(state):
+            state[re.sub(old, new, name)] = state.pop(name)
+
+    return change
+
+
+def drop(*names: str) -> Change:
+    return lambda state, config: [state.pop(name) for name in list(state) if name.startswith(names)]
+
+
+def nothing(state: dict[str, Any], config: dict[str, Any]) -> None: ...
+
+
+def gamma_and_beta(state: dict[str, Any], config: dict[str, Any]) -> None:
+    rename(r"LayerNorm\.weight$", "LayerNorm.gamma")(state, config)
+    rename(r"LayerNorm\.bias$", "LayerNorm.beta")(state, config)
+    state["embeddings.position_ids"] = torch.arange(40)[None]
+
+
+def only_decoder_bias(state: dict[str, Any], config: dict[str, Any]) -> None:
+    state[DECODER_BIAS] = state.pop(BIAS)
+
+
+def a_decoder_of_its_own(state: dict[str, Any], config: dict[str, Any]) -> None:
+    state[DECODER] = torch.randn(97, 48, generator=torch.Generator().manual_seed(3))
+
+
+def a_layer_more(state: dict[str, Any], config: dict[str, Any]) -> None:
+    config["num_hidden_layers"] = 2
+
+
+def two_dtypes(state: dict[str, Any], config: dict[str, Any]) -> None:
+    state["pooler.dense.bias"] = state["pooler.dense.bias"].double()
+
+
+def gone(field: str) -> Change:
+    return lambda state, config: config.pop(field)
+
+
+def small(name: type[Any] = BertModel, **changes: Any) -> Any:
+    return make(name, **changes).float()
+
+
+PRUNED = {0: [1, 3], 2: [0]}
+CASES: dict[str, tuple[Callable[[], Any], Change, tuple[str, str, str]]] = {  # the last: here, in 4 and in 5
+    "plain": (small, nothing, (SAME, SAME, SAME)),
+    "a head": (lambda: small(BertForMaskedLM), nothing, (SAME, SAME, SAME)),
+    "half": (lambda: small().half(), nothing, (SAME, SAME, SAME)),
+    "gamma, beta and position_ids": (small, gamma_and_beta, (SAME, SAME, SAME)),
+    "module.": (small, rename("^", "module."), (SAME, DIFFERS, DIFFERS)),
+    "no pooler": (small, drop("pooler"), (SAME, SAME, SAME)),
+    "a lost tensor": (small, drop("encoder.layer.1.output.LayerNorm.weight"), (FAILS, DIFFERS, DIFFERS)),
+    "a layer more": (small, a_layer_more, (FAILS, DIFFERS, DIFFERS)),
+    "pruned heads": (lambda: prune_heads(small(), PRUNED), nothing, (SAME, SAME, FAILS)),
+    "a layer without heads": (lambda: prune_heads(small(), {1: range(4)}), nothing, (SAME, FAILS, FAILS)),
+    "pruned neurons": (lambda: prune_neurons(small(), {1: [0, 36]}), nothing, (SAME, FAILS, FAILS)),
+    "pruned in secret": (lambda: prune_heads(small(), PRUNED), gone("pruned_heads"), (FAILS, FAILS, FAILS)),
+    "pruned in name alone": (
+        small,
+        lambda state, config: config.update(pruned_heads={"0": [1, 3], "2": [0]}),
+        (FAILS, FAILS, DIFFERS),
+    ),
+    "relative positions": (lambda: small(position_embedding_type="relative_key"), nothing, (SAME, SAME, DIFFERS)),
+    "hardswish": (lambda: small(hidden_act="hardswish"), nothing, (SAME, FAILS, SAME)),
+    "two dtypes": (small, two_dtypes, (FAILS, SAME, SAME)),
+    "the decoder's own bias": (lambda: small(BertForMaskedLM), only_decoder_bias, (SAME, FAILS, SAME)),
+    "an untied decoder": (
+        lambda: small(BertForMaskedLM, tie_word_embeddings=False),
+        nothing,
+        (SAME, SAME, SAME),
+    ),
+    "an untied decoder, one bias": (
+        lambda: small(BertForMaskedLM, tie_word_embeddings=False),
+        drop(DECODER_BIAS),
+        (SAME, SAME, DIFFERS),
+    ),
+    "a decoder that is tied in name": (lambda: small(BertForMaskedLM), a_decoder_of_its_own, (FAILS, DIFFERS, SAME)),
+}
+
+
+def written(case: str, folder: Path) -> Any:
+    """Write the checkpoint of a case; returns the model it was before it was changed."""
+    build, change, _ = CASES[case]
+    model = build()
+    model.save_pretrained(folder)
+    state, config = load_file(folder / FILE), json.loads((folder / "config.json").read_text())
+    change(state, config)
+    save_file(state, folder / FILE, metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+    return model
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_bertlite_does_is_what_is_said(case, tmp_path) -> None:
+    model = written(case, tmp_path)
+    found = inspect(tmp_path)
+    outcomes = tuple(found[who]["outcome"] for who in ("bertlite", "transformers 4", "transformers 5"))
+    assert outcomes == CASES[case][2], found
+    for who in ("bertlite", "transformers 4", "transformers 5"):
+        assert found[who]["outcome"] == SAME or found[who]["notes"]
+    assert found["class"] == type(model).__name__
+    if outcomes[0] == FAILS:
+        with pytest.raises(ValueError, match="does not fit") as refusal:
+            type(model).from_pretrained(tmp_path)
+        assert all(note in str(refusal.value) for note in found["bertlite"]["notes"])
+    else:
+        assert distance(type(model).from_pretrained(tmp_path), truth(case, model)) == 0
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_transformers_does_is_what_is_said(case, tmp_path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = written(case, tmp_path)
+    said = CASES[case][2][int(transformers.__version__.split(".")[0]) - 3]
+    cls = getattr(transformers, type(model).__name__)
+    try:
+        error = distance(cls.from_pretrained(tmp_path, attn_implementation="eager"), truth(case, model))
+    except (RuntimeError, KeyError):
+        assert said == FAILS
+    else:
+        assert (SAME if error < 1e-12 else DIFFERS) == said, error
+
+
+def truth(case: str, model: Any) -> Any:
+    """The model that the files of a case tell of."""
+    if case == "a decoder that is tied in name":
+        own = BertForMaskedLM(replace(model.config, tie_word_embeddings=False))
+        state = {**model.state_dict()}
+        a_decoder_of_its_own(state, {})
+        own.load_state_dict(state)
+        return own.eval()
+    return prune_heads(model, PRUNED) if case == "pruned in name alone" else model
+
+
+@torch.no_grad()
+def distance(got: Any, wanted: Any) -> float:
+    batch = {**make_batch(), "attention_mask": None}
+    return (got.double()(**batch)[0] - wanted.double()(**batch)[0]).abs().max().item()
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_every_format_tells_the_same(file, sharded, tmp_path) -> None:
+    model = prune_neurons(prune_heads(small(BertForMaskedLM), PRUNED), {1: [0, 36, 7]})
+    model.save_pretrained(tmp_path, max_shard_size="20KB" if sharded else "5GB")
+    if file.endswith(".bin"):
+        for path in tmp_path.glob("*.safetensors"):
+            torch.save(load_file(path), path.with_name(path.name.replace("model", "pytorch_model", 1)[:-11] + "bin"))
+            path.unlink()
+        for path in tmp_path.glob("model.safetensors.index.json"):
+            text = path.read_text().replace("model-", "pytorch_model-").replace(".safetensors", ".bin")
+            (tmp_path / "pytorch_model.bin.index.json").write_text(text)
+            path.unlink()
+    found = inspect(tmp_path)
+    assert (len(found["files"]) > 3) == sharded
+    assert found["bytes"] == sum(path.stat().st_size for path in tmp_path.iterdir() if path.suffix != ".json")
+    assert found["heads"] == {"built": 4, "kept": [[0, 2], [0, 1, 2, 3], [1, 2, 3]]}
+    assert found["neurons"] == {"built": 37, "kept": [37, 34, 37]}
+    assert found["dtypes"] == {"float32": len(list(model.parameters()))}
+    assert found["parameters"] == model.num_parameters()
+    assert (found["num_hidden_layers"], found["hidden_size"], found["vocab_size"]) == (3, 48, 97)
+    assert found["bertlite"] == {"outcome": SAME, "notes": []}
+
+
+def test_names_of_the_past_are_counted(tmp_path) -> None:
+    written("gamma, beta and position_ids", tmp_path)
+    assert inspect(tmp_path)["legacy_names"] == {
+        "LayerNorm.gamma": 7,
+        "LayerNorm.beta": 7,
+        "embeddings.position_ids": 1,
+    }
+
+
+def test_weights_are_not_read(tmp_path) -> None:
+    """A file of 8 GB, all of it a hole, is inspected at once."""
+    small().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    words = 40_000_000
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": words}))
+    state = load_file(tmp_path / FILE)
+    header, end = {}, 0
+    for name, tensor in state.items():
+        shape = [words, 48] if "word" in name else list(tensor.shape)
+        size = 4 * torch.Size(shape).numel()
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    start = json.dumps(header).encode()
+    with (tmp_path / FILE).open("wb") as file:
+        file.write(len(start).to_bytes(8, "little") + start)
+        file.truncate(8 + len(start) + end)
+    found = inspect(tmp_path)
+    assert found["parameters"] == end // 4
+    assert found["bertlite"]["outcome"] == SAME
+
+
+def test_the_command_tells_it(tmp_path, capsys) -> None:
+    prune_heads(small(), {0: [1, 3], 1: range(4)}).save_pretrained(tmp_path)
+    record = tmp_path / "record.json"
+    assert main(["inspect", str(tmp_path), "--json", str(record)]) == 0
+    said = capsys.readouterr().out
+    assert "layer 0 keeps 2 heads (0, 2), 37 neurons" in said
+    assert "layer 1 keeps 0 heads (none), 37 neurons" in said
+    assert "layer 2" not in said
+    assert "transformers 5: does not load it" in said
+    assert json.loads(record.read_text()) == inspect(tmp_path)
+    assert main(["inspect", str(tmp_path), "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["heads"]["kept"][0] == [0, 2]
+
+
+def test_statuses_are_no_and_no_question(tmp_path, capsys) -> None:
+    written("a lost tensor", tmp_path)
+    assert main(["inspect", str(tmp_path)]) == 1
+    assert "encoder.layer.1.output.LayerNorm.weight is missing" in capsys.readouterr().out
+    (tmp_path / FILE).write_bytes((tmp_path / FILE).read_bytes()[:-100])
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "is damaged or cut short" in capsys.readouterr().err
+    (tmp_path / FILE).unlink()
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "has no model.safetensors or" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "model_type": "roberta"}))
+    (tmp_path / FILE).write_bytes(b"")
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "describes a 'roberta' model" in capsys.readouterr().err
+
+
+def test_an_unknown_class_is_looked_at_as_a_bert_model(tmp_path) -> None:
+    small().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for named in (["BertForSomething"], ["Linear"], [3], None, []):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": named}))
+        assert inspect(tmp_path)["class"] == "BertModel"
