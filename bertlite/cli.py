@@ -105,11 +105,17 @@ def add_bench(commands: Commands) -> None:
         " batches, a training step, pruned models.  Peers that are not installed are named.  Exits 1 if --check finds"
         " a ratio of ours that is worse than it was.",
     )
-    bench.add_argument("--only", default="", metavar="PATTERN", help="sections whose name contains this")
+    bench.add_argument("--only", default="", metavar="A,B", help="sections whose name contains one of these")
     bench.add_argument(
         "--engines", default="", metavar="A,B", help="engines whose name contains one of these; the baseline always"
     )
     bench.add_argument("--rounds", type=int, default=15, help="how often each candidate runs (default: %(default)s)")
+    bench.add_argument(
+        "--seconds",
+        type=float,
+        default=60,
+        help="after which a section ends, with fewer rounds but not below 3 (default: %(default)s)",
+    )
     bench.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     bench.add_argument("--keep", type=Path, metavar="FOLDER", help="where exported models stay for the next run")
     bench.add_argument("--json", metavar="FILE", help="write a record; other sections in it stay")
