@@ -7,6 +7,9 @@ Shapes:  … is (B, S) or, packed, (T,) · I inputs · O outputs · N heads · H
 """
 
 import copy
+import ctypes
+import mmap
+import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -35,6 +38,7 @@ FUSED = {  # the activations that oneDNN computes inside a product: its names fo
 BACKENDS = ("auto", "onednn", "inductor")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 ROWS = 256  # of a feed-forward network in half precision: 2 MB of a core's own cache keep them between two products
+COLLAPSE = 25  # MADV_COLLAPSE of madvise(2), since Linux 6.1
 SMALL = 512  # up to so many tokens a GPU waits for its kernels to be launched, so they are launched as one graph
 
 
@@ -92,7 +96,7 @@ class Prepacked(Product):
             self.rows = ROWS
 
     def pack(self, weight: Tensor) -> Tensor:
-        return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+        return on_huge_pages(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None))
 
     def unpack(self, weight: Tensor) -> Tensor:
         return weight.to_dense()
@@ -118,7 +122,7 @@ class Quantised(Prepacked):
         self.out = out
 
     def pack(self, weight: Tensor) -> Tensor:
-        return torch.ops.onednn.qlinear_prepack(weight, None)
+        return on_huge_pages(torch.ops.onednn.qlinear_prepack(weight, None))
 
     def unpack(self, weight: Tensor) -> Tensor:
         return weight.to_dense().t().contiguous()
@@ -137,6 +141,20 @@ class Quantised(Prepacked):
             rounded, scale, 0, self.weight, self.scales, self.zeros, residual, self.bias,
             1.0, 0, self.out, 1.0, 0, "add", 1.0, "none", [], "",
         )  # fmt: skip
+
+
+def on_huge_pages(packed: Tensor) -> Tensor:
+    """A packed weight whose memory Linux was asked to lay on huge pages, which a small batch reads faster.
+
+    A kernel that has no such call leaves the weight on small ones.
+    """
+    if sys.platform == "linux":
+        start, size = torch.ops.mkldnn.data_ptr(packed), torch.ops.mkldnn._nbytes(packed)
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        if first < start + size:
+            libc = ctypes.CDLL(None)
+            libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(start + size - first), COLLAPSE)
+    return packed
 
 
 def quantise(x: Tensor) -> tuple[Tensor, float]:
@@ -248,7 +266,8 @@ class InferenceModel(nn.Module):
     """A model that only runs: what `optimize_for_inference` returns.
 
     It is called like the model it was made from and returns the same types, without gradients.  It pickles, and packs
-    its weights again where it is unpickled.
+    its weights again where it is unpickled.  A forked process may run it after `torch.set_num_threads(1)`, as a
+    DataLoader's workers do: threads do not survive a fork.
     """
 
     def __init__(self, model: BertPreTrainedModel, backend: str, dtype: torch.dtype) -> None:
@@ -279,8 +298,8 @@ class InferenceModel(nn.Module):
 
     def small(self, input_ids: Tensor | None = None, *_: Any, **others: Any) -> bool:
         x = input_ids if input_ids is not None else others.get("inputs_embeds")
-        caching = self.config.is_decoder or others.get("cu_seqlens") is not None
-        return x is not None and x.shape[0] * x.shape[1] <= SMALL and not caching
+        packed = others.get("cu_seqlens") is not None or self.config.attn_implementation == "packed"  # by lengths
+        return x is not None and x.shape[:2].numel() <= SMALL and not packed and not self.config.is_decoder
 
     @property
     def config(self) -> BertConfig:
@@ -349,6 +368,9 @@ def optimize_for_inference(
         ValueError: the backend does not exist, or not for this device and dtype.
         RuntimeError: this build of torch lacks the operators.
         TypeError: `model` is not a bertlite model, or holds matrices that are not plain nn.Linear.
+
+    Source: the operators are those that torch.compile itself writes for linear layers on the CPU
+    (torch/_inductor/fx_passes/mkldnn_fusion.py and quantization.py of torch 2.13).
     """
     if not isinstance(model, BertPreTrainedModel):
         raise TypeError(f"model is a {type(model).__module__}.{type(model).__qualname__}; load it with bertlite")
@@ -371,7 +393,7 @@ def optimize_for_inference(
 
 def require_onednn(dtype: torch.dtype) -> None:
     """Refuse a torch without the operators that a dtype needs."""
-    needed = ["mkldnn::_reorder_linear_weight", "mkldnn::_linear_pointwise"]
+    needed = ["mkldnn::" + name for name in ("_reorder_linear_weight", "_linear_pointwise", "data_ptr", "_nbytes")]
     if dtype == torch.int8:
         needed += ["onednn::qlinear_prepack", "onednn::qlinear_pointwise", "aten::quantize_per_tensor"]
     have = torch._C._jit_get_all_schemas if torch.backends.mkldnn.is_available() else list

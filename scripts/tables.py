@@ -41,12 +41,11 @@ def filled(text: str) -> str:
     Raises:
         KeyError: a mark that names no table.
     """
-    return re.sub(
-        r"<!-- ([a-z]+) -->\n.*?<!-- /\1 -->",
-        lambda mark: f"<!-- {mark[1]} -->\n{TABLES[mark[1]]()}\n<!-- /{mark[1]} -->",
-        text,
-        flags=re.DOTALL,
-    )
+
+    def table(mark: re.Match[str]) -> str:
+        return "\n".join(filter(None, [f"<!-- {mark[1]} -->", TABLES[mark[1]](), f"<!-- /{mark[1]} -->"]))
+
+    return re.sub(r"<!-- ([a-z]+) -->\n.*?<!-- /\1 -->", table, text, flags=re.DOTALL)
 
 
 def records(pattern: str) -> list[dict[str, Any]]:
@@ -121,7 +120,10 @@ def outcome(record: dict[str, Any], client: str, side: str) -> str:
 
 
 def speed() -> str:
-    """How many times faster than transformers' sdpa in float32, and the fraction of the machine's limit reached."""
+    """How many times faster than transformers' sdpa in float32, the fraction of the machine's limit reached, and the
+    largest error of any of the works; nothing while there is no record."""
+    if not (RESULTS / "speed.json").exists():
+        return ""
     (record,) = records("speed.json")
     sections = record["sections"]
     forward = {name.removeprefix("forward "): s for name, s in sections.items() if name.startswith("forward")}
@@ -134,14 +136,18 @@ def speed() -> str:
             ratio = 1.0 if engine == base else section["ratios"].get(f"{base} / {engine}")
             reached = section["floor"].get(engine)
             cells.append("" if ratio is None else f"{ratio:.2f}" + ("" if reached is None else f" ({reached:.0%})"))
-        body.append([engine, *cells])
+        error = max(section["errors"].get(engine, 0.0) for section in forward.values())
+        body.append([engine, *cells, "" if engine == base else f"{error:.0e}"])
     filled = {name: section["filled"] for name, section in forward.items()}
     heads = [name if share == 1 else f"{name} ({share:.0%})" for name, share in filled.items()]
-    lines = [rows(["", *heads], body), ""]
+    lines = [rows(["", *heads, "error"], body), ""]
     for name in ("training", "pruned"):
         if name in sections:
             ratios = ", ".join(f"{pair} = {value:.2f}" for pair, value in sections[name]["ratios"].items())
             lines.append(f"{sections[name]['what']}: {ratios}.\n")
+    for name, section in forward.items():
+        for engine in section["wrong"]:
+            lines.append(f"Not timed, since it computes something else: {engine} on {name}.\n")
     for engine, reason in record["missing"].items():
         lines.append(f"Missing: {engine}, {reason}.\n")
     peers = ", ".join(

@@ -10,10 +10,10 @@ from conftest import SIZES
 
 from bertlite import BertConfig, cli
 from bertlite.bench import engines, sections
-from bertlite.bench.command import judge
-from bertlite.bench.engines import ENGINES
+from bertlite.bench.command import judge, tell
+from bertlite.bench.engines import ENGINES, states
 from bertlite.bench.measure import SETTLE, alternate, summary
-from bertlite.bench.sections import BASELINE, Bench, floors
+from bertlite.bench.sections import BASELINE, ERRORS, Bench, floors, right
 from bertlite.bench.work import full, like, ragged, works
 
 TINY = {**SIZES, "vocab_size": 1000, "num_attention_heads": 4, "max_position_embeddings": 512, "num_hidden_layers": 2}
@@ -25,6 +25,13 @@ def test_candidates_run_in_turn(monkeypatch):
     assert ran == ["a", "b"] * 5  # two rounds do not count
     assert [len(each) for each in times.values()] == [3, 3]
     assert max(times["a"]) < SETTLE  # the pause between them is not measured
+
+
+def test_rounds_end_when_their_time_is_over():
+    ran = []
+    times = alternate({"a": lambda: ran.append("a")}, 9, warm=1, seconds=0)
+    assert (len(ran), len(times["a"])) == (4, 3)
+    assert len(alternate({"a": lambda: None}, 2, warm=0, seconds=0)["a"]) == 2
 
 
 def test_a_summary_has_medians_and_their_ratios():
@@ -107,10 +114,37 @@ def test_every_engine_computes_the_same(engine, dtype, kept):
     batch = ragged("SST-2", 4, 23).inputs(1000)
     truth = engines.transformers("eager")(kept / "base", "float32", "cpu")(batch).last_hidden_state
     out = engine.build(kept / "base", dtype, "cpu")(batch)
-    got = torch.as_tensor(out[0] if engine.needs[1:] else out.last_hidden_state)
     seen = batch["attention_mask"].bool()
-    cosine = torch.cosine_similarity(got.float(), truth, dim=-1)[seen]
-    assert cosine.min() > {"float32": 1 - 1e-5, "bfloat16": 0.999, "int8": 0.9}[dtype]
+    assert (states(out) - truth)[seen].norm() <= ERRORS[dtype] * truth[seen].norm()
+
+
+def test_an_engine_that_is_wrong_is_not_timed(kept, monkeypatch, capsys):
+    def deaf(folder, dtype, device):  # to the mask
+        run = engines.transformers("sdpa")(folder, dtype, device)
+        return lambda batch: run({"input_ids": batch["input_ids"]})
+
+    monkeypatch.setattr(sections, "ENGINES", (ENGINES[0], engines.Engine("quick", deaf, ("float32",))))
+    found = sections.forward(ragged("SST-2", 4, 23), Bench(2, kept=kept))
+    assert list(found["seconds"]) == [BASELINE]
+    assert found["wrong"] == ["quick float32"]
+    assert found["errors"]["quick float32"] > ERRORS["float32"]
+    tell("ragged", found)
+    assert "WRONG  quick float32: error" in capsys.readouterr().out
+    assert not right("quick float32", float("nan"))
+
+
+def test_pruned_models_stand_beside_the_whole(kept):
+    found = sections.pruned(Bench(2, kept=kept))
+    assert set(found["ratios"]) == {
+        f"whole {dtype} / half {of} {dtype}"
+        for dtype in ("float32", "bfloat16")
+        for of in ("the heads", "the neurons", "of both")
+    }
+
+
+def test_training_steps_stand_beside_those_of_transformers(kept):
+    found = sections.training(Bench(2, kept=kept))
+    assert set(found["ratios"]) == {f"transformers sdpa / bertlite {name}" for name in ("sdpa", "packed")}
 
 
 def test_the_command_measures_records_draws_and_checks(kept, tmp_path, capsys, monkeypatch):
@@ -132,6 +166,7 @@ def test_the_command_measures_records_draws_and_checks(kept, tmp_path, capsys, m
     }
     assert section["ratios"][f"{BASELINE} / bertlite optimised float32"] > 0
     assert section["floor"][BASELINE] > 0
+    assert section["errors"][BASELINE] == 0 < section["errors"]["bertlite optimised int8"]
     for pair in section["ratios"]:
         section["ratios"][pair] *= 100
     (tmp_path / "better.json").write_text(json.dumps(found))
@@ -174,3 +209,5 @@ def test_bad_requests(capsys):
     assert cli.main(["bench", "--only", "nonsense"]) == 2
     assert cli.main(["bench", "--rounds", "1"]) == 2
     assert "--rounds is 1; a spread needs 2 or more" in capsys.readouterr().err
+    assert cli.main(["bench", "--seconds", "0"]) == 2
+    assert "--seconds is 0.0; a section needs more than 0" in capsys.readouterr().err

@@ -5,6 +5,7 @@ The fusing is proved in float64, with products that torch computes; oneDNN's are
 
 import copy
 import gc
+import multiprocessing
 import pickle
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from conftest import SIZES, assert_same, make, make_batch
 from torch import nn
 
 import bertlite
-from bertlite import BertConfig, BertModel, optimize_for_inference, prune_heads
+from bertlite import BertConfig, BertModel, optimize_for_inference, prune_heads, prune_neurons
 from bertlite.inference import FUSED, Prepacked, Product, Quantised, fused, quantise, require_onednn
 from bertlite.parity.compare import as_well
 
@@ -29,6 +30,7 @@ HEADS = [
     "BertForTokenClassification",
 ]
 PRUNED = {0: range(4), 1: [1, 3], 2: [0]}
+NEURONS = {0: [0, 36], 1: range(37)}
 onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch is built without oneDNN")
 
 
@@ -41,7 +43,7 @@ def lacking(dtype):
 
 @pytest.fixture(params=["whole", "pruned"])
 def any_model(request, model):
-    return model if request.param == "whole" else prune_heads(model, PRUNED)
+    return model if request.param == "whole" else prune_neurons(prune_heads(model, PRUNED), NEURONS)
 
 
 def in_float64(model):
@@ -111,11 +113,24 @@ def test_losses_are_still_computed(batch):
     assert_same(full(in_float64(model), batch, labels=labels), full(model, batch, labels=labels))
 
 
-def test_a_layer_without_neurons(model, batch):
-    layer = model.encoder.layer[1]
-    layer.intermediate.dense = nn.Linear(48, 0).double()
-    layer.output.dense = nn.Linear(0, 48).double()
-    assert_same(full(in_float64(model), batch), full(model, batch))
+@pytest.mark.parametrize("attention", ["sdpa", "packed", "auto"])
+def test_a_row_of_padding(any_model, batch, attention):
+    any_model.set_attn_implementation(attention)
+    mask = torch.zeros_like(batch["input_ids"])
+    mask[0, :5] = 1
+    padded = {**batch, "attention_mask": mask}
+    assert_same(full(in_float64(any_model), padded), full(any_model, padded))
+
+
+def test_sequences_that_come_packed(any_model, batch):
+    packed = {"input_ids": batch["input_ids"].flatten(), "cu_seqlens": torch.tensor([0, 9, 9, 22], dtype=torch.int32)}
+    assert_same(full(in_float64(any_model), packed), full(any_model, packed))
+
+
+def test_masks_for_every_query(any_model, batch):
+    mask = torch.rand(2, 11, 11) > 0.3
+    seen = {**batch, "attention_mask": mask}
+    assert_same(full(in_float64(any_model), seen), full(any_model, seen))
 
 
 def test_the_model_is_left_alone(model, batch):
@@ -237,10 +252,37 @@ def test_a_spawned_process_runs_it(model, batch, tmp_path):
 
 
 @onednn
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
+def test_a_forked_process_runs_it(model, batch, dtype):
+    lacking(dtype)
+    quick = optimize_for_inference(model, dtype)
+    wanted = full(quick, batch).last_hidden_state
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+
+    def work():
+        torch.set_num_threads(1)
+        there.send_bytes(full(quick, batch).last_hidden_state.numpy().tobytes())
+
+    child = context.Process(target=work)
+    child.start()
+    assert here.poll(60), "the child hangs"
+    assert here.recv_bytes() == wanted.numpy().tobytes()
+    child.join()
+    assert child.exitcode == 0
+
+
+@onednn
+def test_a_weight_on_huge_pages_is_the_weight():
+    weight, x = torch.randn(1030, 2050), torch.randn(3, 2050)  # some MB, and no whole number of pages
+    torch.testing.assert_close(Prepacked(weight, None)(x), x @ weight.T, rtol=1e-4, atol=1e-3)
+
+
+@onednn
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
 def test_no_matrix_is_held_twice(dtype):
     lacking(dtype)
-    model = BertModel(replace(BertConfig(**SIZES), hidden_size=96, intermediate_size=160))
+    model = BertModel(replace(BertConfig(**SIZES), hidden_size=128, intermediate_size=192))
     quick = optimize_for_inference(model, dtype)
     matrices = sum(p.numel() for n, p in model.named_parameters() if "Linear" in type(owner(model, n)).__name__)
     theirs = {x.data_ptr() for x in model.parameters()}
@@ -248,6 +290,10 @@ def test_no_matrix_is_held_twice(dtype):
     assert not any(isinstance(part, nn.Linear) for part in quick.modules())
     assert not theirs & {x.data_ptr() for x in quick.parameters()}
     assert sum(p.weight.numel() + p.bias.numel() for p in products) == matrices
+    held = sum(torch.ops.mkldnn._nbytes(p.weight) for p in products)
+    kinds = {torch.float32: 4, torch.bfloat16: 2, torch.int8: 1}
+    pooler = 128 * 128 * (3 if dtype == torch.int8 else 0)  # stays in float32
+    assert held <= 1.1 * (kinds[dtype] * matrices + pooler)
     del model
     gc.collect()
     names = [name for name, _ in quick.named_parameters()]

@@ -16,18 +16,20 @@ SLACK = 0.15  # of a ratio: medians of one machine differ by so much from run to
 
 
 def main(args: argparse.Namespace) -> int:
-    chosen = [name for name in SECTIONS if args.only in name]
+    chosen = [name for name in SECTIONS if any(part in name for part in args.only.split(","))]
     if not chosen:
         raise ValueError(f"no section matches {args.only!r}; have: {', '.join(SECTIONS)}")
     if args.rounds < 2:
         raise ValueError(f"--rounds is {args.rounds}; a spread needs 2 or more")
+    if not args.seconds > 0:
+        raise ValueError(f"--seconds is {args.seconds}; a section needs more than 0")
     if torch.device(args.device).type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {args.device}: this torch ({torch.__version__}) sees no CUDA device")
     where = environment(args.device)
     where["versions"] |= {name: version_of(name) for name in PEERS}
     record = begun(args.json, where)
     before = None if args.check is None else json.loads(Path(args.check).read_text(encoding="utf-8"))
-    bench = Bench(args.rounds, args.device, tuple(args.engines.split(",")), args.keep)
+    bench = Bench(args.rounds, args.device, tuple(args.engines.split(",")), args.seconds, args.keep)
     with bench.stack:
         for name in chosen:
             found = record["sections"][name] = SECTIONS[name](bench)
@@ -70,7 +72,11 @@ def tell(name: str, found: Mapping[str, Any]) -> None:
         low, median, high = (1e3 * row[which] for which in ("low", "median", "high"))
         reached = found.get("floor", {}).get(candidate)
         limit = "" if reached is None else f"   {reached:.0%} of the limit"
-        print(f"  {candidate:<{width}} {median:9.1f} ms   ({low:.1f} to {high:.1f}){limit}")
+        error = found.get("errors", {}).get(candidate)
+        off = "" if error is None else f"   error {error:.1e}"
+        print(f"  {candidate:<{width}} {median:9.1f} ms   ({low:.1f} to {high:.1f}){limit}{off}")
+    for candidate in found.get("wrong", ()):
+        print(f"  WRONG  {candidate}: error {found['errors'][candidate]:.1e}, so it is not timed")
     for ratio, value in found["ratios"].items():
         print(f"  {ratio:<{2 * width + 3}} {value:.2f}", flush=True)
 

@@ -63,6 +63,12 @@ def run(model: Callable[..., Any]) -> Run:
     return forward
 
 
+def states(out: Any) -> Tensor:
+    """The last hidden states, (B, S, D), in float32 on the CPU, of what any of the engines returns."""
+    found = out.last_hidden_state if hasattr(out, "last_hidden_state") else torch.as_tensor(out[0])
+    return found.float().cpu()
+
+
 def transformers(attention: str, compiled: bool = False) -> Callable[[Path, str, str], Run]:
     def build(folder: Path, dtype: str, device: str) -> Run:
         from bertlite.parity import reference

@@ -3,6 +3,7 @@
 A ratio of medians is the result; a time on a shared machine is not.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,19 +14,35 @@ import torch
 from torch.nn import functional as F
 
 Timings = dict[str, list[float]]
+FEWEST = 3  # rounds that a median is taken of
 SETTLE = 0.01  # seconds between two candidates: the threads of the last one still spin
 
 
-def alternate(candidates: Mapping[str, Callable[[], Any]], rounds: int, device: str = "cpu") -> Timings:
-    """Seconds of each candidate in each round, after two rounds that do not count."""
+def alternate(
+    candidates: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    device: str = "cpu",
+    *,
+    warm: int = 2,
+    seconds: float = math.inf,
+) -> Timings:
+    """Seconds of each candidate in each round.
+
+    Args:
+        warm: rounds before those, which do not count.
+        seconds: after which no other round begins, if there have been FEWEST.
+    """
     times: Timings = {name: [] for name in candidates}
-    for i in range(rounds + 2):
+    began = time.perf_counter()
+    for i in range(warm + rounds):
+        if i - warm >= FEWEST and time.perf_counter() - began > seconds:
+            break
         for name, run in candidates.items():
             time.sleep(SETTLE)
             start = time.perf_counter()
             run()
             wait_for(device)
-            if i > 1:
+            if i >= warm:
                 times[name].append(time.perf_counter() - start)
     return times
 

@@ -1,5 +1,6 @@
 """The sections of a record: which candidates stand together, on what work."""
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -13,12 +14,13 @@ from torch import Tensor
 
 import bertlite
 from bertlite.bench import startup
-from bertlite.bench.engines import ENGINES, Run
+from bertlite.bench.engines import ENGINES, FLOATS, Run, states
 from bertlite.bench.measure import alternate, ceilings, summary
 from bertlite.bench.work import Work, ragged, works
 from bertlite.parity import reference
 
 BASELINE = "transformers sdpa float32"
+ERRORS = {"float32": 1e-4, "bfloat16": 0.05, "int8": 0.2}  # above these an engine computes something else
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
@@ -28,6 +30,7 @@ class Bench:
 
     Args:
         only: parts of the names of the engines to build, "" for all; the baseline is always built.
+        seconds: how long the rounds of one section may take, if there have been three of them.
         kept: a folder for the checkpoint and what is exported from it, used again if they are there; by default a
             temporary one.
     """
@@ -35,6 +38,7 @@ class Bench:
     rounds: int
     device: str = "cpu"
     only: tuple[str, ...] = ("",)
+    seconds: float = math.inf
     kept: Path | None = None
     missing: dict[str, str] = field(default_factory=dict)
     stack: ExitStack = field(default_factory=ExitStack)
@@ -74,15 +78,27 @@ class Bench:
 
 
 def forward(work: Work, bench: Bench) -> dict[str, Any]:
-    """One batch through every engine."""
+    """One batch through every engine that computes what the baseline does."""
     batch = work.inputs(bench.config.vocab_size, bench.device)
-    candidates = {
-        name: partial(run, batch) for name, run in bench.runs.items() if work.filled < 1 or "packed" not in name
-    }
-    times = alternate(candidates, bench.rounds, bench.device)
+    runs = {name: run for name, run in bench.runs.items() if work.filled < 1 or "packed" not in name}
+    errors = errors_of(runs, batch)
+    candidates = {name: partial(run, batch) for name, run in runs.items() if right(name, errors[name])}
+    warm = 0 if bench.device == "cpu" else 2  # all have run; on a GPU graphs are recorded at the second run
+    times = alternate(candidates, bench.rounds, bench.device, warm=warm, seconds=bench.seconds)
     found = summary(f"forward, {work.name}, {work.filled:.0%} filled", times, compared(times))
     found |= {"tokens": work.tokens, "filled": work.filled, "floor": floors(found["seconds"], work, bench)}
-    return found
+    return found | {"errors": errors, "wrong": [name for name in runs if name not in candidates]}
+
+
+def errors_of(runs: Mapping[str, Run], batch: Mapping[str, Tensor]) -> dict[str, float]:
+    """How far the last hidden states of real tokens are from the baseline's, root mean square, relative to those."""
+    real = batch["attention_mask"].cpu().bool()
+    truth = states(runs[BASELINE](batch))[real]
+    return {name: float((states(run(batch))[real] - truth).norm() / truth.norm()) for name, run in runs.items()}
+
+
+def right(name: str, error: float) -> bool:
+    return error <= ERRORS[name.split()[-1]]  # and never where it is nan
 
 
 def compared(times: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -111,7 +127,10 @@ def floors(seconds: Mapping[str, Mapping[str, float]], work: Work, bench: Bench)
 
 
 def training(bench: Bench) -> dict[str, Any]:
-    """Forward, backward and a step of AdamW of a classifier, at the lengths of SST-2, dropout on."""
+    """Forward, backward and a step of AdamW of a classifier, at the lengths of SST-2, dropout on.
+
+    AdamW is fused, as transformers' Trainer has it by default.
+    """
     import transformers
 
     work = ragged("SST-2", 32, 128)
@@ -133,7 +152,7 @@ def training(bench: Bench) -> dict[str, Any]:
 
     def stepping(model: Any) -> Callable[[], None]:
         model.to(bench.device).train()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
 
         def step() -> None:
             optimizer.zero_grad()
@@ -142,27 +161,35 @@ def training(bench: Bench) -> dict[str, Any]:
 
         return step
 
-    times = alternate({name: stepping(model) for name, model in models.items()}, bench.rounds, bench.device)
+    steps = {name: stepping(model) for name, model in models.items()}
+    times = alternate(steps, bench.rounds, bench.device, warm=1, seconds=bench.seconds)
     over = [("transformers sdpa", name) for name in times if name.startswith("bertlite")]
     return summary(f"training step, {work.name}, {work.filled:.0%} filled, float32", times, over)
 
 
 def pruned(bench: Bench) -> dict[str, Any]:
-    """The optimised model with half of its heads, beside all of them."""
-    work = works()[2]
-    batch = work.inputs(bench.config.vocab_size, bench.device)
-    heads = bench.config.num_attention_heads
-    candidates = {}
-    for dtype in ("float32", "bfloat16"):
+    """The optimised model without half of its heads, of its neurons, and of both, beside all of them."""
+    work, config = works()[2], bench.config
+    batch = work.inputs(config.vocab_size, bench.device)
+    layers = range(config.num_hidden_layers)
+    heads = {i: range(config.num_attention_heads // 2) for i in layers}
+    neurons = {i: range(config.intermediate_size // 2) for i in layers}
+    candidates, over = {}, []
+    for dtype in FLOATS:
         whole = bertlite.BertModel.from_pretrained(bench.folder, dtype=getattr(torch, dtype), device=bench.device)
-        half = bertlite.prune_heads(whole, {i: range(heads // 2) for i in range(bench.config.num_hidden_layers)})
-        for name, model in (("all heads", whole), ("half the heads", half)):
-            candidates[f"bertlite optimised, {name}, {dtype}"] = partial(
-                bertlite.optimize_for_inference(model), **batch
-            )
-    times = alternate(candidates, bench.rounds, bench.device)
-    names = list(times)
-    return summary(f"forward, {work.name}, heads pruned", times, list(zip(names[::2], names[1::2], strict=True)))
+        fewer = bertlite.prune_heads(whole, heads)
+        models = {
+            "whole": whole,
+            "half the heads": fewer,
+            "half the neurons": bertlite.prune_neurons(whole, neurons),
+            "half of both": bertlite.prune_neurons(fewer, neurons),
+        }
+        for what, model in models.items():
+            candidates[f"{what} {dtype}"] = partial(bertlite.optimize_for_inference(model), **batch)
+            if model is not whole:
+                over.append((f"whole {dtype}", f"{what} {dtype}"))
+    times = alternate(candidates, bench.rounds, bench.device, seconds=bench.seconds)
+    return summary(f"bertlite optimised, {work.name}, pruned", times, over)
 
 
 SECTIONS: dict[str, Callable[[Bench], dict[str, Any]]] = {

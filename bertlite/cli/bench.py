@@ -19,11 +19,17 @@ def add(commands: Commands) -> None:
         description=DESCRIPTION,
         record="a record; other sections that are in the file stay",
     )
-    bench.add_argument("--only", default="", metavar="PATTERN", help="sections whose name contains this")
+    bench.add_argument("--only", default="", metavar="A,B", help="sections whose name contains one of these")
     bench.add_argument(
         "--engines", default="", metavar="A,B", help="engines whose name contains one of these; the baseline always"
     )
     bench.add_argument("--rounds", type=int, default=15, help="how often each candidate runs (default: %(default)s)")
+    bench.add_argument(
+        "--seconds",
+        type=float,
+        default=60,
+        help="after which a section ends, with fewer rounds but not below 3 (default: %(default)s)",
+    )
     bench.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     bench.add_argument("--keep", type=Path, metavar="FOLDER", help="where exported models stay for the next run")
     bench.add_argument("--check", metavar="FILE", help="compare the ratios with this record's")
