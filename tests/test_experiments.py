@@ -630,7 +630,7 @@ def test_rows_say_what_their_interval_is_over(runs):
 
 
 def test_ways_that_differ_have_lines_of_their_own():
-    base = vars(Cell())
+    base = {**vars(Cell()), "calibration": 512}
     changes = (
         {},
         {"uniform": True},
@@ -639,6 +639,7 @@ def test_ways_that_differ_have_lines_of_their_own():
         {"neurons": 0.5},
         {"repair": "mean"},
         {"epochs": 1},
+        {"calibration": 513},
     )
     assert len({compare.way_named({**base, **change}) for change in changes}) == len(changes)
 
@@ -652,6 +653,7 @@ def test_compare_writes_rows_and_every_figure(runs, tmp_path, capsys):
     assert "over random, p = " in said
     record = json.loads((tmp_path / "rows.json").read_text())
     assert len(record["rows"]) == 4
+    assert all(row["accuracy"] == pytest.approx(np.mean(row["values"])) for row in record["rows"])
     assert record["dense"]["accuracy"] > 0
     names = ("curves", "heads-michel", "heads-random", "heads-per-layer", "rank-correlation")
     assert {path.name for path in (tmp_path / "plots").iterdir()} == {n + e for n in names for e in (".png", ".svg")}

@@ -196,7 +196,8 @@ def compare(args: argparse.Namespace) -> int:
             )
     if args.json:
         commands = sorted({record.facts["command"] for record in records})
-        facts = {name: records[0].facts[name] for name in ("environment", "data", "model", "git")}
+        facts = {name: records[0].facts[name] for name in ("environment", "data", "git")}
+        models = sorted({record.facts["model"]["dense"] for record in records})
         write_json(
             args.json,
             {
@@ -205,6 +206,7 @@ def compare(args: argparse.Namespace) -> int:
                 "headline": task.headline,
                 "commands": commands,
                 **facts,
+                "models": models,
                 "setting": records[0].config["setting"],
                 "dense": dense,
                 "rows": rows,
@@ -358,7 +360,7 @@ def bench(args: argparse.Namespace) -> int:
 
 def label_of(record: Record) -> str:
     cell = record.config["cell"]
-    name, _, repair, epochs = way_named(cell)
+    name, _, repair, epochs = way_named({**cell, "calibration": Setting.calibration})  # which decides no speed
     heads = f"-{100 * cell['fraction']:g} % heads"
     neurons = f"-{100 * cell['neurons']:g} % neurons" if cell["neurons"] else ""
     said = ", ".join(filter(None, (heads, neurons, name, repair, epochs and f"{epochs} epochs")))

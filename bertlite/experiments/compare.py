@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from bertlite.experiments.cell import Setting
 from bertlite.experiments.evaluate import TASKS, Task
 from bertlite.experiments.statistics import (
     Array,
@@ -18,11 +19,11 @@ from bertlite.experiments.statistics import (
 )
 from bertlite.record import Record
 
-Way = tuple[tuple[str, Any], ...]  # all of a cell but its seed
+Way = tuple[tuple[str, Any], ...]  # all of a cell but its seed, and on how many examples it was calibrated
 
 
 def way_of(run: Record, **changes: Any) -> Way:
-    cell = {**run.config["cell"], **changes}
+    cell = {**run.config["cell"], "calibration": run.config["setting"]["calibration"], **changes}
     del cell["seed"]
     return tuple(sorted(cell.items()))
 
@@ -42,11 +43,11 @@ def summarise(runs: Sequence[Record], against: str | None = None) -> list[dict[s
         against: a criterion; every other row is then compared with the runs that differ from its own in that alone.
 
     Returns:
-        Rows with the fields of a `Cell` but its seed, "runs", the mean of every metric, "low" and "high" of the
-        headline, and "over": what the interval is over, "runs" (Student's t) where there are several and else
-        "examples" (Wilson's for an accuracy, the bootstrap's for others).  With `against` also "difference",
-        "difference_low", "difference_high" and "p" (paired bootstrap over examples), and "mcnemar" where both sides
-        are one run of a classifier.
+        Rows with the fields of a `Cell` but its seed, "calibration" (examples), "runs", their "seeds" and "values" of
+        the headline, the mean of every metric, "low" and "high" of the headline, and "over": what the interval is
+        over, "runs" (Student's t) where there are several and else "examples" (Wilson's for an accuracy, the
+        bootstrap's for others).  With `against` also "difference", "difference_low", "difference_high" and "p" (paired
+        bootstrap over examples), and "mcnemar" where both sides are one run of a classifier.
 
     Raises:
         ValueError: there are no runs, they are of several tasks or data, or no run has the criterion.
@@ -62,6 +63,8 @@ def summarise(runs: Sequence[Record], against: str | None = None) -> list[dict[s
         row = {
             **dict(way),
             "runs": len(group),
+            "seeds": [run.config["cell"]["seed"] for run in group],
+            "values": [run.results[task.headline] for run in group],
             **{name: float(np.mean([run.results[name] for run in group])) for name in (*task.metrics, "kl")},
             "low": interval.low,
             "high": interval.high,
@@ -89,10 +92,8 @@ def task_of(runs: Sequence[Record]) -> Task:
 
 
 def order_of(way: Way) -> tuple[Any, ...]:
-    cell = dict(way)
-    return tuple(
-        cell[name] for name in ("epochs", "repair", "steps", "uniform", "at_least", "criterion", "neurons", "fraction")
-    )
+    cell, last = dict(way), ("criterion", "neurons", "fraction")
+    return tuple(cell[name] for name in ("epochs", "repair", "calibration", "steps", "uniform", "at_least", *last))
 
 
 def outputs(run: Record) -> Array:
@@ -140,10 +141,11 @@ def table(rows: Sequence[dict[str, Any]], headline: str) -> str:
 
 
 def way_named(row: dict[str, Any]) -> tuple[str, str, str, str]:
-    """Criterion with its schedule, neurons, repair, epochs: as a table says them."""
+    """Criterion with its schedule, neurons, repair, epochs: as a table says them; what is usual goes unsaid."""
     name = row["criterion"] + (" uniform" if row["uniform"] else "")
     name += f", {row['at_least']} a layer or more" if row["at_least"] else ""
     name += f", in {row['steps']} steps" if row["steps"] > 1 else ""
+    name += f", {row['calibration']} examples" if row["calibration"] != Setting.calibration else ""
     neurons = f"-{100 * row['neurons']:g} %" if row["neurons"] else ""
     return (
         name,
