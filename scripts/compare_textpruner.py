@@ -20,7 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bertlite.experiments.arguments import integers, words
+from bertlite.cli.prune import integers, words
 from bertlite.experiments.cell import Bench, Cell, Setting
 from bertlite.experiments.compare import labels, outputs
 from bertlite.experiments.data import Source
