@@ -3,13 +3,9 @@
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
+import blocks
 import pytest
-import torch
-from conftest import SIZES
-
-import bertlite
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -17,7 +13,6 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import tables  # noqa: E402  # scripts is on the path only now
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def test_the_figures_are_those_of_the_records() -> None:
@@ -36,26 +31,11 @@ def test_a_figure_that_was_changed_by_hand_is_found(tmp_path: Path, capsys: pyte
 
 
 def test_the_code_runs_from_top_to_bottom(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    sizes = {**SIZES, "num_attention_heads": 12, "num_hidden_layers": 4}
-    bertlite.BertForMaskedLM(bertlite.BertConfig(**sizes)).save_pretrained(checkpoint)
-    ids = torch.randint(1, SIZES["vocab_size"], (2, 11))
-    names: dict[str, Any] = {
-        "checkpoint": checkpoint,
-        "folder": tmp_path / "folder",
-        "full": tmp_path / "full",
-        "input_ids": ids,
-        "attention_mask": torch.ones_like(ids),
-    }
-    assert len(BLOCKS) == 4
-    for block in BLOCKS:
-        if "bertlite.hf" in block:
-            pytest.importorskip("transformers")
-        exec(block, names)
+    names = blocks.run(ROOT / "README.md", tmp_path)
     pruned = names["same"].config.pruned_heads
     assert {layer: tuple(heads) for layer, heads in pruned.items()} == {0: (1, 5), 3: tuple(range(12))}
 
 
 def test_the_files_it_names_exist() -> None:
-    for path in re.findall(r"(?:scripts|tests|bertlite)/[\w./-]*\w", README):
+    for path in re.findall(r"(?:scripts|tests|bertlite|notebooks)/[\w./-]*\w", README):
         assert (ROOT / path).exists(), f"README.md names {path}"

@@ -1,0 +1,70 @@
+"""The documentation: its code runs, it names everything that is public, and Sphinx builds it without a warning."""
+
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import blocks
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "notebooks" / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+WITH_CODE = [page for page in PAGES if blocks.blocks(page)]
+REFERENCE = "\n".join(page.read_text(encoding="utf-8") for page in PAGES if page.parent.name == "api")
+THEIRS = {"bertlite.hf": {"BertConfig"}}  # transformers' own
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
+def test_the_code_of_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
+    blocks.run(page, tmp_path)
+
+
+def test_pages_with_code_are_found() -> None:
+    assert {"quickstart.md", "pruning.md", "performance.md", "embed.md"} <= {page.name for page in WITH_CODE}
+
+
+def test_a_block_that_fails_fails_its_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- not run: it is wrong -->\n```python\n1 / 0\n```\n\n```python\nx = checkpoint.name\n```\n")
+    assert blocks.run(page, tmp_path)["x"] == "checkpoint"
+    page.write_text("```python\nx = 1\n```\n\n```python\nx / 0\n```\n")
+    with pytest.raises(ZeroDivisionError):
+        blocks.run(page, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "module", ["bertlite", "bertlite.embed", "bertlite.hf", "bertlite.importance", "bertlite.parity"]
+)
+def test_every_public_name_is_in_the_reference(module: str) -> None:
+    if module == "bertlite.hf":
+        pytest.importorskip("transformers")
+    documented = set(re.findall(r"^\.\. auto\w+:: ([\w.]+)$", REFERENCE, re.MULTILINE))
+    names = set(import_module(module).__all__) - THEIRS.get(module, set())
+    missing = [name for name in names if not {f"bertlite.{name}", f"{module}.{name}"} & documented]
+    assert not missing, f"notebooks/docs/api lacks {sorted(missing)}"
+
+
+def test_every_notebook_and_every_command_has_its_line() -> None:
+    listed = (DOCS / "notebooks.md").read_text(encoding="utf-8")
+    assert [path.name for path in (ROOT / "notebooks").glob("*.ipynb") if f"`{path.name}`" not in listed] == []
+    said = subprocess.run(
+        [sys.executable, "-m", "bertlite", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    commands = re.findall(r"^ {4}([a-z]+) ", said, re.MULTILINE)
+    assert "parity" in commands
+    page = (DOCS / "commands.md").read_text(encoding="utf-8")
+    assert [name for name in commands if f"`bertlite {name}" not in page] == []
+
+
+def test_it_builds_without_a_warning(tmp_path: Path) -> None:
+    for library in ("sphinx", "myst_parser", "furo", "transformers"):
+        pytest.importorskip(library)
+    built = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-b", "dummy", "-qW", "--keep-going", DOCS, tmp_path],
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stderr
