@@ -1,6 +1,6 @@
 """What a figure needs beside it to mean anything: where it was measured, with what, and a file that holds it.
 
-A `Run` is a folder that says all of that about one experiment:
+A `Run` is a folder that says all of that about one experiment::
 
     run.json            command, config, seed, git commit, versions, machine, hashes of data and model, wall seconds,
                         results, and its status: running, finished or failed

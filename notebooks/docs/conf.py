@@ -31,7 +31,12 @@ CODE = re.compile(r"(`[^`]*`)")
 
 
 def plain(app: Any, what: str, name: str, found: Any, options: Any, lines: list[str]) -> None:
-    """Docstrings are plain text: what reStructuredText would read into * | and _ is escaped, outside `code`."""
+    """Docstrings are plain text: what reStructuredText would read into * | and _ is escaped, outside `code`.
+
+    A table has none of its own, but that of dict or tuple.
+    """
+    if what == "data" and found.__doc__ == type(found).__doc__:
+        lines.clear()
     for i, line in enumerate(lines):
         parts = CODE.split(line)
         parts[::2] = [re.sub(r"([*|\\])|(_)(?=\W|$)", lambda hit: "\\" + hit[0], part) for part in parts[::2]]
