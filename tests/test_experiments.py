@@ -527,7 +527,7 @@ def test_a_sweep_killed_goes_on_without_repeating_what_was_finished(world, tmp_p
     assert done.returncode == 0, done.stderr
     assert len(read_runs(tmp_path)) == len(read_runs(tmp_path, unfinished=True)) == total
     assert {folder: (folder / "run.json").stat().st_mtime_ns for folder in finished} == finished
-    assert "| random |" in done.stdout
+    assert "| random, 11 examples |" in done.stdout
 
 
 def test_an_error_in_a_process_reaches_the_caller(setting, tmp_path, monkeypatch):

@@ -49,7 +49,7 @@ def seen_by(model: Any, part: nn.Module, batches: list[dict[str, Tensor]]) -> tu
     hook = part.register_forward_pre_hook(lambda module, args: calls.append(args))
     with torch.no_grad():
         for batch in batches:
-            model(**batch, keep_padding=True)
+            model(**batch)
     hook.remove()
     real = [batch["attention_mask"].bool() for batch in batches]
     assert len(calls) == len(real)
