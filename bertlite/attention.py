@@ -238,27 +238,14 @@ class Padded:
         score_bias: ScoreBias | None = None,
         dropout: float = 0.0,
         asker: nn.Module | None = None,
+        first: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """(B, S, N, H) and (B, K, N, H) -> context (B, S, N, H), and weights (B, N, S, K) if they were asked for."""
-        return self._attend(self.mask, q, k, v, score_bias, dropout, first=False)
+        """(B, S, N, H) and (B, K, N, H) -> context (B, S, N, H), and weights (B, N, S, K) if they were asked for.
 
-    def attend_first(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        score_bias: ScoreBias | None = None,
-        dropout: float = 0.0,
-        asker: nn.Module | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """`attend` for the first query alone, (B, 1, N, H)."""
-        return self._attend(self.mask.first(), q, k, v, score_bias, dropout, first=True)
-
-    def _attend(
-        self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, score_bias: ScoreBias | None, dropout: float, first: bool
-    ) -> tuple[Tensor, Tensor | None]:
+        With `first` the query is each sequence's first token alone: S is 1.
+        """
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        mask = mask.to(q.device)  # layers may be spread over devices
+        mask = (self.mask.first() if first else self.mask).to(q.device)  # layers may be spread over devices
         allowed, bias, answered = mask.allowed, mask.bias, mask.answered
         if score_bias is not None:
             shift = score_bias(q, k, first)
@@ -308,27 +295,11 @@ class Packed:
         score_bias: ScoreBias | None = None,
         dropout: float = 0.0,
         asker: nn.Module | None = None,
+        first: bool = False,
     ) -> tuple[Tensor, None]:
-        """(T, N, H) -> context (T, N, H)."""
-        return self._attend(q, k, v, score_bias, dropout, first=False), None
-
-    def attend_first(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        score_bias: ScoreBias | None = None,
-        dropout: float = 0.0,
-        asker: nn.Module | None = None,
-    ) -> tuple[Tensor, None]:
-        """`attend` for the first query of every sequence that has a token alone."""
-        return self._attend(q, k, v, score_bias, dropout, first=True), None
-
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, score_bias: ScoreBias | None, dropout: float, first: bool
-    ) -> Tensor:
+        """(T, N, H) -> context (T, N, H); with `first` the queries are each sequence's first token, if it has one."""
         if not q.shape[0]:
-            return torch.cat([q, k, v])  # of no tokens, with the gradients of all three
+            return torch.cat([q, k, v]), None  # of no tokens, with the gradients of all three
         if score_bias is not None and not self.packing.unbroken:
             raise ValueError(
                 "padding between the tokens of a sequence shifts relative positions, and packed it is gone;"
@@ -337,9 +308,9 @@ class Packed:
         if q.is_cuda:
             lacks = varlen_lacks(q.dtype, q.shape[-1], dropout, score_bias)
             if lacks is None:
-                return varlen(q, k, v, self.packing, first)
+                return varlen(q, k, v, self.packing, first), None
             warnings.warn(f"packed attention runs as groups of padded sequences: {lacks}", stacklevel=2)
-        return self.in_groups(q, k, v, score_bias, dropout, first)
+        return self.in_groups(q, k, v, score_bias, dropout, first), None
 
     def in_groups(
         self, q: Tensor, k: Tensor, v: Tensor, score_bias: ScoreBias | None, dropout: float, first: bool

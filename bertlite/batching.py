@@ -44,12 +44,10 @@ class Batches(Sequence[tuple[int, ...]]):
         given = list(results)
         sizes, wanted = [len(each) for each in given], [len(batch) for batch in self.batches]
         if sizes != wanted:
-            wrong = next((i for i, (a, b) in enumerate(zip(sizes, wanted, strict=False)) if a != b), None)
-            raise ValueError(
-                f"{len(sizes)} results for {len(wanted)} batches"
-                if wrong is None
-                else f"batch {wrong} has {wanted[wrong]} sequences, and {sizes[wrong]} results"
-            )
+            if len(sizes) != len(wanted):
+                raise ValueError(f"{len(sizes)} results for {len(wanted)} batches")
+            wrong = next(i for i, size in enumerate(sizes) if size != wanted[i])
+            raise ValueError(f"batch {wrong} has {wanted[wrong]} sequences, and {sizes[wrong]} results")
         order = [i for batch in self.batches for i in batch]
         if all(isinstance(each, Tensor) for each in given):
             back = torch.tensor(order, device=given[0].device).argsort()

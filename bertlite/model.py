@@ -8,6 +8,7 @@ Shapes:  B sequences · S positions · D hidden · L layers · N heads as built
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from typing import Any, ClassVar, Self
 
@@ -349,7 +350,7 @@ class BertBody:
         gates = None
         if head_mask is not None:
             gates = [layout.gate(gate) for gate in read_gates(head_mask, config, batch, length, x.dtype)]
-        first = First(layout.first, layout.attend_first) if first_token_only else None
+        first = First(layout.first, partial(layout.attend, first=True)) if first_token_only else None
         x, states, given = self.encoder(x, layout.attend, gates, memory, encoder_hidden_states, keep_states, first)
         if packing is None:
             x = firsts = layout.unpack(x)

@@ -5,7 +5,7 @@
 
 One step is a forward, a loss over every token and a backward, on a random model with layers of bert-base's shape in
 training mode, dropout on.  Candidates alternate, so that a noisy machine is noisy for all of them.  Peak memory is
-what the step allocates beyond weights and gradients (bertlite.bench.measure.peak_bytes); the vocabulary is small, so
+what the step allocates beyond weights and gradients (bertlite.measure.peak_bytes); the vocabulary is small, so
 that the gradient of its table does not hide the layers.  "ragged" is the same batch with the lengths given by
 --lengths, right-padded.
 """
@@ -25,7 +25,7 @@ import torch  # noqa: E402  # the checkout is on the path only now
 from torch import Tensor  # noqa: E402
 
 import bertlite  # noqa: E402
-from bertlite.bench.measure import peak_bytes  # noqa: E402
+from bertlite.measure import peak_bytes  # noqa: E402
 from bertlite.parity import reference  # noqa: E402
 from bertlite.record import environment, write_json  # noqa: E402
 

@@ -12,9 +12,29 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bertlite import BertConfig, BertModel
+from bertlite import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForNextSentencePrediction,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+)
 from bertlite.attention import BACKENDS
 
+F64 = torch.float64
+HEADED: list[Any] = [  # every class with a task head
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForNextSentencePrediction,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+]
 EXACT = 1e-12  # float64: on this model rounding reaches 3e-15, LayerNorm eps 1e-11 for 1e-12 in one layer 4e-12
 SIZES: dict[str, Any] = {
     "vocab_size": 97,

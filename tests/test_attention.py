@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import assert_same, distance, full_outputs, gradients, make, make_batch
+from conftest import F64, assert_same, distance, full_outputs, gradients, make, make_batch
 from torch import Tensor
 
 from bertlite import BertModel
@@ -18,7 +18,6 @@ from bertlite.attention import BACKENDS, read_mask, select
 B, S, N, L = 2, 11, 4, 3
 BACKEND_NAMES = ["eager", "sdpa"]
 HALF = {torch.float16: 1e-2, torch.bfloat16: 1e-1}  # see `test_backends_agree`
-F64 = torch.float64
 
 
 def on(model: BertModel, backend: str) -> BertModel:

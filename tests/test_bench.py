@@ -12,9 +12,9 @@ from bertlite import BertConfig, cli
 from bertlite.bench import engines, sections
 from bertlite.bench.command import judge, tell
 from bertlite.bench.engines import ENGINES, states
-from bertlite.bench.measure import SETTLE, alternate, summary
 from bertlite.bench.sections import BASELINE, ERRORS, Bench, floors, right
 from bertlite.bench.work import full, like, ragged, works
+from bertlite.measure import SETTLE, alternate, summary
 
 TINY = {**SIZES, "vocab_size": 1000, "num_attention_heads": 4, "max_position_embeddings": 512, "num_hidden_layers": 2}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SIZES, assert_same, distance, full_outputs, gradients, make, make_batch, randomise_, tensors
+from conftest import F64, SIZES, assert_same, distance, full_outputs, gradients, make, make_batch, randomise_, tensors
 from safetensors import safe_open
 from torch import Tensor, nn
 
@@ -28,7 +28,6 @@ from bertlite import (
 )
 
 B, S, K, D, L, N, H, V = 2, 11, 8, 48, 3, 4, 12, 97
-F64 = torch.float64
 LOWEST = torch.finfo(F64).min
 NONE = -100
 PER_TOKEN = ("input_ids", "token_type_ids", "position_ids")

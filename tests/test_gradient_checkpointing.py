@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SIZES, assert_same, full_outputs, gradients, make, make_batch
+from conftest import F64, SIZES, assert_same, full_outputs, gradients, make, make_batch
 from torch import Tensor
 
 from bertlite import BertForMaskedLM, BertForSequenceClassification, BertModel, prune_heads, prune_heads_
 from bertlite.modules import Checkpointing
 
 L = 3
-F64 = torch.float64
 OFF = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 ON = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}
 

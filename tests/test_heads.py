@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SIZES, assert_same, distance, gradients, make, make_batch
+from conftest import F64, HEADED, SIZES, assert_same, distance, gradients, make, make_batch
 from torch import Tensor, nn
 
 import bertlite
@@ -27,17 +27,7 @@ from bertlite import (
 from bertlite.outputs import LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
 
 B, S, D, V, LABELS, CHOICES = 2, 11, 48, 97, 6, 7
-F64 = torch.float64
 NONE = -100
-HEADS = [
-    BertForMaskedLM,
-    BertForMultipleChoice,
-    BertForNextSentencePrediction,
-    BertForPreTraining,
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-]
 TIED = [BertForMaskedLM, BertForPreTraining]
 WITH_LABELS = (BertForSequenceClassification, BertForTokenClassification)
 
@@ -123,7 +113,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("cls", HEADS)
+@pytest.mark.parametrize("cls", HEADED)
 def test_logits_are_the_head_written_out(cls: Any) -> None:
     model, inputs = build(cls), inputs_of(cls)
     out = model(**inputs)
@@ -133,13 +123,13 @@ def test_logits_are_the_head_written_out(cls: Any) -> None:
     assert type(out) is kinds.get(cls, LogitsOutput)
 
 
-@pytest.mark.parametrize("cls", HEADS)
+@pytest.mark.parametrize("cls", HEADED)
 def test_a_head_has_a_pooler_only_if_it_reads_it(cls: Any) -> None:
     reads = {BertForMultipleChoice, BertForNextSentencePrediction, BertForPreTraining, BertForSequenceClassification}
     assert (build(cls).bert.pooler is not None) == (cls in reads)
 
 
-@pytest.mark.parametrize("cls", HEADS)
+@pytest.mark.parametrize("cls", HEADED)
 def test_a_head_passes_everything_on_to_bert(cls: Any) -> None:
     model, inputs = build(cls), inputs_of(cls)
     gate = torch.linspace(-0.5, 1.5, 12, dtype=F64).view(3, 4)
@@ -159,7 +149,7 @@ def test_a_head_passes_everything_on_to_bert(cls: Any) -> None:
     assert_same(dict(model(**rest, inputs_embeds=embeds).items()), dict(model(**inputs).items()), atol=0)
 
 
-@pytest.mark.parametrize("cls", HEADS)
+@pytest.mark.parametrize("cls", HEADED)
 def test_a_head_refuses_neither_and_both_inputs_as_bert_does(cls: Any) -> None:
     model, inputs = build(cls), inputs_of(cls)
     with pytest.raises(ValueError, match="not neither"):
@@ -188,7 +178,7 @@ def test_question_answering_has_two_labels() -> None:
 # Losses
 
 
-@pytest.mark.parametrize("cls", HEADS)
+@pytest.mark.parametrize("cls", HEADED)
 def test_the_loss_is_mean_nats_per_label(cls: Any) -> None:
     model, labels = build(cls), LABELLED[cls]
     out = model(**inputs_of(cls), **labels)
@@ -205,7 +195,7 @@ def test_the_loss_is_mean_nats_per_label(cls: Any) -> None:
     assert out.loss.item() > 0.1
 
 
-@pytest.mark.parametrize("cls", HEADS)
+@pytest.mark.parametrize("cls", HEADED)
 def test_the_loss_reaches_every_parameter(cls: Any) -> None:
     model = build(cls)
     grads = gradients(model, model(**inputs_of(cls), **LABELLED[cls]).loss)
@@ -218,7 +208,7 @@ def test_the_loss_reaches_every_parameter(cls: Any) -> None:
     assert reached == {name for name, _ in model.named_parameters()} - flat
 
 
-@pytest.mark.parametrize("cls", HEADS)
+@pytest.mark.parametrize("cls", HEADED)
 def test_labels_of_int32_or_with_strides_are_the_same_labels(cls: Any) -> None:
     model, inputs, labels = build(cls), inputs_of(cls), LABELLED[cls]
     wanted = model(**inputs, **labels).loss
@@ -298,7 +288,7 @@ def test_the_labels_of_one_batch_do_not_decide_for_the_next() -> None:
     assert model.config.problem_type is None
 
 
-@pytest.mark.parametrize("cls", HEADS)
+@pytest.mark.parametrize("cls", HEADED)
 def test_running_never_changes_the_config(cls: Any) -> None:
     model = build(cls)
     before = model.config
@@ -388,7 +378,7 @@ def test_a_label_that_cannot_be_is_refused(cls: Any, labels: dict[str, Tensor], 
 # Outputs
 
 
-@pytest.mark.parametrize("cls", HEADS)
+@pytest.mark.parametrize("cls", HEADED)
 def test_return_dict_false_gives_the_same_as_a_tuple(cls: Any) -> None:
     model, inputs = build(cls), inputs_of(cls)
     for labels in ({}, LABELLED[cls]):
@@ -401,7 +391,7 @@ def test_return_dict_false_gives_the_same_as_a_tuple(cls: Any) -> None:
     assert_same(silent(**inputs), model(**inputs).to_tuple(), atol=0)
 
 
-@pytest.mark.parametrize("cls", HEADS)
+@pytest.mark.parametrize("cls", HEADED)
 def test_an_empty_batch_has_empty_logits(cls: Any) -> None:
     out = build(cls)(**{k: x[:0] for k, x in inputs_of(cls).items()})
     wanted = {name: (0, *shape[1:]) for name, shape in SHAPES[cls].items()}
@@ -523,7 +513,7 @@ def test_both_ends_of_a_tie_learn(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"hidden_act": "prelu"}, {"tie_word_embeddings": False}], ids=str)
-@pytest.mark.parametrize("cls", [BertModel, *HEADS])
+@pytest.mark.parametrize("cls", [BertModel, *HEADED])
 def test_state_dict_keys_are_transformers_own(cls: Any, changes: dict[str, Any]) -> None:
     transformers = pytest.importorskip("transformers")
     labels = {"num_labels": LABELS} if cls in WITH_LABELS else {}
@@ -545,12 +535,12 @@ def test_state_dict_keys_of_relative_positions_are_those_of_transformers_4(cls: 
 
 
 def test_every_class_is_public() -> None:
-    assert {cls.__name__ for cls in (BertModel, *HEADS)} <= set(bertlite.__all__)
+    assert {cls.__name__ for cls in (BertModel, *HEADED)} <= set(bertlite.__all__)
     assert all(getattr(bertlite, name) is not None for name in bertlite.__all__)
 
 
 def test_every_class_inherits_what_models_can_do() -> None:
-    for cls in HEADS:
+    for cls in HEADED:
         assert cls.prune_heads is BertModel.prune_heads
         assert cls.from_pretrained.__func__ is BertModel.from_pretrained.__func__
         config = replace(build(cls).config, attn_implementation="eager")

@@ -27,7 +27,7 @@ ORDER = (  # a module imports from the rows above its own, or within its own fol
     ("bertlite.importance", "bertlite.inference"),
     ("bertlite.public",),
     ("bertlite",),
-    ("bertlite.record",),
+    ("bertlite.measure", "bertlite.record"),
     ("bertlite.embed", "bertlite.experiments", "bertlite.hf", "bertlite.inspection", "bertlite.parity"),
     ("bertlite.bench",),
     ("bertlite.cli",),

@@ -6,18 +6,18 @@ import pickle
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from conftest import SIZES, assert_same, distance, full_outputs, make, make_batch
+from conftest import F64, SIZES, assert_same, distance, full_outputs, make, make_batch
 from torch import Tensor, nn
 
 from bertlite import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel, prune_heads
 from bertlite.model import BertPreTrainedModel
 
 B, S, D, N, L = 2, 11, 48, 4, 3
-F64 = torch.float64
 BACKENDS = ["eager", "sdpa"]
 
 
@@ -96,7 +96,7 @@ def test_hidden_states_begin_with_the_embeddings_and_end_with_the_output(
     assert_same(out.hidden_states[0], embeddings, atol=0)
     assert out.hidden_states[-1] is out.last_hidden_state
     assert len(out.hidden_states) == L + 1
-    assert all(distance(a, b) > 1e-2 for a, b in zip(out.hidden_states, out.hidden_states[1:], strict=False))
+    assert all(distance(a, b) > 1e-2 for a, b in pairwise(out.hidden_states))
 
 
 @pytest.mark.parametrize("asked", [False, True])

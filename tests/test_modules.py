@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SIZES, assert_same, distance, full_outputs, gradients, make, make_batch, randomise_
+from conftest import F64, SIZES, assert_same, distance, full_outputs, gradients, make, make_batch, randomise_
 from torch import Tensor, nn
 
 from bertlite import BertConfig, BertModel
 from bertlite.activations import ACTIVATIONS, Activation, activation
 from bertlite.modules import BertEmbeddings, init_weights, linear
 
-F64 = torch.float64
 N, H, L = 4, 12, 3
 POSITIONS = ["absolute", "relative_key", "relative_key_query"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import assert_same, full_outputs, gradients, make, make_batch
+from conftest import F64, assert_same, full_outputs, gradients, make, make_batch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -21,7 +21,6 @@ from bertlite.outputs import (
     QuestionAnsweringOutput,
 )
 
-F64 = torch.float64
 KINDS = {
     BertModelOutput: ("last_hidden_state", "pooler_output", "hidden_states", "attentions"),
     LogitsOutput: ("loss", "logits", "hidden_states", "attentions"),

@@ -8,11 +8,12 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from conftest import SIZES, assert_same, distance, gradients, make, make_batch
+from conftest import F64, SIZES, assert_same, distance, gradients, make, make_batch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -34,7 +35,6 @@ from bertlite.cache import KeyValueCache
 from bertlite.packing import Packing, grouped
 
 B, S, D, N, L = 5, 11, 48, 4, 3
-F64 = torch.float64
 OFF = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 LENGTHS = (11, 3, 7, 1, 10)
 PRUNED = {"pruned_heads": {0: [1, 3], 1: [0, 1, 2, 3]}, "pruned_neurons": {0: range(37), 2: [1, 5]}}
@@ -634,8 +634,8 @@ def test_varlen_attention_is_told_where_sequences_end(first: bool, monkeypatch: 
         ends, keys = given["cu_seq_q"].tolist(), given["cu_seq_k"].tolist()
         assert (given["max_q"], given["max_k"]) == (1 if first else 5, 5)
         assert given["cu_seq_q"].dtype == given["cu_seq_k"].dtype == torch.int32
-        parts = zip(ends, ends[1:], keys, keys[1:], strict=False)
-        return torch.cat([heads_first(q[a:b], k[c:d], v[c:d]) for a, b, c, d in parts])
+        parts = zip(pairwise(ends), pairwise(keys), strict=True)
+        return torch.cat([heads_first(q[a:b], k[c:d], v[c:d]) for (a, b), (c, d) in parts])
 
     def heads_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return nn.functional.scaled_dot_product_attention(*(x.transpose(0, 1) for x in (q, k, v))).transpose(0, 1)

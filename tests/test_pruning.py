@@ -8,19 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import assert_same, distance, full_outputs, gradients, make, make_batch
+from conftest import F64, HEADED, assert_same, distance, full_outputs, gradients, make, make_batch
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
 from bertlite import (
     BertConfig,
     BertForMaskedLM,
-    BertForMultipleChoice,
-    BertForNextSentencePrediction,
-    BertForPreTraining,
-    BertForQuestionAnswering,
     BertForSequenceClassification,
-    BertForTokenClassification,
     BertModel,
     densify,
     kept_heads,
@@ -31,7 +26,6 @@ from bertlite import (
 )
 
 B, S, D, N, H, L = 2, 11, 48, 4, 12, 3
-F64 = torch.float64
 ALL = [0, 1, 2, 3]
 HEADS: dict[str, dict[int, list[int]]] = {
     "one": {1: [2]},
@@ -44,16 +38,7 @@ HEADS: dict[str, dict[int, list[int]]] = {
 }
 POSITIONS = ["absolute", "relative_key", "relative_key_query"]
 BACKENDS = ["eager", "sdpa"]
-CLASSES = [
-    BertModel,
-    BertForMaskedLM,
-    BertForMultipleChoice,
-    BertForNextSentencePrediction,
-    BertForPreTraining,
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-]
+CLASSES = [BertModel, *HEADED]
 
 
 def pickled(model: Any) -> Any:

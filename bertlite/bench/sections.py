@@ -15,8 +15,8 @@ from torch import Tensor
 import bertlite
 from bertlite.bench import startup
 from bertlite.bench.engines import ENGINES, FLOATS, Run, states
-from bertlite.bench.measure import alternate, ceilings, summary
 from bertlite.bench.work import Work, ragged, works
+from bertlite.measure import alternate, ceilings, summary
 from bertlite.parity import reference
 
 BASELINE = "transformers sdpa float32"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import bertlite
-from bertlite.bench.measure import alternate, summary
+from bertlite.measure import alternate, summary
 from bertlite.parity.command import DEMO, demo_checkpoint
 
 ROOT = Path(bertlite.__file__).resolve().parent.parent

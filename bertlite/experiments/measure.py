@@ -2,7 +2,6 @@
 
 import multiprocessing
 import statistics
-import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,8 +12,7 @@ from torch import Tensor
 
 from bertlite import prune_heads, prune_neurons
 from bertlite.importance import macs
-
-WARMUP = 3  # rounds that do not count
+from bertlite.measure import alternate
 
 
 def random_inputs(config: Any, batch: int, length: int, device: str = "cpu", seed: int = 0) -> dict[str, Tensor]:
@@ -22,25 +20,6 @@ def random_inputs(config: Any, batch: int, length: int, device: str = "cpu", see
     draw = torch.Generator().manual_seed(seed)
     ids = torch.randint(config.vocab_size, (batch, length), generator=draw).to(device)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
-def alternate(runs: Mapping[str, Callable[[], Any]], rounds: int, device: str = "cpu") -> dict[str, list[float]]:
-    """Seconds of each in each round, one after the other, so that a noisy machine is noisy for all of them."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(WARMUP + rounds):
-        for name, run in runs.items():
-            wait(device)
-            start = time.perf_counter()
-            run()
-            wait(device)
-            if turn >= WARMUP:
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
-def wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
 
 
 def quartiles(values: list[float]) -> dict[str, float]:

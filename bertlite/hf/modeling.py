@@ -184,7 +184,10 @@ class Registered(Padded):
         score_bias: ScoreBias | None = None,
         dropout: float = 0.0,
         asker: nn.Module | None = None,
+        first: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
+        if first:
+            raise ValueError(f"attention {self.name!r} cannot do first_token_only=True; use eager, sdpa or packed")
         if score_bias is not None:
             raise ValueError(f"attention {self.name!r} cannot add relative positions to the scores; use eager or sdpa")
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))

@@ -5,14 +5,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import SIZES, make_batch, randomise_
+from conftest import F64, HEADED, SIZES, make_batch, randomise_
 from torch import Tensor
 
 from bertlite import hf
 
 B, S, K, D, L, N, H, V = 2, 11, 8, 48, 3, 4, 12, 97
 LABELS, CHOICES, NONE = 6, 7, -100
-F64 = torch.float64
 VERSION = transformers.__version__
 V5 = int(VERSION.split(".")[0]) >= 5
 only_5 = pytest.mark.skipif(not V5, reason=f"about transformers 5; this is {VERSION}")
@@ -20,15 +19,7 @@ only_4 = pytest.mark.skipif(V5, reason=f"about transformers 4; this is {VERSION}
 BOTH = pytest.mark.parametrize("backend", ["eager", "sdpa"])
 DECODER = {"is_decoder": True}
 CROSS = {**DECODER, "add_cross_attention": True}
-HEADS = [
-    "BertForMaskedLM",
-    "BertForMultipleChoice",
-    "BertForNextSentencePrediction",
-    "BertForPreTraining",
-    "BertForQuestionAnswering",
-    "BertForSequenceClassification",
-    "BertForTokenClassification",
-]
+HEADS = [cls.__name__ for cls in HEADED]
 MODELS = ["BertModel", *HEADS]
 EVERY = pytest.mark.parametrize("name", MODELS)
 TIED = ["BertForMaskedLM", "BertForPreTraining", "BertLMHeadModel"]

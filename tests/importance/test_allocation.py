@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SIZES
+from conftest import F64, SIZES
 from torch import Tensor
 
 from bertlite import BertConfig, with_pruned
 from bertlite.importance import macs, rank_by_latency, rank_by_macs, rank_heads, rank_neurons, rearrange
 from bertlite.importance.allocation import Choice, knapsack
 
-F64 = torch.float64
 NAN = math.nan
 SCORES = torch.tensor(
     [

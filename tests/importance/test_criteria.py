@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SIZES, assert_same, distance, make, make_batch
+from conftest import F64, HEADED, SIZES, assert_same, distance, make, make_batch
 from torch import Tensor, nn
 
 from bertlite import (
@@ -26,7 +26,6 @@ from bertlite import (
 from bertlite.importance import CRITERIA, NEURON_CRITERIA, head_gradients, normalise
 
 L, N, H, W, S, V = 3, 4, 12, 37, 11, 97
-F64 = torch.float64
 ALL = [0, 1, 2, 3]
 PRUNED = {0: [1, 3], 1: ALL}
 
@@ -71,16 +70,7 @@ def model_of(cls: Any = BertForSequenceClassification, **changes: Any) -> Any:
     return make(cls, **{**labelled, **decoder, **changes})
 
 
-HEADED = [
-    BertForMaskedLM,
-    BertForMultipleChoice,
-    BertForNextSentencePrediction,
-    BertForPreTraining,
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-    BertLMHeadModel,
-]
+EVERY = [*HEADED, BertLMHeadModel]
 
 
 def block_of(model: Any, layer: int) -> Any:
@@ -105,7 +95,7 @@ def slope(model: Any, batch: dict[str, Tensor], layer: int, head: int) -> float:
 # What the criteria are
 
 
-@pytest.mark.parametrize("cls", HEADED)
+@pytest.mark.parametrize("cls", EVERY)
 def test_slopes_are_the_derivatives_of_each_examples_own_loss(cls: Any) -> None:
     model, batches = model_of(cls), data(cls)
     slopes = head_gradients(model, batches)
@@ -143,7 +133,7 @@ def test_by_token_is_a_mean_over_real_tokens_and_no_less_than_by_example() -> No
     assert distance(by_token[0], by_example[0]) > 1e-3
 
 
-@pytest.mark.parametrize("cls", HEADED)
+@pytest.mark.parametrize("cls", EVERY)
 def test_taylor_is_the_slope_of_every_batch(cls: Any) -> None:
     """Euler: the output is linear in a head's block of the output projection."""
     model, batches = model_of(cls), data(cls)
@@ -259,7 +249,7 @@ def test_fisher_of_kl_is_twice_the_divergence_to_second_order() -> None:
         assert abs(float(fisher[layer, head]) / twice - 1) < 0.15  # 2000 draws of a variable of relative variance 2+
 
 
-@pytest.mark.parametrize("cls", [BertModel, *HEADED])
+@pytest.mark.parametrize("cls", [BertModel, *EVERY])
 def test_without_labels_every_model_is_scored_by_its_own_prediction(cls: Any) -> None:
     model = model_of(cls)
     batches = [{k: x for k, x in b.items() if "label" not in k and "positions" not in k} for b in data(cls)]

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SIZES, assert_same, make, make_batch
+from conftest import F64, SIZES, assert_same, make, make_batch
 from torch import Tensor
 
 from bertlite import BertConfig, BertForSequenceClassification, prune_heads, with_pruned
 from bertlite.importance import HardConcreteGates, SubsetGates, train_gates
 
 L, N = 3, 4
-F64 = torch.float64
 CONFIG = BertConfig(**SIZES)
 PRUNED = with_pruned(CONFIG, {0: [1], 2: [0, 1, 2, 3]})
 

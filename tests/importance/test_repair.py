@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import assert_same, distance, make, make_batch
+from conftest import F64, assert_same, distance, make, make_batch
 from torch import Tensor, nn
 
 from bertlite import (
@@ -23,7 +23,6 @@ from bertlite import (
 from bertlite.importance import METHODS, repair, repair_
 
 L, N, H, D, W, V = 3, 4, 12, 48, 37, 97
-F64 = torch.float64
 PRUNED = {0: [1, 3], 1: [0, 1, 2, 3], 2: [2]}
 NEURONS = {0: range(3, 20), 1: range(W), 2: [0, 36]}
 DEFAULT = 1e-3

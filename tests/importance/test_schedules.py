@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import assert_same, make, make_batch
+from conftest import F64, assert_same, make, make_batch
 from torch import Tensor
 
 from bertlite import (
@@ -19,7 +19,6 @@ from bertlite import (
 from bertlite.importance import distillation_loss, head_importance, iterative, one_shot, rank_heads
 
 L, N = 3, 4
-F64 = torch.float64
 
 
 def data() -> list[dict[str, Tensor]]:
