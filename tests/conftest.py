@@ -47,6 +47,13 @@ SIZES: dict[str, Any] = {
 }
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `--dist loadgroup` a file is one worker's, for its fixtures; a notebook, which takes long, any worker's."""
+    for item in items:
+        if item.path.name != "test_notebooks.py":
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
 @torch.no_grad()
 def randomise_(model: nn.Module, seed: int = 0) -> nn.Module:
     """Weights that make every part matter: as made, biases are zero and LayerNorm does nothing."""
