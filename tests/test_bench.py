@@ -168,6 +168,11 @@ def test_the_command_measures_records_draws_and_checks(kept, tmp_path, capsys, m
     assert section["ratios"][f"{BASELINE} / bertlite optimised float32"] > 0
     assert section["floor"][BASELINE] > 0
     assert section["errors"][BASELINE] == 0 < section["errors"]["bertlite optimised int8"]
+    for shares in section["profile"].values():
+        assert min(shares["products"], shares["attention"], shares["LayerNorm"]) > 0
+        assert sum(shares.values()) == pytest.approx(1)
+    rounding = [section["profile"][f"bertlite optimised {dtype}"].get("rounding", 0) for dtype in ("float32", "int8")]
+    assert rounding[0] < rounding[1]  # the smallest and the largest id are looked for in either
     for pair in section["ratios"]:
         section["ratios"][pair] *= 100
     (tmp_path / "better.json").write_text(json.dumps(found))

@@ -1,6 +1,7 @@
 """The sections of a record: which candidates stand together, on what work."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,6 +23,13 @@ from bertlite.parity import reference
 BASELINE = "transformers sdpa float32"
 ERRORS = {"float32": 1e-4, "bfloat16": 0.05, "int8": 0.2}  # above these an engine computes something else
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
+KINDS = {  # of operators, by parts of their names
+    "products": ("linear", "mm"),
+    "attention": ("scaled_dot_product",),
+    "LayerNorm": ("layer_norm",),
+    "rounding": ("aminmax", "quantize"),
+    "moving tokens": ("index_select", "cat", "copy_"),
+}
 
 
 @dataclass
@@ -87,6 +95,9 @@ def forward(work: Work, bench: Bench) -> dict[str, Any]:
     times = alternate(candidates, bench.rounds, bench.device, warm=warm, seconds=bench.seconds)
     found = summary(f"forward, {work.name}, {work.filled:.0%} filled", times, compared(times))
     found |= {"tokens": work.tokens, "filled": work.filled, "floor": floors(found["seconds"], work, bench)}
+    if bench.device == "cpu":
+        ours = {name: run for name, run in candidates.items() if name.startswith("bertlite optimised")}
+        found["profile"] = {name: profiled(run) for name, run in ours.items()}
     return found | {"errors": errors, "wrong": [name for name in runs if name not in candidates]}
 
 
@@ -124,6 +135,18 @@ def floors(seconds: Mapping[str, Mapping[str, float]], work: Work, bench: Bench)
             reading = config.num_hidden_layers * layer * BYTES[dtype] / (bench.ceilings["bytes"])
             fractions[name] = max(products, reading) / taken["median"]
     return fractions
+
+
+def profiled(run: Callable[[], Any]) -> dict[str, float]:
+    """The share of the time on the CPU that each kind of operator takes, by torch's profiler, from most to least."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for _ in range(3):
+            run()
+    spent: Counter[str] = Counter()
+    for event in profile.key_averages():
+        kinds = (kind for kind, parts in KINDS.items() if any(part in event.key for part in parts))
+        spent[next(kinds, "other")] += event.self_cpu_time_total
+    return {kind: time / spent.total() for kind, time in spent.most_common()}
 
 
 def training(bench: Bench) -> dict[str, Any]:
