@@ -23,15 +23,20 @@ from bertlite import BertConfig, BertModel, BertTokenizer
 from bertlite.cli import main
 from bertlite.embed import Embedder, pool
 from bertlite.embed.command import placed
-from bertlite.embed.embedder import token_budget_batches
+from bertlite.embed.embedder import with_packed_weights
 from bertlite.embed.job import Job, Progress, run
 from bertlite.embed.rows import Rows
+from bertlite.inference import InferenceModel
 from bertlite.parity.command import demo_checkpoint
 
 pq = pytest.importorskip("pyarrow.parquet")
 pa = pytest.importorskip("pyarrow")
 
 ROOT = Path(bertlite.__file__).parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import benchmark_embed  # noqa: E402  # scripts is on the path only now
+
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -89,14 +94,13 @@ def test_a_vector_is_that_of_the_text_alone(how, checkpoint) -> None:
     np.testing.assert_allclose(unit, got / np.linalg.norm(got, axis=1, keepdims=True), atol=1e-6)
 
 
-def test_pooling_ignores_padding_on_either_side() -> None:
-    states, noise = torch.randn(1, 5, 3, dtype=torch.float64), torch.full((1, 2, 3), 7.0, dtype=torch.float64)
-    mask = torch.tensor([[1, 1, 1, 1, 1, 0, 0]])
-    for how, wanted in (("cls", states[:, 0]), ("mean", states.mean(1)), ("max", states.amax(1))):
-        torch.testing.assert_close(pool(torch.cat([states, noise], 1), mask, how), wanted)
-        torch.testing.assert_close(pool(torch.cat([noise, states], 1), mask.flip(1), how), wanted)
+def test_pooling_keeps_sequences_apart() -> None:
+    parts = [torch.randn(n, 3, dtype=torch.float64) for n in (5, 1, 2)]
+    for how, each in (("cls", lambda x: x[0]), ("mean", lambda x: x.mean(0)), ("max", lambda x: x.amax(0))):
+        wanted = torch.stack([each(part) for part in parts])
+        torch.testing.assert_close(pool(torch.cat(parts), [5, 1, 2], how), wanted)
     with pytest.raises(ValueError, match="pooling 'sum' is unknown; have: cls, mean, max"):
-        pool(states, mask[:, :5], "sum")
+        pool(parts[0], [5], "sum")
 
 
 def test_vectors_are_those_of_sentence_transformers(tmp_path) -> None:
@@ -118,12 +122,54 @@ def test_a_half_precision_embedder_is_close_and_returns_float32(checkpoint) -> N
     assert 0 < np.abs(half - full).max() < 0.1
 
 
-def test_batches_hold_every_text_once_within_the_budget() -> None:
-    lengths = [(i * 37) % 23 + 2 for i in range(101)] + [200]
-    batches = list(token_budget_batches(lengths, 96))
-    assert sorted(row for batch in batches for row in batch) == list(range(102))
-    assert all(len(batch) * max(lengths[row] for row in batch) <= 96 or len(batch) == 1 for batch in batches)
-    assert len(batches) < 30
+def test_the_fast_paths_are_taken(checkpoint, kernels_run, caplog) -> None:
+    for how in ("mean", "cls"):
+        embedder = Embedder(checkpoint, pooling=how)
+        assert embedder.encode(texts_of(9)).shape == (9, 48)
+        assert type(embedder.load()[1]) is InferenceModel
+    assert set(kernels_run) == {"packed"}
+    assert not caplog.messages
+
+
+def test_what_cannot_have_packed_weights_is_said(checkpoint, monkeypatch, caplog) -> None:
+    wanted = Embedder(checkpoint).encode(texts_of(9))
+    double = Embedder(checkpoint, dtype="float64")
+    assert np.abs(double.encode(texts_of(9)) - wanted).max() < 2e-6
+    assert type(double.load()[1]) is BertModel
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    lacking = Embedder(checkpoint)
+    assert np.abs(lacking.encode(texts_of(9)) - wanted).max() < 2e-6
+    assert type(lacking.load()[1]) is BertModel
+    said = "embedding runs without packed weights: "
+    assert caplog.messages[0].startswith(f"{said}dtype torch.float64 is not among torch.float32")
+    assert caplog.messages[1].startswith(f"{said}torch {torch.__version__} has no mkldnn::_reorder_linear_weight")
+    elsewhere = BertModel.from_pretrained(checkpoint).to("meta")
+    assert with_packed_weights(elsewhere) is elsewhere
+    assert caplog.messages[2] == f"{said}backend 'onednn' is for the CPU and the model is on meta"
+    assert len(caplog.messages) == 3
+
+
+def test_batches_are_within_the_budget_and_a_longer_text_is_alone(checkpoint, monkeypatch) -> None:
+    embedder, sizes = Embedder(checkpoint, max_tokens=16), []
+    plain = Embedder.embed
+
+    def seen(self: Embedder, ids: Any) -> Any:
+        sizes.append([len(row) for row in ids])
+        return plain(self, ids)
+
+    monkeypatch.setattr(Embedder, "embed", seen)
+    texts = [*texts_of(20), "abc " * 9]
+    lengths = [len(row) for row in embedder.tokenized(texts)]
+    embedder.encode(texts)
+    assert sorted(n for batch in sizes for n in batch) == sorted(lengths)
+    assert [lengths[-1]] in sizes
+    assert lengths[-1] > 16
+    assert all(sum(batch) <= 16 or len(batch) == 1 for batch in sizes)
+    assert len(sizes) <= sum(min(n, 16) for n in lengths) / 8 + 1  # two batches together would not fit into one
+
+
+def test_no_texts_give_no_vectors(checkpoint) -> None:
+    assert Embedder(checkpoint).encode([]).shape == (0, 48)
 
 
 def test_an_embedder_is_a_small_value_until_it_is_used(checkpoint) -> None:
@@ -182,6 +228,28 @@ def test_a_model_that_does_more_than_pool_is_refused(checkpoint, tmp_path) -> No
     with pytest.raises(ValueError, match="pools by 'lasttoken'; choose pooling='cls' or 'mean' or 'max'"):
         Embedder(tmp_path)
     assert Embedder(tmp_path, pooling="max").pooling == "max"
+
+
+def test_the_benchmark_compares_the_same_paragraphs(checkpoint, tmp_path, monkeypatch, capsys) -> None:
+    text, path = tmp_path / "wiki.txt", tmp_path / "embed.json"
+    text.write_text("\n".join(f" = heading = \n\n {each} " for each in texts_of(11)))
+    assert benchmark_embed.paragraphs(text, 99) == texts_of(11)
+    monkeypatch.setattr(benchmark_embed, "peer", lambda model: Embedder(model, dtype="float64").encode)
+    arguments = [str(checkpoint), str(text), "--texts", "5", "--rounds", "2", "--json", str(path)]
+    assert benchmark_embed.main(arguments) == 0
+    record = json.loads(path.read_text())
+    lengths = [len(row) for row in Embedder(checkpoint).tokenized([texts_of(11)[i] for i in (0, 2, 4, 6, 8)])]
+    assert record["data"] | {"sha256": ""} == {
+        "sha256": "",
+        "texts": 5,
+        "tokens": sum(lengths),
+        "longest": max(lengths),
+    }
+    assert 0 < record["largest_difference"] < 2e-6
+    assert f"{record['ratios']['sentence-transformers / bertlite']:.2f} times as fast" in capsys.readouterr().out
+    text.write_text("\n = heading = \n")
+    assert benchmark_embed.main([str(checkpoint), str(text)]) == 2
+    assert "holds no paragraph" in capsys.readouterr().err
 
 
 # Inputs --------------------------------------------------------------------------------------------------------------

@@ -1,12 +1,14 @@
 """One vector per text: tokens in batches of like length, BERT, pooling.
 
-Shapes:  B sequences · S positions · D hidden
+Shapes:  B sequences · T tokens, of all sequences together · D hidden
 """
 
 import hashlib
 import json
+import logging
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bertlite.batching import token_budget_batches
 from bertlite.checkpoint import Source, find, place_of, read_dtype
+from bertlite.inference import InferenceModel, optimize_for_inference
 from bertlite.model import BertModel
 from bertlite.tokenization import BertTokenizer, read_json
 
@@ -30,15 +34,17 @@ LEGACY = {  # what sentence-transformers called its poolings in 1_Pooling/config
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-TOKENS = 4096  # of a batch, padding included
+TOKENS = 4096  # of a batch
+
+log = logging.getLogger("bertlite")
 
 
-def pool(states: Tensor, mask: Tensor, how: str) -> Tensor:
+def pool(states: Tensor, lengths: Sequence[int], how: str) -> Tensor:
     """One vector for each sequence: of its first token, or the mean or the maximum of its tokens.
 
     Args:
-        states: (B, S, D).
-        mask: (B, S), 1 for tokens and 0 for padding.
+        states: (T, D), the tokens of one sequence after another.
+        lengths: of the sequences, in tokens.
         how: a name of POOLINGS.
 
     Returns:
@@ -48,15 +54,12 @@ def pool(states: Tensor, mask: Tensor, how: str) -> Tensor:
         ValueError: another name.
     """
     states = states.float() if states.dtype in (torch.float16, torch.bfloat16) else states
-    kept = mask[..., None].bool()
+    counts = torch.tensor(lengths, device=states.device)
     if how == "cls":
-        first = mask.long().argmax(1)  # padding may be on the left
-        return states[torch.arange(len(states), device=states.device), first]
-    if how == "mean":
-        return (states * kept).sum(1) / kept.sum(1)
-    if how == "max":
-        return states.masked_fill(~kept, -torch.inf).amax(1)
-    raise ValueError(f"pooling {how!r} is unknown; have: {', '.join(POOLINGS)}")
+        return states[counts.cumsum(0) - counts]
+    if how not in POOLINGS:
+        raise ValueError(f"pooling {how!r} is unknown; have: {', '.join(POOLINGS)}")
+    return torch.segment_reduce(states, how, lengths=counts)
 
 
 class Embedder:
@@ -70,6 +73,9 @@ class Embedder:
         Ray Data:  dataset.map_batches(Embedder, fn_constructor_args=(model,), compute=ActorPoolStrategy(size=2))
         Spark:     predict_batch_udf(lambda: embedder, return_type=ArrayType(FloatType()), batch_size=1024)
 
+    Padding is not computed, and on the CPU the weights are packed by `optimize_for_inference`.  Where they cannot be
+    (on a GPU, in float64, or if torch lacks oneDNN) the log says so when the model is loaded.
+
     Args:
         model: a hub id or a folder.
         pooling: "cls", "mean" or "max"; by default what the checkpoint says as sentence-transformers writes it, else
@@ -79,7 +85,7 @@ class Embedder:
         device: "cpu", "cuda" or "cuda:1".
         max_length: longer texts are truncated, in tokens; by default what the checkpoint says, at most what the model
             has positions for.
-        max_tokens: the size of a batch, padding included.
+        max_tokens: the size of a batch; a text that is longer is one of its own.
         text, vector: the columns read and made.
         revision, cache_dir, token, local_files_only: as for `huggingface_hub`.
 
@@ -125,7 +131,7 @@ class Embedder:
         if max_length is not None and not 3 <= max_length <= positions:
             raise ValueError(f"max_length is {max_length}; this model takes 3 to {positions} tokens")
         self.max_length = max_length or min(stated.get("max_length") or positions, positions)
-        self._loaded: tuple[BertTokenizer, BertModel] | None = None
+        self._loaded: tuple[BertTokenizer, BertModel | InferenceModel] | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -145,7 +151,7 @@ class Embedder:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
 
-    def load(self) -> tuple[BertTokenizer, BertModel]:
+    def load(self) -> tuple[BertTokenizer, BertModel | InferenceModel]:
         """The tokenizer and the model, loaded once in a process."""
         if self._loaded is None:
             where = self.source
@@ -159,7 +165,7 @@ class Embedder:
             model = BertModel.from_pretrained(
                 where.name, dtype=self.dtype, device=self.device, add_pooling_layer=False, **hub
             )
-            self._loaded = tokenizer, model
+            self._loaded = tokenizer, with_packed_weights(model)
         return self._loaded
 
     def encode(self, texts: Sequence[str]) -> "NDArray[Any]":
@@ -191,25 +197,26 @@ class Embedder:
         import numpy as np
 
         vectors = np.empty((len(ids), self.dimension), dtype=np.float32)
-        batches = list(token_budget_batches([len(row) for row in ids], self.max_tokens))
+        if not ids:
+            return vectors
+        costs = [min(len(row), self.max_tokens) for row in ids]
+        batches = list(token_budget_batches(costs, self.max_tokens, packed=True))
         random.Random(0).shuffle(batches)  # so that the speed at any moment is that of the whole
         for rows in batches:
-            vectors[rows] = self.embed([ids[row] for row in rows]).cpu().numpy()
+            vectors[list(rows)] = self.embed([ids[row] for row in rows]).cpu().numpy()
             if progress is not None:
                 progress(sum(len(ids[row]) for row in rows))
         return vectors
 
     @torch.inference_mode()
     def embed(self, ids: Sequence[Sequence[int]]) -> Tensor:
-        """The vectors of one batch of token ids: (B, D), float32, on the device."""
-        tokenizer, model = self.load()
-        longest = max(map(len, ids))
-        padded = torch.tensor([[*row, *[tokenizer.pad_token_id] * (longest - len(row))] for row in ids])
-        mask = torch.arange(longest) < torch.tensor([len(row) for row in ids])[:, None]
-        padded, mask = padded.to(self.device), mask.to(self.device)
-        full = all(len(row) == longest for row in ids)
-        states = model(padded, None if full else mask.long()).last_hidden_state
-        vectors = pool(states, mask, self.pooling)
+        """The vectors of one batch of token ids: (B, D), float32, on the device.  No padding is computed."""
+        _, model = self.load()
+        lengths, first = [len(row) for row in ids], self.pooling == "cls"
+        tokens = torch.tensor([token for row in ids for token in row], device=self.device)
+        ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=self.device)
+        states = model(tokens, cu_seqlens=ends, first_token_only=first).last_hidden_state
+        vectors = pool(states, [1] * len(ids) if first else lengths, self.pooling)
         return (F.normalize(vectors, dim=-1) if self.normalize else vectors).float()
 
     def __call__(self, batch: Any) -> Any:
@@ -236,17 +243,13 @@ def as_texts(column: Any) -> list[str]:
     return list(column)
 
 
-def token_budget_batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Sequences of like length together, at most so many tokens with the padding; one longer than that is alone."""
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    batch: list[int] = []
-    for row in order:
-        if batch and lengths[row] * (len(batch) + 1) > max_tokens:
-            yield batch
-            batch = []
-        batch.append(row)
-    if batch:
-        yield batch
+def with_packed_weights(model: BertModel) -> BertModel | InferenceModel:
+    """The model as `optimize_for_inference` makes it on the CPU; itself where that cannot be, and the log says why."""
+    try:
+        return optimize_for_inference(model, backend="onednn")
+    except (ValueError, RuntimeError) as error:  # for this device or dtype; for this torch or processor
+        log.warning("embedding runs without packed weights: %s", str(error).partition(";")[0])
+        return model
 
 
 def read_modules(source: Source) -> dict[str, Any]:
