@@ -20,7 +20,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bertlite.cli.prune import integers, words
+from bertlite.cli.parts import integers
+from bertlite.cli.prune import words
 from bertlite.experiments.cell import Bench, Cell, Setting
 from bertlite.experiments.compare import labels, outputs
 from bertlite.experiments.data import Source

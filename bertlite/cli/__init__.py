@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from bertlite.cli import bench, embed, inspect, parity, prune
+from bertlite.cli import attention, bench, embed, inspect, parity, prune
 from bertlite.cli.parts import FOOT
 
-COMMANDS = (inspect, parity, prune, embed, bench)
+COMMANDS = (inspect, attention, parity, prune, embed, bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

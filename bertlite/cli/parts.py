@@ -34,3 +34,12 @@ def command(
     added.add_argument("--json", metavar="FILE", help=f"write {record}; - is standard output")
     added.set_defaults(run=run)
     return added
+
+
+def integers(text: str) -> tuple[int, ...]:
+    """ "0-2,7" is 0, 1, 2 and 7."""
+    found: list[int] = []
+    for part in text.split(","):
+        low, _, high = part.partition("-")
+        found += range(int(low), int(high or low) + 1)
+    return tuple(found)

@@ -2,7 +2,7 @@
 
 import argparse
 
-from bertlite.cli.parts import FOOT, Commands, command
+from bertlite.cli.parts import FOOT, Commands, command, integers
 
 WORK = "bertlite.experiments.command"
 DESCRIPTION = """Head-pruning experiments: each run is a folder that says what was done, from what, with what result.
@@ -41,15 +41,6 @@ def words(text: str) -> tuple[str, ...]:
 
 def numbers(text: str) -> tuple[float, ...]:
     return tuple(float(each) for each in text.split(","))
-
-
-def integers(text: str) -> tuple[int, ...]:
-    """ "0-2,7" is 0, 1, 2 and 7."""
-    found: list[int] = []
-    for part in text.split(","):
-        low, _, high = part.partition("-")
-        found += range(int(low), int(high or low) + 1)
-    return tuple(found)
 
 
 def shapes(text: str) -> tuple[tuple[int, int], ...]:
