@@ -1,6 +1,7 @@
 """`bertlite embed`: vectors are right, whatever was killed; and nothing is mixed or lost."""
 
 import csv
+import inspect
 import json
 import os
 import pickle
@@ -190,6 +191,7 @@ def test_it_is_called_with_columns_or_with_texts(checkpoint) -> None:
     assert (got["v"] == wanted).all()
     for texts in (["a", "b c"], np.array(["a", "b c"], dtype=object), pa.array(["a", "b c"])):
         assert (embedder(texts) == wanted).all()
+    assert len(inspect.signature(embedder).parameters) == 1  # Spark's predict_batch_udf hands over so many columns
     with pytest.raises(ValueError, match="there is no column 'body'; have: text"):
         embedder({"text": ["a"]})
 
