@@ -5,6 +5,7 @@ whatever does not fit is an error that names it.  Files and tensors are named as
 """
 
 import copy
+import errno
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bertlite.config import BertConfig
+from bertlite.config import BertConfig, ConfigLike, pruned_neurons
 from bertlite.folders import replacing
 from bertlite.model import BertModel, BertPreTrainedModel
 from bertlite.modules import init_weights
@@ -46,12 +47,14 @@ CONSTANTS = ("embeddings.position_ids", "embeddings.token_type_ids")  # buffers 
 WORDS, DECODER = "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"  # one matrix, if tied
 BIAS, DECODER_BIAS = "cls.predictions.bias", "cls.predictions.decoder.bias"  # one vector, always
 
-LAYER = re.compile(r"(?:bert\.)?encoder\.layer\.(\d+)\.")
+LAYER = re.compile(r"(?:bert\.)?encoder\.layer\.(\d{1,9})\.")
 HEADED = {  # what shrinks with the heads of a layer's attention, and along which axis
     **{f"self.{part}.{kind}": 0 for part in ("query", "key", "value") for kind in ("weight", "bias")},
     "output.dense.weight": 1,
 }
 NEURAL = {"intermediate.dense.weight": 0, "intermediate.dense.bias": 0, "output.dense.weight": 1}  # with its neurons
+ENDLESS = "cannot be used: what it computes would be no number, since"
+HARMLESS = 2**16  # a size that costs nothing to make without memory
 SHOWN = 20  # faults, or names of files
 
 
@@ -69,6 +72,7 @@ def load(
     files = find(source)
     config = BertConfig.from_json_file(files.config, **overrides)
     state = read(files)
+    refuse(f"{files.weights} does not fit {files.config.name}:", absurdities(state, config))
     model = skeleton(cls, config, options)
     wanted: State = model.state_dict()
 
@@ -84,7 +88,9 @@ def load(
     for part in absent:
         state = {**initialised(model, part, own), **state}
     complete_(state, "", model)
-    assign_(model, settled(state, wanted, asked, device))
+    tensors = settled(state, wanted, asked, device)
+    refuse(f"{files.weights} {ENDLESS}", endless(tensors))
+    assign_(model, tensors)
     model.tie_weights()
     if absent:
         empty = [name for name, p in model.named_parameters() if part_of(name) in absent and p.isnan().any()]
@@ -128,7 +134,7 @@ class Folder:
 
     def get(self, name: str) -> Path | None:
         path = self.path / name
-        return path if path.is_file() else None
+        return path if os.path.isfile(path) else None  # unlike Path.is_file, of a name that no disk takes too
 
     def refuse(self, wanted: str) -> FileNotFoundError:
         if not self.path.is_dir():
@@ -243,8 +249,10 @@ def shards_of(index: Path, place: Folder | Repository) -> dict[Path, set[str]]:
         for tensor, shard in table.items():
             shards[shard].add(tensor)
         outside = [shard for shard in shards if not shard or re.search(r"^/|\\|:|(^|/)\.\.(/|$)", shard)]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise damaged(index, error) from None
+    if not shards:
+        raise ValueError(f"{index} names no file: fetch it again")
     if outside:
         raise ValueError(f"{index} points outside its folder, to {outside[0]!r}: do not trust this checkpoint")
     files = {}
@@ -318,9 +326,9 @@ def read_pickle(path: Path, start: bytes) -> State:
         said = [line for line in str(error).splitlines() if line and not line.startswith("Check the documentation")]
         reason = "".join(said[-1:]).rpartition("WeightsUnpickler error: ")[2]  # above it, advice to trust the file
         raise ValueError(f"{path} is damaged or holds more than tensors; nothing in it was run: {reason}") from None
-    except OSError:
-        raise
     except Exception as error:  # torch and zipfile raise a dozen kinds
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a seek to where there is no file
+            raise
         raise damaged(path, error) from None
     if not isinstance(state, Mapping):
         raise ValueError(f"{path} holds a {type(state).__name__}, not tensors by name")
@@ -432,6 +440,33 @@ def same(a: Tensor, b: Tensor) -> bool:
 # Check --------------------------------------------------------------------------------------------------------------
 
 
+def absurdities(state: State, config: ConfigLike) -> list[str]:
+    """Sizes that these tensors cannot have, where making even an empty model of that size takes time and memory."""
+    longest = max([HARMLESS, *(size for tensor in state.values() for size in tensor.shape)])
+    gone = max((len({*units}) for units in pruned_neurons(config).values()), default=0)
+    sizes = {name: getattr(config, name) for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
+    faults = [
+        f"{name} is {size}, but no tensor is longer than {longest}"
+        for name, size in sizes.items()
+        if size > longest + gone
+    ]
+    if config.num_hidden_layers > max(64, len(state)):
+        faults.append(f"num_hidden_layers is {config.num_hidden_layers}, but there are {len(state)} tensors in all")
+    return faults
+
+
+def endless(state: State) -> list[str]:
+    """The tensors that hold nan or infinity, which their sum shows faster than a look at each number."""
+    floats = {name: t for name, t in state.items() if t.is_floating_point() and not t.is_meta}
+    sums: dict[torch.device, list[Tensor]] = {}
+    for t in floats.values():
+        sums.setdefault(t.device, []).append(t.sum(dtype=torch.float32 if t.itemsize < 4 else None).double())
+    if all(bool(torch.stack(each).isfinite().all()) for each in sums.values()):  # the host waits once for a device
+        return []
+    bad = [(name, str(t.dtype)) for name, t in floats.items() if not bool(t.isfinite().all())]
+    return [f"{name} holds nan or inf in {dtype.removeprefix('torch.')}" for name, dtype in bad]
+
+
 def faults_of(state: State, wanted: State, config: BertConfig, absent: set[str]) -> list[str]:
     """What keeps tensors from being those of a model.
 
@@ -463,10 +498,15 @@ def faults_of(state: State, wanted: State, config: BertConfig, absent: set[str])
         labels = name.startswith("classifier.") and wanted[name].shape[0] == config.num_labels
         way_out = f": pass num_labels={shape[0]}" if labels and shape else ""
         faults.append(f"{name} is {tuple(shape)}; by the config it is {tuple(wanted[name].shape)}{way_out}")
-    for name, made in wanted.items():
-        if made.is_floating_point() and name in state and state[name].dtype not in DTYPES.values():
-            faults.append(f"{name} is {state[name].dtype}; weights are {', '.join(DTYPES)}")
-    return faults
+    return faults + dtype_faults(state, wanted)
+
+
+def dtype_faults(state: State, wanted: State) -> list[str]:
+    return [
+        f"{name} is {state[name].dtype}; weights are {', '.join(DTYPES)}"
+        for name, made in wanted.items()
+        if made.is_floating_point() and name in state and state[name].dtype not in DTYPES.values()
+    ]
 
 
 def absent_from(state: State, wanted: State, config: BertConfig) -> set[str]:
@@ -622,6 +662,7 @@ def save(model: BertPreTrainedModel, folder: str | os.PathLike[str], *, max_shar
         OSError: the folder cannot be written.
     """
     from huggingface_hub import split_torch_state_dict_into_shards
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     state = writable(model)
@@ -637,7 +678,10 @@ def save(model: BertPreTrainedModel, folder: str | os.PathLike[str], *, max_shar
     with replacing(Path(folder), superseded=REPLACED) as new:
         write_json(new / "config.json", config)
         for name, keys in split.filename_to_tensors.items():
-            save_file({key: state[key].cpu().contiguous() for key in keys}, new / name, metadata={"format": "pt"})
+            try:
+                save_file({key: state[key].cpu().contiguous() for key in keys}, new / name, metadata={"format": "pt"})
+            except SafetensorError as error:
+                raise OSError(f"{new / name} could not be written: {error}") from error
             shutil.copymode(new / "config.json", new / name)  # safetensors makes files that nobody else can read
         if split.is_sharded:
             index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}

@@ -1,6 +1,7 @@
 """What a BERT is: a frozen value with the names of config.json, checked when it is made."""
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from operator import index
@@ -19,6 +20,8 @@ SIZES = (  # a checkpoint must state these: a default would fit a bert-base file
     "intermediate_size",
     "max_position_embeddings",
 )
+LARGEST = {"num_hidden_layers": 2**12, "num_labels": 2**20}  # what is made one by one
+LARGEST_SIZE = 2**28  # so that the numbers of a matrix can be counted
 FIELD_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     int: ((int,), "an integer"),
@@ -116,7 +119,7 @@ class BertConfig:
 
     def __post_init__(self) -> None:
         self._check_types()
-        self._check_values()
+        check_values(self)
         self._set(pruned_heads=normalise_heads(self.pruned_heads, self.num_hidden_layers, self.num_attention_heads))
         self._set(
             pruned_neurons=normalise_neurons(self.pruned_neurons, self.num_hidden_layers, self.intermediate_size)
@@ -139,49 +142,19 @@ class BertConfig:
             if not unset and (not isinstance(value, kinds) or (isinstance(value, bool) and each.type is not bool)):
                 raise ValueError(f"{each.name} is {value!r}, a {type(value).__name__}; it must be {wanted}")
 
-    def _check_values(self) -> None:
-        for name in (*SIZES, "type_vocab_size"):
-            low = 0 if name == "num_hidden_layers" else 1
-            if getattr(self, name) < low:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be {low} or more")
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
-            )
-        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
-            raise ValueError(f"pad_token_id {self.pad_token_id} is outside the vocabulary, 0 to {self.vocab_size - 1}")
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
-            rate = getattr(self, name)
-            if rate is not None and not 0 <= rate <= 1:
-                raise ValueError(f"{name} is {rate}; a probability lies between 0 and 1")
-        if not self.initializer_range >= 0:
-            raise ValueError(f"initializer_range is {self.initializer_range}; it must be 0 or more")
-        if not self.layer_norm_eps > 0:
-            raise ValueError(f"layer_norm_eps is {self.layer_norm_eps}; it must be above 0")
-        if self.chunk_size_feed_forward < 0:
-            raise ValueError(f"chunk_size_feed_forward is {self.chunk_size_feed_forward}; it must be 0 (off) or more")
-        for name, value, allowed in (
-            ("hidden_act", self.hidden_act, tuple(ACTIVATIONS)),
-            ("position_embedding_type", self.position_embedding_type, POSITIONS),
-            ("problem_type", self.problem_type, (None, *PROBLEMS)),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{name} {value!r} is unknown; have: {', '.join(map(str, allowed))}")
-        if self.add_cross_attention and not self.is_decoder:
-            raise ValueError("add_cross_attention is true but is_decoder is false; only a decoder has cross-attention")
-
     def _set_labels(self) -> None:
         named: Any = self.id2label
         stated: Any = self.num_labels
         label2id: Any = self.label2id
-        if stated is not None and stated < 1:
-            raise ValueError(f"num_labels is {stated}; it must be 1 or more")
+        if stated is not None and not 1 <= stated <= LARGEST["num_labels"]:
+            raise ValueError(f"num_labels is {stated}; it must be 1 to {LARGEST['num_labels']}")
         if named is None:
             named = default_labels(2 if stated is None else stated)
         try:
             id2label = {integer(i): label for i, label in named.items()}  # JSON has no integer keys
+            hash(tuple(id2label.values()))
         except (TypeError, ValueError):
-            raise ValueError(f"id2label is {named!r}; its keys must be integers") from None
+            raise ValueError(f"id2label is {named!r}; its keys must be integers, its values names") from None
         if not id2label:
             raise ValueError("id2label is {}; name at least one label, or leave it out")
         if stated not in (None, len(id2label)):
@@ -221,7 +194,7 @@ class BertConfig:
         """
         try:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not JSON: {error}") from None
         if not isinstance(values, dict):
             raise ValueError(f"{path} holds a JSON {type(values).__name__}, not an object with a model's fields")
@@ -247,6 +220,43 @@ class BertConfig:
 
     def to_json_string(self) -> str:
         return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
+
+
+def check_values(config: ConfigLike) -> None:
+    """Refuse what no BERT can have, in a config of ours or of transformers.
+
+    Raises:
+        ValueError: it names the field, the value and what would do.
+    """
+    for name in (*SIZES, "type_vocab_size"):
+        low, high = 0 if name == "num_hidden_layers" else 1, LARGEST.get(name, LARGEST_SIZE)
+        if not low <= getattr(config, name) <= high:
+            raise ValueError(f"{name} is {getattr(config, name)}; it must be {low} to {high}")
+    if config.hidden_size % config.num_attention_heads:
+        raise ValueError(
+            f"hidden_size {config.hidden_size} is not a multiple of num_attention_heads {config.num_attention_heads}"
+        )
+    if config.pad_token_id is not None and not 0 <= config.pad_token_id < config.vocab_size:
+        raise ValueError(f"pad_token_id {config.pad_token_id} is outside the vocabulary, 0 to {config.vocab_size - 1}")
+    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
+        rate = getattr(config, name)
+        if rate is not None and not 0 <= rate <= 1:
+            raise ValueError(f"{name} is {rate}; a probability lies between 0 and 1")
+    if not 0 <= config.initializer_range < math.inf:
+        raise ValueError(f"initializer_range is {config.initializer_range}; it must be 0 or more, and finite")
+    if not 0 < config.layer_norm_eps < math.inf:
+        raise ValueError(f"layer_norm_eps is {config.layer_norm_eps}; it must be above 0, and finite")
+    if config.chunk_size_feed_forward < 0:
+        raise ValueError(f"chunk_size_feed_forward is {config.chunk_size_feed_forward}; it must be 0 (off) or more")
+    for name, value, allowed in (
+        ("hidden_act", config.hidden_act, tuple(ACTIVATIONS)),
+        ("position_embedding_type", config.position_embedding_type, POSITIONS),
+        ("problem_type", config.problem_type, (None, *PROBLEMS)),
+    ):
+        if value not in allowed:
+            raise ValueError(f"{name} {value!r} is unknown; have: {', '.join(map(str, allowed))}")
+    if config.add_cross_attention and not config.is_decoder:
+        raise ValueError("add_cross_attention is true but is_decoder is false; only a decoder has cross-attention")
 
 
 def default_labels(count: int) -> dict[int, str]:

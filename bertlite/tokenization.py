@@ -7,6 +7,7 @@ and no truncation between calls, so that what a tokenizer.json says of them, mad
 Letters:  B sequences · S positions, padding included
 """
 
+import inspect
 import json
 import re
 import threading
@@ -258,14 +259,19 @@ class BertTokenizer:
         found = next((file for name in names if (file := place.get(name)) is not None), None)
         if found is None:
             raise place.refuse(" or ".join(names))
-        stated = read_config(place, found)
-        read = read_tokenizer(found) if found.suffix == ".json" else read_vocabulary(found, place)
-        added = {**read.pop("added_tokens"), **stated.pop("added_tokens")}
-        chosen = {**read, **stated, "added_tokens": added, **settings}
+        inspect.signature(cls).bind_partial(**settings)  # an unknown one is a TypeError; the others are the files'
         try:
+            stated = read_config(place, found)
+            read = read_tokenizer(found) if found.suffix == ".json" else read_vocabulary(found, place)
+            added = {**read.pop("added_tokens"), **stated.pop("added_tokens")}
+            chosen = {**read, **stated, "added_tokens": added, **settings}
             return cls(chosen.pop("vocab"), **chosen)
-        except ValueError as error:
-            raise ValueError(f"{found}: {error}") from None
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+            if isinstance(error, ValueError):
+                fact = str(error)
+                raise ValueError(fact if str(found.parent) in fact else f"{found}: {fact}") from None
+            kind = type(error).__name__
+            raise ValueError(f"{found}, or a file beside it, is damaged ({kind}: {error}): fetch it again") from None
 
     # What it knows ---------------------------------------------------------------------------------------------------
 
@@ -785,7 +791,7 @@ def numbered(vocab: Sequence[str] | PathLike[str] | str) -> dict[str, int]:
 def read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON, or cut short ({error}): fetch it again") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} holds a JSON {type(values).__name__}, not an object")

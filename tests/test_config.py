@@ -13,14 +13,14 @@ from bertlite.activations import ACTIVATIONS
 from bertlite.config import POSITIONS, PROBLEMS
 
 REFUSED = [  # field, value, what the message says besides the field's name
-    ("vocab_size", 0, "is 0; it must be 1 or more"),
+    ("vocab_size", 0, "is 0; it must be 1 to"),
     ("vocab_size", 97.0, "97.0, a float; it must be an integer"),
     ("vocab_size", True, "True, a bool; it must be an integer"),
     ("hidden_size", "48", "'48', a str; it must be an integer"),
     ("hidden_size", None, "None, a NoneType"),
     ("hidden_size", 49, "hidden_size 49 is not a multiple of num_attention_heads 4"),
-    ("num_hidden_layers", -1, "is -1; it must be 0 or more"),
-    ("num_attention_heads", 0, "is 0; it must be 1 or more"),
+    ("num_hidden_layers", -1, "is -1; it must be 0 to"),
+    ("num_attention_heads", 0, "is 0; it must be 1 to"),
     ("num_attention_heads", 5, "hidden_size 48 is not a multiple of num_attention_heads 5"),
     ("intermediate_size", -37, "is -37"),
     ("max_position_embeddings", 0, "is 0"),
@@ -45,7 +45,7 @@ REFUSED = [  # field, value, what the message says besides the field's name
     ("add_cross_attention", True, "is_decoder"),
     ("tie_word_embeddings", 1, "1, a int; it must be true or false"),
     ("return_dict", None, "it must be true or false"),
-    ("num_labels", 0, "is 0; it must be 1 or more"),
+    ("num_labels", 0, "is 0; it must be 1 to"),
     ("num_labels", "3", "'3', a str"),
     ("id2label", {}, "is {}; name at least one label"),
     ("id2label", ["a", "b"], "must be a mapping"),

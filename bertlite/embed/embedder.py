@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from bertlite.batching import token_budget_batches
 from bertlite.checkpoint import Source, find, place_of, read_dtype
+from bertlite.config import BertConfig
 from bertlite.inference import InferenceModel, optimize_for_inference
 from bertlite.model import BertModel
 from bertlite.tokenization import BertTokenizer, read_json
@@ -125,9 +126,8 @@ class Embedder:
         self.normalize = bool(stated.get("normalize")) if normalize is None else normalize
         if self.pooling not in POOLINGS:
             raise ValueError(f"{model} pools by {self.pooling!r}; choose pooling={' or '.join(map(repr, POOLINGS))}")
-        config = read_json(find(self.source).config)
-        self.dimension = int(config["hidden_size"])
-        positions = int(config["max_position_embeddings"])
+        config = BertConfig.from_json_file(find(self.source).config)
+        self.dimension, positions = config.hidden_size, config.max_position_embeddings
         if max_length is not None and not 3 <= max_length <= positions:
             raise ValueError(f"max_length is {max_length}; this model takes 3 to {positions} tokens")
         self.max_length = max_length or min(stated.get("max_length") or positions, positions)
@@ -165,6 +165,12 @@ class Embedder:
             model = BertModel.from_pretrained(
                 where.name, dtype=self.dtype, device=self.device, add_pooling_layer=False, **hub
             )
+            last, words = max(tokenizer.get_vocab().values()), model.config.vocab_size
+            if last >= words:
+                raise ValueError(
+                    f"{where.name}: the tokenizer has ids up to {last}, but the model's vocab_size is {words}:"
+                    " one of the two is another checkpoint's"
+                )
             self._loaded = tokenizer, with_packed_weights(model)
         return self._loaded
 
@@ -203,10 +209,26 @@ class Embedder:
         batches = list(token_budget_batches(costs, self.max_tokens, packed=True))
         random.Random(0).shuffle(batches)  # so that the speed at any moment is that of the whole
         for rows in batches:
-            vectors[list(rows)] = self.embed([ids[row] for row in rows]).cpu().numpy()
+            vectors[list(rows)] = self.fitting([ids[row] for row in rows]).numpy()
             if progress is not None:
                 progress(sum(len(ids[row]) for row in rows))
         return vectors
+
+    def fitting(self, ids: Sequence[Sequence[int]]) -> Tensor:
+        """`embed`, on the CPU, in halves where memory does not hold the whole.
+
+        Raises:
+            torch.OutOfMemoryError: it does not hold one text either.
+        """
+        try:
+            return self.embed(ids).cpu()
+        except torch.OutOfMemoryError:
+            if len(ids) == 1:
+                advice = "lower max_length, or use a smaller dtype"
+                said = f"one text of {len(ids[0])} tokens does not fit into memory: {advice}"
+                raise torch.OutOfMemoryError(said) from None
+        half = len(ids) // 2  # out of the handler, which holds on to the memory of the whole
+        return torch.cat([self.fitting(ids[:half]), self.fitting(ids[half:])])
 
     @torch.inference_mode()
     def embed(self, ids: Sequence[Sequence[int]]) -> Tensor:

@@ -24,8 +24,10 @@ from transformers.utils import logging
 
 from bertlite import heads, modules, pruning
 from bertlite.attention import BACKENDS, Padded, ScoreBias
-from bertlite.config import POSITIONS, normalise_heads, normalise_neurons, pruned_neurons
+from bertlite.checkpoint import ENDLESS, endless, refuse
+from bertlite.config import check_values, normalise_heads, normalise_neurons, pruned_neurons
 from bertlite.hf import compat
+from bertlite.hf.folder import check_folder
 from bertlite.model import BertBody, pick
 
 logger = logging.get_logger(__name__)
@@ -50,6 +52,20 @@ class BertPreTrainedModel(transformers.PreTrainedModel):
         settle(self.config)
         self.build(self.config, *args, **options)
         self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **options: Any) -> Any:
+        """transformers' own, which sees neither damage that it can read past nor weights that are no numbers.
+
+        Raises:
+            ValueError: a folder whose config or weights `bertlite.hf.folder.check_folder` refuses, or nan or inf in
+                the weights of any checkpoint.
+        """
+        check_folder(pretrained_model_name_or_path, options)
+        loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **options)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded  # with output_loading_info=True
+        refuse(f"{pretrained_model_name_or_path} {ENDLESS}", endless(dict(model.named_parameters())))
+        return loaded
 
     def prune_heads(self, heads_to_prune: Mapping[int, Iterable[int]]) -> None:
         """Remove heads, numbered as in the unpruned model; see `bertlite.prune_heads_`.
@@ -116,25 +132,16 @@ def settle(config: Any) -> None:
     """Give a config what transformers 5 no longer gives it, in place, and refuse what would be ignored there.
 
     Raises:
-        ValueError: a position_embedding_type or pruned heads that no BERT has.
+        ValueError: values that no BERT has.
     """
     if getattr(config, "position_embedding_type", None) is None:
         config.position_embedding_type = "absolute"
-    if config.position_embedding_type not in POSITIONS:
-        raise ValueError(
-            f"position_embedding_type {config.position_embedding_type!r} is unknown; have: {', '.join(POSITIONS)}"
-        )
+    check_values(config)
     gone = counted(getattr(config, "pruned_heads", None) or {}, config)
     config.pruned_heads = {layer: list(which) for layer, which in gone.items()}
     if pruned_neurons(config):  # a field that transformers does not know, but keeps
         neurons = normalise_neurons(config.pruned_neurons, config.num_hidden_layers, config.intermediate_size)
         config.pruned_neurons = {layer: list(which) for layer, which in neurons.items()}
-    if config.hidden_size % config.num_attention_heads:
-        raise ValueError(
-            f"hidden_size {config.hidden_size} is not a multiple of num_attention_heads {config.num_attention_heads}"
-        )
-    if config.add_cross_attention and not config.is_decoder:
-        raise ValueError("add_cross_attention is true but is_decoder is false; only a decoder has cross-attention")
 
 
 def counted(heads_to_prune: Mapping[Any, Iterable[int]], config: Any) -> dict[int, tuple[int, ...]]:

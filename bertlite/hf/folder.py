@@ -1,0 +1,62 @@
+"""What transformers reads past in a folder, refused before transformers looks at it."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bertlite.checkpoint import (
+    Source,
+    absurdities,
+    dtype_faults,
+    find,
+    modern,
+    pruning_faults,
+    read,
+    refuse,
+    skeleton,
+)
+from bertlite.config import SIZES, BertConfig
+from bertlite.model import BertModel
+
+
+def check_folder(source: Any, options: Mapping[str, Any]) -> None:
+    """Refuse a folder whose config is no BERT's, or whose weights are damaged, lie or would run.
+
+    Tensors stay in their file.  What comes from the hub, as a state_dict or in a format of others is left to
+    transformers, and so is a folder that lacks a file.
+
+    Args:
+        source: the first argument of from_pretrained.
+        options: its others.
+
+    Raises:
+        ValueError: it names the file and what is wrong with it.
+    """
+    if not isinstance(source, str | os.PathLike) or not Path(source).is_dir():
+        return
+    if options.get("state_dict") is not None or options.get("gguf_file") is not None:
+        return
+    try:
+        files = find(Source(source, subfolder=options.get("subfolder"), variant=options.get("variant")))
+    except FileNotFoundError:
+        return
+    config = options.get("config")
+    if config is None:
+        config = BertConfig.from_json_file(files.config, **{name: options[name] for name in SIZES if name in options})
+    if options.get("use_safetensors") is False and "safetensors" in files.weights.name:
+        return  # transformers reads another file
+    state = read(files)
+    names = [(modern(name, ""), name) for name in state]
+    twice = [f"{new} is there twice, once as {old}" for new, old in names if new != old and new in state]
+    if not isinstance(config, str | os.PathLike):
+        twice += absurdities(state, config)
+    refuse(f"{files.weights} does not fit {files.config.name}:", twice)
+    if isinstance(config, BertConfig):  # else the caller has another one than the folder
+        wanted = skeleton(BertModel, config, {"add_pooling_layer": False}).state_dict()
+        state = {new: state[old] for new, old in names if new in wanted}
+        wrong = {name: tensor.shape for name, tensor in state.items() if tensor.shape != wanted[name].shape}
+        faults = pruning_faults(wrong, wanted, config)
+        if "quantization_config" not in {*config.extra, *options}:
+            faults += dtype_faults(state, wanted)
+        refuse(f"{files.weights} does not fit {files.config.name}:", faults)
