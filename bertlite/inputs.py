@@ -1,9 +1,10 @@
 """The inputs of a forward, checked before anything is computed.
 
-Values are looked at on the CPU, where it costs nothing; elsewhere it would make the host wait.
+Values are looked at on the CPU, where it costs nothing; on CUDA the device looks, so that the host need not wait.
 """
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ def check_inputs(
             raise ValueError(
                 f"inputs_embeds has shape {tuple(inputs_embeds.shape)}; expected (batch, length, {config.hidden_size})"
             )
+        check_embeds(inputs_embeds)
         batch, length = inputs_embeds.shape[:2]
     counted = position_ids is None or config.position_embedding_type != "absolute"  # else it is theirs to say where
     if length < 1 or (counted and past + length > config.max_position_embeddings):
@@ -77,6 +79,8 @@ def check_packed(
         raise ValueError(f"{name} has shape {tuple(seen.shape)}; beside cu_seqlens expected {wanted}")
     if input_ids is not None:
         check_ids("input_ids", input_ids, config.vocab_size, "vocab_size")
+    else:
+        check_embeds(seen)
     tokens = seen.shape[0]
     if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1 or not len(cu_seqlens):
         raise ValueError(
@@ -112,6 +116,25 @@ def check_beside(name: str, ids: Tensor, fits: tuple[tuple[int, ...], ...], limi
     check_ids(name, ids, limit, field)
 
 
+def check_embeds(embeds: Tensor) -> None:
+    if isinstance(embeds, Tensor) and not embeds.is_floating_point():
+        raise ValueError(f"inputs_embeds is {embeds.dtype}; embeddings are floats, indices go into input_ids")
+
+
+def check_devices(embeddings: Any, seen: Tensor, **beside: Tensor | None) -> None:
+    """Refuse inputs on several devices, or where the embeddings are not, unless accelerate's hooks move them there."""
+    words = embeddings.word_embeddings
+    weight = getattr(words, "weight", None)
+    hooked = hasattr(embeddings, "_hf_hook") or hasattr(words, "_hf_hook")
+    if hooked or not isinstance(seen, Tensor) or not isinstance(weight, Tensor) or weight.is_meta:
+        return
+    for name, ids in beside.items():
+        if ids is not None and ids.device != seen.device:
+            raise ValueError(f"{name} is on {ids.device}, the input on {seen.device}: move one of them")
+    if seen.device != weight.device:
+        raise ValueError(f"the input is on {seen.device}, the model on {weight.device}: move one of them")
+
+
 def check_encoder_states(config: ConfigLike, states: Tensor, batch: int) -> None:
     if not config.add_cross_attention:
         raise ValueError(
@@ -132,6 +155,9 @@ def check_ids(name: str, ids: Tensor, limit: int, field: str) -> None:
         if low < 0 or high >= limit:
             wrong = low if low < 0 else high
             raise ValueError(f"{name} holds {wrong}; this model has 0 to {limit - 1} ({field} {limit})")
+    elif concrete(ids) and ids.is_cuda:  # the message comes with the next call that waits for the device
+        said = f"{name} holds others; this model has 0 to {limit - 1} ({field} {limit})"
+        torch._assert_async(((ids >= 0) & (ids < limit)).all(), said)
 
 
 def read_gates(head_mask: Tensor, config: ConfigLike, batch: int, length: int, dtype: torch.dtype) -> list[Tensor]:

@@ -29,7 +29,7 @@ from bertlite.attention import (
 )
 from bertlite.cache import KeyValueCache
 from bertlite.config import BertConfig, ConfigLike
-from bertlite.inputs import check_encoder_states, check_inputs, check_packed, read_gates, refuse_pruned
+from bertlite.inputs import check_devices, check_encoder_states, check_inputs, check_packed, read_gates, refuse_pruned
 from bertlite.modules import (
     NOTHING,
     BertEmbeddings,
@@ -147,7 +147,7 @@ class BertPreTrainedModel(nn.Module):
         Args:
             source: a hub id, a folder, or a weights file with its config.json beside it.
             dtype: of the weights; by default the file's own.
-            device: by default the CPU, where tensors are mapped from the file and read when first used.
+            device: by default the CPU, where tensors are mapped from the file, not copied.
             attn_implementation: a name of `bertlite.attention.BACKENDS`, or "auto".
             add_pooling_layer: for BertModel; whether it has a pooler.
             revision, subfolder, variant, cache_dir, token, local_files_only: as for `huggingface_hub`.
@@ -320,6 +320,7 @@ class BertBody:
         else:
             check_packed(config, input_ids, token_type_ids, position_ids, inputs_embeds, cu_seqlens)
         assert seen is not None  # or it has been refused
+        check_devices(self.embeddings, seen, token_type_ids=token_type_ids, position_ids=position_ids)
         packing = None
         if cache is None or cu_seqlens is not None:
             packing = self.packing(seen, attention_mask, weights, cu_seqlens, first_token_only)

@@ -1,0 +1,189 @@
+"""Whatever comes in, in whatever model: the right answer or a refusal of ours; never another error, never nan.
+
+Right is what the eager backend computes in float64.
+"""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from conftest import EXACT, SIZES, assert_same, make
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bertlite import BertModel, prune_heads, prune_neurons
+
+L, N, NEURONS, WORDS, LONGEST = 3, 4, SIZES["intermediate_size"], SIZES["vocab_size"], SIZES["max_position_embeddings"]
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+OURS = (ValueError, TypeError)
+EXAMPLES = settings(
+    max_examples=60, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+
+units = lambda count, most: st.dictionaries(st.integers(0, L - 1), st.sets(st.integers(0, count - 1), max_size=most))  # noqa: E731
+
+
+@cache
+def trained() -> BertModel:
+    return make()
+
+
+@st.composite
+def models(draw: Any) -> BertModel:
+    """Any heads and neurons gone, all of a layer's too."""
+    model = prune_heads(trained(), draw(units(N, N)))
+    return prune_neurons(model, draw(units(NEURONS, NEURONS)))
+
+
+def ones(draw: Any, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    return (torch.rand(shape, generator=generator) < draw(st.sampled_from([0.0, 0.5, 0.9, 1.0]))).long()
+
+
+@st.composite
+def masks(draw: Any, batch: int, length: int) -> Tensor | None:
+    """Of every form; some queries may look at nothing."""
+    form = draw(st.sampled_from(["none", "keys", "prefix", "queries", "bool", "scores"]))
+    if form == "none":
+        return None
+    if form == "keys":
+        return ones(draw, batch, length).to(draw(st.sampled_from([torch.long, torch.bool, torch.float32])))
+    if form == "prefix":
+        lengths = torch.tensor(draw(st.lists(st.integers(0, length), min_size=batch, max_size=batch)))
+        return (torch.arange(length) < lengths.view(-1, 1)).long()
+    if form == "queries":
+        return ones(draw, batch, length, length)
+    if form == "bool":
+        return ones(draw, batch, 1, length, length).bool()
+    scores = ones(draw, batch, 1, 1, length).double() * -draw(st.sampled_from([0.25, 1e4, 1e300, torch.inf]))
+    return scores.nan_to_num(0.0, neginf=-torch.inf)
+
+
+@st.composite
+def inputs(draw: Any) -> dict[str, Tensor]:
+    batch, length = draw(st.integers(0, 4)), draw(st.integers(1, LONGEST))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    ids = torch.randint(0, WORDS, (batch, length), generator=generator)
+    return {"input_ids": ids, "attention_mask": draw(masks(batch, length))}
+
+
+def run(model: BertModel, backend: str, dtype: torch.dtype, **given: Any) -> Any:
+    model = make_copy(model, backend, dtype)
+    with torch.no_grad():
+        return model(**given)
+
+
+def make_copy(model: BertModel, backend: str, dtype: torch.dtype) -> BertModel:
+    copied = prune_heads(model, {}).to(dtype)
+    copied.set_attn_implementation(backend)
+    return copied
+
+
+def shown(out: Any, mask: Tensor | None) -> Tensor:
+    """Token vectors where there are tokens: what is at padded positions is each backend's own."""
+    states = out.last_hidden_state
+    return states if mask is None or mask.dim() != 2 else states[mask.bool()]
+
+
+@EXAMPLES
+@given(models(), inputs(), st.sampled_from(["eager", "sdpa", "packed", "auto"]), st.sampled_from(DTYPES))
+def test_every_backend_and_dtype_is_right_or_refuses(model, batch, backend, dtype):
+    mask = batch["attention_mask"]
+    truth = run(model, "eager", torch.float64, **batch)
+    if backend == "packed" and mask is not None and mask.dim() != 2:
+        with pytest.raises(ValueError, match="takes a 2-D attention_mask"):
+            run(model, backend, dtype, **batch)
+        return
+    out = run(model, backend, dtype, **batch)
+    assert out.last_hidden_state.isfinite().all()
+    assert out.pooler_output.isfinite().all()
+    got, wanted = shown(out, mask).double(), shown(truth, mask)
+    if not wanted.numel():
+        return
+    if dtype == torch.float64:
+        allowed = EXACT
+    else:  # the backend may round otherwise than eager, but no worse by an order
+        own = (shown(run(model, "eager", dtype, **batch), mask).double() - wanted).abs().max().item()
+        allowed = 10 * own + 10 * torch.finfo(dtype).eps * wanted.abs().max().item()
+    assert (got - wanted).abs().max().item() <= allowed
+
+
+@EXAMPLES
+@given(models(), inputs(), st.data())
+def test_whatever_is_wrong_is_refused_by_us(model, batch, data):
+    """One thing at a time is made wrong."""
+    ids = batch["input_ids"]
+    rows, length = ids.shape
+    wrong = data.draw(
+        st.sampled_from(
+            ["high", "low", "dtype", "rank", "long", "none", "mask", "types", "positions", "gates", "both"]
+        )
+    )
+    at = (slice(None), data.draw(st.integers(0, length - 1)))
+    if wrong in ("high", "low"):
+        batch["input_ids"] = ids.clone()
+        batch["input_ids"][at] = data.draw(st.integers(WORDS, 2**62)) * (1 if wrong == "high" else -1)
+        if not rows:
+            return
+    elif wrong == "dtype":
+        dtype = data.draw(st.sampled_from([torch.float32, torch.int8, torch.bool, torch.complex64]))
+        batch["input_ids"] = ids.to(dtype)
+    elif wrong == "rank":
+        batch["input_ids"] = data.draw(st.sampled_from([ids[..., None], ids.flatten(), ids.sum()]))
+    elif wrong == "long":
+        batch = {"input_ids": ids.new_ones(rows, LONGEST + data.draw(st.integers(1, 9)))}
+    elif wrong == "none":
+        batch["input_ids"] = ids[:, :0]
+    elif wrong == "mask":
+        shape = data.draw(st.sampled_from([(rows, length + 1), (rows + 1, length), (length,), (rows, 2, length + 1)]))
+        batch["attention_mask"] = torch.ones(shape)
+    elif wrong == "types":
+        batch["token_type_ids"] = torch.full((rows + 1, length), data.draw(st.integers(-9, 9)))
+    elif wrong == "positions":
+        batch["position_ids"] = torch.full((rows, length + 1), data.draw(st.integers(-9, 99)))
+    elif wrong == "gates":
+        batch["head_mask"] = torch.ones(
+            data.draw(st.sampled_from([(N + 1,), (L, N + 1), (L + 1, N), (L, rows + 2, N)]))
+        )
+    else:
+        batch["inputs_embeds"] = torch.zeros(rows, length, SIZES["hidden_size"])
+    for backend in ("eager", "sdpa", "packed", "auto"):
+        with pytest.raises(OURS):
+            run(model, backend, torch.float64, **batch)
+
+
+@EXAMPLES
+@given(units(N, N), units(N, N), units(NEURONS, 9), inputs())
+def test_pruning_in_any_order_is_pruning_once(one, two, neurons, batch):
+    together = {layer: one.get(layer, set()) | two.get(layer, set()) for layer in one.keys() | two.keys()}
+    once = prune_neurons(prune_heads(trained(), together), neurons)
+    twice = prune_heads(prune_neurons(prune_heads(trained(), two), neurons), one)
+    assert once.config.pruned_heads == twice.config.pruned_heads
+    with torch.no_grad():
+        assert_same(once(**batch), twice(**batch), atol=0)
+
+
+@EXAMPLES
+@given(
+    st.dictionaries(
+        st.one_of(st.integers(-2, L + 1), st.text("09-x", max_size=2), st.none(), st.floats()),
+        st.one_of(
+            st.lists(st.one_of(st.integers(-2, N + 1), st.booleans(), st.text("09x", max_size=2)), max_size=3),
+            st.none(),
+            st.integers(),
+            st.text("013", max_size=3),
+        ),
+        max_size=3,
+    )
+)
+def test_heads_are_pruned_as_named_or_refused(heads):
+    try:
+        pruned = prune_heads(trained(), heads)
+    except ValueError:
+        return
+    gone = {int(layer): {int(head) for head in named} for layer, named in heads.items()}
+    assert {layer: {*named} for layer, named in pruned.config.pruned_heads.items()} == {
+        layer: named for layer, named in gone.items() if named
+    }
