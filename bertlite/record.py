@@ -79,11 +79,13 @@ class Run:
 
     def __enter__(self) -> Self:
         if self.folder.exists():
-            if not (self.folder / RUN).exists() and any(self.folder.iterdir()):
+            written = [path for path in self.folder.iterdir() if not path.name.startswith(f".{RUN}.")]  # half
+            if written and not (self.folder / RUN).exists():
                 raise FileExistsError(f"{self.folder} is there already and is not a run: name another folder")
             if is_finished(self.folder):
                 raise FileExistsError(f"{self.folder} holds a finished run: delete it, or name another folder")
-            shutil.rmtree(self.folder)
+            for path in sorted(written, key=lambda path: path.name == RUN):  # last what says that it is a run
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         self.clock = time.perf_counter()
         self.tell("running")
         return self
