@@ -89,7 +89,7 @@ def load(
         state = {**initialised(model, part, own), **state}
     complete_(state, "", model)
     tensors = settled(state, wanted, asked, device)
-    refuse(f"{files.weights} {ENDLESS}", endless(tensors))
+    refuse(f"{files.weights} {ENDLESS}", endless({k: t for k, t in tensors.items() if part_of(k) not in absent}))
     assign_(model, tensors)
     model.tie_weights()
     if absent:
@@ -180,6 +180,11 @@ class Repository:
             return None
         except errors.EntryNotFoundError:
             return None
+        except Exception as error:  # of whichever library carries the bytes
+            if isinstance(error, OSError) and error.errno is not None:  # the disk's
+                raise
+            said = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise ConnectionError(f"{self.id}: {name} did not come whole from the hub ({said}): try again") from error
         snapshot = Path(path).parents[len(PurePosixPath(source.subfolder or "", name).parts) - 1]
         self.revision = snapshot.name  # the commit: a push between two files must not mix them
         return Path(path)
@@ -200,6 +205,7 @@ def find(source: Source) -> Files:
     Raises:
         FileNotFoundError: one of them is missing.
         PermissionError: the repository is gated.
+        ConnectionError: one of them did not come whole; what the cache holds under its name is whole or nothing.
         ValueError: an index that is damaged or points outside its folder.
     """
     path = Path(source.name).expanduser()
@@ -456,14 +462,17 @@ def absurdities(state: State, config: ConfigLike) -> list[str]:
 
 
 def endless(state: State) -> list[str]:
-    """The tensors that hold nan or infinity, which their sum shows faster than a look at each number."""
-    floats = {name: t for name, t in state.items() if t.is_floating_point() and not t.is_meta}
+    """The tensors that hold nan or infinity; each is read once and nothing of its size is made.
+
+    A sum shows them, and is the fastest look at a tensor.  Large numbers may overflow it too: then the extremes tell.
+    """
+    floats = {name: t for name, t in state.items() if t.is_floating_point() and t.numel() and not t.is_meta}
     sums: dict[torch.device, list[Tensor]] = {}
     for t in floats.values():
-        sums.setdefault(t.device, []).append(t.sum(dtype=torch.float32 if t.itemsize < 4 else None).double())
+        sums.setdefault(t.device, []).append(t.sum().double())
     if all(bool(torch.stack(each).isfinite().all()) for each in sums.values()):  # the host waits once for a device
         return []
-    bad = [(name, str(t.dtype)) for name, t in floats.items() if not bool(t.isfinite().all())]
+    bad = [(name, str(t.dtype)) for name, t in floats.items() if not all(end.isfinite() for end in t.aminmax())]
     return [f"{name} holds nan or inf in {dtype.removeprefix('torch.')}" for name, dtype in bad]
 
 

@@ -24,6 +24,7 @@ LEFT = {  # transformers' own errors, which name what is wrong in its log
     "large max_position_embeddings",
     "large type_vocab_size",
     "shard missing",
+    "shard whose name is too long",
 }
 UNNAMED = {"a layer with no end"}  # transformers reads a layer's number before we see it
 
