@@ -12,7 +12,7 @@ import os
 import pickle
 import struct
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors
 INDEX = "model.safetensors.index.json"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 440449768\n"
 DEEP = "[" * 200_000  # more than Python's JSON reader can descend
+
+SAME: Mapping[str, str] = {}
 
 State = dict[str, Tensor]
 Write = Callable[[Path], None]
@@ -106,20 +108,19 @@ def entry(**fields: Any) -> Write:
 
 
 def shards(
-    one: Callable[[State], State] = dict, two: Callable[[State], State] = dict, **mapped: str
-) -> Callable[[Path], dict[str, str]]:
+    one: Callable[[State], State] = dict, two: Callable[[State], State] = dict, mapped: Mapping[str, str] = SAME
+) -> Write:
     """A checkpoint in two files, each perhaps changed; `mapped` is what the index says in addition."""
 
-    def write(folder: Path) -> dict[str, str]:
+    def write(folder: Path) -> None:
         config_of()(folder)
         (folder / "model.safetensors").unlink()
         names, whole = sorted(state()), state()
         parts = {ONE: names[: len(names) // 2], TWO: names[len(names) // 2 :]}
-        table = {name: file for file, part in parts.items() for name in part} | mapped
+        table = {name: file for file, part in parts.items() for name in part} | dict(mapped)
         for change, (file, part) in zip((one, two), parts.items(), strict=True):
             save_file(change({name: whole[name] for name in part}), folder / file)
         (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": table}))
-        return table
 
     return write
 
@@ -329,13 +330,13 @@ CASES: dict[str, tuple[Callable[[Path], Any], str]] = {  # what is written, and 
     ),
     # shards
     "shard missing": (without_a_shard, f"names {TWO}, which is not there"),
-    "shard above the folder": (shards(**{Q0: "../shard.safetensors"}), "points outside its folder"),
-    "shard at the root": (shards(**{Q0: "/etc/passwd"}), "points outside its folder"),
-    "shard on a drive": (shards(**{Q0: "C:\\shard"}), "points outside its folder"),
-    "shard without a name": (shards(**{Q0: ""}), "points outside its folder"),
-    "shard whose name is too long": (shards(**{Q0: "s" * 300}), "which is not there"),
+    "shard above the folder": (shards(mapped={Q0: "../shard.safetensors"}), "points outside its folder"),
+    "shard at the root": (shards(mapped={Q0: "/etc/passwd"}), "points outside its folder"),
+    "shard on a drive": (shards(mapped={Q0: "C:\\shard"}), "points outside its folder"),
+    "shard without a name": (shards(mapped={Q0: ""}), "points outside its folder"),
+    "shard whose name is too long": (shards(mapped={Q0: "s" * 300}), "which is not there"),
     "shard that is a link out": (linked_shard, "is a link out of its folder"),
-    "shard that is the index": (shards(**{Q0: INDEX}), "is no weights file"),
+    "shard that is the index": (shards(mapped={Q0: INDEX}), "is no weights file"),
     "tensor in both shards": (
         shards(two=lambda held: {**held, "embeddings.LayerNorm.bias": torch.zeros(48)}),
         f"{TWO} also holds embeddings.LayerNorm.bias",

@@ -153,7 +153,7 @@ def test_refusing_takes_no_memory_to_speak_of(tmp_path):
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
 def test_loading_takes_no_more_memory_than_twice_the_file(file, tmp_path):
-    large = {**SIZES, "vocab_size": 400_000}
+    large = {**SIZES, "vocab_size": 250_000}
     state = BertModel(BertConfig(**large)).state_dict()
     (tmp_path / "config.json").write_text(json.dumps(large))
     if file.endswith(".bin"):
@@ -168,14 +168,15 @@ def test_loading_takes_no_more_memory_than_twice_the_file(file, tmp_path):
     assert int(peak) * 1024 < 2 * size
 
 
-def test_mutated_checkpoints_load_or_are_refused():
-    ran = child("-W", "ignore", Path(__file__).with_name("mutate.py"), 40)
+def test_changed_checkpoints_load_or_are_refused():
+    ran = child("-W", "ignore", ROOT / "scripts" / "fuzz_checkpoints.py")
     assert ran.returncode == 0, ran.stderr[-3000:]
     for kind, counts in json.loads(ran.stdout).items():
         assert counts["refused"] > 20, kind
         assert counts["loaded"] > 1, kind  # the first is whole
         assert counts["refused"] + counts["loaded"] >= 40, kind
         assert counts["peak_kib"] < 64 * 1024, kind
+        assert counts["seconds"] < SECONDS, kind
 
 
 # Tokenizers ---------------------------------------------------------------------------------------------------------
