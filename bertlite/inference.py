@@ -70,8 +70,8 @@ class Product(nn.Module):
         """The weight as this product wants it."""
         return weight.clone()
 
-    def unpack(self, weight: Tensor) -> Tensor:
-        """The same as a tensor that another process can be sent."""
+    def unpack(self, weight: Tensor) -> Any:
+        """The same as what another process can be sent; see `received`."""
         return weight
 
     def forward(self, x: Tensor) -> Tensor:  # (…, I) -> (…, O)
@@ -86,7 +86,7 @@ class Product(nn.Module):
         return {**state, "weight": self.unpack(self.weight)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "weight": self.pack(state["weight"])})  # type: ignore[no-untyped-call]
+        super().__setstate__({**state, "weight": self.pack(received(state["weight"]))})  # type: ignore[no-untyped-call]
 
 
 class Prepacked(Product):
@@ -102,8 +102,8 @@ class Prepacked(Product):
     def pack(self, weight: Tensor) -> Tensor:
         return on_huge_pages(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None))
 
-    def unpack(self, weight: Tensor) -> Tensor:
-        return weight.to_dense()
+    def unpack(self, weight: Tensor) -> Any:
+        return sendable(weight.to_dense())
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, self.function, [], self.formula)
@@ -128,8 +128,8 @@ class Quantised(Prepacked):
     def pack(self, weight: Tensor) -> Tensor:
         return on_huge_pages(torch.ops.onednn.qlinear_prepack(weight, None))
 
-    def unpack(self, weight: Tensor) -> Tensor:
-        return weight.to_dense().t().contiguous()
+    def unpack(self, weight: Tensor) -> Any:
+        return sendable(weight.to_dense().t())
 
     def forward(self, x: Tensor) -> Tensor:
         rounded, scale = quantise(x)
@@ -255,6 +255,20 @@ class FusedLayer(BertLayer):
 
     def feed_forward(self, x: Tensor) -> Tensor:  # (…, D) -> (…, D)
         return in_blocks(self.output.dense.rows, super().feed_forward, x)
+
+
+def sendable(weight: Tensor) -> tuple[Any, torch.dtype]:
+    """A tensor that nobody keeps, for another process.  Of a tensor multiprocessing would send a file descriptor,
+    which is closed with the tensor and then given to the next one, before the process is there."""
+    return weight.contiguous().view(torch.uint8).numpy(), weight.dtype
+
+
+def received(sent: Any) -> Tensor:
+    """What `sendable`, or a tensor, was in the process that sent it."""
+    if isinstance(sent, Tensor):
+        return sent
+    array, dtype = sent
+    return torch.from_numpy(array).view(dtype)
 
 
 def in_blocks(rows: int, run: Callable[..., Tensor], *inputs: Tensor) -> Tensor:

@@ -5,8 +5,8 @@
     python scripts/fuzz_checkpoints.py --only zip --seed 7   # one kind of file, other changes
 
 Prints a line of JSON: for each kind of file how many changes were loaded and how many refused, the slowest of them
-in seconds, and by how many KiB memory grew.  Any other error than ours ends it, as a crash would, and hypothesis prints
-the change that had it.
+in seconds, and by how many KiB memory grew.  Any other error than ours ends it, as a crash would, and hypothesis
+prints the change that had it.
 """
 
 import argparse
