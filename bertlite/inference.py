@@ -63,6 +63,7 @@ class Product(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None, act: str | None = None) -> None:
         super().__init__()
         self.weight, self.bias = self.pack(weight.detach()), bias if bias is None else bias.detach().clone()
+        self.outputs = weight.shape[0]
         self.act = None if act is None else Activation(act)
         self.function, self.formula = "none", ""  # of the activation that is fused
 
@@ -106,10 +107,18 @@ class Prepacked(Product):
         return sendable(weight.to_dense())
 
     def forward(self, x: Tensor) -> Tensor:
-        y = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, self.function, [], self.formula)
+        if not x.numel():  # oneDNN gives an output of no size
+            return x.new_empty(*x.shape[:-1], self.outputs)
+        y = self.multiply(x)
         return y if self.act is None else self.act(y)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self.multiply_add(x, residual) if x.numel() else residual
+
+    def multiply(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, self.function, [], self.formula)
+
+    def multiply_add(self, x: Tensor, residual: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
 
 
@@ -131,15 +140,14 @@ class Quantised(Prepacked):
     def unpack(self, weight: Tensor) -> Any:
         return sendable(weight.to_dense().t())
 
-    def forward(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         rounded, scale = quantise(x)
-        y = torch.ops.onednn.qlinear_pointwise.default(
+        return torch.ops.onednn.qlinear_pointwise.default(
             rounded, scale, 0, self.weight, self.scales, self.zeros, self.bias,
             1.0, 0, self.out, self.function, [], self.formula,
         )  # fmt: skip
-        return y if self.act is None else self.act(y)
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def multiply_add(self, x: Tensor, residual: Tensor) -> Tensor:
         rounded, scale = quantise(x)
         return torch.ops.onednn.qlinear_pointwise.binary(
             rounded, scale, 0, self.weight, self.scales, self.zeros, residual, self.bias,

@@ -4,22 +4,29 @@ Right is what the eager backend computes in float64.
 """
 
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from conftest import EXACT, SIZES, assert_same, make
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bertlite import BertModel, prune_heads, prune_neurons
+from bertlite import BertModel, KeyValueCache, optimize_for_inference, prune_heads, prune_neurons
+from bertlite.inference import require_onednn
 
 L, N, NEURONS, WORDS, LONGEST = 3, 4, SIZES["intermediate_size"], SIZES["vocab_size"], SIZES["max_position_embeddings"]
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 OURS = (ValueError, TypeError)
 EXAMPLES = settings(
-    max_examples=60, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=40,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate],  # a failure is shown as found: making it smaller would take minutes
+    suppress_health_check=list(HealthCheck),
 )
 
 units = lambda count, most: st.dictionaries(st.integers(0, L - 1), st.sets(st.integers(0, count - 1), max_size=most))  # noqa: E731
@@ -81,6 +88,18 @@ def make_copy(model: BertModel, backend: str, dtype: torch.dtype) -> BertModel:
     return copied
 
 
+def error_of(got: Tensor, wanted: Tensor) -> float:
+    return (got.double() - wanted).abs().max().item() if wanted.numel() else 0.0
+
+
+def allowed_of(own: float, wanted: Tensor, dtype: torch.dtype) -> float:
+    """In float64 that it is right; else a backend may round otherwise than eager, whose error is `own`, but no worse
+    by an order."""
+    if dtype == torch.float64 or not wanted.numel():
+        return EXACT
+    return 10 * own + 10 * torch.finfo(dtype).eps * wanted.abs().max().item()
+
+
 def shown(out: Any, mask: Tensor | None) -> Tensor:
     """Token vectors where there are tokens: what is at padded positions is each backend's own."""
     states = out.last_hidden_state
@@ -99,15 +118,75 @@ def test_every_backend_and_dtype_is_right_or_refuses(model, batch, backend, dtyp
     out = run(model, backend, dtype, **batch)
     assert out.last_hidden_state.isfinite().all()
     assert out.pooler_output.isfinite().all()
-    got, wanted = shown(out, mask).double(), shown(truth, mask)
-    if not wanted.numel():
+    wanted = shown(truth, mask)
+    own = error_of(shown(run(model, "eager", dtype, **batch), mask), wanted)
+    assert error_of(shown(out, mask), wanted) <= allowed_of(own, wanted, dtype)
+
+
+@st.composite
+def packed_inputs(draw: Any) -> dict[str, Tensor]:
+    """Some sequences, packed; some have no token."""
+    lengths = draw(st.lists(st.integers(0, LONGEST), max_size=6))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    ids = torch.randint(0, WORDS, (sum(lengths),), generator=generator)
+    types = torch.randint(0, SIZES["type_vocab_size"], (sum(lengths),), generator=generator)
+    return {
+        "input_ids": ids,
+        "token_type_ids": draw(st.sampled_from([None, types])),
+        "cu_seqlens": torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32),
+    }
+
+
+def alone(batch: dict[str, Any]) -> list[dict[str, Tensor]]:
+    """Each sequence that has a token as a batch of its own."""
+    ends = batch["cu_seqlens"].tolist()
+    given = {name: x for name, x in batch.items() if name != "cu_seqlens" and x is not None}
+    return [{name: x[None, start:end] for name, x in given.items()} for start, end in pairwise(ends) if end > start]
+
+
+@EXAMPLES
+@given(models(), packed_inputs(), st.sampled_from(["packed", "auto"]), st.sampled_from(DTYPES), st.booleans())
+def test_packed_sequences_are_each_as_if_alone(model, batch, backend, dtype, first):
+    out = run(model, backend, dtype, **batch, first_token_only=first)
+    filled = batch["cu_seqlens"].diff() > 0
+    got = out.last_hidden_state
+    assert got.isfinite().all()
+    assert out.pooler_output.isfinite().all()
+    assert got.shape[0] == len(filled) if first else got.shape[0] == len(batch["input_ids"])
+    got = got[filled] if first else got
+
+    def each(dtype: torch.dtype) -> Tensor:
+        outs = [run(model, "eager", dtype, **one).last_hidden_state[0] for one in alone(batch)]
+        return torch.cat([x[:1] if first else x for x in outs] or [got.new_zeros(0, SIZES["hidden_size"])])
+
+    wanted = each(torch.float64)
+    assert error_of(got, wanted) <= allowed_of(error_of(each(dtype), wanted), wanted, dtype)
+
+
+@EXAMPLES
+@given(models(), inputs(), st.sampled_from([torch.float32, torch.bfloat16, torch.int8]), st.booleans())
+def test_an_optimised_model_is_right_or_refuses(model, batch, dtype, first):
+    try:
+        require_onednn(dtype)
+    except RuntimeError as reason:
+        pytest.skip(str(reason))
+    mask = batch["attention_mask"]
+    floats = torch.float32 if dtype == torch.int8 else dtype
+    quick = optimize_for_inference(prune_heads(model, {}).to(floats), dtype)
+    out = quick(**batch, first_token_only=first)
+    assert out.last_hidden_state.isfinite().all()
+    assert out.pooler_output.isfinite().all()
+    if first or dtype == torch.int8:  # which rounds to 255 steps: how far that may lead is test_inference.py's
         return
-    if dtype == torch.float64:
-        allowed = EXACT
-    else:  # the backend may round otherwise than eager, but no worse by an order
-        own = (shown(run(model, "eager", dtype, **batch), mask).double() - wanted).abs().max().item()
-        allowed = 10 * own + 10 * torch.finfo(dtype).eps * wanted.abs().max().item()
-    assert (got - wanted).abs().max().item() <= allowed
+    wanted = shown(run(model, "eager", torch.float64, **batch), mask)
+    own = error_of(shown(run(model, "eager", dtype, **batch), mask), wanted)
+    assert error_of(shown(out, mask), wanted) <= allowed_of(own, wanted, dtype)
+
+
+@cache
+def optimised() -> Any:
+    require_onednn(torch.float32)
+    return optimize_for_inference(prune_heads(trained(), {1: [0]}).float())
 
 
 @EXAMPLES
@@ -150,6 +229,44 @@ def test_whatever_is_wrong_is_refused_by_us(model, batch, data):
     else:
         batch["inputs_embeds"] = torch.zeros(rows, length, SIZES["hidden_size"])
     for backend in ("eager", "sdpa", "packed", "auto"):
+        with pytest.raises(OURS):
+            run(model, backend, torch.float64, **batch)
+    if torch.backends.mkldnn.is_available():
+        with pytest.raises(OURS):
+            optimised()(**batch)
+
+
+@EXAMPLES
+@given(models(), packed_inputs(), st.data())
+def test_whatever_is_wrong_with_packed_sequences_is_refused_by_us(model, batch, data):
+    ends, tokens = batch["cu_seqlens"], len(batch["input_ids"])
+    kinds = ["none", "dtype", "rank", "start", "end", "ids", "rows", "long", "types", "mask", "cache"]
+    wrong = data.draw(st.sampled_from([*kinds, "falls"] if len(ends) > 2 and tokens else kinds))
+    if wrong == "none":
+        batch["cu_seqlens"] = ends[:0]
+    elif wrong == "dtype":
+        batch["cu_seqlens"] = ends.to(data.draw(st.sampled_from([torch.int64, torch.float32, torch.bool])))
+    elif wrong == "rank":
+        batch["cu_seqlens"] = data.draw(st.sampled_from([ends[None], ends[-1]]))
+    elif wrong in ("start", "end"):
+        batch["cu_seqlens"] = ends.clone()
+        batch["cu_seqlens"][0 if wrong == "start" else -1] += data.draw(st.sampled_from([-(2**30), -1, 1, 2**30]))
+    elif wrong == "falls":
+        batch["cu_seqlens"] = torch.cat([ends[:1], ends[-1:] + 1, ends[-1:]])
+    elif wrong == "ids":
+        batch["input_ids"] = torch.cat([batch["input_ids"], torch.tensor([data.draw(st.sampled_from([-1, WORDS]))])])
+        batch["cu_seqlens"] = torch.tensor([0, tokens + 1], dtype=torch.int32)
+    elif wrong == "rows":
+        batch["input_ids"] = batch["input_ids"][None]
+    elif wrong == "long":
+        batch = {"input_ids": torch.ones(LONGEST + 1).long(), "cu_seqlens": torch.tensor([0, LONGEST + 1]).int()}
+    elif wrong == "types":
+        batch["token_type_ids"] = torch.zeros(tokens + 1).long()
+    elif wrong == "mask":
+        batch["attention_mask"] = torch.ones(len(ends) - 1, tokens)
+    else:
+        batch["past_key_values"] = KeyValueCache()
+    for backend in ("packed", "auto", "eager", "sdpa"):  # the last two take none, right or wrong
         with pytest.raises(OURS):
             run(model, backend, torch.float64, **batch)
 
