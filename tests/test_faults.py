@@ -4,6 +4,7 @@ Children are forked and really killed: before their n-th operation on the disk, 
 by the kernel within a write, at the n-th byte of a file, which sees native code too.
 """
 
+import errno
 import json
 import os
 import re
@@ -25,13 +26,15 @@ from bertlite import BertConfig, BertModel, BertTokenizer, prune_heads
 from bertlite.embed import Embedder, embedder
 from bertlite.embed.job import Job, run
 from bertlite.embed.rows import Rows
-from bertlite.record import Run, read_runs
+from bertlite.record import Run, read_runs, write_json
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 
 WRITES = re.compile(
     r"os\.(mkdir|rename|remove|rmdir|link|symlink|chmod|truncate)|shutil\..*|tempfile\.mkstemp|ctypes\.dlsym"
 )
+GROWS = re.compile(r"os\.(mkdir|link|symlink)|tempfile\.mkstemp")  # what takes room; a rename or a removal takes none
+FULL = 28  # a child's exit status where it said that the disk is full
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 MOST = 300  # steps, more than anything here takes
 
@@ -79,6 +82,39 @@ def dies_at_byte(size: int, work: Work) -> Work:
     return mortal
 
 
+def fails_at(step: int, work: Work) -> Work:
+    """The n-th operation on the disk finds it full, and so does every one after it but the clearing up."""
+
+    def full() -> None:
+        left = iter(range(step))
+
+        def hook(event: str, args: tuple[Any, ...]) -> None:
+            opens = event == "open" and isinstance(args[2], int) and args[2] & WRITING
+            if (opens or GROWS.fullmatch(event)) and next(left, None) is None:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        sys.addaudithook(hook)
+        try:
+            work()
+        except OSError as error:
+            os._exit(FULL if error.errno == errno.ENOSPC else 1)
+
+    return full
+
+
+def fills(work: Callable[[int], Work]) -> Iterator[int]:
+    """Do a work as often as it has steps, the disk full from each on; yields the number of each try."""
+    for step in range(MOST):
+        status = in_child(fails_at(step, work(step)))
+        yield step
+        assert status in (0, FULL)
+        if status == 0:
+            break
+    else:
+        raise AssertionError(f"not done after {MOST} steps")
+    assert step > 1, "hardly anything was written"
+
+
 def kills(work: Callable[[int], Work], sizes: tuple[int, ...]) -> Iterator[int]:
     """Do a work as often as it has steps, killed before each, and within files; yields the number of each try.
 
@@ -110,7 +146,7 @@ def assert_is(folder: Path, *models: BertModel) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shards", ["5GB", "60KB"])
+@pytest.mark.parametrize("shards", ["5GB", "200KB"])
 def test_a_killed_save_leaves_the_old_checkpoint_or_the_new(shards, tmp_path):
     old, new = make(), prune_heads(make(), {0: [1], 2: [0, 3]})
     place = lambda number: tmp_path / str(number) / "model"  # noqa: E731
@@ -146,6 +182,20 @@ def test_a_full_disk_is_an_OSError_that_changes_nothing(size, tmp_path):
     assert in_child(work) == 0
     assert assert_is(tmp_path / "model", old, new) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_disk_that_is_full_at_any_step_keeps_the_old_checkpoint(tmp_path):
+    old, new = make(), prune_heads(make(), {0: [1]})
+
+    def work(number: int) -> Work:
+        old.save_pretrained(tmp_path / str(number) / "model")
+        return lambda: new.save_pretrained(tmp_path / str(number) / "model", max_shard_size="60KB")
+
+    outcomes = []
+    for number in fills(work):
+        outcomes.append(assert_is(tmp_path / str(number) / "model", old, new))
+        assert [path.name for path in (tmp_path / str(number)).iterdir()] == ["model"]
+    assert outcomes == [0] * (len(outcomes) - 1) + [1]
 
 
 def test_who_may_not_write_is_told_where(tmp_path):
@@ -241,6 +291,38 @@ def test_a_killed_run_is_read_up_to_where_it_came_and_done_again(there, tmp_path
         shutil.rmtree(folder)
 
 
+def test_a_disk_that_is_full_at_any_step_of_a_run_leaves_what_can_be_read(tmp_path):
+    for number in fills(lambda number: lambda: experiment(tmp_path / str(number))):
+        folder = tmp_path / str(number)
+        for record in read_runs(tmp_path, unfinished=True):
+            assert [line["step"] for line in record.metrics] in ([], [0], [0, 1], [0, 1, 2])
+            assert not record.finished or record.results == {"loss": 0.5}
+        if not folder.exists() or not read_runs(tmp_path):
+            experiment(folder)  # room has been made
+        [done] = read_runs(tmp_path)
+        assert [line["step"] for line in done.metrics] == [0, 1, 2]
+        shutil.rmtree(folder)
+
+
+def test_of_two_writers_of_a_file_one_is_whole(tmp_path):
+
+    def work(loss: float) -> Work:
+        def twice() -> None:
+            for _ in range(20):
+                write_json(tmp_path / "run.json", {"loss": loss, "why": [loss] * 500})
+
+        return twice
+
+    pid = os.fork()
+    if pid == 0:
+        os._exit(in_child(work(1.0)))
+    assert in_child(work(2.0)) == 0
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    said = json.loads((tmp_path / "run.json").read_text())
+    assert said["why"] == [said["loss"]] * 500
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
 # Embedding ----------------------------------------------------------------------------------------------------------
 
 
@@ -274,6 +356,38 @@ def test_a_killed_embedding_loses_no_shard_and_mixes_none(vectors, tmp_path):
         shutil.rmtree(out)
 
 
+def test_a_disk_that_is_full_at_any_step_of_an_embedding_loses_no_shard(vectors, tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet")
+    lines = tmp_path / "lines.txt"
+    lines.write_text("".join(f"{' '.join('abcdefgh'[: i % 8 + 1])}\n" for i in range(11)))
+    for number in fills(
+        lambda number: lambda: run(Job(vectors, Rows((lines,)), tmp_path / str(number), shard_rows=4))
+    ):
+        out = tmp_path / str(number)
+        assert not out.exists() or not list(out.glob(".*.tmp"))
+        assert all(pq.read_table(path).num_rows in (4, 3) for path in out.glob("*.parquet"))
+        manifest = run(Job(vectors, Rows((lines,)), out, shard_rows=4))
+        assert manifest["complete"]
+        assert sum(manifest["shards"].values()) == 11
+        shutil.rmtree(out)
+
+
+def test_two_embeddings_into_one_folder_make_one(vectors, tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet")
+    lines = tmp_path / "lines.txt"
+    lines.write_text("".join(f"{' '.join('abcdefgh'[: i % 8 + 1])}\n" for i in range(23)))
+    job = Job(vectors, Rows((lines,)), tmp_path / "out", shard_rows=4)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(in_child(lambda: run(job)))
+    assert in_child(lambda: run(job)) == 0
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    tables = [pq.read_table(path) for path in sorted((tmp_path / "out").glob("*.parquet"))]
+    assert [name for table in tables for name in table["id"].to_pylist()] == list(range(23))
+    assert json.loads((tmp_path / "out/manifest.json").read_text())["complete"]
+    assert not list((tmp_path / "out").glob(".*"))
+
+
 def test_a_batch_that_memory_does_not_hold_is_halved(vectors, monkeypatch):
     texts, plain, sizes = [*"abcdefgh"], Embedder.embed, []
 
@@ -287,6 +401,25 @@ def test_a_batch_that_memory_does_not_hold_is_halved(vectors, monkeypatch):
     monkeypatch.setattr(embedder.Embedder, "embed", scarce)
     assert abs(vectors.encode(texts) - wanted).max() < 1e-6
     assert sizes == [8, 4, 2, 2, 4, 2, 2]
+
+
+def test_memory_that_really_runs_out_on_the_CPU_halves_the_batch(vectors):
+    """A child whose address space ends 80 MiB further on; the whole batch takes 150 MiB in every layer."""
+    texts = ["a b c d e f g h a b c d e f g h"] * 20_000
+    large = Embedder(vectors.source.name, max_tokens=400_000)
+    few = vectors.encode(texts[:1])
+
+    def work() -> None:
+        large.encode(texts[:2])
+        ids, sizes, plain = large.tokenized(texts), [], large.embed
+        large.embed = lambda ids: (sizes.append(len(ids)), plain(ids))[1]  # type: ignore[method-assign]
+        now = int(re.search(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+        resource.setrlimit(resource.RLIMIT_AS, (now + (80 << 20),) * 2)
+        found = large.vectors(ids)
+        assert abs(found - few).max() < 1e-5
+        assert sizes[:2] == [20_000, 10_000]
+
+    assert in_child(work) == 0
 
 
 def test_a_text_that_memory_does_not_hold_says_what_to_do(vectors, monkeypatch):

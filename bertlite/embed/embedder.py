@@ -36,6 +36,7 @@ LEGACY = {  # what sentence-transformers called its poolings in 1_Pooling/config
     "pooling_mode_lasttoken": "lasttoken",
 }
 TOKENS = 4096  # of a batch
+SCARCE = (torch.OutOfMemoryError, MemoryError)
 
 log = logging.getLogger("bertlite")
 
@@ -222,7 +223,9 @@ class Embedder:
         """
         try:
             return self.embed(ids).cpu()
-        except torch.OutOfMemoryError:
+        except (RuntimeError, MemoryError) as error:
+            if not isinstance(error, SCARCE) and "can't allocate memory" not in str(error):  # as torch says on the CPU
+                raise
             if len(ids) == 1:
                 advice = "lower max_length, or use a smaller dtype"
                 said = f"one text of {len(ids[0])} tokens does not fit into memory: {advice}"

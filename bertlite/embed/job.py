@@ -270,6 +270,9 @@ def write(job: Job, path: Path, rows: Sequence[Row], key: str, progress: Progres
         sync(temporary)
         os.replace(temporary, path)
         sync(path.parent)
+    except FileNotFoundError:
+        if not finished(path, len(rows), key):  # else another process did the same job, was first and cleared up
+            raise
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()
