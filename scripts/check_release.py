@@ -1,12 +1,14 @@
 """Build the wheel and the sdist and try them where nothing else is installed.
 
-    python scripts/check_release.py                 # torch of constraints.txt and the newest of all else
-    python scripts/check_release.py --lowest        # the oldest of everything that pyproject.toml allows
+    python scripts/check_release.py                            # this environment's torch, the newest of all else
+    python scripts/check_release.py --lowest --python PYTHON   # the oldest of all that pyproject.toml allows
 
-Makes an environment in a temporary folder, outside the checkout: torch first and alone, then the wheel without
-extras.  There `import bertlite` must work and import no more than its dependencies, `bertlite --help` must run, a
-model must be saved and loaded again, and its version must be pyproject.toml's.  With --lowest the tests of --tests
-run there too.  Takes minutes and a package index; exits 1 at the first step that fails.
+Makes an empty environment in a temporary folder, outside the checkout, and installs the wheel there without extras;
+torch, which is large, is lent by the environment that runs this.  There `import bertlite` must work and import no
+more than its dependencies, `bertlite --help` must run, a model must be saved and loaded again, and its version must
+be pyproject.toml's, the only place that states one.  With --lowest the wheel goes into the environment of PYTHON,
+which has the oldest torch already and is changed, and the tests of --tests run there too.  Takes minutes and a
+package index; exits 1 at the first step that fails.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import tomllib
 import venv
 import zipfile
 from collections.abc import Sequence
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +58,25 @@ def lowest(requirements: Sequence[str]) -> list[str]:
     return [f"{match[1]}=={match[2]}" for match in found if match]
 
 
-def pinned_torch() -> str:
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    [torch] = [line for line in lines if line.startswith("torch==")]
-    return torch
+def lend_torch(python: Path) -> None:
+    """Let an environment have the torch of this one, and nothing else of it."""
+    [there] = python.parents[1].glob("lib/python*/site-packages")
+    torch = distribution("torch")
+    for name in {file.parts[0] for file in torch.files or () if file.parts[0] != ".."}:
+        (there / name).symlink_to(torch.locate_file(name))
 
 
 def step(*command: str | Path, cwd: Path) -> None:
     print("==", *command, flush=True)
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     subprocess.run([str(part) for part in command], check=True, cwd=cwd, env=clean)
+
+
+def check_version(version: str) -> None:
+    """The version is stated in pyproject.toml alone."""
+    for path in (ROOT / "bertlite").rglob("*.py"):
+        if re.search(rf"(?<![\d.]){re.escape(version)}(?![\d.])", path.read_text(encoding="utf-8")):
+            sys.exit(f"{path} states the version, {version}, too")
 
 
 def check_contents(dist: Path) -> None:
@@ -87,21 +99,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lowest", action="store_true", help="the oldest dependencies, and the tests")
     parser.add_argument("--tests", nargs="*", default=TESTS, help=f"with --lowest ({' '.join(TESTS)})")
-    parser.add_argument("--python", type=Path, help="an environment's python that has the right torch already")
+    parser.add_argument("--python", type=Path, help="with --lowest: of an environment that has the oldest torch")
     args = parser.parse_args(argv)
+    if args.lowest != bool(args.python):
+        parser.error("--lowest and --python go together")
     facts = project()
+    check_version(facts["version"])
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         step(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", ROOT, cwd=folder)
         check_contents(folder / "dist")
         [wheel] = (folder / "dist").glob("*.whl")
-        oldest = lowest(facts["dependencies"])
         python: Path = args.python or folder / "env" / "bin" / "python"
-        if not args.python:
+        if args.lowest:
+            pins = lowest(facts["dependencies"])
+        else:
+            pins = []
             venv.create(folder / "env", with_pip=True)
-            torch = next(each for each in oldest if each.startswith("torch==")) if args.lowest else pinned_torch()
-            step(python, "-m", "pip", "-q", "install", torch, cwd=folder)
-        pins = [each for each in oldest if not each.startswith("torch==")] if args.lowest else []
+            lend_torch(python)
         step(python, "-m", "pip", "-q", "install", *pins, wheel, cwd=folder)
         step(python, "-m", "pip", "-q", "check", cwd=folder)
         step(python, "-I", "-c", TRY, facts["version"], cwd=folder)
