@@ -147,7 +147,7 @@ class BertPreTrainedModel(nn.Module):
         Args:
             source: a hub id, a folder, or a weights file with its config.json beside it.
             dtype: of the weights; by default the file's own.
-            device: by default the CPU, where tensors are mapped from the file, not copied.
+            device: by default the CPU, where weights stay mapped from the file: read once, to refuse nan, and shared.
             attn_implementation: a name of `bertlite.attention.BACKENDS`, or "auto".
             add_pooling_layer: for BertModel; whether it has a pooler.
             revision, subfolder, variant, cache_dir, token, local_files_only: as for `huggingface_hub`.
