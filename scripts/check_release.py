@@ -63,7 +63,7 @@ def lend_torch(python: Path) -> None:
     [there] = python.parents[1].glob("lib/python*/site-packages")
     torch = distribution("torch")
     for name in {file.parts[0] for file in torch.files or () if file.parts[0] != ".."}:
-        (there / name).symlink_to(torch.locate_file(name))
+        (there / name).symlink_to(str(torch.locate_file(name)))
 
 
 def step(*command: str | Path, cwd: Path) -> None:

@@ -1,5 +1,6 @@
 """The scripts: each parses, does its work through the library, and returns a status."""
 
+import ast
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import benchmark  # noqa: E402  # scripts is on the path only now
 import benchmark_checkpointing  # noqa: E402
 import check_parity  # noqa: E402
+import mutation  # noqa: E402
 
 SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
 
@@ -68,6 +70,18 @@ def test_benchmark_checkpointing_measures_both_axes(tmp_path, capsys):
         assert rows["transformers, every layer"]["peak_bytes"] < rows["transformers, plain"]["peak_bytes"]
         assert all(row["low"] <= row["median"] <= row["high"] for row in rows.values())
     assert "bertlite sdpa, every layer, offloaded" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("module", mutation.TESTS)
+def test_every_mutant_is_another_module_that_parses(module):
+    source = (ROOT / "bertlite" / f"{module}.py").read_text(encoding="utf-8")
+    whole, tree = source.encode(), ast.dump(ast.parse(source))
+    found = mutation.mutants(source)
+    assert len(found) > 50
+    for each in found[::7]:
+        assert whole[each.start : each.end].decode() == each.old
+        changed = ast.parse(whole[: each.start] + each.new.encode() + whole[each.end :])
+        assert ast.dump(changed) != tree, str(each)
 
 
 def test_both_cold_starts_give_the_same_vector():
