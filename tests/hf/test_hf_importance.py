@@ -1,0 +1,24 @@
+"""Scores and repair of bertlite.hf models: those of the same model in bertlite."""
+
+import pytest
+from conftest import assert_same
+from pairs import inputs_of, labels_of, ours_of
+
+import bertlite
+from bertlite.importance import head_importance, neuron_importance, repair
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "packed"])
+@pytest.mark.parametrize("name", ["BertForSequenceClassification", "BertForMaskedLM"])
+def test_the_core_and_hf_are_scored_and_repaired_alike(name: str, backend: str) -> None:
+    model = ours_of(name, backend)
+    other = getattr(bertlite, name)(bertlite.BertConfig.from_dict(model.config.to_dict())).double().eval()
+    other.load_state_dict(model.state_dict())
+    batches = [{**inputs_of(name), **labels_of(name)}]
+    for criterion in ("fisher", "taylor", "leave_one_out", "context_norm"):
+        assert_same(head_importance(model, batches, criterion), head_importance(other, batches, criterion))
+    assert_same(neuron_importance(model, batches), neuron_importance(other, batches))
+    pruned = [bertlite.prune_neurons(bertlite.prune_heads(m, {0: [1]}), {1: [3]}) for m in (model, other)]
+    pairs = zip(pruned, (model, other), strict=True)
+    fixed = [repair(m, dense, batches, ridge=1.0).state_dict() for m, dense in pairs]  # well conditioned
+    assert_same(*fixed)
