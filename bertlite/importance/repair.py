@@ -62,10 +62,10 @@ def repair_(
         for own, other in zip(layers_of(pruned), layers_of(dense), strict=True):
             for run in runs:
                 run.step_dense(other)
-            heads = Moments.of(run.pairs(own, own.attention.output, 0) for run in runs)
+            heads = Moments.of(run.pairs(own, 0) for run in runs)
             refit_(own.attention.output.dense, heads, method, own.attention.self.attention_head_size, ridge)
             if feed_forward:
-                neurons = Moments.of(run.pairs(own, own.output, 1) for run in runs)
+                neurons = Moments.of(run.pairs(own, 1) for run in runs)
                 refit_(own.output.dense, neurons, method, 1, ridge)
             for run in runs:
                 run.step_pruned(own)
@@ -103,23 +103,24 @@ class Run:
         return cls(real_tokens(batch), *first_layer(pruned, batch), *first_layer(dense, batch))
 
     def step_dense(self, block: Any) -> None:
-        parts = (block.attention.output, block.output)
-        with watched(*parts) as seen:
+        with watched(block.attention.output.LayerNorm, block.output.LayerNorm) as seen:
             out = block(self.dense_x, *self.dense_rest)
-        self.targets = tuple(
-            part.dense(inputs) + residual for part, (inputs, residual) in zip(parts, seen(), strict=True)
-        )
+        self.targets = tuple(target for (target,) in seen())
         self.dense_x = out[0] if isinstance(out, tuple) else out
 
     def step_pruned(self, block: Any) -> None:
         out = block(self.x, *self.rest)
         self.x = out[0] if isinstance(out, tuple) else out
 
-    def pairs(self, block: Any, part: Any, which: int) -> tuple[Tensor, Tensor]:
-        """What a projection reads, (T, W), and what it should make of it, (T, D)."""
-        with watched(part) as seen:
-            block(self.x, *self.rest)
-        ((inputs, residual),) = seen()
+    def pairs(self, block: Any, which: int) -> tuple[Tensor, Tensor]:
+        """What the projection of attention (0) or feed-forward network (1) reads, (T, W), and should make, (T, D)."""
+        run = partial(block, self.x, *self.rest)
+        if which:
+            with watched(block.output) as seen:
+                run()
+            ((inputs, residual),) = seen()
+        else:
+            inputs, residual = reached(block.attention.output, run)
         return self.flat(inputs).double(), self.flat(self.targets[which]).double() - self.flat(residual).double()
 
     def flat(self, x: Tensor) -> Tensor:
@@ -132,35 +133,42 @@ class Reached(Exception):  # noqa: N818  # no error
 
 def first_layer(model: Any, batch: Batch) -> tuple[Tensor, tuple[Any, ...]]:
     """What the first layer is called with."""
+    options = {"use_cache": False} if model.config.is_decoder else {}
+    run = partial(model, **inputs_of(batch), **EVERY_TOKEN, **options)
+    x, *rest = reached(model.base_model.encoder.layer[0], run)
+    return x, tuple(rest)
+
+
+def reached(module: nn.Module, run: Callable[[], Any]) -> tuple[Any, ...]:
+    """What a module is called with by `run`, which goes no further."""
     seen: list[tuple[Any, ...]] = []
 
     def stop(module: nn.Module, args: tuple[Any, ...]) -> None:
         seen.append(args)
         raise Reached
 
-    options = {"use_cache": False} if model.config.is_decoder else {}
-    hook = model.base_model.encoder.layer[0].register_forward_pre_hook(stop)
+    hook = module.register_forward_pre_hook(stop)
     try:
-        model(**inputs_of(batch), **EVERY_TOKEN, **options)
+        run()
     except Reached:
         pass
     finally:
         hook.remove()
-    ((x, *rest),) = seen
-    return x, tuple(rest)
+    (args,) = seen
+    return args
 
 
 @contextmanager
-def watched(*parts: nn.Module) -> Iterator[Callable[[], list[tuple[Tensor, Tensor]]]]:
-    """What output projections are called with, (inputs, residual) of each; chunks are joined."""
-    calls: list[list[tuple[Tensor, Tensor]]] = [[] for _ in parts]
+def watched(*parts: nn.Module) -> Iterator[Callable[[], list[tuple[Tensor, ...]]]]:
+    """What modules are called with; chunks are joined."""
+    calls: list[list[tuple[Tensor, ...]]] = [[] for _ in parts]
 
-    def watch(calls: list[tuple[Tensor, Tensor]], module: nn.Module, args: tuple[Tensor, Tensor]) -> None:
+    def watch(calls: list[tuple[Tensor, ...]], module: nn.Module, args: tuple[Tensor, ...]) -> None:
         calls.append(args)
 
     hooks = [part.register_forward_pre_hook(partial(watch, each)) for part, each in zip(parts, calls, strict=True)]
     try:
-        yield lambda: [(torch.cat([a for a, _ in each], -2), torch.cat([b for _, b in each], -2)) for each in calls]
+        yield lambda: [tuple(torch.cat(chunks, -2) for chunks in zip(*each, strict=True)) for each in calls]
     finally:
         for hook in hooks:
             hook.remove()
