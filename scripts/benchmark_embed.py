@@ -21,7 +21,8 @@ from bertlite.embed import Embedder  # noqa: E402
 from bertlite.measure import alternate, summary  # noqa: E402
 from bertlite.record import environment, sha256_of, version_of, write_json  # noqa: E402
 
-OURS, THEIRS, CUTTING = "bertlite", "sentence-transformers", "bertlite, texts to tokens alone"
+OURS, HALF, THEIRS = "bertlite", "bertlite, bfloat16", "sentence-transformers"
+CUTTING = "bertlite, texts to tokens alone"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,11 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not texts:
         print(f"{args.text} holds no paragraph", file=sys.stderr)
         return 2
-    ours, theirs = Embedder(args.model), peer(args.model)
-    error = float(np.abs(ours.encode(texts) - theirs(texts)).max())
+    ours, half, theirs = Embedder(args.model), Embedder(args.model, dtype="bfloat16"), peer(args.model)
+    wanted = theirs(texts)
+    errors = {name: float(np.abs(each.encode(texts) - wanted).max()) for name, each in ((OURS, ours), (HALF, half))}
     candidates: dict[str, Callable[[], Any]] = {
         THEIRS: lambda: theirs(texts),
         OURS: lambda: ours.encode(texts),
+        HALF: lambda: half.encode(texts),
         CUTTING: lambda: ours.tokenized(texts),
     }
     times = alternate(candidates, args.rounds, warm=1, seconds=args.seconds)
@@ -42,11 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     where = environment()
     where["versions"][THEIRS] = version_of(THEIRS)
     record = {
-        **summary("texts to vectors, float32", times, [(THEIRS, OURS)]),
+        **summary("texts to vectors, float32 where nothing is said", times, [(THEIRS, OURS), (THEIRS, HALF)]),
         "environment": where,
         "model": {"sha256": ours.fingerprint()},
         "data": {"sha256": sha256_of(args.text), "texts": len(texts), "tokens": sum(lengths), "longest": max(lengths)},
-        "largest_difference": error,
+        "largest_difference": errors,
     }
     print(told(record))
     if args.json:
@@ -94,8 +97,11 @@ def told(record: dict[str, Any]) -> str:
         f" ({row['low']:.3f} to {row['high']:.3f})"
         for name, row in record["seconds"].items()
     ]
-    ratio, error = record["ratios"][f"{THEIRS} / {OURS}"], record["largest_difference"]
-    return "\n".join([*lines, f"{ratio:.2f} times as fast; largest difference {error:.0e}"])
+    ends = [
+        f"{name}: {record['ratios'][f'{THEIRS} / {name}']:.2f} times as fast; largest difference {error:.0e}"
+        for name, error in record["largest_difference"].items()
+    ]
+    return "\n".join([*lines, *ends])
 
 
 if __name__ == "__main__":
