@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bertlite.experiments.cell import Setting
+from bertlite.experiments.cell import REPAIRS, Setting
 from bertlite.experiments.evaluate import TASKS, Task
 from bertlite.experiments.statistics import (
     Array,
@@ -92,8 +92,9 @@ def task_of(runs: Sequence[Record]) -> Task:
 
 
 def order_of(way: Way) -> tuple[Any, ...]:
-    cell, last = dict(way), ("criterion", "neurons", "fraction")
-    return tuple(cell[name] for name in ("epochs", "repair", "calibration", "steps", "uniform", "at_least", *last))
+    cell = {**dict(way), "repair": REPAIRS.index(dict(way)["repair"])}
+    names = ("epochs", "repair", "calibration", "steps", "uniform", "at_least", "criterion", "neurons", "fraction")
+    return tuple(cell[name] for name in names)
 
 
 def outputs(run: Record) -> Array:
