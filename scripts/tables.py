@@ -12,10 +12,15 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from bertlite.experiments.compare import way_named  # noqa: E402  # the checkout is on the path only now
+
 RESULTS = ROOT / "scripts" / "results"
 CLIENTS = ("accelerate", "sentence-transformers", "peft", "datasets", "torchao", "captum", "bertviz", "textpruner")
 
@@ -41,11 +46,12 @@ def filled(text: str) -> str:
     Raises:
         KeyError: a mark that names no table.
     """
-
-    def table(mark: re.Match[str]) -> str:
-        return "\n".join(filter(None, [f"<!-- {mark[1]} -->", TABLES[mark[1]](), f"<!-- /{mark[1]} -->"]))
-
-    return re.sub(r"<!-- ([a-z]+) -->\n.*?<!-- /\1 -->", table, text, flags=re.DOTALL)
+    return re.sub(
+        r"<!-- ([a-z]+) -->\n.*?<!-- /\1 -->",
+        lambda mark: f"<!-- {mark[1]} -->\n{TABLES[mark[1]]()}\n<!-- /{mark[1]} -->",
+        text,
+        flags=re.DOTALL,
+    )
 
 
 def records(pattern: str) -> list[dict[str, Any]]:
@@ -121,9 +127,7 @@ def outcome(record: dict[str, Any], client: str, side: str) -> str:
 
 def speed() -> str:
     """How many times faster than transformers' sdpa in float32, the fraction of the machine's limit reached, and the
-    largest error of any of the works; nothing while there is no record."""
-    if not (RESULTS / "speed.json").exists():
-        return ""
+    largest error of any of the works."""
     (record,) = records("speed.json")
     sections = record["sections"]
     forward = {name.removeprefix("forward "): s for name, s in sections.items() if name.startswith("forward")}
@@ -158,27 +162,137 @@ def speed() -> str:
     return "\n".join([*lines, f"Measured on {measured_on(record)}, {peers}."])
 
 
-def embed() -> str:
-    """Texts to vectors beside sentence-transformers; nothing while there is no record."""
-    if not (RESULTS / "embed.json").exists():
-        return ""
-    (record,) = records("embed.json")
-    data, seconds = record["data"], {name: row["median"] for name, row in record["seconds"].items()}
-    theirs, ours, cutting = (
-        seconds[name] for name in ("sentence-transformers", "bertlite", "bertlite, texts to tokens alone")
-    )
+def profile() -> str:
+    """Where the time of the optimised models goes."""
+    (record,) = records("speed.json")
+    forward = {name: s for name, s in record["sections"].items() if name.startswith("forward")}
+    kinds = list(dict.fromkeys(kind for s in forward.values() for found in s["profile"].values() for kind in found))
     body = [
-        [f"{name}, float32", f"{data['tokens'] / taken:,.0f}", f"{theirs / taken:.2f}"]
-        for name, taken in (("sentence-transformers", theirs), ("bertlite", ours))
+        [
+            name.removeprefix("forward "),
+            engine.removeprefix("bertlite "),
+            *(f"{found.get(kind, 0):.0%}" for kind in kinds),
+        ]
+        for name, section in forward.items()
+        for engine, found in section["profile"].items()
+    ]
+    return rows(["work", "engine", *kinds], body)
+
+
+def checkpointing() -> str:
+    """Step time and peak memory of each candidate, as shares of transformers' without checkpointing."""
+    (record,) = records("checkpointing.json")
+    args, version = record["args"], record["environment"]["versions"]["transformers"]
+    places = args["batch"] * args["length"]
+    kinds = {f"{record[kind]['tokens'] / places:.0%} filled": record[kind]["rows"] for kind in ("full", "ragged")}
+    body = []
+    for name in record["full"]["rows"]:
+        cells = []
+        for found in kinds.values():
+            row, base = found[name], found["transformers, plain"]
+            cells += [f"{row[key] / base[key]:.2f}" for key in ("median", "peak_bytes")]
+        body.append([name, *cells])
+    head = ["", *(f"{kind}: {axis}" for kind in kinds for axis in ("time", "peak"))]
+    shape = f"{args['batch']} × {args['length']} tokens, {args['layers']} layers of {args['hidden']}"
+    return f"{rows(head, body)}\n\n{shape}, transformers {version}; measured on {measured_on(record)}."
+
+
+def pruning(name: str) -> str:
+    """A line for each way of pruning, a column for each share of heads removed."""
+    (record,) = records(f"pruning/{name}.json")
+    fractions = sorted({row["fraction"] for row in record["rows"]})
+    lines: dict[tuple[str, ...], dict[float, str]] = {}
+    for row in record["rows"]:
+        criterion, _, repair, _ = way_named(row)
+        lines.setdefault((criterion, repair), {})[row["fraction"]] = within(row, record["headline"])
+    body = [[*way, *(found.get(fraction, "") for fraction in fractions)] for way, found in lines.items()]
+    table = rows(["criterion", "repair", *(f"{100 * fraction:g} %" for fraction in fractions)], body)
+    return f"{table}\n\n{said_of(record)}"
+
+
+def within(row: dict[str, Any], headline: str) -> str:
+    """A mean and half the width of its interval, in percent."""
+    return f"{100 * row[headline]:.1f} ±{50 * (row['high'] - row['low']):.1f}"
+
+
+def said_of(record: dict[str, Any]) -> str:
+    counts = sorted({row["runs"] for row in record["rows"]})
+    seeds = " or ".join(str(count) for count in counts if count > 1)
+    over = [f"over {seeds} seeds"] if seeds else []
+    over += ["over the examples where there is one run"] if 1 in counts else []
+    return (
+        f"100 × {record['headline']}, dense {100 * record['dense'][record['headline']]:.1f};"
+        f" {record['setting']['calibration']} calibration examples where nothing else is said;"
+        f" ± is half of a 95 % interval, {', '.join(over)}."
+    )
+
+
+def subnetworks() -> str:
+    """Good, random and inverted masks, before and after retraining."""
+    (record,) = records("pruning/subnetworks.json")
+    names = {"michel": "the highest scores", "random": "drawn at random", "michel/inverted": "the lowest scores"}
+    found = {(row["criterion"], row["epochs"]): within(row, record["headline"]) for row in record["rows"]}
+    epochs = sorted({row["epochs"] for row in record["rows"]})
+    body = [[what, *(found[name, count] for count in epochs)] for name, what in names.items()]
+    head = ["heads kept", *("not retrained" if not count else f"retrained, {count:g} epoch" for count in epochs)]
+    share = 100 * record["rows"][0]["fraction"]
+    return f"{rows(head, body)}\n\n{share:g} % of the heads removed. {said_of(record)}"
+
+
+def beside_textpruner() -> str:
+    (record,) = records("pruning/textpruner.json")
+    fractions = sorted({row["fraction"] for row in record["rows"]})
+    found = {(row["system"], row["fraction"]): within(row, "accuracy") for row in record["rows"]}
+    systems = dict.fromkeys(row["system"] for row in record["rows"])
+    body = [[system, *(found[system, fraction] for fraction in fractions)] for system in systems]
+    table = rows(["", *(f"{100 * fraction:.0f} %" for fraction in fractions)], body)
+    version = record["environment"]["versions"]["transformers"]
+    seeds = len(record["rows"][0]["values"])
+    return (
+        f"{table}\n\n100 × accuracy, dense {100 * record['dense']:.1f}, {record['calibration']} calibration"
+        f" examples, ± half of a 95 % interval over {seeds} samples of them. TextPruner {record['textpruner']},"
+        f" transformers {version}."
+    )
+
+
+def pruned_speed() -> str:
+    """Measured speed beside multiply-accumulates and accuracy."""
+    (record,) = records("pruning/speed.json")
+    results = record["results"]
+    shapes = list(dict.fromkeys((line["batch"], line["length"]) for line in results["latency"]))
+    lines = {(line["model"], line["batch"], line["length"]): line for line in results["latency"]}
+    body = []
+    for name, model in results["models"].items():
+        each = [lines[name, *shape] for shape in shapes]
+        speeds = [f"{x['speedup']['median']:.2f} ({x['speedup']['low']:.2f}–{x['speedup']['high']:.2f})" for x in each]
+        share = 100 * each[-1]["macs"]
+        body.append([name, f"{share:.0f} %", *speeds, f"{100 * model[results['headline']]:.1f}"])
+    head = ["model", "MACs", *(f"{batch} × {length} tokens" for batch, length in shapes), results["headline"]]
+    return f"{rows(head, body)}\n\nTimes faster than dense, median and quartiles. Measured on {measured_on(record)}."
+
+
+def embed() -> str:
+    """Texts to vectors beside sentence-transformers."""
+    (record,) = records("embed.json")
+    data, errors = record["data"], record["largest_difference"]
+    seconds = {name: row["median"] for name, row in record["seconds"].items()}
+    cutting, base = seconds.pop("bertlite, texts to tokens alone"), seconds["sentence-transformers"]
+    body = [
+        [
+            name,
+            f"{data['tokens'] / taken:,.0f}",
+            f"{base / taken:.2f}",
+            f"{errors[name]:.0e}" if name in errors else "",
+        ]
+        for name, taken in seconds.items()
     ]
     versions = record["environment"]["versions"]
     return "\n".join(
         [
-            rows(["", "tokens per second", "ratio"], body),
+            rows(["", "tokens per second", "ratio", "largest difference"], body),
             "",
-            f"{data['texts']:,} paragraphs of {data['tokens']:,} tokens, {data['longest']} at most; the largest"
-            f" difference of a vector's numbers is {record['largest_difference']:.0e}. Of our time"
-            f" {cutting / ours:.1%} goes into making tokens of the texts. Measured on {measured_on(record)},"
+            f"{data['texts']:,} paragraphs of {data['tokens']:,} tokens, {data['longest']} at most. Of our time in"
+            f" float32 {cutting / seconds['bertlite']:.1%} goes into making tokens of texts. {measured_on(record)},"
             f" sentence-transformers {versions['sentence-transformers']}, transformers {versions['transformers']}.",
         ]
     )
@@ -189,6 +303,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "startup": startup,
     "clients": clients,
     "speed": speed,
+    "profile": profile,
+    "checkpointing": checkpointing,
+    "oneshot": partial(pruning, "sst2"),
+    "similarity": partial(pruning, "stsb"),
+    "subnetworks": subnetworks,
+    "textpruner": beside_textpruner,
+    "prunedspeed": pruned_speed,
     "embed": embed,
 }
 
