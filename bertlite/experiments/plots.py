@@ -1,6 +1,5 @@
 """The figures: each function draws on a new figure and returns it; `save` writes PNG and SVG."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from bertlite.experiments.statistics import Array
 
 Row = dict[str, Any]  # of `compare.summarise`
 BASELINE = "random"
+COLOURS = tuple(f"C{i}" for i in range(10) if i != 7)  # which is grey
 
 
 def pyplot() -> Any:
@@ -61,24 +61,37 @@ def heat_map(scores: Array, pruned: Mapping[int, Iterable[int]] | None = None, t
 
 
 def curves(rows: Sequence[Row], headline: str, dense: float | None = None, title: str = "") -> Any:
-    """The headline against the share of heads removed, one line with its band for each way; random is grey."""
-    lines: dict[str, list[Row]] = defaultdict(list)
+    """The headline against the share of heads removed: a panel for each repair, in it a line with its band for each
+    way; random is grey."""
+    panels: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
-        lines[", ".join(filter(None, named(row)))].append(row)
-    figure, axes = pyplot().subplots(figsize=(7, 4.5))
-    for name, points in lines.items():
-        points = sorted(points, key=lambda row: row["fraction"])
-        x = [100 * row["fraction"] for row in points]
-        random = points[0]["criterion"] == BASELINE
-        style = {"color": "0.4", "linestyle": "--"} if random else {}
-        (line,) = axes.plot(x, [row[headline] for row in points], marker="o", markersize=4, label=name, **style)
-        low, high = ([row[end] for row in points] for end in ("low", "high"))
-        axes.fill_between(x, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-    if dense is not None:
-        axes.axhline(dense, color="black", linewidth=0.8, linestyle=":", label="dense")
-    axes.set(xlabel="heads removed (%)", ylabel=headline, title=title)
-    axes.legend(fontsize=8)
-    axes.grid(alpha=0.3)
+        name, neurons, repair, epochs = named(row)
+        way = ", ".join(filter(None, (name, neurons, epochs)))
+        panels.setdefault(repair, {}).setdefault(way, []).append(row)
+    ways = list(dict.fromkeys(way for lines in panels.values() for way in lines))
+    size = (3.2 * len(panels) + 3, 4.5)
+    figure, axes = pyplot().subplots(1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained")
+    drawn = {}
+    for panel, (repair, lines) in zip(axes[0], panels.items(), strict=True):
+        for way, points in lines.items():
+            points = sorted(points, key=lambda row: row["fraction"])
+            x = [100 * row["fraction"] for row in points]
+            random = points[0]["criterion"] == BASELINE
+            style = (
+                {"color": "0.4", "linestyle": "--"} if random else {"color": COLOURS[ways.index(way) % len(COLOURS)]}
+            )
+            (drawn[way],) = panel.plot(x, [row[headline] for row in points], marker="o", markersize=4, **style)
+            low, high = ([row[end] for row in points] for end in ("low", "high"))
+            panel.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
+        if dense is not None:
+            drawn["dense"] = panel.axhline(dense, color="black", linewidth=0.8, linestyle=":")
+        panel.set(xlabel="heads removed (%)", title=repair or ("no repair" if len(panels) > 1 else ""))
+        panel.grid(alpha=0.3)
+    means = [row[headline] for row in rows] + ([] if dense is None else [dense])
+    margin = 0.05 * (max(means) - min(means)) or 0.05
+    axes[0, 0].set(ylabel=headline, ylim=(min(means) - margin, max(means) + margin))  # bands may be wider than that
+    figure.suptitle(title)
+    figure.legend(drawn.values(), drawn.keys(), loc="outside right upper", fontsize=8)
     return figure
 
 
