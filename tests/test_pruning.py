@@ -478,6 +478,7 @@ def test_densify_refuses_wrapped_projections_too() -> None:
         densify(model)
     whole = make()
     whole.encoder.layer[1].attention.self.value = LoraLinear(whole.encoder.layer[1].attention.self.value)
+    whole.encoder.layer[0].intermediate.dense = LoraLinear(whole.encoder.layer[0].intermediate.dense)
     assert densify(whole).config == whole.config  # nothing to fill in
 
 
