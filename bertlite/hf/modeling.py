@@ -23,7 +23,7 @@ from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.utils import logging
 
 from bertlite import heads, modules, pruning
-from bertlite.attention import BACKENDS, Padded, ScoreBias
+from bertlite.attention import BACKENDS, Padded, ScoreBias, concrete
 from bertlite.checkpoint import ENDLESS, endless, refuse
 from bertlite.config import check_values, normalise_heads, normalise_neurons, pruned_neurons
 from bertlite.hf import compat
@@ -298,8 +298,6 @@ class BertModel(BertBody, BertPreTrainedModel):
             output_hidden_states: also a list of indices, as in 5.x; the other hidden states are None in the tuple.
             cache_position: passed by 4.57's generate; it follows from the cache.
         """
-        if input_ids is not None and attention_mask is None and cu_seqlens is None and not compat.V5:
-            self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         listed = output_hidden_states if isinstance(output_hidden_states, Sequence) else None
         keep = output_hidden_states if not isinstance(output_hidden_states, Sequence) else bool(output_hidden_states)
         out = super().forward(
@@ -319,6 +317,9 @@ class BertModel(BertBody, BertPreTrainedModel):
             output_hidden_states=keep,
             return_dict=return_dict if listed is None else True,
         )
+        unmasked = attention_mask is None and cu_seqlens is None and not compat.V5
+        if unmasked and input_ids is not None and concrete(input_ids):
+            self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)  # now that the ids have been checked
         if listed is None:
             return out
         out.hidden_states = chosen(out.hidden_states, listed)
