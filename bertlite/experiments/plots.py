@@ -68,7 +68,8 @@ def curves(rows: Sequence[Row], headline: str, dense: float | None = None, title
         name, neurons, repair, epochs = named(row)
         way = ", ".join(filter(None, (name, neurons, epochs)))
         panels.setdefault(repair, {}).setdefault(way, []).append(row)
-    ways = list(dict.fromkeys(way for lines in panels.values() for way in lines))
+    ways = dict.fromkeys(way for lines in panels.values() for way in lines)
+    styles = {way: {"color": COLOURS[i % len(COLOURS)], "linestyle": "-"} for i, way in enumerate(ways)}
     size = (3.2 * len(panels) + 3, 4.5)
     figure, axes = pyplot().subplots(1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained")
     drawn = {}
@@ -77,9 +78,7 @@ def curves(rows: Sequence[Row], headline: str, dense: float | None = None, title
             points = sorted(points, key=lambda row: row["fraction"])
             x = [100 * row["fraction"] for row in points]
             random = points[0]["criterion"] == BASELINE
-            style = (
-                {"color": "0.4", "linestyle": "--"} if random else {"color": COLOURS[ways.index(way) % len(COLOURS)]}
-            )
+            style = {"color": "0.4", "linestyle": "--"} if random else styles[way]
             (drawn[way],) = panel.plot(x, [row[headline] for row in points], marker="o", markersize=4, **style)
             low, high = ([row[end] for row in points] for end in ("low", "high"))
             panel.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)

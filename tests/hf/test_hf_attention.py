@@ -60,6 +60,15 @@ def recorded_model(
 # A function of one's own
 
 
+def test_a_registered_function_cannot_compute_the_first_token_alone(register: Register) -> None:
+    register()
+    model, plain = recorded_model()
+    ids = inputs_of()["input_ids"]
+    with pytest.raises(ValueError, match=r"attention 'recorded' cannot do first_token_only=True; use eager, sdpa"):
+        model(ids, first_token_only=True)
+    assert plain(ids, first_token_only=True).last_hidden_state.shape[:2] == (B, 1)
+
+
 @pytest.mark.parametrize("heads", [{}, PRUNED], ids=["dense", "pruned"])
 def test_a_registered_function_is_called_once_for_every_layer_with_heads(
     heads: dict[int, list[int]], register: Register
