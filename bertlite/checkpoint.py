@@ -39,6 +39,18 @@ WEIGHTS = (  # the first that is there is read
     "pytorch_model.bin.index.json",
 )
 REPLACED = re.compile(r"model(\.[\w-]+|-\d+-of-\d+)*\.safetensors(\.index(\.[\w-]+)?\.json)?")  # by a save
+STORED = {  # what safetensors calls the dtypes
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile put before every name
@@ -315,13 +327,28 @@ def read_file(path: Path) -> State:
 
 
 def read_safetensors(path: Path, start: bytes) -> State:
+    """Views of one mapping of the file; safetensors' own `get_tensor` loses some bytes of memory at every call."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+        with safe_open(
+            path, "pt"
+        ):  # refuses a header that is wrong in itself, or that the file is not long enough for
+            whole = torch.from_file(str(path), size=path.stat().st_size, dtype=torch.uint8)
     except SafetensorError as error:
         raise damaged(path, error) from None
+    first = 8 + int.from_bytes(start[:8], "little")
+    header = json.loads(whole[8:first].numpy().tobytes())
+    header.pop("__metadata__", None)
+    unknown = {name: entry["dtype"] for name, entry in header.items() if entry["dtype"] not in STORED}
+    refuse(f"{path} cannot be read:", [f"{n} is {code}; known are {', '.join(STORED)}" for n, code in unknown.items()])
+    return {name: view(whole[first:], **entry) for name, entry in header.items()}
+
+
+def view(data: Tensor, dtype: str, shape: list[int], data_offsets: tuple[int, int]) -> Tensor:
+    """A tensor of a safetensors file where it lies; a copy if that is no place for its dtype."""
+    part, kind = data[slice(*data_offsets)], STORED[dtype]
+    return (part.clone() if part.storage_offset() % kind.itemsize else part).view(kind).view(shape)
 
 
 def read_pickle(path: Path, start: bytes) -> State:

@@ -12,7 +12,7 @@ import mmap
 import sys
 import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NoReturn
 
 import torch
@@ -164,9 +164,13 @@ def on_huge_pages(packed: Tensor) -> Tensor:
         start, size = torch.ops.mkldnn.data_ptr(packed), torch.ops.mkldnn._nbytes(packed)
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         if first < start + size:
-            libc = ctypes.CDLL(None)
-            libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(start + size - first), COLLAPSE)
+            libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(start + size - first), COLLAPSE)
     return packed
+
+
+@cache
+def libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 def quantise(x: Tensor) -> tuple[Tensor, float]:

@@ -257,11 +257,11 @@ CASES: dict[str, tuple[Callable[[Path], Any], str]] = {  # what is written, and 
     "integers": (tensors(lambda held: held.update({Q0: held[Q0].to(torch.int8)})), f"{Q0} is torch.int8"),
     "eighths of a number": (
         tensors(lambda held: held.update({Q0: held[Q0].to(torch.float8_e4m3fn)})),
-        f"{Q0} is torch.float8_e4m3fn",
+        f"{Q0} is F8_E4M3",
     ),
     "complex numbers": (
         tensors(lambda held: held.update({Q0: held[Q0].to(torch.complex64)})),
-        f"{Q0} is torch.complex64",
+        f"{Q0} is C64",
     ),
     "no tensors": (tensors(lambda held: {"x": torch.ones(1)}), "it is no BERT's"),
     "a tensor of no numbers": (

@@ -213,6 +213,32 @@ def test_a_skeleton_leaves_other_threads_alone():
     assert made[0].weight.abs().sum() > 0
 
 
+@pytest.mark.parametrize("moved", range(8))
+def test_a_safetensors_file_is_read_as_safetensors_reads_it(moved, tmp_path):
+    """Wherever in the file its tensors begin."""
+    draw = torch.Generator().manual_seed(moved)
+    state = {
+        str(dtype): torch.randint(2, (2, 3), generator=draw).to(dtype) for dtype in checkpoint.STORED.values()
+    } | {"a number": torch.tensor(2.5), "nothing": torch.zeros(0, 3), "a byte": torch.zeros(1, dtype=torch.uint8)}
+    path = tmp_path / "model.safetensors"
+    save_file(state, path, {"format": "pt"})
+    whole = path.read_bytes()
+    size = int.from_bytes(whole[:8], "little")
+    path.write_bytes((size + moved).to_bytes(8, "little") + whole[8 : 8 + size] + b" " * moved + whole[8 + size :])
+    assert_same(dict(sorted(checkpoint.read_file(path).items())), dict(sorted(load_file(path).items())), atol=0)
+    assert {name: x.dtype for name, x in checkpoint.read_file(path).items()} == {n: x.dtype for n, x in state.items()}
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_reading_again_and_again_loses_no_memory(file, tmp_path):
+    write(tmp_path, make().state_dict(), JSON, file)
+    for rounds in (3, 30):  # the first few fill caches
+        before = sys.getallocatedblocks()
+        for _ in range(rounds):
+            checkpoint.read_file(tmp_path / file)
+    assert sys.getallocatedblocks() - before < 30
+
+
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc to see what is mapped")
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
 def test_weights_are_mapped_and_not_copied(file, tmp_path):
