@@ -1,5 +1,6 @@
 """The cases of the parity check: model x backend x batch x dtype x feature, as a list of values."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,23 @@ FEATURES: dict[str, dict[str, Any]] = {  # config overrides that each needs
     "relative_key": {"position_embedding_type": "relative_key"},
     "relative_key_query": {"position_embedding_type": "relative_key_query"},
 }
+RUNS = {  # how a case is run, where it is not simply called
+    "tf32": "products of float32 numbers in TensorFloat-32, on both sides",
+    "math": "this kernel of SDPA, on both sides",
+    "flash": "this kernel of SDPA, on both sides",
+    "efficient": "this kernel of SDPA, on both sides",
+    "cudnn": "this kernel of SDPA, on both sides",
+    "compiled": "ours through torch.compile, theirs not",
+    "graph": "ours captured as a CUDA graph and replayed, theirs not",
+    "beside": "ours on the device beside ours on the CPU",
+}
+KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # of SDPA: the dtypes and the batches that each takes
+    "math": (("float64", "float32", "bfloat16", "float16"), ("full", "padded")),
+    "flash": (("bfloat16", "float16"), ("full",)),
+    "efficient": (("float32", "bfloat16", "float16"), ("full", "padded")),
+    "cudnn": (("bfloat16", "float16"), ("full", "padded")),
+}
+ON_CPU = ("math", "flash")  # the kernels that a CPU has
 PACKED_FEATURES = (
     "gradients",
     "checkpointed",
@@ -64,10 +82,12 @@ class Case:
     batch: str = "padded"
     dtype: str = "float64"
     feature: str = ""
+    run: str = ""
 
     @property
     def name(self) -> str:
-        return "-".join(part for part in (self.model, self.backend, self.batch, self.dtype, self.feature) if part)
+        parts = (self.model, self.backend, self.batch, self.dtype, self.feature, self.run)
+        return "-".join(part for part in parts if part)
 
     def __str__(self) -> str:
         return self.name
@@ -114,18 +134,79 @@ def _cases() -> list[Case]:
         for t, f in (("float64", ""), ("float32", ""), ("float64", "gradients"), ("float64", "checkpointed"))
         if m != "BertForQuestionAnswering"
     ]
-    # one model in memory at a time serves all its cases: sorted so that they follow each other
+    return [*batches, *features, *heads, *gradients, *decoders, *packed, *_kernels(ON_CPU)]
+
+
+def _kernels(names: Iterable[str]) -> list[Case]:
+    return [
+        Case("BertModel", "sdpa", batch, dtype, feature, kernel)
+        for kernel in names
+        for dtype in KERNELS[kernel][0]
+        for batch in KERNELS[kernel][1]
+        for feature in ("", "gradients")
+        if not (feature and dtype == "float16")
+    ]
+
+
+def _gpu_cases() -> list[Case]:
+    """Also what a CPU cannot be asked; without dropout, which there draws other numbers for each dtype."""
+    same = [case for case in CASES if case.feature != "dropout" or case.dtype == "float64"]
+    products = [
+        Case("BertModel", b, batch, "float32", f, "tf32")
+        for b in (*BACKENDS, "packed")
+        for batch in ("padded", "long")
+        for f in ("", "gradients", "pruned")
+    ]
+    beside = [
+        Case("BertModel", b, "padded", t, f, "beside")
+        for b in (*BACKENDS, "packed")
+        for t in DTYPES
+        for f in ("", "pruned", "gradients")
+        if not (f == "gradients" and t == "float16")
+    ]
+    compiled = [
+        Case(m, b, batch, t, f, "compiled")
+        for m, f, batch in (
+            ("BertModel", "", "padded"),
+            ("BertModel", "", "emptyrow"),
+            ("BertModel", "pruned", "padded"),
+            ("BertModel", "gradients", "padded"),
+            ("BertForMaskedLM", "", "padded"),
+        )
+        for b in (*BACKENDS, "packed")
+        for t in DTYPES
+        if not (f == "gradients" and t == "float16")
+    ]
+    graphs = [  # packed takes lengths to the host, which a graph cannot
+        Case("BertModel", b, batch, t, f, "graph")
+        for b in BACKENDS
+        for batch, f in (("full", ""), ("padded", ""), ("emptyrow", ""), ("padded", "pruned"))
+        for t in DTYPES
+    ]
+    others = (kernel for kernel in KERNELS if kernel not in ON_CPU)
+    return [*same, *products, *_kernels(others), *beside, *compiled, *graphs]
+
+
+def _in_order(cases: Iterable[Case]) -> tuple[Case, ...]:
+    """Sorted so that cases of one model follow each other: one in memory at a time serves them all."""
     order = {name: i for i, name in enumerate(("BertModel", *HEADS, DECODER))}
-    every = [*batches, *features, *heads, *gradients, *decoders, *packed]
-    return sorted(every, key=lambda c: (order[c.model], str(c.overrides), DTYPES.index(c.dtype)))
+    return tuple(sorted(cases, key=lambda c: (order[c.model], str(c.overrides), DTYPES.index(c.dtype))))
 
 
-CASES = tuple(_cases())
-BASE_CASES = tuple(  # for a second checkpoint of another shape: what a shape can change
-    case
-    for case in CASES
-    if case.feature in ("", "head_mask", "pruned", "gradients")
-    and case.batch in ("full", "padded", "long")
-    and (case.batch != "long" or case.dtype == "float32")
-    and (case.model in ("BertModel", "BertForPreTraining") or (case.dtype == "float64" and not case.feature))
-)
+def cases_for(device: str, shape_only: bool = False) -> tuple[Case, ...]:
+    """The cases of a device; `shape_only` for a second checkpoint of another shape: those that a shape can change."""
+    cases = CASES if device == "cpu" else GPU_CASES
+    return tuple(case for case in cases if not shape_only or _by_shape(case))
+
+
+def _by_shape(case: Case) -> bool:
+    return (
+        case.feature in ("", "head_mask", "pruned", "gradients")
+        and case.batch in ("full", "padded", "long")
+        and (case.batch != "long" or case.dtype == "float32")
+        and (case.model in ("BertModel", "BertForPreTraining") or (case.dtype == "float64" and not case.feature))
+    )
+
+
+CASES = _in_order(_cases())
+GPU_CASES = _in_order(_gpu_cases())

@@ -1,6 +1,7 @@
 """Is our model transformers' BertModel?  `check` answers for one case, `run` for many on one checkpoint."""
 
 import copy
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,19 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 import bertlite
 from bertlite.config import BertConfig
 from bertlite.parity import reference
-from bertlite.parity.cases import CASES, DECODER, Case
+from bertlite.parity.cases import CASES, DECODER, KERNELS, Case
 from bertlite.parity.compare import (
     Report,
+    Row,
     Rule,
     as_well,
     closely,
     compare,
     exactly,
+    finite,
     first_divergence,
     relatively,
     trace,
@@ -132,31 +136,47 @@ def check(case: Case, device: str = "cpu", checkpoint: str | Path = "", tamper: 
         ModuleNotFoundError: transformers is not installed.
         FileNotFoundError, ValueError: the checkpoint cannot be loaded.
     """
-    start = time.perf_counter()
     try:
         reference.require(case)
+        with products_in(case.run), kernel_of(case.run):
+            return checked(case, device, checkpoint, tamper)
     except reference.UnsupportedError as reason:
         return Report(case.name, not_checked=str(reason))
-    with exact_matmul():
-        models = models_for(case, device, checkpoint)
-        inputs = inputs_of(case, models.ours.config, models.source, device)
-        ours = prepared(case, models.ours, inputs, tamper)
-        sides = {"theirs": their_model(case, models.theirs(reference.backend_for(case)), inputs)}
-        if case.dtype != "float64":
-            sides["truth"] = their_model(case, models.truth, inputs)
-        kernels = Kernels()
-        with kernels:
-            mine = tensors(case, ours, inputs, mine=True)
-        others = {side: tensors(case, model, inputs, mine=False) for side, model in sides.items()}
-        rows = compare(mine, others["theirs"], others.get("truth"), partial(rule_for, case, device))
-        report = Report(case.name, rows, backend=kernels.name, seconds=time.perf_counter() - start)
-        if report.ok or case.backend == "packed":  # whose modules see other tokens than theirs
-            return report
-        runs = {side: partial(forward, case, model, inputs, mine=False) for side, model in sides.items()}
-        traces = {side: trace(model, runs[side]) for side, model in sides.items()}
-        seen = trace(ours, partial(forward, case, ours, inputs, mine=True))
-        first = first_divergence(seen, traces["theirs"], traces.get("truth"), rule_for(case, device, "forward"))
-        return Report(case.name, rows, kernels.name, first, seconds=time.perf_counter() - start)
+
+
+def checked(case: Case, device: str, checkpoint: str | Path, tamper: Tamper | None) -> Report:
+    start = time.perf_counter()
+    models = models_for(case, device, checkpoint)
+    inputs = inputs_of(case, models.ours.config, models.source, device)
+    ours = prepared(case, models.ours, inputs, tamper)
+    sides = {"theirs": their_model(case, models.theirs(reference.backend_for(case)), inputs)}
+    if case.dtype != "float64":
+        sides["truth"] = their_model(case, models.truth, inputs)
+    kernels = Kernels()
+    with kernels:
+        mine = tensors(case, ours, inputs, mine=True)
+    if case.run in LAUNCHES:  # where no kernel can be watched
+        mine = tensors(case, LAUNCHES[case.run](copy.deepcopy(ours)), inputs, mine=True)
+    others = {side: tensors(case, model, inputs, mine=False) for side, model in sides.items()}
+    if case.run == "beside":
+        there = {name: x.cpu() if isinstance(x, Tensor) else x for name, x in inputs.items()}
+        others["theirs"] = tensors(case, copy.deepcopy(ours).cpu(), there, mine=True)
+    rows: list[Row] = []
+    if case.batch == "emptyrow":  # transformers' backends disagree on it
+        rows = [finite(name, x[-1:]) for name, x in mine.items()]
+        mine = {name: x[:-1] for name, x in mine.items()}
+        others = {side: {name: x[:-1] for name, x in found.items()} for side, found in others.items()}
+    rows += compare(mine, others["theirs"], others.get("truth"), partial(rule_for, case, device))
+    report = Report(case.name, tuple(rows), backend=kernels.name, seconds=time.perf_counter() - start)
+    if (
+        report.ok or case.run in (*LAUNCHES, "beside") or case.backend == "packed"
+    ):  # whose modules see other tokens than theirs
+        return report
+    runs = {side: partial(forward, case, model, inputs, mine=False) for side, model in sides.items()}
+    traces = {side: trace(model, runs[side]) for side, model in sides.items()}
+    seen = trace(ours, partial(forward, case, ours, inputs, mine=True))
+    first = first_divergence(seen, traces["theirs"], traces.get("truth"), rule_for(case, device, "forward"))
+    return Report(case.name, report.rows, kernels.name, first, seconds=time.perf_counter() - start)
 
 
 def rule_for(case: Case, device: str, tensor: str) -> Rule:
@@ -169,6 +189,7 @@ def rule_for(case: Case, device: str, tensor: str) -> Rule:
         and not reference.honours("prune_heads")  # 4.57 divides where 5 multiplies
         and case.backend != "packed"
         and case.feature not in ROUNDS_DIFFERENTLY
+        and case.run in ("", *KERNELS)
         and not (case.feature == "attentions" and case.backend == "sdpa")  # theirs are eager's
         and not tensor.startswith("grad.")
     )
@@ -232,18 +253,17 @@ def tensors(case: Case, model: Any, inputs: Mapping[str, Any], mine: bool) -> di
 
 
 def named(case: Case, out: Any, inputs: Mapping[str, Any], config: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of an output.  A sequence that is all padding is left out: transformers' backends disagree on it."""
-    rows = slice(None, -1) if case.batch == "emptyrow" else slice(None)
+    """The tensors of an output."""
     for name, value in real_ones(case, out, inputs).items():
         if isinstance(value, Tensor):
-            yield name, value[rows] if value.dim() else value
+            yield name, value
         elif value:
             parts = (
                 bertlite.scatter_heads(value, config)
                 if name == "attentions" and isinstance(config, BertConfig)
                 else value
             )
-            yield from ((f"{name}.{i}", part[rows]) for i, part in enumerate(parts))
+            yield from ((f"{name}.{i}", part) for i, part in enumerate(parts))
 
 
 def real_ones(case: Case, out: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -291,15 +311,72 @@ class Kernels(TorchFunctionMode):
 
     @property
     def name(self) -> str:
-        return "packed" if self.packed else "sdpa" if self.sdpa else "eager" if self.softmax else "none"
+        attention = "sdpa" if self.sdpa else "eager" if self.softmax else ""
+        if self.packed:
+            return "packed" if attention else "packed, varlen"
+        return attention or "none"
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    torch.compiler.reset()  # or after some models it would run them as they are
+    model.compile()
+    return model
+
+
+def captured(model: nn.Module) -> nn.Module:
+    """Each of its forwards is captured as a CUDA graph and replayed."""
+    plain = model.forward
+
+    def replayed(**inputs: Any) -> Any:
+        aside, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):  # what is set up at a first run cannot be captured
+            plain(**inputs)
+        torch.cuda.current_stream().wait_stream(aside)
+        with torch.cuda.graph(graph):
+            out = plain(**inputs)
+        graph.replay()
+        torch.cuda.synchronize()
+        return out
+
+    model.forward = replayed
+    return model
+
+
+LAUNCHES: dict[str, Callable[[nn.Module], nn.Module]] = {"compiled": compiled, "graph": captured}
+KERNEL_NAMES = {
+    "math": SDPBackend.MATH,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
 
 
 @contextmanager
-def exact_matmul() -> Iterator[None]:
-    """No TF32: a float32 product is one of float32 numbers."""
+def kernel_of(run: str) -> Iterator[None]:
+    """SDPA has this kernel and no other, if it is one.
+
+    Raises:
+        UnsupportedError: torch says that the kernel cannot do it here.
+    """
+    if run not in KERNELS:
+        yield
+        return
+    try:
+        with sdpa_kernel(KERNEL_NAMES[run]):
+            yield
+    except RuntimeError as error:
+        if not re.match("No (available kernel|viable backend)", str(error)):
+            raise
+        raise reference.UnsupportedError(f"torch {torch.__version__} has no {run} kernel for it here") from None
+
+
+@contextmanager
+def products_in(run: str) -> Iterator[None]:
+    """No TF32, where it is not the run's: a float32 product is one of float32 numbers."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    matmul.allow_tf32 = cudnn.allow_tf32 = run == "tf32"
     try:
         yield
     finally:

