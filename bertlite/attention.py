@@ -114,7 +114,9 @@ def read_ones(mask: Tensor, name: str) -> Tensor:
     if mask.is_complex():
         raise ValueError(f"{name} is {mask.dtype}; use bool, integers or floats of 0 and 1")
     allowed = mask != 0
-    if concrete(mask) and not bool((mask == allowed).all()):
+    if concrete(mask) and mask.is_cuda:  # the message comes with the next call that waits for the device
+        torch._assert_async((mask == allowed).all(), f"{name} holds others than 1 (attend) and 0 (do not)")
+    elif concrete(mask) and not bool((mask == allowed).all()):
         raise ValueError(
             f"{name} holds {mask[mask != allowed][0].item()}: a {mask.dim()}-D mask holds 1 (attend) and 0 (do not);"
             " pass additive scores as a 4-D float mask"
@@ -138,11 +140,13 @@ def read_scores(mask: Tensor, name: str) -> Mask:
 
 def masked(allowed: Tensor, bias: Tensor | None = None) -> Mask:
     """Set apart the queries that may look at nothing, and drop what restricts nothing."""
-    if concrete(allowed) and bool(allowed.all()):
-        return Mask(bias=bias)
     answered = allowed.any(-1, keepdim=True)
-    if concrete(allowed) and bool(answered.all()):
-        return Mask(allowed, bias)
+    if concrete(allowed):
+        everything, everyone = torch.stack([allowed.all(), answered.all()]).tolist()  # a GPU is waited for once
+        if everything:
+            return Mask(bias=bias)
+        if everyone:
+            return Mask(allowed, bias)
     return Mask(allowed | ~answered, bias, answered)  # such a query looks at everything, for now: no kernel sees -inf
 
 

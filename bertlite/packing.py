@@ -53,13 +53,13 @@ class Packing:
 
     Args:
         lengths: of the B sequences, in tokens.
-        device: where the tokens are.
+        counts: (B,), the same where the tokens are; a GPU need not be sent them again.
         places: (T,), where in the flattened rows each token stands; None if there is no padding, or there are no rows.
         shape: (B, S) of the rows; None if the tokens came packed.
     """
 
     lengths: tuple[int, ...]
-    device: torch.device
+    counts: Tensor
     places: Tensor | None = None
     shape: tuple[int, int] | None = None
 
@@ -70,12 +70,17 @@ class Packing:
         lengths = tuple(counts.tolist())
         shape = (real.shape[0], real.shape[1])
         full = sum(lengths) == real.numel()
-        return cls(lengths, real.device, None if full else real.flatten().nonzero().squeeze(-1), shape)
+        return cls(lengths, counts, None if full else real.flatten().nonzero().squeeze(-1), shape)
 
     @classmethod
     def of_ends(cls, cu_seqlens: Tensor) -> "Packing":
         """Of tokens that come packed; sequence i is cu_seqlens[i] up to cu_seqlens[i + 1]."""
-        return cls(tuple(cu_seqlens.diff().tolist()), cu_seqlens.device)
+        counts = cu_seqlens.diff()
+        return cls(tuple(counts.tolist()), counts)
+
+    @property
+    def device(self) -> torch.device:
+        return self.counts.device
 
     @property
     def tokens(self) -> int:
@@ -84,7 +89,7 @@ class Packing:
     @cached_property
     def cu_seqlens(self) -> Tensor:
         """(B + 1,) int32, where each sequence begins, and where the last one ends."""
-        return torch.tensor((0, *self.lengths), device=self.device).cumsum(0, dtype=torch.int32)
+        return torch.cat([self.counts.new_zeros(1), self.counts]).cumsum(0, dtype=torch.int32)
 
     @cached_property
     def filled_ends(self) -> Tensor:
@@ -144,7 +149,7 @@ class Packing:
 
     def repeat(self, x: Tensor) -> Tensor:
         """One value for a sequence, (B,), to one for each of its tokens, (T,)."""
-        return x.repeat_interleave(self.cu_seqlens.diff(), 0, output_size=self.tokens)
+        return x.repeat_interleave(self.counts, 0, output_size=self.tokens)
 
     @cached_property
     def unbroken(self) -> bool:

@@ -625,7 +625,7 @@ def test_varlen_attention_is_told_where_sequences_end(first: bool, monkeypatch: 
     from torch.nn.attention import varlen as module
 
     signature = inspect.signature(module.varlen_attn)
-    packing = Packing((3, 0, 5, 1), torch.device("cpu"))
+    packing = Packing((3, 0, 5, 1), torch.tensor((3, 0, 5, 1)))
     k, v = torch.randn(2, 9, N, 8, dtype=F64, generator=torch.Generator().manual_seed(1))
     q = torch.randn(3 if first else 9, N, 8, dtype=F64, generator=torch.Generator().manual_seed(2))
 
@@ -745,7 +745,7 @@ def test_a_new_group_begins_where_padding_costs_more_than_a_call(monkeypatch: py
 @pytest.mark.parametrize("lengths", [LENGTHS, (4, 4, 4), (9, 9, 2, 2), (0, 5, 0, 1, 5), (1,)])
 def test_the_way_to_the_groups_and_back(lengths: tuple[int, ...], call: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing_module, "CALL", call)
-    packing = Packing(lengths, torch.device("cpu"))
+    packing = Packing(lengths, torch.tensor(lengths))
     tokens = torch.arange(sum(lengths)) + 100
     groups = packing.groups
     places = groups.spread(tokens)
@@ -761,7 +761,7 @@ def test_the_way_to_the_groups_and_back(lengths: tuple[int, ...], call: int, mon
 
 
 def test_sequences_of_one_length_are_not_moved() -> None:
-    groups = Packing((4, 4, 4), torch.device("cpu")).groups
+    groups = Packing((4, 4, 4), torch.tensor((4, 4, 4))).groups
     assert (groups.there, groups.back, groups.order) == (None, None, None)
     assert [group.real for group in groups.groups] == [None]
 
