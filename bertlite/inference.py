@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from functools import cache, partial
+from types import FunctionType, MethodType
 from typing import Any, NoReturn
 
 import torch
@@ -312,12 +313,18 @@ class InferenceModel(nn.Module):
         if self.backend != "inductor":
             return
         if self.device.type != "cuda":
-            self.model.compile(dynamic=True)
+            self.model._compiled_call_impl = compiled(self.model)
             return
-        self.graphed = torch.compile(self.model, mode="reduce-overhead", dynamic=True)
+        self.graphed = compiled(self.model, mode="reduce-overhead")
+        alike: dict[Any, list[nn.Module]] = {}
         for part in self.model.modules():
             if isinstance(part, Product | FusedOutput):  # attention stays outside: what it takes differs by batch
-                part.compile(dynamic=True)
+                product = part if isinstance(part, Product) else part.dense
+                alike.setdefault((type(part), product.weight.shape, repr(product.act)), []).append(part)
+        for parts in alike.values():
+            run = own_copy(type(parts[0]).forward)
+            for part in parts:
+                part._compiled_call_impl = torch.compile(MethodType(run, part), dynamic=True)
 
     @torch.no_grad()
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -371,6 +378,19 @@ class InferenceModel(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NoReturn:
         refuse("other device or dtype than it was made for: move the model it was made from, and optimise that")
+
+
+def compiled(module: nn.Module, **options: Any) -> Callable[..., Any]:
+    return torch.compile(MethodType(own_copy(type(module).forward), module), dynamic=True, **options)
+
+
+def own_copy(function: Any) -> FunctionType:
+    """The same function with code of its own: torch compiles a code 8 times, for whatever modules, and then runs it
+    as it is."""
+    code, scope, name = function.__code__.replace(), function.__globals__, function.__name__
+    copied = FunctionType(code, scope, name, function.__defaults__, function.__closure__)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
 
 
 def refuse(what: str) -> NoReturn:

@@ -10,15 +10,17 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from conftest import SIZES, assert_same, make, make_batch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 
 import bertlite
 from bertlite import BertConfig, BertModel, optimize_for_inference, prune_heads, prune_neurons
-from bertlite.inference import FUSED, Prepacked, Product, Quantised, fused, quantise, require_onednn
+from bertlite.inference import FUSED, InferenceModel, Prepacked, Product, Quantised, fused, quantise, require_onednn
 from bertlite.parity.compare import as_well
 
 HEADS = [
@@ -380,6 +382,41 @@ def test_inductor_compiles_it(model, batch):
     torch.testing.assert_close(got, full(model, batch).last_hidden_state, rtol=0, atol=1e-5)
     again = pickle.loads(pickle.dumps(quick))
     torch.testing.assert_close(full(again, batch).last_hidden_state, got, rtol=0, atol=1e-5)
+
+
+def test_the_tenth_model_is_compiled_like_the_first(model, batch, monkeypatch):
+    """torch gives up on code that it has compiled 8 times."""
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    for i in range(10):
+        quick = optimize_for_inference(model.float(), backend="inductor")
+        assert_same(full(quick, batch), full(model, batch), atol=1e-5)
+        assert counter.frame_count > i
+
+
+def test_on_a_gpu_every_part_is_compiled_however_many_differ(model, monkeypatch):
+    """The CPU stands for the GPU, and torch's tracing for its compiler."""
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    tracing = torch.compile
+
+    def traced(function, mode=None, dynamic=None):
+        return tracing(function, backend=counter, dynamic=dynamic)
+
+    model = prune_neurons(prune_heads(model.float(), PRUNED), {0: range(5), 1: range(3), 2: range(7)})
+    monkeypatch.setattr(torch, "compile", traced)
+    monkeypatch.setattr(InferenceModel, "device", torch.device("cuda"))
+    quick = optimize_for_inference(model, backend="inductor")
+    many = make_batch(90)
+    assert not quick.small(**many)
+    assert_same(full(quick, many), full(model, many), atol=1e-5)
+    products = {(type(part), part.weight.shape) for part in quick.modules() if isinstance(part, Product)}
+    assert counter.frame_count >= len(products) > 8
+    before, few = counter.frame_count, make_batch(2)
+    assert quick.small(**few)
+    assert_same(full(quick, few), full(model, few), atol=1e-5)
+    assert counter.frame_count > before, "a small batch is no graph"
 
 
 @pytest.mark.gpu
