@@ -222,8 +222,23 @@ def environment(device: str = "cpu") -> dict[str, Any]:
         "versions": versions,
     }
     if device.startswith("cuda"):
-        facts |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
+        memory = torch.cuda.get_device_properties(device).total_memory
+        facts |= {
+            "gpu": torch.cuda.get_device_name(device),
+            "gpu_memory": memory,
+            "cuda": torch.version.cuda,
+            "driver": driver(),
+        }
     return facts
+
+
+def driver() -> str | None:
+    """The version of NVIDIA's driver; None where its own tool is missing."""
+    ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return None
 
 
 def version_of(package: str) -> str | None:

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import SIZES
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bertlite import BertConfig, cli
 from bertlite.bench import engines, sections
 from bertlite.bench.command import judge, tell
 from bertlite.bench.engines import ENGINES, states
-from bertlite.bench.sections import BASELINE, ERRORS, Bench, floors, right
+from bertlite.bench.sections import BASELINE, ERRORS, Bench, asked, floors, right
 from bertlite.bench.work import full, like, ragged, works
 from bertlite.measure import SETTLE, alternate, summary
 
@@ -141,6 +142,49 @@ def test_pruned_models_stand_beside_the_whole(kept):
         for dtype in ("float32", "bfloat16")
         for of in ("the heads", "the neurons", "of both")
     }
+
+
+def test_what_a_gpu_is_asked_is_counted(capsys):
+    seen = [
+        *[("gemm", True)] * 6,
+        ("Memcpy HtoD (Pageable -> Device)", True),
+        ("Memset (Device)", True),
+        ("aten::linear", False),
+        *[("cudaLaunchKernel", False)] * 5,
+        ("cuLaunchKernelEx", False),
+        ("cudaMemcpyAsync", False),
+        ("cudaStreamSynchronize", False),
+        ("cudaDeviceSynchronize", False),
+    ]
+    counts = asked(seen, layers=2)
+    assert counts == {"kernels per layer": 3, "copies": 1, "launches": 6, "waits": 1}
+    found = {"what": "it", "seconds": {"a": {"low": 1, "median": 1, "high": 1}}, "ratios": {}}
+    tell("it", found | {"asked": {"a": counts}, "peak_bytes": {"a": 2**21}})
+    told = capsys.readouterr().out
+    assert "2 MiB" in told
+    assert "3 kernels per layer, 1 copies, 6 launches, 1 waits" in told
+
+
+def test_a_gpu_is_given_more_to_do():
+    assert set(sections.sections("cpu")) - set(sections.sections("cuda")) == {"import", "loading", "cold start"}
+    assert set(works("cuda")) > set(works())
+    assert "training by autocast" in sections.sections("cuda")
+
+
+def test_training_by_autocast_computes_in_bfloat16(kept, monkeypatch):
+    seen = set()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if "addmm" in str(func):
+                seen.add(out.dtype)
+            return out
+
+    with Watch():
+        found = sections.training(Bench(2, kept=kept, seconds=0.01), autocast=True)
+    assert seen == {torch.bfloat16}
+    assert "bfloat16 by autocast" in found["what"]
 
 
 def test_training_steps_stand_beside_those_of_transformers(kept):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bertlite.bench.sections import SECTIONS, Bench
+from bertlite.bench.sections import Bench, sections
 from bertlite.record import environment, version_of, write_json
 
 PEERS = ("onnx", "onnxruntime", "openvino", "nncf")
@@ -16,9 +16,10 @@ SLACK = 0.15  # of a ratio: medians of one machine differ by so much from run to
 
 
 def main(args: argparse.Namespace) -> int:
-    chosen = [name for name in SECTIONS if any(part in name for part in args.only.split(","))]
+    known = sections(args.device)
+    chosen = [name for name in known if any(part in name for part in args.only.split(","))]
     if not chosen:
-        raise ValueError(f"no section matches {args.only!r}; have: {', '.join(SECTIONS)}")
+        raise ValueError(f"no section matches {args.only!r}; have: {', '.join(known)}")
     if args.rounds < 2:
         raise ValueError(f"--rounds is {args.rounds}; a spread needs 2 or more")
     if not args.seconds > 0:
@@ -32,7 +33,7 @@ def main(args: argparse.Namespace) -> int:
     bench = Bench(args.rounds, args.device, tuple(args.engines.split(",")), args.seconds, args.keep)
     with bench.stack:
         for name in chosen:
-            found = record["sections"][name] = SECTIONS[name](bench)
+            found = record["sections"][name] = known[name](bench)
             tell(name, found)
             if args.json:
                 write_json(args.json, record)
@@ -74,7 +75,11 @@ def tell(name: str, found: Mapping[str, Any]) -> None:
         limit = "" if reached is None else f"   {reached:.0%} of the limit"
         error = found.get("errors", {}).get(candidate)
         off = "" if error is None else f"   error {error:.1e}"
-        print(f"  {candidate:<{width}} {median:9.1f} ms   ({low:.1f} to {high:.1f}){limit}{off}")
+        peak = found.get("peak_bytes", {}).get(candidate)
+        memory = "" if peak is None else f"   {peak / 2**20:.0f} MiB"
+        print(f"  {candidate:<{width}} {median:9.2f} ms   ({low:.2f} to {high:.2f}){limit}{memory}{off}")
+    for candidate, counts in found.get("asked", {}).items():
+        print(f"  {candidate:<{width}} {', '.join(f'{count:g} {what}' for what, count in counts.items())}")
     for candidate in found.get("wrong", ()):
         print(f"  WRONG  {candidate}: error {found['errors'][candidate]:.1e}, so it is not timed")
     for ratio, value in found["ratios"].items():

@@ -181,6 +181,13 @@ ENGINES = (
     Engine("transformers sdpa", transformers("sdpa"), FLOATS, ("transformers",)),  # first: others are compared with it
     Engine("transformers eager", transformers("eager"), ("float32",), ("transformers",)),
     Engine("transformers compiled", transformers("sdpa", compiled=True), FLOATS, ("transformers",)),
+    Engine(
+        "transformers flash_attention_2",
+        transformers("flash_attention_2"),
+        ("bfloat16",),
+        ("transformers", "flash_attn"),
+        ("cuda",),
+    ),
     Engine("onnxruntime", onnxruntime, ("float32", "int8"), ("transformers", "onnx", "onnxruntime"), ("cpu",)),
     Engine("OpenVINO", openvino, FLOATS, ("transformers", "openvino"), ("cpu",)),
     Engine("OpenVINO", openvino, ("int8",), ("transformers", "openvino", "nncf"), ("cpu",)),

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -17,7 +17,7 @@ import bertlite
 from bertlite.bench import startup
 from bertlite.bench.engines import ENGINES, FLOATS, Run, states
 from bertlite.bench.work import Work, ragged, works
-from bertlite.measure import alternate, ceilings, summary
+from bertlite.measure import alternate, ceilings, peak_bytes, summary
 from bertlite.parity import reference
 
 BASELINE = "transformers sdpa float32"
@@ -98,6 +98,10 @@ def forward(work: Work, bench: Bench) -> dict[str, Any]:
     if bench.device == "cpu":
         ours = {name: run for name, run in candidates.items() if name.startswith("bertlite optimised")}
         found["profile"] = {name: profiled(run) for name, run in ours.items()}
+    else:
+        found["peak_bytes"] = {name: peak_bytes(run, bench.device) for name, run in candidates.items()}
+        layers = bench.config.num_hidden_layers
+        found["asked"] = {name: asked(events_of(run), layers) for name, run in candidates.items()}
     return found | {"errors": errors, "wrong": [name for name in runs if name not in candidates]}
 
 
@@ -149,10 +153,35 @@ def profiled(run: Callable[[], Any]) -> dict[str, float]:
     return {kind: time / spent.total() for kind, time in spent.most_common()}
 
 
-def training(bench: Bench) -> dict[str, Any]:
+def events_of(run: Callable[[], Any]) -> Iterator[tuple[str, bool]]:
+    """What torch's profiler saw of one run: names, and whether it was on the GPU."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        run()
+        torch.cuda.synchronize()
+    for event in profile.events() or ():
+        yield event.name, event.device_type.name == "CUDA"
+
+
+def asked(events: Iterable[tuple[str, bool]], layers: int) -> dict[str, float]:
+    """What a run asks of the GPU: kernels for each layer, copies, launches from the host, and waits of the host."""
+    there, here = Counter[str](), Counter[str]()
+    for name, on_gpu in events:
+        (there if on_gpu else here)[name] += 1
+    moves = sum(count for name, count in there.items() if name.startswith(("Memcpy", "Memset")))
+    launches = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
+    return {
+        "kernels per layer": (there.total() - moves) / layers,
+        "copies": sum(count for name, count in there.items() if name.startswith("Memcpy")),
+        "launches": sum(count for name, count in here.items() if name.startswith(launches)),
+        "waits": here["cudaStreamSynchronize"] + here["cudaEventSynchronize"],
+    }
+
+
+def training(bench: Bench, autocast: bool = False) -> dict[str, Any]:
     """Forward, backward and a step of AdamW of a classifier, at the lengths of SST-2, dropout on.
 
-    AdamW is fused, as transformers' Trainer has it by default.
+    AdamW is fused, as transformers' Trainer has it by default; with `autocast` products are in bfloat16.
     """
     import transformers
 
@@ -179,7 +208,9 @@ def training(bench: Bench) -> dict[str, Any]:
 
         def step() -> None:
             optimizer.zero_grad()
-            model(**batch).loss.backward()
+            with torch.autocast(torch.device(bench.device).type, torch.bfloat16, enabled=autocast):
+                loss = model(**batch).loss
+            loss.backward()
             optimizer.step()
 
         return step
@@ -187,7 +218,11 @@ def training(bench: Bench) -> dict[str, Any]:
     steps = {name: stepping(model) for name, model in models.items()}
     times = alternate(steps, bench.rounds, bench.device, warm=1, seconds=bench.seconds)
     over = [("transformers sdpa", name) for name in times if name.startswith("bertlite")]
-    return summary(f"training step, {work.name}, {work.filled:.0%} filled, float32", times, over)
+    dtype = "bfloat16 by autocast" if autocast else "float32"
+    found = summary(f"training step, {work.name}, {work.filled:.0%} filled, {dtype}", times, over)
+    if bench.device != "cpu":
+        found["peak_bytes"] = {name: peak_bytes(step, bench.device) for name, step in steps.items()}
+    return found
 
 
 def pruned(bench: Bench) -> dict[str, Any]:
@@ -215,11 +250,16 @@ def pruned(bench: Bench) -> dict[str, Any]:
     return summary(f"bertlite optimised, {work.name}, pruned", times, over)
 
 
-SECTIONS: dict[str, Callable[[Bench], dict[str, Any]]] = {
-    "import": lambda bench: startup.imports(bench.rounds),
-    "loading": lambda bench: startup.loading(bench.rounds, bench.folder),
-    "cold start": lambda bench: startup.cold(bench.rounds),
-    **{f"forward {work.name}": partial(forward, work) for work in works()},
-    "training": training,
-    "pruned": pruned,
-}
+def sections(device: str) -> dict[str, Callable[[Bench], dict[str, Any]]]:
+    """By name, in the order of running."""
+    starting: dict[str, Callable[[Bench], dict[str, Any]]] = {
+        "import": lambda bench: startup.imports(bench.rounds),
+        "loading": lambda bench: startup.loading(bench.rounds, bench.folder),
+        "cold start": lambda bench: startup.cold(bench.rounds),
+    }
+    rest: dict[str, Callable[[Bench], dict[str, Any]]] = {
+        **{f"forward {work.name}": partial(forward, work) for work in works(device)},
+        "training": training,
+        "pruned": pruned,
+    }
+    return starting | rest if device == "cpu" else rest | {"training by autocast": partial(training, autocast=True)}

@@ -75,8 +75,9 @@ def ragged(dataset: str, batch: int, width: int) -> Work:
     return Work(f"{batch} x {width} {dataset}", like(dataset, batch, width), width)
 
 
-def works() -> Sequence[Work]:
-    return (
+def works(device: str = "cpu") -> Sequence[Work]:
+    """What a device is asked; a GPU also what keeps all of it busy."""
+    small = (
         full(1, 16),
         full(1, 128),
         full(8, 128),
@@ -84,3 +85,5 @@ def works() -> Sequence[Work]:
         ragged("SST-2", 32, 128),
         ragged("WikiText-2", 8, 512),
     )
+    large = (full(32, 512), ragged("SST-2", 256, 128), ragged("WikiText-2", 64, 512))
+    return small if device == "cpu" else (*small, *large)
