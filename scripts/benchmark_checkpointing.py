@@ -44,7 +44,11 @@ THEIRS = {"plain": False, "every layer": True}
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     reference.version()  # says how to get transformers where there is none
-    record: dict[str, Any] = {"what": "benchmark_checkpointing.py", "environment": environment(args.device), "args": vars(args)}
+    record: dict[str, Any] = {
+        "what": "benchmark_checkpointing.py",
+        "environment": environment(args.device),
+        "args": vars(args),
+    }
     for kind in ("full", "ragged"):
         inputs = inputs_of(args, kind)
         rows = measure(candidates(args, inputs), args.rounds, args.device)

@@ -442,7 +442,7 @@ def test_command_checks_shapes_beside_a_checkpoint(tiny, tmp_path, monkeypatch, 
     names = {name: {case["name"] for case in each["cases"]} for name, each in found.items()}
     shape = names.pop("bert-large-uncased's shape (random)")
     assert shape == {case.name for case in cases_for("cpu", shape_only=True) if "padded-float64" in case.name}
-    assert shape < names[str(tiny)]
+    assert shape < names[tiny.name]
 
 
 @pytest.mark.parametrize(

