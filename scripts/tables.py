@@ -70,11 +70,12 @@ def rows(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
 def measured_on(record: dict[str, Any]) -> str:
     where = record["environment"]
     threads = "1 thread" if where["threads"] == 1 else f"{where['threads']} threads"
-    return f"{where['cpu']}, {threads}, torch {where['versions']['torch']}, Python {where['python']}"
+    gpu = f"{where['gpu']}, driver {where['driver']}, " if "gpu" in where else ""
+    return f"{gpu}{where['cpu']}, {threads}, torch {where['versions']['torch']}, Python {where['python']}"
 
 
-def parity() -> str:
-    body, files = [], records("parity-[0-9]*.json")
+def parity(names: str) -> str:
+    body, files = [], records(names)
     for record in files:
         version = record["environment"]["versions"]["transformers"]
         for name, found in record["checkpoints"].items():
@@ -125,10 +126,10 @@ def outcome(record: dict[str, Any], client: str, side: str) -> str:
     return f"{'all ' if passed == len(ran) else f'{passed} of '}{len(ran)}{told}"
 
 
-def speed() -> str:
+def speed(name: str) -> str:
     """How many times faster than transformers' sdpa in float32, the fraction of the machine's limit reached, and the
     largest error of any of the works."""
-    (record,) = records("speed.json")
+    (record,) = records(name)
     sections = record["sections"]
     forward = {name.removeprefix("forward "): s for name, s in sections.items() if name.startswith("forward")}
     engines = list(dict.fromkeys(engine for section in forward.values() for engine in section["seconds"]))
@@ -145,7 +146,7 @@ def speed() -> str:
     filled = {name: section["filled"] for name, section in forward.items()}
     heads = [name if share == 1 else f"{name} ({share:.0%})" for name, share in filled.items()]
     lines = [rows(["", *heads, "error"], body), ""]
-    for name in ("training", "pruned"):
+    for name in ("training", "training by autocast", "pruned"):
         if name in sections:
             ratios = ", ".join(f"{pair} = {value:.2f}" for pair, value in sections[name]["ratios"].items())
             lines.append(f"{sections[name]['what']}: {ratios}.\n")
@@ -179,19 +180,37 @@ def profile() -> str:
     return rows(["work", "engine", *kinds], body)
 
 
-def checkpointing() -> str:
+def asked() -> str:
+    """What each engine asks of a GPU at each work, and the memory that it takes."""
+    (record,) = records("speed-cuda.json")
+    forward = {name: s for name, s in record["sections"].items() if name.startswith("forward")}
+    kinds = next(iter(next(iter(forward.values()))["asked"].values()))
+    body = [
+        [
+            name.removeprefix("forward "),
+            engine,
+            *(f"{counts[kind]:g}" for kind in kinds),
+            f"{section['peak_bytes'][engine] / 2**20:,.0f}",
+        ]
+        for name, section in forward.items()
+        for engine, counts in section["asked"].items()
+    ]
+    return rows(["work", "engine", *kinds, "MiB"], body)
+
+
+def checkpointing(name: str) -> str:
     """Step time and peak memory of each candidate, as shares of transformers' without checkpointing."""
-    (record,) = records("checkpointing.json")
+    (record,) = records(name)
     args, version = record["args"], record["environment"]["versions"]["transformers"]
     places = args["batch"] * args["length"]
     kinds = {f"{record[kind]['tokens'] / places:.0%} filled": record[kind]["rows"] for kind in ("full", "ragged")}
     body = []
-    for name in record["full"]["rows"]:
+    for candidate in record["full"]["rows"]:
         cells = []
         for found in kinds.values():
-            row, base = found[name], found["transformers, plain"]
+            row, base = found[candidate], found["transformers, plain"]
             cells += [f"{row[key] / base[key]:.2f}" for key in ("median", "peak_bytes")]
-        body.append([name, *cells])
+        body.append([candidate, *cells])
     head = ["", *(f"{kind}: {axis}" for kind in kinds for axis in ("time", "peak"))]
     shape = f"{args['batch']} × {args['length']} tokens, {args['layers']} layers of {args['hidden']}"
     return f"{rows(head, body)}\n\n{shape}, transformers {version}; measured on {measured_on(record)}."
@@ -299,18 +318,24 @@ def embed() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "parity": parity,
+    "parity": partial(parity, "parity-[0-9]*.json"),
     "startup": startup,
     "clients": clients,
-    "speed": speed,
+    "speed": partial(speed, "speed.json"),
     "profile": profile,
-    "checkpointing": checkpointing,
+    "checkpointing": partial(checkpointing, "checkpointing.json"),
     "oneshot": partial(pruning, "sst2"),
     "similarity": partial(pruning, "stsb"),
     "subnetworks": subnetworks,
     "textpruner": beside_textpruner,
     "prunedspeed": pruned_speed,
     "embed": embed,
+    # of the records that scripts/gpu_checks.py writes
+    "gpuparity": partial(parity, "parity-cuda.json"),
+    "gpuspeed": partial(speed, "speed-cuda.json"),
+    "gpuasked": asked,
+    "gpubase": partial(checkpointing, "checkpointing-cuda-base.json"),
+    "gpularge": partial(checkpointing, "checkpointing-cuda-large.json"),
 }
 
 if __name__ == "__main__":

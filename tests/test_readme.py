@@ -1,5 +1,6 @@
 """README.md: its code runs, and its figures are those of the records."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -20,7 +21,10 @@ def test_the_figures_are_those_of_the_records() -> None:
 
 
 def test_every_table_is_in_the_readme() -> None:
-    assert {name for name in tables.TABLES if f"<!-- {name} -->" in README} == set(tables.TABLES)
+    """Those of a GPU once there are records of one."""
+    on_gpu = any(tables.RESULTS.glob("*-cuda*.json"))
+    wanted = {name for name in tables.TABLES if on_gpu or not name.startswith("gpu")}
+    assert {name for name in tables.TABLES if f"<!-- {name} -->" in README} == wanted
 
 
 def test_a_figure_that_was_changed_by_hand_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,3 +43,25 @@ def test_the_code_runs_from_top_to_bottom(tmp_path: Path) -> None:
 def test_the_files_it_names_exist() -> None:
     for path in re.findall(r"(?:scripts|tests|bertlite|notebooks)/[\w./-]*\w", README):
         assert (ROOT / path).exists(), f"README.md names {path}"
+
+
+def test_the_tables_of_a_gpu_need_only_its_records(tmp_path, monkeypatch):
+    """Made here of the CPU's, with what a GPU's have beside that."""
+    found = {
+        "parity-cuda": "parity-5.23.0",
+        "speed-cuda": "speed",
+        "checkpointing-cuda-base": "checkpointing",
+        "checkpointing-cuda-large": "checkpointing",
+    }
+    for name, like in found.items():
+        record = json.loads((tables.RESULTS / f"{like}.json").read_text())
+        record["environment"] |= {"gpu": "a GPU", "driver": "570.1"}
+        for section in record.get("sections", {}).values():
+            section["asked"] = {engine: {"kernels per layer": 7.5, "waits": 1} for engine in section["seconds"]}
+            section["peak_bytes"] = dict.fromkeys(section["seconds"], 3 * 2**30)
+        (tmp_path / f"{name}.json").write_text(json.dumps(record))
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    names = [name for name in tables.TABLES if name.startswith("gpu")]
+    said = tables.filled("".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in names))
+    assert said.count("a GPU, driver 570.1") == 4
+    assert "| 1 x 16 | bertlite optimised float32 | 7.5 | 1 | 3,072 |" in said
