@@ -14,6 +14,8 @@ B, S, K, D, L, N, H, V = 2, 11, 8, 48, 3, 4, 12, 97
 LABELS, CHOICES, NONE = 6, 7, -100
 VERSION = transformers.__version__
 V5 = int(VERSION.split(".")[0]) >= 5
+# what checkpointing is called since 5.23, and was called before
+CHECKPOINTING = "activation" if hasattr(hf.BertModel, "activation_checkpointing_enable") else "gradient"
 only_5 = pytest.mark.skipif(not V5, reason=f"about transformers 5; this is {VERSION}")
 only_4 = pytest.mark.skipif(V5, reason=f"about transformers 4; this is {VERSION}")
 BOTH = pytest.mark.parametrize("backend", ["eager", "sdpa"])

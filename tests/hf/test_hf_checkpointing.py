@@ -8,7 +8,21 @@ from typing import Any
 import pytest
 import torch
 from conftest import assert_same, gradients
-from pairs import CROSS, MODELS, V5, L, inputs_of, labels_of, only_4, only_5, ours_of, pair, score_of, states_of
+from pairs import (
+    CHECKPOINTING,
+    CROSS,
+    MODELS,
+    V5,
+    L,
+    inputs_of,
+    labels_of,
+    only_4,
+    only_5,
+    ours_of,
+    pair,
+    score_of,
+    states_of,
+)
 from torch import Tensor
 
 import bertlite
@@ -18,12 +32,12 @@ ON = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}
 
 def enable(model: Any, **options: Any) -> Any:
     """Under the name that this version prefers."""
-    getattr(model, "activation_checkpointing_enable" if V5 else "gradient_checkpointing_enable")(**options)
+    getattr(model, f"{CHECKPOINTING}_checkpointing_enable")(**options)
     return model
 
 
 def enabled(model: Any) -> bool:
-    return bool(model.is_activation_checkpointing if V5 else model.is_gradient_checkpointing)
+    return bool(getattr(model, f"is_{CHECKPOINTING}_checkpointing"))
 
 
 def count_runs(model: Any) -> Counter[int]:
@@ -72,7 +86,7 @@ def test_every_nth_layer_is_checkpointed(every: int, wanted: list[int]) -> None:
     assert [runs[i] for i in range(L)] == wanted
 
 
-@only_5
+@pytest.mark.skipif(CHECKPOINTING == "gradient", reason="the old name is the only one here")
 def test_the_old_name_works_and_says_that_it_is_old() -> None:
     model = ours_of("BertModel", **ON).train()
     plain = learn(model)
@@ -96,7 +110,7 @@ def test_what_is_kept_may_be_kept_on_the_host() -> None:
 
 def test_checkpointing_is_switched_off_again() -> None:
     model = enable(ours_of("BertModel").train())
-    getattr(model, "activation_checkpointing_disable" if V5 else "gradient_checkpointing_disable")()
+    getattr(model, f"{CHECKPOINTING}_checkpointing_disable")()
     runs = count_runs(model)
     learn(model)
     assert not enabled(model)
@@ -120,7 +134,7 @@ def test_frozen_embeddings_do_not_cost_the_gradients(reentrant: bool | None) -> 
     model.bert.embeddings.requires_grad_(False)
     plain = learn(model, "BertForMaskedLM")
     kwargs = {} if reentrant is None else {"use_reentrant": reentrant}
-    name = "activation_checkpointing_kwargs" if V5 else "gradient_checkpointing_kwargs"
+    name = f"{CHECKPOINTING}_checkpointing_kwargs"
     runs = count_runs(enable(model, **({name: kwargs} if kwargs else {})))
     assert_same(learn(model, "BertForMaskedLM"), plain, atol=0)
     assert [runs[i] for i in range(L)] == [2] * L
@@ -152,7 +166,7 @@ def test_pruned_layers_are_checkpointed_too(heads: dict[int, list[int]]) -> None
     model = bertlite.prune_heads(enable(ours_of("BertModel", **ON).train()), heads)
     assert enabled(model)
     checkpointed, runs = learn(model), count_runs(model)
-    getattr(model, "activation_checkpointing_disable" if V5 else "gradient_checkpointing_disable")()
+    getattr(model, f"{CHECKPOINTING}_checkpointing_disable")()
     assert_same(learn(model), checkpointed, atol=0)
     assert [runs[i] for i in range(L)] == [1] * L
 

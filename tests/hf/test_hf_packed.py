@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from conftest import assert_same, gradients, make_batch
-from pairs import HEADS, MODELS, V5, config_of, labels_of, ours_of, pair
+from pairs import CHECKPOINTING, HEADS, MODELS, config_of, labels_of, ours_of, pair
 from torch import Tensor
 
 from bertlite import hf
@@ -47,8 +47,7 @@ def test_packed_equals_transformers_at_real_tokens(name: str) -> None:
 def test_packed_learns_what_transformers_learns(name: str) -> None:
     theirs, ours = pair(name, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     ours.set_attn_implementation("packed")
-    checkpointing = "activation_checkpointing_enable" if V5 else "gradient_checkpointing_enable"  # as each prefers
-    getattr(ours.train(), checkpointing)()
+    getattr(ours.train(), f"{CHECKPOINTING}_checkpointing_enable")()
     choices = name == "BertForMultipleChoice"
     inputs = {k: x.unflatten(0, (2, 7)) for k, x in make_batch(14).items()} if choices else make_batch()
     labels = labels_of(name)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from checks.common import (
+    CHECKPOINTING,
     ROUNDING32,
     SIZES,
     Observed,
@@ -17,7 +18,6 @@ from checks.common import (
     tiny,
     tiny_batch,
 )
-from checks.trainer import CHECKPOINTING
 
 CLIENT = "PEFT"
 CLS = "BertForSequenceClassification"

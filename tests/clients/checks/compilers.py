@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from checks.common import (
+    CHECKPOINTING,
     ROUNDING32,
     SIZES,
     Observed,
@@ -20,7 +21,6 @@ from checks.common import (
     tiny,
     tiny_batch,
 )
-from checks.trainer import CHECKPOINTING
 
 COMPILE, EXPORT, ONNX = "torch.compile", "torch.export", "ONNX"
 CLS = "BertForMaskedLM"

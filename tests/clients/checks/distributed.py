@@ -21,6 +21,7 @@ from torch import Tensor
 
 import bertlite
 from checks.common import (
+    CHECKPOINTING,
     OURS,
     ROUNDING,
     ROUNDING32,
@@ -36,7 +37,7 @@ from checks.common import (
     tiny,
     tiny_batch,
 )
-from checks.trainer import CHECKPOINTING, logged, rows, trainer
+from checks.trainer import logged, rows, trainer
 
 DDP, FSDP, TENSOR = "DDP", "FSDP2", "tensor parallel"
 CLS = "BertForSequenceClassification"

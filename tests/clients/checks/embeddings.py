@@ -9,6 +9,7 @@ import torch
 
 import bertlite
 from checks.common import (
+    CHECKPOINTING,
     ROUNDING32,
     SOME,
     Observed,
@@ -22,7 +23,6 @@ from checks.common import (
     state,
 )
 from checks.pipelines import REVIEWS, learnt
-from checks.trainer import CHECKPOINTING
 
 CLIENT = "sentence-transformers"
 NEEDS = ("sentence_transformers", "datasets", "accelerate")

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from checks.common import (
+    CHECKPOINTING,
     ROUNDING32,
     SIZES,
-    V5,
     Observed,
     Side,
     check,
@@ -23,7 +23,6 @@ from checks.common import (
 )
 
 CLIENT = "Trainer"
-CHECKPOINTING = "activation_checkpointing" if V5 else "gradient_checkpointing"  # one thing, renamed
 DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 
 
