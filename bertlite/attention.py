@@ -34,9 +34,9 @@ class Attend(Protocol):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        score_bias: ScoreBias | None = None,
-        dropout: float = 0.0,
-        asker: nn.Module | None = None,
+        score_bias: ScoreBias | None = ...,
+        dropout: float = ...,
+        asker: nn.Module | None = ...,
     ) -> tuple[Tensor, Tensor | None]: ...
 
 
@@ -50,8 +50,6 @@ class Mask:
 
     def to(self, device: torch.device) -> "Mask":
         parts = (self.allowed, self.bias, self.answered)
-        if all(part is None or part.device == device for part in parts):
-            return self
         return Mask(*(None if part is None else part.to(device) for part in parts))
 
     def first(self) -> "Mask":
