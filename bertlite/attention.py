@@ -34,8 +34,8 @@ class Attend(Protocol):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        score_bias: ScoreBias | None = ...,
-        dropout: float = ...,
+        score_bias: ScoreBias | None,
+        dropout: float,
         asker: nn.Module | None = ...,
     ) -> tuple[Tensor, Tensor | None]: ...
 
@@ -215,9 +215,6 @@ class Padded:
     def __init__(self, kernel: Kernel, mask: Mask, weights: bool) -> None:
         self.kernel, self.mask, self.weights = kernel, mask, weights
 
-    def pack(self, x: Tensor) -> Tensor:
-        return x
-
     def unpack(self, x: Tensor) -> Tensor:
         return x
 
@@ -233,8 +230,8 @@ class Padded:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        score_bias: ScoreBias | None = None,
-        dropout: float = 0.0,
+        score_bias: ScoreBias | None,
+        dropout: float,
         asker: nn.Module | None = None,
         first: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
@@ -267,9 +264,6 @@ class Packed:
     def __init__(self, kernel: Kernel, packing: Packing) -> None:
         self.kernel, self.packing = kernel, packing
 
-    def pack(self, x: Tensor) -> Tensor:  # (B, S, …) -> (T, …)
-        return self.packing.pack(x)
-
     def unpack(self, x: Tensor) -> Tensor:  # (T, …) -> (B, S, …)
         return self.packing.unpack(x)
 
@@ -290,8 +284,8 @@ class Packed:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        score_bias: ScoreBias | None = None,
-        dropout: float = 0.0,
+        score_bias: ScoreBias | None,
+        dropout: float,
         asker: nn.Module | None = None,
         first: bool = False,
     ) -> tuple[Tensor, None]:
