@@ -34,9 +34,9 @@ class Attend(Protocol):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        score_bias: ScoreBias | None = None,
-        dropout: float = 0.0,
-        asker: nn.Module | None = None,
+        score_bias: ScoreBias | None,
+        dropout: float,
+        asker: nn.Module | None = ...,
     ) -> tuple[Tensor, Tensor | None]: ...
 
 
@@ -50,8 +50,6 @@ class Mask:
 
     def to(self, device: torch.device) -> "Mask":
         parts = (self.allowed, self.bias, self.answered)
-        if all(part is None or part.device == device for part in parts):
-            return self
         return Mask(*(None if part is None else part.to(device) for part in parts))
 
     def first(self) -> "Mask":
@@ -221,9 +219,6 @@ class Padded:
     def __init__(self, kernel: Kernel, mask: Mask, weights: bool) -> None:
         self.kernel, self.mask, self.weights = kernel, mask, weights
 
-    def pack(self, x: Tensor) -> Tensor:
-        return x
-
     def unpack(self, x: Tensor) -> Tensor:
         return x
 
@@ -239,8 +234,8 @@ class Padded:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        score_bias: ScoreBias | None = None,
-        dropout: float = 0.0,
+        score_bias: ScoreBias | None,
+        dropout: float,
         asker: nn.Module | None = None,
         first: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
@@ -273,9 +268,6 @@ class Packed:
     def __init__(self, kernel: Kernel, packing: Packing) -> None:
         self.kernel, self.packing = kernel, packing
 
-    def pack(self, x: Tensor) -> Tensor:  # (B, S, …) -> (T, …)
-        return self.packing.pack(x)
-
     def unpack(self, x: Tensor) -> Tensor:  # (T, …) -> (B, S, …)
         return self.packing.unpack(x)
 
@@ -296,8 +288,8 @@ class Packed:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        score_bias: ScoreBias | None = None,
-        dropout: float = 0.0,
+        score_bias: ScoreBias | None,
+        dropout: float,
         asker: nn.Module | None = None,
         first: bool = False,
     ) -> tuple[Tensor, None]:

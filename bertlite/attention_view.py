@@ -51,10 +51,10 @@ class AttentionMaps:
 
 def main(args: argparse.Namespace) -> int:
     path = Path(args.out)
-    draw = drawing(path.suffix.lower())
+    check, draw = drawing(path.suffix.lower())
     tokenizer = BertTokenizer.from_pretrained(args.model, revision=args.revision)
     model = BertModel.from_pretrained(args.model, add_pooling_layer=False, revision=args.revision)
-    maps = attention_maps(model, tokenizer, args.text, args.pair, layers=args.layers, heads=args.heads)
+    maps = attention_maps(model, tokenizer, args.text, args.pair, layers=args.layers, heads=args.heads, check=check)
     write_bytes(path, draw(maps))
     if args.json:
         write_json(args.json, facts(maps))
@@ -72,6 +72,7 @@ def attention_maps(
     *,
     layers: Iterable[int] | None = None,
     heads: Iterable[int] | None = None,
+    check: "Check | None" = None,
 ) -> AttentionMaps:
     """The weights of attention that a model gives to a text.
 
@@ -79,6 +80,8 @@ def attention_maps(
         model: in eval mode; in training mode attention has dropout.
         pair: a second text, after the first one's [SEP].
         layers, heads: which of them, in the numbering of the unpruned model; by default all.
+        check: raises what it has against the maps, such as `check_page`.  It is asked before they are computed: their
+            weights are on the meta device then.
 
     Raises:
         ValueError: there is no such layer or head; the text has more tokens than the model takes; the weights are
@@ -93,13 +96,17 @@ def attention_maps(
         raise ValueError(
             f"the text has {len(tokens)} tokens, and this model takes {config.max_position_embeddings}: shorten it"
         )
-    given = model.base_model(**encoded.to(model.device), output_attentions=True).attentions
-    weights = {
-        (layer, head): given[layer][0, place].to("cpu", torch.float32)
+    places = {
+        (layer, head): place
         for layer in layers
         for place, head in enumerate(kept_heads(config, layer))
         if head in heads
     }
+    if check is not None:
+        blank = torch.empty(len(tokens), len(tokens), device="meta")
+        check(AttentionMaps(tokens, layers, heads, dict.fromkeys(places, blank)))
+    given = model.base_model(**encoded.to(model.device), output_attentions=True).attentions
+    weights = {(layer, head): given[layer][0, at].to("cpu", torch.float32) for (layer, head), at in places.items()}
     for (layer, head), each in weights.items():
         if each.isnan().any():
             raise ValueError(f"the attention of layer {layer}, head {head} is nan: is the checkpoint damaged?")
@@ -140,8 +147,8 @@ def facts(maps: AttentionMaps) -> dict[str, Any]:
 # Drawing -------------------------------------------------------------------------------------------------------------
 
 
-def drawing(suffix: str) -> Callable[[AttentionMaps], bytes]:
-    """What makes a file of this kind.
+def drawing(suffix: str) -> "tuple[Check, Draw]":
+    """What says whether maps fit into a file of this kind, and what makes one.
 
     Raises:
         ValueError: there is no such kind.
@@ -154,8 +161,8 @@ def drawing(suffix: str) -> Callable[[AttentionMaps], bytes]:
     return DRAWINGS[suffix]
 
 
-def page(maps: AttentionMaps) -> bytes:
-    """An HTML page that needs nothing beside it: click on a head, point at a token or a weight.
+def check_page(maps: AttentionMaps) -> None:
+    """Whether a page holds these maps.
 
     Raises:
         ValueError: there are more than MOST_WEIGHTS.
@@ -166,6 +173,15 @@ def page(maps: AttentionMaps) -> bytes:
             f"{len(maps.weights)} maps of {len(maps.tokens)} tokens are {count:,} weights, and a page holds"
             f" {MOST_WEIGHTS:,}: choose layers or heads, or shorten the text"
         )
+
+
+def page(maps: AttentionMaps) -> bytes:
+    """An HTML page that needs nothing beside it: click on a head, point at a token or a weight.
+
+    Raises:
+        ValueError: as `check_page`.
+    """
+    check_page(maps)
     data = {
         "tokens": maps.tokens,
         "layers": maps.layers,
@@ -192,17 +208,26 @@ def picture(maps: AttentionMaps) -> bytes:
     return drawn.getvalue()
 
 
-def figure(maps: AttentionMaps) -> "Figure":
-    """A row of maps for each layer and a column for each head; those of pruned heads are blank and say so.
+@dataclass(frozen=True)
+class Room:
+    """The inches of a figure: of a map's side, of the labels beside the maps, and of the whole."""
+
+    side: float
+    left: float
+    top: float
+    width: float
+    height: float
+
+
+def room(maps: AttentionMaps) -> Room:
+    """How large the figure of these maps is.
 
     Raises:
         ValueError: it would have more than MOST_PIXELS.
-        ModuleNotFoundError: matplotlib is not installed.
     """
-    new_figure, mappable, norm = plotting()
     size, rows, columns = len(maps.tokens), len(maps.layers), len(maps.heads)
     side, label = max(CELL * size, 0.6), LETTER * max(map(len, maps.tokens)) + 0.1
-    left, bottom, right, top = label + 0.3, label + 0.1, 1.0, 0.3  # inches beside the maps
+    left, bottom, right, top = label + 0.3, label + 0.1, 1.0, 0.3
     width, height = columns * (side + GAP) + left + right, max(rows * (side + GAP) + bottom + top, 2.0)
     pixels = width * height * DPI**2
     if pixels > MOST_PIXELS:
@@ -210,6 +235,20 @@ def figure(maps: AttentionMaps) -> "Figure":
             f"{rows * columns} maps of {size} tokens are a PNG of {pixels / 1e6:.0f} million pixels, beyond"
             f" {MOST_PIXELS // 10**6}: choose layers or heads, or shorten the text, or write .html"
         )
+    return Room(side, left, top, width, height)
+
+
+def figure(maps: AttentionMaps) -> "Figure":
+    """A row of maps for each layer and a column for each head; those of pruned heads are blank and say so.
+
+    Raises:
+        ValueError: as `room`.
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    new_figure, mappable, norm = plotting()
+    size, rows = len(maps.tokens), len(maps.layers)
+    inches = room(maps)
+    side, left, top, width, height = inches.side, inches.left, inches.top, inches.width, inches.height
     drawn = new_figure(figsize=(width, height))
     colours = {"cmap": "Blues", "norm": norm(0.5, vmin=0, vmax=1)}  # roots: most weights are small
     for row, layer in enumerate(maps.layers):
@@ -247,4 +286,6 @@ def plotting() -> tuple[Any, Any, Any]:
     return Figure, ScalarMappable, PowerNorm
 
 
-DRAWINGS: dict[str, Callable[[AttentionMaps], bytes]] = {".html": page, ".png": picture}
+Check = Callable[[AttentionMaps], object]
+Draw = Callable[[AttentionMaps], bytes]
+DRAWINGS: dict[str, tuple[Check, Draw]] = {".html": (check_page, page), ".png": (room, picture)}

@@ -99,7 +99,6 @@ def load(
 
     for part in absent:
         state = {**initialised(model, part, own), **state}
-    complete_(state, "", model)
     tensors = settled(state, wanted, asked, device)
     refuse(f"{files.weights} {ENDLESS}", endless({k: t for k, t in tensors.items() if part_of(k) not in absent}))
     assign_(model, tensors)
@@ -382,9 +381,8 @@ READERS: dict[str, Callable[[Path, bytes], State]] = {
 
 
 def is_plain(value: object) -> bool:
-    if not isinstance(value, Tensor) or type(value) not in (Tensor, nn.Parameter):
-        return False
-    return value.layout is torch.strided and not value.is_quantized
+    strided = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_quantized
+    return strided and type(value) in (Tensor, nn.Parameter)
 
 
 def damaged(path: Path, error: Exception) -> ValueError:

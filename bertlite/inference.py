@@ -452,11 +452,23 @@ def require_onednn(dtype: torch.dtype) -> None:
     support = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
     if not lacks and dtype in support and not getattr(torch.ops.mkldnn, support[dtype])():
         lacks = [f"{dtype} on this processor"]
+    if not lacks and dtype == torch.int8 and not multiplies_signed():
+        lacks = ["product of signed integers"]
     if lacks:
         raise RuntimeError(
             f"torch {torch.__version__} has no {', '.join(lacks)}, which backend 'onednn' needs for {dtype}; use"
-            " backend='inductor', another dtype, or a torch built with oneDNN, as those of PyPI for x86-64 are"
+            " backend='inductor', another dtype, or a newer torch, built with oneDNN as those of PyPI for x86-64 are"
         )
+
+
+def multiplies_signed() -> bool:
+    """Whether oneDNN multiplies signed 8-bit integers; torch 2.6 has it take unsigned ones alone."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # torch 2.13 announces once that quantize_per_tensor will go
+            Quantised(torch.ones(1, 1), None)(torch.ones(1, 1))
+    except RuntimeError:
+        return False
+    return True
 
 
 def refuse_wrapped(model: nn.Module) -> None:
@@ -485,8 +497,6 @@ def fused(model: Any, dtype: torch.dtype, product: type[Product]) -> Any:
 
     inner = heads = make
     if dtype == torch.int8:
-        with warnings.catch_warnings(action="ignore"):  # torch 2.13 announces once that quantize_per_tensor will go
-            quantise(torch.ones(1))
         attends_in = torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
         inner, heads = partial(make, kind=Quantised), partial(make, kind=partial(Quantised, out=attends_in))
     for i, layer in enumerate(layers):

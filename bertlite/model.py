@@ -87,7 +87,7 @@ class BertPreTrainedModel(nn.Module):
     @property
     def base_model(self) -> "BertModel":
         """The BertModel inside a model with a head, or the model itself."""
-        return self.get_submodule(self.base_model_prefix) if hasattr(self, self.base_model_prefix) else self  # type: ignore[return-value]
+        return getattr(self, self.base_model_prefix, self)  # type: ignore[arg-type]
 
     @property
     def device(self) -> torch.device:

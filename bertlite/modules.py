@@ -199,7 +199,8 @@ NOTHING = Memory()
 def recalling(attend: Attend, recall: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Attend:
     """Attention whose keys and values first pass through a cache."""
 
-    def recalled(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor | None]:
+    # torch 2.6 does not compile a | where a function is made: its type is a text
+    def recalled(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> "tuple[Tensor, Tensor | None]":
         return attend(q, *recall(k, v), *rest)
 
     return recalled  # type: ignore[return-value]  # `rest` is the rest of Attend

@@ -113,6 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         python: Path = args.python or folder / "env" / "bin" / "python"
         if args.lowest:
             pins = lowest(facts["dependencies"])
+            step(python, "-m", "pip", "-q", "uninstall", "-y", "bertlite", cwd=folder)  # pip keeps one of this version
         else:
             pins = []
             venv.create(folder / "env", with_pip=True)

@@ -1,36 +1,47 @@
 """Do the tests notice?  Change one operator, number, condition or statement of a module at a time and run its tests.
 
-    python scripts/mutation.py attention                             # every mutant: an hour or more
+    python scripts/mutation.py attention                             # every mutant
     python scripts/mutation.py pruning --slice 3/20                  # each 20th, from the third
     python scripts/mutation.py checkpoint --lines 400-460 --minutes 5
     python scripts/mutation.py attention --list                      # what would be changed; nothing is run
+    python scripts/mutation.py pruning --json scripts/results/mutation-pruning.json
 
 The package is copied, the copy is changed, and a fork of this process, which has torch already, runs the tests on it
-up to the first that fails.  Prints every mutant that no test noticed, and how many were; writes all with --json.  What
-is left out: annotations, docstrings, the text of errors, decorators.  Exits 1 if a mutant survived.
+up to the first that fails: those that reach the changed lines before the others, and the quick before the slow.  What
+is left out: annotations, docstrings, the text of errors, decorators.
+
+Prints every mutant that no test noticed, and how many were.  One that none should notice, since it means the same or
+changes only how long something takes, is in scripts/mutants.toml with the reason.  Exits 1 if another survived.
 """
 
 import argparse
 import ast
+import contextlib
+import json
 import os
 import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+import tomllib
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = {  # the fastest first
+EXPLAINED = Path(__file__).with_name("mutants.toml")
+TESTS = {
     "attention": ("attention", "model", "packed", "decoder"),
     "pruning": ("pruning", "neurons", "checkpoint"),
     "checkpoint": ("checkpoint", "hostile_files"),
 }
-SECONDS = 240  # a mutant that takes longer has been noticed: it loops
+SEEN = "seen.json"
+LOOPS = 3  # times as long as without a mutant: it has been noticed
 OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -63,11 +74,15 @@ class Mutant:
     end: int
     old: str
     new: str
-    status: str = "not run"
+    code: str  # the whole of the line
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What tells it from others, wherever its line moves."""
+        return self.code, " ".join(self.old.split()), " ".join(self.new.split())
 
     def __str__(self) -> str:
-        old, new = (" ".join(text.split())[:60] for text in (self.old, self.new))
-        return f"line {self.line}: {old} -> {new}"
+        return f"line {self.line}: {self.key[1][:60]} -> {self.key[2][:60]}"
 
 
 def changes(node: ast.AST) -> Iterator[ast.AST]:
@@ -125,26 +140,73 @@ def mutants(source: str) -> list[Mutant]:
             text = ast.unparse(ast.fix_missing_locations(new))
             text = text if isinstance(new, ast.stmt) else f"({text})"
             old = whole[start:end].decode()
-            found.append(Mutant(place.lineno, start, end, old, text))
+            found.append(Mutant(place.lineno, start, end, old, text, source.splitlines()[place.lineno - 1].strip()))
     return sorted(set(found), key=lambda each: (each.start, each.end, each.new))
 
 
-def verdict(files: Sequence[Path], folder: Path) -> str:
-    """What the tests say of the package in a folder, in a fork of this process."""
+def explanations(module: str) -> dict[tuple[str, str, str], str]:
+    """{key of a mutant: why no test should notice it}, of a module."""
+    table = tomllib.loads(EXPLAINED.read_text(encoding="utf-8")).get(module, [])
+    return {(each["line"], each["old"], each["new"]): each["why"] for each in table}
+
+
+class Watch:
+    """A pytest plugin that notes the lines of a file which each test runs, and the seconds that it takes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.lines, self.seen = str(path), set[int](), dict[str, tuple[float, list[int]]]()
+
+    def trace(self, frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename != self.path:
+            return None
+        self.lines.add(frame.f_lineno)
+        return self.trace
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        begun = time.perf_counter()
+        self.lines.clear()
+        threading.settrace(self.trace)
+        sys.settrace(self.trace)
+        try:
+            return (yield)
+        finally:
+            sys.settrace(None)
+            threading.settrace(None)
+            self.seen[item.nodeid] = time.perf_counter() - begun, sorted(self.lines)
+
+
+class Order:
+    """A pytest plugin that has the tests which reach some lines run first, and the quick before the slow."""
+
+    def __init__(self, seen: dict[str, tuple[float, list[int]]], lines: range) -> None:
+        self.seen, self.lines = seen, {*lines}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        def rank(item: pytest.Item) -> tuple[bool, float]:
+            seconds, lines = self.seen.get(item.nodeid, (0.0, []))
+            return self.lines.isdisjoint(lines), seconds
+
+        items.sort(key=rank)
+
+
+def verdict(files: Sequence[Path], folder: Path, plugin: Watch | Order, seconds: float = 0) -> str:
+    """What the tests say of the package in a folder, in a fork of this process; 0 seconds are no limit."""
     pid = os.fork()
     if pid == 0:
         status = 3
         try:
-            signal.alarm(SECONDS)
+            signal.setitimer(signal.ITIMER_REAL, seconds)
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, 1)
             os.dup2(null, 2)
             sys.path.insert(0, str(folder))
             os.environ["PYTHONPATH"] = str(folder)
-            import pytest
-
-            options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow"]
-            status = int(pytest.main([*options, *map(str, files)]))
+            options = ["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow"]
+            status = int(pytest.main([*options, *map(str, files)], plugins=[plugin]))
+            if isinstance(plugin, Watch):
+                (folder / SEEN).write_text(json.dumps(plugin.seen))
         finally:
             os._exit(status)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -161,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     path = ROOT / "bertlite" / f"{args.module}.py"
-    source = path.read_text(encoding="utf-8")
+    source, reasons = path.read_text(encoding="utf-8"), explanations(args.module)
     (first, step), (low, high) = (map(int, args.slice.split("/")), map(int, args.lines.split("-")))
     chosen = [each for each in mutants(source) if low <= each.line <= high][first - 1 :: step]
     if args.list:
@@ -172,28 +234,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     import torch
 
     torch.set_num_threads(1)  # threads do not survive a fork
+    with contextlib.suppress(ImportError):  # a fork then has it too
+        import transformers.modeling_utils  # noqa: F401
     files = [ROOT / "tests" / f"test_{name}.py" for name in TESTS[args.module]]
-    done: list[Mutant] = []
+    done: dict[str, list[Mutant]] = {"killed": [], "survived": [], "looped or crashed": []}
     with tempfile.TemporaryDirectory() as place:
         folder, begun = Path(place), time.monotonic()
         shutil.copytree(ROOT / "bertlite", folder / "bertlite", ignore=shutil.ignore_patterns("__pycache__"))
         copy, whole = folder / "bertlite" / path.name, source.encode()
-        if verdict(files, folder) != "survived":
+        if verdict(files, folder, Watch(copy)) != "survived":
             sys.exit(f"the tests fail without a mutant: run pytest {' '.join(map(str, files))}")
+        seen = json.loads((folder / SEEN).read_text())
+        limit = LOOPS * (time.monotonic() - begun)
         for each in chosen:
             if time.monotonic() - begun > args.minutes * 60:
                 break
             copy.write_bytes(whole[: each.start] + each.new.encode() + whole[each.end :])
-            done.append(Mutant(**{**asdict(each), "status": verdict(files, folder)}))
-            if done[-1].status != "killed":
-                print(f"{done[-1].status}: {path.name}, {each}", flush=True)
-    counts = Counter(each.status for each in done)
-    print(f"{len(done)} of {len(chosen)} mutants: {', '.join(f'{n} {status}' for status, n in counts.items())}")
+            order = Order(seen, range(each.line, each.line + each.old.count("\n") + 1))
+            said = verdict(files, folder, order, limit)
+            done[said].append(each)
+            if said != "killed":
+                why = f" ({reasons[each.key]})" if each.key in reasons else ""
+                print(f"{said}: {path.name}, {each}{why}", flush=True)
+    unexplained = [each for each in done["survived"] if each.key not in reasons]
+    counts = {"mutants": len(mutants(source)), "run": sum(map(len, done.values()))}
+    counts |= {said: len(each) for said, each in done.items()} | {"unexplained": len(unexplained)}
+    print(", ".join(f"{n} {what}" for what, n in counts.items()))
     if args.json:
-        from bertlite.record import write_json
+        from bertlite.record import environment, git, write_json
 
-        write_json(args.json, {"module": args.module, "mutants": [asdict(each) for each in done]})
-    return int(counts["survived"] > 0)
+        survivors = [
+            {"line": each.key[0], "old": each.key[1], "new": each.key[2], "why": reasons.get(each.key)}
+            for each in done["survived"]
+        ]
+        record = {"module": args.module, "tests": TESTS[args.module], **counts, "survivors": survivors}
+        record["minutes"] = round((time.monotonic() - begun) / 60, 1)
+        write_json(args.json, {**record, "git": git(), "environment": environment()})
+    return int(bool(unexplained))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from conftest import F64, assert_same, distance, full_outputs, gradients, make, 
 from torch import Tensor
 
 from bertlite import BertModel
-from bertlite.attention import BACKENDS, read_mask, select
+from bertlite.attention import BACKENDS, Mask, read_mask, select, triangle
 
 B, S, N, L = 2, 11, 4, 3
 BACKEND_NAMES = ["eager", "sdpa"]
@@ -32,6 +32,25 @@ def keep(length: int = 7) -> Tensor:
 
 def additive(allowed: Tensor, forbid: float, dtype: torch.dtype = F64) -> Tensor:
     return torch.zeros(allowed.shape, dtype=dtype).masked_fill(~allowed, forbid)
+
+
+def test_no_query_looks_ahead() -> None:
+    """The queries are the last of the keys; a lone one may look at all."""
+    for queries, keys in ((1, 4), (2, 2), (2, 5), (5, 5)):
+        allowed = triangle(queries, keys, torch.device("cpu"))
+        seen = torch.ones(1, keys).bool() if allowed is None else allowed
+        assert seen.sum(1).tolist() == list(range(keys - queries + 1, keys + 1))
+        assert (seen.int().diff() <= 0).all()  # the first ones
+
+
+def test_a_mask_moves_whole() -> None:
+    mask = Mask(allowed=torch.ones(B, 1, 1, S).bool(), answered=torch.ones(B, 1, S, 1).bool())
+    there = mask.to(torch.device("meta"))
+    assert there.bias is None
+    assert [(part.device.type, part.shape) for part in (there.allowed, there.answered) if part is not None] == [
+        ("meta", (B, 1, 1, S)),
+        ("meta", (B, 1, S, 1)),
+    ]
 
 
 # The forms of a mask

@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,21 @@ def test_a_view_that_is_too_large_is_refused() -> None:
     pytest.importorskip("matplotlib")
     with pytest.raises(ValueError, match=r"16 maps of 400 tokens are a PNG of \d+ million pixels, beyond 40: choose"):
         figure(maps)
+
+
+def test_a_view_that_is_too_large_is_refused_before_it_is_computed(
+    checkpoint, pruned, tmp_path, capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr(BertModel, "forward", lambda *args, **options: pytest.fail("it was computed first"))
+    monkeypatch.setattr("bertlite.attention_view.MOST_WEIGHTS", 6 * 9**2 - 1)  # by what is drawn, not by what is gone
+    monkeypatch.setattr("bertlite.attention_view.MOST_PIXELS", 99_999)
+    command = ["attention", TEXT, "--model", checkpoint, "--out"]
+    assert main([*command, str(tmp_path / "a.html")]) == 2
+    assert "6 maps of 9 tokens are 486 weights, and a page holds 485" in capsys.readouterr().err
+    if find_spec("matplotlib"):
+        assert main([*command, str(tmp_path / "a.png")]) == 2
+        assert "12 maps of 9 tokens are a PNG of 0 million pixels" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 # Pictures ------------------------------------------------------------------------------------------------------------

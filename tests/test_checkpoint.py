@@ -646,6 +646,14 @@ def test_all_faults_are_listed_and_very_many_counted(tmp_path):
     assert str(caught.value).count("\n") == 21
 
 
+def test_twenty_faults_are_shown_and_the_rest_counted():
+    checkpoint.refuse("title:", [])
+    for count, end in ((20, "fault 19"), (21, "… and 1 more")):
+        with pytest.raises(ValueError, match=rf"{end}$") as caught:
+            checkpoint.refuse("title:", [f"fault {i}" for i in range(count)])
+        assert str(caught.value).split("\n  ")[:21] == ["title:", *(f"fault {i}" for i in range(20))]
+
+
 def test_a_head_of_another_size_says_how_to_load_it(tmp_path):
     make(BertForSequenceClassification, BertConfig(**SIZES, id2label=dict(enumerate("abcdef")))).save_pretrained(
         tmp_path
@@ -728,8 +736,9 @@ def test_variant_and_subfolder_choose_the_file_and_never_another(tmp_path):
         BertModel.from_pretrained(tmp_path / "a", variant="bf16")
     with pytest.raises(FileNotFoundError, match=r"there is no folder .*/c$"):
         BertModel.from_pretrained(tmp_path, subfolder="c")
-    with pytest.raises(ValueError, match="is a file: leave subfolder and variant out"):
-        BertModel.from_pretrained(tmp_path / "a/model.fp16.safetensors", variant="fp16")
+    for option in ("variant", "subfolder"):
+        with pytest.raises(ValueError, match="is a file: leave subfolder and variant out"):
+            BertModel.from_pretrained(tmp_path / "a/model.fp16.safetensors", **{option: "fp16"})
 
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "2018"])
@@ -742,8 +751,10 @@ def test_a_pickle_is_never_run(zipped, tmp_path):
     (tmp_path / "model.safetensors").unlink()
     path = tmp_path / "pytorch_model.bin"
     torch.save({**state_of(make()), "x": Malice()}, path, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(ValueError, match=f"{path} .* nothing in it was run: .*mkdir"):
+    with pytest.raises(ValueError, match=f"{path} .* nothing in it was run: .*mkdir") as caught:
         BertModel.from_pretrained(tmp_path)
+    assert "weights_only" not in str(caught.value)  # torch's advice, to trust the file
+    assert "\n" not in str(caught.value)
     path.write_bytes(pickle.dumps(Malice(), protocol=2))
     with pytest.raises(ValueError, match=f"{path} .* nothing in it was run"):
         BertModel.from_pretrained(tmp_path)
@@ -791,6 +802,15 @@ def test_a_damaged_file_is_named(file, damage, tmp_path):
         BertModel.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
+def test_a_disk_that_fails_is_no_damaged_file(number, tmp_path, monkeypatch):
+    write(tmp_path, state_of(make()), file="pytorch_model.bin")
+    monkeypatch.setattr(torch, "load", raising(OSError(number, os.strerror(number))))
+    with pytest.raises(OSError, match=os.strerror(number)) as caught:
+        BertModel.from_pretrained(tmp_path)
+    assert caught.value.errno == number
+
+
 def test_a_cut_pickle_of_2018_is_named(tmp_path):
     path = write(tmp_path, {}, file="pytorch_model.bin") / "pytorch_model.bin"
     torch.save(state_of(make()), path, _use_new_zipfile_serialization=False)
@@ -806,9 +826,18 @@ def test_other_files_are_no_weights(tmp_path):
         BertModel.from_pretrained(tmp_path / "model.h5")
     with pytest.raises(ValueError, match=r"config\.json is damaged or cut short \(KeyError: 'weight_map'\)"):
         BertModel.from_pretrained(tmp_path / "config.json")
-    for missing in (tmp_path / "none", "./none", "~/none", "a/b/c", ""):
-        with pytest.raises(FileNotFoundError, match="there is no file or folder"):
+    for missing in ("a/b/c", ""):
+        with pytest.raises(FileNotFoundError, match="and no hub id looks like that"):
             BertModel.from_pretrained(missing)
+
+
+@pytest.mark.parametrize(
+    "missing", ["/none", Path("/none"), "./none", "../none", "~/none", Path("none/none")], ids=str
+)
+def test_what_looks_like_a_path_is_never_asked_of_the_hub(missing, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *args, **options: pytest.fail("the hub was asked"))
+    with pytest.raises(FileNotFoundError, match=r"there is no file or folder .*none$"):
+        BertModel.from_pretrained(missing)
 
 
 @pytest.mark.parametrize("shard", ["../out.safetensors", "sub/../../out.safetensors", "{}/out.safetensors", "..\\out"])
@@ -831,6 +860,17 @@ def test_a_shard_cannot_be_a_link_out_of_its_folder(tmp_path):
     shard.symlink_to("../outside.safetensors")
     with pytest.raises(ValueError, match=r"00001-of-00002\.safetensors is a link out of its folder, to .*/outside\."):
         BertModel.from_pretrained(folder)
+
+
+def test_a_folder_that_is_called_like_the_caches_is_none(tmp_path):
+    """Both of its names are needed for links to lead further up."""
+    for name in ("snapshots/a", "models--a/b/c"):
+        folder = write_shards(tmp_path / name, halves(state_of(make())))
+        shard = folder / "model-00001-of-00002.safetensors"
+        shard.rename(tmp_path / "outside.safetensors")
+        shard.symlink_to(tmp_path / "outside.safetensors")
+        with pytest.raises(ValueError, match="is a link out of its folder"):
+            BertModel.from_pretrained(folder)
 
 
 def test_an_index_and_its_shards_say_the_same(tmp_path):
@@ -973,6 +1013,45 @@ def test_what_the_hub_refuses_says_what_to_do(kind, raised, message, monkeypatch
     monkeypatch.setattr("huggingface_hub.hf_hub_download", refuse)
     with pytest.raises(raised, match=message):
         BertModel.from_pretrained("org/name", revision="v2")
+
+
+@pytest.mark.parametrize("broken", [RuntimeError("it hung up\nand more"), OSError("it hung up")], ids=repr)
+def test_a_download_that_breaks_off_is_named(broken, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", raising(broken))
+    said = (
+        rf"org/name: config\.json did not come whole from the hub \({type(broken).__name__}: it hung up\): try again$"
+    )
+    with pytest.raises(ConnectionError, match=said):
+        BertModel.from_pretrained("org/name")
+
+
+def test_a_full_disk_is_not_the_hubs_fault(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", raising(OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(OSError, match="No space left") as caught:
+        BertModel.from_pretrained("org/name")
+    assert caught.value.errno == errno.ENOSPC
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def fail(*args: Any, **options: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def test_the_hub_is_asked_unless_forbidden(cache, monkeypatch):
+    import huggingface_hub
+
+    asked, download = [], huggingface_hub.hf_hub_download
+
+    def record(*args: Any, **options: Any) -> str:
+        asked.append(options["local_files_only"])
+        return download(*args, **{**options, "local_files_only": True})
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", record)
+    checkpoint.find(checkpoint.Source("org/name", cache_dir=cache))
+    BertForMaskedLM.from_pretrained("org/name", cache_dir=cache)
+    assert set(asked) == {False}
 
 
 def test_all_files_come_from_one_commit(cache, monkeypatch):

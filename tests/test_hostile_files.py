@@ -126,6 +126,15 @@ def test_a_large_model_is_no_absurd_one(tmp_path):
     assert BertModel.from_pretrained(tmp_path).config.intermediate_size == 70_000
 
 
+def test_a_size_is_absurd_from_65537_on_where_no_tensor_has_it(tmp_path):
+    make_hostile.config_of(intermediate_size=2**16)(tmp_path)
+    with pytest.raises(ValueError, match="layer 0 has 37 of 65536 neurons"):
+        BertModel.from_pretrained(tmp_path)
+    make_hostile.config_of(intermediate_size=2**16 + 1)(tmp_path)
+    with pytest.raises(ValueError, match=r"intermediate_size is 65537, but no tensor is longer than 65536$"):
+        BertModel.from_pretrained(tmp_path)
+
+
 # Memory and time ----------------------------------------------------------------------------------------------------
 
 PEAK = """

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -343,6 +344,19 @@ def test_no_gradients(model, batch):
 def test_all_else_is_refused(model, ask):
     with pytest.raises(RuntimeError, match="an optimised model has no"):
         ask(optimize_for_inference(model.float()))
+
+
+@onednn
+def test_a_torch_whose_products_take_unsigned_integers_alone_is_refused(model, monkeypatch):
+    """As 2.6 is: before the first run, and for int8 alone."""
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("qlinear with mkldnn tensor: data type of input should be uint8 (unsigned char).")
+
+    monkeypatch.setattr("bertlite.inference.Quantised.multiply", refuse)
+    with pytest.raises(RuntimeError, match=r"has no .*product of signed integers, which backend 'onednn' needs for"):
+        optimize_for_inference(model.float(), torch.int8)
+    optimize_for_inference(model.float(), torch.float32)
 
 
 def test_requests_that_cannot_be_met(model, monkeypatch):

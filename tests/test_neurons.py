@@ -205,3 +205,12 @@ def test_adapters_are_not_lost_in_silence(place: str, model: BertModel) -> None:
     ):
         prune_neurons_(model, SOME)
     assert_same(model.state_dict(), before, atol=0)
+
+
+@pytest.mark.parametrize("place", ["intermediate", "output"])
+def test_densify_refuses_adapters_too(place: str) -> None:
+    model = prune_neurons(make(), {1: [2]})
+    block = model.encoder.layer[1].get_submodule(place)
+    block.dense = LoraLinear(block.dense)
+    with pytest.raises(TypeError, match=rf"encoder\.layer\.1\.{place}\.dense is a .*LoraLinear"):
+        densify(model)

@@ -29,6 +29,7 @@ from bertlite import (
     head_importance,
     neuron_importance,
 )
+from bertlite import attention as attention_module
 from bertlite import packing as packing_module
 from bertlite.attention import BACKENDS, Packed, varlen, varlen_lacks
 from bertlite.cache import KeyValueCache
@@ -315,6 +316,14 @@ def test_the_first_token_looks_where_its_row_of_the_mask_says(backend: str, mask
     inputs = {**inputs_of("full"), "attention_mask": mask}
     whole = on(model, backend)(**inputs)
     assert_same(model(**inputs, first_token_only=True).last_hidden_state, whole.last_hidden_state[:, :1])
+
+
+def test_the_first_tokens_of_several_groups(model: BertModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing_module, "CALL", 0)
+    inputs = inputs_of("right")
+    wanted = on(model, "sdpa")(**inputs, first_token_only=True)
+    assert len(Packing(LENGTHS, torch.device("cpu")).groups.groups) > 2
+    assert_same(on(model, "packed")(**inputs, first_token_only=True), wanted)
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "packed"])
@@ -606,10 +615,13 @@ def test_auto_pays_up_to_80_percent_of_64_places_or_more(rows: int, tokens: int,
 
 
 def test_what_keeps_varlen_attention_from_running_is_said() -> None:
+    pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
     assert varlen_lacks(torch.bfloat16, 64, 0.0, None) is None
     assert varlen_lacks(torch.float16, 32, 0.0, None) is None
     assert "not float32" in str(varlen_lacks(torch.float32, 64, 0.0, None))
-    assert "not 12" in str(varlen_lacks(torch.float16, 12, 0.0, None))
+    assert varlen_lacks(torch.float16, 256, 0.0, None) is None
+    for head_dim in (12, 257, 264):
+        assert f"up to 256, not {head_dim}" in str(varlen_lacks(torch.float16, head_dim, 0.0, None))
     assert "no dropout" in str(varlen_lacks(torch.float16, 64, 0.1, None))
     assert "relative positions" in str(varlen_lacks(torch.float16, 64, 0.0, lambda q, k, first: q))
 
@@ -622,8 +634,7 @@ def test_a_torch_without_varlen_attention_is_named(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("first", [False, True])
 def test_varlen_attention_is_told_where_sequences_end(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call as torch declares it, computed here by the groups: the kernel itself needs CUDA."""
-    from torch.nn.attention import varlen as module
-
+    module = pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
     signature = inspect.signature(module.varlen_attn)
     packing = Packing((3, 0, 5, 1), torch.tensor((3, 0, 5, 1)))
     k, v = torch.randn(2, 9, N, 8, dtype=F64, generator=torch.Generator().manual_seed(1))
@@ -643,6 +654,42 @@ def test_varlen_attention_is_told_where_sequences_end(first: bool, monkeypatch: 
     monkeypatch.setattr(module, "varlen_attn", recorded)
     layout = Packed(BACKENDS["packed"].kernel, packing)
     assert_same(varlen(q, k, v, packing, first), layout.in_groups(q, k, v, None, 0.0, first))
+
+
+class OnCuda(Tensor):
+    """A tensor here that says it is on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_on_cuda_varlen_attention_runs_or_why_not_is_said(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
+    packing = Packing((3, 0, 5, 1), torch.device("cpu"))
+    layout, calls = Packed(BACKENDS["packed"].kernel, packing), []
+    k, v = torch.randn(2, 9, 3, 8, generator=torch.Generator().manual_seed(1)).half()  # 3 heads of 8
+    q = torch.randn(3 if first else 9, 3, 8, generator=torch.Generator().manual_seed(2)).half()
+    wanted = layout.in_groups(q, k, v, None, 0.0, first)
+
+    def recorded(q: Tensor, *rest: Any) -> Tensor:
+        calls.append(rest)
+        return wanted + 1
+
+    monkeypatch.setattr(attention_module, "varlen", recorded)
+    with warnings.catch_warnings(action="error"):
+        here, _ = layout.attend(q, k, v, None, 0.0, first=first)
+        assert not calls
+        there, _ = layout.attend(q.as_subclass(OnCuda), k, v, None, 0.0, first=first)
+    ((_, _, told, asked),) = calls
+    assert (told, asked) == (packing, first)
+    assert_same((here, there), (wanted, wanted + 1), atol=0)
+    with pytest.warns(
+        UserWarning, match="packed attention runs as groups of padded sequences: .* not float32"
+    ) as said:
+        got, _ = layout.attend(q.float().as_subclass(OnCuda), k.float(), v.float(), None, 0.0, first=first)
+    assert len(calls) == 1
+    assert [each.filename for each in said] == [__file__]
+    assert_same(got.as_subclass(Tensor), wanted.float(), atol=1e-2)  # in half precision
 
 
 @pytest.mark.gpu

@@ -4,11 +4,12 @@ import copy
 import pickle
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from conftest import F64, HEADED, assert_same, distance, full_outputs, gradients, make, make_batch
+from conftest import F64, HEADED, SIZES, assert_same, distance, full_outputs, gradients, make, make_batch
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
@@ -220,6 +221,16 @@ def test_what_does_not_shrink_is_the_same_parameter(model: BertModel) -> None:
         assert parameter.is_leaf
         assert parameter.is_contiguous()
         assert parameter.untyped_storage().nbytes() == parameter.nbytes  # the old matrix is not kept alive
+
+
+def test_a_config_of_another_class_is_changed_in_a_copy_too() -> None:
+    """Such as transformers' own, whose fields can be set."""
+    config = SimpleNamespace(**SIZES, pruned_heads={"2": [3], "0": []})  # as JSON writes them
+    before = copy.deepcopy(config)
+    pruned = with_pruned(config, {0: [1], 1: []}, {1: [36, 5]})
+    assert type(pruned) is SimpleNamespace
+    assert (pruned.pruned_heads, pruned.pruned_neurons) == ({0: [1], 2: [3]}, {1: [5, 36]})  # no layer that lost none
+    assert config == before
 
 
 # What survives

@@ -579,7 +579,7 @@ def test_collators_of_transformers_take_it(ours, stock) -> None:
 
 def test_trainer_trains_with_it(small, tmp_path) -> None:
     transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
+    pytest.importorskip("accelerate", minversion="1.3", reason="the Trainer of transformers 4.57 calls it so")
     from conftest import SIZES
 
     from bertlite.hf import BertConfig

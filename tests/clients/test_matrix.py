@@ -10,6 +10,8 @@ import pytest
 from checks import CHECKS, Check
 from checks.common import MissingError
 
+from bertlite.record import version_of
+
 pytestmark = pytest.mark.clients
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "clients.py"
 
@@ -31,7 +33,11 @@ def test_the_record_says_what_came_of_each_run(script: ModuleType, tmp_path: Pat
     assert set(lines) == {"both_ways", "loads_pruned"}
     assert lines["both_ways"]["difference"] == 0
     assert {line["bertlite.hf"]["result"] for line in lines.values()} == {"passes"}
-    assert record["environment"]["versions"]["peft"]
+    versions = record["environment"]["versions"]
+    assert versions["torch"]
+    assert {name: versions[name] for name in ("peft", "captum")} == {
+        name: version_of(name) for name in ("peft", "captum")
+    }  # None of what is not installed
 
 
 def test_a_failure_of_ours_is_the_exit_status(

@@ -32,6 +32,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"input_ids": IDS, "token_type_ids": torch.full((B, S), 5)},
         "token_type_ids holds 5; this model has 0 to 4 (type_vocab_size 5)",
     ),
+    "a negative token type": (
+        {"input_ids": IDS, "token_type_ids": torch.full((B, S), -1)},
+        "token_type_ids holds -1; this model has 0 to 4 (type_vocab_size 5)",
+    ),
+    "a negative position": (
+        {"input_ids": IDS, "position_ids": torch.arange(-1, S - 1)[None]},
+        "position_ids holds -1; this model has 0 to 39",
+    ),
     "a position too many": (
         {"input_ids": IDS, "position_ids": torch.arange(30, 30 + S)[None]},
         "position_ids holds 40; this model has 0 to 39 (max_position_embeddings 40)",
@@ -80,6 +88,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "attention_mask holds -10000.0: a 2-D mask holds 1 (attend) and 0 (do not)",
     ),
     "a mask of halves": ({"input_ids": IDS, "attention_mask": ONES / 2}, "attention_mask holds 0.5: a 2-D mask holds"),
+    "a mask of twos": ({"input_ids": IDS, "attention_mask": ONES.long() * 2}, "attention_mask holds 2: a 2-D mask"),
     "a 4-D mask of zeros and ones": (
         {"input_ids": IDS, "attention_mask": torch.ones(B, 1, S, S).tril()},
         "is added to the scores, but this one holds 0 and 1; use mask.bool()",
@@ -114,6 +123,21 @@ def test_an_unknown_keyword_is_a_TypeError(made: str) -> None:
 @pytest.mark.parametrize("made", MODELS)
 def test_an_empty_batch_gives_an_empty_output(made: str) -> None:
     assert MODELS[made]()(IDS[:0]).last_hidden_state.shape == (0, S, 48)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "packed"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("made", MODELS)
+def test_half_precision_on_the_CPU_is_finite(made: str, dtype: torch.dtype, backend: str) -> None:
+    """With padding, a row that is all padding, and queries and keys of which a product is near the largest number."""
+    model = MODELS[made]()
+    with torch.no_grad():
+        for part in ("query", "key"):
+            getattr(model.encoder.layer[0].attention.self, part).weight.mul_(30)
+    model = model.to(dtype)
+    model.set_attn_implementation(backend)
+    mask = torch.tensor([[1] * 7 + [0] * 4, [0] * S])
+    assert model(IDS, mask).last_hidden_state.isfinite().all()
 
 
 @pytest.mark.parametrize("package", [bertlite, hf], ids=["core", "hf"])

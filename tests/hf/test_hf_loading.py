@@ -25,7 +25,7 @@ from pairs import (
     states_of,
     theirs_of,
 )
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save_file
 
 import bertlite
 from bertlite import hf
@@ -126,7 +126,7 @@ def test_a_headed_file_serves_the_body_and_the_other_way_round(tied: bool, tmp_p
 def test_missing_weights_are_drawn_and_the_loaded_left_alone(tmp_path: Path) -> None:
     """One missing bias must not cost its layer the loaded weight beside it."""
     file_of(tmp_path)
-    state = load_file(tmp_path / "model.safetensors")
+    state = load((tmp_path / "model.safetensors").read_bytes())  # not mapped, for the file is written anew
     gone = "encoder.layer.1.attention.self.query.bias"
     save_file({key: x for key, x in state.items() if key != gone}, tmp_path / "model.safetensors", {"format": "pt"})
     model, info = hf.BertModel.from_pretrained(tmp_path, dtype=F64, output_loading_info=True)
@@ -135,9 +135,32 @@ def test_missing_weights_are_drawn_and_the_loaded_left_alone(tmp_path: Path) -> 
         assert x.equal(state[key] if key != gone else torch.zeros_like(x)), key
 
 
+@pytest.mark.parametrize(("saved", "said", "listed"), [(3, 2, "unexpected_keys"), (2, 3, "missing_keys")])
+def test_layers_too_many_or_too_few_are_reported(saved: int, said: int, listed: str, tmp_path: Path) -> None:
+    """As transformers does; the core refuses both."""
+    ours_of("BertModel", num_hidden_layers=saved).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": said}))
+    model, info = hf.BertModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert len(model.encoder.layer) == said
+    assert {key for kind in ("unexpected_keys", "missing_keys") for key in info[kind]} == set(info[listed])
+    assert len(info[listed]) == 16
+    assert all(key.startswith("encoder.layer.2.") for key in info[listed])
+    with pytest.raises(ValueError, match=f"it has {saved} layers, not {said} as the config says"):
+        bertlite.BertModel.from_pretrained(tmp_path)
+
+
+def test_heads_that_a_config_calls_gone_and_the_file_has_are_refused(tmp_path: Path) -> None:
+    ours_of("BertModel").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "pruned_heads": {"0": [1]}}))
+    with pytest.raises(ValueError, match=r"layer 0 has 4 of 4 heads, but the config's pruned_heads says that \[1\]"):
+        hf.BertModel.from_pretrained(tmp_path)
+
+
 def test_old_names_are_read(tmp_path: Path) -> None:
     theirs = file_of(tmp_path)
-    state = load_file(tmp_path / "model.safetensors")
+    state = load((tmp_path / "model.safetensors").read_bytes())  # not mapped, for the file is written anew
     for new, old in (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")):
         state = {key.replace(new, old): x for key, x in state.items()}
     state["embeddings.position_ids"] = torch.arange(SIZES["max_position_embeddings"])[None]
