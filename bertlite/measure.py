@@ -68,7 +68,7 @@ def ceilings(device: str) -> dict[str, float]:
             x, weight = torch.randn(2, size, size, device=device).to(dtype)
             seconds = quickest(partial(F.linear, x, weight), device)
             found[str(dtype).removeprefix("torch.")] = 2 * size**3 / seconds
-        source = torch.ones(2**26 if on_cpu else 2**30, device=device)  # on the CPU 256 MB, beyond a core's own cache
+        source = torch.ones(2**26 if on_cpu else 2**28, device=device)  # 256 MB and 1 GB, beyond any cache
         found["bytes"] = 2 * source.nbytes / quickest(partial(torch.empty_like(source).copy_, source), device)
     return found
 

@@ -149,8 +149,8 @@ def compare(ours: Tensors, theirs: Tensors, truth: Tensors | None, rule: Callabl
     rows = []
     for name, mine in ours.items():
         luck = max(logits, default=0.0) if name == "loss" else 0.0
-        true = truth[name].detach().cpu() if truth else None
-        rows.append(Row(name, *rule(name)(mine.detach().cpu(), theirs[name].detach().cpu(), true, luck)))
+        other, true = theirs[name].detach().to(mine.device), truth[name].detach().to(mine.device) if truth else None
+        rows.append(Row(name, *rule(name)(mine.detach(), other, true, luck)))
     return tuple(rows)
 
 
@@ -185,7 +185,7 @@ def first_divergence(ours: Tensors, theirs: Tensors, truth: Tensors | None, rule
     """The first module, in the order of running, whose output breaks the rule; inner ones come before outer ones."""
     for name, mine in ours.items():
         if name in theirs and theirs[name].shape == mine.shape and (truth is None or name in truth):
-            error, allowed, _ = rule(mine.cpu(), theirs[name].cpu(), truth[name].cpu() if truth else None, 0.0)
+            error, allowed, _ = rule(mine, theirs[name], truth[name] if truth else None, 0.0)
             if not error <= allowed:
                 return name
     return None
