@@ -168,9 +168,8 @@ def checked(case: Case, device: str, checkpoint: str | Path, tamper: Tamper | No
         others = {side: {name: x[:-1] for name, x in found.items()} for side, found in others.items()}
     rows += compare(mine, others["theirs"], others.get("truth"), partial(rule_for, case, device))
     report = Report(case.name, tuple(rows), backend=kernels.name, seconds=time.perf_counter() - start)
-    if (
-        report.ok or case.run in (*LAUNCHES, "beside") or case.backend == "packed"
-    ):  # whose modules see other tokens than theirs
+    beside_theirs = case.run not in (*LAUNCHES, "beside") and case.backend != "packed"  # module by module
+    if report.ok or not beside_theirs:
         return report
     runs = {side: partial(forward, case, model, inputs, mine=False) for side, model in sides.items()}
     traces = {side: trace(model, runs[side]) for side, model in sides.items()}
