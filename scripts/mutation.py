@@ -261,6 +261,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     counts |= {said: len(each) for said, each in done.items()} | {"unexplained": len(unexplained)}
     print(", ".join(f"{n} {what}" for what, n in counts.items()))
     if args.json:
+        sys.path.insert(0, str(ROOT))
         from bertlite.record import environment, git, write_json
 
         survivors = [
