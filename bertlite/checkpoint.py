@@ -436,9 +436,8 @@ def base_of(model: BertPreTrainedModel) -> str:
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return a.is_meta or a.data_ptr() == b.data_ptr() or torch.equal(a, b)
+    alike = a.shape == b.shape and a.dtype == b.dtype
+    return alike and (a.is_meta or a.data_ptr() == b.data_ptr() or torch.equal(a, b))
 
 
 # Check --------------------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ import bertlite
 from bertlite import (
     BertConfig,
     BertForMaskedLM,
+    BertForMultipleChoice,
     BertForPreTraining,
     BertForSequenceClassification,
     BertModel,
@@ -363,6 +364,9 @@ def test_a_decoder_of_its_own_under_a_tied_config_is_a_question_for_the_user(tmp
     assert torch.equal(
         BertForMaskedLM.from_pretrained(tmp_path, tie_word_embeddings=False).state_dict()[DECODER], state[DECODER]
     )
+    for other in (state[WORDS].half(), state[WORDS][1:].clone()):
+        with pytest.raises(ValueError, match=r"decoder\.weight differs"):
+            BertForMaskedLM.from_pretrained(write(tmp_path / "other", {**state, DECODER: other}))
     tied = BertForMaskedLM.from_pretrained(tmp_path, tie_word_embeddings=True)
     assert torch.equal(tied.cls.predictions.decoder.weight, state[WORDS])
     assert_same_model(
@@ -619,6 +623,28 @@ def test_all_faults_are_listed_and_very_many_counted(tmp_path):
     with pytest.raises(ValueError, match=r"… and 14 more$") as caught:
         BertModel.from_pretrained(write(tmp_path / "many", without("encoder.layer.0.", "encoder.layer.1.")(few)))
     assert str(caught.value).count("\n") == 21
+
+
+def test_faults_beside_a_wrong_number_of_layers_are_listed_too(tmp_path):
+    state = without("encoder.layer.2.", "pooler.dense.bias", "encoder.layer.1.output.dense.bias")(state_of(make()))
+    with pytest.raises(ValueError, match="does not fit") as caught:
+        BertModel.from_pretrained(write(tmp_path, {**state, "pooler.x": torch.ones(1)}))
+    assert str(caught.value).split("\n  ")[1:] == [
+        "it has 2 layers, not 3 as the config says: pass num_hidden_layers=2",
+        "encoder.layer.1.output.dense.bias is missing",
+        "pooler.dense.bias is missing",
+        "pooler.x is unknown",
+    ]
+
+
+def test_only_a_classifier_of_labels_is_told_to_have_another_number_of_them(tmp_path):
+    types = "embeddings.token_type_embeddings.weight"
+    config = {**JSON, "num_labels": SIZES["type_vocab_size"]}
+    with pytest.raises(ValueError, match=rf"{re.escape(types)} is \(4, 48\); by the config it is \(5, 48\)$"):
+        BertModel.from_pretrained(write(tmp_path / "types", changed(types, lambda t: t[:4])(state_of(make())), config))
+    choices = changed("classifier.weight", lambda t: t.repeat(2, 1))(state_of(make(BertForMultipleChoice)))
+    with pytest.raises(ValueError, match=r"classifier\.weight is \(2, 48\); by the config it is \(1, 48\)$"):
+        BertForMultipleChoice.from_pretrained(write(tmp_path / "choices", choices, config))
 
 
 def test_twenty_faults_are_shown_and_the_rest_counted():
@@ -904,6 +930,13 @@ def test_pruned_heads_with_full_size_tensors_are_refused(tmp_path):
         for layer, gone in PRUNED.items()
     ]
     assert_same_model(BertModel.from_pretrained(tmp_path, pruned_heads={}), make())
+
+
+def test_units_that_are_said_to_be_gone_are_listed_up_to_20(tmp_path):
+    for count, said in ((20, str(list(range(20)))), (21, "21")):
+        write(tmp_path, state_of(make()), {**JSON, "pruned_neurons": {"1": list(range(count))}})
+        with pytest.raises(ValueError, match=re.escape(f"pruned_neurons says that {said} are gone; pass")):
+            BertModel.from_pretrained(tmp_path)
 
 
 # The hub ------------------------------------------------------------------------------------------------------------
