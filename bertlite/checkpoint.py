@@ -468,7 +468,7 @@ def endless(state: State) -> list[str]:
     for t in floats.values():
         sums.setdefault(t.device, []).append(t.sum().double())
     if all(bool(torch.stack(each).isfinite().all()) for each in sums.values()):  # the host waits once for a device
-        return []
+        return []  # all are numbers
     bad = [(name, str(t.dtype)) for name, t in floats.items() if not all(end.isfinite() for end in t.aminmax())]
     return [f"{name} holds nan or inf in {dtype.removeprefix('torch.')}" for name, dtype in bad]
 

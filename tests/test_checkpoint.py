@@ -150,6 +150,7 @@ def test_unknown_fields_of_the_config_survive(tmp_path):
     assert config["dtype"] == "float64"
     assert config["model_type"] == "bert"
     assert "torch_dtype" not in config
+    assert list(config) == sorted(config)
 
 
 def test_overrides_replace_fields_of_the_config(tmp_path):
@@ -463,6 +464,29 @@ def test_a_users_own_head_is_initialised_or_refused(tmp_path):
     assert frozen == {name for name in tagger.state_dict() if name.startswith("embeddings.")}
     with pytest.raises(ValueError, match=r"nothing initialises these of Mixer; .*reset_parameters:\n  mix\.0$"):
         Mixer.from_pretrained(tmp_path)
+
+
+def test_a_users_own_buffers_and_initialised_parameters_are_loaded_in_their_places(tmp_path):
+    class Scaled(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.factors = nn.Parameter(nn.init.ones_(torch.empty(width)))
+            self.register_buffer("steps", torch.zeros(width))
+
+    class Scaler(BertModel):
+        def build(self, config: Any, add_pooling_layer: bool = True) -> None:
+            super().build(config, add_pooling_layer)
+            self.scaled = Scaled(7)
+
+    model = Scaler(BertConfig(**SIZES))
+    with torch.no_grad():
+        model.scaled.factors += torch.arange(7)
+        model.scaled.steps += 3
+    model.save_pretrained(tmp_path)
+    loaded = Scaler.from_pretrained(tmp_path)
+    assert_same_model(loaded, model)
+    assert [name for name, _ in loaded.named_buffers()] == ["scaled.steps"]
+    assert not hasattr(loaded, "steps")
 
 
 def test_leftover_heads_are_silent(tmp_path, caplog):
@@ -1107,6 +1131,15 @@ def test_tensors_that_are_views_of_one_memory_are_sharded_all_the_same(tmp_path)
 def test_a_size_that_is_none_is_refused_before_anything_is_written(size, tmp_path):
     with pytest.raises(ValueError, match=f"max_shard_size is {size!r}; give bytes"):
         make().save_pretrained(tmp_path / "new", max_shard_size=size)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_safetensors_cannot_write_is_an_OSError_that_changes_nothing(tmp_path, monkeypatch):
+    from safetensors import SafetensorError
+
+    monkeypatch.setattr("safetensors.torch.save_file", raising(SafetensorError("I/O error: no space left")))
+    with pytest.raises(OSError, match=r"model\.safetensors could not be written: I/O error: no space left"):
+        make().save_pretrained(tmp_path / "new")
     assert not list(tmp_path.iterdir())
 
 
