@@ -328,8 +328,9 @@ def read_pickle(path: Path, start: bytes) -> State:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except UnpicklingError as error:
-        said = [line for line in str(error).splitlines() if line and not line.startswith("Check the documentation")]
-        reason = "".join(said[-1:]).rpartition("WeightsUnpickler error: ")[2]  # above it, advice to trust the file
+        lines = (line for line in str(error).splitlines() if line and not line.startswith("Check the documentation"))
+        *_, last = "", *lines  # above it, advice to trust the file
+        reason = last.rpartition("WeightsUnpickler error: ")[2]
         raise ValueError(f"{path} is damaged or holds more than tensors; nothing in it was run: {reason}") from None
     except Exception as error:  # torch and zipfile raise a dozen kinds
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a seek to where there is no file
