@@ -437,7 +437,7 @@ def base_of(model: BertPreTrainedModel) -> str:
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    return a.is_meta or torch.equal(a, b)
+    return a.shape == b.shape and (a.is_meta or torch.equal(a, b))
 
 
 # Check --------------------------------------------------------------------------------------------------------------
