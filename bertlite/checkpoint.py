@@ -355,8 +355,9 @@ def read_pickle(path: Path, start: bytes) -> State:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except UnpicklingError as error:
-        said = [line for line in str(error).splitlines() if line and not line.startswith("Check the documentation")]
-        reason = "".join(said[-1:]).rpartition("WeightsUnpickler error: ")[2]  # above it, advice to trust the file
+        lines = (line for line in str(error).splitlines() if line and not line.startswith("Check the documentation"))
+        *_, last = "", *lines  # above it, advice to trust the file
+        reason = last.rpartition("WeightsUnpickler error: ")[2]
         raise ValueError(f"{path} is damaged or holds more than tensors; nothing in it was run: {reason}") from None
     except Exception as error:  # torch and zipfile raise a dozen kinds
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a seek to where there is no file
@@ -463,9 +464,7 @@ def base_of(model: BertPreTrainedModel) -> str:
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return a.is_meta or a.data_ptr() == b.data_ptr() or torch.equal(a, b)
+    return a.shape == b.shape and (a.is_meta or torch.equal(a, b))
 
 
 # Check --------------------------------------------------------------------------------------------------------------
@@ -496,7 +495,7 @@ def endless(state: State) -> list[str]:
     for t in floats.values():
         sums.setdefault(t.device, []).append(t.sum().double())
     if all(bool(torch.stack(each).isfinite().all()) for each in sums.values()):  # the host waits once for a device
-        return []
+        return []  # all are numbers
     bad = [(name, str(t.dtype)) for name, t in floats.items() if not all(end.isfinite() for end in t.aminmax())]
     return [f"{name} holds nan or inf in {dtype.removeprefix('torch.')}" for name, dtype in bad]
 

@@ -3,6 +3,7 @@
     python scripts/fuzz_checkpoints.py                       # half a minute; what CI runs
     python scripts/fuzz_checkpoints.py --examples 20000      # an hour or two
     python scripts/fuzz_checkpoints.py --only zip --seed 7   # one kind of file, other changes
+    python scripts/fuzz_checkpoints.py --examples 5000 --json scripts/results/fuzz.json
 
 Prints a line of JSON: for each kind of file how many changes were loaded and how many refused, the slowest of them
 in seconds, and by how many KiB memory grew.  Any other error than ours ends it, as a crash would, and hypothesis
@@ -20,12 +21,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import make_hostile  # beside this file
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import make_hostile  # beside this file, and the checkout is on the path only now
+
 from bertlite import BertModel, BertTokenizer
+from bertlite.record import environment, git, write_json
 
 REFUSALS = (ValueError, FileNotFoundError)
 PLACES = {  # the file that is changed
@@ -145,8 +150,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--examples", type=int, default=40, help="of each kind of file (40)")
     parser.add_argument("--only", nargs="+", choices=PLACES, default=list(PLACES), help="these kinds of file")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the same, and where it was run")
     args = parser.parse_args(argv)
-    print(json.dumps({kind: fuzz(kind, args.examples, args.seed) for kind in args.only}))
+    kinds = {kind: fuzz(kind, args.examples, args.seed) for kind in args.only}
+    print(json.dumps(kinds))
+    if args.json:
+        record = {"what": "scripts/fuzz_checkpoints.py", "examples": args.examples, "seed": args.seed, "kinds": kinds}
+        write_json(args.json, {**record, "git": git(), "environment": environment()})
     return 0
 
 

@@ -5,6 +5,7 @@
     python scripts/mutation.py checkpoint --lines 400-460 --minutes 5
     python scripts/mutation.py attention --list                      # what would be changed; nothing is run
     python scripts/mutation.py pruning --json scripts/results/mutation-pruning.json
+    python scripts/mutation.py pruning --after RECORD --json NEW     # what was not killed there, and what is new
 
 The package is copied, the copy is changed, and a fork of this process, which has torch already, runs the tests on it
 up to the first that fails: those that reach the changed lines before the others, and the quick before the slow.  What
@@ -21,6 +22,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -191,6 +193,20 @@ class Order:
         items.sort(key=rank)
 
 
+def killed_in(record: dict[str, Any], path: Path) -> set[tuple[str, str, str]]:
+    """The keys of the mutants that a whole run killed.
+
+    Raises:
+        ValueError: it was not of the whole module.
+    """
+    if record["run"] != record["mutants"] or record["module"] != path.stem:
+        raise ValueError(f"the record is not of all mutants of {path.name}: run without --after")
+    place = f"{record['git']['commit']}:{path.relative_to(ROOT)}"
+    source = subprocess.run(["git", "-C", ROOT, "show", place], capture_output=True, text=True, check=True).stdout
+    left = {(each["line"], each["old"], each["new"]) for each in record["survivors"] + record["loops"]}
+    return {each.key for each in mutants(source)} - left
+
+
 def verdict(files: Sequence[Path], folder: Path, plugin: Watch | Order, seconds: float = 0) -> str:
     """What the tests say of the package in a folder, in a fork of this process; 0 seconds are no limit."""
     pid = os.fork()
@@ -219,6 +235,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--slice", default="1/1", help="K/N: each N-th mutant, from the K-th")
     parser.add_argument("--lines", default="1-1000000", help="FROM-TO of the module")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no mutant after so many")
+    parser.add_argument("--after", type=Path, help="the record of a whole run: only what it did not kill, or not know")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
@@ -226,6 +243,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     source, reasons = path.read_text(encoding="utf-8"), explanations(args.module)
     (first, step), (low, high) = (map(int, args.slice.split("/")), map(int, args.lines.split("-")))
     chosen = [each for each in mutants(source) if low <= each.line <= high][first - 1 :: step]
+    before = json.loads(args.after.read_text()) if args.after else None
+    killed = killed_in(before, path) if before else set()
+    done = {"killed": [each for each in chosen if each.key in killed], "survived": [], "looped or crashed": []}
+    chosen = [each for each in chosen if each.key not in killed]
     if args.list:
         print(*chosen, sep="\n")
         return 0
@@ -237,7 +258,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     with contextlib.suppress(ImportError):  # a fork then has it too
         import transformers.modeling_utils  # noqa: F401
     files = [ROOT / "tests" / f"test_{name}.py" for name in TESTS[args.module]]
-    done: dict[str, list[Mutant]] = {"killed": [], "survived": [], "looped or crashed": []}
     with tempfile.TemporaryDirectory() as place:
         folder, begun = Path(place), time.monotonic()
         shutil.copytree(ROOT / "bertlite", folder / "bertlite", ignore=shutil.ignore_patterns("__pycache__"))
@@ -261,13 +281,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     counts |= {said: len(each) for said, each in done.items()} | {"unexplained": len(unexplained)}
     print(", ".join(f"{n} {what}" for what, n in counts.items()))
     if args.json:
+        sys.path.insert(0, str(ROOT))
         from bertlite.record import environment, git, write_json
 
-        survivors = [
-            {"line": each.key[0], "old": each.key[1], "new": each.key[2], "why": reasons.get(each.key)}
-            for each in done["survived"]
-        ]
-        record = {"module": args.module, "tests": TESTS[args.module], **counts, "survivors": survivors}
+        def told(found: Sequence[Mutant]) -> list[dict[str, Any]]:
+            return [
+                dict(zip(("line", "old", "new"), each.key, strict=True), why=reasons.get(each.key)) for each in found
+            ]
+
+        record = {"module": args.module, "tests": TESTS[args.module], **counts}
+        record |= {"survivors": told(done["survived"]), "loops": told(done["looped or crashed"])}
+        if before:  # the rest was not run again
+            record["after"] = {"killed": sum(each.key in killed for each in done["killed"]), **before["git"]}
         record["minutes"] = round((time.monotonic() - begun) / 60, 1)
         write_json(args.json, {**record, "git": git(), "environment": environment()})
     return int(bool(unexplained))

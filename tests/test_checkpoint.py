@@ -30,6 +30,7 @@ import bertlite
 from bertlite import (
     BertConfig,
     BertForMaskedLM,
+    BertForMultipleChoice,
     BertForPreTraining,
     BertForSequenceClassification,
     BertModel,
@@ -149,6 +150,7 @@ def test_unknown_fields_of_the_config_survive(tmp_path):
     assert config["dtype"] == "float64"
     assert config["model_type"] == "bert"
     assert "torch_dtype" not in config
+    assert list(config) == sorted(config)
 
 
 def test_overrides_replace_fields_of_the_config(tmp_path):
@@ -388,6 +390,9 @@ def test_a_decoder_of_its_own_under_a_tied_config_is_a_question_for_the_user(tmp
     assert torch.equal(
         BertForMaskedLM.from_pretrained(tmp_path, tie_word_embeddings=False).state_dict()[DECODER], state[DECODER]
     )
+    for other in (state[WORDS].half(), state[WORDS][1:].clone()):
+        with pytest.raises(ValueError, match=r"decoder\.weight differs"):
+            BertForMaskedLM.from_pretrained(write(tmp_path / "other", {**state, DECODER: other}))
     tied = BertForMaskedLM.from_pretrained(tmp_path, tie_word_embeddings=True)
     assert torch.equal(tied.cls.predictions.decoder.weight, state[WORDS])
     assert_same_model(
@@ -484,6 +489,29 @@ def test_a_users_own_head_is_initialised_or_refused(tmp_path):
     assert frozen == {name for name in tagger.state_dict() if name.startswith("embeddings.")}
     with pytest.raises(ValueError, match=r"nothing initialises these of Mixer; .*reset_parameters:\n  mix\.0$"):
         Mixer.from_pretrained(tmp_path)
+
+
+def test_a_users_own_buffers_and_initialised_parameters_are_loaded_in_their_places(tmp_path):
+    class Scaled(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.factors = nn.Parameter(nn.init.ones_(torch.empty(width)))
+            self.register_buffer("steps", torch.zeros(width))
+
+    class Scaler(BertModel):
+        def build(self, config: Any, add_pooling_layer: bool = True) -> None:
+            super().build(config, add_pooling_layer)
+            self.scaled = Scaled(7)
+
+    model = Scaler(BertConfig(**SIZES))
+    with torch.no_grad():
+        model.scaled.factors += torch.arange(7)
+        model.scaled.steps += 3
+    model.save_pretrained(tmp_path)
+    loaded = Scaler.from_pretrained(tmp_path)
+    assert_same_model(loaded, model)
+    assert [name for name, _ in loaded.named_buffers()] == ["scaled.steps"]
+    assert not hasattr(loaded, "steps")
 
 
 def test_leftover_heads_are_silent(tmp_path, caplog):
@@ -644,6 +672,28 @@ def test_all_faults_are_listed_and_very_many_counted(tmp_path):
     with pytest.raises(ValueError, match=r"… and 14 more$") as caught:
         BertModel.from_pretrained(write(tmp_path / "many", without("encoder.layer.0.", "encoder.layer.1.")(few)))
     assert str(caught.value).count("\n") == 21
+
+
+def test_faults_beside_a_wrong_number_of_layers_are_listed_too(tmp_path):
+    state = without("encoder.layer.2.", "pooler.dense.bias", "encoder.layer.1.output.dense.bias")(state_of(make()))
+    with pytest.raises(ValueError, match="does not fit") as caught:
+        BertModel.from_pretrained(write(tmp_path, {**state, "pooler.x": torch.ones(1)}))
+    assert str(caught.value).split("\n  ")[1:] == [
+        "it has 2 layers, not 3 as the config says: pass num_hidden_layers=2",
+        "encoder.layer.1.output.dense.bias is missing",
+        "pooler.dense.bias is missing",
+        "pooler.x is unknown",
+    ]
+
+
+def test_only_a_classifier_of_labels_is_told_to_have_another_number_of_them(tmp_path):
+    types = "embeddings.token_type_embeddings.weight"
+    config = {**JSON, "num_labels": SIZES["type_vocab_size"]}
+    with pytest.raises(ValueError, match=rf"{re.escape(types)} is \(4, 48\); by the config it is \(5, 48\)$"):
+        BertModel.from_pretrained(write(tmp_path / "types", changed(types, lambda t: t[:4])(state_of(make())), config))
+    choices = changed("classifier.weight", lambda t: t.repeat(2, 1))(state_of(make(BertForMultipleChoice)))
+    with pytest.raises(ValueError, match=r"classifier\.weight is \(2, 48\); by the config it is \(1, 48\)$"):
+        BertForMultipleChoice.from_pretrained(write(tmp_path / "choices", choices, config))
 
 
 def test_twenty_faults_are_shown_and_the_rest_counted():
@@ -931,6 +981,13 @@ def test_pruned_heads_with_full_size_tensors_are_refused(tmp_path):
     assert_same_model(BertModel.from_pretrained(tmp_path, pruned_heads={}), make())
 
 
+def test_units_that_are_said_to_be_gone_are_listed_up_to_20(tmp_path):
+    for count, said in ((20, str(list(range(20)))), (21, "21")):
+        write(tmp_path, state_of(make()), {**JSON, "pruned_neurons": {"1": list(range(count))}})
+        with pytest.raises(ValueError, match=re.escape(f"pruned_neurons says that {said} are gone; pass")):
+            BertModel.from_pretrained(tmp_path)
+
+
 # The hub ------------------------------------------------------------------------------------------------------------
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
@@ -1099,6 +1156,15 @@ def test_tensors_that_are_views_of_one_memory_are_sharded_all_the_same(tmp_path)
 def test_a_size_that_is_none_is_refused_before_anything_is_written(size, tmp_path):
     with pytest.raises(ValueError, match=f"max_shard_size is {size!r}; give bytes"):
         make().save_pretrained(tmp_path / "new", max_shard_size=size)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_safetensors_cannot_write_is_an_OSError_that_changes_nothing(tmp_path, monkeypatch):
+    from safetensors import SafetensorError
+
+    monkeypatch.setattr("safetensors.torch.save_file", raising(SafetensorError("I/O error: no space left")))
+    with pytest.raises(OSError, match=r"model\.safetensors could not be written: I/O error: no space left"):
+        make().save_pretrained(tmp_path / "new")
     assert not list(tmp_path.iterdir())
 
 

@@ -3,12 +3,14 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,6 +28,7 @@ from bertlite.experiments.data import Examples, Source, encode, order, read, rea
 from bertlite.experiments.evaluate import TASKS, evaluate, predict
 from bertlite.experiments.files import apply_mask, mask_of, model_sha256, read_scores, write_scores
 from bertlite.experiments.finetune import Recipe, finetune_
+from bertlite.experiments.statistics import mcnemar
 from bertlite.experiments.sweep import grid, sweep
 from bertlite.record import read_runs
 
@@ -122,8 +125,30 @@ def test_missing_data_is_refused(tmp_path):
         read(Source(str(tmp_path / "x.tsv")))
     with pytest.raises(ValueError, match="for a hub data set name a split"):
         read(Source("someone/something"))
+    (tmp_path / "x.parquet").write_text("PAR1")
+    with pytest.raises(ValueError, match=r"x\.parquet is none of \.csv"):
+        read(Source(str(tmp_path / "x.parquet")))
     with pytest.raises(ValueError, match="50 examples of x were asked for; it has 2"):
         Examples("x", (("a",), ("b",)), (0, 1)).sample(50)
+
+
+def test_a_data_set_of_the_hub_is_read_by_its_split(monkeypatch):
+    """By `datasets`, which a stand-in plays: nothing is fetched."""
+    asked = []
+
+    def load_dataset(name, configuration, split):
+        asked.append((name, configuration, split))
+        return iter([{"sentence": "good film", "label": 1}, {"sentence": "a plot", "label": 0}])
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    examples = read(Source("someone/something:small", split="train"))
+    assert asked == [("someone/something", "small", "train")]
+    assert (examples.texts, examples.labels) == ((("good film",), ("a plot",)), (1, 0))
+    read(Source("someone/something", split="test"))
+    assert asked[1] == ("someone/something", None, "test")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'bertlite\[experiments\]'"):
+        read(Source("someone/something", split="train"))
 
 
 def test_a_sample_is_drawn_by_its_seed():
@@ -240,6 +265,7 @@ def test_metrics_are_what_they_say():
     assert task.divergence(one, two) == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(2 / 3))
     rising = np.arange(5.0)[:, None]
     assert TASKS["regression"].metrics["spearman"](rising, np.exp(rising[:, 0])) == pytest.approx(1)
+    assert TASKS["regression"].metrics["loss"](rising, np.array([1.0, 1, 2, 3, 6])) == pytest.approx((1 + 4) / 5)
     assert TASKS["similarity"].metrics["spearman"](0 * rising, rising[:, 0]) == 0
 
 
@@ -278,12 +304,24 @@ def test_similarity_is_the_cosine_of_mean_vectors(world):
         ),
         ("classification", (0.5, 0.0, 1.0), "has the label 0.5"),
         ("regression", (0.5, 0.0, 1.0), "the head has 2 outputs; regression has 1"),
+        ("similarity", (0.5, 0.0, 1.0), "similarity compares two texts; name two text columns, not one"),
     ],
 )
 def test_labels_that_do_not_fit_the_head_are_refused(task, labels, said):
     config = bertlite.BertConfig(**SIZES)
     with pytest.raises(ValueError, match=said):
         TASKS[task].check(Examples("x", (("a",),) * 3, labels), config)
+
+
+def test_a_head_of_one_output_classifies_nothing():
+    config = bertlite.BertConfig(**SIZES, num_labels=1)
+    with pytest.raises(ValueError, match="the head has 1 output, which is a regression; classification needs 2"):
+        TASKS["classification"].check(Examples("x", (("a",),), (0.0,)), config)
+
+
+def test_a_folder_without_its_tokenizer_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"has no tokenizer\.json, so its texts cannot be read"):
+        read_tokenizer(str(tmp_path), 9)
 
 
 # Fine-tuning --------------------------------------------------------------------------------------------------------
@@ -627,6 +665,21 @@ def test_rows_say_what_their_interval_is_over(runs):
         compare.summarise(read_runs(runs), against="fisher")
     with pytest.raises(ValueError, match="no finished runs"):
         compare.summarise([])
+    other = read_runs(runs)[0]
+    other.facts["data"]["dev"] = "0" * 64
+    with pytest.raises(ValueError, match="the runs have 2 evaluation data; compare those of one"):
+        compare.summarise([*read_runs(runs), other])
+
+
+def test_two_runs_alone_are_compared_by_mcnemar_too(runs):
+    pair = [run for run in read_runs(runs) if run.config["cell"]["criterion"] == "michel"]
+    for run, criterion in zip(pair, ("one", "two"), strict=True):
+        run.config["cell"] |= {"criterion": criterion, "fraction": 0.5}
+    rows = compare.summarise(pair, against="two")
+    wrong = [compare.outputs(run).argmax(1) != compare.labels(run) for run in pair]
+    assert rows[0]["mcnemar"] == pytest.approx(mcnemar(~wrong[0], ~wrong[1]))
+    assert 0 <= rows[0]["mcnemar"] <= 1
+    assert "mcnemar" not in rows[1]
 
 
 def test_ways_that_differ_have_lines_of_their_own():
@@ -738,6 +791,30 @@ def test_bench_measures_runs_beside_their_dense_model(runs, tmp_path, capsys):
     assert list(run.results["table"]) == ["heads", "neurons"]
     assert (out / "accuracy-against-latency-2x7.svg").exists()
     assert "speed-up" in capsys.readouterr().out
+
+
+def test_bench_refuses_runs_of_another_model(runs, world, tmp_path, capsys):
+    def refusal(change):
+        copy = shutil.copytree(folder, tmp_path / change, dirs_exist_ok=True)
+        facts = json.loads((copy / "run.json").read_text())
+        facts["model"]["dense"] = "0" * 64
+        (copy / "run.json").write_text(json.dumps(facts))
+        both = [str(copy)] if change == "one" else [str(copy), str(folder)]
+        assert main(["prune", "bench", *both, "--out", str(tmp_path / "out")]) == 2
+        return capsys.readouterr().err
+
+    folder = read_runs(runs)[0].folder
+    assert f"{world / 'model'} is not the model that these runs pruned: it has changed since" in refusal("one")
+    assert "the runs began with 2 dense models; time is measured beside one" in refusal("two")
+    assert not (tmp_path / "out").exists()
+
+
+def test_finetune_refuses_what_makes_no_step_and_tasks_without_a_head(world, tmp_path, capsys):
+    out = ["--out", str(tmp_path / "out")]
+    assert main(["prune", "finetune", *data_arguments(world), "--task", "similarity", *out]) == 2
+    assert "similarity has no head to train; sentence-transformers trains" in capsys.readouterr().err
+    assert main(["prune", "finetune", *data_arguments(world), "--epochs", "0", *out]) == 2
+    assert "40 examples, 0 epochs and 1 processes make no step" in capsys.readouterr().err
 
 
 def test_finetune_makes_a_checkpoint_that_the_rest_takes(world, tmp_path, capsys):

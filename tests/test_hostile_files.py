@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import SIZES, make
 
-from bertlite import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer
+from bertlite import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer, prune_heads, prune_neurons
 from bertlite.embed.embedder import Embedder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -90,6 +90,17 @@ def test_weights_whose_sum_alone_overflows_are_numbers(tmp_path):
     assert BertModel.from_pretrained(tmp_path).pooler.dense.weight[0, 0] == torch.tensor(3e38)
 
 
+def test_what_has_no_numbers_holds_no_nan(tmp_path):
+    model = prune_heads(make(), {1: range(4)})  # whose query, key and value are empty
+    model.save_pretrained(tmp_path)
+    assert BertModel.from_pretrained(tmp_path, device="meta").pooler.dense.weight.is_meta
+    with torch.no_grad():
+        model.pooler.dense.bias[1] = torch.inf
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"since\n  pooler\.dense\.bias holds nan or inf in float64$"):
+        BertModel.from_pretrained(tmp_path)
+
+
 def test_only_the_tensors_of_the_model_are_looked_at(tmp_path):
     model = make(BertForSequenceClassification)
     with torch.no_grad():
@@ -124,6 +135,17 @@ def test_a_large_model_is_no_absurd_one(tmp_path):
     model = BertModel(BertConfig(**{**SIZES, "intermediate_size": 70_000, "num_hidden_layers": 1}))
     model.save_pretrained(tmp_path)
     assert BertModel.from_pretrained(tmp_path).config.intermediate_size == 70_000
+    prune_neurons(model, {0: range(69_000)}).save_pretrained(tmp_path)  # nor where one had it
+    assert BertModel.from_pretrained(tmp_path).config.intermediate_size == 70_000
+
+
+def test_65_layers_are_absurd_in_a_file_of_fewer_tensors(tmp_path):
+    make_hostile.config_of(num_hidden_layers=64)(tmp_path)
+    with pytest.raises(ValueError, match=r"it has \d layers, not 64 as the config says"):
+        BertModel.from_pretrained(tmp_path)
+    make_hostile.config_of(num_hidden_layers=65)(tmp_path)
+    with pytest.raises(ValueError, match=r"num_hidden_layers is 65, but there are \d\d tensors in all"):
+        BertModel.from_pretrained(tmp_path)
 
 
 def test_a_size_is_absurd_from_65537_on_where_no_tensor_has_it(tmp_path):

@@ -122,6 +122,12 @@ def test_every_mutant_is_another_module_that_parses(module):
         assert ast.dump(changed) != tree, str(each)
 
 
+@pytest.mark.parametrize("module", mutation.TESTS)
+def test_every_explanation_is_of_a_mutant(module):
+    source = (ROOT / "bertlite" / f"{module}.py").read_text(encoding="utf-8")
+    assert mutation.explanations(module).keys() <= {each.key for each in mutation.mutants(source)}
+
+
 def test_both_cold_starts_give_the_same_vector():
     minilm = demo_checkpoint()
     if minilm is None:

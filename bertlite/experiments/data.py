@@ -119,7 +119,7 @@ def read_hub(source: Source) -> Iterator[dict[str, Any]]:
     try:
         import datasets
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("hub data sets need `datasets`: pip install bertlite[experiments]") from error
+        raise ModuleNotFoundError("hub data sets need `datasets`: pip install 'bertlite[experiments]'") from error
     name, _, configuration = source.path.partition(":")
     yield from datasets.load_dataset(name, configuration or None, split=source.split)
 

@@ -67,7 +67,7 @@ def finetune_(
     share, rank = accelerator.num_processes, accelerator.process_index
     steps = len(batches) // share  # what is left over would leave some processes waiting
     if not steps:
-        raise ValueError(f"{len(data)} examples, {recipe.epochs} epochs and {share} processes make no step")
+        raise ValueError(f"{len(data)} examples, {recipe.epochs:g} epochs and {share} processes make no step")
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, slope(steps, recipe.warmup))
     wrapped, optimizer = accelerator.prepare(model, optimizer)

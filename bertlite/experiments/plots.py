@@ -23,7 +23,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("figures need matplotlib: pip install bertlite[experiments]") from error
+        raise ModuleNotFoundError("figures need matplotlib: pip install 'bertlite[experiments]'") from error
     if matplotlib.get_backend().lower() not in ("agg", "module://matplotlib_inline.backend_inline"):
         matplotlib.use("Agg")
     from matplotlib import pyplot as plt

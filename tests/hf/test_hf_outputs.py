@@ -344,3 +344,18 @@ def test_a_language_model_that_is_no_decoder_looks_both_ways() -> None:
     theirs, ours = pair("BertLMHeadModel", is_decoder=False)
     assert_same(dict(ours(**inputs_of())), dict(theirs(**inputs_of())))
     assert_same(ours(**inputs_of(), **labels_of("BertLMHeadModel")).logits, ours(**inputs_of()).logits)
+
+
+def test_hidden_states_may_be_asked_for_by_number() -> None:
+    """Those that are not are None in the tuple; numbers count from the end too."""
+    model = ours_of("BertModel")
+    whole = model(**inputs_of(), output_hidden_states=True).hidden_states
+    some = model(**inputs_of(), output_hidden_states=[0, -1]).hidden_states
+    assert [state is None for state in some] == [False, True, True, False]
+    assert torch.equal(some[0], whole[0])
+    assert torch.equal(some[3], whole[3])
+    assert model(**inputs_of(), output_hidden_states=[]).hidden_states is None
+    assert len(model(**inputs_of(), output_hidden_states=[1], return_dict=False)[-1]) == 4
+    for wrong in (4, -5):
+        with pytest.raises(ValueError, match=f"output_hidden_states names {wrong}; there are 4, 0 to 3"):
+            model(**inputs_of(), output_hidden_states=[wrong])
