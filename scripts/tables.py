@@ -317,6 +317,37 @@ def embed() -> str:
     )
 
 
+def trust() -> str:
+    """What was tried to break it, and what came of it."""
+    (soak,), (fuzz,), (coverage,) = (records(f"{name}.json") for name in ("soak", "fuzz", "coverage"))
+    kinds = fuzz["kinds"].values()
+    tried, loaded = sum(kind["loaded"] + kind["refused"] for kind in kinds), sum(kind["loaded"] for kind in kinds)
+    last, verdict = soak["rows"][-1], soak["verdict"]
+    body = [
+        [
+            f"load, infer, prune, save and reload for {soak['minutes']:g} minutes",
+            f"{last['rounds']:,} rounds; memory {verdict['grown_mib']:+.0f} MiB after the first fifth,"
+            f" {verdict['files_left_open']:+d} open files",
+        ],
+        [
+            "whole checkpoints changed at random",
+            f"{tried:,} files: {loaded:,} load, the others are refused by our own errors; the slowest took"
+            f" {max(kind['seconds'] for kind in kinds):.1f} s",
+        ],
+        ["lines of `bertlite/` that the tests run", f"{coverage['percent']:.1f} % of {coverage['lines']:,}"],
+    ]
+    for record in sorted(records("mutation-*.json"), key=lambda each: each["module"]):
+        survived = f"; {record['survived']} survive, which mean the same" if record["survived"] else ""
+        noticed = record["killed"] + record["looped or crashed"]
+        body.append(
+            [
+                f"changes of `{record['module']}.py`, one at a time",
+                f"{noticed} of {record['run']} fail a test{survived}",
+            ]
+        )
+    return rows(["", "result"], body)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "parity": partial(parity, "parity-[0-9]*.json"),
     "startup": startup,
@@ -330,6 +361,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "textpruner": beside_textpruner,
     "prunedspeed": pruned_speed,
     "embed": embed,
+    "trust": trust,
     # of the records that scripts/gpu_checks.py writes
     "gpuparity": partial(parity, "parity-cuda.json"),
     "gpuspeed": partial(speed, "speed-cuda.json"),
