@@ -293,6 +293,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         record |= {"survivors": told(done["survived"]), "loops": told(done["looped or crashed"])}
         if before:  # the rest was not run again
             record["after"] = {"killed": sum(each.key in killed for each in done["killed"]), **before["git"]}
+            record["after"] |= {"after": before["after"]} if "after" in before else {}
         record["minutes"] = round((time.monotonic() - begun) / 60, 1)
         write_json(args.json, {**record, "git": git(), "environment": environment()})
     return int(bool(unexplained))
