@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bertlite.checkpoint import (
+    WRAPPERS,
     Source,
     absurdities,
     dtype_faults,
@@ -47,6 +48,12 @@ def check_folder(source: Any, options: Mapping[str, Any]) -> None:
     if options.get("use_safetensors") is False and "safetensors" in files.weights.name:
         return  # transformers reads another file
     state = read(files)
+    wrapped = [name for name in state if name.startswith(WRAPPERS)]
+    if wrapped and not options.get("key_mapping"):
+        raise ValueError(
+            f"{files.weights} holds {wrapped[0]}, as a wrapper calls it, and transformers would draw that weight anew:"
+            " load it with bertlite, which knows such names, and save it"
+        )
     names = [(modern(name, ""), name) for name in state]
     twice = [f"{new} is there twice, once as {old}" for new, old in names if new != old and new in state]
     if not isinstance(config, str | os.PathLike):

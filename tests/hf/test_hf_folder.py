@@ -9,6 +9,7 @@ from conftest import SIZES
 from pairs import config_of, ours_of
 from safetensors.torch import load, save_file
 
+import bertlite
 from bertlite import hf
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
@@ -50,6 +51,20 @@ def test_what_a_file_lacks_is_drawn_and_reported(name: str, tmp_path: Path) -> N
     folder = make_hostile.write(tmp_path, name)
     _, info = hf.BertModel.from_pretrained(folder, output_loading_info=True)
     assert make_hostile.Q0 in info["missing_keys"]
+
+
+@pytest.mark.parametrize("wrapper", ["module.", "_orig_mod."])
+def test_names_of_a_wrapper_are_refused_and_the_way_out_works(wrapper: str, tmp_path: Path) -> None:
+    """transformers takes none of them for its own, and would give a random model."""
+    ours = ours_of("BertForMaskedLM")
+    ours.save_pretrained(tmp_path / "wrapped")
+    path = tmp_path / "wrapped" / "model.safetensors"
+    save_file({f"{wrapper}{name}": x for name, x in load(path.read_bytes()).items()}, path, {"format": "pt"})
+    with pytest.raises(ValueError, match=f"holds {wrapper}.*load it with bertlite"):
+        hf.BertForMaskedLM.from_pretrained(tmp_path / "wrapped")
+    bertlite.BertForMaskedLM.from_pretrained(tmp_path / "wrapped").save_pretrained(tmp_path / "saved")
+    found = hf.BertForMaskedLM.from_pretrained(tmp_path / "saved").state_dict()
+    assert all(found[name].equal(x) for name, x in ours.state_dict().items())
 
 
 def test_nan_is_named_with_and_without_the_loading_info(tmp_path: Path) -> None:
