@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import F64, assert_same, distance, full_outputs, gradients, make, make_batch
+from conftest import F64, OnCuda, assert_same, distance, full_outputs, gradients, make, make_batch
 from torch import Tensor
 
 from bertlite import BertModel
@@ -463,3 +463,13 @@ def test_a_score_that_is_no_number_is_refused(score: float, model: BertModel, ba
     mask = additive(keep()[:, None, None, :], score)
     with pytest.raises(ValueError, match=r"attention_mask holds nan or \+inf"):
         model(**{**batch, "attention_mask": mask})
+
+
+def test_a_gpu_looks_at_the_values_of_a_mask_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    mask, full = torch.tensor([[1, 1, 0]]), (1, 3, 3, 2)
+    got, wanted = (read_mask(each, *full).allowed for each in (mask.as_subclass(OnCuda), mask))
+    assert got is not None
+    assert_same(got.as_subclass(Tensor), wanted, atol=0)
+    with pytest.raises(RuntimeError, match=r"attention_mask holds others than 1 \(attend\) and 0 \(do not\)"):
+        read_mask((2 * mask).as_subclass(OnCuda), *full)

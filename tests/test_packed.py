@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import F64, SIZES, assert_same, distance, gradients, make, make_batch
+from conftest import F64, SIZES, OnCuda, assert_same, distance, gradients, make, make_batch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -654,12 +654,6 @@ def test_varlen_attention_is_told_where_sequences_end(first: bool, monkeypatch: 
     monkeypatch.setattr(module, "varlen_attn", recorded)
     layout = Packed(BACKENDS["packed"].kernel, packing)
     assert_same(varlen(q, k, v, packing, first), layout.in_groups(q, k, v, None, 0.0, first))
-
-
-class OnCuda(Tensor):
-    """A tensor here that says it is on a GPU."""
-
-    is_cuda = True
 
 
 @pytest.mark.parametrize("first", [False, True])
