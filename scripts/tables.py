@@ -334,7 +334,10 @@ def trust() -> str:
             f"{tried:,} files: {loaded:,} load, the others are refused by our own errors; the slowest took"
             f" {max(kind['seconds'] for kind in kinds):.1f} s",
         ],
-        ["lines of `bertlite/` that the tests run", f"{coverage['percent']:.1f} % of {coverage['lines']:,}"],
+        [
+            f"lines of `bertlite/` that `pytest {' '.join(coverage['tests'])}` runs",
+            f"{coverage['percent']:.1f} % of {coverage['lines']:,}",
+        ],
     ]
     for record in sorted(records("mutation-*.json"), key=lambda each: each["module"]):
         survived = f"; {record['survived']} survive, which mean the same" if record["survived"] else ""
