@@ -330,9 +330,7 @@ def read_safetensors(path: Path, start: bytes) -> State:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(
-            path, "pt"
-        ):  # refuses a header that is wrong in itself, or that the file is not long enough for
+        with safe_open(path, "pt"):  # refuses a header that is wrong in itself, or that does not fit the file
             whole = torch.from_file(str(path), size=path.stat().st_size, dtype=torch.uint8)
     except SafetensorError as error:
         raise damaged(path, error) from None
