@@ -331,21 +331,23 @@ def read_safetensors(path: Path, start: bytes) -> State:
 
     try:
         with safe_open(path, "pt"):  # refuses a header that is wrong in itself, or that does not fit the file
-            whole = torch.from_file(str(path), size=path.stat().st_size, dtype=torch.uint8)
+            whole: Any = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=path.stat().st_size)
     except SafetensorError as error:
         raise damaged(path, error) from None
     first = 8 + int.from_bytes(start[:8], "little")
-    header = json.loads(whole[8:first].numpy().tobytes())
+    header = json.loads(torch.empty(0, dtype=torch.uint8).set_(whole)[8:first].numpy().tobytes())
     header.pop("__metadata__", None)
     unknown = {name: entry["dtype"] for name, entry in header.items() if entry["dtype"] not in STORED}
     refuse(f"{path} cannot be read:", [f"{n} is {code}; known are {', '.join(STORED)}" for n, code in unknown.items()])
-    return {name: view(whole[first:], **entry) for name, entry in header.items()}
+    return {name: view(whole, first, **entry) for name, entry in header.items()}
 
 
-def view(data: Tensor, dtype: str, shape: list[int], data_offsets: tuple[int, int]) -> Tensor:
-    """A tensor of a safetensors file where it lies; a copy if that is no place for its dtype."""
-    part, kind = data[slice(*data_offsets)], STORED[dtype]
-    return (part.clone() if part.storage_offset() % kind.itemsize else part).view(kind).view(shape)
+def view(whole: Any, first: int, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
+    """A tensor of a safetensors file where it lies, in a storage of its own, as multiprocessing can send no other; a
+    copy if that is no place for its dtype."""
+    start, end = (first + offset for offset in data_offsets)
+    part, kind = whole[start:end], STORED[dtype]
+    return torch.empty(0, dtype=kind).set_(part.clone() if start % kind.itemsize else part).view(shape)
 
 
 def read_pickle(path: Path, start: bytes) -> State:
