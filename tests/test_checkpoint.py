@@ -231,6 +231,18 @@ def test_a_safetensors_file_is_read_as_safetensors_reads_it(moved, tmp_path):
     assert {name: x.dtype for name, x in checkpoint.read_file(path).items()} == {n: x.dtype for n, x in state.items()}
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_that_are_changed_leave_their_file_alone(file, tmp_path):
+    write(tmp_path, make().state_dict(), JSON, file)
+    before = (tmp_path / file).read_bytes()
+    model = BertModel.from_pretrained(tmp_path)
+    for parameter in model.parameters():
+        parameter.add_(1)
+    del model
+    assert (tmp_path / file).read_bytes() == before
+
+
 def test_reading_again_and_again_loses_no_memory(tmp_path):
     make().save_pretrained(tmp_path)
     for rounds in (3, 30):  # the first few fill caches
