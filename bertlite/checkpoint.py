@@ -335,7 +335,7 @@ def read_safetensors(path: Path, start: bytes) -> State:
     except SafetensorError as error:
         raise damaged(path, error) from None
     first = 8 + int.from_bytes(start[:8], "little")
-    header = json.loads(torch.empty(0, dtype=torch.uint8).set_(whole)[8:first].numpy().tobytes())
+    header = json.loads(torch.empty((), dtype=torch.uint8).set_(whole)[8:first].numpy().tobytes())
     header.pop("__metadata__", None)
     unknown = {name: entry["dtype"] for name, entry in header.items() if entry["dtype"] not in STORED}
     refuse(f"{path} cannot be read:", [f"{n} is {code}; known are {', '.join(STORED)}" for n, code in unknown.items()])
@@ -347,7 +347,7 @@ def view(whole: Any, first: int, dtype: str, shape: list[int], data_offsets: lis
     copy if that is no place for its dtype."""
     start, end = (first + offset for offset in data_offsets)
     part, kind = whole[start:end], STORED[dtype]
-    return torch.empty(0, dtype=kind).set_(part.clone() if start % kind.itemsize else part).view(shape)
+    return torch.empty((), dtype=kind).set_(part.clone() if start % kind.itemsize else part).view(shape)
 
 
 def read_pickle(path: Path, start: bytes) -> State:
