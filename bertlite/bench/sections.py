@@ -250,16 +250,21 @@ def pruned(bench: Bench) -> dict[str, Any]:
     return summary(f"bertlite optimised, {work.name}, pruned", times, over)
 
 
-def sections(device: str) -> dict[str, Callable[[Bench], dict[str, Any]]]:
+Section = Callable[[Bench], dict[str, Any]]
+
+
+def sections(device: str) -> dict[str, Section]:
     """By name, in the order of running."""
-    starting: dict[str, Callable[[Bench], dict[str, Any]]] = {
+    starting: dict[str, Section] = {
         "import": lambda bench: startup.imports(bench.rounds),
         "loading": lambda bench: startup.loading(bench.rounds, bench.folder),
         "cold start": lambda bench: startup.cold(bench.rounds),
     }
-    rest: dict[str, Callable[[Bench], dict[str, Any]]] = {
+    running: dict[str, Section] = {
         **{f"forward {work.name}": partial(forward, work) for work in works(device)},
         "training": training,
         "pruned": pruned,
     }
-    return starting | rest if device == "cpu" else rest | {"training by autocast": partial(training, autocast=True)}
+    if device == "cpu":
+        return starting | running
+    return running | {"training by autocast": partial(training, autocast=True)}

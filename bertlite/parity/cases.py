@@ -44,21 +44,18 @@ FEATURES: dict[str, dict[str, Any]] = {  # config overrides that each needs
     "relative_key": {"position_embedding_type": "relative_key"},
     "relative_key_query": {"position_embedding_type": "relative_key_query"},
 }
-RUNS = {  # how a case is run, where it is not simply called
-    "tf32": "products of float32 numbers in TensorFloat-32, on both sides",
-    "math": "this kernel of SDPA, on both sides",
-    "flash": "this kernel of SDPA, on both sides",
-    "efficient": "this kernel of SDPA, on both sides",
-    "cudnn": "this kernel of SDPA, on both sides",
-    "compiled": "ours through torch.compile, theirs not",
-    "graph": "ours captured as a CUDA graph and replayed, theirs not",
-    "beside": "ours on the device beside ours on the CPU",
-}
 KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # of SDPA: the dtypes and the batches that each takes
-    "math": (("float64", "float32", "bfloat16", "float16"), ("full", "padded")),
+    "math": (DTYPES, ("full", "padded")),
     "flash": (("bfloat16", "float16"), ("full",)),
     "efficient": (("float32", "bfloat16", "float16"), ("full", "padded")),
     "cudnn": (("bfloat16", "float16"), ("full", "padded")),
+}
+RUNS = {  # how a case is run, where it is not simply called
+    **dict.fromkeys(KERNELS, "with this kernel of SDPA alone, on both sides"),
+    "tf32": "products of float32 numbers in TensorFloat-32, on both sides",
+    "compiled": "ours through torch.compile, theirs not",
+    "graph": "ours captured as a CUDA graph and replayed, theirs not",
+    "beside": "ours on the device beside ours on the CPU",
 }
 ON_CPU = ("math", "flash")  # the kernels that a CPU has
 PACKED_FEATURES = (
