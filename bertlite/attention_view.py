@@ -19,8 +19,8 @@ from torch import Tensor
 
 from bertlite.config import kept_heads
 from bertlite.model import BertModel, BertPreTrainedModel
-from bertlite.record import write_bytes, write_json
-from bertlite.tokenization import BertTokenizer
+from bertlite.records import write_bytes, write_json
+from bertlite.tokenizer.tokenizer import BertTokenizer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -78,7 +78,7 @@ class BertConfig:
         pruned_heads: {layer: heads removed}, in the numbering of the unpruned model, as transformers 4 writes it.
         pruned_neurons: {layer: intermediate neurons removed}, likewise; only bertlite reads a checkpoint with any.
         num_labels: defaults to the length of `id2label`, and that to two labels, LABEL_0 and LABEL_1.
-        attn_implementation: a name of `bertlite.attention.BACKENDS`, or "auto"; chosen at run time, never saved.
+        attn_implementation: a name of `bertlite.stack.attention.BACKENDS`, or "auto"; chosen at run time, never saved.
         extra: fields of config.json that BERT does not use; kept, and written back.
 
     Raises:

@@ -11,34 +11,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bertlite import heads
-from bertlite.checkpoint import (
-    BIAS,
-    CONSTANTS,
+from bertlite.checkpoint.checks import find_mismatches, stored_dtype
+from bertlite.checkpoint.files import Source, find_checkpoint
+from bertlite.checkpoint.names import (
     DECODER,
     DECODER_BIAS,
-    RENAMED,
-    WORDS,
-    WRAPPERS,
-    Source,
-    State,
-    absent_from,
-    base_of,
-    complete_,
-    faults_of,
-    find,
-    modern,
-    name_of,
-    own_dtype,
-    part_of,
-    read,
-    rename_,
-    same,
-    skeleton,
+    FORMER_BUFFERS,
+    HEAD_BIAS,
+    LEGACY_SUFFIXES,
+    WORD_EMBEDDINGS,
+    WRAPPER_PREFIXES,
+    apply_current_names_,
+    body_prefix,
+    current_name,
+    equal_tensors,
+    fill_shared_names_,
+    missing_parts,
+    optional_part,
 )
+from bertlite.checkpoint.reading import State, read_tensors
+from bertlite.checkpoint.saving import dtype_name
+from bertlite.checkpoint.skeleton import make_skeleton
 from bertlite.config import BertConfig, kept_heads, kept_neurons
+from bertlite.heads import models as heads
 from bertlite.model import BertModel, BertPreTrainedModel
-from bertlite.record import write_json
+from bertlite.records import write_json
 
 SAME, DIFFERS, FAILS = "same", "differs", "fails"  # what becomes of a checkpoint, from good to bad
 ONLY_5 = ("hardswish", "sqrtsoftplus")  # activations that transformers 4 does not know
@@ -47,7 +44,7 @@ NO_PRUNING = (
     " uses every head of full-size ones.  bertlite.densify makes a checkpoint for it, and"
     " bertlite.hf.export_remote_code one with code for it to trust"
 )
-SHOWN = 3
+MOST_SHOWN = 3
 
 
 def main(args: argparse.Namespace) -> int:
@@ -74,9 +71,9 @@ def inspect(checkpoint: str | Path, *, revision: str | None = None) -> dict[str,
         FileNotFoundError: there is no such checkpoint.
         ValueError: a file is damaged, or the config is not a BERT's.
     """
-    files = find(Source(checkpoint, revision))
+    files = find_checkpoint(Source(checkpoint, revision))
     config = BertConfig.from_json_file(files.config)
-    stored = read(files)
+    stored = read_tensors(files)
     cls = class_of(config)
     absent, faults = fitted(cls, config, stored)
     names = ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings", "position_embedding_type")
@@ -96,7 +93,7 @@ def inspect(checkpoint: str | Path, *, revision: str | None = None) -> dict[str,
         "heads": {"built": config.num_attention_heads, "kept": [list(kept_heads(config, layer)) for layer in layers]},
         "neurons": {"built": config.intermediate_size, "kept": [len(kept_neurons(config, layer)) for layer in layers]},
         "parameters": sum(t.numel() for t in stored.values() if t.is_floating_point()),
-        "dtypes": dict(Counter(name_of(t.dtype) for t in stored.values() if t.is_floating_point()).most_common()),
+        "dtypes": dict(Counter(dtype_name(t.dtype) for t in stored.values() if t.is_floating_point()).most_common()),
         "absent": sorted(absent),
         "legacy_names": dict(Counter(kind for name in stored if (kind := legacy(name)))),
         "bertlite": {"outcome": FAILS if faults else SAME, "notes": faults},
@@ -115,21 +112,23 @@ def class_of(config: BertConfig) -> type[BertPreTrainedModel]:
 
 def fitted(cls: type[BertPreTrainedModel], config: BertConfig, stored: State) -> tuple[set[str], list[str]]:
     """The parts that `cls.from_pretrained` would initialise, and the faults it would find."""
-    model, state = skeleton(cls, config, {}), dict(stored)
+    model, state = make_skeleton(cls, config, {}), dict(stored)
     wanted: State = model.state_dict()
-    faults = rename_(state, "", model)
-    absent = absent_from(state, wanted, config)
-    _, mixed = own_dtype(state, wanted)
-    return absent, faults + complete_(state, "", model) + faults_of(state, wanted, config, absent) + mixed
+    faults = apply_current_names_(state, "", model)
+    absent = missing_parts(state, wanted, config)
+    _, mixed = stored_dtype(state, wanted)
+    return absent, faults + fill_shared_names_(state, "", model) + find_mismatches(
+        state, wanted, config, absent
+    ) + mixed
 
 
 def legacy(name: str) -> str | None:
     """What of a tensor's name is of the past."""
-    for wrapper in WRAPPERS:
+    for wrapper in WRAPPER_PREFIXES:
         if name.startswith(wrapper):
             return wrapper
-    old = next((old for old in RENAMED if name.endswith(old)), None)
-    return old or next((constant for constant in CONSTANTS if name.endswith(constant)), None)
+    old = next((old for old in LEGACY_SUFFIXES if name.endswith(old)), None)
+    return old or next((constant for constant in FORMER_BUFFERS if name.endswith(constant)), None)
 
 
 # What transformers does ---------------------------------------------------------------------------------------------
@@ -149,11 +148,11 @@ def in_transformers_4(cls: type[BertPreTrainedModel], config: BertConfig, stored
     yield from tensors_in(cls, replace(config, pruned_neurons={}), stored)
     headless = [layer for layer in range(config.num_hidden_layers) if not kept_heads(config, layer)]
     if headless:
-        yield FAILS, f"loads layers without heads ({listed(headless)}), and stops when it runs them"
+        yield FAILS, f"loads layers without heads ({format_units(headless)}), and stops when it runs them"
     if config.hidden_act in ONLY_5:
         yield FAILS, f"does not know hidden_act {config.hidden_act!r}"
-    if DECODER_BIAS in stored and BIAS not in stored and predicts(cls):
-        yield FAILS, f"does not find {BIAS} under its name {DECODER_BIAS}"
+    if DECODER_BIAS in stored and HEAD_BIAS not in stored and predicts(cls):
+        yield FAILS, f"does not find {HEAD_BIAS} under its name {DECODER_BIAS}"
     if decoder_differs(config, stored):
         yield DIFFERS, f"drops {DECODER}, which differs from the word embeddings, and uses these"
     if any(t.is_floating_point() and t.element_size() < 4 for t in stored.values()):
@@ -167,38 +166,38 @@ def in_transformers_5(cls: type[BertPreTrainedModel], config: BertConfig, stored
         yield DIFFERS, NO_PRUNING
     if config.position_embedding_type != "absolute":
         yield DIFFERS, f"takes {config.position_embedding_type} positions for absolute ones"
-    if not config.tie_word_embeddings and BIAS in stored and DECODER_BIAS not in stored and predicts(cls):
-        yield DIFFERS, f"makes {DECODER_BIAS} anew, which it takes for another than {BIAS}"
+    if not config.tie_word_embeddings and HEAD_BIAS in stored and DECODER_BIAS not in stored and predicts(cls):
+        yield DIFFERS, f"makes {DECODER_BIAS} anew, which it takes for another than {HEAD_BIAS}"
     if decoder_differs(config, stored):
         yield SAME, f"uses {DECODER}, which differs from the word embeddings, in spite of tie_word_embeddings"
 
 
 def tensors_in(cls: type[BertPreTrainedModel], config: BertConfig, stored: State) -> Iterator[Fact]:
     """What follows from names and shapes, in a transformers for which the config means this."""
-    model = skeleton(cls, config, {})
+    model = make_skeleton(cls, config, {})
     wanted: State = model.state_dict()
-    base = base_of(model)
+    base = body_prefix(model)
     state = {new: t for name, t in stored.items() if (new := theirs(name, base))}
-    for shared in (BIAS, DECODER_BIAS, *([DECODER] if config.tie_word_embeddings else [])):
+    for shared in (HEAD_BIAS, DECODER_BIAS, *([DECODER] if config.tie_word_embeddings else [])):
         wanted.pop(shared, None)
-    absent = absent_from(state, wanted, config)
+    absent = missing_parts(state, wanted, config)
     missing = [name for name in wanted if name not in state]
-    lost = [name for name in missing if part_of(name) not in absent]
+    lost = [name for name in missing if optional_part(name) not in absent]
     wrong = [name for name, t in state.items() if name in wanted and t.shape != wanted[name].shape]
     left = [name for name in state if re.match(r"(bert\.)?(embeddings|encoder)\.", name) and name not in wanted]
     if wrong:
-        yield FAILS, f"refuses {len(wrong)} tensors for their sizes: {listed(wrong)}"
+        yield FAILS, f"refuses {len(wrong)} tensors for their sizes: {format_units(wrong)}"
     if lost:
-        yield DIFFERS, f"fills {len(lost)} tensors at random, with a warning: {listed(lost)}"
+        yield DIFFERS, f"fills {len(lost)} tensors at random, with a warning: {format_units(lost)}"
     elif missing:
         yield SAME, f"initialises what is absent, with a warning: {', '.join(sorted(absent))}"
     if left:
-        yield DIFFERS, f"leaves out {len(left)} tensors: {listed(left)}"
+        yield DIFFERS, f"leaves out {len(left)} tensors: {format_units(left)}"
 
 
 def theirs(name: str, base: str) -> str | None:
     """What transformers makes of a tensor's name: as bertlite does, but for wrappers."""
-    return name if name.startswith(WRAPPERS) else modern(name, base)
+    return name if name.startswith(WRAPPER_PREFIXES) else current_name(name, base)
 
 
 def predicts(cls: type[BertPreTrainedModel]) -> bool:
@@ -209,16 +208,16 @@ def decoder_differs(config: BertConfig, stored: State) -> bool:
     """Whether a decoder that the config ties is another matrix: the one question for which weights are read."""
     if not (config.tie_word_embeddings and DECODER in stored):
         return False
-    words = stored.get(WORDS, stored.get(WORDS.removeprefix("bert.")))
-    return words is not None and not same(stored[DECODER], words)
+    words = stored.get(WORD_EMBEDDINGS, stored.get(WORD_EMBEDDINGS.removeprefix("bert.")))
+    return words is not None and not equal_tensors(stored[DECODER], words)
 
 
 # Telling ------------------------------------------------------------------------------------------------------------
 
 
-def listed(things: list[Any]) -> str:
-    more = f" and {len(things) - SHOWN} more" if len(things) > SHOWN else ""
-    return ", ".join(map(str, things[:SHOWN])) + more
+def format_units(things: list[Any]) -> str:
+    more = f" and {len(things) - MOST_SHOWN} more" if len(things) > MOST_SHOWN else ""
+    return ", ".join(map(str, things[:MOST_SHOWN])) + more
 
 
 def told(found: Mapping[str, Any]) -> Iterator[str]:

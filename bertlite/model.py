@@ -15,22 +15,23 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from bertlite.attention import (
-    BACKENDS,
-    Layout,
-    Packed,
-    Padded,
-    check_shape,
-    concrete,
-    read_mask,
-    read_ones,
-    select,
-    triangle,
-)
-from bertlite.cache import KeyValueCache
+from bertlite.checkpoint.files import Source
+from bertlite.checkpoint.loading import load_model
+from bertlite.checkpoint.names import rename_legacy_keys_
+from bertlite.checkpoint.saving import save_model
 from bertlite.config import BertConfig, ConfigLike
-from bertlite.inputs import check_devices, check_encoder_states, check_inputs, check_packed, read_gates, refuse_pruned
-from bertlite.modules import (
+from bertlite.stack.attention import BACKENDS, Layout, Packed, Padded, select
+from bertlite.stack.cache import KeyValueCache
+from bertlite.stack.inputs import (
+    check_devices,
+    check_encoder_states,
+    check_inputs,
+    check_packed,
+    read_gates,
+    refuse_pruned,
+)
+from bertlite.stack.masks import check_shape, concrete, read_mask, read_ones, triangle
+from bertlite.stack.modules import (
     NOTHING,
     BertEmbeddings,
     BertEncoder,
@@ -41,8 +42,8 @@ from bertlite.modules import (
     Memory,
     init_weights,
 )
-from bertlite.outputs import BertModelOutput, ModelOutput
-from bertlite.packing import FILL, PLACES, Packing
+from bertlite.stack.outputs import BertModelOutput, ModelOutput
+from bertlite.stack.packing import FILL, PLACES, Packing
 
 CPU = torch.device("cpu")
 
@@ -90,6 +91,11 @@ class BertPreTrainedModel(nn.Module):
         return getattr(self, self.base_model_prefix, self)  # type: ignore[arg-type]
 
     @property
+    def build_options(self) -> dict[str, Any]:
+        """Arguments beside the config that make a model of this one's shape."""
+        return {}
+
+    @property
     def device(self) -> torch.device:
         return self.get_input_embeddings().weight.device
 
@@ -117,7 +123,7 @@ class BertPreTrainedModel(nn.Module):
         self.tie_weights()
 
     def set_attn_implementation(self, name: str) -> None:
-        """Choose how attention is computed: a name of `bertlite.attention.BACKENDS`, or "auto".
+        """Choose how attention is computed: a name of `bertlite.stack.attention.BACKENDS`, or "auto".
 
         Raises:
             ValueError: no backend has that name.
@@ -148,7 +154,7 @@ class BertPreTrainedModel(nn.Module):
             source: a hub id, a folder, or a weights file with its config.json beside it.
             dtype: of the weights; by default the file's own.
             device: by default the CPU, where weights stay mapped from the file: read once, to refuse nan, and shared.
-            attn_implementation: a name of `bertlite.attention.BACKENDS`, or "auto".
+            attn_implementation: a name of `bertlite.stack.attention.BACKENDS`, or "auto".
             add_pooling_layer: for BertModel; whether it has a pooler.
             revision, subfolder, variant, cache_dir, token, local_files_only: as for `huggingface_hub`.
             overrides: fields of the config to replace, such as num_labels=3.
@@ -158,12 +164,10 @@ class BertPreTrainedModel(nn.Module):
             ValueError: config.json or the tensors are not this model's; every fault is listed, with the file's name.
             TypeError: an override that is no field of BertConfig.
         """
-        from bertlite import checkpoint
-
         options = {} if add_pooling_layer is None else {"add_pooling_layer": add_pooling_layer}
-        return checkpoint.load(
+        return load_model(
             cls,
-            checkpoint.Source(source, revision, subfolder, variant, cache_dir, token, local_files_only),
+            Source(source, revision, subfolder, variant, cache_dir, token, local_files_only),
             options=options,
             overrides={"attn_implementation": attn_implementation, **overrides},
             dtype=dtype,
@@ -178,9 +182,7 @@ class BertPreTrainedModel(nn.Module):
         Args:
             max_shard_size: bytes, or a string such as "500MB"; a larger model is written as several files.
         """
-        from bertlite import checkpoint
-
-        checkpoint.save(self, folder, max_shard_size=max_shard_size)
+        save_model(self, folder, max_shard_size=max_shard_size)
 
     def prune_heads(self, heads: Mapping[int, Iterable[int]]) -> None:
         """Remove heads from this model: `bertlite.prune_heads_`."""
@@ -229,9 +231,9 @@ class BertPreTrainedModel(nn.Module):
         return self.base_model.encoder.layer  # type: ignore[return-value]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        from bertlite.checkpoint import modernise_
-
-        modernise_(state_dict, prefix, self)  # here, so that load_state_dict of any model around this one does it too
+        rename_legacy_keys_(
+            state_dict, prefix, self
+        )  # here, so that load_state_dict of any model around this one does it too
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
@@ -276,8 +278,9 @@ class BertBody:
 
         Args:
             input_ids: (B, S), integers below vocab_size.
-            attention_mask: what may be looked at; see `bertlite.attention.read_mask`.  None is everything.  It covers
-                the keys of `past_key_values` too.  A decoder never looks ahead, unless a 3-D or 4-D mask says so.
+            attention_mask: what may be looked at; see `bertlite.stack.masks.read_mask`.  None is everything.  It
+                covers the keys of `past_key_values` too.  A decoder never looks ahead, unless a 3-D or 4-D mask says
+                so.
             token_type_ids: (B, S), the segment of each token; zeros by default.
             position_ids: (B, S), (1, S) or (S,); by default counted from 0, or from the length of `past_key_values`.
             inputs_embeds: (B, S, D), in place of input_ids.
@@ -509,6 +512,10 @@ class BertModel(BertBody, BertPreTrainedModel):
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config, add_pooling_layer=add_pooling_layer)
+
+    @property
+    def build_options(self) -> dict[str, Any]:
+        return {"add_pooling_layer": self.pooler is not None}
 
 
 def watched(module: Any) -> bool:

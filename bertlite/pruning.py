@@ -25,7 +25,7 @@ from bertlite.config import (
     pruned_neurons,
 )
 from bertlite.model import set_config
-from bertlite.modules import BertAttention, BertLayer
+from bertlite.stack.modules import BertAttention, BertLayer
 
 
 class Prunable(Protocol):

@@ -1,9 +1,8 @@
 """The public names of bertlite, each from the module it lives in."""
 
 from bertlite.batching import Batches, token_budget_batches
-from bertlite.cache import KeyValueCache
 from bertlite.config import BertConfig, kept_heads, kept_neurons
-from bertlite.heads import (
+from bertlite.heads.models import (
     BertForMaskedLM,
     BertForMultipleChoice,
     BertForNextSentencePrediction,
@@ -14,7 +13,7 @@ from bertlite.heads import (
     BertLMHeadModel,
 )
 from bertlite.importance import head_importance, neuron_importance, rank_heads, rank_neurons, repair, repair_
-from bertlite.inference import optimize_for_inference
+from bertlite.inference.optimize import optimize_for_inference
 from bertlite.model import BertModel
 from bertlite.pruning import (
     densify,
@@ -25,7 +24,8 @@ from bertlite.pruning import (
     scatter_heads,
     with_pruned,
 )
-from bertlite.tokenization import BatchEncoding, BertTokenizer
+from bertlite.stack.cache import KeyValueCache
+from bertlite.tokenizer.tokenizer import BatchEncoding, BertTokenizer
 
 __all__ = [
     "BatchEncoding",

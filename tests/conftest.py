@@ -23,7 +23,7 @@ from bertlite import (
     BertForTokenClassification,
     BertModel,
 )
-from bertlite.attention import BACKENDS
+from bertlite.stack.attention import BACKENDS
 
 F64 = torch.float64
 HEADED: list[Any] = [  # every class with a task head

@@ -12,7 +12,7 @@ import pytest
 from bertlite.cli import COMMANDS, main, parser
 from bertlite.cli.parts import FOOT
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def leaves(top: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iterator[tuple[str, argparse.ArgumentParser]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import blocks
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "notebooks" / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 WITH_CODE = [page for page in PAGES if blocks.blocks(page)]

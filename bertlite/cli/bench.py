@@ -14,7 +14,7 @@ def add(commands: Commands) -> None:
     bench = command(
         commands,
         "bench",
-        "bertlite.bench.command",
+        "bertlite.lab.bench.command",
         what="measure speed beside transformers, onnxruntime and OpenVINO",
         description=DESCRIPTION,
         record="a record; other sections that are in the file stay",

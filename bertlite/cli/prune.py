@@ -4,7 +4,7 @@ import argparse
 
 from bertlite.cli.parts import FOOT, Commands, command, integers
 
-WORK = "bertlite.experiments.command"
+WORK = "bertlite.lab.experiments.command"
 DESCRIPTION = """Head-pruning experiments: each run is a folder that says what was done, from what, with what result.
 
   finetune   train a checkpoint on a task

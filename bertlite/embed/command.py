@@ -11,7 +11,7 @@ from bertlite.embed import job as local
 from bertlite.embed.embedder import Embedder
 from bertlite.embed.job import Job, Progress
 from bertlite.embed.rows import Rows
-from bertlite.record import write_json
+from bertlite.records import write_json
 
 
 def main(args: argparse.Namespace) -> int:

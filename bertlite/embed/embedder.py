@@ -17,11 +17,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bertlite.batching import token_budget_batches
-from bertlite.checkpoint import Source, find, place_of, read_dtype
+from bertlite.checkpoint.checks import parse_dtype
+from bertlite.checkpoint.files import Source, find_checkpoint, locate
 from bertlite.config import BertConfig
-from bertlite.inference import InferenceModel, optimize_for_inference
+from bertlite.inference.optimize import InferenceModel, optimize_for_inference
 from bertlite.model import BertModel
-from bertlite.tokenization import BertTokenizer, read_json
+from bertlite.tokenizer.tokenizer import BertTokenizer, read_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -119,7 +120,7 @@ class Embedder:
             raise ValueError(f"max_tokens is {max_tokens}; it must be 1 or more")
         if torch.device(device).type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device {device!r}: this torch ({torch.__version__}) sees no CUDA device")
-        read_dtype(dtype)
+        parse_dtype(dtype)
         self.source = Source(model, revision, None, None, cache_dir, token, local_files_only)
         self.dtype, self.device, self.max_tokens, self.text, self.vector = dtype, device, max_tokens, text, vector
         stated = read_modules(self.source)
@@ -127,7 +128,7 @@ class Embedder:
         self.normalize = bool(stated.get("normalize")) if normalize is None else normalize
         if self.pooling not in POOLINGS:
             raise ValueError(f"{model} pools by {self.pooling!r}; choose pooling={' or '.join(map(repr, POOLINGS))}")
-        config = BertConfig.from_json_file(find(self.source).config)
+        config = BertConfig.from_json_file(find_checkpoint(self.source).config)
         self.dimension, positions = config.hidden_size, config.max_position_embeddings
         if max_length is not None and not 3 <= max_length <= positions:
             raise ValueError(f"max_length is {max_length}; this model takes 3 to {positions} tokens")
@@ -143,7 +144,7 @@ class Embedder:
 
     def fingerprint(self) -> str:
         """The SHA-256 of the checkpoint's files: weights, config and tokenizer."""
-        files, place = find(self.source), place_of(self.source)
+        files, place = find_checkpoint(self.source), locate(self.source)
         paths = [files.config, *(sorted(files.shards) or [files.weights])]
         found = (place.get(name) for name in ("tokenizer.json", "vocab.txt", "tokenizer_config.json"))
         digest = hashlib.sha256()
@@ -283,7 +284,7 @@ def read_modules(source: Source) -> dict[str, Any]:
     Raises:
         ValueError: it does more.
     """
-    place = place_of(source)
+    place = locate(source)
     path = place.get("modules.json")
     if path is None:
         return {}

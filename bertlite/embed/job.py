@@ -17,10 +17,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from bertlite.checkpoint.folders import sync
 from bertlite.embed.embedder import Embedder
 from bertlite.embed.rows import Id, Rows, pyarrow
-from bertlite.folders import sync
-from bertlite.record import write_json
+from bertlite.records import write_json
 
 MANIFEST = "manifest.json"
 OWN = ("shard_rows", "keep_text", "engine")  # what of a job its files depend on

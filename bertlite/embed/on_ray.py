@@ -11,11 +11,11 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from bertlite.checkpoint.folders import sync
 from bertlite.embed.embedder import Embedder
 from bertlite.embed.job import MANIFEST, Job, claim, key_of, survey, table_of
 from bertlite.embed.rows import pyarrow
-from bertlite.folders import sync
-from bertlite.record import write_json
+from bertlite.records import write_json
 
 BATCH = 512  # rows that an actor gets at a time
 SPARE = 2  # processors beside the actors': without one, reading and writing wait for ever

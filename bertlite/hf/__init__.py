@@ -2,7 +2,7 @@
 
 from transformers import BertConfig
 
-from bertlite.heads import (
+from bertlite.heads.models import (
     BertLMPredictionHead,
     BertOnlyMLMHead,
     BertOnlyNSPHead,
@@ -24,7 +24,7 @@ from bertlite.hf.modeling import (
     BertPreTrainedModel,
 )
 from bertlite.hf.registry import export_remote_code, register, registered, unregister
-from bertlite.modules import (
+from bertlite.stack.modules import (
     BertAttention,
     BertEmbeddings,
     BertIntermediate,

@@ -5,18 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bertlite.checkpoint import (
-    WRAPPERS,
-    Source,
-    absurdities,
-    dtype_faults,
-    find,
-    modern,
-    pruning_faults,
-    read,
-    refuse,
-    skeleton,
-)
+from bertlite.checkpoint.checks import dtype_faults, implausible_sizes, pruning_faults
+from bertlite.checkpoint.faults import raise_faults
+from bertlite.checkpoint.files import Source, find_checkpoint
+from bertlite.checkpoint.names import WRAPPER_PREFIXES, current_name
+from bertlite.checkpoint.reading import read_tensors
+from bertlite.checkpoint.skeleton import make_skeleton
 from bertlite.config import SIZES, BertConfig
 from bertlite.model import BertModel
 
@@ -39,7 +33,7 @@ def check_folder(source: Any, options: Mapping[str, Any]) -> None:
     if options.get("state_dict") is not None or options.get("gguf_file") is not None:
         return
     try:
-        files = find(Source(source, subfolder=options.get("subfolder"), variant=options.get("variant")))
+        files = find_checkpoint(Source(source, subfolder=options.get("subfolder"), variant=options.get("variant")))
     except FileNotFoundError:
         return
     config = options.get("config")
@@ -47,23 +41,23 @@ def check_folder(source: Any, options: Mapping[str, Any]) -> None:
         config = BertConfig.from_json_file(files.config, **{name: options[name] for name in SIZES if name in options})
     if options.get("use_safetensors") is False and "safetensors" in files.weights.name:
         return  # transformers reads another file
-    state = read(files)
-    wrapped = [name for name in state if name.startswith(WRAPPERS)]
+    state = read_tensors(files)
+    wrapped = [name for name in state if name.startswith(WRAPPER_PREFIXES)]
     if wrapped and not options.get("key_mapping"):
         raise ValueError(
             f"{files.weights} holds {wrapped[0]}, as a wrapper calls it, and transformers would draw that weight anew:"
             " load it with bertlite, which knows such names, and save it"
         )
-    names = [(modern(name, ""), name) for name in state]
+    names = [(current_name(name, ""), name) for name in state]
     twice = [f"{new} is there twice, once as {old}" for new, old in names if new != old and new in state]
     if not isinstance(config, str | os.PathLike):
-        twice += absurdities(state, config)
-    refuse(f"{files.weights} does not fit {files.config.name}:", twice)
+        twice += implausible_sizes(state, config)
+    raise_faults(f"{files.weights} does not fit {files.config.name}:", twice)
     if isinstance(config, BertConfig):  # else the caller has another one than the folder
-        wanted = skeleton(BertModel, config, {"add_pooling_layer": False}).state_dict()
+        wanted = make_skeleton(BertModel, config, {"add_pooling_layer": False}).state_dict()
         state = {new: state[old] for new, old in names if new in wanted}
         wrong = {name: tensor.shape for name, tensor in state.items() if tensor.shape != wanted[name].shape}
         faults = pruning_faults(wrong, wanted, config)
         if "quantization_config" not in {*config.extra, *options}:
             faults += dtype_faults(state, wanted)
-        refuse(f"{files.weights} does not fit {files.config.name}:", faults)
+        raise_faults(f"{files.weights} does not fit {files.config.name}:", faults)

@@ -22,13 +22,17 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.utils import logging
 
-from bertlite import heads, modules, pruning
-from bertlite.attention import BACKENDS, Padded, ScoreBias, concrete
-from bertlite.checkpoint import ENDLESS, endless, refuse
+from bertlite import pruning
+from bertlite.checkpoint.checks import NONFINITE, nonfinite_tensors
+from bertlite.checkpoint.faults import raise_faults
 from bertlite.config import check_values, normalise_heads, normalise_neurons, pruned_neurons
+from bertlite.heads import models as heads
 from bertlite.hf import compat
 from bertlite.hf.folder import check_folder
 from bertlite.model import BertBody, pick
+from bertlite.stack import modules
+from bertlite.stack.attention import BACKENDS, Padded, ScoreBias
+from bertlite.stack.masks import concrete
 
 logger = logging.get_logger(__name__)
 OURS = ("auto", "packed")  # names that transformers does not know
@@ -64,7 +68,7 @@ class BertPreTrainedModel(transformers.PreTrainedModel):
         check_folder(pretrained_model_name_or_path, options)
         loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **options)
         model = loaded[0] if isinstance(loaded, tuple) else loaded  # with output_loading_info=True
-        refuse(f"{pretrained_model_name_or_path} {ENDLESS}", endless(dict(model.named_parameters())))
+        raise_faults(f"{pretrained_model_name_or_path} {NONFINITE}", nonfinite_tensors(dict(model.named_parameters())))
         return loaded
 
     def prune_heads(self, heads_to_prune: Mapping[int, Iterable[int]]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import BertConfig
 
 from bertlite.hf import compat, modeling
-from bertlite.record import write_json, write_text
+from bertlite.records import write_json, write_text
 
 _before: dict[Any, Any] = {}  # what a mapping held for BertConfig before us; absent where it held nothing
 

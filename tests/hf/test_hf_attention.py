@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 import bertlite
-from bertlite.modules import BertSelfAttention
+from bertlite.stack.modules import BertSelfAttention
 
 Register = Callable[..., list[dict[str, Any]]]
 PRUNED = {0: [1, 3], 2: [0, 1, 2, 3]}

@@ -1,6 +1,5 @@
 """The corpus of hostile checkpoints, through transformers' from_pretrained."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,7 @@ from safetensors.torch import load, save_file
 
 import bertlite
 from bertlite import hf
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-
-import make_hostile  # scripts is on the path only now
+from scripts.make import hostile
 
 DRAWN = {"no tensors", "a missing tensor"}  # transformers draws what a file lacks, and says so
 LEFT = {  # transformers' own errors, which name what is wrong in its log
@@ -30,12 +26,12 @@ LEFT = {  # transformers' own errors, which name what is wrong in its log
 UNNAMED = {"a layer with no end"}  # transformers reads a layer's number before we see it
 
 
-@pytest.mark.parametrize("name", sorted(make_hostile.CASES.keys() - DRAWN - LEFT - UNNAMED))
+@pytest.mark.parametrize("name", sorted(hostile.CASES.keys() - DRAWN - LEFT - UNNAMED))
 def test_the_corpus_is_refused_as_by_the_core(name: str, tmp_path: Path) -> None:
-    folder = make_hostile.write(tmp_path, name)
+    folder = hostile.write(tmp_path, name)
     with pytest.raises(ValueError, match=r"[\s\S]") as caught:
         hf.BertModel.from_pretrained(folder)
-    assert make_hostile.CASES[name][1] in str(caught.value)
+    assert hostile.CASES[name][1] in str(caught.value)
     assert str(folder) in str(caught.value)
     assert not (tmp_path / "canary").exists()
 
@@ -43,14 +39,14 @@ def test_the_corpus_is_refused_as_by_the_core(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", sorted(LEFT))
 def test_what_transformers_refuses_itself_is_left_to_it(name: str, tmp_path: Path) -> None:
     with pytest.raises((RuntimeError, OSError)):
-        hf.BertModel.from_pretrained(make_hostile.write(tmp_path, name))
+        hf.BertModel.from_pretrained(hostile.write(tmp_path, name))
 
 
 @pytest.mark.parametrize("name", sorted(DRAWN))
 def test_what_a_file_lacks_is_drawn_and_reported(name: str, tmp_path: Path) -> None:
-    folder = make_hostile.write(tmp_path, name)
+    folder = hostile.write(tmp_path, name)
     _, info = hf.BertModel.from_pretrained(folder, output_loading_info=True)
-    assert make_hostile.Q0 in info["missing_keys"]
+    assert hostile.Q0 in info["missing_keys"]
 
 
 @pytest.mark.parametrize("wrapper", ["module.", "_orig_mod."])
@@ -68,14 +64,14 @@ def test_names_of_a_wrapper_are_refused_and_the_way_out_works(wrapper: str, tmp_
 
 
 def test_nan_is_named_with_and_without_the_loading_info(tmp_path: Path) -> None:
-    folder = make_hostile.write(tmp_path, "nan")
+    folder = hostile.write(tmp_path, "nan")
     for options in ({}, {"output_loading_info": True}):
-        with pytest.raises(ValueError, match=f"{make_hostile.Q0} holds nan or inf in float32"):
+        with pytest.raises(ValueError, match=f"{hostile.Q0} holds nan or inf in float32"):
             hf.BertModel.from_pretrained(folder, **options)
 
 
 def test_what_the_caller_brings_is_not_looked_for_in_the_folder(tmp_path: Path) -> None:
-    folder = make_hostile.write(tmp_path, "config without fields")
+    folder = hostile.write(tmp_path, "config without fields")
     assert hf.BertModel.from_pretrained(folder, config=config_of()).config.hidden_size == SIZES["hidden_size"]
     assert hf.BertModel.from_pretrained(folder, **SIZES).config.vocab_size == SIZES["vocab_size"]
 
@@ -92,6 +88,6 @@ def test_a_pruned_folder_that_lost_its_config_is_told_how_to_load(tmp_path: Path
 def test_weights_that_are_integers_without_being_quantised_are_refused(tmp_path: Path) -> None:
     ours_of("BertModel").save_pretrained(tmp_path)
     state = load((tmp_path / "model.safetensors").read_bytes())  # not mapped, for the file is written anew
-    save_file({**state, make_hostile.Q0: state[make_hostile.Q0].to(torch.int8)}, tmp_path / "model.safetensors")
+    save_file({**state, hostile.Q0: state[hostile.Q0].to(torch.int8)}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"query\.weight is torch\.int8; weights are float64"):
         hf.BertModel.from_pretrained(tmp_path)

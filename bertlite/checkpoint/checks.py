@@ -1,0 +1,159 @@
+"""Check that tensors are those of a model: every fault is listed, with the way out."""
+
+import re
+
+import torch
+from torch import Tensor
+
+from bertlite.checkpoint.faults import MOST_SHOWN
+from bertlite.checkpoint.names import optional_part
+from bertlite.checkpoint.reading import State
+from bertlite.config import BertConfig, ConfigLike, pruned_neurons
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LAYER_NAME = re.compile(r"(?:bert\.)?encoder\.layer\.(\d{1,9})\.")
+HEAD_AXES = {  # what shrinks with the heads of a layer's attention, and along which axis
+    **{f"self.{part}.{kind}": 0 for part in ("query", "key", "value") for kind in ("weight", "bias")},
+    "output.dense.weight": 1,
+}
+NEURON_AXES = {  # what shrinks with its intermediate neurons
+    "intermediate.dense.weight": 0,
+    "intermediate.dense.bias": 0,
+    "output.dense.weight": 1,
+}
+NONFINITE = "cannot be used: what it computes would be no number, since"
+HARMLESS_SIZE = 2**16  # a size that costs nothing to make without memory
+
+
+def implausible_sizes(state: State, config: ConfigLike) -> list[str]:
+    """Sizes that these tensors cannot have, where making even an empty model of that size takes time and memory."""
+    longest = max([HARMLESS_SIZE, *(size for tensor in state.values() for size in tensor.shape)])
+    gone = max((len({*units}) for units in pruned_neurons(config).values()), default=0)
+    sizes = {name: getattr(config, name) for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
+    faults = [
+        f"{name} is {size}, but no tensor is longer than {longest}"
+        for name, size in sizes.items()
+        if size > longest + gone
+    ]
+    if config.num_hidden_layers > max(64, len(state)):
+        faults.append(f"num_hidden_layers is {config.num_hidden_layers}, but there are {len(state)} tensors in all")
+    return faults
+
+
+def nonfinite_tensors(state: State) -> list[str]:
+    """The tensors that hold nan or infinity; each is read once and nothing of its size is made.
+
+    A sum shows them, and is the fastest look at a tensor.  Large numbers may overflow it too: then the extremes tell.
+    """
+    floats = {name: t for name, t in state.items() if t.is_floating_point() and t.numel() and not t.is_meta}
+    sums: dict[torch.device, list[Tensor]] = {}
+    for t in floats.values():
+        sums.setdefault(t.device, []).append(t.sum().double())
+    if all(bool(torch.stack(each).isfinite().all()) for each in sums.values()):  # the host waits once for a device
+        return []  # all are numbers
+    bad = [(name, str(t.dtype)) for name, t in floats.items() if not all(end.isfinite() for end in t.aminmax())]
+    return [f"{name} holds nan or inf in {dtype.removeprefix('torch.')}" for name, dtype in bad]
+
+
+def find_mismatches(state: State, wanted: State, config: BertConfig, absent: set[str]) -> list[str]:
+    """What keeps tensors from being those of a model.
+
+    Args:
+        wanted: the model's own; only their shapes are read.
+        absent: the parts that may be missing.
+    """
+    checked = {optional_part(name) for name in wanted} - absent
+    missing = [name for name in wanted if name not in state and optional_part(name) in checked]
+    unknown = [name for name in state if name not in wanted and optional_part(name) in checked]
+    if not any(name in state for name in wanted if optional_part(name) is None):
+        return [f"it is no BERT's: its tensors are {', '.join(list(state)[:3]) or 'none'} …"]
+    faults = []
+    said, there = config.num_hidden_layers, {int(match[1]) for name in state if (match := LAYER_NAME.match(name))}
+    if len(there) != said and there == set(range(len(there))):
+        faults.append(
+            f"it has {len(there)} layers, not {said} as the config says: pass num_hidden_layers={len(there)}"
+        )
+        both = min(len(there), said)
+        missing, unknown = (
+            [name for name in names if not (match := LAYER_NAME.match(name)) or int(match[1]) < both]
+            for names in (missing, unknown)
+        )
+    wrong = {name: t.shape for name, t in state.items() if name in wanted and t.shape != wanted[name].shape}
+    faults += pruning_faults(wrong, wanted, config)
+    faults += [f"{name} is missing" for name in missing]
+    faults += [f"{name} is unknown" for name in unknown]
+    for name, shape in wrong.items():
+        labels = name.startswith("classifier.") and wanted[name].shape[0] == config.num_labels
+        way_out = f": pass num_labels={shape[0]}" if labels and shape else ""
+        faults.append(f"{name} is {tuple(shape)}; by the config it is {tuple(wanted[name].shape)}{way_out}")
+    return faults + dtype_faults(state, wanted)
+
+
+def dtype_faults(state: State, wanted: State) -> list[str]:
+    return [
+        f"{name} is {state[name].dtype}; weights are {', '.join(DTYPES)}"
+        for name, made in wanted.items()
+        if made.is_floating_point() and name in state and state[name].dtype not in DTYPES.values()
+    ]
+
+
+def pruning_faults(wrong: dict[str, torch.Size], wanted: State, config: BertConfig) -> list[str]:
+    """One fault for every layer whose wrong shapes pruned heads or neurons explain; these leave `wrong`."""
+    heads, faults = config.num_attention_heads, []
+    for part, shrinking, unit, built, size, pruned in (
+        ("attention.", HEAD_AXES, "head", heads, config.hidden_size // heads, config.pruned_heads),
+        ("", NEURON_AXES, "neuron", config.intermediate_size, 1, config.pruned_neurons),
+    ):
+        for start, layer in dict.fromkeys(
+            (match[0], int(match[1])) for name in wrong if (match := LAYER_NAME.match(name))
+        ):
+            stem = start + part
+            widths = {
+                differing_width(wrong.get(stem + name), wanted[stem + name].shape, axis)
+                for name, axis in shrinking.items()
+            }
+            found = widths.pop()
+            if widths or found is None or found % size or found > built * size:
+                continue
+            for name in shrinking:
+                del wrong[stem + name]
+            gone, have = list(pruned.get(layer, ())), found // size
+            fact = f"layer {layer} has {have} of {built} {unit}s, but the config's pruned_{unit}s"
+            if not gone:
+                way_out = f"pruned_{unit}s={{{layer}: [the {built - have} {unit}s that are gone]}}"
+                faults.append(f"{fact} does not name it: it looks pruned; pass {way_out}")
+            elif have == built:  # transformers 5 writes this when it has filled a pruned layer with random numbers
+                way_out = f"pass pruned_{unit}s without layer {layer} to use them all"
+                faults.append(f"{fact} says that {format_units(gone)} are gone; {way_out}")
+            else:
+                faults.append(f"{fact} says that {format_units(gone)} are gone")
+    return faults
+
+
+def format_units(units: list[int]) -> str:
+    return str(units) if len(units) <= MOST_SHOWN else str(len(units))
+
+
+def differing_width(have: torch.Size | None, want: torch.Size, axis: int) -> int | None:
+    """The size along an axis, if that is all that differs."""
+    if have is None or len(have) != len(want) or any(have[i] != want[i] for i in range(len(want)) if i != axis):
+        return None
+    return have[axis]
+
+
+def stored_dtype(state: State, wanted: State) -> tuple[torch.dtype, list[str]]:
+    """The dtype of a checkpoint, and the fault of having several.  What has a dtype of its own (xielu) may differ."""
+    default, kinds = torch.get_default_dtype(), dict[torch.dtype, str]()
+    for name, made in wanted.items():
+        if name in state and made.dtype == default and state[name].dtype in DTYPES.values():
+            kinds.setdefault(state[name].dtype, name)
+    listed = ", ".join(f"{dtype} ({name})" for dtype, name in kinds.items())
+    return next(iter(kinds), default), [f"it has several dtypes, {listed}: pass dtype="] if len(kinds) > 1 else []
+
+
+def parse_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return DTYPES[dtype]
+    if dtype is None or (isinstance(dtype, torch.dtype) and dtype in DTYPES.values()):
+        return dtype
+    raise ValueError(f"dtype is {dtype!r}; have: {', '.join(DTYPES)}, or None for the file's own")

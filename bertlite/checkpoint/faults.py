@@ -1,0 +1,18 @@
+"""Errors about checkpoints: all faults of a file at once, or what is wrong with the file itself."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+MOST_SHOWN = 20  # faults, or names of files
+
+
+def raise_faults(title: str, faults: Sequence[str]) -> None:
+    """Raise ValueError if there are faults, with all of them or the first of very many."""
+    if faults:
+        more = [f"… and {len(faults) - MOST_SHOWN} more"] if len(faults) > MOST_SHOWN else []
+        raise ValueError("\n  ".join([title, *faults[:MOST_SHOWN], *more]))
+
+
+def damaged_file(path: Path, error: Exception) -> ValueError:
+    reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return ValueError(f"{path} is damaged or cut short ({reason}): fetch it again")

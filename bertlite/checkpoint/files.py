@@ -1,0 +1,198 @@
+"""Find the files of a checkpoint: in a folder, beside a weights file, or on the hub.  Needs no model and no torch.
+
+Files are named as by transformers 4.57.6 and 5.23.0.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from bertlite.checkpoint.faults import MOST_SHOWN, damaged_file
+
+CONFIG_FILES = ("config.json", "bert_config.json")  # the second is the name of 2018
+WEIGHT_FILES = (  # the first that is there is read
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a checkpoint is: a folder, a weights file with its config.json beside it, or a hub id.
+
+    `revision`, `cache_dir`, `token` and `local_files_only` are the hub's; a folder has none of them.
+    """
+
+    name: str | os.PathLike[str]
+    revision: str | None = None
+    subfolder: str | None = None
+    variant: str | None = None
+    cache_dir: str | os.PathLike[str] | None = None
+    token: str | bool | None = None
+    local_files_only: bool = False
+
+
+@dataclass(frozen=True)
+class CheckpointFiles:
+    config: Path
+    weights: Path  # or the index of several
+    shards: Mapping[Path, set[str]]  # which tensors each file must hold; empty without an index
+
+
+class Folder:
+    """The files of a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def get(self, name: str) -> Path | None:
+        path = self.path / name
+        return path if os.path.isfile(path) else None  # unlike Path.is_file, of a name that no disk takes too
+
+    def not_found(self, wanted: str) -> FileNotFoundError:
+        if not self.path.is_dir():
+            return FileNotFoundError(f"there is no folder {self.path}")
+        held = ", ".join(sorted(entry.name for entry in self.path.iterdir())[:MOST_SHOWN]) or "nothing"
+        return FileNotFoundError(f"{self.path} has no {wanted}; it holds {held}")
+
+
+class Repository:
+    """The files of a hub repository, from the cache or fetched into it, all from one commit."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.id = source, str(source.name)
+        self.revision, self.unreached = source.revision, False
+
+    def get(self, name: str) -> Path | None:
+        from huggingface_hub import errors, hf_hub_download
+
+        source = self.source
+        try:
+            path = hf_hub_download(
+                self.id,
+                name,
+                subfolder=source.subfolder,
+                revision=self.revision,
+                cache_dir=None if source.cache_dir is None else Path(source.cache_dir),
+                token=source.token,
+                local_files_only=source.local_files_only,
+            )
+        except errors.HFValidationError:
+            raise FileNotFoundError(f"there is no file or folder {self.id!r}, and no hub id looks like that") from None
+        except errors.GatedRepoError as error:
+            page = f"https://huggingface.co/{self.id}"
+            raise PermissionError(f"{self.id} is gated: ask for access at {page}, then pass token=") from error
+        except errors.RepositoryNotFoundError as error:
+            raise FileNotFoundError(
+                f"{self.id} is neither a folder here nor a repository that the hub shows you; if private, pass token="
+            ) from error
+        except errors.RevisionNotFoundError as error:
+            raise FileNotFoundError(f"{self.id} has no revision {self.revision!r} on the hub") from error
+        except errors.LocalEntryNotFoundError:
+            self.unreached = True
+            return None
+        except errors.EntryNotFoundError:
+            return None
+        except Exception as error:  # of whichever library carries the bytes
+            if isinstance(error, OSError) and error.errno is not None:  # the disk's
+                raise
+            said = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise ConnectionError(f"{self.id}: {name} did not come whole from the hub ({said}): try again") from error
+        snapshot = Path(path).parents[len(PurePosixPath(source.subfolder or "", name).parts) - 1]
+        self.revision = snapshot.name  # the commit: a push between two files must not mix them
+        return Path(path)
+
+    def not_found(self, wanted: str) -> FileNotFoundError:
+        where = self.id + (f"/{self.source.subfolder}" if self.source.subfolder else "")
+        if not self.unreached:
+            return FileNotFoundError(f"{where} has no {wanted} on the hub")
+        return FileNotFoundError(
+            f"there is no folder {where}, the hub's cache has no {wanted} of it, and the hub was not reached: go"
+            " online once, without local_files_only and HF_HUB_OFFLINE, or name the right cache_dir or folder"
+        )
+
+
+def find_checkpoint(source: Source) -> CheckpointFiles:
+    """The files of a checkpoint, fetched if they are the hub's.
+
+    Raises:
+        FileNotFoundError: one of them is missing.
+        PermissionError: the repository is gated.
+        ConnectionError: one of them did not come whole; what the cache holds under its name is whole or nothing.
+        ValueError: an index that is damaged or points outside its folder.
+    """
+    path = Path(source.name).expanduser()
+    weights: Sequence[str] = WEIGHT_FILES
+    if source.variant:
+        weights = [f".{source.variant}.".join(name.rsplit(".", 1)) for name in WEIGHT_FILES]
+    if path.is_file():
+        if source.variant:
+            raise ValueError(f"{path} is a file: leave subfolder and variant out")
+        weights = [path.name]
+    place = locate(source)
+    config, found = first_existing(place, CONFIG_FILES), first_existing(place, weights)
+    return CheckpointFiles(config, found, read_index(found, place) if found.suffix == ".json" else {})
+
+
+def locate(source: Source) -> Folder | Repository:
+    """Where the files of a checkpoint are; of a single file, the folder that it is in.
+
+    Raises:
+        FileNotFoundError: there is nothing of that name, and it is no hub id.
+    """
+    name, path = str(source.name), Path(source.name).expanduser()
+    if path.is_file():
+        if source.subfolder:
+            raise ValueError(f"{path} is a file: leave subfolder and variant out")
+        return Folder(path.parent)
+    if name and path.is_dir():
+        return Folder(path / (source.subfolder or ""))
+    if not isinstance(source.name, str) or path.is_absolute() or name.startswith((".", "~")):
+        raise FileNotFoundError(f"there is no file or folder {path}")
+    return Repository(source)
+
+
+def first_existing(place: Folder | Repository, names: Sequence[str]) -> Path:
+    for name in names:
+        path = place.get(name)
+        if path is not None:
+            return path
+    raise place.not_found(" or ".join(names))
+
+
+def read_index(index: Path, place: Folder | Repository) -> dict[Path, set[str]]:
+    """The files that an index names, all of them inside its folder, and the tensors that it puts there."""
+    try:
+        table = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        shards: dict[str, set[str]] = {shard: set() for shard in table.values()}
+        for tensor, shard in table.items():
+            shards[shard].add(tensor)
+        outside = [shard for shard in shards if not shard or re.search(r"^/|\\|:|(^|/)\.\.(/|$)", shard)]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise damaged_file(index, error) from None
+    if not shards:
+        raise ValueError(f"{index} names no file: fetch it again")
+    if outside:
+        raise ValueError(f"{index} points outside its folder, to {outside[0]!r}: do not trust this checkpoint")
+    files = {}
+    for shard, tensors in shards.items():
+        path = place.get(shard)
+        if path is None:
+            raise FileNotFoundError(f"{index} names {shard}, which is not there: fetch the whole checkpoint again")
+        if not path.resolve().is_relative_to(allowed_root(index.parent)):
+            raise ValueError(f"{path} is a link out of its folder, to {path.resolve()}: put the file itself there")
+        files[path] = tensors
+    return files
+
+
+def allowed_root(folder: Path) -> Path:
+    """What links in a folder must not leave: the folder itself or, as its files are links, the hub's cache."""
+    for parent in folder.resolve().parents:
+        if parent.name == "snapshots" and parent.parent.name.startswith("models--"):
+            return parent.parent.parent
+    return folder.resolve()

@@ -1,0 +1,134 @@
+"""The names of tensors: today's for legacy ones, and all names of those that a model shares."""
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any, ClassVar, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from bertlite.checkpoint.faults import raise_faults
+from bertlite.config import BertConfig
+
+WRAPPER_PREFIXES = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile put before every name
+LEGACY_SUFFIXES = {  # TensorFlow's names, in 2018
+    "LayerNorm.gamma": "LayerNorm.weight",
+    "LayerNorm.beta": "LayerNorm.bias",
+}
+FORMER_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")  # buffers that transformers once saved
+WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
+DECODER = "cls.predictions.decoder.weight"  # the same matrix, if tied
+HEAD_BIAS = "cls.predictions.bias"
+DECODER_BIAS = "cls.predictions.decoder.bias"  # the same vector, always
+
+
+class LoadableModel(Protocol):
+    """What this room asks of a model, whichever class it is."""
+
+    base_model_prefix: ClassVar[str]
+
+    @property
+    def config(self) -> BertConfig: ...
+
+    @property
+    def base_model(self) -> Any: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def build_options(self) -> dict[str, Any]:
+        """Arguments beside the config that make a model of the same shape."""
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def get_submodule(self, target: str) -> Any: ...
+
+    def named_parameters(self) -> Iterator[tuple[str, Any]]: ...
+
+    def tie_weights(self) -> None: ...
+
+    def eval(self) -> Self: ...
+
+
+def rename_legacy_keys_(state: MutableMapping[str, Any], prefix: str, model: LoadableModel) -> None:
+    """Give the tensors under `prefix` the names that the model has for them, so that legacy state dicts load strictly.
+
+    Raises:
+        ValueError: a tensor is there under two names, or a tied decoder differs from the word embeddings.
+    """
+    faults = apply_current_names_(state, prefix, model) + fill_shared_names_(state, prefix, model)
+    raise_faults(f"this state dict does not fit {type(model).__name__}:", faults)
+
+
+def current_name(name: str, base: str) -> str | None:
+    """What a tensor is called today in a model whose BertModel is under `base`; None if it is no longer called."""
+    while name.startswith(WRAPPER_PREFIXES):
+        name = name.partition(".")[2]
+    for old, new in LEGACY_SUFFIXES.items():
+        if name.endswith(old):
+            name = name.removesuffix(old) + new
+    inner = name.removeprefix("bert.")
+    if inner in FORMER_BUFFERS:
+        return None
+    return base + inner if inner.startswith(("embeddings.", "encoder.", "pooler.")) else name
+
+
+def apply_current_names_(state: MutableMapping[str, Any], prefix: str, model: LoadableModel) -> list[str]:
+    """Give every tensor under `prefix` its name of today; returns the faults found."""
+    base, faults = body_prefix(model), []
+    for old in [name for name in state if name.startswith(prefix)]:
+        new = current_name(old.removeprefix(prefix), base)
+        if new is None:
+            del state[old]
+        elif prefix + new != old:
+            if prefix + new in state:
+                faults.append(f"{new} is there twice, once as {old}")
+            state[prefix + new] = state.pop(old)
+    return faults
+
+
+def fill_shared_names_(state: MutableMapping[str, Any], prefix: str, model: LoadableModel) -> list[str]:
+    """Put the tensors that a language model shares under all their names; returns the faults found."""
+    if getattr(getattr(model, "cls", None), "predictions", None) is None:
+        return []
+    bias, decoder_bias, words, decoder = (
+        prefix + name for name in (HEAD_BIAS, DECODER_BIAS, WORD_EMBEDDINGS, DECODER)
+    )
+    if decoder_bias in state:
+        state[bias] = state[decoder_bias]
+    elif bias in state:
+        state[decoder_bias] = state[bias]
+    if not model.config.tie_word_embeddings or words not in state:
+        return []
+    own = state.get(decoder)
+    state[decoder] = state[words]
+    if own is None or equal_tensors(own, state[words]):
+        return []
+    return [
+        f"{DECODER} differs from the word embeddings, but the config ties them: tie_word_embeddings=False uses this"
+        " decoder, tie_word_embeddings=True the embeddings"
+    ]
+
+
+def body_prefix(model: LoadableModel) -> str:
+    return "" if model.base_model is model else f"{model.base_model_prefix}."
+
+
+def equal_tensors(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and (a.is_meta or torch.equal(a, b))
+
+
+def optional_part(name: str) -> str | None:
+    """The part of a model that a checkpoint may lack, such as "pooler" or "cls.predictions"; None is the rest."""
+    start, second, *_ = [*name.removeprefix("bert.").split("."), ""]
+    if start == "pooler":
+        return start
+    if start in ("embeddings", "encoder") or name.startswith("bert."):
+        return None
+    return f"cls.{second}" if start == "cls" else start
+
+
+def missing_parts(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], config: BertConfig) -> set[str]:
+    """The parts of a model of which the tensors, by their names of today, hold nothing."""
+    stated = {optional_part(name) for name in state if not (name == DECODER and config.tie_word_embeddings)}
+    return {part for name in wanted if (part := optional_part(name)) and part not in stated}

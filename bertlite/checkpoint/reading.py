@@ -1,0 +1,126 @@
+"""Read the tensors of weights files, mapped from the file where its format allows.
+
+Nothing in a file is ever run: pickles pass through torch's weights-only unpickler.
+"""
+
+import errno
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bertlite.checkpoint.faults import damaged_file, raise_faults
+from bertlite.checkpoint.files import CheckpointFiles
+
+State = dict[str, Tensor]
+SAFETENSORS_DTYPES = {  # what safetensors calls the dtypes
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+def read_tensors(files: CheckpointFiles) -> State:
+    """The tensors of a checkpoint by the names they have there, mapped from the files where the format allows.
+
+    Raises:
+        ValueError: a file that is damaged, or holds other tensors than its index says.
+    """
+    if not files.shards:
+        return read_weights(files.weights)
+    state, faults = State(), []
+    for path, named in files.shards.items():
+        tensors = read_weights(path)
+        faults += [f"{path.name} lacks {name}" for name in sorted(named - tensors.keys())]
+        faults += [f"{path.name} also holds {name}" for name in sorted(tensors.keys() - named)]
+        state.update(tensors)
+    raise_faults(f"{files.weights} is not the index of the files it names:", faults)
+    return state
+
+
+def read_weights(path: Path) -> State:
+    reader = READERS.get(path.suffix)
+    if reader is None:
+        raise ValueError(f"{path} is no weights file: their names end in {', '.join(READERS)}")
+    with path.open("rb") as file:
+        start = file.read(64)
+    if not start:
+        raise ValueError(f"{path} is empty: fetch it again")
+    if start.startswith(b"version https://git-lfs"):
+        raise ValueError(f"{path} is a git-lfs pointer, not the weights: run git lfs pull")
+    return reader(path, start)
+
+
+def read_safetensors(path: Path, start: bytes) -> State:
+    """Views of one mapping of the file; safetensors' own `get_tensor` loses some bytes of memory at every call."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt"):  # refuses a header that is wrong in itself, or that does not fit the file
+            whole: Any = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=path.stat().st_size)
+    except SafetensorError as error:
+        raise damaged_file(path, error) from None
+    first = 8 + int.from_bytes(start[:8], "little")
+    header = json.loads(torch.empty((), dtype=torch.uint8).set_(whole)[8:first].numpy().tobytes())
+    header.pop("__metadata__", None)
+    unknown = {name: entry["dtype"] for name, entry in header.items() if entry["dtype"] not in SAFETENSORS_DTYPES}
+    raise_faults(
+        f"{path} cannot be read:",
+        [f"{n} is {code}; known are {', '.join(SAFETENSORS_DTYPES)}" for n, code in unknown.items()],
+    )
+    return {name: mapped_tensor(whole, first, **entry) for name, entry in header.items()}
+
+
+def mapped_tensor(whole: Any, first: int, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
+    """A tensor of a safetensors file where it lies, in a storage of its own, as multiprocessing can send no other; a
+    copy if that is no place for its dtype."""
+    start, end = (first + offset for offset in data_offsets)
+    part, kind = whole[start:end], SAFETENSORS_DTYPES[dtype]
+    return torch.empty((), dtype=kind).set_(part.clone() if start % kind.itemsize else part).view(shape)
+
+
+def read_pickle(path: Path, start: bytes) -> State:
+    zipped = start.startswith(b"PK")  # since torch 1.6; older files cannot be mapped
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except UnpicklingError as error:
+        lines = (line for line in str(error).splitlines() if line and not line.startswith("Check the documentation"))
+        *_, last = "", *lines  # above it, advice to trust the file
+        reason = last.rpartition("WeightsUnpickler error: ")[2]
+        raise ValueError(f"{path} is damaged or holds more than tensors; nothing in it was run: {reason}") from None
+    except Exception as error:  # torch and zipfile raise a dozen kinds
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a seek to where there is no file
+            raise
+        raise damaged_file(path, error) from None
+    if not isinstance(state, Mapping):
+        raise ValueError(f"{path} holds a {type(state).__name__}, not tensors by name")
+    for name, value in state.items():
+        if not isinstance(name, str) or not is_plain_tensor(value):
+            raise ValueError(
+                f"{path}: {name!r} is a {type(value).__name__}, not a plain tensor; save a state_dict alone"
+            )
+    return dict(state)
+
+
+READERS: dict[str, Callable[[Path, bytes], State]] = {
+    ".safetensors": read_safetensors,
+    ".bin": read_pickle,
+    ".pt": read_pickle,
+    ".pth": read_pickle,
+}
+
+
+def is_plain_tensor(value: object) -> bool:
+    strided = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_quantized
+    return strided and type(value) in (Tensor, nn.Parameter)

@@ -1,0 +1,85 @@
+"""Save a model: config.json and safetensors, in a folder that is replaced in one step."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bertlite.checkpoint.checks import find_mismatches
+from bertlite.checkpoint.faults import raise_faults
+from bertlite.checkpoint.folders import replacing
+from bertlite.checkpoint.names import DECODER, DECODER_BIAS, LoadableModel, fill_shared_names_
+from bertlite.checkpoint.reading import State, is_plain_tensor
+from bertlite.checkpoint.skeleton import make_skeleton
+
+SUPERSEDED = re.compile(r"model(\.[\w-]+|-\d+-of-\d+)*\.safetensors(\.index(\.[\w-]+)?\.json)?")  # by a save
+
+
+def save_model(model: LoadableModel, folder: str | os.PathLike[str], *, max_shard_size: int | str) -> None:
+    """`BertPreTrainedModel.save_pretrained`, which see.
+
+    Raises:
+        ValueError: the model could not be loaded again, as its tensors are not plain ones with values, or not those
+            that its config describes; or max_shard_size is no size.
+        OSError: the folder cannot be written.
+    """
+    from huggingface_hub import split_torch_state_dict_into_shards
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    state = tensors_to_save(model)
+    stand_ins = {name: torch.empty_like(t, device="meta") for name, t in state.items()}  # they share no memory
+    try:
+        split = split_torch_state_dict_into_shards(stand_ins, max_shard_size=max_shard_size)
+        if not isinstance(max_shard_size, str) and max_shard_size < 1:
+            raise ValueError(max_shard_size)
+    except ValueError:
+        raise ValueError(f"max_shard_size is {max_shard_size!r}; give bytes, or a size such as '500MB'") from None
+    config = {**model.config.to_dict(), "architectures": [type(model).__name__], "dtype": dtype_name(model.dtype)}
+    config.pop("torch_dtype", None)  # what transformers called it before 4.56
+    with replacing(Path(folder), superseded=SUPERSEDED) as new:
+        write_sorted_json(new / "config.json", config)
+        for name, keys in split.filename_to_tensors.items():
+            try:
+                save_file({key: state[key].cpu().contiguous() for key in keys}, new / name, metadata={"format": "pt"})
+            except SafetensorError as error:
+                raise OSError(f"{new / name} could not be written: {error}") from error
+            shutil.copymode(new / "config.json", new / name)  # safetensors makes files that nobody else can read
+        if split.is_sharded:
+            index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+            write_sorted_json(new / "model.safetensors.index.json", index)
+
+
+def tensors_to_save(model: LoadableModel) -> State:
+    """The model's tensors under the names that transformers keeps, shared ones once.
+
+    An untied decoder's bias is kept under both its names: transformers 5 takes it for two, of which it adds the one
+    that 4 does not know.
+    """
+    title = f"this {type(model).__name__} cannot be saved:"
+    state: State = dict(model.state_dict())
+    odd = [
+        f"{name} is a {type(t).__name__}, not a plain tensor" for name, t in state.items() if not is_plain_tensor(t)
+    ]
+    raise_faults(
+        title, odd or [f"{name} is on the meta device: it has no values" for name, t in state.items() if t.is_meta]
+    )
+    wanted = make_skeleton(type(model), model.config, model.build_options).state_dict()
+    faults = fill_shared_names_(state, "", model) + find_mismatches(state, wanted, model.config, absent=set())
+    raise_faults(f"{title} it does not fit its own config (merge adapters first, and prune with prune_heads)", faults)
+    twice = {DECODER_BIAS, DECODER} if model.config.tie_word_embeddings else set()
+    return {name: t.clone() if name == DECODER_BIAS else t for name, t in state.items() if name not in twice}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def write_sorted_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a JSON file as transformers writes its own; the folder around it is what is replaced in one step."""
+    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")

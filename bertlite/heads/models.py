@@ -1,0 +1,623 @@
+"""The task heads: BERT with something on top, and its loss.  Attribute names are checkpoint keys.
+
+Shapes:  B sequences · S positions · D hidden.  Label -100 means "no label here" wherever labels are class indices.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bertlite.activations import activation
+from bertlite.config import BertConfig, ConfigLike
+from bertlite.model import BertModel, BertPreTrainedModel, pick
+from bertlite.stack.masks import concrete
+from bertlite.stack.outputs import CausalLMOutput, LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
+from bertlite.stack.packing import Packing
+
+IGNORED = -100
+Items = int | Tensor | None  # how many labels a loss is the mean of
+
+
+class BertPredictionHeadTransform(nn.Module):
+    def __init__(self, config: ConfigLike) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.transform_act_fn = activation(config.hidden_act)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # (…, D) -> (…, D)
+        return self.LayerNorm(self.transform_act_fn(self.dense(hidden_states)))
+
+
+class BertLMPredictionHead(nn.Module):
+    """Score every word of the vocabulary at every position."""
+
+    def __init__(self, config: ConfigLike) -> None:
+        super().__init__()
+        self.transform = BertPredictionHeadTransform(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.bias = self.decoder.bias  # one vector; checkpoints know it by both names
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # (…, D) -> (…, vocabulary)
+        return self.decoder(self.transform(hidden_states))
+
+
+class BertOnlyMLMHead(nn.Module):
+    def __init__(self, config: ConfigLike) -> None:
+        super().__init__()
+        self.predictions = BertLMPredictionHead(config)
+
+    def forward(self, sequence_output: Tensor) -> Tensor:  # (…, D) -> (…, vocabulary)
+        return self.predictions(sequence_output)
+
+
+class BertOnlyNSPHead(nn.Module):
+    def __init__(self, config: ConfigLike) -> None:
+        super().__init__()
+        self.seq_relationship = nn.Linear(config.hidden_size, 2)
+
+    def forward(self, pooled_output: Tensor) -> Tensor:  # (B, D) -> (B, 2)
+        return self.seq_relationship(pooled_output)
+
+
+class BertPreTrainingHeads(nn.Module):
+    def __init__(self, config: ConfigLike) -> None:
+        super().__init__()
+        self.predictions = BertLMPredictionHead(config)
+        self.seq_relationship = nn.Linear(config.hidden_size, 2)
+
+    def forward(self, sequence_output: Tensor, pooled_output: Tensor) -> tuple[Tensor, Tensor]:
+        return self.predictions(sequence_output), self.seq_relationship(pooled_output)
+
+
+class HeadBody:
+    """What the heads share: the BertModel below, running it, and returning logits with their loss."""
+
+    config: Any  # a ConfigLike; which one is the base class's business
+    bert: Any
+    base_class: ClassVar[type[Any]] = BertModel
+    output_type: ClassVar[type[Any]] = LogitsOutput
+    needs_pooler: ClassVar[bool] = False
+
+    def build(self, config: ConfigLike) -> None:
+        self.bert = self.base_class(config, add_pooling_layer=self.needs_pooler)
+        self.build_head(config)
+
+    def build_head(self, config: ConfigLike) -> None:
+        raise NotImplementedError
+
+    def logits(self, out: Any) -> Tensor:
+        raise NotImplementedError
+
+    def leave_out(self, out: Any, x: Tensor | None, mask: Tensor | None, weights: bool | None) -> Packing | None:
+        """Let a head that reads every token read real ones alone, if BERT computed no other.
+
+        Args:
+            out: BERT's output for rows, whose last_hidden_state becomes (T, D).
+            x, mask, weights: what BERT was given as input, attention_mask and output_attentions.
+
+        Returns:
+            How logits return to (B, S, …); None if every position is read, or the input came packed.
+        """
+        if out.last_hidden_state.dim() == 2:
+            return None
+        assert x is not None  # or BERT has refused
+        weights = self.config.output_attentions if weights is None else weights
+        packing: Packing | None = self.bert.packing(x, mask, weights)
+        if packing is not None:
+            out.last_hidden_state = packing.pack(out.last_hidden_state)
+        return packing
+
+    def loss(self, logits: Tensor, labels: Tensor, items: Items = None) -> Tensor:
+        return cross_entropy(logits, labels, items=items)
+
+    def loss_of(self, logits: Tensor, labels: Tensor | None, items: Items) -> Tensor | None:
+        return None if labels is None else self.loss(logits, labels, items)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Items = None,
+        cu_seqlens: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Any:
+        """Run BERT and the head.  Inputs are those of BertModel; `labels` and the logits are the class's own.
+
+        Args:
+            cu_seqlens: for sequences that come packed; logits and labels for each token are then (T, …).
+            num_items_in_batch: labels in the whole batch of which this is a part; the loss is then the part's share of
+                the batch's mean, so that parts add up.  By default the mean of this part.
+
+        Returns:
+            LogitsOutput, its loss None without labels; or with return_dict=False the tuple of what it holds.
+
+        Raises:
+            ValueError: an input or a label that this model cannot take.
+        """
+        out = self.bert(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds=inputs_embeds,
+            head_mask=head_mask,
+            cu_seqlens=cu_seqlens,
+            first_token_only=self.needs_pooler and self.bert.first_will_do(output_attentions, output_hidden_states),
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        if self.needs_pooler:
+            logits = self.logits(out)
+            return self.finish(out, return_dict, self.loss_of(logits, labels, num_items_in_batch), logits=logits)
+        seen = input_ids if input_ids is not None else inputs_embeds
+        packing = self.leave_out(out, seen, attention_mask, output_attentions)
+        logits = self.logits(out)
+        if labels is not None:
+            labels = pack_labels(packing, labels)
+        loss = self.loss_of(logits, labels, num_items_in_batch)
+        return self.finish(out, return_dict, loss, logits=logits if packing is None else packing.unpack(logits))
+
+    def finish(self, out: Any, return_dict: bool | None, loss: Tensor | None, **parts: Any) -> Any:
+        return pick(
+            self.output_type(loss=loss, **parts, hidden_states=out.hidden_states, attentions=out.attentions),
+            self.config.return_dict if return_dict is None else return_dict,
+        )
+
+
+class LanguageModelBody(HeadBody):
+    """Heads that score the vocabulary with the word embeddings themselves."""
+
+    cls: Any
+
+    def tie_decoder(self) -> None:
+        head: BertLMPredictionHead = self.cls.predictions
+        head.bias = head.decoder.bias
+        if self.config.tie_word_embeddings:
+            head.decoder.weight = self.bert.embeddings.word_embeddings.weight
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.cls.predictions.decoder
+
+    def set_output_embeddings(self, decoder: nn.Linear) -> None:
+        self.cls.predictions.decoder = decoder
+        self.cls.predictions.bias = decoder.bias
+
+
+class MaskedLMBody(LanguageModelBody):
+    def build_head(self, config: ConfigLike) -> None:
+        self.cls = BertOnlyMLMHead(config)
+
+    def logits(self, out: Any) -> Tensor:
+        return self.cls(out.last_hidden_state)
+
+
+class CausalLMBody(MaskedLMBody):
+    output_type = CausalLMOutput
+
+    def forward(  # type: ignore[override]  # a decoder takes no packed tokens
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Items = None,
+        shift_labels: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Any:
+        """Run BERT as a decoder and score the next word at every position.
+
+        Args:
+            labels: (B, S), the words themselves, -100 where none counts; position i is judged by label i + 1.
+            shift_labels: (B, S), labels that are shifted already, in place of those.
+            logits_to_keep: score only the last so many positions, or those of a tensor of indices; 0 is all.
+            the others: as for BertModel; with labels nothing is cached.
+
+        Returns:
+            CausalLMOutput.
+        """
+        out = self.bert(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds=inputs_embeds,
+            head_mask=head_mask,
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=encoder_attention_mask,
+            past_key_values=past_key_values,
+            use_cache=False if labels is not None else use_cache,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.cls(out.last_hidden_state[:, kept])
+        loss = None
+        if shift_labels is None and labels is not None:
+            shift_labels = F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
+        if shift_labels is not None:
+            if logits.shape[1] != shift_labels.shape[-1]:
+                raise ValueError(
+                    f"the labels have shape {tuple(shift_labels.shape)}; logits_to_keep leaves {logits.shape[1]}"
+                )
+            exact = logits if logits.dtype == torch.float64 else logits.float()  # transformers sums in float32 too
+            loss = self.loss(exact, shift_labels, num_items_in_batch)
+        return self.finish(
+            out,
+            return_dict,
+            loss,
+            logits=logits,
+            past_key_values=out.past_key_values,
+            cross_attentions=out.cross_attentions,
+        )
+
+
+class PreTrainingBody(LanguageModelBody):
+    output_type = PreTrainingOutput
+    needs_pooler = True
+
+    def build_head(self, config: ConfigLike) -> None:
+        self.cls = BertPreTrainingHeads(config)
+
+    def forward(  # type: ignore[override]  # two losses: no count of labels serves both
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        next_sentence_label: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Any:
+        """Run BERT and both pre-training heads.
+
+        Args:
+            labels: (B, S), the masked words, elsewhere -100.
+            next_sentence_label: (B,), 0 where the second segment follows the first, 1 where it does not.
+                The loss, the sum of both, is given when both kinds of labels are.
+        """
+        out = self.bert(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds=inputs_embeds,
+            head_mask=head_mask,
+            cu_seqlens=cu_seqlens,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        seen = input_ids if input_ids is not None else inputs_embeds
+        packing = self.leave_out(out, seen, attention_mask, output_attentions)
+        words, follows = self.cls(out.last_hidden_state, out.pooler_output)
+        loss = None
+        if labels is not None and next_sentence_label is not None:
+            words_loss = cross_entropy(words, pack_labels(packing, labels))
+            loss = words_loss + cross_entropy(follows, next_sentence_label, "next_sentence_label")
+        words = words if packing is None else packing.unpack(words)
+        return self.finish(out, return_dict, loss, prediction_logits=words, seq_relationship_logits=follows)
+
+
+class NextSentencePredictionBody(HeadBody):
+    cls: Any
+    needs_pooler = True
+
+    def build_head(self, config: ConfigLike) -> None:
+        self.cls = BertOnlyNSPHead(config)
+
+    def logits(self, out: Any) -> Tensor:
+        return self.cls(out.pooler_output)
+
+
+class ClassifierBody(HeadBody):
+    """Heads that are one dropout and one linear layer."""
+
+    dropout: nn.Dropout
+    classifier: nn.Linear
+
+    def build_head(self, config: ConfigLike) -> None:
+        rate = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+        self.dropout = nn.Dropout(rate)
+        self.classifier = nn.Linear(config.hidden_size, self.classes(config))
+
+    def classes(self, config: ConfigLike) -> int:
+        return config.num_labels
+
+
+class SequenceClassificationBody(ClassifierBody):
+    needs_pooler = True
+
+    def logits(self, out: Any) -> Tensor:
+        return self.classifier(self.dropout(out.pooler_output))
+
+    def loss(self, logits: Tensor, labels: Tensor, items: Items = None) -> Tensor:
+        problem = self.config.problem_type
+        if problem is None:  # transformers' rule, but the config stays as it is
+            if self.config.num_labels == 1:
+                problem = "regression"
+            else:
+                problem = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
+        if problem == "single_label_classification":
+            return cross_entropy(logits, labels, items=items)
+        if not fits(labels, logits.shape):
+            raise ValueError(f"labels has shape {tuple(labels.shape)}; {problem} takes {tuple(logits.shape)}")
+        labels = labels.reshape(logits.shape).to(logits.dtype)
+        each = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
+        return each(logits, labels) if items is None else each(logits, labels, reduction="sum") / items
+
+
+class TokenClassificationBody(ClassifierBody):
+    def logits(self, out: Any) -> Tensor:
+        return self.classifier(self.dropout(out.last_hidden_state))
+
+
+class MultipleChoiceBody(ClassifierBody):
+    needs_pooler = True
+
+    def classes(self, config: ConfigLike) -> int:
+        return 1
+
+    def forward(  # type: ignore[override]  # choices come in rows, never packed
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Items = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Any:
+        """Run BERT on every choice and score it.
+
+        Args:
+            input_ids, attention_mask, token_type_ids, position_ids: (B, choices, S).
+            inputs_embeds: (B, choices, S, D).
+            labels: (B,), the right choice.
+
+        Returns:
+            LogitsOutput with logits (B, choices); hidden states and attentions have B·choices rows.
+        """
+        first, rank = (input_ids, 3) if inputs_embeds is None else (inputs_embeds, 4)
+        if first is not None and first.dim() != rank:
+            shape = "(batch, choices, length" + (", hidden_size)" if rank == 4 else ")")
+            raise ValueError(
+                f"{'input_ids' if rank == 3 else 'inputs_embeds'} has shape {tuple(first.shape)}; expected {shape}"
+            )
+        ids = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds = (
+            None if x is None else x.flatten(0, 1) for x in ids
+        )
+        out = self.bert(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds=inputs_embeds,
+            head_mask=head_mask,
+            first_token_only=self.bert.first_will_do(output_attentions, output_hidden_states),
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        assert first is not None  # or BERT has refused
+        logits = self.classifier(self.dropout(out.pooler_output)).reshape(first.shape[:2])
+        return self.finish(out, return_dict, self.loss_of(logits, labels, num_items_in_batch), logits=logits)
+
+
+class QuestionAnsweringBody(HeadBody):
+    output_type = QuestionAnsweringOutput
+    qa_outputs: nn.Linear
+
+    def build_head(self, config: ConfigLike) -> None:
+        if config.num_labels != 2:
+            raise ValueError(f"num_labels is {config.num_labels}; question answering has 2, where it starts and ends")
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+
+    def forward(  # type: ignore[override]  # an answer has two labels, and no `labels`
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Any:
+        """Run BERT and score every token as start and as end of the answer.
+
+        Args:
+            start_positions, end_positions: (B,), token indices; those past the end do not count, and a negative one
+                is the first token, as in transformers.  The loss, the mean of both, is given when both are.  Where
+                BERT left padding out, no answer starts or ends there: its scores are the dtype's lowest number.
+
+        Raises:
+            ValueError: an input or a label that this model cannot take; labels beside cu_seqlens.
+        """
+        if cu_seqlens is not None and not (start_positions is None is end_positions):
+            raise ValueError(
+                "start_positions and end_positions count in rows; give them with input_ids (B, S) and an"
+                " attention_mask, which attn_implementation='packed' packs"
+            )
+        out = self.bert(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds=inputs_embeds,
+            head_mask=head_mask,
+            cu_seqlens=cu_seqlens,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        seen = input_ids if input_ids is not None else inputs_embeds
+        packing = self.leave_out(out, seen, attention_mask, output_attentions)
+        start, end = self.qa_outputs(out.last_hidden_state).split(1, dim=-1)
+        start, end = start.squeeze(-1).contiguous(), end.squeeze(-1).contiguous()  # (B, S)
+        if packing is not None:
+            lowest = torch.finfo(start.dtype).min
+            start, end = packing.unpack(start, lowest), packing.unpack(end, lowest)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            starts, ends = (inside(at, start, packing) for at in (start_positions, end_positions))
+            loss = (cross_entropy(start, starts, "start_positions") + cross_entropy(end, ends, "end_positions")) / 2
+        return self.finish(out, return_dict, loss, start_logits=start, end_logits=end)
+
+
+class BertForMaskedLM(MaskedLMBody, BertPreTrainedModel):
+    """Guess masked words.  labels (B, S), elsewhere -100; logits (B, S, vocabulary); the loss is in nats per label."""
+
+    config: BertConfig
+
+
+class BertLMHeadModel(CausalLMBody, BertPreTrainedModel):
+    """Write the next word: BERT as a decoder, is_decoder=True, with cross-attention if add_cross_attention is."""
+
+    config: BertConfig
+
+    def __init__(self, config: BertConfig) -> None:
+        if not config.is_decoder:
+            raise ValueError("BertLMHeadModel writes left to right and needs is_decoder=True; or use BertForMaskedLM")
+        super().__init__(config)
+
+
+class BertForPreTraining(PreTrainingBody, BertPreTrainedModel):
+    """Guess masked words, and whether the second segment follows the first: what BERT was trained on."""
+
+    config: BertConfig
+
+
+class BertForNextSentencePrediction(NextSentencePredictionBody, BertPreTrainedModel):
+    """Whether the second segment follows the first.  labels (B,), 0 if it does; logits (B, 2)."""
+
+    config: BertConfig
+
+
+class BertForSequenceClassification(SequenceClassificationBody, BertPreTrainedModel):
+    """Label a sequence.  logits (B, num_labels).
+
+    labels are (B,) class indices, (B, num_labels) floats for several labels at once, or (B,) numbers when num_labels
+    is 1; the loss is cross-entropy, binary cross-entropy or squared error.  `config.problem_type` settles which, or
+    without one the labels do.
+    """
+
+    config: BertConfig
+
+
+class BertForMultipleChoice(MultipleChoiceBody, BertPreTrainedModel):
+    """Pick one of several continuations."""
+
+    config: BertConfig
+
+
+class BertForTokenClassification(TokenClassificationBody, BertPreTrainedModel):
+    """Label every token.  labels (B, S), -100 where there is none; logits (B, S, num_labels)."""
+
+    config: BertConfig
+
+
+class BertForQuestionAnswering(QuestionAnsweringBody, BertPreTrainedModel):
+    """Find the answer in the text: its first and its last token."""
+
+    config: BertConfig
+
+
+def fits(labels: Tensor, places: Sequence[int]) -> bool:
+    """Whether labels have one value for each place, in the same order: flat, or alike but for axes of one."""
+    if labels.dim() > 1 and [n for n in labels.shape if n != 1] != [n for n in places if n != 1]:
+        return False
+    return labels.numel() == prod(places)
+
+
+def inside(positions: Tensor, logits: Tensor, packing: Packing | None = None) -> Tensor:
+    """Token indices, (B,), as labels for logits (B, S): those past the end, or on padding left out, do not count."""
+    labels = positions.clamp(min=0).masked_fill(positions >= logits.shape[1], IGNORED)
+    if packing is None:
+        return labels
+    real = packing.unpack(torch.ones(packing.tokens, dtype=torch.bool, device=labels.device))  # (B, S)
+    return labels.where(real.gather(1, labels.long().clamp(min=0)[:, None])[:, 0], IGNORED)
+
+
+def pack_labels(packing: Packing | None, labels: Tensor) -> Tensor:
+    """Labels, one for each place of (B, S), of the real tokens alone where padding is left out."""
+    if packing is None:
+        return labels
+    assert packing.shape is not None  # only rows have padding to leave out
+    check_places(labels, packing.shape, "labels")
+    return packing.pack(labels.reshape(packing.shape))
+
+
+def check_places(labels: Tensor, places: Sequence[int], name: str) -> None:
+    if labels.is_floating_point() or not fits(labels, places):
+        raise ValueError(
+            f"{name} is {labels.dtype} of shape {tuple(labels.shape)}; expected class indices of shape {tuple(places)}"
+        )
+
+
+def check_labels(logits: Tensor, labels: Tensor, name: str) -> None:
+    classes = logits.shape[-1]
+    check_places(labels, logits.shape[:-1], name)
+    if labels.device.type == "cpu" and labels.numel() and concrete(labels):
+        low, high = (int(end) for end in labels.masked_fill(labels == IGNORED, 0).aminmax())
+        if low < 0 or high >= classes:
+            raise ValueError(
+                f"{name} holds {low if low < 0 else high}; the classes are 0 to {classes - 1}, and -100 for none"
+            )
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels", items: Items = None) -> Tensor:
+    """Mean over the labels that are not -100, in nats; or their sum over `items`.
+
+    Raises:
+        ValueError: labels of another shape, not integers, or (on the CPU, where looking is free) out of range.
+    """
+    if isinstance(labels, Tensor):  # torch.fx traces with stand-ins
+        check_labels(logits, labels, name)
+    classes = logits.shape[-1]
+    rows, labels = logits.reshape(-1, classes), labels.reshape(-1).long()
+    if items is None:
+        return F.cross_entropy(rows, labels, ignore_index=IGNORED)
+    return F.cross_entropy(rows, labels, ignore_index=IGNORED, reduction="sum") / items

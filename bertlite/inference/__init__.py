@@ -1,0 +1,1 @@
+"""Models made ready to run, and only that."""

@@ -1,0 +1,1 @@
+"""Experiments and benchmarks; the library imports nothing from here."""

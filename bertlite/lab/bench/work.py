@@ -1,0 +1,89 @@
+"""What is computed: batches with the lengths of real text, and how much work they are.
+
+`lengths.json` holds how many texts of a data set have how many tokens, and none of the texts; scripts/make/lengths.py
+writes it.
+
+Shapes:  B sequences · S positions
+"""
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LENGTHS = Path(__file__).with_name("lengths.json")
+
+
+@dataclass(frozen=True)
+class Work:
+    """One batch."""
+
+    name: str
+    lengths: tuple[int, ...]
+    width: int  # S, to which all are padded
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+    @property
+    def filled(self) -> float:
+        return self.tokens / (len(self.lengths) * self.width)
+
+    def inputs(self, vocabulary: int, device: str = "cpu") -> dict[str, Tensor]:
+        """Random words; the mask tells the lengths, and there is one for full batches too, as tokenizers make it."""
+        generator = torch.Generator().manual_seed(0)
+        shape = (len(self.lengths), self.width)
+        mask = torch.arange(self.width) < torch.tensor(self.lengths)[:, None]
+        ids = torch.randint(1, vocabulary, shape, generator=generator).masked_fill(~mask, 0)
+        return {"input_ids": ids.to(device), "attention_mask": mask.long().to(device)}
+
+    def operations(self, config: Any) -> float:
+        """Of the real tokens, by shape: 2 for each product of two numbers, in the layers' matrices and attention."""
+        hidden, inner = config.hidden_size, config.intermediate_size
+        matrices = 2 * self.tokens * (4 * hidden**2 + 2 * hidden * inner)
+        attention = 4 * hidden * sum(n * n for n in self.lengths)
+        return float(config.num_hidden_layers * (matrices + attention))
+
+
+def like(dataset: str, batch: int, width: int) -> tuple[int, ...]:
+    """Lengths of `batch` texts that stand for a data set: its quantiles, in an order that is not sorted.
+
+    Raises:
+        ValueError: there is no such data set.
+    """
+    stored = json.loads(LENGTHS.read_text(encoding="utf-8"))
+    if dataset not in stored:
+        raise ValueError(f"there are no lengths of {dataset!r}; have: {', '.join(stored)}")
+    counts = {int(length): count for length, count in stored[dataset]["counts"].items()}
+    texts = [length for length in sorted(counts) for _ in range(counts[length])]
+    lengths = [min(width, texts[int((i + 0.5) * len(texts) / batch)]) for i in range(batch)]
+    random.Random(0).shuffle(lengths)
+    return tuple(lengths)
+
+
+def full(batch: int, width: int) -> Work:
+    return Work(f"{batch} x {width}", (width,) * batch, width)
+
+
+def ragged(dataset: str, batch: int, width: int) -> Work:
+    return Work(f"{batch} x {width} {dataset}", like(dataset, batch, width), width)
+
+
+def works(device: str = "cpu") -> Sequence[Work]:
+    """What a device is asked; a GPU also what keeps all of it busy."""
+    small = (
+        full(1, 16),
+        full(1, 128),
+        full(8, 128),
+        full(32, 128),
+        ragged("SST-2", 32, 128),
+        ragged("WikiText-2", 8, 512),
+    )
+    large = (full(32, 512), ragged("SST-2", 256, 128), ragged("WikiText-2", 64, 512))
+    return small if device == "cpu" else (*small, *large)

@@ -1,0 +1,316 @@
+"""One cell of an experiment: score, prune, repair, retrain, evaluate, and a run folder that says so.
+
+setting = Setting(model="runs/sst2/model", task="classification", train=Source("train.tsv"), dev=Source("dev.tsv"))
+Bench(setting, device="cpu").run(Cell(criterion="michel", fraction=0.5, repair="refit"), root="runs/sst2/prune")
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertlite import kept_heads, prune_heads, prune_neurons
+from bertlite.importance import (
+    CRITERIA,
+    METHODS,
+    NORMALISERS,
+    REDUCTIONS,
+    TARGETS,
+    head_importance,
+    iterative,
+    macs,
+    neuron_importance,
+    rank_heads,
+    rank_neurons,
+    repair_,
+)
+from bertlite.importance.allocation import Choice
+from bertlite.lab.experiments.data import Batch, Encoded, Source, order, read, read_tokenizer
+from bertlite.lab.experiments.evaluate import TASKS, Task, evaluate, predict
+from bertlite.lab.experiments.files import (
+    mask_of,
+    model_sha256,
+    read_scores,
+    units_kept,
+    write_scores,
+)
+from bertlite.lab.experiments.finetune import Recipe, finetune_
+from bertlite.records import Run, is_finished, sha256_of
+
+MASKS, SCORES = "masks.json", "scores.json"
+COUNTED = 128  # tokens of the sequence whose multiply-accumulates are counted
+NEURON_CRITERIA = ("michel", "signed", "fisher", "magnitude", "random")
+NEEDS_LOSS = ("michel", "signed", "fisher", "taylor", "leave_one_out")
+NEEDS_NO_DATA = ("magnitude", "random")
+REPAIRS = ("none", *METHODS)
+INVERTED = "inverted"  # remove what scores highest
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all cells of an experiment share.
+
+    Args:
+        model: a folder or a hub id with its tokenizer; the dense model.
+        train: where calibration and retraining examples come from.
+        dev: what is evaluated.
+        calibration: how many training examples the criteria and the repair look at.
+        retrain: how many training examples the retraining uses; None is all.
+        recipe: of the retraining.
+    """
+
+    model: str
+    task: str
+    train: Source
+    dev: Source
+    max_length: int = 128
+    calibration: int = 512
+    retrain: int | None = None
+    recipe: Recipe = field(default_factory=Recipe)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One way of pruning.
+
+    Args:
+        criterion: a name of `bertlite.importance.CRITERIA`, followed by options such as "taylor/batch/layer_l2"
+            or "michel/kl/inverted".
+        fraction: of the heads, how many go.
+        neurons: of the intermediate neurons, how many go.
+        uniform: as many of every layer; else wherever scores are lowest.
+        at_least: heads that every layer keeps.
+        steps: 1 is one-shot; in more, scores are estimated anew before each.
+        repair: "none", or a name of `bertlite.importance.METHODS`.
+        epochs: of retraining after repair; with several steps, an equal part after each.
+        seed: of the calibration sample, of random scores and of retraining.
+    """
+
+    criterion: str = "michel"
+    fraction: float = 0.5
+    neurons: float = 0.0
+    uniform: bool = False
+    at_least: int = 0
+    steps: int = 1
+    repair: str = "none"
+    epochs: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        asked = options(self.criterion)["criterion"]
+        for name in ("fraction", "neurons"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it is a share, 0 to 1")
+        if self.repair not in REPAIRS:
+            raise ValueError(f"there is no repair {self.repair!r}; have: {', '.join(REPAIRS)}")
+        if self.steps < 1 or self.epochs < 0:
+            raise ValueError(f"steps is {self.steps} and epochs {self.epochs}; at least 1 and 0")
+        if self.neurons and asked not in NEURON_CRITERIA:
+            raise ValueError(f"{asked!r} does not score neurons; {', '.join(NEURON_CRITERIA)} do")
+        if self.neurons and self.steps > 1:
+            raise ValueError("neurons are pruned at once: steps must be 1")
+
+
+def options(criterion: str) -> dict[str, Any]:
+    """The keywords of `head_importance` that "michel/batch/layer_l2" stands for, and whether it is inverted.
+
+    Raises:
+        ValueError: a part is no criterion, reduction, target or normaliser.
+    """
+    name, *parts = criterion.split("/")
+    if name not in CRITERIA:
+        raise ValueError(f"there is no criterion {name!r}; have: {', '.join(CRITERIA)}")
+    found: dict[str, Any] = {"criterion": name, INVERTED: False}
+    kinds = {"reduction": REDUCTIONS, "target": TARGETS, "normaliser": NORMALISERS}
+    for part in parts:
+        kind = next((kind for kind, names in kinds.items() if part in names), None)
+        if part == INVERTED:
+            found[INVERTED] = True
+        elif kind is None or part == "cost":
+            have = ", ".join((*REDUCTIONS, *TARGETS, *(n for n in NORMALISERS if n != "cost"), INVERTED))
+            raise ValueError(f"criterion {criterion!r}: there is no option {part!r}; have: {have}")
+        else:
+            found[kind] = part
+    return found
+
+
+class Bench:
+    """A dense model with its data, read once for all cells.
+
+    Raises:
+        ValueError, FileNotFoundError: of the data, the model, or labels that do not fit it; before any work.
+    """
+
+    def __init__(self, setting: Setting, device: str = "cpu") -> None:
+        if setting.task not in TASKS:
+            raise ValueError(f"there is no task {setting.task!r}; have: {', '.join(TASKS)}")
+        self.setting, self.device = setting, device
+        self.task: Task = TASKS[setting.task]
+        self.train, self.dev = read(setting.train), read(setting.dev)
+        for name, count in (("calibration", setting.calibration), ("retrain", setting.retrain)):
+            if count is not None and not 0 < count <= len(self.train):
+                raise ValueError(f"{name} is {count}; {self.train.name} has {len(self.train)} examples")
+        self.dense = self.task.load(setting.model, device=device)
+        for examples in (self.train, self.dev):
+            self.task.check(examples, self.dense.config)
+        self.tokenizer = read_tokenizer(setting.model, setting.max_length)
+
+    @cached_property
+    def hashes(self) -> dict[str, dict[str, str]]:
+        return {
+            "model": {"dense": model_sha256(self.dense)},
+            "data": {"train": self.train.sha256, "dev": self.dev.sha256},
+        }
+
+    @cached_property
+    def dev_data(self) -> Encoded:
+        return self.task.encode(self.dev, self.tokenizer)
+
+    @cached_property
+    def dense_outputs(self) -> Any:
+        return predict(self.dense, self.dev_data, self.task)
+
+    def sample(self, count: int | None, seed: int) -> Encoded:
+        return self.task.encode(self.train.sample(count, seed), self.tokenizer)
+
+    def calibration(self, seed: int, size: int = 32) -> list[Batch]:
+        """Batches for criteria and repair; two texts apart stand one below the other, without their label."""
+        data = self.sample(self.setting.calibration, seed)
+        batches = [data.batch(indices, self.task.labels) for indices in order(data, size)]
+        wanted = [name for name in batches[0] if name != "labels" or not self.task.apart]
+        return [{name: batch[name].to(self.device) for name in wanted} for batch in batches]
+
+    def key(self, cell: Cell) -> str:
+        """A hash of all that the cell's result follows from."""
+        setting = {
+            name: value for name, value in asdict(self.setting).items() if name not in ("model", "train", "dev")
+        }
+        return sha256_of(json.dumps([asdict(cell), setting, self.hashes], sort_keys=True))[:16]
+
+    def folder(self, cell: Cell, root: str | Path) -> Path:
+        return Path(root) / f"{cell.criterion.replace('/', '-')}-{100 * cell.fraction:g}-{self.key(cell)}"
+
+    def check(self, cell: Cell) -> None:
+        """Refuse a cell that cannot be done here, before any work.
+
+        Raises:
+            ValueError: so many heads cannot go; or the cell needs the loss of an example and the task compares two
+                texts.
+        """
+        self.choose(cell)(torch.zeros(self.known().shape).where(self.known(), math.nan), self.heads(cell))
+        asked = options(cell.criterion)
+        if self.task.apart and asked["criterion"] in NEEDS_LOSS and asked.get("target") != "kl":
+            raise ValueError(f"{self.task.name} has no loss for one text: use {cell.criterion}/kl")
+        if self.task.apart and cell.epochs:
+            raise ValueError(f"{self.task.name} has no retraining: epochs must be 0")
+
+    def known(self) -> Tensor:
+        """(layers, heads) bool: the heads that the dense model has."""
+        config = self.dense.config
+        known = torch.zeros(config.num_hidden_layers, config.num_attention_heads, dtype=torch.bool)
+        for layer in range(config.num_hidden_layers):
+            known[layer, list(kept_heads(config, layer))] = True
+        return known
+
+    def heads(self, cell: Cell) -> int:
+        """How many heads go."""
+        return round(cell.fraction * int(self.known().sum()))
+
+    def choose(self, cell: Cell) -> Callable[[Tensor, int], Choice]:
+        return partial(rank_heads, uniform=cell.uniform, at_least=cell.at_least)
+
+    def run(self, cell: Cell, root: str | Path, *, scores: str | Path | None = None, save_model: bool = False) -> Path:
+        """Do the cell and return its folder; one that is finished already is returned as it is.
+
+        Args:
+            scores: a file of head scores (`bertlite prune score`), in place of scoring.
+            save_model: keep the pruned model and its tokenizer in the folder, as `model`.
+
+        Raises:
+            ValueError: the cell cannot be done, or the scores are another model's.
+        """
+        folder = self.folder(cell, root)
+        if is_finished(folder):
+            return folder
+        self.check(cell)
+        dense = self.hashes["model"]["dense"]
+        given = None if scores is None else read_scores(scores, dense)
+        config = {"cell": asdict(cell), "setting": asdict(self.setting)}
+        data, model = self.hashes["data"], self.hashes["model"]
+        with Run("prune", config, folder=folder, seed=cell.seed, data=data, model=model, device=self.device) as run:
+            labels = np.array(self.dev.labels)
+            for pruned, used in self.pruned(cell, Path(root) / "scores", given, run):
+                outputs = predict(pruned, self.dev_data, self.task)
+                found = evaluate(outputs, labels, self.task, self.dense_outputs)
+                heads, neurons = units_kept(pruned.config)
+                run.log(heads=sum(heads), **found)
+                write_scores(folder / SCORES, used, cell.criterion, dense)
+            run.save(MASKS, mask_of(pruned.config, dense))
+            run.save_predictions(
+                {"label": label, "outputs": [round(x, 6) for x in row]}
+                for label, row in zip(self.dev.labels, outputs.tolist(), strict=True)
+            )
+            if save_model:
+                pruned.save_pretrained(folder / "model")
+                self.tokenizer.save(str(folder / "model" / "tokenizer.json"))
+            run.results = {
+                **found,
+                "dense": evaluate(self.dense_outputs, labels, self.task),
+                "heads_kept": heads,
+                "neurons_kept": neurons,
+                "parameters": pruned.num_parameters(),
+                "macs": macs(pruned.config, COUNTED) / macs(self.dense.config, COUNTED),
+            }
+        return folder
+
+    def pruned(self, cell: Cell, cache: Path, given: Tensor | None, run: Run) -> Iterator[tuple[Any, Tensor]]:
+        """The model after each step, pruned, repaired and retrained; and the scores of that step."""
+        heads, choose = self.heads(cell), self.choose(cell)
+        if cell.steps > 1:
+            tune = partial(self.mend_, cell=cell, epochs=cell.epochs / cell.steps, run=run)
+            score = partial(self.score, cell=cell)
+            for step in iterative(self.dense, score, heads, steps=cell.steps, choose=choose, tune=tune):
+                yield step.model, step.scores
+            return
+        scores = self.scores(cell, cache) if given is None else given
+        model = prune_heads(self.dense, choose(scores, heads))
+        if cell.neurons:
+            others = self.scores(cell, cache, neurons=True)
+            model = prune_neurons(model, rank_neurons(others, cell.neurons, uniform=cell.uniform))
+        self.mend_(model, cell, cell.epochs, run)
+        yield model, scores
+
+    def mend_(self, model: Any, cell: Cell, epochs: float, run: Run) -> None:
+        if cell.repair != "none":
+            repair_(model, self.dense, self.calibration(cell.seed), cell.repair)
+        if epochs:
+            recipe = replace(self.setting.recipe, epochs=epochs, seed=cell.seed)
+            data = self.sample(self.setting.retrain, cell.seed)
+            finetune_(model, data, self.task, recipe, teacher=self.dense, log=run.log, device=self.device)
+
+    def scores(self, cell: Cell, cache: Path, neurons: bool = False) -> Tensor:
+        """The dense model's scores, (layers, heads) or (layers, neurons); kept in a folder from cell to cell."""
+        what = ["neurons" if neurons else "heads", cell.criterion, cell.seed, self.setting.calibration]
+        dense = self.hashes["model"]["dense"]
+        key = sha256_of(json.dumps([what, self.setting.max_length, self.hashes["data"]["train"], dense]))[:16]
+        path = cache / f"{cell.criterion.replace('/', '-')}-{key}.json"
+        if path.exists():
+            return read_scores(path, dense)
+        found = self.score(self.dense, cell, neurons)
+        write_scores(path, found, cell.criterion, dense)
+        return found
+
+    def score(self, model: Any, cell: Cell, neurons: bool = False) -> Tensor:
+        """(layers, heads) or (layers, neurons): the higher, the longer it stays."""
+        asked = options(cell.criterion)
+        inverted = asked.pop(INVERTED)
+        batches = [] if asked["criterion"] in NEEDS_NO_DATA else self.calibration(cell.seed)
+        found = (neuron_importance if neurons else head_importance)(model, batches, seed=cell.seed, **asked)
+        return -found if inverted else found

@@ -1,0 +1,377 @@
+"""`bertlite prune`: each action reads its arguments, asks the library, and prints."""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bertlite import densify
+from bertlite.lab.experiments import plots
+from bertlite.lab.experiments.cell import MASKS, SCORES, Bench, Cell, Setting
+from bertlite.lab.experiments.compare import dense_result, interval_of, summarise, table, task_of, way_named
+from bertlite.lab.experiments.data import Source, read, read_tokenizer
+from bertlite.lab.experiments.evaluate import TASKS, Task, evaluate, predict
+from bertlite.lab.experiments.files import apply_mask, model_sha256, read_json, read_scores, units_kept, write_scores
+from bertlite.lab.experiments.finetune import Recipe, finetune_, is_main
+from bertlite.lab.experiments.measure import latency, latency_table, peak_memory
+from bertlite.lab.experiments.statistics import rank_correlations
+from bertlite.lab.experiments.sweep import grid, sweep
+from bertlite.records import Record, Run, read_runs, write_json
+
+
+def main(args: argparse.Namespace) -> int:
+    return ACTIONS[args.action](args)
+
+
+def tell_json(args: argparse.Namespace, **facts: Any) -> None:
+    """What --json asks for."""
+    if args.json:
+        write_json(args.json, {"what": f"bertlite prune {args.action}", **facts})
+
+
+def source(args: argparse.Namespace, path: str, split: str | None) -> Source:
+    return Source(path, args.text, args.label, args.columns, args.classes, split)
+
+
+def setting(args: argparse.Namespace) -> Setting:
+    recipe = Recipe(lr=args.lr, batch_size=args.batch_size, distil=args.distil)
+    return Setting(
+        args.checkpoint,
+        args.task,
+        source(args, args.train, args.train_split),
+        source(args, args.dev, args.dev_split),
+        max_length=args.max_length,
+        calibration=args.calibration,
+        retrain=args.train_examples,
+        recipe=recipe,
+    )
+
+
+def finetune(args: argparse.Namespace) -> int:
+    task = TASKS[args.task]
+    if task.apart:
+        raise ValueError(f"{task.name} has no head to train; sentence-transformers trains sentence encoders")
+    recipe = Recipe(epochs=args.epochs, lr=args.lr, batch_size=args.batch_size, seed=args.seed)
+    train, dev = read(source(args, args.train, args.train_split)), read(source(args, args.dev, args.dev_split))
+    torch.manual_seed(args.seed)  # the head may be drawn
+    changes = {} if args.num_labels is None else {"num_labels": args.num_labels}
+    model = task.load(args.checkpoint, **changes)
+    for examples in (train, dev):
+        task.check(examples, model.config)
+    tokenizer = read_tokenizer(args.checkpoint, args.max_length)
+    train = train.sample(args.train_examples, args.seed)
+    data, held_out = task.encode(train, tokenizer), task.encode(dev, tokenizer)
+    if not is_main(args.device):  # another process writes
+        finetune_(model, data, task, recipe, device=args.device)
+        return 0
+    config = {
+        "recipe": asdict(recipe),
+        "task": args.task,
+        "max_length": args.max_length,
+        "checkpoint": args.checkpoint,
+    }
+    hashes, before = {"train": train.sha256, "dev": dev.sha256}, {"before": model_sha256(model)}
+    with Run(
+        "finetune", config, folder=args.out, seed=args.seed, data=hashes, model=before, device=args.device
+    ) as run:
+        finetune_(model, data, task, recipe, log=run.log, device=args.device, progress=sys.stderr.isatty())
+        outputs = predict(model, held_out, task)
+        run.results = {**evaluate(outputs, np.array(dev.labels), task), "sha256": model_sha256(model)}
+        run.save_predictions(
+            {"label": label, "outputs": row} for label, row in zip(dev.labels, outputs.tolist(), strict=True)
+        )
+        model.save_pretrained(run.folder / "model")
+        tokenizer.save(str(run.folder / "model" / "tokenizer.json"))
+    print(*(f"{name} {value:.4f}" for name, value in run.results.items() if name != "sha256"), sep="   ")
+    print(f"model: {run.folder / 'model'}")
+    tell_json(args, runs=as_json(read_runs(run.folder)))
+    return 0
+
+
+def score(args: argparse.Namespace) -> int:
+    cells = [Cell(criterion, seed=args.seed) for criterion in args.criteria]
+    data = source(args, args.train, args.train_split)
+    setting = Setting(args.checkpoint, args.task, data, data, args.max_length, args.calibration)
+    bench = Bench(setting, args.device)
+    for cell in cells:
+        bench.check(cell)
+    found = {}
+    out = Path(args.out)
+    for cell in cells:
+        given = bench.score(bench.dense, cell)
+        scores = found[cell.criterion] = given.numpy()
+        name = cell.criterion.replace("/", "-")
+        write_scores(out / f"{name}.json", given, cell.criterion, bench.hashes["model"]["dense"])
+        plots.save(plots.heat_map(scores, title=cell.criterion), out / name)
+        print(f"\n{cell.criterion}: layers down, heads across")
+        print("\n".join(" ".join(f"{x:9.2e}" for x in row) for row in scores))
+    if len(found) > 1:
+        names, matrix = rank_correlations(found)
+        plots.save(plots.rank_correlation(names, matrix), out / "rank-correlation")
+    print(f"\nscores and figures: {out}")
+    tell_json(args, model=bench.hashes["model"], scores={name: scores.tolist() for name, scores in found.items()})
+    return 0
+
+
+def run(args: argparse.Namespace) -> int:
+    cell = Cell(
+        args.criterion,
+        args.fraction,
+        args.neurons,
+        args.uniform,
+        args.at_least,
+        args.steps,
+        args.repair,
+        args.epochs,
+        args.seed,
+    )
+    bench = Bench(setting(args), args.device)
+    folder = bench.run(cell, args.root, scores=args.scores, save_model=args.save_model)
+    records = read_runs(folder)
+    tell(records)
+    print(f"run: {folder}")
+    tell_json(args, runs=as_json(records))
+    return 0
+
+
+def curve(args: argparse.Namespace) -> int:
+    cells = grid(
+        args.criteria,
+        args.fractions,
+        repairs=args.repairs,
+        epochs=args.epochs,
+        seeds=args.seeds,
+        random_seeds=args.random_seeds,
+        neurons=args.neurons,
+        uniform=args.uniform,
+        at_least=args.at_least,
+        steps=args.steps,
+    )
+    folders = sweep(
+        setting(args),
+        cells,
+        args.root,
+        processes=args.processes,
+        device=args.device,
+        save_model=args.save_model,
+        progress=True,
+    )
+    records = [record for folder in folders for record in read_runs(folder)]
+    tell(records)
+    tell_json(args, runs=as_json(records))
+    return 0
+
+
+def as_json(records: Sequence[Record]) -> list[dict[str, Any]]:
+    return [{"folder": str(record.folder), **record.facts} for record in records]
+
+
+def tell(records: Sequence[Record]) -> None:
+    task = task_of(records)
+    print(
+        f"100 x {task.headline} by the share of heads removed, with 95 % intervals (runs, where there are several)\n"
+    )
+    print(table(summarise(records), task.headline))
+
+
+def compare(args: argparse.Namespace) -> int:
+    records = [record for root in args.roots for record in read_runs(root, name="prune")]
+    rows = summarise(records, args.against)
+    task = task_of(records)
+    dense = dense_result(records)
+    print(table(rows, task.headline))
+    for row in rows:
+        if "p" in row:
+            name = ", ".join(filter(None, way_named(row)))
+            print(
+                f"{100 * row['fraction']:g} % {name}: {100 * row['difference']:+.1f}"
+                f" [{100 * row['difference_low']:+.1f}, {100 * row['difference_high']:+.1f}] over {args.against},"
+                f" p = {row['p']:.3f}"
+            )
+    if args.json:
+        commands = sorted({record.facts["command"] for record in records})
+        facts = {name: records[0].facts[name] for name in ("environment", "data", "git")}
+        models = sorted({record.facts["model"]["dense"] for record in records})
+        write_json(
+            args.json,
+            {
+                "what": "bertlite prune",
+                "task": task.name,
+                "headline": task.headline,
+                "commands": commands,
+                **facts,
+                "models": models,
+                "setting": records[0].config["setting"],
+                "dense": dense,
+                "rows": rows,
+            },
+        )
+        print(f"rows: {args.json}")
+    if args.plots:
+        draw(records, rows, args.plots)
+        print(f"figures: {args.plots}")
+    return 0
+
+
+def draw(records: Sequence[Record], rows: Sequence[dict[str, Any]], folder: str) -> None:
+    """Curves, heads per layer, a heat map for each criterion, and how the criteria agree."""
+    task, dense = task_of(records), dense_result(records)
+    plots.save(plots.curves(rows, task.headline, dense[task.headline]), Path(folder) / "curves")
+    first: dict[str, Record] = {}
+    for record in sorted(records, key=lambda record: -record.config["cell"]["fraction"]):
+        if record.config["cell"]["steps"] == 1:
+            first.setdefault(record.config["cell"]["criterion"], record)
+    if not first:
+        return
+    dense_model = next(iter(first.values())).facts["model"]["dense"]
+    scores = {
+        name: read_scores(record.folder / SCORES, dense_model).numpy()
+        for name, record in first.items()
+        if record.facts["model"]["dense"] == dense_model
+    }
+    for name, values in scores.items():
+        pruned = {int(layer): heads for layer, heads in first[name].load(MASKS)["pruned_heads"].items()}
+        share = f"{100 * first[name].config['cell']['fraction']:g} % removed"
+        path = Path(folder) / f"heads-{name.replace('/', '-')}"
+        plots.save(plots.heat_map(values, pruned, f"{name}, {share}"), path)
+    kept = {name: first[name].results["heads_kept"] for name in scores}
+    heads = next(iter(scores.values())).shape[1]
+    plots.save(plots.heads_per_layer(kept, heads), Path(folder) / "heads-per-layer")
+    if len(scores) > 1:
+        names, matrix = rank_correlations(scores)
+        plots.save(plots.rank_correlation(names, matrix), Path(folder) / "rank-correlation")
+
+
+def export(args: argparse.Namespace) -> int:
+    out = Path(args.out)
+    if out.exists():
+        raise FileExistsError(f"{out} is there already: name another path")
+    if args.form == "mask":
+        mask = Path(args.source) / MASKS if args.mask is None else Path(args.mask)
+        units = read_json(mask)
+        write_json(out, units)
+        print(f"mask: {out}")
+        tell_json(args, mask=str(out), units=units)
+        return 0
+    model, tokenizer = pruned_checkpoint(args)
+    if args.form == "full":
+        model = densify(model)
+    model.save_pretrained(out)
+    shutil.copy(tokenizer, out / "tokenizer.json")
+    heads, neurons = units_kept(model.config)
+    print(f"heads of each layer: {heads}, neurons: {neurons}\nmodel: {out}")
+    tell_json(args, model=str(out), heads_kept=heads, neurons_kept=neurons)
+    return 0
+
+
+def pruned_checkpoint(args: argparse.Namespace) -> tuple[Any, Path]:
+    """The pruned model that is to be exported, and its tokenizer's file.
+
+    Raises:
+        ValueError: the run changed weights and did not keep them.
+    """
+    folder = Path(args.source)
+    if args.mask is not None:
+        model = apply_mask(args.mask, TASKS[args.task].load(args.source))
+        return model, folder / "tokenizer.json"
+    (record,) = read_runs(folder)
+    return model_of(record), tokenizer_of(record)
+
+
+def model_of(record: Record) -> Any:
+    """The pruned model of a run.
+
+    Raises:
+        ValueError: the run changed weights and did not keep them.
+    """
+    cell, task = record.config["cell"], TASKS[record.config["setting"]["task"]]
+    if (record.folder / "model").is_dir():
+        return task.load(str(record.folder / "model"))
+    if cell["repair"] != "none" or cell["epochs"]:
+        raise ValueError(
+            f"{record.folder} repaired or retrained its model and did not keep it: run it with --save-model"
+        )
+    return apply_mask(record.folder / MASKS, task.load(record.config["setting"]["model"]))
+
+
+def tokenizer_of(record: Record) -> Path:
+    kept = record.folder / "model" / "tokenizer.json"
+    return kept if kept.is_file() else Path(record.config["setting"]["model"]) / "tokenizer.json"
+
+
+def bench(args: argparse.Namespace) -> int:
+    records = [record for folder in args.runs for record in read_runs(folder, name="prune")]
+    task = task_of(records)
+    hashes = {record.facts["model"]["dense"] for record in records}
+    if len(hashes) > 1:
+        raise ValueError(f"the runs began with {len(hashes)} dense models; time is measured beside one")
+    setting = records[0].config["setting"]
+    dense = task.load(setting["model"], device=args.device)
+    if model_sha256(dense) not in hashes:
+        raise ValueError(f"{setting['model']} is not the model that these runs pruned: it has changed since")
+    models = {"dense": dense}
+    for record in records:  # speed follows from the shapes, whatever repair or retraining made of the weights
+        models[label_of(record)] = apply_mask(record.folder / MASKS, dense)
+    config = {"runs": [str(record.folder) for record in records], "shapes": args.shapes, "rounds": args.rounds}
+    with Run("bench", config, folder=args.out, device=args.device, model={"dense": hashes.pop()}) as run:
+        lines = latency(models, args.shapes, args.rounds, args.device)
+        for line in lines:
+            run.log(**line)
+        results = {
+            record_label: quality(record, task) for record_label, record in zip(list(models)[1:], records, strict=True)
+        }
+        results = {"dense": {task.headline: dense_result(records)[task.headline]}, **results}
+        batch, length = args.shapes[-1]
+        for name, model in models.items():
+            results[name] |= {
+                "parameters": model.num_parameters(),
+                "peak_memory": peak_memory(model, batch, length, args.device),
+            }
+        run.results = {"headline": task.headline, "models": results, "latency": lines}
+        if args.table:
+            every = dense.config.intermediate_size // 8
+            neurons = range(0, dense.config.intermediate_size + 1, max(1, every))
+            run.results["table"] = latency_table(
+                dense, batch, length, neurons=neurons, rounds=args.rounds, device=args.device
+            )
+        for shape in args.shapes:
+            points = [line | results[line["model"]] for line in lines if (line["batch"], line["length"]) == shape]
+            name = f"{task.headline}-against-latency-{shape[0]}x{shape[1]}"
+            title = f"{shape[0]} sequences of {shape[1]} tokens"
+            plots.save(plots.against_latency(points, task.headline, title), run.folder / name)
+    print(f"{'model':<44} {'input':>8} {'ms':>8} {'speed-up':>22} {'FLOPs':>6} {task.headline:>9}")
+    for line in lines:
+        speed = line["speedup"]
+        print(
+            f"{line['model']:<44} {line['batch']:>3}x{line['length']:<4} {1e3 * line['seconds']['median']:8.2f}"
+            f" {speed['median']:6.2f} ({speed['low']:.2f} to {speed['high']:.2f}) {100 * line['macs']:5.0f} %"
+            f" {results[line['model']][task.headline]:9.4f}"
+        )
+    print(f"run: {args.out}")
+    tell_json(args, runs=as_json(read_runs(args.out)))
+    return 0
+
+
+def label_of(record: Record) -> str:
+    cell = record.config["cell"]
+    name, _, repair, epochs = way_named({**cell, "calibration": Setting.calibration})  # which decides no speed
+    heads = f"-{100 * cell['fraction']:g} % heads"
+    neurons = f"-{100 * cell['neurons']:g} % neurons" if cell["neurons"] else ""
+    said = ", ".join(filter(None, (heads, neurons, name, repair, epochs and f"{epochs} epochs")))
+    return f"{said}, seed {cell['seed']}" if cell["seed"] else said
+
+
+def quality(record: Record, task: Task) -> dict[str, float]:
+    interval, _ = interval_of([record], task)
+    return {task.headline: record.results[task.headline], "low": interval.low, "high": interval.high}
+
+
+ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
+    action.__name__: action for action in (finetune, score, run, curve, compare, export, bench)
+}

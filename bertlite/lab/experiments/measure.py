@@ -1,0 +1,148 @@
+"""What pruning saves, measured: time beside the dense model's, memory, and the time of each sublayer by its size."""
+
+import multiprocessing
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bertlite import prune_heads, prune_neurons
+from bertlite.importance import macs
+from bertlite.lab.timing import alternate
+
+
+def random_inputs(config: Any, batch: int, length: int, device: str = "cpu", seed: int = 0) -> dict[str, Tensor]:
+    """Sequences without padding, of random words."""
+    draw = torch.Generator().manual_seed(seed)
+    ids = torch.randint(config.vocab_size, (batch, length), generator=draw).to(device)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def quartiles(values: list[float]) -> dict[str, float]:
+    low, median, high = statistics.quantiles(values, n=4)
+    return {"low": low, "median": median, "high": high}
+
+
+def latency(
+    models: Mapping[str, Any], shapes: Iterable[tuple[int, int]], rounds: int = 21, device: str = "cpu"
+) -> list[dict[str, Any]]:
+    """How long each model takes beside the first, the dense one.
+
+    Args:
+        shapes: of the inputs, (sequences, tokens).
+
+    Returns:
+        One line for each shape and model: "batch", "length", "model", "seconds" (quartiles), "speedup", the median
+        over rounds of the dense model's seconds over this one's, with its quartiles, and "macs", the share of the
+        dense encoder's multiply-accumulates.
+
+    Raises:
+        ValueError: fewer than two rounds, which have no quartiles.
+    """
+    if rounds < 2:
+        raise ValueError(f"rounds is {rounds}; quartiles need 2 or more")
+    dense = next(iter(models))
+    lines = []
+    for batch, length in shapes:
+        inputs = random_inputs(models[dense].config, batch, length, device)
+        with torch.inference_mode():
+            found = alternate(
+                {name: partial(model, **inputs) for name, model in models.items()},
+                rounds,
+                device,
+            )
+        for name, seconds in found.items():
+            ratios = [a / b for a, b in zip(found[dense], seconds, strict=True)]
+            share = macs(models[name].config, length) / macs(models[dense].config, length)
+            lines.append(
+                {
+                    "batch": batch,
+                    "length": length,
+                    "model": name,
+                    "seconds": quartiles(seconds),
+                    "speedup": quartiles(ratios),
+                    "macs": share,
+                }
+            )
+    return lines
+
+
+def latency_table(
+    model: Any,
+    batch: int,
+    length: int,
+    *,
+    neurons: Iterable[int] = (),
+    rounds: int = 21,
+    device: str = "cpu",
+) -> dict[str, dict[int, float]]:
+    """Seconds of one attention sublayer by the heads it has, and of one feed-forward sublayer by its neurons.
+
+    Args:
+        neurons: the numbers to measure; the number of heads goes from 0 to all.
+
+    Returns:
+        {"heads": {kept: median seconds}, "neurons": {kept: median seconds}}: what `rank_by_latency` takes.
+    """
+    config = model.config
+    inputs = random_inputs(config, batch, length, device)
+    states = torch.randn(batch, length, config.hidden_size, device=device, dtype=next(model.parameters()).dtype)
+    base = model.base_model
+    attend = base.layout(states, inputs["attention_mask"], length, False).attend
+    attentions: dict[int, Callable[[], Any]] = {}
+    networks: dict[int, Callable[[], Any]] = {}
+    for kept in range(config.num_attention_heads + 1):
+        smaller = prune_heads(base, {0: range(kept, config.num_attention_heads)}).encoder.layer[0]
+        attentions[kept] = partial(smaller.attention, states, attend)
+    for kept in neurons:
+        smaller = prune_neurons(base, {0: range(kept, config.intermediate_size)}).encoder.layer[0]
+        networks[kept] = partial(smaller.feed_forward, states)
+    found: dict[str, dict[int, float]] = {}
+    with torch.inference_mode():
+        for name, runs in (("heads", attentions), ("neurons", networks)):
+            seconds = alternate({str(kept): each for kept, each in runs.items()}, rounds, device)
+            found[name] = {int(kept): statistics.median(each) for kept, each in seconds.items()}
+    return found
+
+
+def peak_memory(model: Any, batch: int, length: int, device: str = "cpu") -> int:
+    """Bytes that loading a model and running it once take at their height.
+
+    On a GPU what torch allocates; on the CPU the growth of a fresh process, so it holds what the kernels take too.
+    """
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats(device)
+        with torch.inference_mode():
+            model(**random_inputs(model.config, batch, length, device))
+        return torch.cuda.max_memory_allocated(device)
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            return pool.apply(growth, (type(model), folder, batch, length, torch.get_num_threads()))
+
+
+def growth(cls: Any, folder: str, batch: int, length: int, threads: int) -> int:
+    """In a process of its own: how much its peak resident memory grew by loading and running a model."""
+    torch.set_num_threads(threads)
+    before = peak_resident()
+    model = cls.from_pretrained(folder)
+    with torch.inference_mode():
+        model(**random_inputs(model.config, batch, length))
+    return peak_resident() - before
+
+
+def peak_resident() -> int:
+    """Linux says it of this process alone; what getrusage says there, a process inherits from the one it came from."""
+    try:
+        (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+        return 1024 * int(line.split()[1])
+    except OSError:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,0 +1,1 @@
+"""The BERT stack: masks, attention, layouts, modules and the body that runs them."""

@@ -1,0 +1,361 @@
+"""The BERT stack, bottom to top.  Attribute names are checkpoint keys.
+
+Shapes:  B sequences · S positions · D hidden · N heads kept · H head dim;  … is (B, S) or, packed, (T,)
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bertlite.activations import XIELU, activation
+from bertlite.config import ConfigLike, kept_heads, kept_neurons
+from bertlite.stack.attention import Attend
+from bertlite.stack.cache import Cache
+
+Source = Tensor | tuple[Tensor, Tensor]
+
+
+class BertEmbeddings(nn.Module):
+    """Add what a token is, which segment it is in and where it stands, then normalise."""
+
+    def __init__(self, config: ConfigLike) -> None:
+        super().__init__()
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.absolute = config.position_embedding_type == "absolute"  # else the scores know where tokens stand
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,  # (…,)
+        token_type_ids: Tensor | None = None,  # (…,), zeros if not given
+        position_ids: Tensor | None = None,  # (…,), (1, S) or (S,), counted from 0 if not given
+        inputs_embeds: Tensor | None = None,  # (…, D), in place of input_ids
+    ) -> Tensor:  # (…, D)
+        x = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        if token_type_ids is None:
+            token_type_ids = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
+        x = x + self.token_type_embeddings(token_type_ids)
+        if self.absolute:
+            if position_ids is None:
+                position_ids = torch.arange(x.shape[-2], device=x.device)[None]
+            x = x + self.position_embeddings(position_ids)
+        return self.dropout(self.LayerNorm(x))
+
+
+class BertSelfAttention(nn.Module):
+    """Project to queries, keys and values, and let every head attend.
+
+    Keys and values come from `source` if it is given: to the last layer, when only some positions' queries are wanted,
+    all positions; to cross-attention, whose heads are never pruned, an encoder's output (B, K, D), or its keys and
+    values as projected before, each (B, K, N, H).
+    """
+
+    def __init__(self, config: ConfigLike, layer: int, cross: bool = False) -> None:
+        super().__init__()
+        self.attention_head_size = config.hidden_size // config.num_attention_heads
+        self.num_attention_heads = config.num_attention_heads if cross else len(kept_heads(config, layer))
+        self.all_head_size = self.num_attention_heads * self.attention_head_size
+        self.query = linear(config.hidden_size, self.all_head_size)
+        self.key = linear(config.hidden_size, self.all_head_size)
+        self.value = linear(config.hidden_size, self.all_head_size)
+        self.dropout = nn.Dropout(config.attention_probs_dropout_prob)
+        self.position_embedding_type = "absolute" if cross else config.position_embedding_type
+        if self.position_embedding_type != "absolute":
+            self.max_position_embeddings = config.max_position_embeddings
+            self.distance_embedding = nn.Embedding(2 * config.max_position_embeddings - 1, self.attention_head_size)
+
+    def forward(
+        self, hidden_states: Tensor, attend: Attend, gate: Tensor | None = None, source: Source | None = None
+    ) -> tuple[Tensor, Tensor | None]:  # (…, D), -, (…, N, 1), - -> (…, N·H), (B, N, S, K)
+        q = self.split(self.query(hidden_states))  # (…, N, H)
+        if isinstance(source, tuple):
+            k, v = source
+        else:
+            seen = hidden_states if source is None else source
+            k, v = self.split(self.key(seen)), self.split(self.value(seen))
+        score_bias = self.distance_scores if self.position_embedding_type != "absolute" else None
+        context, weights = attend(q, k, v, score_bias, self.dropout.p if self.training else 0.0, self)
+        if gate is not None:
+            context = context * gate
+            weights = weights * gate.transpose(1, 2) if weights is not None else None
+        return context.flatten(-2), weights
+
+    def split(self, x: Tensor) -> Tensor:  # (…, N·H) -> (…, N, H)
+        return x.unflatten(-1, (x.shape[-1] // self.attention_head_size, self.attention_head_size))
+
+    def distance_scores(
+        self, q: Tensor, k: Tensor, first: bool = False
+    ) -> Tensor:  # (B, N, S, H), (B, N, K, H) -> (B, N, S, K)
+        """What the distance from query to key adds to the scaled scores (Shaw et al. 2018; Huang et al. 2020).
+
+        The queries stand where the last of the keys do, or the first.
+        """
+        queries, keys = q.shape[-2], k.shape[-2]
+        at = torch.arange(keys, device=q.device)
+        distance = (at[:queries, None] if first else at[keys - queries :, None]) - at[None, :]
+        table = self.distance_embedding(distance + self.max_position_embeddings - 1).to(q.dtype)  # (S, K, H)
+        scores = torch.einsum("bnsh,skh->bnsk", q, table)
+        if self.position_embedding_type == "relative_key_query":
+            scores = scores + torch.einsum("bnkh,skh->bnsk", k, table)
+        return scores / math.sqrt(self.attention_head_size)
+
+
+class BertSelfOutput(nn.Module):
+    """Project the heads back to D, then add and normalise."""
+
+    def __init__(self, config: ConfigLike, width: int) -> None:
+        super().__init__()
+        self.dense = linear(width, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, context: Tensor, residual: Tensor) -> Tensor:  # (…, N·H), (…, D) -> (…, D)
+        return self.LayerNorm(self.dropout(self.dense(context)) + residual)
+
+
+class BertAttention(nn.Module):
+    """Attention, to oneself or to an encoder, and its output projection; its attribute is `self` in checkpoints."""
+
+    def __init__(self, config: ConfigLike, layer: int, cross: bool = False) -> None:
+        super().__init__()
+        self.self = BertSelfAttention(config, layer, cross)
+        self.output = BertSelfOutput(config, self.self.all_head_size)
+        self.pruned_heads = set() if cross else set(config.pruned_heads.get(layer, ()))  # third-party pruners read it
+
+    def forward(
+        self, hidden_states: Tensor, attend: Attend, gate: Tensor | None = None, source: Source | None = None
+    ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, D), (B, N, S, K)
+        context, weights = self.self(hidden_states, attend, gate, source)
+        return self.output(context, hidden_states), weights
+
+
+class BertIntermediate(nn.Module):
+    """The wide half of the feed-forward network; `width` is the neurons that are left, by default all."""
+
+    def __init__(self, config: ConfigLike, width: int | None = None) -> None:
+        super().__init__()
+        self.dense = linear(config.hidden_size, config.intermediate_size if width is None else width)
+        self.intermediate_act_fn = activation(config.hidden_act)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # (…, D) -> (…, intermediate)
+        return self.intermediate_act_fn(self.dense(hidden_states))
+
+
+class BertOutput(nn.Module):
+    """The narrow half of the feed-forward network, then add and normalise."""
+
+    def __init__(self, config: ConfigLike, width: int | None = None) -> None:
+        super().__init__()
+        self.dense = linear(config.intermediate_size if width is None else width, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden_states: Tensor, residual: Tensor) -> Tensor:  # (…, intermediate), (…, D) -> (…, D)
+        return self.LayerNorm(self.dropout(self.dense(hidden_states)) + residual)
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """How a layer forgets its activations and computes them again in the backward pass."""
+
+    offload: bool = False  # keep what is kept, the layer's input, in host memory
+    preserve_rng_state: bool = True
+    determinism_check: str = "default"
+
+    def __call__(self, run: Callable[..., Any], *args: Any) -> Any:
+        from torch.utils.checkpoint import checkpoint
+
+        with torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()) if self.offload else nullcontext():
+            return checkpoint(
+                run,
+                *args,
+                use_reentrant=False,  # the other kind loses all gradients when the embeddings are frozen
+                preserve_rng_state=self.preserve_rng_state,
+                determinism_check=self.determinism_check,
+            )
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a decoder's layer works with besides tensors."""
+
+    cache: Cache | None = None
+    attend: Attend | None = None  # to an encoder's output
+
+
+NOTHING = Memory()
+
+
+def recalling(attend: Attend, recall: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Attend:
+    """Attention whose keys and values first pass through a cache."""
+
+    # torch 2.6 does not compile a | where a function is made: its type is a text
+    def recalled(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> "tuple[Tensor, Tensor | None]":
+        return attend(q, *recall(k, v), *rest)
+
+    return recalled  # type: ignore[return-value]  # `rest` is the rest of Attend
+
+
+class BertLayer(nn.Module):
+    """Attention, in a decoder also to an encoder's output, then the feed-forward network."""
+
+    def __init__(self, config: ConfigLike, layer: int) -> None:
+        super().__init__()
+        self.layer_idx = layer
+        self.attention = BertAttention(config, layer)
+        if config.add_cross_attention:
+            self.crossattention = BertAttention(config, layer, cross=True)
+        width = len(kept_neurons(config, layer))
+        self.intermediate = BertIntermediate(config, width)
+        self.output = BertOutput(config, width)
+        self.chunk_size_feed_forward = config.chunk_size_feed_forward
+        self.checkpointing: Checkpointing | None = None
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attend: Attend,
+        gate: Tensor | None = None,
+        memory: Memory = NOTHING,
+        encoder_states: Tensor | None = None,  # (B, K, D)
+        source: Tensor | None = None,  # (…, D), what is attended to, if not hidden_states itself
+    ) -> Tensor | tuple[Tensor, ...]:  # (…, D) -> (…, D), and the weights that `attend` gives, each (B, N, S, K)
+        if self.checkpointing is not None and self.recomputes:
+            return self.checkpointing(self.run, hidden_states, attend, gate, memory, encoder_states, source)
+        return self.run(hidden_states, attend, gate, memory, encoder_states, source)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether a forward now would be run again in the backward pass."""
+        return self.checkpointing is not None and torch.is_grad_enabled()
+
+    def run(
+        self,
+        hidden_states: Tensor,
+        attend: Attend,
+        gate: Tensor | None,
+        memory: Memory,
+        encoder_states: Tensor | None,
+        source: Tensor | None,
+    ) -> Tensor | tuple[Tensor, ...]:
+        if memory.cache is not None:
+            attend = recalling(attend, partial(memory.cache.extend, self.layer_idx))
+        x, weights = self.attention(hidden_states, attend, gate, source)
+        out = () if weights is None else (weights,)
+        if encoder_states is not None and memory.attend is not None:
+            x, weights = self.cross(x, memory.attend, memory.cache, encoder_states)
+            out = out if weights is None else (*out, weights)
+        if self.chunk_size_feed_forward:  # the same sums on fewer rows at a time
+            x = torch.cat([self.feed_forward(part) for part in x.split(self.chunk_size_feed_forward, -2)], -2)
+        else:
+            x = self.feed_forward(x)
+        return (x, *out) if out else x
+
+    def cross(
+        self, x: Tensor, attend: Attend, cache: Cache | None, encoder_states: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        if cache is None:
+            return self.crossattention(x, attend, source=encoder_states)
+        known = cache.kept(self.layer_idx)
+        if known is None:
+            attend = recalling(attend, partial(cache.keep, self.layer_idx))
+        return self.crossattention(x, attend, source=encoder_states if known is None else known)
+
+    def feed_forward(self, x: Tensor) -> Tensor:  # (…, D) -> (…, D)
+        return self.output(self.intermediate(x), x)
+
+
+@dataclass(frozen=True)
+class First:
+    """How to go on with the first token of each sequence alone."""
+
+    of: Callable[[Tensor], Tensor]  # (…, D) -> the first tokens
+    attend: Attend  # from them to all
+
+
+class BertEncoder(nn.Module):
+    """The layers, one after the other."""
+
+    layer_class: type[BertLayer] = BertLayer
+
+    def __init__(self, config: ConfigLike) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList(self.layer_class(config, layer) for layer in range(config.num_hidden_layers))
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attend: Attend,
+        gates: Sequence[Tensor] | None = None,
+        memory: Memory = NOTHING,
+        encoder_states: Tensor | None = None,
+        keep_states: bool = False,
+        first: First | None = None,
+    ) -> tuple[Tensor, list[Tensor], list[tuple[Tensor, ...]]]:
+        """(…, D) -> the last layer's output; if kept, what each layer was given; the weights that each gave.
+
+        With `first` the last layer computes each sequence's first token alone.
+        """
+        x, states, weights = hidden_states, [], []
+        last = None if first is None else len(self.layer) - 1
+        for i, layer in enumerate(self.layer):
+            if keep_states:
+                states.append(x)
+            gate = None if gates is None else gates[i]
+            if first is not None and i == last:
+                gate = None if gate is None else first.of(gate)
+                out = layer(first.of(x), first.attend, gate, memory, encoder_states, x)
+            else:
+                out = layer(x, attend, gate, memory, encoder_states)
+            x, *given = out if isinstance(out, tuple) else (out,)
+            weights.append(tuple(given))
+        if first is not None and not self.layer:
+            x = first.of(x)
+        return x, states, weights
+
+
+class BertPooler(nn.Module):
+    """A summary of the sequence: its first token, [CLS], through one more layer."""
+
+    def __init__(self, config: ConfigLike) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = nn.Tanh()
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # (B, S, D) -> (B, D)
+        return self.activation(self.dense(hidden_states[:, 0]))
+
+
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    """nn.Linear, silent about the empty matrix of a layer that has lost all its heads or neurons."""
+    with warnings.catch_warnings() if not (inputs and outputs) else nullcontext():
+        if not (inputs and outputs):
+            warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
+        return nn.Linear(inputs, outputs)
+
+
+@torch.no_grad()
+def init_weights(part: nn.Module, config: ConfigLike) -> None:
+    """Initialise a part and all below it as BERT does: normal matrices, zero biases, a zero row for padding."""
+    for module in part.modules():
+        if isinstance(module, nn.Linear):
+            if module.weight.numel():
+                module.weight.normal_(0.0, config.initializer_range)
+            if module.bias is not None:
+                module.bias.zero_()
+        elif isinstance(module, nn.Embedding):
+            module.weight.normal_(0.0, config.initializer_range)
+            if module.padding_idx is not None:
+                module.weight[module.padding_idx].zero_()
+        elif isinstance(module, nn.LayerNorm | nn.PReLU | XIELU):
+            module.reset_parameters()

@@ -1,0 +1,388 @@
+"""Write a corpus of checkpoints that nobody should load: damaged, lying or malicious, one folder each.
+
+    python -m scripts.make.hostile FOLDER    # a second; some 60 folders of 300 KB
+
+FOLDER/CASE holds the checkpoint, FOLDER/expected.json what the error about each case must say.  The pickles among
+them would make a file named "canary" beside the corpus, were they run.
+"""
+
+import argparse
+import json
+import os
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save, save_file
+from torch import Tensor
+
+from bertlite import BertConfig, BertModel
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 37,
+    "max_position_embeddings": 40,
+    "type_vocab_size": 5,
+}
+Q0 = "encoder.layer.0.attention.self.query.weight"
+ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+INDEX = "model.safetensors.index.json"
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 440449768\n"
+DEEP = "[" * 200_000  # more than Python's JSON reader can descend
+
+SAME: Mapping[str, str] = {}
+
+State = dict[str, Tensor]
+Write = Callable[[Path], None]
+
+
+def state() -> State:
+    """The tensors of a small model, the same at every call."""
+    torch.manual_seed(0)
+    return {name: tensor.clone() for name, tensor in BertModel(BertConfig(**SIZES)).state_dict().items()}  # type: ignore[arg-type]
+
+
+def config_of(**changes: Any) -> Write:
+    """A whole checkpoint but for these fields of its config."""
+
+    def write(folder: Path) -> None:
+        save_file(state(), folder / "model.safetensors", {"format": "pt"})
+        text = json.dumps({**SIZES, "model_type": "bert", **changes})
+        (folder / "config.json").write_text(text.replace('"1e400"', "1e400"))
+
+    return write
+
+
+def config_text(text: str) -> Write:
+    def write(folder: Path) -> None:
+        config_of()(folder)
+        (folder / "config.json").write_text(text)
+
+    return write
+
+
+def tensors(change: Callable[[State], Any], **config: Any) -> Write:
+    """A checkpoint whose tensors have been changed, in place or by returning others."""
+
+    def write(folder: Path) -> None:
+        config_of(**config)(folder)
+        changed = state()
+        changed = change(changed) or changed
+        save_file({name: t.contiguous() for name, t in changed.items()}, folder / "model.safetensors")
+
+    return write
+
+
+def blob(change: Callable[[bytes], bytes]) -> Write:
+    """A checkpoint whose weights file has been changed byte by byte."""
+
+    def write(folder: Path) -> None:
+        config_of()(folder)
+        (folder / "model.safetensors").write_bytes(change(save(state())))
+
+    return write
+
+
+def header(change: Callable[[dict[str, Any]], Any]) -> Write:
+    """A checkpoint whose weights file has another header before the same bytes."""
+
+    def rewrite(whole: bytes) -> bytes:
+        (size,) = struct.unpack("<Q", whole[:8])
+        entries = json.loads(whole[8 : 8 + size])
+        text = json.dumps(change(entries) or entries).encode()
+        return struct.pack("<Q", len(text)) + text + whole[8 + size :]
+
+    return blob(rewrite)
+
+
+def entry(**fields: Any) -> Write:
+    """A header that says something else of one tensor."""
+    return header(lambda entries: entries[Q0].update(fields))
+
+
+def shards(
+    one: Callable[[State], State] = dict, two: Callable[[State], State] = dict, mapped: Mapping[str, str] = SAME
+) -> Write:
+    """A checkpoint in two files, each perhaps changed; `mapped` is what the index says in addition."""
+
+    def write(folder: Path) -> None:
+        config_of()(folder)
+        (folder / "model.safetensors").unlink()
+        names, whole = sorted(state()), state()
+        parts = {ONE: names[: len(names) // 2], TWO: names[len(names) // 2 :]}
+        table = {name: file for file, part in parts.items() for name in part} | dict(mapped)
+        for change, (file, part) in zip((one, two), parts.items(), strict=True):
+            save_file(change({name: whole[name] for name in part}), folder / file)
+        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": table}))
+
+    return write
+
+
+def index_text(text: str) -> Write:
+    def write(folder: Path) -> None:
+        shards()(folder)
+        (folder / INDEX).write_text(text)
+
+    return write
+
+
+def without_a_shard(folder: Path) -> None:
+    shards()(folder)
+    (folder / TWO).unlink()
+
+
+def linked_shard(folder: Path) -> None:
+    shards()(folder)
+    outside = folder.with_name(f"{folder.name}.outside")
+    (folder / TWO).rename(outside)
+    (folder / TWO).symlink_to(outside)
+
+
+class Malice:
+    """What a pickle would do if it were run."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = str(canary)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self.canary,)
+
+
+def pickled(dump: Callable[[Any, Path], None], file: str = "pytorch_model.bin") -> Write:
+    def write(folder: Path) -> None:
+        config_of()(folder)
+        (folder / "model.safetensors").unlink()
+        dump({**state(), "x": Malice(folder.with_name("canary"))}, folder / file)
+
+    return write
+
+
+def raw_pickle(held: Any, path: Path) -> None:
+    path.write_bytes(pickle.dumps(held["x"], protocol=2))
+
+
+def old_pickle(held: Any, path: Path) -> None:
+    torch.save(held, path, _use_new_zipfile_serialization=False)
+
+
+def disguised_pickle(held: Any, path: Path) -> None:
+    """A pickle under the name of a safetensors file."""
+    torch.save(held, path)
+
+
+def lying_pickle(held: Any, path: Path) -> None:
+    """A tensor of more numbers than its storage holds."""
+    torch.save({name: t for name, t in held.items() if name != "x"}, path)
+    with zipfile.ZipFile(path) as source:
+        parts = {name: source.read(name) for name in source.namelist()}
+    [name] = [each for each in parts if each.endswith("data.pkl")]
+    parts[name] = parts[name].replace(b"K\x61K\x30\x86", b"J\x00\x00\x00\x7fK\x30\x86")  # (97, 48) -> (2130706432, 48)
+    with zipfile.ZipFile(path, "w") as target:
+        for each, data in parts.items():
+            target.writestr(each, data)
+
+
+def complex_pickle(held: Any, path: Path) -> None:
+    torch.save({**{name: t for name, t in held.items() if name != "x"}, Q0: held[Q0].to(torch.complex64)}, path)
+
+
+def nan_in(name: str, value: float) -> Write:
+    return tensors(lambda held: held[name].view(-1)[7:8].fill_(value) and None)
+
+
+def pruned_without_saying(held: State) -> State:
+    """Head 1 of layer 0 is gone from the tensors."""
+    stay = [row for row in range(48) if row // 12 != 1]
+    start = "encoder.layer.0.attention."
+    for part in ("query", "key", "value"):
+        for kind in ("weight", "bias"):
+            held[f"{start}self.{part}.{kind}"] = held[f"{start}self.{part}.{kind}"][stay]
+    held[f"{start}output.dense.weight"] = held[f"{start}output.dense.weight"][:, stay]
+    return held
+
+
+def fewer_neurons(held: State) -> State:
+    """Neurons 0 to 4 of layer 1 are gone from the tensors."""
+    for name, axis in (("intermediate.dense.weight", 0), ("intermediate.dense.bias", 0), ("output.dense.weight", 1)):
+        name = f"encoder.layer.1.{name}"
+        held[name] = held[name][5:] if axis == 0 else held[name][:, 5:]
+    return held
+
+
+ABSURD = 10**12
+DAMAGED = "is damaged or cut short"
+CASES: dict[str, tuple[Callable[[Path], Any], str]] = {  # what is written, and what the error says
+    # weights files
+    "empty": (blob(lambda whole: b""), "is empty: fetch it again"),
+    "git-lfs pointer": (blob(lambda whole: POINTER), "is a git-lfs pointer, not the weights: run git lfs pull"),
+    "web page": (blob(lambda whole: b"<!DOCTYPE html><html>" * 9), DAMAGED),
+    "cut in the length": (blob(lambda whole: whole[:5]), DAMAGED),
+    "cut in the header": (blob(lambda whole: whole[:99]), DAMAGED),
+    "cut in half": (blob(lambda whole: whole[: len(whole) // 2]), DAMAGED),
+    "one byte short": (blob(lambda whole: whole[:-1]), DAMAGED),
+    "one byte long": (blob(lambda whole: whole + b"\0"), DAMAGED),
+    "header of 2**64 bytes": (blob(lambda whole: b"\xff" * 8 + whole[8:]), DAMAGED),
+    "header of 2 GiB": (blob(lambda whole: struct.pack("<Q", 2**31) + whole[8:]), DAMAGED),
+    "header of nothing": (blob(lambda whole: bytes(8) + whole[8:]), DAMAGED),
+    "header that is no text": (blob(lambda whole: whole[:8] + b"\xff" * 99 + whole[107:]), DAMAGED),
+    "header that is too deep": (blob(lambda whole: struct.pack("<Q", len(DEEP)) + DEEP.encode()), DAMAGED),
+    "header that is a list": (header(lambda entries: [entries]), DAMAGED),
+    "unknown dtype": (entry(dtype="F13"), DAMAGED),
+    "more bytes than the dtype says": (entry(dtype="F16"), DAMAGED),
+    "fewer bytes than the dtype says": (entry(dtype="F64"), DAMAGED),
+    "negative shape": (entry(shape=[-48, -48]), DAMAGED),
+    "shape of 2**64 numbers": (entry(shape=[2**32, 2**32]), DAMAGED),
+    "shape that is a text": (entry(shape="48"), DAMAGED),
+    "offsets before the file": (entry(data_offsets=[-9216, 0]), DAMAGED),
+    "offsets past the file": (entry(data_offsets=[10**9, 10**9 + 9216]), DAMAGED),
+    "offsets backwards": (entry(data_offsets=[9216, 0]), DAMAGED),
+    "overlapping tensors": (
+        header(lambda entries: entries[Q0].update(data_offsets=entries[Q0.replace("query", "key")]["data_offsets"])),
+        DAMAGED,
+    ),
+    "a hole between tensors": (header(lambda entries: entries.pop(Q0) and None), DAMAGED),
+    # tensors
+    "nan": (nan_in(Q0, float("nan")), f"{Q0} holds nan or inf"),
+    "infinity": (
+        nan_in("embeddings.word_embeddings.weight", float("inf")),
+        "embeddings.word_embeddings.weight holds nan or inf",
+    ),
+    "minus infinity": (
+        nan_in("pooler.dense.bias", -float("inf")),
+        "pooler.dense.bias holds nan or inf",
+    ),
+    "integers": (tensors(lambda held: held.update({Q0: held[Q0].to(torch.int8)})), f"{Q0} is torch.int8"),
+    "eighths of a number": (
+        tensors(lambda held: held.update({Q0: held[Q0].to(torch.float8_e4m3fn)})),
+        f"{Q0} is F8_E4M3",
+    ),
+    "complex numbers": (
+        pickled(complex_pickle),  # which the oldest safetensors cannot write
+        f"{Q0} is torch.complex64",
+    ),
+    "no tensors": (tensors(lambda held: {"x": torch.ones(1)}), "it is no BERT's"),
+    "a tensor of no numbers": (
+        tensors(lambda held: held.update({Q0: torch.zeros(0, 48)})),
+        f"{Q0} is (0, 48)",
+    ),
+    "a scalar": (tensors(lambda held: held.update({Q0: torch.zeros(())})), f"{Q0} is ()"),
+    "another shape": (tensors(lambda held: held.update({Q0: held[Q0][:, 1:]})), f"{Q0} is (48, 47)"),
+    "a missing tensor": (tensors(lambda held: held.pop(Q0) is None or None), f"{Q0} is missing"),
+    "a layer with no end": (
+        tensors(lambda held: held.update({f"encoder.layer.{'9' * 5000}.x": torch.ones(1)})),
+        "is unknown",
+    ),
+    "the same tensor twice": (
+        tensors(lambda held: held.update({f"bert.{Q0}": torch.ones(48, 48)})),
+        f"{Q0} is there twice",
+    ),
+    # configs
+    "config that is empty": (config_text(""), "config.json is not JSON"),
+    "config without fields": (config_text("{}"), "does not state vocab_size"),
+    "config that is a list": (config_text("[1]"), "holds a JSON list"),
+    "config that is too deep": (config_text(DEEP), "config.json is not JSON"),
+    "config with an endless number": (config_text(f'{{"hidden_size": {"9" * 5000}}}'), "config.json is not JSON"),
+    "config that is a pointer": (config_text(POINTER.decode()), "config.json is not JSON"),
+    "config of another model": (config_of(model_type="roberta"), "describes a 'roberta' model"),
+    "size that is a text": (config_of(hidden_size="48"), "hidden_size is '48'"),
+    "size that is negative": (config_of(vocab_size=-97), "vocab_size is -97"),
+    "infinite eps": (config_of(layer_norm_eps="1e400"), "layer_norm_eps is inf"),
+    "unknown activation": (config_of(hidden_act="foo"), "hidden_act 'foo' is unknown"),
+    "unknown positions": (config_of(position_embedding_type="foo"), "position_embedding_type 'foo' is unknown"),
+    "padding outside the vocabulary": (config_of(pad_token_id=97), "pad_token_id 97 is outside the vocabulary"),
+    "heads that do not divide": (config_of(num_attention_heads=5), "hidden_size 48 is not a multiple"),
+    **{
+        f"absurd {name}": (
+            config_of(**{name: size, **({"hidden_size": size} if name == "num_attention_heads" else {})}),
+            "it must be",
+        )
+        for size in (ABSURD,)
+        for name in (*SIZES, "num_labels")
+    },
+    **{f"large {name}": (config_of(**{name: 2**27}), str(2**27)) for name in (*SIZES, "num_labels")},
+    "more layers than tensors": (config_of(num_hidden_layers=4000), "num_hidden_layers is 4000, but there are 55"),
+    # pruning
+    "pruned without saying": (
+        tensors(pruned_without_saying),
+        "layer 0 has 3 of 4 heads, but the config's pruned_heads does not name it",
+    ),
+    "other heads pruned": (
+        tensors(pruned_without_saying, pruned_heads={"0": [0, 1]}),
+        "layer 0 has 3 of 4 heads, but the config's pruned_heads says that [0, 1] are gone",
+    ),
+    "said to be pruned": (
+        config_of(pruned_heads={"2": [1]}),
+        "layer 2 has 4 of 4 heads, but the config's pruned_heads says that [1] are gone",
+    ),
+    "a head that never was": (config_of(pruned_heads={"2": [4]}), "layer 2 has no head 4"),
+    "a layer that never was": (config_of(pruned_heads={"3": [0]}), "there is no layer 3"),
+    "heads that are no numbers": (config_of(pruned_heads={"0": "13"}), "heads are given as {layer: [heads]}"),
+    "neurons pruned without saying": (
+        tensors(fewer_neurons),
+        "layer 1 has 32 of 37 neurons, but the config's pruned_neurons does not name it",
+    ),
+    "said to have lost neurons": (
+        config_of(pruned_neurons={"1": [3]}),
+        "layer 1 has 37 of 37 neurons, but the config's pruned_neurons says that [3] are gone",
+    ),
+    # shards
+    "shard missing": (without_a_shard, f"names {TWO}, which is not there"),
+    "shard above the folder": (shards(mapped={Q0: "../shard.safetensors"}), "points outside its folder"),
+    "shard at the root": (shards(mapped={Q0: "/etc/passwd"}), "points outside its folder"),
+    "shard on a drive": (shards(mapped={Q0: "C:\\shard"}), "points outside its folder"),
+    "shard without a name": (shards(mapped={Q0: ""}), "points outside its folder"),
+    "shard whose name is too long": (shards(mapped={Q0: "s" * 300}), "which is not there"),
+    "shard that is a link out": (linked_shard, "is a link out of its folder"),
+    "shard that is the index": (shards(mapped={Q0: INDEX}), "is no weights file"),
+    "tensor in both shards": (
+        shards(two=lambda held: {**held, "embeddings.LayerNorm.bias": torch.zeros(48)}),
+        f"{TWO} also holds embeddings.LayerNorm.bias",
+    ),
+    "tensor in neither shard": (
+        shards(one=lambda held: {name: t for name, t in held.items() if name != "embeddings.LayerNorm.bias"}),
+        f"{ONE} lacks embeddings.LayerNorm.bias",
+    ),
+    "index that is no JSON": (index_text("{"), DAMAGED),
+    "index that is too deep": (index_text(DEEP), DAMAGED),
+    "index of nothing": (index_text('{"weight_map": {}}'), "names no file"),
+    "index of lists": (index_text('{"weight_map": {"a": ["b"]}}'), DAMAGED),
+    # pickles
+    "pickle with code": (pickled(torch.save), "nothing in it was run"),
+    "pickle of 2018 with code": (pickled(old_pickle), "nothing in it was run"),
+    "pickle of code alone": (pickled(raw_pickle), "nothing in it was run"),
+    "pickle that says it is safe": (pickled(disguised_pickle, "model.safetensors"), DAMAGED),
+    "pickle that promises too much": (pickled(lying_pickle), DAMAGED),
+}
+
+
+def write(folder: Path, name: str) -> Path:
+    """Write one case; returns its folder."""
+    place = folder / name
+    place.mkdir(parents=True)
+    CASES[name][0](place)
+    return place
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where; it must not exist yet, or be empty")
+    folder: Path = parser.parse_args(argv).folder
+    if folder.exists() and any(folder.iterdir()):
+        parser.error(f"{folder} is not empty")
+    for name in CASES:
+        write(folder, name)
+    expected = {name: message for name, (_, message) in CASES.items()}
+    (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n", encoding="utf-8")
+    print(f"{len(CASES)} checkpoints in {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

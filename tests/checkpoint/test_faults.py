@@ -1,0 +1,431 @@
+"""Killed, out of disk, out of memory, not alone: what is on disk is the old state or the new, and can be gone on from.
+
+Children are forked and really killed: before their n-th operation on the disk, as Python's audit events see them, or
+by the kernel within a write, at the n-th byte of a file, which sees native code too.
+"""
+
+import errno
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import SIZES, assert_same, make, randomise_
+
+from bertlite import BertConfig, BertModel, BertTokenizer, prune_heads
+from bertlite.embed import Embedder, embedder
+from bertlite.embed.job import Job, run
+from bertlite.embed.rows import Rows
+from bertlite.records import Run, read_runs, write_json
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+
+WRITES = re.compile(
+    r"os\.(mkdir|rename|remove|rmdir|link|symlink|chmod|truncate)|shutil\..*|tempfile\.mkstemp|ctypes\.dlsym"
+)
+GROWS = re.compile(r"os\.(mkdir|link|symlink)|tempfile\.mkstemp")  # what takes room; a rename or a removal takes none
+FULL = 28  # a child's exit status where it said that the disk is full
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+MOST = 300  # steps, more than anything here takes
+
+Work = Callable[[], object]
+
+
+def in_child(work: Work) -> int:
+    """Do something in a fork; returns its exit status, or minus the signal that ended it."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            signal.alarm(60)
+            torch.set_num_threads(1)
+            work()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def dies_before(step: int, work: Work) -> Work:
+    def mortal() -> None:
+        left = iter(range(step))
+
+        def hook(event: str, args: tuple[Any, ...]) -> None:
+            opens = event == "open" and isinstance(args[2], int) and args[2] & WRITING
+            if (opens or WRITES.fullmatch(event)) and next(left, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(hook)
+        work()
+
+    return mortal
+
+
+def dies_at_byte(size: int, work: Work) -> Work:
+    def mortal() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        work()
+
+    return mortal
+
+
+def fails_at(step: int, work: Work) -> Work:
+    """The n-th operation on the disk finds it full, and so does every one after it but the clearing up."""
+
+    def full() -> None:
+        left = iter(range(step))
+
+        def hook(event: str, args: tuple[Any, ...]) -> None:
+            opens = event == "open" and isinstance(args[2], int) and args[2] & WRITING
+            if (opens or GROWS.fullmatch(event)) and next(left, None) is None:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        sys.addaudithook(hook)
+        try:
+            work()
+        except OSError as error:
+            os._exit(FULL if error.errno == errno.ENOSPC else 1)
+
+    return full
+
+
+def fills(work: Callable[[int], Work]) -> Iterator[int]:
+    """Do a work as often as it has steps, the disk full from each on; yields the number of each try."""
+    for step in range(MOST):
+        status = in_child(fails_at(step, work(step)))
+        yield step
+        assert status in (0, FULL)
+        if status == 0:
+            break
+    else:
+        raise AssertionError(f"not done after {MOST} steps")
+    assert step > 1, "hardly anything was written"
+
+
+def kills(work: Callable[[int], Work], sizes: tuple[int, ...]) -> Iterator[int]:
+    """Do a work as often as it has steps, killed before each, and within files; yields the number of each try.
+
+    `work` makes the work of a try from its number.
+    """
+    for step in range(MOST):
+        status = in_child(dies_before(step, work(step)))
+        yield step
+        assert status in (0, -signal.SIGKILL)
+        if status == 0:
+            break
+    else:
+        raise AssertionError(f"not done after {MOST} steps")
+    assert step > 5, "hardly anything was written"
+    for number, size in enumerate(sizes, step + 1):
+        assert in_child(dies_at_byte(size, work(number))) == -signal.SIGXFSZ
+        yield number
+
+
+# Checkpoints --------------------------------------------------------------------------------------------------------
+
+
+def assert_is(folder: Path, *models: BertModel) -> int:
+    """Which of these models a folder holds, whole."""
+    loaded = BertModel.from_pretrained(folder)
+    [which] = [i for i, model in enumerate(models) if model.config.pruned_heads == loaded.config.pruned_heads]
+    assert_same(loaded.state_dict(), models[which].state_dict(), atol=0)
+    return which
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", ["5GB", "200KB"])
+def test_a_killed_save_leaves_the_old_checkpoint_or_the_new(shards, tmp_path):
+    old, new = make(), prune_heads(make(), {0: [1], 2: [0, 3]})
+    place = lambda number: tmp_path / str(number) / "model"  # noqa: E731
+
+    def work(number: int) -> Work:
+        old.save_pretrained(place(number))
+        (place(number) / "vocab.txt").write_text("words")
+        return lambda: new.save_pretrained(place(number), max_shard_size=shards)
+
+    outcomes = []
+    for number in kills(work, sizes=(1, 300, 5000, 20_000)):
+        outcomes.append(assert_is(place(number), old, new))
+        assert (place(number) / "vocab.txt").read_text() == "words"
+        new.save_pretrained(place(number))  # what is left is no hindrance
+        assert assert_is(place(number), old, new) == 1
+        shutil.rmtree(place(number).parent)
+    steps = outcomes[:-4]
+    assert steps == sorted(steps)
+    assert {*steps} == {0, 1}
+    assert outcomes[-4:] == [0] * 4
+
+
+@pytest.mark.parametrize("size", [1, 300, 5000, 20_000])
+def test_a_full_disk_is_an_OSError_that_changes_nothing(size, tmp_path):
+    old, new = make(), prune_heads(make(), {0: [1]})
+    old.save_pretrained(tmp_path / "model")
+
+    def work() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))  # Python ignores the signal: EFBIG, as ENOSPC would be
+        with pytest.raises(OSError, match=r"."):
+            new.save_pretrained(tmp_path / "model")
+
+    assert in_child(work) == 0
+    assert assert_is(tmp_path / "model", old, new) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_disk_that_is_full_at_any_step_keeps_the_old_checkpoint(tmp_path):
+    old, new = make(), prune_heads(make(), {0: [1]})
+
+    def work(number: int) -> Work:
+        old.save_pretrained(tmp_path / str(number) / "model")
+        return lambda: new.save_pretrained(tmp_path / str(number) / "model", max_shard_size="60KB")
+
+    outcomes = []
+    for number in fills(work):
+        outcomes.append(assert_is(tmp_path / str(number) / "model", old, new))
+        assert [path.name for path in (tmp_path / str(number)).iterdir()] == ["model"]
+    assert outcomes == [0] * (len(outcomes) - 1) + [1]
+
+
+def test_who_may_not_write_is_told_where(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root can become somebody who may not write")
+    place = Path(tempfile.mkdtemp())
+    place.chmod(0o755)
+    old, new = make(), prune_heads(make(), {0: [1]})
+    old.save_pretrained(place / "model")
+
+    def work() -> None:
+        os.setuid(65534)
+        for folder in (place / "model", place / "new"):
+            with pytest.raises(PermissionError, match=f"{folder} cannot be replaced: {place} is not writable"):
+                new.save_pretrained(folder)
+        with pytest.raises(PermissionError, match=str(place)), Run("x", {}, folder=place / "run"):
+            pass
+
+    assert in_child(work) == 0
+    assert assert_is(place / "model", old, new) == 0
+    assert [path.name for path in place.iterdir()] == ["model"]
+    shutil.rmtree(place)
+
+
+def test_of_two_writers_the_last_wins_whole(tmp_path):
+    models = [prune_heads(make(), {layer: [1, 2]}) for layer in range(2)]
+    folder = tmp_path / "model"
+    models[0].save_pretrained(folder)
+
+    def work(model: BertModel) -> Work:
+        def save() -> None:
+            for _ in range(15):
+                model.save_pretrained(folder)
+
+        return save
+
+    pid = os.fork()
+    if pid == 0:
+        os._exit(in_child(work(models[0])))
+    assert in_child(work(models[1])) == 0
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert_is(folder, *models)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+# Runs ---------------------------------------------------------------------------------------------------------------
+
+
+def experiment(folder: Path) -> None:
+    with Run("prune", {"heads": 3}, folder=folder) as run:
+        for step in range(3):
+            run.log(step=step)
+        run.save("masks.json", {"0": [1]})
+        run.save_predictions([{"id": 0}, {"id": 1}])
+        run.results["loss"] = 0.5
+
+
+def unfinished(folder: Path) -> None:
+    with Run("prune", {}, folder=folder) as run:
+        run.log(step=-1)
+        run.save("masks.json", {})
+        (run.folder / "model").mkdir()
+        (run.folder / "model/config.json").write_text("{}")
+        raise RuntimeError
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("there", [False, True], ids=["new", "again"])
+def test_a_killed_run_is_read_up_to_where_it_came_and_done_again(there, tmp_path):
+    """Where an unfinished one is there already, it is replaced; being killed at that is no hindrance either."""
+
+    def work(number: int) -> Work:
+        if there:
+            with pytest.raises(RuntimeError):
+                unfinished(tmp_path / str(number))
+        return lambda: experiment(tmp_path / str(number))
+
+    for number in kills(work, sizes=(1, 20, 500)):
+        folder = tmp_path / str(number)
+        for record in read_runs(tmp_path, unfinished=True):
+            steps = [line["step"] for line in record.metrics]
+            if record.facts["status"] == "failed":
+                assert steps in ([-1], [])
+                continue
+            assert steps == list(range(len(steps)))
+            assert not record.finished or (steps == [0, 1, 2] and record.results == {"loss": 0.5})
+            assert not record.finished or record.load("masks.json") == {"0": [1]}
+            assert not record.finished or len(record.predictions) == 2
+        if not (folder.exists() and [run for run in read_runs(tmp_path) if run.folder == folder]):
+            experiment(folder)
+        [done] = read_runs(tmp_path)
+        assert done.results == {"loss": 0.5}
+        shutil.rmtree(folder)
+
+
+def test_a_disk_that_is_full_at_any_step_of_a_run_leaves_what_can_be_read(tmp_path):
+    for number in fills(lambda number: lambda: experiment(tmp_path / str(number))):
+        folder = tmp_path / str(number)
+        for record in read_runs(tmp_path, unfinished=True):
+            assert [line["step"] for line in record.metrics] in ([], [0], [0, 1], [0, 1, 2])
+            assert not record.finished or record.results == {"loss": 0.5}
+        if not folder.exists() or not read_runs(tmp_path):
+            experiment(folder)  # room has been made
+        [done] = read_runs(tmp_path)
+        assert [line["step"] for line in done.metrics] == [0, 1, 2]
+        shutil.rmtree(folder)
+
+
+def test_of_two_writers_of_a_file_one_is_whole(tmp_path):
+
+    def work(loss: float) -> Work:
+        def twice() -> None:
+            for _ in range(20):
+                write_json(tmp_path / "run.json", {"loss": loss, "why": [loss] * 500})
+
+        return twice
+
+    pid = os.fork()
+    if pid == 0:
+        os._exit(in_child(work(1.0)))
+    assert in_child(work(2.0)) == 0
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    said = json.loads((tmp_path / "run.json").read_text())
+    assert said["why"] == [said["loss"]] * 500
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+# Embedding ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def vectors(tmp_path: Path) -> Embedder:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]
+    randomise_(BertModel(BertConfig(**{**SIZES, "vocab_size": len(words)}))).float().save_pretrained(tmp_path / "bert")
+    BertTokenizer(words).save_pretrained(tmp_path / "bert")
+    made = Embedder(tmp_path / "bert", max_tokens=40)
+    made.load()
+    return made
+
+
+@pytest.mark.slow
+def test_a_killed_embedding_loses_no_shard_and_mixes_none(vectors, tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet")
+    lines = tmp_path / "lines.txt"
+    lines.write_text("".join(f"{' '.join('abcdefgh'[: i % 8 + 1])}\n" for i in range(11)))
+    job = lambda out: Job(vectors, Rows((lines,)), out, shard_rows=4)  # noqa: E731
+    run(job(tmp_path / "wanted"))
+    wanted = {path.name: pq.read_table(path) for path in (tmp_path / "wanted").glob("*.parquet")}
+    assert len(wanted) == 3
+    for number in kills(lambda number: lambda: run(job(tmp_path / str(number))), sizes=(1, 800)):
+        out = tmp_path / str(number)
+        for path in out.glob("*.parquet") if out.exists() else ():
+            assert pq.read_table(path).equals(wanted[path.name])
+        run(job(out))
+        assert {path.name: pq.read_table(path) for path in out.glob("*.parquet")}.keys() == wanted.keys()
+        assert json.loads((out / "manifest.json").read_text())["complete"]
+        assert not list(out.glob(".part-*"))
+        shutil.rmtree(out)
+
+
+def test_a_disk_that_is_full_at_any_step_of_an_embedding_loses_no_shard(vectors, tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet")
+    lines = tmp_path / "lines.txt"
+    lines.write_text("".join(f"{' '.join('abcdefgh'[: i % 8 + 1])}\n" for i in range(11)))
+    for number in fills(
+        lambda number: lambda: run(Job(vectors, Rows((lines,)), tmp_path / str(number), shard_rows=4))
+    ):
+        out = tmp_path / str(number)
+        assert not out.exists() or not list(out.glob(".*.tmp"))
+        assert all(pq.read_table(path).num_rows in (4, 3) for path in out.glob("*.parquet"))
+        manifest = run(Job(vectors, Rows((lines,)), out, shard_rows=4))
+        assert manifest["complete"]
+        assert sum(manifest["shards"].values()) == 11
+        shutil.rmtree(out)
+
+
+def test_two_embeddings_into_one_folder_make_one(vectors, tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet")
+    lines = tmp_path / "lines.txt"
+    lines.write_text("".join(f"{' '.join('abcdefgh'[: i % 8 + 1])}\n" for i in range(23)))
+    job = Job(vectors, Rows((lines,)), tmp_path / "out", shard_rows=4)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(in_child(lambda: run(job)))
+    assert in_child(lambda: run(job)) == 0
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    tables = [pq.read_table(path) for path in sorted((tmp_path / "out").glob("*.parquet"))]
+    assert [name for table in tables for name in table["id"].to_pylist()] == list(range(23))
+    assert json.loads((tmp_path / "out/manifest.json").read_text())["complete"]
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_a_batch_that_memory_does_not_hold_is_halved(vectors, monkeypatch):
+    texts, plain, sizes = [*"abcdefgh"], Embedder.embed, []
+
+    def scarce(self: Embedder, ids: Any) -> Any:
+        sizes.append(len(ids))
+        if len(ids) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain(self, ids)
+
+    wanted = vectors.encode(texts)
+    monkeypatch.setattr(embedder.Embedder, "embed", scarce)
+    assert abs(vectors.encode(texts) - wanted).max() < 1e-6
+    assert sizes == [8, 4, 2, 2, 4, 2, 2]
+
+
+def test_memory_that_really_runs_out_on_the_CPU_halves_the_batch(vectors):
+    """A child whose address space ends 80 MiB further on; the whole batch takes 150 MiB in every layer."""
+    texts = ["a b c d e f g h a b c d e f g h"] * 20_000
+    large = Embedder(vectors.source.name, max_tokens=400_000)
+    few = vectors.encode(texts[:1])
+
+    def work() -> None:
+        large.encode(texts[:2])
+        ids, sizes, plain = large.tokenized(texts), [], large.embed
+        large.embed = lambda ids: (sizes.append(len(ids)), plain(ids))[1]  # type: ignore[method-assign]
+        now = int(re.search(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+        resource.setrlimit(resource.RLIMIT_AS, (now + (80 << 20),) * 2)
+        found = large.vectors(ids)
+        assert abs(found - few).max() < 1e-5
+        assert sizes[:2] == [20_000, 10_000]
+
+    assert in_child(work) == 0
+
+
+def test_a_text_that_memory_does_not_hold_says_what_to_do(vectors, monkeypatch):
+    def none(self: Embedder, ids: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(embedder.Embedder, "embed", none)
+    with pytest.raises(torch.OutOfMemoryError, match=r"one text of 3 tokens does not fit into memory: .*max_length"):
+        vectors.encode(["a"])

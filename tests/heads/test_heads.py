@@ -1,0 +1,547 @@
+"""The task heads: their logits and losses written out, their ties, and their keys."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from conftest import F64, HEADED, SIZES, assert_same, distance, gradients, make, make_batch
+from torch import Tensor, nn
+
+import bertlite
+from bertlite import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForNextSentencePrediction,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+    prune_heads,
+)
+from bertlite.stack.outputs import LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
+
+B, S, D, V, LABELS, CHOICES = 2, 11, 48, 97, 6, 7
+NONE = -100
+TIED = [BertForMaskedLM, BertForPreTraining]
+WITH_LABELS = (BertForSequenceClassification, BertForTokenClassification)
+
+
+def build(cls: Any, **changes: Any) -> Any:
+    return make(cls, **({"num_labels": LABELS} if cls in WITH_LABELS else {}), **changes)
+
+
+def inputs_of(cls: Any) -> dict[str, Tensor]:
+    if cls is not BertForMultipleChoice:
+        return make_batch()
+    return {name: x.unflatten(0, (B, CHOICES)) for name, x in make_batch(B * CHOICES).items()}
+
+
+def words(rows: int = B, classes: int = V) -> Tensor:
+    """Labels at some places, (rows, S)."""
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.randint(0, classes, (rows, S), generator=generator)
+    return labels.masked_fill(torch.rand(rows, S, generator=generator) < 0.6, NONE)
+
+
+LABELLED: dict[Any, dict[str, Tensor]] = {
+    BertForMaskedLM: {"labels": words()},
+    BertForMultipleChoice: {"labels": torch.tensor([6, 2])},
+    BertForNextSentencePrediction: {"labels": torch.tensor([1, 0])},
+    BertForPreTraining: {"labels": words(), "next_sentence_label": torch.tensor([0, 1])},
+    BertForQuestionAnswering: {"start_positions": torch.tensor([2, 5]), "end_positions": torch.tensor([3, 6])},
+    BertForSequenceClassification: {"labels": torch.tensor([5, 0])},
+    BertForTokenClassification: {"labels": words(classes=LABELS)},
+}
+
+
+def nats(scores: Tensor, right: int) -> Tensor:
+    """Minus the log of the probability of one class, (classes,) -> ()."""
+    return -(scores[right].exp() / scores.exp().sum()).log()
+
+
+def mean_nats(logits: Tensor, labels: Tensor) -> Tensor:
+    """Over the labels that are not NONE, one after the other."""
+    pairs = zip(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1).tolist(), strict=True)
+    each = [nats(scores, right) for scores, right in pairs if right != NONE]
+    return torch.stack(each).mean()
+
+
+# Logits
+
+
+def written_out(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The logits from the body's output and the head's weights, by their names."""
+    w, cls = model.state_dict(), type(model)
+    body = model.bert(**{name: x.flatten(0, -2) for name, x in inputs.items()})
+    every, first = body.last_hidden_state, body.pooler_output
+
+    def dense(x: Tensor, name: str) -> Tensor:
+        return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+
+    if cls in TIED:
+        x = nn.functional.gelu(dense(every, "cls.predictions.transform.dense"))
+        norm = w["cls.predictions.transform.LayerNorm.weight"], w["cls.predictions.transform.LayerNorm.bias"]
+        x = nn.functional.layer_norm(x, (D,), *norm, eps=1e-12)
+        scores = x @ w["bert.embeddings.word_embeddings.weight"].T + w["cls.predictions.bias"]
+        if cls is BertForMaskedLM:
+            return {"logits": scores}
+        return {"prediction_logits": scores, "seq_relationship_logits": dense(first, "cls.seq_relationship")}
+    if cls is BertForNextSentencePrediction:
+        return {"logits": dense(first, "cls.seq_relationship")}
+    if cls is BertForQuestionAnswering:
+        start, end = dense(every, "qa_outputs").unbind(-1)
+        return {"start_logits": start, "end_logits": end}
+    if cls is BertForMultipleChoice:
+        return {"logits": dense(first, "classifier").view(B, CHOICES)}
+    return {"logits": dense(every if cls is BertForTokenClassification else first, "classifier")}
+
+
+SHAPES = {
+    BertForMaskedLM: {"logits": (B, S, V)},
+    BertForMultipleChoice: {"logits": (B, CHOICES)},
+    BertForNextSentencePrediction: {"logits": (B, 2)},
+    BertForPreTraining: {"prediction_logits": (B, S, V), "seq_relationship_logits": (B, 2)},
+    BertForQuestionAnswering: {"start_logits": (B, S), "end_logits": (B, S)},
+    BertForSequenceClassification: {"logits": (B, LABELS)},
+    BertForTokenClassification: {"logits": (B, S, LABELS)},
+}
+
+
+@pytest.mark.parametrize("cls", HEADED)
+def test_logits_are_the_head_written_out(cls: Any) -> None:
+    model, inputs = build(cls), inputs_of(cls)
+    out = model(**inputs)
+    assert {name: tuple(x.shape) for name, x in out.items()} == SHAPES[cls]
+    assert_same(dict(out.items()), written_out(model, inputs))
+    kinds = {BertForPreTraining: PreTrainingOutput, BertForQuestionAnswering: QuestionAnsweringOutput}
+    assert type(out) is kinds.get(cls, LogitsOutput)
+
+
+@pytest.mark.parametrize("cls", HEADED)
+def test_a_head_has_a_pooler_only_if_it_reads_it(cls: Any) -> None:
+    reads = {BertForMultipleChoice, BertForNextSentencePrediction, BertForPreTraining, BertForSequenceClassification}
+    assert (build(cls).bert.pooler is not None) == (cls in reads)
+
+
+@pytest.mark.parametrize("cls", HEADED)
+def test_a_head_passes_everything_on_to_bert(cls: Any) -> None:
+    model, inputs = build(cls), inputs_of(cls)
+    gate = torch.linspace(-0.5, 1.5, 12, dtype=F64).view(3, 4)
+    asked = {"output_hidden_states": True, "output_attentions": True}
+    flat = {name: x.flatten(0, -2) for name, x in inputs.items()}
+    positions = torch.arange(S).flip(0).expand(inputs["input_ids"].shape)
+    body = model.bert(**flat, position_ids=positions.flatten(0, -2), head_mask=gate, **asked)
+    out = model(**inputs, position_ids=positions, head_mask=gate, **asked)
+    assert_same(out.hidden_states, body.hidden_states, atol=0)
+    assert_same(out.attentions, body.attentions, atol=0)
+    for name in ("position_ids", "head_mask", "token_type_ids", "attention_mask"):
+        fewer = {**inputs, "position_ids": positions, "head_mask": gate}
+        del fewer[name]
+        assert distance(model(**fewer)[0], out[0]) > 1e-3, name
+    embeds = model.get_input_embeddings()(inputs["input_ids"])
+    rest = {k: x for k, x in inputs.items() if k != "input_ids"}
+    assert_same(dict(model(**rest, inputs_embeds=embeds).items()), dict(model(**inputs).items()), atol=0)
+
+
+@pytest.mark.parametrize("cls", HEADED)
+def test_a_head_refuses_neither_and_both_inputs_as_bert_does(cls: Any) -> None:
+    model, inputs = build(cls), inputs_of(cls)
+    with pytest.raises(ValueError, match="not neither"):
+        model()
+    with pytest.raises(ValueError, match="not both"):
+        model(**inputs, inputs_embeds=model.get_input_embeddings()(inputs["input_ids"]))
+
+
+def test_multiple_choice_needs_an_axis_of_choices() -> None:
+    model = build(BertForMultipleChoice)
+    with pytest.raises(ValueError, match="input_ids has shape \\(2, 11\\); expected \\(batch, choices, length\\)"):
+        model(**make_batch())
+    with pytest.raises(ValueError, match=r"inputs_embeds .* expected \(batch, choices, length, hidden_size\)"):
+        model(inputs_embeds=torch.zeros(B, S, D, dtype=F64))
+
+
+def test_multiple_choice_ignores_num_labels() -> None:
+    assert build(BertForMultipleChoice, num_labels=LABELS).classifier.out_features == 1
+
+
+def test_question_answering_has_two_labels() -> None:
+    with pytest.raises(ValueError, match="num_labels is 6; question answering has 2"):
+        build(BertForQuestionAnswering, num_labels=LABELS)
+
+
+# Losses
+
+
+@pytest.mark.parametrize("cls", HEADED)
+def test_the_loss_is_mean_nats_per_label(cls: Any) -> None:
+    model, labels = build(cls), LABELLED[cls]
+    out = model(**inputs_of(cls), **labels)
+    if cls is BertForPreTraining:
+        wanted = mean_nats(out.prediction_logits, labels["labels"])
+        wanted = wanted + mean_nats(out.seq_relationship_logits, labels["next_sentence_label"])
+    elif cls is BertForQuestionAnswering:
+        wanted = mean_nats(out.start_logits, labels["start_positions"]) / 2
+        wanted = wanted + mean_nats(out.end_logits, labels["end_positions"]) / 2
+    else:
+        wanted = mean_nats(out.logits, labels["labels"])
+    assert next(iter(out)) == "loss"
+    assert_same(out.loss, wanted)
+    assert out.loss.item() > 0.1
+
+
+@pytest.mark.parametrize("cls", HEADED)
+def test_the_loss_reaches_every_parameter(cls: Any) -> None:
+    model = build(cls)
+    grads = gradients(model, model(**inputs_of(cls), **LABELLED[cls]).loss)
+    reached = {name for name, grad in grads.items() if grad.abs().max() > 1e-6}
+    flat = {name for name, _ in model.named_parameters() if name.endswith("self.key.bias")}  # adds alike to all scores
+    if cls is BertForMultipleChoice:
+        flat |= {"classifier.bias"}  # and this to all choices
+    if cls is BertForQuestionAnswering:
+        flat |= {"qa_outputs.bias", "bert.encoder.layer.2.output.LayerNorm.bias"}  # and these to all tokens
+    assert reached == {name for name, _ in model.named_parameters()} - flat
+
+
+@pytest.mark.parametrize("cls", HEADED)
+def test_labels_of_int32_or_with_strides_are_the_same_labels(cls: Any) -> None:
+    model, inputs, labels = build(cls), inputs_of(cls), LABELLED[cls]
+    wanted = model(**inputs, **labels).loss
+    strided = {k: torch.stack([x, x], -1)[..., 0] for k, x in labels.items()}
+    assert not any(x.is_contiguous() for x in strided.values())
+    assert_same(model(**inputs, **strided).loss, wanted, atol=0)
+    assert_same(model(**inputs, **{k: x.int() for k, x in labels.items()}).loss, wanted, atol=0)
+
+
+@pytest.mark.parametrize("cls", [BertForMaskedLM, BertForTokenClassification])
+def test_a_place_without_label_does_not_count(cls: Any) -> None:
+    model, inputs, labels = build(cls), inputs_of(cls), LABELLED[cls]["labels"].clone()
+    first = model(**inputs, labels=labels)
+    assert (labels == NONE).any()
+    logits = first.logits.detach().requires_grad_()
+    (slope,) = torch.autograd.grad(model.loss(logits, labels), logits)
+    assert (slope != 0).any(-1).equal(labels != NONE)
+
+
+def sequence_model(**changes: Any) -> Any:
+    return make(BertForSequenceClassification, **changes)
+
+
+def test_one_label_is_regression() -> None:
+    model = sequence_model(num_labels=1)
+    y = torch.tensor([0.7, -1.2], dtype=F64)
+    out = model(**make_batch(), labels=y)
+    wanted = sum((out.logits[i, 0] - y[i]) ** 2 for i in range(B)) / B
+    assert_same(out.loss, wanted)
+    assert_same(model(**make_batch(), labels=y[:, None]).loss, wanted)
+    whole = model(**make_batch(), labels=torch.tensor([3, -1]))  # numbers, not classes
+    assert_same(whole.loss, sum((out.logits[i, 0] - (3, -1)[i]) ** 2 for i in range(B)) / B)
+
+
+def test_several_labels_may_be_regression_if_the_config_says_so() -> None:
+    model = sequence_model(num_labels=LABELS, problem_type="regression")
+    y = torch.randn(B, LABELS, dtype=F64, generator=torch.Generator().manual_seed(1))
+    out = model(**make_batch(), labels=y)
+    assert_same(out.loss, sum((out.logits[i, j] - y[i, j]) ** 2 for i in range(B) for j in range(LABELS)) / B / LABELS)
+
+
+def test_float_labels_are_several_at_once() -> None:
+    model = sequence_model(num_labels=LABELS)
+    y = torch.tensor([[1, 0, 0, 1, 1, 0], [0, 0, 0, 0, 0, 1]], dtype=F64)
+    out = model(**make_batch(), labels=y)
+    p = 1 / (1 + (-out.logits).exp())
+    assert_same(out.loss, -(y * p.log() + (1 - y) * (1 - p).log()).mean())
+    named = sequence_model(num_labels=LABELS, problem_type="multi_label_classification")
+    assert_same(named(**make_batch(), labels=y.long()).loss, out.loss)  # integers too, once it is named
+
+
+def test_integer_labels_are_one_class_each() -> None:
+    labels = torch.tensor([5, 0])
+    out = sequence_model(num_labels=LABELS)(**make_batch(), labels=labels)
+    assert_same(out.loss, (nats(out.logits[0], 5) + nats(out.logits[1], 0)) / 2)
+    named = sequence_model(num_labels=LABELS, problem_type="single_label_classification")
+    assert_same(named(**make_batch(), labels=labels).loss, out.loss)
+    assert_same(named(**make_batch(), labels=labels[:, None]).loss, out.loss)
+    assert_same(named(**make_batch(), labels=torch.tensor([5, NONE])).loss, nats(out.logits[0], 5))
+
+
+def test_one_named_class_is_not_regression() -> None:
+    model = sequence_model(num_labels=1, problem_type="single_label_classification")
+    assert model(**make_batch(), labels=torch.tensor([0, 0])).loss == 0
+    with pytest.raises(ValueError, match="labels holds 1"):
+        model(**make_batch(), labels=torch.tensor([0, 1]))
+
+
+def test_the_labels_of_one_batch_do_not_decide_for_the_next() -> None:
+    model = sequence_model(num_labels=LABELS)
+    before = model.config
+    many = torch.zeros(B, LABELS, dtype=F64)
+    losses = [model(**make_batch(), labels=y).loss for y in (torch.tensor([5, 0]), many, torch.tensor([5, 0]))]
+    assert_same(losses[2], losses[0], atol=0)
+    assert distance(losses[1], losses[0]) > 1e-2
+    assert model.config is before
+    assert model.config.problem_type is None
+
+
+@pytest.mark.parametrize("cls", HEADED)
+def test_running_never_changes_the_config(cls: Any) -> None:
+    model = build(cls)
+    before = model.config
+    model(**inputs_of(cls), **LABELLED[cls], output_attentions=True, output_hidden_states=True, return_dict=False)
+    assert model.config is before is model.bert.config
+
+
+def test_pretraining_has_a_loss_only_with_both_kinds_of_labels() -> None:
+    model, labels = build(BertForPreTraining), LABELLED[BertForPreTraining]
+    for name, x in labels.items():
+        assert model(**make_batch(), **{name: x}).loss is None
+    assert model(**make_batch(), **labels).loss is not None
+
+
+def test_answers_past_the_end_of_the_text_do_not_count() -> None:
+    model = build(BertForQuestionAnswering)
+    out = model(**make_batch(), start_positions=torch.tensor([3, 11]), end_positions=torch.tensor([50, 4]))
+    assert_same(out.loss, (nats(out.start_logits[0], 3) + nats(out.end_logits[1], 4)) / 2)
+    assert_same(
+        model(**make_batch(), start_positions=torch.tensor([[3], [11]]), end_positions=torch.tensor([[50], [4]])).loss,
+        out.loss,
+    )
+
+
+def test_a_negative_answer_is_the_first_token() -> None:
+    model = build(BertForQuestionAnswering)
+    minus, zero = (
+        model(**make_batch(), start_positions=torch.tensor([first, 5]), end_positions=torch.tensor([first, 6])).loss
+        for first in (-1, 0)
+    )
+    assert_same(minus, zero, atol=0)
+
+
+def test_an_answer_needs_its_start_and_its_end() -> None:
+    model = build(BertForQuestionAnswering)
+    for name, x in LABELLED[BertForQuestionAnswering].items():
+        assert model(**make_batch(), **{name: x}).loss is None
+
+
+REFUSED: list[tuple[Any, dict[str, Tensor], str]] = [
+    (BertForMaskedLM, {"labels": torch.full((B, S), V)}, "labels holds 97; the classes are 0 to 96, and -100"),
+    (BertForMaskedLM, {"labels": torch.full((B, S), -1)}, "labels holds -1"),
+    (BertForMaskedLM, {"labels": torch.zeros(B, S - 1).long()}, "int64 of shape \\(2, 10\\); .* shape \\(2, 11\\)"),
+    (BertForMaskedLM, {"labels": torch.zeros(S, B).long()}, "shape \\(11, 2\\); expected .* \\(2, 11\\)"),
+    (BertForMaskedLM, {"labels": torch.zeros(B, S)}, "labels is torch.float32"),
+    (BertForTokenClassification, {"labels": torch.full((B, S), LABELS)}, "holds 6; the classes are 0 to 5"),
+    (BertForTokenClassification, {"labels": torch.zeros(B).long()}, "shape \\(2,\\); expected .* \\(2, 11\\)"),
+    (BertForTokenClassification, {"labels": torch.zeros(S, B).long()}, "shape \\(11, 2\\)"),
+    (BertForNextSentencePrediction, {"labels": torch.tensor([2, 0])}, "labels holds 2; the classes are 0 to 1"),
+    (BertForMultipleChoice, {"labels": torch.tensor([7, 0])}, "labels holds 7; the classes are 0 to 6"),
+    (BertForMultipleChoice, {"labels": torch.tensor([1.0, 0.0])}, "labels is torch.float32"),
+    (BertForSequenceClassification, {"labels": torch.tensor([6, 0])}, "labels holds 6"),
+    (BertForSequenceClassification, {"labels": torch.tensor([1, 2, 3])}, "shape \\(3,\\); expected .* \\(2,\\)"),
+    (BertForSequenceClassification, {"labels": torch.ones(B)}, "multi_label_classification takes \\(2, 6\\)"),
+    (BertForSequenceClassification, {"labels": torch.ones(LABELS, B)}, "shape \\(6, 2\\); multi_label"),
+    (
+        BertForPreTraining,
+        {"labels": words(), "next_sentence_label": torch.tensor([0, 2])},
+        "next_sentence_label holds 2",
+    ),
+    (
+        BertForPreTraining,
+        {"labels": words(), "next_sentence_label": torch.tensor([0])},
+        "next_sentence_label is torch.int64 of shape \\(1,\\)",
+    ),
+    (
+        BertForQuestionAnswering,
+        {"start_positions": torch.tensor([1.0, 2.0]), "end_positions": torch.tensor([1, 2])},
+        "start_positions is torch.float32",
+    ),
+    (
+        BertForQuestionAnswering,
+        {"start_positions": torch.tensor([1, 2]), "end_positions": torch.tensor([1, 2, 3])},
+        "end_positions is torch.int64 of shape \\(3,\\); expected class indices of shape \\(2,\\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("cls", "labels", "says"), REFUSED, ids=[f"{c.__name__}-{says[:24]}" for c, _, says in REFUSED]
+)
+def test_a_label_that_cannot_be_is_refused(cls: Any, labels: dict[str, Tensor], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        build(cls)(**inputs_of(cls), **labels)
+
+
+# Outputs
+
+
+@pytest.mark.parametrize("cls", HEADED)
+def test_return_dict_false_gives_the_same_as_a_tuple(cls: Any) -> None:
+    model, inputs = build(cls), inputs_of(cls)
+    for labels in ({}, LABELLED[cls]):
+        for asked in ({}, {"output_hidden_states": True, "output_attentions": True}):
+            out, plain = model(**inputs, **labels, **asked), model(**inputs, **labels, **asked, return_dict=False)
+            assert type(plain) is tuple
+            assert len(plain) == len(SHAPES[cls]) + len(asked) + bool(labels)
+            assert_same(plain, out.to_tuple(), atol=0)
+    silent = build(cls, return_dict=False)
+    assert_same(silent(**inputs), model(**inputs).to_tuple(), atol=0)
+
+
+@pytest.mark.parametrize("cls", HEADED)
+def test_an_empty_batch_has_empty_logits(cls: Any) -> None:
+    out = build(cls)(**{k: x[:0] for k, x in inputs_of(cls).items()})
+    wanted = {name: (0, *shape[1:]) for name, shape in SHAPES[cls].items()}
+    assert {name: tuple(x.shape) for name, x in out.items()} == wanted
+
+
+def test_classifier_dropout_falls_back_to_hidden_dropout() -> None:
+    for changes, wanted in (
+        ({"hidden_dropout_prob": 0.3}, 0.3),
+        ({"hidden_dropout_prob": 0.3, "classifier_dropout": 0.0}, 0.0),
+        ({"hidden_dropout_prob": 0.3, "classifier_dropout": 0.5}, 0.5),
+    ):
+        for cls in (BertForSequenceClassification, BertForTokenClassification, BertForMultipleChoice):
+            assert make(cls, **changes).dropout.p == wanted
+
+
+@pytest.mark.parametrize("cls", [BertForSequenceClassification, BertForTokenClassification, BertForMultipleChoice])
+def test_classifier_dropout_is_live_in_training_only(cls: Any) -> None:
+    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = build(cls, classifier_dropout=0.5, **off).train()
+    assert distance(model(**inputs_of(cls)).logits, model(**inputs_of(cls)).logits) > 1e-3
+    model.eval()
+    assert_same(model(**inputs_of(cls)).logits, model(**inputs_of(cls)).logits, atol=0)
+
+
+# Ties
+
+
+def is_tied(model: Any) -> bool:
+    head = model.cls.predictions
+    return (
+        head.decoder.weight is model.bert.embeddings.word_embeddings.weight
+        and head.bias is head.decoder.bias
+        and model.get_output_embeddings() is head.decoder
+    )
+
+
+STILL_TIED: dict[str, Callable[[Any], Any]] = {
+    "made": lambda model: model,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "to-float32": lambda model: model.to(torch.float32),
+    "half": lambda model: model.half(),
+    "cpu": lambda model: model.to("cpu"),
+    "set_input_embeddings": lambda model: (model.set_input_embeddings(nn.Embedding(V, D, dtype=F64)), model)[1],
+    "set_input_embeddings of bert": lambda model: (
+        model.bert.set_input_embeddings(nn.Embedding(V, D, dtype=F64)),
+        model.tie_weights(),
+        model,
+    )[2],
+    "prune_heads": lambda model: prune_heads(model, {0: [1]}),
+    "load_state_dict": lambda model: (model.load_state_dict(make(type(model)).state_dict()), model)[1],
+    "load_state_dict-assign": lambda model: (
+        model.load_state_dict(make(type(model)).state_dict(), assign=True),
+        model.tie_weights(),
+        model,
+    )[2],
+    "a step of an optimizer": lambda model: one_step(model),
+}
+
+
+def one_step(model: Any) -> Any:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(**make_batch(), **LABELLED[type(model)]).loss.backward()
+    optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("cls", TIED)
+@pytest.mark.parametrize("how", STILL_TIED)
+def test_the_decoder_is_the_word_embeddings(how: str, cls: Any) -> None:
+    model = STILL_TIED[how](build(cls))
+    assert is_tied(model)
+    names = {name for name, _ in model.named_parameters()}
+    assert "cls.predictions.decoder.weight" not in names
+    assert "cls.predictions.decoder.weight" in model.state_dict()
+    before = model(**make_batch())[0].detach()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[5] += 1  # a word that the batch does not hold
+    assert not (make_batch()["input_ids"] == 5).any()
+    after = model(**make_batch())[0].detach()
+    changed = (after != before).flatten(0, 1).any(0)
+    assert changed.nonzero().flatten().tolist() == [5]
+
+
+@pytest.mark.parametrize("cls", TIED)
+def test_an_untied_decoder_is_its_own(cls: Any) -> None:
+    model = build(cls, tie_word_embeddings=False)
+    assert model.cls.predictions.decoder.weight is not model.bert.embeddings.word_embeddings.weight
+    assert model.cls.predictions.bias is model.cls.predictions.decoder.bias
+    other = nn.Embedding(V, D, dtype=F64)
+    model.set_input_embeddings(other)
+    assert model.cls.predictions.decoder.weight is not other.weight
+    assert "cls.predictions.decoder.weight" in dict(model.named_parameters())
+
+
+@pytest.mark.parametrize("cls", TIED)
+def test_set_output_embeddings_takes_the_bias_along(cls: Any) -> None:
+    model, decoder = build(cls), nn.Linear(D, V, dtype=F64)
+    model.set_output_embeddings(decoder)
+    assert model.get_output_embeddings() is decoder
+    assert model.cls.predictions.bias is decoder.bias
+    head = model.cls.predictions
+    x = torch.randn(1, D, dtype=F64)
+    assert_same(head(x), head.transform(x) @ decoder.weight.T + decoder.bias)
+
+
+@pytest.mark.parametrize("cls", TIED)
+def test_both_ends_of_a_tie_learn(cls: Any) -> None:
+    model = build(cls)
+    grad = gradients(model, model(**make_batch(), **LABELLED[cls]).loss)["bert.embeddings.word_embeddings.weight"]
+    seen = make_batch()["input_ids"].unique()
+    unseen = [word for word in range(1, V) if word not in seen]
+    assert (grad[seen] != 0).any(-1).all()
+    assert (grad[unseen] != 0).any(-1).all()  # through the decoder alone
+
+
+# Keys
+
+
+@pytest.mark.parametrize("changes", [{}, {"hidden_act": "prelu"}, {"tie_word_embeddings": False}], ids=str)
+@pytest.mark.parametrize("cls", [BertModel, *HEADED])
+def test_state_dict_keys_are_transformers_own(cls: Any, changes: dict[str, Any]) -> None:
+    transformers = pytest.importorskip("transformers")
+    labels = {"num_labels": LABELS} if cls in WITH_LABELS else {}
+    theirs = getattr(transformers, cls.__name__)(transformers.BertConfig(**SIZES, **labels, **changes)).state_dict()
+    ours = cls(BertConfig(**SIZES, **labels, **changes)).state_dict()
+    assert list(ours) == list(theirs)
+    assert {k: x.shape for k, x in ours.items()} == {k: x.shape for k, x in theirs.items()}
+
+
+@pytest.mark.parametrize("cls", [BertModel, BertForMaskedLM])
+def test_state_dict_keys_of_relative_positions_are_those_of_transformers_4(cls: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    if int(transformers.__version__.split(".")[0]) > 4:
+        pytest.skip("transformers 5 has no relative positions")
+    changes = {"position_embedding_type": "relative_key"}
+    theirs = getattr(transformers, cls.__name__)(transformers.BertConfig(**SIZES, **changes)).state_dict()
+    ours = cls(BertConfig(**SIZES, **changes)).state_dict()
+    assert {k: x.shape for k, x in ours.items()} == {k: x.shape for k, x in theirs.items()}
+
+
+def test_every_class_is_public() -> None:
+    assert {cls.__name__ for cls in (BertModel, *HEADED)} <= set(bertlite.__all__)
+    assert all(getattr(bertlite, name) is not None for name in bertlite.__all__)
+
+
+def test_every_class_inherits_what_models_can_do() -> None:
+    for cls in HEADED:
+        assert cls.prune_heads is BertModel.prune_heads
+        assert cls.from_pretrained.__func__ is BertModel.from_pretrained.__func__
+        config = replace(build(cls).config, attn_implementation="eager")
+        assert cls(config).bert.config.attn_implementation == "eager"

@@ -1,0 +1,263 @@
+"""bertlite/bench: the work is what it says, every engine runs, and a slower record is found out."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import SIZES
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bertlite import BertConfig, cli
+from bertlite.lab.bench import engines, sections
+from bertlite.lab.bench.command import judge, tell
+from bertlite.lab.bench.engines import ENGINES, states
+from bertlite.lab.bench.sections import BASELINE, ERRORS, Bench, asked, floors, right
+from bertlite.lab.bench.work import full, like, ragged, works
+from bertlite.lab.timing import SETTLE, alternate, summary
+
+TINY = {**SIZES, "vocab_size": 1000, "num_attention_heads": 4, "max_position_embeddings": 512, "num_hidden_layers": 2}
+
+
+def test_candidates_run_in_turn(monkeypatch):
+    ran = []
+    times = alternate({"a": lambda: ran.append("a"), "b": lambda: ran.append("b")}, 3)
+    assert ran == ["a", "b"] * 5  # two rounds do not count
+    assert [len(each) for each in times.values()] == [3, 3]
+    assert max(times["a"]) < SETTLE  # the pause between them is not measured
+
+
+def test_rounds_end_when_their_time_is_over():
+    ran = []
+    times = alternate({"a": lambda: ran.append("a")}, 9, warm=1, seconds=0)
+    assert (len(ran), len(times["a"])) == (4, 3)
+    assert len(alternate({"a": lambda: None}, 2, warm=0, seconds=0)["a"]) == 2
+
+
+def test_a_summary_has_medians_and_their_ratios():
+    found = summary("what", {"a": [4.0, 1.0, 2.0], "b": [1.0, 1.0, 1.0]}, [("a", "b")])
+    assert found["seconds"]["a"]["median"] == 2.0
+    assert found["ratios"] == {"a / b": 2.0}
+
+
+def test_lengths_are_quantiles_of_the_data():
+    lengths = like("SST-2", 32, 128)
+    assert len(lengths) == 32
+    assert list(lengths) != sorted(lengths)
+    assert like("SST-2", 32, 20) == tuple(min(20, n) for n in lengths)
+    assert sum(like("SST-2", 1000, 512)) / 1000 == pytest.approx(mean_of("SST-2"), rel=0.01)
+    with pytest.raises(ValueError, match="no lengths of 'IMDB'; have: SST-2, WikiText-2"):
+        like("IMDB", 1, 1)
+
+
+def mean_of(dataset):
+    from bertlite.lab.bench.work import LENGTHS
+
+    counts = json.loads(LENGTHS.read_text())[dataset]["counts"]
+    return sum(int(n) * count for n, count in counts.items()) / sum(counts.values())
+
+
+def test_a_batch_has_the_tokens_it_says():
+    for work in works():
+        batch = work.inputs(1000)
+        assert batch["input_ids"].shape == (len(work.lengths), work.width)
+        assert int(batch["attention_mask"].sum()) == work.tokens
+        assert bool((batch["input_ids"].ne(0) == batch["attention_mask"].bool()).all())
+    assert full(8, 128).filled == 1
+    assert 0.1 < ragged("SST-2", 32, 128).filled < 0.4
+
+
+def test_operations_are_those_that_torch_counts():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    config = replace(BertConfig(**TINY), attn_implementation="eager")
+    from bertlite import BertModel
+
+    model, work = BertModel(config, add_pooling_layer=False).eval(), full(3, 17)
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        model(**work.inputs(1000))
+    assert work.operations(config) == counter.get_total_flops()
+
+
+def test_the_limit_is_products_or_reading():
+    bench = Bench(2)
+    bench.config = BertConfig(**TINY)
+    work = full(3, 17)
+    operations = work.operations(bench.config)
+    taken = {"bertlite sdpa float32": {"median": 2.0}, "bertlite optimised int8": {"median": 2.0}}
+    bench.ceilings = {"float32": operations, "bytes": 1e18}
+    assert floors(taken, work, bench) == {"bertlite sdpa float32": 0.5}
+    weights = 4 * 2 * (4 * 48**2 + 2 * 48 * 37)
+    bench.ceilings = {"float32": 1e18, "bytes": weights}
+    assert floors(taken, work, bench) == {"bertlite sdpa float32": 0.5}
+
+
+@pytest.fixture
+def kept(tmp_path):
+    pytest.importorskip("transformers")
+    from bertlite.parity import reference
+
+    reference.base_shaped(tmp_path / "base", **TINY)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtype"),
+    [(engine, dtype) for engine in ENGINES for dtype in engine.dtypes if "compiled" not in engine.name],
+    ids=lambda each: getattr(each, "name", each),
+)
+def test_every_engine_computes_the_same(engine, dtype, kept):
+    lacks = engine.missing("cpu")
+    if lacks:
+        pytest.skip(lacks)
+    batch = ragged("SST-2", 4, 23).inputs(1000)
+    truth = engines.transformers("eager")(kept / "base", "float32", "cpu")(batch).last_hidden_state
+    out = engine.build(kept / "base", dtype, "cpu")(batch)
+    seen = batch["attention_mask"].bool()
+    assert (states(out) - truth)[seen].norm() <= ERRORS[dtype] * truth[seen].norm()
+
+
+def test_an_engine_that_is_wrong_is_not_timed(kept, monkeypatch, capsys):
+    def deaf(folder, dtype, device):  # to the mask
+        run = engines.transformers("sdpa")(folder, dtype, device)
+        return lambda batch: run({"input_ids": batch["input_ids"]})
+
+    monkeypatch.setattr(sections, "ENGINES", (ENGINES[0], engines.Engine("quick", deaf, ("float32",))))
+    found = sections.forward(ragged("SST-2", 4, 23), Bench(2, kept=kept))
+    assert BASELINE in found["seconds"]
+    assert "quick float32" not in found["seconds"]
+    assert found["wrong"] == ["quick float32"]
+    assert found["errors"]["quick float32"] > ERRORS["float32"]
+    tell("ragged", found)
+    assert "WRONG  quick float32: error" in capsys.readouterr().out
+    assert not right("quick float32", float("nan"))
+
+
+def test_pruned_models_stand_beside_the_whole(kept):
+    found = sections.pruned(Bench(2, kept=kept))
+    assert set(found["ratios"]) == {
+        f"whole {dtype} / half {of} {dtype}"
+        for dtype in ("float32", "bfloat16")
+        for of in ("the heads", "the neurons", "of both")
+    }
+
+
+def test_what_a_gpu_is_asked_is_counted(capsys):
+    seen = [
+        *[("gemm", True)] * 6,
+        ("Memcpy HtoD (Pageable -> Device)", True),
+        ("Memset (Device)", True),
+        ("aten::linear", False),
+        *[("cudaLaunchKernel", False)] * 5,
+        ("cuLaunchKernelEx", False),
+        ("cudaMemcpyAsync", False),
+        ("cudaStreamSynchronize", False),
+        ("cudaDeviceSynchronize", False),
+    ]
+    counts = asked(seen, layers=2)
+    assert counts == {"kernels per layer": 3, "copies": 1, "launches": 6, "waits": 1}
+    found = {"what": "it", "seconds": {"a": {"low": 1, "median": 1, "high": 1}}, "ratios": {}}
+    tell("it", found | {"asked": {"a": counts}, "peak_bytes": {"a": 2**21}})
+    told = capsys.readouterr().out
+    assert "2 MiB" in told
+    assert "3 kernels per layer, 1 copies, 6 launches, 1 waits" in told
+
+
+def test_a_gpu_is_given_more_to_do():
+    assert set(sections.sections("cpu")) - set(sections.sections("cuda")) == {"import", "loading", "cold start"}
+    assert set(works("cuda")) > set(works())
+    assert "training by autocast" in sections.sections("cuda")
+
+
+def test_training_by_autocast_computes_in_bfloat16(kept, monkeypatch):
+    seen = set()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if "addmm" in str(func):
+                seen.add(out.dtype)
+            return out
+
+    with Watch():
+        found = sections.training(Bench(2, kept=kept, seconds=0.01), autocast=True)
+    assert seen == {torch.bfloat16}
+    assert "bfloat16 by autocast" in found["what"]
+
+
+def test_training_steps_stand_beside_those_of_transformers(kept):
+    found = sections.training(Bench(2, kept=kept))
+    assert set(found["ratios"]) == {f"transformers sdpa / bertlite {name}" for name in ("sdpa", "packed")}
+
+
+def test_the_command_measures_records_draws_and_checks(kept, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sections, "ceilings", lambda device: {"float32": 1e9, "bfloat16": 1e9, "bytes": 1e9})
+    record, only = tmp_path / "speed.json", ["--only", "forward 1 x 16", "--engines", "bertlite optimised"]
+    common = ["bench", *only, "--rounds", "2", "--keep", str(kept), "--json", str(record)]
+    drawing = []
+    if "matplotlib" in sys.modules or pytest.importorskip("matplotlib"):
+        drawing = ["--plot", str(tmp_path / "speed.png")]
+    assert cli.main([*common, *drawing]) == 0
+    assert drawing == [] or (tmp_path / "speed.png").stat().st_size > 1000
+    found = json.loads(record.read_text())
+    section = found["sections"]["forward 1 x 16"]
+    assert set(section["seconds"]) == {
+        BASELINE,
+        "bertlite optimised float32",
+        "bertlite optimised bfloat16",
+        "bertlite optimised int8",
+    }
+    assert section["ratios"][f"{BASELINE} / bertlite optimised float32"] > 0
+    assert section["floor"][BASELINE] > 0
+    assert section["errors"][BASELINE] == 0 < section["errors"]["bertlite optimised int8"]
+    for shares in section["profile"].values():
+        assert min(shares["products"], shares["attention"], shares["LayerNorm"]) > 0
+        assert sum(shares.values()) == pytest.approx(1)
+    rounding = [section["profile"][f"bertlite optimised {dtype}"].get("rounding", 0) for dtype in ("float32", "int8")]
+    assert rounding[0] < rounding[1]  # the smallest and the largest id are looked for in either
+    for pair in section["ratios"]:
+        section["ratios"][pair] *= 100
+    (tmp_path / "better.json").write_text(json.dumps(found))
+    assert cli.main([*common, "--check", str(tmp_path / "better.json")]) == 1
+    assert "WORSE  forward 1 x 16: transformers sdpa float32 / bertlite optimised float32" in capsys.readouterr().out
+
+
+def test_missing_peers_are_named(kept, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sections, "ceilings", lambda device: {"bytes": 1e9})
+    gone = replace(next(each for each in ENGINES if each.name == "onnxruntime"), needs=("no_such_package",))
+    monkeypatch.setattr(sections, "ENGINES", (ENGINES[0], gone))
+    record = tmp_path / "speed.json"
+    assert (
+        cli.main(["bench", "--only", "forward 1 x 16", "--rounds", "2", "--keep", str(kept), "--json", str(record)])
+        == 0
+    )
+    assert "missing: onnxruntime float32: not installed: no_such_package" in capsys.readouterr().out
+    assert json.loads(record.read_text())["missing"]["onnxruntime int8"] == "not installed: no_such_package"
+
+
+def test_worse_is_worse_whichever_way_a_ratio_is_written():
+    def record(a, b):
+        return {"sections": {"s": {"ratios": {"transformers / bertlite": a, "bertlite / torch": b}}}}
+
+    assert judge(record(2, 1), record(1.8, 1.1), ["s"]) == 0
+    assert judge(record(2, 1), record(1.5, 1), ["s"]) == 1
+    assert judge(record(2, 1), record(2, 1.5), ["s"]) == 1
+    with pytest.raises(ValueError, match="no ratio of these sections"):
+        judge({"sections": {}}, record(1, 1), ["s"])
+
+
+def test_a_record_of_another_machine_is_not_added_to(tmp_path, capsys):
+    path = tmp_path / "speed.json"
+    path.write_text(json.dumps({"environment": {"cpu": "another"}, "sections": {}}))
+    assert cli.main(["bench", "--only", "import", "--json", str(path)]) == 2
+    assert "was measured on another machine" in capsys.readouterr().err
+
+
+def test_bad_requests(capsys):
+    assert cli.main(["bench", "--only", "nonsense"]) == 2
+    assert cli.main(["bench", "--rounds", "1"]) == 2
+    assert "--rounds is 1; a spread needs 2 or more" in capsys.readouterr().err
+    assert cli.main(["bench", "--seconds", "0"]) == 2
+    assert "--seconds is 0.0; a section needs more than 0" in capsys.readouterr().err

@@ -1,0 +1,849 @@
+"""bertlite/experiments: data, tasks, statistics, cells, sweeps, measurements and figures, on a tiny model."""
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import SIZES, make
+
+pytest.importorskip("sklearn")
+pytest.importorskip("accelerate")
+
+import bertlite
+from bertlite.cli import main
+from bertlite.lab.experiments import compare, measure, plots, statistics
+from bertlite.lab.experiments.cell import Bench, Cell, Setting, options
+from bertlite.lab.experiments.data import Examples, Source, encode, order, read, read_tokenizer
+from bertlite.lab.experiments.evaluate import TASKS, evaluate, predict
+from bertlite.lab.experiments.files import apply_mask, mask_of, model_sha256, read_scores, write_scores
+from bertlite.lab.experiments.finetune import Recipe, finetune_
+from bertlite.lab.experiments.statistics import mcnemar
+from bertlite.lab.experiments.sweep import grid, sweep
+from bertlite.records import read_runs
+
+ROOT = Path(__file__).resolve().parents[2]
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "fine", "bad", "poor", "film", "plot", "the", "a", "is"]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A folder with a tiny classifier, its tokenizer, and sentences of which the words tell the label."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    folder = tmp_path_factory.mktemp("world")
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    model = make(bertlite.BertForSequenceClassification).float()
+    for name in ("model", "encoder"):
+        (model if name == "model" else model.bert).save_pretrained(folder / name)
+        tokenizer.save(str(folder / name / "tokenizer.json"))
+    draw = np.random.default_rng(0)
+    for name, count in (("train", 40), ("dev", 23)):
+        labels = draw.integers(2, size=count)
+        lines = [" ".join([*draw.choice(WORDS[8:], draw.integers(1, 6)), WORDS[4 + 2 * (1 - y)]]) for y in labels]
+        rows = [f"{text}\t{y}\n" for text, y in zip(lines, labels, strict=True)]
+        (folder / f"{name}.tsv").write_text("sentence\tlabel\n" + "".join(rows))
+        scored = [f'"{text}","{lines[i - 1]}",{i % 5}\n' for i, text in enumerate(lines)]
+        (folder / f"{name}-pairs.csv").write_text("".join(scored))
+    return folder
+
+
+@pytest.fixture
+def setting(world):
+    data = {name: Source(str(world / f"{name}.tsv")) for name in ("train", "dev")}
+    return Setting(str(world / "model"), "classification", **data, calibration=11, recipe=Recipe(batch_size=8))
+
+
+@pytest.fixture
+def bench(setting):
+    return Bench(setting)
+
+
+def data_arguments(world):
+    return [str(world / "model"), "--train", str(world / "train.tsv"), "--dev", str(world / "dev.tsv")]
+
+
+# Data ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_examples_from_every_format(tmp_path):
+    wanted = Examples("x", (('it is "good"',), ("a, b",)), (1.0, 0.0))
+    (tmp_path / "x.tsv").write_text('it is "good"\t1\na, b\t0\n')
+    (tmp_path / "x.csv").write_text('label,sentence\n1,"it is ""good"""\n0,"a, b"\n')
+    (tmp_path / "x.jsonl").write_text(
+        '{"sentence": "it is \\"good\\"", "label": "pos"}\n\n{"label": "neg", "sentence": "a, b"}\n'
+    )
+    found = (
+        read(Source(str(tmp_path / "x.tsv"), columns=("sentence", "label"))),
+        read(Source(str(tmp_path / "x.csv"))),
+        read(Source(str(tmp_path / "x.jsonl"), classes=("neg", "pos"))),
+    )
+    for examples in found:
+        assert (examples.texts, examples.labels) == (wanted.texts, wanted.labels)
+        assert examples.sha256 == wanted.sha256
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options", "said"),
+    [
+        ("empty.tsv", "sentence\tlabel\n", {}, "empty.tsv has no examples"),
+        ("x.tsv", "sentence\tlabel\nfine\n", {}, "row 1: no label; its columns are sentence, label"),
+        ("x.csv", "text,label\nfine,1\n", {}, "row 1: no sentence; its columns are text, label"),
+        ("x.csv", "sentence,label\nfine,good\n", {}, "row 1: the label 'good' is no number; name the classes"),
+        (
+            "x.csv",
+            "sentence,label\nfine,good\n",
+            {"classes": ("bad", "poor")},
+            "'good' is none of the classes bad, poor",
+        ),
+        ("x.txt", "fine", {}, "x.txt is none of .csv, .tsv, .jsonl"),
+        ("x.csv", "a,b,c,label\n1,2,3,0\n", {"text": ("a", "b", "c")}, "one column or two; 3 were named: a, b, c"),
+    ],
+)
+def test_bad_data_is_refused_by_name(tmp_path, name, text, options, said):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=said):
+        read(Source(str(tmp_path / name), **options))
+
+
+def test_missing_data_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*x\.tsv"):
+        read(Source(str(tmp_path / "x.tsv")))
+    with pytest.raises(ValueError, match="for a hub data set name a split"):
+        read(Source("someone/something"))
+    (tmp_path / "x.parquet").write_text("PAR1")
+    with pytest.raises(ValueError, match=r"x\.parquet is none of \.csv"):
+        read(Source(str(tmp_path / "x.parquet")))
+    with pytest.raises(ValueError, match="50 examples of x were asked for; it has 2"):
+        Examples("x", (("a",), ("b",)), (0, 1)).sample(50)
+
+
+def test_a_data_set_of_the_hub_is_read_by_its_split(monkeypatch):
+    """By `datasets`, which a stand-in plays: nothing is fetched."""
+    asked = []
+
+    def load_dataset(name, configuration, split):
+        asked.append((name, configuration, split))
+        return iter([{"sentence": "good film", "label": 1}, {"sentence": "a plot", "label": 0}])
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    examples = read(Source("someone/something:small", split="train"))
+    assert asked == [("someone/something", "small", "train")]
+    assert (examples.texts, examples.labels) == ((("good film",), ("a plot",)), (1, 0))
+    read(Source("someone/something", split="test"))
+    assert asked[1] == ("someone/something", None, "test")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'bertlite\[experiments\]'"):
+        read(Source("someone/something", split="train"))
+
+
+def test_a_sample_is_drawn_by_its_seed():
+    examples = Examples("x", tuple((str(i),) for i in range(30)), tuple(range(30)))
+    one = examples.sample(7, seed=3)
+    assert len(one) == 7
+    assert one == examples.sample(7, seed=3) != examples.sample(7, seed=4)
+    assert all(text == (str(int(label)),) for text, label in zip(one.texts, one.labels, strict=True))
+
+
+def test_batches_hold_every_example_once_and_pad_little(world):
+    tokenizer = read_tokenizer(str(world / "model"), 9)
+    data = encode(read(Source(str(world / "train.tsv"))), tokenizer)
+    for seed in (None, 0):
+        batches = order(data, 8, seed)
+        assert sorted(i for batch in batches for i in batch) == list(range(40))
+    assert order(data, 8, 0) == order(data, 8, 0) != order(data, 8, 1)
+    batch = data.batch(order(data, 8)[0], torch.long)
+    assert batch["input_ids"].shape == batch["attention_mask"].shape == (8, int(batch["attention_mask"].sum(1).max()))
+    assert (batch["input_ids"][batch["attention_mask"] == 0] == 0).all()
+
+
+def test_pairs_make_one_row_with_two_segments_or_two_rows(world):
+    tokenizer = read_tokenizer(str(world / "model"), 9)
+    pairs = Examples("x", (("good film", "bad"), ("a", "the plot is")), (1.0, 2.0))
+    together, apart = encode(pairs, tokenizer), encode(pairs, tokenizer, apart=True)
+    assert together.batch([0], torch.float32)["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1]]
+    assert apart.batch([1, 0], torch.float32)["input_ids"].tolist() == [
+        [2, 11, 3, 0, 0],
+        [2, 10, 9, 12, 3],
+        [2, 4, 8, 3, 0],
+        [2, 6, 3, 0, 0],
+    ]
+    assert apart.batch([1, 0], torch.float32)["labels"].tolist() == [2.0, 1.0]
+
+
+# Statistics ---------------------------------------------------------------------------------------------------------
+
+
+def test_intervals_cover_as_often_as_they_say():
+    draw, n, p = np.random.default_rng(0), 200, 0.88
+    inside = [0, 0]
+    for _ in range(200):
+        right = draw.random(n) < p
+        outputs = np.stack([~right, right], 1).astype(float)
+        found = (
+            statistics.wilson(int(right.sum()), n),
+            statistics.mean_interval(list(right[:120].reshape(6, 20).mean(1))),
+        )
+        inside = [count + (each.low <= p <= each.high) for count, each in zip(inside, found, strict=True)]
+        del outputs
+    assert all(180 <= count <= 198 for count in inside)
+
+
+def test_wilson_is_the_published_interval():
+    found = statistics.wilson(81, 263)  # Newcombe 1998, table I, method 3
+    assert (round(found.low, 4), round(found.high, 4)) == (0.2553, 0.3662)
+
+
+def test_the_bootstrap_agrees_with_wilson_on_an_accuracy():
+    labels = (np.arange(872) % 8 > 0).astype(float)
+    outputs = np.stack([np.zeros(872), np.ones(872)], 1)
+    accuracy = TASKS["classification"].metrics["accuracy"]
+    boot = statistics.bootstrap(accuracy, outputs, labels)
+    wilson = statistics.wilson(int(labels.sum()), 872)
+    assert boot.low == pytest.approx(wilson.low, abs=0.006)
+    assert boot.high == pytest.approx(wilson.high, abs=0.006)
+
+
+def test_paired_tests_see_what_unpaired_intervals_hide():
+    draw = np.random.default_rng(0)
+    labels = draw.integers(2, size=400)
+    a = np.eye(2)[np.where(draw.random(400) < 0.15, 1 - labels, labels)]
+    b = a.copy()
+    b[:12] = 1 - np.eye(2)[labels[:12]]  # wrong on twelve more
+    accuracy = TASKS["classification"].metrics["accuracy"]
+    found = statistics.paired_bootstrap(accuracy, [a], [b], labels)
+    assert found.difference == pytest.approx(accuracy(a, labels) - accuracy(b, labels))
+    assert 0 < found.low < found.difference < found.high
+    assert found.p < 0.01
+    assert statistics.paired_bootstrap(accuracy, [a], [a], labels).p == 1
+    right_a, right_b = a.argmax(1) == labels, b.argmax(1) == labels
+    assert statistics.mcnemar(right_a, right_b) == pytest.approx(2 * 0.5 ** int((right_a & ~right_b).sum()))
+    assert statistics.mcnemar(right_a, right_a) == 1
+
+
+def test_one_value_has_no_interval_over_seeds():
+    with pytest.raises(ValueError, match="two values or more; 1 given"):
+        statistics.mean_interval([0.5])
+
+
+def test_rank_correlation_leaves_out_what_is_gone():
+    a = np.arange(6.0).reshape(2, 3)
+    b = -a
+    b[0, 1] = math.nan
+    names, found = statistics.rank_correlations({"a": a, "b": b})
+    assert names == ["a", "b"]
+    np.testing.assert_allclose(found, [[1, -1], [-1, 1]], atol=1e-12)
+
+
+# Tasks --------------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_are_what_they_say():
+    task, labels = TASKS["classification"], np.array([1, 1, 0, 0, 1])
+    outputs = np.log(np.array([[0.2, 0.8], [0.6, 0.4], [0.9, 0.1], [0.3, 0.7], [0.1, 0.9]]))
+    found = evaluate(outputs, labels, task, dense=outputs)
+    assert found["accuracy"] == pytest.approx(3 / 5)
+    assert found["f1"] == pytest.approx(2 / 3)
+    assert found["mcc"] == pytest.approx((2 * 1 - 1 * 1) / 6)
+    assert found["loss"] == pytest.approx(-np.mean(np.log([0.8, 0.4, 0.9, 0.3, 0.9])))
+    assert found["kl"] == pytest.approx(0, abs=1e-12)
+    one, two = np.log([[0.5, 0.5]]), np.log([[0.25, 0.75]])
+    assert task.divergence(one, two) == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(2 / 3))
+    rising = np.arange(5.0)[:, None]
+    assert TASKS["regression"].metrics["spearman"](rising, np.exp(rising[:, 0])) == pytest.approx(1)
+    assert TASKS["regression"].metrics["loss"](rising, np.array([1.0, 1, 2, 3, 6])) == pytest.approx((1 + 4) / 5)
+    assert TASKS["similarity"].metrics["spearman"](0 * rising, rising[:, 0]) == 0
+
+
+def test_outputs_come_in_the_order_of_the_examples(bench):
+    outputs = predict(bench.dense, bench.dev_data, bench.task, batch_size=4)
+    for i in (0, 7, 22):
+        batch = bench.dev_data.batch([i], torch.long)
+        del batch["labels"]
+        with torch.no_grad():
+            alone = bench.dense(**batch).logits[0].numpy()
+        np.testing.assert_allclose(outputs[i], alone, atol=1e-5)
+
+
+def test_similarity_is_the_cosine_of_mean_vectors(world):
+    task = TASKS["similarity"]
+    model = task.load(str(world / "encoder"))
+    pairs = Examples("x", (("good film", "bad plot the"), ("a", "a")), (1.0, 2.0))
+    data = task.encode(pairs, read_tokenizer(str(world / "encoder"), 9))
+    outputs = predict(model, data, task)
+    vectors = []
+    for ids, types in data.rows[:2]:
+        with torch.no_grad():
+            out = model(torch.tensor([ids]), token_type_ids=torch.tensor([types]))
+        vectors.append(out.last_hidden_state[0].mean(0))
+    assert outputs[0, 0] == pytest.approx(torch.cosine_similarity(*vectors, dim=0).item(), abs=1e-5)
+    assert outputs[1, 0] == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "said"),
+    [
+        (
+            "classification",
+            (0.0, 2.0, 3.0),
+            "has the label 2, and 2 of 3 that do not fit; the head has classes 0 to 1",
+        ),
+        ("classification", (0.5, 0.0, 1.0), "has the label 0.5"),
+        ("regression", (0.5, 0.0, 1.0), "the head has 2 outputs; regression has 1"),
+        ("similarity", (0.5, 0.0, 1.0), "similarity compares two texts; name two text columns, not one"),
+    ],
+)
+def test_labels_that_do_not_fit_the_head_are_refused(task, labels, said):
+    config = bertlite.BertConfig(**SIZES)
+    with pytest.raises(ValueError, match=said):
+        TASKS[task].check(Examples("x", (("a",),) * 3, labels), config)
+
+
+def test_a_head_of_one_output_classifies_nothing():
+    config = bertlite.BertConfig(**SIZES, num_labels=1)
+    with pytest.raises(ValueError, match="the head has 1 output, which is a regression; classification needs 2"):
+        TASKS["classification"].check(Examples("x", (("a",),), (0.0,)), config)
+
+
+def test_a_folder_without_its_tokenizer_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"has no tokenizer\.json, so its texts cannot be read"):
+        read_tokenizer(str(tmp_path), 9)
+
+
+# Fine-tuning --------------------------------------------------------------------------------------------------------
+
+
+def test_finetuning_learns_is_repeatable_and_leaves_the_mode(setting):
+    found = []
+    for _ in range(2):
+        bench = Bench(setting)
+        data = bench.sample(None, 0)
+        log = []
+        recipe = Recipe(epochs=12, lr=3e-3, batch_size=8)
+        finetune_(bench.dense, data, bench.task, recipe, log=lambda log=log, **line: log.append(line))
+        outputs = predict(bench.dense, data, bench.task)
+        found.append(evaluate(outputs, np.array(data.labels), bench.task)["accuracy"])
+        assert not bench.dense.training
+        assert all(p.grad is None for p in bench.dense.parameters())
+        assert log[-1]["step"] == 60
+        assert max(line["lr"] for line in log) <= 3e-3
+    assert found[0] > 0.9
+    assert found[0] == found[1]
+
+
+def test_distillation_brings_a_student_to_its_teacher(setting):
+    bench = Bench(setting)
+    student = bertlite.prune_heads(bench.dense, {0: [0, 1], 2: [3]})
+    data = bench.dev_data
+
+    def distance():
+        return TASKS["classification"].divergence(bench.dense_outputs, predict(student, data, bench.task))
+
+    before = distance()
+    recipe = Recipe(epochs=8, lr=2e-3, batch_size=8, distil=1.0)
+    finetune_(student, data, bench.task, recipe, teacher=bench.dense)
+    assert distance() < before / 2
+    with pytest.raises(ValueError, match=r"distil is 1\.0; that needs a teacher"):
+        finetune_(student, data, bench.task, recipe)
+
+
+@pytest.mark.slow
+def test_two_processes_under_torchrun_train_one_model(world, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += [str(ROOT / "scripts" / "prune_heads.py"), "finetune", *data_arguments(world), "--epochs", "1"]
+    done = subprocess.run(
+        [*command, "--batch-size", "5", "--out", str(tmp_path / "run")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    (run,) = read_runs(tmp_path)
+    assert run.metrics[-1]["step"] == 4  # eight batches, two at a time
+    assert (run.folder / "model" / "config.json").exists()
+
+
+# Cells --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cell_leaves_a_folder_that_tells_it(bench, tmp_path):
+    folder = bench.run(Cell("michel", 0.5), tmp_path)
+    (run,) = read_runs(folder)
+    assert run.config["cell"]["criterion"] == "michel"
+    assert sum(run.results["heads_kept"]) == 6
+    assert run.results["neurons_kept"] == [37, 37, 37]
+    outputs = np.array([line["outputs"] for line in run.predictions])
+    labels = np.array([line["label"] for line in run.predictions])
+    assert run.results["accuracy"] == np.mean(outputs.argmax(1) == labels)
+    pruned = apply_mask(folder / "masks.json", bench.dense)
+    np.testing.assert_allclose(predict(pruned, bench.dev_data, bench.task), outputs, atol=2e-6)
+    assert run.results["kl"] == pytest.approx(bench.task.divergence(bench.dense_outputs, outputs), abs=1e-4)
+    assert run.results["dense"]["accuracy"] == evaluate(bench.dense_outputs, labels, bench.task)["accuracy"]
+
+
+def test_inverted_removes_what_matters_most(bench, tmp_path):
+    kept = {}
+    for criterion in ("michel", "michel/inverted"):
+        folder = bench.run(Cell(criterion, 1 / 3), tmp_path)
+        gone = json.loads((folder / "masks.json").read_text())["pruned_heads"]
+        kept[criterion] = {(layer, head) for layer, heads in gone.items() for head in heads}
+    scores = bench.score(bench.dense, Cell("michel"))
+    ranked = [divmod(i, 4) for i in scores.flatten().argsort().tolist()]
+    assert kept["michel"] == {(str(layer), head) for layer, head in ranked[:4]}
+    assert kept["michel/inverted"] == {(str(layer), head) for layer, head in ranked[-4:]}
+
+
+def test_steps_neurons_repair_and_retraining_all_act(bench, tmp_path):
+    plain, stepped, repaired, retrained, slim = (
+        read_runs(bench.run(cell, tmp_path))[0]
+        for cell in (
+            Cell("michel", 0.5),
+            Cell("michel", 0.5, steps=3),
+            Cell("michel", 0.5, repair="refit"),
+            Cell("michel", 0.5, epochs=1),
+            Cell("michel", 0.5, neurons=0.4),
+        )
+    )
+    assert [line["heads"] for line in stepped.metrics] == [10, 8, 6]
+    assert repaired.load("masks.json") == plain.load("masks.json") == retrained.load("masks.json")
+    assert repaired.results["kl"] < plain.results["kl"]
+    assert retrained.results["loss"] < plain.results["loss"]
+    assert [line["step"] for line in retrained.metrics if "step" in line] == [1, 2, 3, 4, 5]
+    assert sum(slim.results["neurons_kept"]) == 111 - round(0.4 * 111)
+    assert slim.results["macs"] < plain.results["macs"]
+
+
+def test_similarity_is_pruned_without_labels(world, tmp_path):
+    columns = {"columns": ("a", "b", "score"), "text": ("a", "b"), "label": "score"}
+    train, dev = (Source(str(world / f"{name}-pairs.csv"), **columns) for name in ("train", "dev"))
+    bench = Bench(Setting(str(world / "encoder"), "similarity", train, dev, calibration=11))
+    (run,) = read_runs(bench.run(Cell("fisher/kl", 0.5, repair="refit"), tmp_path))
+    assert -1 <= run.results["spearman"] <= 1
+    assert run.results["kl"] > 0
+    with pytest.raises(ValueError, match="similarity has no loss for one text: use fisher/kl"):
+        bench.run(Cell("fisher", 0.5), tmp_path)
+    with pytest.raises(ValueError, match="similarity has no retraining"):
+        bench.run(Cell("random", 0.5, epochs=1), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ({"criterion": "mitchell"}, "there is no criterion 'mitchell'; have: michel, "),
+        ({"criterion": "michel/twice"}, "criterion 'michel/twice': there is no option 'twice'; have: example, "),
+        ({"fraction": 1.5}, "fraction is 1.5; it is a share, 0 to 1"),
+        ({"repair": "glue"}, "there is no repair 'glue'; have: none, mean, scale, refit"),
+        ({"steps": 0}, "steps is 0"),
+        ({"criterion": "entropy", "neurons": 0.5}, "'entropy' does not score neurons; michel, "),
+        ({"neurons": 0.5, "steps": 2}, "neurons are pruned at once"),
+    ],
+)
+def test_a_cell_that_means_nothing_is_refused(cell, said):
+    with pytest.raises(ValueError, match=said):
+        Cell(**cell)
+
+
+def test_a_target_that_cannot_be_met_is_refused_before_any_work(bench, tmp_path):
+    with pytest.raises(ValueError, match=r"at_least|keep"):
+        bench.run(Cell("michel", 0.9, at_least=1), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"task": "translation"}, "there is no task 'translation'; have: classification, regression, similarity"),
+        ({"calibration": 41}, "calibration is 41; train.tsv has 40 examples"),
+        ({"retrain": 0}, "retrain is 0; train.tsv has 40 examples"),
+        ({"task": "regression"}, "the head has 2 outputs; regression has 1"),
+        ({"task": "similarity"}, "similarity compares two texts; name two text columns"),
+    ],
+)
+def test_a_setting_that_cannot_be_run_is_refused_when_read(setting, changes, said):
+    with pytest.raises(ValueError, match=said):
+        Bench(replace(setting, **changes)).check(Cell("random"))
+
+
+def test_scores_and_masks_of_another_model_are_refused(bench, tmp_path):
+    ours, other = bench.hashes["model"]["dense"], make(bertlite.BertForSequenceClassification, vocab_size=98).float()
+    scores = torch.rand(3, 4, dtype=torch.float64)
+    scores[1, 2] = math.nan
+    write_scores(tmp_path / "scores.json", scores, "michel", ours)
+    assert torch.equal(read_scores(tmp_path / "scores.json", ours).nan_to_num(-1), scores.nan_to_num(-1))
+    with pytest.raises(ValueError, match=r"scores\.json belongs to the model .*; this one is"):
+        read_scores(tmp_path / "scores.json", model_sha256(other))
+    write_scores(tmp_path / "other.json", scores, "michel", model_sha256(other))
+    with pytest.raises(ValueError, match=r"other\.json belongs to the model"):
+        bench.run(Cell("michel", 0.5), tmp_path / "runs", scores=tmp_path / "other.json")
+    assert not (tmp_path / "runs").exists()
+    mask = mask_of(bertlite.with_pruned(bench.dense.config, {0: [1]}), ours)
+    (tmp_path / "masks.json").write_text(json.dumps(mask))
+    assert apply_mask(tmp_path / "masks.json", bench.dense).config.pruned_heads == {0: (1,)}
+    with pytest.raises(ValueError, match=r"masks\.json belongs to the model"):
+        apply_mask(tmp_path / "masks.json", other)
+
+
+def test_cached_scores_are_used_and_belong_to_what_they_were_made_from(setting, bench, tmp_path, monkeypatch):
+    first = bench.scores(Cell("michel"), tmp_path)
+    monkeypatch.setattr(Bench, "score", None)  # would fail
+    assert torch.equal(bench.scores(Cell("michel", fraction=0.9), tmp_path), first)
+    for cell, changed in (
+        (Cell("fisher"), setting),
+        (Cell("michel", seed=1), setting),
+        (Cell("michel"), replace(setting, calibration=12)),
+    ):
+        with pytest.raises(TypeError, match="not callable"):
+            Bench(changed).scores(cell, tmp_path)
+
+
+def test_options_are_read_from_the_name():
+    assert options("taylor/batch/layer_l2") == {
+        "criterion": "taylor",
+        "reduction": "batch",
+        "normaliser": "layer_l2",
+        "inverted": False,
+    }
+    assert options("michel/kl/inverted")["inverted"]
+
+
+# Sweeps -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_grid_gives_random_more_seeds():
+    cells = grid(["michel", "random"], [0.25, 0.5], repairs=["none", "refit"], random_seeds=range(5))
+    assert len(cells) == len(set(cells)) == 2 * 2 * (1 + 5)
+
+
+def test_a_sweep_in_processes_gives_what_one_gives(setting, tmp_path):
+    cells = grid(["michel", "random"], [0.25, 0.5], random_seeds=range(2))
+    found = []
+    for processes in (1, 2):
+        folders = sweep(setting, cells, tmp_path / str(processes), processes=processes)
+        found.append([read_runs(folder)[0].predictions for folder in folders])
+    assert found[0] == found[1]
+    assert len(found[0]) == 6
+
+
+@pytest.mark.slow
+def test_a_sweep_killed_goes_on_without_repeating_what_was_finished(world, tmp_path):
+    command = [sys.executable, "-m", "bertlite", "prune", "curve", *data_arguments(world), "--root", str(tmp_path)]
+    command += ["--criteria", "michel", "fisher", "random", "--fractions", "0.25,0.5,0.75", "--calibration", "11"]
+    command += ["--random-seeds", "0-5", "--repairs", "none,refit", "--processes", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    total = 3 * 2 * (1 + 1 + 6)
+
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 100
+    while len(read_runs(tmp_path)) < 3:
+        assert process.poll() is None, "the sweep ended before it was killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    time.sleep(1)  # the workers see that their parent is gone
+    finished = {run.folder: (run.folder / "run.json").stat().st_mtime_ns for run in read_runs(tmp_path)}
+    assert 3 <= len(finished) < total
+    time.sleep(0.5)
+    assert len(read_runs(tmp_path)) == len(finished), "a worker outlived the sweep"
+
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    assert len(read_runs(tmp_path)) == len(read_runs(tmp_path, unfinished=True)) == total
+    assert {folder: (folder / "run.json").stat().st_mtime_ns for folder in finished} == finished
+    assert "| random, 11 examples |" in done.stdout
+
+
+def test_an_error_in_a_process_reaches_the_caller(setting, tmp_path, monkeypatch):
+    cells = [Cell("michel", 0.5)]
+    root = tmp_path / "root"
+    root.mkdir()
+    folder = Bench(setting).folder(cells[0], root)
+    folder.mkdir()
+    (folder / "thesis.txt").touch()
+    with pytest.raises(FileExistsError, match="is not a run"):
+        sweep(setting, cells, root, processes=2)
+
+
+def test_two_sweeps_do_not_share_a_folder(setting, tmp_path):
+    from bertlite.lab.experiments.sweep import alone
+
+    with alone(tmp_path), pytest.raises(BlockingIOError, match="another sweep is writing to"):
+        sweep(setting, [Cell("random", 0.5)], tmp_path)
+
+
+# Measurements -------------------------------------------------------------------------------------------------------
+
+
+def test_latency_is_told_beside_the_dense_model_and_its_flops(bench):
+    models = {"dense": bench.dense, "small": bertlite.prune_heads(bench.dense, {0: range(4), 1: [0]})}
+    lines = measure.latency(models, [(1, 5), (2, 7)], rounds=3)
+    assert [(line["model"], line["batch"], line["length"]) for line in lines] == [
+        ("dense", 1, 5),
+        ("small", 1, 5),
+        ("dense", 2, 7),
+        ("small", 2, 7),
+    ]
+    for line in lines:
+        assert 0 < line["seconds"]["low"] <= line["seconds"]["median"] <= line["seconds"]["high"]
+    assert lines[0]["speedup"] == {"low": 1, "median": 1, "high": 1}
+    assert lines[0]["macs"] == 1 > lines[1]["macs"]
+    with pytest.raises(ValueError, match="rounds is 1"):
+        measure.latency(models, [(1, 5)], rounds=1)
+
+
+def test_macs_are_what_torch_counts():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from bertlite.importance import macs
+
+    model = bertlite.prune_neurons(
+        bertlite.prune_heads(make(attn_implementation="eager"), {0: [1], 2: range(4)}), {1: [3, 5]}
+    )
+    with FlopCounterMode(display=False) as counter:
+        model.encoder(*encoder_inputs(model))
+    assert counter.get_total_flops() == 2 * 2 * macs(model.config, 11)
+
+
+def encoder_inputs(model):
+    states = torch.randn(2, 11, 48, dtype=torch.float64)
+    return states, model.layout(states, None, 11, False).attend
+
+
+def test_the_latency_table_has_every_number_of_heads(bench):
+    table = measure.latency_table(bench.dense, 2, 7, neurons=(0, 20, 37), rounds=2)
+    assert list(table["heads"]) == [0, 1, 2, 3, 4]
+    assert list(table["neurons"]) == [0, 20, 37]
+    assert all(seconds > 0 for part in table.values() for seconds in part.values())
+
+
+def test_memory_counts_the_weights():
+    model = make(bertlite.BertModel, hidden_size=480, num_attention_heads=4, intermediate_size=3700).float()
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    assert 0.5 * weights < measure.peak_memory(model, 1, 11) < 6 * weights + 2**27
+
+
+# Comparisons, figures and the command -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def runs(world, tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    command = ["prune", "curve", *data_arguments(world), "--root", str(root), "--calibration", "11"]
+    assert main([*command, "--criteria", "michel", "random", "--fractions", "0.25,0.5", "--random-seeds", "0-2"]) == 0
+    return root
+
+
+def test_rows_say_what_their_interval_is_over(runs):
+    rows = compare.summarise(read_runs(runs), against="random")
+    assert [(row["criterion"], row["fraction"], row["runs"], row["over"]) for row in rows] == [
+        ("michel", 0.25, 1, "examples"),
+        ("michel", 0.5, 1, "examples"),
+        ("random", 0.25, 3, "runs"),
+        ("random", 0.5, 3, "runs"),
+    ]
+    for row in rows:
+        assert row["low"] <= row["accuracy"] <= row["high"]
+        assert ("p" in row) == (row["criterion"] == "michel")
+    group = [run.results["accuracy"] for run in read_runs(runs) if run.config["cell"]["criterion"] == "random"]
+    assert rows[2]["accuracy"] + rows[3]["accuracy"] == pytest.approx(2 * np.mean(group))
+    with pytest.raises(ValueError, match="no run has the criterion 'fisher'; have: michel, random"):
+        compare.summarise(read_runs(runs), against="fisher")
+    with pytest.raises(ValueError, match="no finished runs"):
+        compare.summarise([])
+    other = read_runs(runs)[0]
+    other.facts["data"]["dev"] = "0" * 64
+    with pytest.raises(ValueError, match="the runs have 2 evaluation data; compare those of one"):
+        compare.summarise([*read_runs(runs), other])
+
+
+def test_two_runs_alone_are_compared_by_mcnemar_too(runs):
+    pair = [run for run in read_runs(runs) if run.config["cell"]["criterion"] == "michel"]
+    for run, criterion in zip(pair, ("one", "two"), strict=True):
+        run.config["cell"] |= {"criterion": criterion, "fraction": 0.5}
+    rows = compare.summarise(pair, against="two")
+    wrong = [compare.outputs(run).argmax(1) != compare.labels(run) for run in pair]
+    assert rows[0]["mcnemar"] == pytest.approx(mcnemar(~wrong[0], ~wrong[1]))
+    assert 0 <= rows[0]["mcnemar"] <= 1
+    assert "mcnemar" not in rows[1]
+
+
+def test_ways_that_differ_have_lines_of_their_own():
+    base = {**vars(Cell()), "calibration": 512}
+    changes = (
+        {},
+        {"uniform": True},
+        {"at_least": 1},
+        {"steps": 2},
+        {"neurons": 0.5},
+        {"repair": "mean"},
+        {"epochs": 1},
+        {"calibration": 513},
+    )
+    assert len({compare.way_named({**base, **change}) for change in changes}) == len(changes)
+
+
+def test_compare_writes_rows_and_every_figure(runs, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    where = ["--json", str(tmp_path / "rows.json"), "--plots", str(tmp_path / "plots")]
+    assert main(["prune", "compare", str(runs), "--against", "random", *where]) == 0
+    said = capsys.readouterr().out
+    assert "| criterion | neurons | repair | epochs | 25 % | 50 % |" in said
+    assert "over random, p = " in said
+    record = json.loads((tmp_path / "rows.json").read_text())
+    assert len(record["rows"]) == 4
+    assert all(row["accuracy"] == pytest.approx(np.mean(row["values"])) for row in record["rows"])
+    assert record["dense"]["accuracy"] > 0
+    names = ("curves", "heads-michel", "heads-random", "heads-per-layer", "rank-correlation")
+    assert {path.name for path in (tmp_path / "plots").iterdir()} == {n + e for n in names for e in (".png", ".svg")}
+    assert (tmp_path / "plots" / "curves.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_heat_map_crosses_the_pruned_heads():
+    pytest.importorskip("matplotlib")
+    figure = plots.heat_map(np.arange(12.0).reshape(3, 4), {0: [1], 2: [0, 3]})
+    crosses = [(x, y) for line in figure.axes[0].lines for x, y in zip(*line.get_data(), strict=True)]
+    assert set(crosses) == {(1, 0), (0, 2), (3, 2)}
+    plots.pyplot().close(figure)
+
+
+def test_score_writes_what_run_reads(world, tmp_path, capsys):
+    data = [str(world / "model"), "--train", str(world / "train.tsv"), "--calibration", "11"]
+    assert main(["prune", "score", *data, "--criteria", "michel", "magnitude", "--out", str(tmp_path / "scores")]) == 0
+    assert (tmp_path / "scores" / "rank-correlation.png").exists()
+    given = ["--scores", str(tmp_path / "scores" / "michel.json")]
+    command = ["prune", "run", *data, "--dev", str(world / "dev.tsv"), "--root"]
+    assert main([*command, str(tmp_path / "a"), *given]) == 0
+    assert main([*command, str(tmp_path / "b")]) == 0
+    (a,), (b,) = read_runs(tmp_path / "a"), read_runs(tmp_path / "b")
+    assert a.load("masks.json") == b.load("masks.json")
+    assert "run: " in capsys.readouterr().out
+
+
+def test_export_gives_three_forms_of_one_function(runs, world, tmp_path, capsys):
+    run = next(run for run in read_runs(runs) if run.config["cell"]["criterion"] == "michel")
+    for form in ("physical", "full", "mask"):
+        assert main(["prune", "export", str(run.folder), "--form", form, "--out", str(tmp_path / form)]) == 0
+    physical, full = (
+        bertlite.BertForSequenceClassification.from_pretrained(tmp_path / form) for form in ("physical", "full")
+    )
+    assert physical.config.pruned_heads
+    assert not full.config.pruned_heads
+    data = Bench(Setting(**{**vars_of(run), "model": str(tmp_path / "physical")})).dev_data
+    task = TASKS["classification"]
+    wanted = np.array([line["outputs"] for line in run.predictions])
+    for model in (physical, full):
+        np.testing.assert_allclose(predict(model, data, task), wanted, atol=5e-6)
+    again = [
+        "prune",
+        "export",
+        str(world / "model"),
+        "--mask",
+        str(tmp_path / "mask"),
+        "--out",
+        str(tmp_path / "again"),
+    ]
+    assert main(again) == 0
+    assert (tmp_path / "again" / "config.json").read_text() == (tmp_path / "physical" / "config.json").read_text()
+    assert main(again) == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+def vars_of(run):
+    setting = dict(run.config["setting"])
+    for name in ("train", "dev"):
+        setting[name] = Source(**setting[name])
+    return {**setting, "recipe": Recipe(**setting["recipe"])}
+
+
+def test_export_refuses_weights_that_were_not_kept(bench, tmp_path, capsys):
+    folder = bench.run(Cell("michel", 0.5, repair="mean"), tmp_path)
+    assert main(["prune", "export", str(folder), "--out", str(tmp_path / "out")]) == 2
+    assert "run it with --save-model" in capsys.readouterr().err
+    kept = bench.run(Cell("michel", 0.25, repair="mean"), tmp_path, save_model=True)
+    assert main(["prune", "export", str(kept), "--out", str(tmp_path / "out")]) == 0
+
+
+def test_bench_measures_runs_beside_their_dense_model(runs, tmp_path, capsys):
+    folders = [str(run.folder) for run in read_runs(runs) if run.config["cell"]["criterion"] == "michel"][-1:]
+    out = tmp_path / "bench"
+    assert (
+        main(["prune", "bench", *folders, "--shapes", "1x5,2x7", "--rounds", "3", "--table", "--out", str(out)]) == 0
+    )
+    (run,) = read_runs(out)
+    assert len(run.results["latency"]) == 2 * 2
+    assert set(run.results["models"]) == {"dense", "-50 % heads, michel"}
+    assert all(found["peak_memory"] > 0 for found in run.results["models"].values())
+    assert list(run.results["table"]) == ["heads", "neurons"]
+    assert (out / "accuracy-against-latency-2x7.svg").exists()
+    assert "speed-up" in capsys.readouterr().out
+
+
+def test_bench_refuses_runs_of_another_model(runs, world, tmp_path, capsys):
+    def refusal(change):
+        copy = shutil.copytree(folder, tmp_path / change, dirs_exist_ok=True)
+        facts = json.loads((copy / "run.json").read_text())
+        facts["model"]["dense"] = "0" * 64
+        (copy / "run.json").write_text(json.dumps(facts))
+        both = [str(copy)] if change == "one" else [str(copy), str(folder)]
+        assert main(["prune", "bench", *both, "--out", str(tmp_path / "out")]) == 2
+        return capsys.readouterr().err
+
+    folder = read_runs(runs)[0].folder
+    assert f"{world / 'model'} is not the model that these runs pruned: it has changed since" in refusal("one")
+    assert "the runs began with 2 dense models; time is measured beside one" in refusal("two")
+    assert not (tmp_path / "out").exists()
+
+
+def test_finetune_refuses_what_makes_no_step_and_tasks_without_a_head(world, tmp_path, capsys):
+    out = ["--out", str(tmp_path / "out")]
+    assert main(["prune", "finetune", *data_arguments(world), "--task", "similarity", *out]) == 2
+    assert "similarity has no head to train; sentence-transformers trains" in capsys.readouterr().err
+    assert main(["prune", "finetune", *data_arguments(world), "--epochs", "0", *out]) == 2
+    assert "40 examples, 0 epochs and 1 processes make no step" in capsys.readouterr().err
+
+
+def test_finetune_makes_a_checkpoint_that_the_rest_takes(world, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(["prune", "finetune", *data_arguments(world), "--epochs", "1", "--out", str(out)]) == 0
+    (run,) = read_runs(out)
+    model = bertlite.BertForSequenceClassification.from_pretrained(out / "model")
+    assert run.results["sha256"] == model_sha256(model)
+    assert run.facts["model"]["before"] == model_sha256(dense_of(world))
+    assert "accuracy" in capsys.readouterr().out
+
+
+def dense_of(world):
+    return bertlite.BertForSequenceClassification.from_pretrained(world / "model")
+
+
+@pytest.mark.parametrize("action", ["finetune", "score", "run", "curve", "compare", "export", "bench"])
+def test_every_action_explains_itself_without_heavy_imports(action):
+    code = f"""
+import sys
+from bertlite.cli import main
+try:
+    main(["prune", "{action}", "--help"])
+except SystemExit:
+    heavy = {{"matplotlib", "accelerate", "scipy", "sklearn", "transformers", "datasets"}} & sys.modules.keys()
+    raise SystemExit(f"imported {{heavy}}" if heavy else 0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "usage: " in done.stdout

@@ -1,0 +1,167 @@
+"""What transformers 4.57.6 computed and transformers 5 no longer can, from the files of scripts/make/golden.py."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import assert_same, distance, full_outputs
+from safetensors.torch import load_file
+from torch import Tensor
+
+from bertlite import BertConfig, BertModel, densify, prune_heads
+from scripts.make import golden
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CASES: dict[str, Any] = json.loads((GOLDEN / "cases.json").read_text(encoding="utf-8"))
+L = 3
+BOTH = pytest.mark.parametrize("backend", ["eager", "sdpa"])
+EVERY = pytest.mark.parametrize("name", CASES)
+
+
+def tensors_of(name: str, which: str) -> dict[str, Tensor]:
+    """The inputs or the outputs of a case."""
+    return {k.removeprefix(f"{which}."): x for k, x in load_file(GOLDEN / f"{name}.safetensors").items() if which in k}
+
+
+def outputs_of(name: str) -> dict[str, Any]:
+    out = tensors_of(name, "outputs")
+    attentions = tuple(out.pop(f"attentions.{layer}") for layer in range(L))
+    return {**{name: out[name] for name in ("last_hidden_state", "pooler_output")}, "attentions": attentions}
+
+
+def build(name: str, **changes: Any) -> BertModel:
+    """The whole model of a case, before any pruning."""
+    model = BertModel(BertConfig(**{**CASES[name]["config"], **changes}))
+    weights = load_file(GOLDEN / "weights.safetensors")
+    model.load_state_dict({key: weights[key] for key in model.state_dict()})
+    return model.double().eval()
+
+
+def visible(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    out = full_outputs(model, inputs)
+    return {key: out[key] for key in ("last_hidden_state", "pooler_output", "attentions")}
+
+
+@BOTH
+@EVERY
+def test_bertlite_computes_what_transformers_4_did(name: str, backend: str, kernels_run: list[str]) -> None:
+    model, inputs, wanted = build(name, attn_implementation=backend), tensors_of(name, "inputs"), outputs_of(name)
+    for heads in CASES[name]["prune_heads"]:
+        model = prune_heads(model, heads)
+    assert_same(visible(model, inputs), wanted)
+    with torch.no_grad():
+        assert_same(model(**inputs).last_hidden_state, wanted["last_hidden_state"])
+    assert kernels_run == [backend] * L * 2
+
+
+@EVERY
+def test_each_case_depends_on_what_it_is_about(name: str) -> None:
+    """Or the test above could pass on an option that nothing reads."""
+    inputs, wanted = tensors_of(name, "inputs"), outputs_of(name)["last_hidden_state"]
+    without: list[Tensor] = []
+    for about in ("head_mask", "attention_mask"):
+        if about in inputs:
+            fewer = {k: x for k, x in inputs.items() if k != about}
+            model = prune_heads(build(name), {k: v for heads in CASES[name]["prune_heads"] for k, v in heads.items()})
+            without.append(model(**fewer).last_hidden_state)
+    if CASES[name]["prune_heads"]:
+        without.append(build(name)(**inputs).last_hidden_state)
+    positions = CASES[name]["config"]["position_embedding_type"]
+    if positions != "absolute":
+        others = {"absolute", "relative_key", "relative_key_query"} - {positions}
+        for other in others:
+            without.append(build(name, position_embedding_type=other)(**inputs).last_hidden_state)
+    assert without
+    assert all(distance(wrong, wanted) > 1e-2 for wrong in without)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case["prune_heads"]])
+def test_pruning_in_one_call_or_by_config_or_by_gates_is_the_same(name: str) -> None:
+    wanted, inputs = outputs_of(name), tensors_of(name, "inputs")
+    gone: dict[int, set[int]] = {}
+    for heads in CASES[name]["prune_heads"]:
+        for layer, chosen in heads.items():
+            gone.setdefault(int(layer), set()).update(chosen)
+    once = prune_heads(build(name), gone)
+    assert_same(visible(once, inputs), wanted)
+    config = BertConfig(**CASES[name]["config"], pruned_heads=gone)
+    built = BertModel(config).double().eval()
+    built.load_state_dict(once.state_dict())
+    assert_same(visible(built, inputs), wanted)
+    gate = torch.ones(L, 4, dtype=torch.float64)
+    for layer, chosen in gone.items():
+        gate[layer, sorted(chosen)] = 0
+    gated = full_outputs(build(name), inputs, head_mask=gate)
+    assert_same(gated.last_hidden_state, wanted["last_hidden_state"])
+
+
+@BOTH
+def test_a_pruned_folder_of_transformers_4_loads(backend: str, kernels_run: list[str]) -> None:
+    model = BertModel.from_pretrained(GOLDEN / "pruned", attn_implementation=backend, dtype=torch.float64)
+    assert model.config.pruned_heads == {0: (1, 3), 1: (0, 1, 2), 2: (2,)}
+    assert not model.training
+    assert_same(visible(model, tensors_of("pruned-twice", "inputs")), outputs_of("pruned-twice"))
+    assert kernels_run == [backend] * L
+    narrow = BertModel.from_pretrained(GOLDEN / "pruned")
+    assert {p.dtype for p in narrow.parameters()} == {torch.float32}  # the file's own
+
+
+def test_a_pruned_folder_of_transformers_4_can_be_pruned_further_and_densified() -> None:
+    model = BertModel.from_pretrained(GOLDEN / "pruned", dtype=torch.float64)
+    whole, inputs = build("pruned-twice"), tensors_of("pruned-twice", "inputs")
+    further = prune_heads(whole, {0: [0, 1, 3], 1: [0, 1, 2], 2: [2]})
+    assert_same(visible(prune_heads(model, {0: [0]}), inputs), visible(further, inputs))
+    dense = full_outputs(densify(model), inputs)
+    assert_same(dense.last_hidden_state, outputs_of("pruned-twice")["last_hidden_state"])
+
+
+def test_transformers_5_cannot_compute_these() -> None:
+    """The day it can, these files may go and the parity check take their place."""
+    transformers = pytest.importorskip("transformers", minversion="5")
+    assert not hasattr(transformers.BertModel, "prune_heads")
+    config = transformers.BertConfig(**CASES["gate-heads"]["config"], attn_implementation="eager")
+    theirs = transformers.BertModel(config).double().eval()
+    theirs.load_state_dict(build("gate-heads").state_dict())
+    inputs = tensors_of("gate-heads", "inputs")
+    ignored, plain = (theirs(**each).last_hidden_state for each in (inputs, {**inputs, "head_mask": None}))
+    assert_same(ignored, plain, atol=0)
+
+
+# The files and their script
+
+
+def test_the_files_are_those_of_the_script() -> None:
+    assert set(CASES) == set(golden.CASES)
+    assert json.loads(json.dumps({name: golden.of(case) for name, case in golden.CASES.items()})) == CASES
+    versions = json.loads((GOLDEN / "versions.json").read_text(encoding="utf-8"))
+    assert set(versions) == {"python", "torch", "transformers"}
+    assert versions["transformers"] == golden.VERSION == "4.57.6"
+    fixed = {"weights.safetensors", "cases.json", "versions.json", "pruned/config.json", "pruned/model.safetensors"}
+    assert found_in(GOLDEN) == fixed | {f"{name}.safetensors" for name in CASES}
+
+
+def found_in(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_another_transformers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pytest.importorskip("transformers"), "__version__", "5.0.0")
+    with pytest.raises(SystemExit, match=r"this is transformers 5\.0\.0; golden files come from 4\.57\.6"):
+        golden.main([str(tmp_path / "golden")])
+    assert not (tmp_path / "golden").exists()
+
+
+def test_the_script_writes_the_same_files_again(tmp_path: Path) -> None:
+    if pytest.importorskip("transformers").__version__ != golden.VERSION:
+        pytest.skip(f"golden files come from transformers {golden.VERSION}")
+    assert golden.main([str(tmp_path)]) == 0
+    assert found_in(tmp_path) == found_in(GOLDEN)
+    for name in sorted(found_in(tmp_path)):
+        if name.endswith(".safetensors"):
+            new, old = load_file(tmp_path / name), load_file(GOLDEN / name)
+            assert_same(new, old)  # float64 outputs may round differently on another CPU
+            assert all(new[key].equal(old[key]) for key in new if not key.startswith("outputs."))
+        elif name != "versions.json":  # the torch and the Python may be others
+            assert (tmp_path / name).read_text() == (GOLDEN / name).read_text()

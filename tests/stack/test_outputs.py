@@ -1,0 +1,236 @@
+"""What a model returns reads as attributes, as keys and as a tuple, and travels wherever tensors do."""
+
+import copy
+import json
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from conftest import F64, assert_same, full_outputs, gradients, make, make_batch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from bertlite import BertForPreTraining, BertForQuestionAnswering, BertForSequenceClassification, BertModel
+from bertlite.stack.outputs import (
+    BertModelOutput,
+    LogitsOutput,
+    ModelOutput,
+    PreTrainingOutput,
+    QuestionAnsweringOutput,
+)
+
+KINDS = {
+    BertModelOutput: ("last_hidden_state", "pooler_output", "hidden_states", "attentions"),
+    LogitsOutput: ("loss", "logits", "hidden_states", "attentions"),
+    PreTrainingOutput: ("loss", "prediction_logits", "seq_relationship_logits", "hidden_states", "attentions"),
+    QuestionAnsweringOutput: ("loss", "start_logits", "end_logits", "hidden_states", "attentions"),
+}
+
+
+def pickled(out: Any) -> Any:
+    return pickle.loads(pickle.dumps(out))
+
+
+def parts_of(kind: type[ModelOutput]) -> dict[str, Any]:
+    """One value per field, no two alike."""
+    return {
+        name: (torch.tensor([i, 0]), torch.tensor([i, 1]))
+        if name in ("hidden_states", "attentions")
+        else torch.tensor(i)
+        for i, name in enumerate(KINDS[kind])
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_output_reads_three_ways(kind: type[ModelOutput]) -> None:
+    parts = parts_of(kind)
+    out = kind(**parts)
+    for i, (name, part) in enumerate(parts.items()):
+        assert getattr(out, name) is part
+        assert out[name] is part
+        assert out[i] is part
+        assert out[i - len(parts)] is part
+        assert out.get(name) is part
+        assert name in out
+    assert list(out) == list(out.keys()) == list(parts)
+    assert list(out.items()) == list(parts.items())
+    assert list(out.values()) == list(out.to_tuple())
+    assert type(out.to_tuple()) is tuple
+    assert out[:2] == out.to_tuple()[:2]
+    assert out[-2:] == out.to_tuple()[-2:]
+    assert len(out) == len(parts)
+    assert isinstance(out, Mapping)
+    assert dict(out) == {**out} == parts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_None_is_absent(kind: type[ModelOutput]) -> None:
+    names = KINDS[kind]
+    for missing in names:
+        parts = {name: part for name, part in parts_of(kind).items() if name != missing}
+        out = kind(**parts)
+        assert list(out) == list(parts)
+        assert list(kind({**parts, missing: None})) == list(parts)
+        assert out.to_tuple() == tuple(parts.values())
+        assert missing not in out
+        assert getattr(out, missing) is None
+        assert out.get(missing, "nothing") == "nothing"
+        with pytest.raises(KeyError, match=missing):
+            out[missing]
+        with pytest.raises(IndexError):
+            out[len(parts)]
+
+
+def test_a_field_that_is_empty_is_not_absent() -> None:
+    out = BertModelOutput(last_hidden_state=torch.zeros(0, 11, 48), attentions=())
+    assert list(out) == ["last_hidden_state", "attentions"]
+    assert out.attentions == ()
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(TypeError, match="LogitsOutput has no field logit; have: loss, logits, hidden_states, attent"):
+        LogitsOutput(logit=torch.zeros(1))
+    with pytest.raises(TypeError, match="no field logit"):
+        LogitsOutput({"logit": torch.zeros(1)})
+    with pytest.raises(KeyError, match="logit"):
+        LogitsOutput()["logit"]
+    with pytest.raises(AttributeError, match="logit"):
+        LogitsOutput().logit  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(KeyError, match="to_tuple"):
+        LogitsOutput()["to_tuple"]  # a method is no field
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_output_is_built_from_one_mapping(kind: type[ModelOutput]) -> None:
+    """As accelerate and DataParallel build it."""
+    out = kind(**parts_of(kind))
+    for again in (kind(out), kind(dict(out)), type(out)(dict(out.items()))):
+        assert type(again) is kind
+        assert list(again) == list(out)
+        assert all(again[name] is out[name] for name in out)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("copied", [pickled, copy.deepcopy], ids=["pickle", "deepcopy"])
+def test_an_output_can_be_copied(copied: Any, kind: type[ModelOutput]) -> None:
+    full, part = kind(**parts_of(kind)), kind({KINDS[kind][1]: torch.tensor(3)})
+    for out in (full, part):
+        again = copied(out)
+        assert type(again) is kind
+        assert_same(again, out, atol=0)
+        assert all(getattr(again, name) is None for name in KINDS[kind] if name not in out)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_output_is_a_pytree(kind: type[ModelOutput]) -> None:
+    full, part = kind(**parts_of(kind)), kind({KINDS[kind][1]: torch.tensor(3)})
+    for out in (full, part):
+        leaves, spec = pytree.tree_flatten(out)
+        flat = [x for value in out.values() for x in (value if isinstance(value, tuple) else (value,))]
+        assert [id(x) for x in leaves] == [id(x) for x in flat]
+        again = pytree.tree_unflatten(leaves, spec)
+        assert type(again) is kind
+        assert_same(again, out, atol=0)
+        doubled = pytree.tree_map(lambda x: x * 2, out)
+        assert type(doubled) is kind
+        assert all(x.equal(y * 2) for x, y in zip(pytree.tree_leaves(doubled), flat, strict=True))
+        keyed = pytree.tree_flatten_with_path(out)[0]
+        assert [path[0].key for path, _ in keyed if len(path) == 1 or path[1].idx == 0] == list(out)
+        assert pytree.treespec_loads(pytree.treespec_dumps(spec)) == spec
+        json.loads(pytree.treespec_dumps(spec))
+
+
+def test_two_outputs_are_equal_only_if_they_are_one() -> None:
+    out = LogitsOutput(logits=torch.zeros(2))
+    assert out == out
+    assert out != LogitsOutput(logits=out.logits)
+    assert len({out, out, LogitsOutput(logits=out.logits)}) == 2
+
+
+def test_an_output_says_what_it_is() -> None:
+    assert repr(LogitsOutput(loss=torch.tensor(3))) == (
+        "LogitsOutput(loss=tensor(3), logits=None, hidden_states=None, attentions=None)"
+    )
+
+
+def test_every_class_returns_its_kind(batch: dict[str, Tensor]) -> None:
+    for cls, kind in (
+        (BertModel, BertModelOutput),
+        (BertForPreTraining, PreTrainingOutput),
+        (BertForQuestionAnswering, QuestionAnsweringOutput),
+        (BertForSequenceClassification, LogitsOutput),
+    ):
+        assert type(make(cls)(**batch)) is kind
+
+
+def test_what_is_returned_has_the_fields_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.modeling_outputs
+    for kind, named in (
+        (BertModelOutput, theirs.BaseModelOutputWithPooling),
+        (LogitsOutput, theirs.SequenceClassifierOutput),
+        (QuestionAnsweringOutput, theirs.QuestionAnsweringModelOutput),
+        (PreTrainingOutput, transformers.models.bert.modeling_bert.BertForPreTrainingOutput),
+    ):
+        assert tuple(named.__dataclass_fields__) == KINDS[kind]
+
+
+# Under torch.compile and torch.export
+
+RICH = {"position_embedding_type": "relative_key", "pruned_heads": {0: [1]}}
+ASKED = {"output_hidden_states": True, "output_attentions": True}
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("changes", [{}, RICH], ids=["plain", "rich"])
+def test_a_model_compiles_without_a_break(
+    changes: dict[str, Any], backend: str, batch: dict[str, Tensor], kernels_run: list[str]
+) -> None:
+    """aot_eager traces forward and backward as every compiler does, and then runs torch's own kernels."""
+    torch._dynamo.reset()
+    model = make(attn_implementation=backend, **changes)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    gate = torch.linspace(-0.5, 1.5, 12, dtype=F64).view(3, 4)
+    got, wanted = compiled(**batch, head_mask=gate, **ASKED), model(**batch, head_mask=gate, **ASKED)
+    assert type(got) is BertModelOutput
+    assert_same(got, wanted)
+    losses = [out.last_hidden_state.square().mean() + out.pooler_output.mean() for out in (got, wanted)]
+    assert_same(*(gradients(model, loss) for loss in losses))
+    empty = {**batch, "attention_mask": torch.tensor([[1] * 11, [0] * 11])}
+    assert_same(compiled(**empty, **ASKED), model(**empty, **ASKED))
+    assert set(kernels_run) == {backend}
+
+
+def test_a_head_compiles_with_its_loss(batch: dict[str, Tensor]) -> None:
+    torch._dynamo.reset()
+    model = make(BertForSequenceClassification)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    labels = torch.tensor([1, 0])
+    assert_same(compiled(**batch, labels=labels), model(**batch, labels=labels))
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_a_model_exports_with_dynamic_batch_and_length(backend: str) -> None:
+    model = make(attn_implementation=backend, output_hidden_states=True, output_attentions=True)
+    batch = make_batch(batch=3, length=9)
+    rows, length = torch.export.Dim("rows", max=64), torch.export.Dim("length", min=2, max=40)
+    program = torch.export.export(
+        model, (), kwargs=batch, dynamic_shapes={name: {0: rows, 1: length} for name in batch}
+    )
+    exported = program.module()
+    for shape in ((3, 9), (2, 11), (5, 40), (4, 2)):
+        inputs = make_batch(*shape, lengths=tuple(range(shape[0])))  # the first has nothing to attend to
+        out = exported(**inputs)
+        assert type(out) is BertModelOutput
+        assert_same(out, full_outputs(model, inputs))
+
+
+def test_an_exported_model_can_be_saved(tmp_path: Any, batch: dict[str, Tensor]) -> None:
+    model = make(BertForSequenceClassification)
+    program = torch.export.export(model, (), kwargs=batch)
+    torch.export.save(program, tmp_path / "model.pt2")
+    out = torch.export.load(tmp_path / "model.pt2").module()(**batch)
+    assert type(out) is LogitsOutput
+    assert_same(out, model(**batch))

