@@ -17,6 +17,7 @@ from bertlite.checkpoint.faults import damaged_file, raise_faults
 from bertlite.checkpoint.files import CheckpointFiles
 
 State = dict[str, Tensor]
+ALIGNMENT = 64  # bytes; torch's own allocator puts every tensor on the CPU at a multiple of it
 SAFETENSORS_DTYPES = {  # what safetensors calls the dtypes
     "F64": torch.float64,
     "F32": torch.float32,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bertlite.checkpoint.names import LoadableModel, body_prefix
-from bertlite.checkpoint.reading import State
+from bertlite.checkpoint.reading import ALIGNMENT, State
 from bertlite.config import BertConfig
 from bertlite.stack.modules import init_weights
 
@@ -62,12 +62,22 @@ def init_missing(model: LoadableModel, part: str, dtype: torch.dtype) -> State:
 def place_tensors(state: State, wanted: State, dtype: torch.dtype | None, device: torch.device | str | None) -> State:
     """The wanted tensors, contiguous, on one device; two names share memory only if they share the tensor."""
     done: dict[int, Tensor] = {}
-    places = set()
+    seen = set()
     for tensor in {id(state[name]): state[name] for name in wanted}.values():
         moved = tensor.detach().to(device, dtype if tensor.is_floating_point() else None).contiguous()
-        done[id(tensor)] = moved.clone() if moved.data_ptr() in places else moved
-        places.add(moved.data_ptr())
+        done[id(tensor)] = moved.clone() if moved.data_ptr() in seen or is_misaligned(moved) else moved
+        seen.add(moved.data_ptr())
     return {name: done[id(state[name])] for name in wanted}
+
+
+def is_misaligned(tensor: Tensor) -> bool:
+    """Return whether this is a matrix that lies in memory where torch would never put one.
+
+    A file maps its tensors at any address.  MKL sums the products of a matrix that does not begin at a multiple of
+    ALIGNMENT in another order, so a saved and loaded model would differ from itself by rounding; such a matrix is
+    copied.  Files that bertlite writes need no copies.
+    """
+    return tensor.dim() == 2 and tensor.device.type == "cpu" and tensor.data_ptr() % ALIGNMENT != 0
 
 
 def assign_tensors_(model: Any, state: State) -> None:

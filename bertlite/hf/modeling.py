@@ -25,6 +25,7 @@ from transformers.utils import logging
 from bertlite import pruning
 from bertlite.checkpoint.checks import NONFINITE, nonfinite_tensors
 from bertlite.checkpoint.faults import raise_faults
+from bertlite.checkpoint.skeleton import is_misaligned
 from bertlite.config import check_values, normalise_heads, normalise_neurons, pruned_neurons
 from bertlite.heads import models as heads
 from bertlite.hf import compat
@@ -68,6 +69,9 @@ class BertPreTrainedModel(transformers.PreTrainedModel):
         check_folder(pretrained_model_name_or_path, options)
         loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **options)
         model = loaded[0] if isinstance(loaded, tuple) else loaded  # with output_loading_info=True
+        for parameter in model.parameters():
+            if is_misaligned(parameter):
+                parameter.data = parameter.data.clone()
         raise_faults(f"{pretrained_model_name_or_path} {NONFINITE}", nonfinite_tensors(dict(model.named_parameters())))
         return loaded
 
