@@ -241,7 +241,7 @@ class Remembered:
 
     def keep(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if self.crossed is not None:
-            self.crossed.update(k.transpose(1, 2), v.transpose(1, 2), layer)
+            k, v = (x.transpose(1, 2) for x in self.crossed.update(k.transpose(1, 2), v.transpose(1, 2), layer))
             self.cache.is_updated[layer] = True
         return k, v
 
