@@ -20,7 +20,7 @@ from torch import Tensor
 from bertlite.config import kept_heads
 from bertlite.model import BertModel, BertPreTrainedModel
 from bertlite.records import write_bytes, write_json
-from bertlite.tokenizer.tokenizer import BertTokenizer
+from bertlite.tokenizer import BertTokenizer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -22,7 +22,8 @@ from bertlite.checkpoint.files import Source, find_checkpoint, locate
 from bertlite.config import BertConfig
 from bertlite.inference.optimize import InferenceModel, optimize_for_inference
 from bertlite.model import BertModel
-from bertlite.tokenizer.tokenizer import BertTokenizer, read_json
+from bertlite.tokenizer import BertTokenizer
+from bertlite.tokenizer.files import read_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
