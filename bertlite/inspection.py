@@ -1,4 +1,4 @@
-"""Inspect a checkpoint: list its contents, and tell if bertlite and transformers load it.  Weights are not read.
+"""Inspect a checkpoint: list its contents, and predict if bertlite and transformers load it.  Weights are not read.
 
 The statements about transformers are true of 4.57.6 and 5.23.0.
 """
@@ -60,8 +60,8 @@ def inspect(checkpoint: str | Path, *, revision: str | None = None) -> dict[str,
     Returns:
         Among others "num_hidden_layers"; "heads" and "neurons", each as built and as kept by layer; "dtypes" and
         "parameters" as stored; "legacy_names"; and under "bertlite", "transformers 4" and "transformers 5" an
-        "outcome" with its reasons as "notes": "same", the checkpoint loads and computes what it should; "differs", it
-        loads and computes something else; "fails", it does not load or does not run.
+        "outcome" with its reasons as "notes": "same", the checkpoint loads and computes the right result; "differs",
+        it loads and computes something else; "fails", it does not load or does not run.
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
@@ -93,8 +93,8 @@ def inspect(checkpoint: str | Path, *, revision: str | None = None) -> dict[str,
         "absent": sorted(absent),
         "legacy_names": dict(Counter(part for name in stored if (part := legacy_part(name)))),
         "bertlite": {"outcome": FAILS if faults else SAME, "notes": faults},
-        "transformers 4": summarise(in_transformers_4(cls, config, stored)),
-        "transformers 5": summarise(in_transformers_5(cls, config, stored)),
+        "transformers 4": combine_findings(in_transformers_4(cls, config, stored)),
+        "transformers 5": combine_findings(in_transformers_5(cls, config, stored)),
     }
 
 
@@ -118,7 +118,7 @@ def bertlite_faults(cls: type[BertPreTrainedModel], config: BertConfig, stored: 
 Finding = tuple[str, str]  # an outcome and a note
 
 
-def summarise(findings: Iterator[Finding]) -> dict[str, Any]:
+def combine_findings(findings: Iterator[Finding]) -> dict[str, Any]:
     """Return the worst of the outcomes, and all notes."""
     found = list(findings)
     outcomes = [outcome for outcome, _ in found]

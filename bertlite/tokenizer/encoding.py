@@ -1,4 +1,4 @@
-"""Texts to batches: check what a tokenizer is given, collect its columns, pad them and make tensors of them.
+"""Texts to batches: check the texts, collect the columns of their encodings, pad them and make tensors of them.
 
 Letters:  B sequences · S positions, padding included
 """
@@ -37,7 +37,7 @@ TRUNCATION = {
     "only_first": "only_first",
     "only_second": "only_second",
 }
-COLUMNS: dict[str, Callable[["Encoding"], Any]] = {  # what a column holds for one sequence
+COLUMNS: dict[str, Callable[["Encoding"], Any]] = {  # the value of a column for one sequence
     "input_ids": lambda encoding: encoding.ids,
     "token_type_ids": lambda encoding: encoding.type_ids,
     "attention_mask": lambda encoding: encoding.attention_mask,
@@ -149,7 +149,7 @@ def explained_errors(texts: Iterable[TextOrPair], settings: str) -> Iterator[Non
 
 
 def text_error(texts: Iterable[object]) -> ValueError:
-    """Return the error that names what the Rust tokenizer cannot encode."""
+    """Return the error that names the text which the Rust tokenizer cannot encode."""
     for i, text in enumerate(texts):
         for part in text if isinstance(text, tuple) else (text,):
             for word in part if isinstance(part, list | tuple) else (part,):
@@ -211,8 +211,8 @@ def collect_columns(
     """Return the named COLUMNS and the sequences that they hold.
 
     Args:
-        overflowing: add what truncation cut off as further sequences, and the column `overflow_to_sample_mapping`
-            with the index of the text that each sequence comes from.
+        overflowing: add the tokens that truncation cut off as further sequences, and a column
+            `overflow_to_sample_mapping` with the index of the text that each sequence comes from.
     """
     groups = [[encoding, *encoding.overflowing] if overflowing else [encoding] for encoding in encodings]
     sequences = [sequence for group in groups for sequence in group]

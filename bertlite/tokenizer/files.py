@@ -59,7 +59,7 @@ def find_tokenizer(source: Source) -> tuple[Folder | Repository, Path]:
 
 
 def read_arguments(place: Folder | Repository, found: Path) -> dict[str, Any]:
-    """Return the arguments of BertTokenizer that a checkpoint's files state; tokenizer_config.json goes first.
+    """Return the arguments of BertTokenizer that a checkpoint's files state; tokenizer_config.json comes first.
 
     Args:
         found: the tokenizer.json or vocab.txt of `find_tokenizer`.

@@ -2,7 +2,7 @@
 
 A text is cleaned, lower-cased or not, split at spaces, punctuation and Chinese characters, and each word is cut into
 the longest pieces that the vocabulary has; pieces inside a word begin with ##.  The Rust tokenizer holds no padding
-and no truncation between calls, so that those stated in a tokenizer.json, made for another purpose, do not leak.
+and no truncation between calls, so that those of a tokenizer.json, made for another purpose, have no effect.
 
 Letters:  B sequences · S positions, padding included
 """
@@ -60,7 +60,7 @@ class BertTokenizer(Vocabulary):
         unk_token, sep_token, pad_token, cls_token, mask_token: the special tokens; each has an id.
         added_tokens: {id: {"content": "<e>", "special": true, …}}, whole words that are never cut, as
             `added_tokens_decoder` in tokenizer_config.json.
-        model_max_length: in tokens, what `truncation=True` truncates to.
+        model_max_length: in tokens, the length that `truncation=True` truncates to.
         padding_side, truncation_side: "right" or "left".
         clean_up_tokenization_spaces: let `decode` join "do n't" and " ." too.
         max_input_chars_per_word: a longer word is unknown.
@@ -134,8 +134,8 @@ class BertTokenizer(Vocabulary):
     ) -> Self:
         """Load the tokenizer of a checkpoint.
 
-        tokenizer_config.json goes before tokenizer.json, as in transformers; where both are silent, text is
-        lower-cased.
+        tokenizer_config.json overrides tokenizer.json, as in transformers; where neither states `do_lower_case`, it is
+        True.
 
         Args:
             source: a hub id, a folder, or a vocab.txt or tokenizer.json, whose settings are read beside it.
@@ -180,25 +180,25 @@ class BertTokenizer(Vocabulary):
 
         Args:
             text: a string, or a list of strings or of pairs; if `is_split_into_words`, one list of words, or several.
-            text_pair: what follows the first [SEP]; as many as there are texts.
-            padding: True or "longest", to the longest of these; "max_length"; or False.
+            text_pair: the second text, after the first [SEP], or a list with one for each text.
+            padding: True or "longest", to the longest of these texts; "max_length"; or False.
             truncation: True or "longest_first", which shortens the longer one of a pair; "only_first"; "only_second";
                 or False.
             max_length: in tokens, special ones included; by default `model_max_length`.
             stride: the number of tokens that each overflowing piece repeats of the one before.
             return_tensors: "pt", "np" or None, for lists.
-            return_overflowing_tokens: give what truncation cuts off as further sequences;
+            return_overflowing_tokens: return the tokens that truncation cuts off as further sequences;
                 `overflow_to_sample_mapping` has the index of the text that each sequence comes from.
-            return_offsets_mapping: also where in its text each token begins and ends, in characters.
-            return_special_tokens_mask: also a 1 for every special token and padding.
+            return_offsets_mapping: add the start and end of each token in its text, in characters.
+            return_special_tokens_mask: add 1 for every special token and padding, 0 for others.
 
         Returns:
-            `input_ids`, `token_type_ids`, `attention_mask` and what was asked for: (B, S) as tensors, else lists; of
-            one text without `return_tensors` or overflow, flat lists.
+            `input_ids`, `token_type_ids`, `attention_mask` and the columns asked for: (B, S) as tensors, else lists;
+            flat lists for one text without `return_tensors` or overflow.
 
         Raises:
             ValueError: a text that is no string or holds a lone surrogate; a strategy that is not one of those above;
-                a max_length that is missing, too short or without effect; tensors asked of unequal lengths.
+                a max_length that is missing, too short or without effect; rows of unequal length for tensors.
         """
         texts, batched = read_texts(text, text_pair, is_split_into_words)
         strategy = look_up("truncation", truncation, TRUNCATION)
@@ -247,13 +247,17 @@ class BertTokenizer(Vocabulary):
             pad_to_multiple_of=multiple,
         )
 
-    def _limit(self, strategy: str | None, target: str | None, asked: int | None, stride: int, paired: bool) -> int:
+    def _limit(
+        self, strategy: str | None, target: str | None, max_length: int | None, stride: int, paired: bool
+    ) -> int:
         """Return the length that sequences are truncated or padded to; 0 if there is none."""
         if not strategy and target != "max_length":
-            if asked is not None:
-                raise ValueError(f"max_length={asked} does nothing without truncation=True or padding='max_length'")
+            if max_length is not None:
+                raise ValueError(
+                    f"max_length={max_length} does nothing without truncation=True or padding='max_length'"
+                )
             return 0
-        limit = self.model_max_length if asked is None else asked
+        limit = self.model_max_length if max_length is None else max_length
         if limit >= NO_LIMIT:
             raise ValueError("this tokenizer has no model_max_length to truncate or pad to: pass max_length=")
         room = limit - self.num_special_tokens_to_add(paired)
@@ -264,7 +268,7 @@ class BertTokenizer(Vocabulary):
         return limit
 
     def encode(self, text: Text, text_pair: Text | None = None, **options: Any) -> Any:
-        """Return the `input_ids` of one text: a list, or what `return_tensors` names; options as for `__call__`."""
+        """Return the `input_ids` of one text, a list or as `return_tensors` says; options are those of `__call__`."""
         return self(text, text_pair, **options)["input_ids"]
 
     def tokenize(self, text: str, pair: str | None = None, *, add_special_tokens: bool = False) -> list[str]:
@@ -289,8 +293,8 @@ class BertTokenizer(Vocabulary):
             encoded_inputs: a list of encodings, or an encoding of lists.  Keys that a tokenizer does not make, such as
                 labels, are kept as they are.
             padding: True or "longest", "max_length", or False.
-            max_length: what "max_length" pads to; by default `model_max_length`.  The others do not read it.
-            return_tensors: "pt", "np", or None for what came in.
+            max_length: the length for "max_length", by default `model_max_length`; unused otherwise.
+            return_tensors: "pt", "np", or None for the type that the ids have.
 
         Raises:
             ValueError: encodings without input_ids or with unlike keys, or that do not make a tensor.

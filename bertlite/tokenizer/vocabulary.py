@@ -125,7 +125,7 @@ class Vocabulary:
     @overload
     def convert_tokens_to_ids(self, tokens: list[str] | tuple[str, ...]) -> list[int]: ...
     def convert_tokens_to_ids(self, tokens: str | Iterable[str]) -> int | list[int]:
-        """Return the id of a token, or a list of ids; `unk_token_id` for what is no token."""
+        """Return the id of a token, or a list of ids; `unk_token_id` if the vocabulary lacks it."""
         if isinstance(tokens, str):
             number = self._tokenizer.token_to_id(tokens)
             return self.unk_token_id if number is None else number

@@ -255,7 +255,7 @@ def test_padding_of_encodings_is_that_of_transformers(ours, stock) -> None:
     )
 
 
-def test_what_it_knows_is_what_transformers_knows(ours, stock) -> None:
+def test_attributes_are_those_of_transformers(ours, stock) -> None:
     names = [
         "vocab_size",
         "model_max_length",
@@ -282,7 +282,7 @@ def test_what_it_knows_is_what_transformers_knows(ours, stock) -> None:
 # Files ---------------------------------------------------------------------------------------------------------------
 
 
-def test_what_it_saves_both_libraries_read(ours, stock, tmp_path) -> None:
+def test_saved_files_are_read_by_both_libraries(ours, stock, tmp_path) -> None:
     transformers = pytest.importorskip("transformers")
     written = ours.save_pretrained(tmp_path / "saved")
     assert sorted(os.path.basename(path) for path in written) == [
@@ -303,7 +303,7 @@ def test_what_it_saves_both_libraries_read(ours, stock, tmp_path) -> None:
     assert BertTokenizer.from_pretrained(tmp_path / "saved")(texts)["input_ids"] == wanted
 
 
-def test_what_transformers_saves_is_read(ours, stock, tmp_path) -> None:
+def test_files_saved_by_transformers_are_read(ours, stock, tmp_path) -> None:
     stock.save_pretrained(tmp_path)
     texts = [*TRICKY, *fuzzed(500, seed=9)]
     again = BertTokenizer.from_pretrained(tmp_path)
@@ -324,7 +324,7 @@ def test_settings_do_what_they_do_in_transformers(lower, strip, chinese, tmp_pat
     read = BertTokenizer.from_pretrained(tmp_path)
     assert read(texts)["input_ids"] == stock(texts)["input_ids"]
     read.save_pretrained(tmp_path / "again")
-    (tmp_path / "again" / "tokenizer_config.json").unlink()  # tokenizer.json alone must say it too
+    (tmp_path / "again" / "tokenizer_config.json").unlink()  # tokenizer.json alone must have the settings too
     assert BertTokenizer.from_pretrained(tmp_path / "again")(texts)["input_ids"] == read(texts)["input_ids"]
     assert BertTokenizer.from_pretrained(tmp_path, do_lower_case=not lower).do_lower_case is not lower
 
@@ -507,7 +507,7 @@ def test_a_refusal_names_the_value_and_the_way_out(call, message, small) -> None
         call(small)
 
 
-def test_no_limit_is_no_truncation_in_silence() -> None:
+def test_truncation_without_a_limit_is_refused() -> None:
     with pytest.raises(
         ValueError, match="this tokenizer has no model_max_length to truncate or pad to: pass max_length="
     ):
