@@ -20,6 +20,7 @@ from bertlite.pruning import prune_heads_
 from bertlite.stack.attention import check_backend
 from bertlite.stack.body import BertBody, set_config
 from bertlite.stack.modules import BertLayer, Checkpointing, init_weights
+from bertlite.stack.outputs import BertModelOutput
 
 
 class BertPreTrainedModel(nn.Module):
@@ -214,7 +215,7 @@ class BertPreTrainedModel(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-class BertModel(BertBody, BertPreTrainedModel):
+class BertModel(BertBody[BertModelOutput], BertPreTrainedModel):
     """BERT without a head: token vectors, and the pooler's vector for the sequence.
 
     Args:

@@ -4,14 +4,15 @@ Shapes:  B sequences · S positions · D hidden.  Label -100 means "no label her
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertlite.config import BertConfig, ConfigLike
-from bertlite.heads.layers import BertLMPredictionHead, BertOnlyMLMHead, BertOnlyNSPHead, BertPreTrainingHeads
+from bertlite.heads.body import KINDS, ClassifierBody, HeadBody, LabelKind, LanguageModelBody, Out
+from bertlite.heads.layers import BertOnlyMLMHead, BertOnlyNSPHead, BertPreTrainingHeads
 from bertlite.heads.losses import (
     Items,
     check_labels,
@@ -22,169 +23,22 @@ from bertlite.heads.losses import (
     shifted,
     without_padding,
 )
-from bertlite.model import BertModel, BertPreTrainedModel
-from bertlite.stack.body import pick
+from bertlite.model import BertPreTrainedModel
 from bertlite.stack.outputs import CausalLMOutput, Encoded, LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
 
-LabelKind = Literal["class", "flags", "number"]
-KINDS: dict[str, LabelKind] = {  # of a config's problem_type
-    "single_label_classification": "class",
-    "multi_label_classification": "flags",
-    "regression": "number",
-}
+__all__ = [
+    "BertForMaskedLM",
+    "BertForMultipleChoice",
+    "BertForNextSentencePrediction",
+    "BertForPreTraining",
+    "BertForQuestionAnswering",
+    "BertForSequenceClassification",
+    "BertForTokenClassification",
+    "BertLMHeadModel",
+]
 
 
-class HeadBody:
-    """What the heads share: the BertModel below, running it, and returning logits with their loss."""
-
-    config: Any  # a ConfigLike; which one is the base class's business
-    bert: Any
-    base_class: ClassVar[type[Any]] = BertModel
-    output_type: ClassVar[type[Any]] = LogitsOutput
-    needs_pooler: ClassVar[bool] = False
-    needs_tokens: ClassVar[bool] = True  # and not the pooler alone
-
-    def build(self, config: ConfigLike) -> None:
-        self.bert = self.base_class(config, add_pooling_layer=self.needs_pooler)
-        self.build_head(config)
-
-    def build_head(self, config: ConfigLike) -> None:
-        raise NotImplementedError
-
-    def logits(self, encoded: Encoded) -> Tensor:
-        raise NotImplementedError
-
-    def encode(self, *inputs: Tensor | None, **options: Any) -> Encoded:
-        """Run BERT; of a head that reads the pooler alone its last layer may compute first tokens alone."""
-        if not self.needs_tokens:
-            states, attentions = options["output_hidden_states"], options["output_attentions"]
-            options["first_token_only"] = self.bert.first_token_suffices(attentions, states)
-        return self.bert(*inputs, **options, return_encoded=True)
-
-    def loss(self, logits: Tensor, labels: Tensor, items: Items = None) -> Tensor:
-        return cross_entropy(logits, labels, items=items)
-
-    @property
-    def label_kind(self) -> LabelKind:
-        """What one label is: the index of a class, a flag for each class, or a number."""
-        return "class"
-
-    def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Return {name of the labels: shape of the logits that they judge} for inputs of a shape, (B, S)."""
-        return {"labels": (*shape, self.config.num_labels)}
-
-    def check_labels(self, labels: Mapping[str, Any], shape: tuple[int, ...]) -> None:
-        """Refuse labels that the loss would refuse, without running the model.
-
-        Args:
-            labels: by name; others than this head's are not looked at.
-            shape: of the inputs.
-
-        Raises:
-            ValueError: labels are missing, or do not fit.
-        """
-        shapes = self.label_shapes(shape)
-        missing = [name for name in shapes if not isinstance(labels.get(name), Tensor)]
-        if missing:
-            raise ValueError(f"there are no {' and no '.join(missing)}; label the data, or take target='kl'")
-        for name, logits in shapes.items():
-            self.check_label(name, labels[name], torch.zeros((), device=labels[name].device).expand(logits))
-
-    def check_label(self, name: str, labels: Tensor, logits: Tensor) -> None:
-        """Refuse labels of one name that do not fit logits of this shape."""
-        check_labels(logits, labels, name)
-
-    def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
-        """Compute the loss of some examples by themselves.
-
-        Args:
-            out: the model's output for the whole batch.
-            labels: the batch's, by name.
-            rows: which examples.
-            real: (B, S) or (B · choices, S), False for padding, which has no loss.
-
-        Returns:
-            A scalar; nan if no label counts.
-        """
-        return self.loss(out.logits[rows], labels["labels"][rows])
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        *,
-        inputs_embeds: Tensor | None = None,
-        head_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Items = None,
-        cu_seqlens: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> Any:
-        """Run BERT and the head.  Inputs are those of BertModel; `labels` and the logits are the class's own.
-
-        Args:
-            cu_seqlens: for sequences that come packed; logits and labels for each token are then (T, …).
-            num_items_in_batch: labels in the whole batch of which this is a part; the loss is then the part's share of
-                the batch's mean, so that parts add up.  By default the mean of this part.
-
-        Returns:
-            LogitsOutput, its loss None without labels; or with return_dict=False the tuple of what it holds.
-
-        Raises:
-            ValueError: an input or a label that this model cannot take.
-        """
-        encoded = self.encode(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds=inputs_embeds,
-            head_mask=head_mask,
-            cu_seqlens=cu_seqlens,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-        )
-        logits, loss = self.logits(encoded), None
-        if labels is not None:
-            labels = pack_labels(encoded.layout, labels) if self.needs_tokens else labels
-            loss = self.loss(logits, labels, num_items_in_batch)
-        logits = encoded.layout.unpack(logits) if self.needs_tokens else logits
-        return self.finish(encoded, return_dict, loss, logits=logits)
-
-    def finish(self, encoded: Encoded, return_dict: bool | None, loss: Tensor | None, **parts: Any) -> Any:
-        """Return the output of this head."""
-        states, attentions = encoded.hidden_states, encoded.attentions
-        out = self.output_type(loss=loss, **parts, hidden_states=states, attentions=attentions)
-        return pick(out, self.config.return_dict if return_dict is None else return_dict)
-
-
-class LanguageModelBody(HeadBody):
-    """Heads that score the vocabulary with the word embeddings themselves."""
-
-    cls: Any
-
-    def tie_decoder(self) -> None:
-        head: BertLMPredictionHead = self.cls.predictions
-        head.bias = head.decoder.bias
-        if self.config.tie_word_embeddings:
-            head.decoder.weight = self.bert.embeddings.word_embeddings.weight
-
-    def get_output_embeddings(self) -> nn.Linear:
-        return self.cls.predictions.decoder
-
-    def set_output_embeddings(self, decoder: nn.Linear) -> None:
-        self.cls.predictions.decoder = decoder
-        self.cls.predictions.bias = decoder.bias
-
-    def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        return {"labels": (*shape, self.config.vocab_size)}
-
-
-class MaskedLMBody(LanguageModelBody):
+class MaskedLMBody(LanguageModelBody[Out]):
     def build_head(self, config: ConfigLike) -> None:
         self.cls = BertOnlyMLMHead(config)
 
@@ -195,7 +49,7 @@ class MaskedLMBody(LanguageModelBody):
         return self.cls(encoded.last_hidden_state)
 
 
-class CausalLMBody(MaskedLMBody):
+class CausalLMBody(MaskedLMBody[Out]):
     output_type = CausalLMOutput
 
     def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
@@ -221,7 +75,7 @@ class CausalLMBody(MaskedLMBody):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-    ) -> Any:
+    ) -> Out:
         """Run BERT as a decoder and score the next word at every position.
 
         Args:
@@ -269,7 +123,7 @@ class CausalLMBody(MaskedLMBody):
         )
 
 
-class PreTrainingBody(LanguageModelBody):
+class PreTrainingBody(LanguageModelBody[Out]):
     output_type = PreTrainingOutput
     needs_pooler = True
 
@@ -299,7 +153,7 @@ class PreTrainingBody(LanguageModelBody):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-    ) -> Any:
+    ) -> Out:
         """Run BERT and both pre-training heads.
 
         Args:
@@ -327,7 +181,7 @@ class PreTrainingBody(LanguageModelBody):
         return self.finish(encoded, return_dict, loss, prediction_logits=words, seq_relationship_logits=follows)
 
 
-class NextSentencePredictionBody(HeadBody):
+class NextSentencePredictionBody(HeadBody[Out]):
     cls: Any
     needs_pooler = True
     needs_tokens = False
@@ -342,27 +196,7 @@ class NextSentencePredictionBody(HeadBody):
         return self.cls(encoded.pooler_output)
 
 
-class ClassifierBody(HeadBody):
-    """Heads that are one dropout and one linear layer."""
-
-    dropout: nn.Dropout
-    classifier: nn.Linear
-
-    def build_head(self, config: ConfigLike) -> None:
-        rate = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
-        self.dropout = nn.Dropout(rate)
-        self.classifier = nn.Linear(config.hidden_size, self.classes(config))
-
-    def classes(self, config: ConfigLike) -> int:
-        """Return how many numbers the linear layer gives."""
-        return config.num_labels
-
-    def logits(self, encoded: Encoded) -> Tensor:
-        x = encoded.last_hidden_state if self.needs_tokens else encoded.pooler_output
-        return self.classifier(self.dropout(x))
-
-
-class SequenceClassificationBody(ClassifierBody):
+class SequenceClassificationBody(ClassifierBody[Out]):
     needs_pooler = True
     needs_tokens = False
 
@@ -394,12 +228,12 @@ class SequenceClassificationBody(ClassifierBody):
         return each(logits, labels) if items is None else each(logits, labels, reduction="sum") / items
 
 
-class TokenClassificationBody(ClassifierBody):
+class TokenClassificationBody(ClassifierBody[Out]):
     def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
         return self.loss(out.logits[rows], without_padding(labels["labels"][rows], real[rows]))
 
 
-class MultipleChoiceBody(ClassifierBody):
+class MultipleChoiceBody(ClassifierBody[Out]):
     needs_pooler = True
     needs_tokens = False
 
@@ -423,7 +257,7 @@ class MultipleChoiceBody(ClassifierBody):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-    ) -> Any:
+    ) -> Out:
         """Run BERT on every choice and score it.
 
         Args:
@@ -460,7 +294,7 @@ class MultipleChoiceBody(ClassifierBody):
         return self.finish(encoded, return_dict, loss, logits=logits)
 
 
-class QuestionAnsweringBody(HeadBody):
+class QuestionAnsweringBody(HeadBody[Out]):
     output_type = QuestionAnsweringOutput
     qa_outputs: nn.Linear
 
@@ -497,7 +331,7 @@ class QuestionAnsweringBody(HeadBody):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-    ) -> Any:
+    ) -> Out:
         """Run BERT and score every token as start and as end of the answer.
 
         Args:
@@ -536,13 +370,13 @@ class QuestionAnsweringBody(HeadBody):
         return self.finish(encoded, return_dict, loss, start_logits=start, end_logits=end)
 
 
-class BertForMaskedLM(MaskedLMBody, BertPreTrainedModel):
+class BertForMaskedLM(MaskedLMBody[LogitsOutput], BertPreTrainedModel):
     """Guess masked words.  labels (B, S), elsewhere -100; logits (B, S, vocabulary); the loss is in nats per label."""
 
     config: BertConfig
 
 
-class BertLMHeadModel(CausalLMBody, BertPreTrainedModel):
+class BertLMHeadModel(CausalLMBody[CausalLMOutput], BertPreTrainedModel):
     """Write the next word: BERT as a decoder, is_decoder=True, with cross-attention if add_cross_attention is."""
 
     config: BertConfig
@@ -553,19 +387,19 @@ class BertLMHeadModel(CausalLMBody, BertPreTrainedModel):
         super().__init__(config)
 
 
-class BertForPreTraining(PreTrainingBody, BertPreTrainedModel):
+class BertForPreTraining(PreTrainingBody[PreTrainingOutput], BertPreTrainedModel):
     """Guess masked words, and whether the second segment follows the first: what BERT was trained on."""
 
     config: BertConfig
 
 
-class BertForNextSentencePrediction(NextSentencePredictionBody, BertPreTrainedModel):
+class BertForNextSentencePrediction(NextSentencePredictionBody[LogitsOutput], BertPreTrainedModel):
     """Whether the second segment follows the first.  labels (B,), 0 if it does; logits (B, 2)."""
 
     config: BertConfig
 
 
-class BertForSequenceClassification(SequenceClassificationBody, BertPreTrainedModel):
+class BertForSequenceClassification(SequenceClassificationBody[LogitsOutput], BertPreTrainedModel):
     """Label a sequence.  logits (B, num_labels).
 
     labels are (B,) class indices, (B, num_labels) floats for several labels at once, or (B,) numbers when num_labels
@@ -576,19 +410,19 @@ class BertForSequenceClassification(SequenceClassificationBody, BertPreTrainedMo
     config: BertConfig
 
 
-class BertForMultipleChoice(MultipleChoiceBody, BertPreTrainedModel):
+class BertForMultipleChoice(MultipleChoiceBody[LogitsOutput], BertPreTrainedModel):
     """Pick one of several continuations."""
 
     config: BertConfig
 
 
-class BertForTokenClassification(TokenClassificationBody, BertPreTrainedModel):
+class BertForTokenClassification(TokenClassificationBody[LogitsOutput], BertPreTrainedModel):
     """Label every token.  labels (B, S), -100 where there is none; logits (B, S, num_labels)."""
 
     config: BertConfig
 
 
-class BertForQuestionAnswering(QuestionAnsweringBody, BertPreTrainedModel):
+class BertForQuestionAnswering(QuestionAnsweringBody[QuestionAnsweringOutput], BertPreTrainedModel):
     """Find the answer in the text: its first and its last token."""
 
     config: BertConfig

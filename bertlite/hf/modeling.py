@@ -1,13 +1,12 @@
 """bertlite's bodies as transformers models: the same stack on PreTrainedModel, with transformers' own outputs."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import BertConfig, EncoderDecoderCache, GenerationMixin
+from transformers import BertConfig, GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutputWithPoolingAndCrossAttentions,
@@ -19,7 +18,6 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.utils import logging
 
@@ -27,16 +25,17 @@ from bertlite import pruning
 from bertlite.checkpoint.checks import NONFINITE, nonfinite_tensors
 from bertlite.checkpoint.faults import raise_faults
 from bertlite.checkpoint.skeleton import is_misaligned
-from bertlite.config import check_values, normalise_heads, normalise_neurons, pruned_neurons
 from bertlite.heads import models as heads
 from bertlite.heads.layers import BertLMPredictionHead
 from bertlite.heads.losses import Items
 from bertlite.hf import compat
+from bertlite.hf.attention import RegisteredAttention, additive_scores
+from bertlite.hf.cache import LayerCache
+from bertlite.hf.config import complete_config_, heads_by_layer
 from bertlite.hf.folder import check_folder
 from bertlite.stack import modules
 from bertlite.stack.attention import BACKENDS
 from bertlite.stack.body import BertBody, pick
-from bertlite.stack.kernels import ScoreBias
 from bertlite.stack.layouts import Attention, Layout
 from bertlite.stack.masks import values_readable
 
@@ -59,7 +58,7 @@ class BertPreTrainedModel(transformers.PreTrainedModel):
 
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
         super().__init__(config)
-        settle(self.config)
+        complete_config_(self.config)
         self.build(self.config, *args, **options)
         self.post_init()
 
@@ -85,7 +84,7 @@ class BertPreTrainedModel(transformers.PreTrainedModel):
 
         The model gets a config of its own, so that another model made from the same one is left alone.
         """
-        pruning.prune_heads_(self, counted(heads_to_prune, self.config))
+        pruning.prune_heads_(self, heads_by_layer(heads_to_prune, self.config))
 
     _prune_heads = prune_heads
 
@@ -118,7 +117,7 @@ class BertPreTrainedModel(transformers.PreTrainedModel):
 
     def invert_attention_mask(self, encoder_attention_mask: Tensor) -> Tensor:
         """A 0/1 mask, (B, K) or (B, S, K), as additive scores (B, 1, 1 or S, K); for code of transformers 4."""
-        return additive(encoder_attention_mask, self.dtype)
+        return additive_scores(encoder_attention_mask, self.dtype)
 
     def get_extended_attention_mask(
         self,
@@ -133,49 +132,12 @@ class BertPreTrainedModel(transformers.PreTrainedModel):
             length, keys = input_shape[1], mask.shape[1]
             causal = torch.ones(length, keys, dtype=torch.bool, device=mask.device).tril(keys - length)
             mask = mask[:, None].bool() & causal
-        return additive(mask, dtype or self.dtype)
+        return additive_scores(mask, dtype or self.dtype)
 
     if not compat.V5:  # 4.57 checkpoints re-entrantly unless told otherwise, and loses gradients so
 
         def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
             super().gradient_checkpointing_enable(gradient_checkpointing_kwargs or {"use_reentrant": False})
-
-
-def settle(config: Any) -> None:
-    """Give a config what transformers 5 no longer gives it, in place, and refuse what would be ignored there.
-
-    Raises:
-        ValueError: values that no BERT has.
-    """
-    if getattr(config, "position_embedding_type", None) is None:
-        config.position_embedding_type = "absolute"
-    check_values(config)
-    gone = counted(getattr(config, "pruned_heads", None) or {}, config)
-    config.pruned_heads = {layer: list(which) for layer, which in gone.items()}
-    if pruned_neurons(config):  # a field that transformers does not know, but keeps
-        neurons = normalise_neurons(config.pruned_neurons, config.num_hidden_layers, config.intermediate_size)
-        config.pruned_neurons = {layer: list(which) for layer, which in neurons.items()}
-
-
-def counted(heads_to_prune: Mapping[Any, Iterable[int]], config: Any) -> dict[int, tuple[int, ...]]:
-    """Heads by layer, where transformers 4 lets a layer count from the end: -1 is the last."""
-    layers = config.num_hidden_layers
-    forward: Any = heads_to_prune  # anything but a mapping is refused below
-    if isinstance(heads_to_prune, Mapping):
-        forward = {
-            layer + layers if isinstance(layer, int) and -layers <= layer < 0 else layer: which
-            for layer, which in heads_to_prune.items()
-        }
-    return normalise_heads(forward, layers, config.num_attention_heads)
-
-
-def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A 0/1 mask, (B, K) or (B, S, K), as scores to add, (B, 1, 1 or S, K)."""
-    if mask.dim() not in (2, 3):
-        raise ValueError(f"the mask has shape {tuple(mask.shape)}; expected (batch, keys) or (batch, queries, keys)")
-    mask = mask[:, None] if mask.dim() == 3 else mask[:, None, None]
-    scores = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-    return scores.masked_fill(mask == 0, torch.finfo(dtype).min)
 
 
 class BertLayer(modules.BertLayer, GradientCheckpointingLayer):
@@ -190,75 +152,8 @@ class BertEncoder(modules.BertEncoder):
     layer_class = BertLayer
 
 
-@dataclass(frozen=True)
-class Registered:
-    """Attention by a function registered with transformers, called as transformers calls it."""
-
-    name: str
-    mask: Any  # in the form that the function wants
-    weights: bool
-
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        score_bias: ScoreBias | None = None,
-        dropout: float = 0.0,
-        module: nn.Module | None = None,
-        first: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        if first:
-            raise ValueError(f"attention {self.name!r} cannot do first_token_only=True; use eager, sdpa or packed")
-        if score_bias is not None:
-            raise ValueError(f"attention {self.name!r} cannot add relative positions to the scores; use eager or sdpa")
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        if not q.shape[1]:  # a layer without heads; not every function runs on none
-            return q.transpose(1, 2), q.new_zeros(*q.shape[:-1], k.shape[2]) if self.weights else None
-        function = ALL_ATTENTION_FUNCTIONS[self.name]
-        context, weights = function(module, q, k, v, self.mask, dropout=dropout, scaling=q.shape[-1] ** -0.5)
-        if self.weights and weights is None:
-            raise ValueError(f"attention {self.name!r} cannot give attentions; use eager or sdpa")
-        return context, weights if self.weights else None
-
-
-class Remembered:
-    """A cache of transformers', as the layers use one: keys and values token-first, lengths as numbers."""
-
-    def __init__(self, cache: Any) -> None:
-        self.cache = cache
-        both = isinstance(cache, EncoderDecoderCache)
-        self.own = cache.self_attention_cache if both else cache
-        self.crossed = cache.cross_attention_cache if both else None
-
-    @property
-    def length(self) -> int:
-        return int(self.own.get_seq_length())
-
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        new, heads = k.shape[1:3]
-        end = int(self.own.get_seq_length(layer)) + new
-        if not heads:  # a cache counts its tokens by its numbers, and such a layer has none
-            k = v = k.new_ones(k.shape[0], new, 1, k.shape[3])
-        at = {"cache_position": torch.arange(end - new, end, device=k.device)}  # for 4.57's caches of fixed size
-        k, v = (x.transpose(1, 2) for x in self.own.update(k.transpose(1, 2), v.transpose(1, 2), layer, at))
-        return k[:, :end, :heads], v[:, :end, :heads]  # one of fixed size gives all its room
-
-    def keep(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        if self.crossed is not None:
-            k, v = (x.transpose(1, 2) for x in self.crossed.update(k.transpose(1, 2), v.transpose(1, 2), layer))
-            self.cache.is_updated[layer] = True
-        return k, v
-
-    def kept(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        if self.crossed is None or not self.cache.is_updated.get(layer):
-            return None
-        known = self.crossed.layers[layer]
-        return known.keys.transpose(1, 2), known.values.transpose(1, 2)
-
-
-def chosen(states: tuple[Tensor, ...] | None, indices: Sequence[int]) -> tuple[Tensor | None, ...] | None:
-    """The hidden states at these indices, which count from the end too, in their places; None in the others."""
+def select_states(states: tuple[Tensor, ...] | None, indices: Sequence[int]) -> tuple[Tensor | None, ...] | None:
+    """Return the hidden states at these indices, which count from the end too, in their places; None in the others."""
     if states is None:
         return None
     wrong = [i for i in indices if not -len(states) <= i < len(states)]
@@ -268,7 +163,7 @@ def chosen(states: tuple[Tensor, ...] | None, indices: Sequence[int]) -> tuple[T
     return tuple(state if i in wanted else None for i, state in enumerate(states))
 
 
-class BertModel(BertBody, BertPreTrainedModel):
+class BertModel(BertBody[BaseModelOutputWithPoolingAndCrossAttentions], BertPreTrainedModel):
     """`transformers.BertModel` with bertlite's stack."""
 
     output_type = BaseModelOutputWithPoolingAndCrossAttentions
@@ -339,7 +234,7 @@ class BertModel(BertBody, BertPreTrainedModel):
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)  # now that the ids have been checked
         if listed is None:
             return out
-        out.hidden_states = chosen(out.hidden_states, listed)
+        out.hidden_states = select_states(out.hidden_states, listed)
         if return_encoded:
             return out
         return pick(out, self.config.return_dict if return_dict is None else return_dict)
@@ -359,21 +254,23 @@ class BertModel(BertBody, BertPreTrainedModel):
 
     def attention(
         self, layout: Layout, x: Tensor, mask: Tensor | None, weights: bool, cache: Any = None
-    ) -> Attention | Registered:
-        if mask is not None and mask.dim() == 4 and cache is not None and cache.own.is_compileable:
+    ) -> Attention | RegisteredAttention:
+        if mask is not None and mask.dim() == 4 and cache is not None and cache.self_attention.is_compileable:
             mask = mask[..., : cache.length + x.shape[1]]  # generate masks all the room in a cache of fixed size
         name = self.attention_name()
         if layout.packed_rows is not None or name == "auto" or name in BACKENDS:
             return super().attention(layout, x, mask, weights, cache)
         past, causal = None if cache is None else cache.cache, bool(self.config.is_decoder)
-        return Registered(name, compat.registered_mask(self.config, x, mask, past, None, causal), weights)
+        return RegisteredAttention(name, compat.registered_mask(self.config, x, mask, past, None, causal), weights)
 
-    def cross_attention(self, x: Tensor, keys: int, mask: Tensor | None, weights: bool) -> Attention | Registered:
+    def cross_attention(
+        self, x: Tensor, keys: int, mask: Tensor | None, weights: bool
+    ) -> Attention | RegisteredAttention:
         name = self.attention_name()
         if name == "auto" or name in BACKENDS:
             return super().cross_attention(x, keys, mask, weights)
         states = x.new_empty(x.shape[0], keys, x.shape[2])  # only its shape is looked at
-        return Registered(name, compat.registered_mask(self.config, x, mask, None, states, False), weights)
+        return RegisteredAttention(name, compat.registered_mask(self.config, x, mask, None, states, False), weights)
 
     def cache_for(self, past: Any, use_cache: bool | None, crossed: bool) -> Any:
         if past is None and not self.returns_cache(use_cache):
@@ -384,7 +281,7 @@ class BertModel(BertBody, BertPreTrainedModel):
             past = compat.from_legacy(past)
         elif not hasattr(past, "get_seq_length"):
             raise TypeError(f"past_key_values is a {type(past).__name__}; pass a cache of transformers")
-        return Remembered(past)
+        return LayerCache(past)
 
     def cache_out(self, cache: Any) -> Any:
         return cache.cache
@@ -406,13 +303,15 @@ class TiedDecoder:
         self.cls.predictions.decoder.bias = self.cls.predictions.bias
 
 
-class BertForPreTraining(TiedDecoder, heads.PreTrainingBody, BertPreTrainedModel):
+class BertForPreTraining(TiedDecoder, heads.PreTrainingBody[BertForPreTrainingOutput], BertPreTrainedModel):
     base_class = BertModel
     output_type = BertForPreTrainingOutput
     accepts_loss_kwargs = False  # it has two losses, and num_items_in_batch counts the labels of one
 
 
-class BertLMHeadModel(TiedDecoder, heads.CausalLMBody, BertPreTrainedModel, GenerationMixin):
+class BertLMHeadModel(
+    TiedDecoder, heads.CausalLMBody[CausalLMOutputWithCrossAttentions], BertPreTrainedModel, GenerationMixin
+):
     base_class = BertModel
     output_type = CausalLMOutputWithCrossAttentions
     accepts_loss_kwargs = True
@@ -466,13 +365,15 @@ class BertLMHeadModel(TiedDecoder, heads.CausalLMBody, BertPreTrainedModel, Gene
         )
 
 
-class BertForMaskedLM(TiedDecoder, heads.MaskedLMBody, BertPreTrainedModel):
+class BertForMaskedLM(TiedDecoder, heads.MaskedLMBody[MaskedLMOutput], BertPreTrainedModel):
     base_class = BertModel
     output_type = MaskedLMOutput
     accepts_loss_kwargs = True
 
 
-class BertForNextSentencePrediction(heads.NextSentencePredictionBody, BertPreTrainedModel):
+class BertForNextSentencePrediction(
+    heads.NextSentencePredictionBody[NextSentencePredictorOutput], BertPreTrainedModel
+):
     base_class = BertModel
     output_type = NextSentencePredictorOutput
     accepts_loss_kwargs = True
@@ -486,25 +387,29 @@ class Labelled:
         self.num_labels = config.num_labels
 
 
-class BertForSequenceClassification(Labelled, heads.SequenceClassificationBody, BertPreTrainedModel):
+class BertForSequenceClassification(
+    Labelled, heads.SequenceClassificationBody[SequenceClassifierOutput], BertPreTrainedModel
+):
     base_class = BertModel
     output_type = SequenceClassifierOutput
     accepts_loss_kwargs = True
 
 
-class BertForMultipleChoice(heads.MultipleChoiceBody, BertPreTrainedModel):
+class BertForMultipleChoice(heads.MultipleChoiceBody[MultipleChoiceModelOutput], BertPreTrainedModel):
     base_class = BertModel
     output_type = MultipleChoiceModelOutput
     accepts_loss_kwargs = True
 
 
-class BertForTokenClassification(Labelled, heads.TokenClassificationBody, BertPreTrainedModel):
+class BertForTokenClassification(Labelled, heads.TokenClassificationBody[TokenClassifierOutput], BertPreTrainedModel):
     base_class = BertModel
     output_type = TokenClassifierOutput
     accepts_loss_kwargs = True
 
 
-class BertForQuestionAnswering(Labelled, heads.QuestionAnsweringBody, BertPreTrainedModel):
+class BertForQuestionAnswering(
+    Labelled, heads.QuestionAnsweringBody[QuestionAnsweringModelOutput], BertPreTrainedModel
+):
     base_class = BertModel
     output_type = QuestionAnsweringModelOutput
     accepts_loss_kwargs = False  # Trainer counts `labels`, and an answer has none

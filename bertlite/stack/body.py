@@ -7,7 +7,7 @@ Shapes:  B sequences · S positions · T tokens · D hidden · L layers · N hea
 """
 
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,8 +30,10 @@ from bertlite.stack.outputs import BertModelOutput, Encoded, ModelOutput
 from bertlite.stack.packed import Packed, packing_of, packing_that_pays
 from bertlite.stack.packing import Packing
 
+Out = TypeVar("Out")
 
-class BertBody:
+
+class BertBody(Generic[Out]):
     """The inputs, the mask and the stack of BERT."""
 
     config: Any  # a ConfigLike; which one is the base class's business
@@ -40,6 +42,10 @@ class BertBody:
     pooler: BertPooler | None
     output_type: ClassVar[type[Any]] = BertModelOutput
     encoder_class: ClassVar[type[BertEncoder]] = BertEncoder
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *inputs: Any, **options: Any) -> Out: ...
 
     def build(self, config: ConfigLike, add_pooling_layer: bool = True) -> None:
         """Attach the parts."""
@@ -66,7 +72,7 @@ class BertBody:
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         return_encoded: bool = False,
-    ) -> Any:
+    ) -> Out:
         """Run BERT.
 
         With attn_implementation="packed" padding is left out: the outputs at padded positions are zeros, and the
@@ -113,7 +119,7 @@ class BertBody:
         encoded.past_key_values = self.cache_out(cache) if self.returns_cache(use_cache) else None
         if self.pooler is not None:
             encoded.pooler_output = self.pooler(encoded.layout.pooler_rows(encoded.last_hidden_state))
-        return encoded if return_encoded else self.unpacked(encoded, return_dict)
+        return encoded if return_encoded else self.unpacked(encoded, return_dict)  # type: ignore[return-value]  # of a head's own call
 
     def encode(self, inputs: Inputs, cache: Any) -> Encoded:
         """Run the embeddings and the layers; the pooler and the cache that is returned are left to `forward`."""
@@ -141,7 +147,7 @@ class BertBody:
             layout=layout.firsts() if inputs.first_token_only else layout,
         )
 
-    def unpacked(self, encoded: Encoded, return_dict: bool | None) -> Any:
+    def unpacked(self, encoded: Encoded, return_dict: bool | None) -> Out:
         """Return what `forward` gives its caller: tokens lie as in the inputs."""
         states = encoded.hidden_states
         out = self.output_type(

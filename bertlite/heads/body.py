@@ -1,0 +1,199 @@
+"""What the task heads share: running BERT below them, labels and losses, and returning logits.
+
+Shapes:  B sequences · S positions.  Label -100 means "no label here" wherever labels are class indices.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from bertlite.config import ConfigLike
+from bertlite.heads.layers import BertLMPredictionHead
+from bertlite.heads.losses import Items, check_labels, cross_entropy, pack_labels
+from bertlite.model import BertModel
+from bertlite.stack.body import pick
+from bertlite.stack.outputs import Encoded, LogitsOutput
+
+Out = TypeVar("Out")
+LabelKind = Literal["class", "flags", "number"]
+KINDS: dict[str, LabelKind] = {  # of a config's problem_type
+    "single_label_classification": "class",
+    "multi_label_classification": "flags",
+    "regression": "number",
+}
+
+
+class HeadBody(Generic[Out]):
+    """What the heads share: the BertModel below, running it, and returning logits with their loss."""
+
+    config: Any  # a ConfigLike; which one is the base class's business
+    bert: Any
+    base_class: ClassVar[type[Any]] = BertModel
+    output_type: ClassVar[type[Any]] = LogitsOutput
+    needs_pooler: ClassVar[bool] = False
+    needs_tokens: ClassVar[bool] = True  # and not the pooler alone
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *inputs: Any, **options: Any) -> Out: ...
+
+    def build(self, config: ConfigLike) -> None:
+        self.bert = self.base_class(config, add_pooling_layer=self.needs_pooler)
+        self.build_head(config)
+
+    def build_head(self, config: ConfigLike) -> None:
+        raise NotImplementedError
+
+    def logits(self, encoded: Encoded) -> Tensor:
+        raise NotImplementedError
+
+    def encode(self, *inputs: Tensor | None, **options: Any) -> Encoded:
+        """Run BERT; of a head that reads the pooler alone its last layer may compute first tokens alone."""
+        if not self.needs_tokens:
+            states, attentions = options["output_hidden_states"], options["output_attentions"]
+            options["first_token_only"] = self.bert.first_token_suffices(attentions, states)
+        return self.bert(*inputs, **options, return_encoded=True)
+
+    def loss(self, logits: Tensor, labels: Tensor, items: Items = None) -> Tensor:
+        return cross_entropy(logits, labels, items=items)
+
+    @property
+    def label_kind(self) -> LabelKind:
+        """What one label is: the index of a class, a flag for each class, or a number."""
+        return "class"
+
+    def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """Return {name of the labels: shape of the logits that they judge} for inputs of a shape, (B, S)."""
+        return {"labels": (*shape, self.config.num_labels)}
+
+    def check_labels(self, labels: Mapping[str, Any], shape: tuple[int, ...]) -> None:
+        """Refuse labels that the loss would refuse, without running the model.
+
+        Args:
+            labels: by name; others than this head's are not looked at.
+            shape: of the inputs.
+
+        Raises:
+            ValueError: labels are missing, or do not fit.
+        """
+        shapes = self.label_shapes(shape)
+        missing = [name for name in shapes if not isinstance(labels.get(name), Tensor)]
+        if missing:
+            raise ValueError(f"there are no {' and no '.join(missing)}; label the data, or take target='kl'")
+        for name, logits in shapes.items():
+            self.check_label(name, labels[name], torch.zeros((), device=labels[name].device).expand(logits))
+
+    def check_label(self, name: str, labels: Tensor, logits: Tensor) -> None:
+        """Refuse labels of one name that do not fit logits of this shape."""
+        check_labels(logits, labels, name)
+
+    def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
+        """Compute the loss of some examples by themselves.
+
+        Args:
+            out: the model's output for the whole batch.
+            labels: the batch's, by name.
+            rows: which examples.
+            real: (B, S) or (B · choices, S), False for padding, which has no loss.
+
+        Returns:
+            A scalar; nan if no label counts.
+        """
+        return self.loss(out.logits[rows], labels["labels"][rows])
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Items = None,
+        cu_seqlens: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Out:
+        """Run BERT and the head.  Inputs are those of BertModel; `labels` and the logits are the class's own.
+
+        Args:
+            cu_seqlens: for sequences that come packed; logits and labels for each token are then (T, …).
+            num_items_in_batch: labels in the whole batch of which this is a part; the loss is then the part's share of
+                the batch's mean, so that parts add up.  By default the mean of this part.
+
+        Returns:
+            LogitsOutput, its loss None without labels; or with return_dict=False the tuple of what it holds.
+
+        Raises:
+            ValueError: an input or a label that this model cannot take.
+        """
+        encoded = self.encode(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds=inputs_embeds,
+            head_mask=head_mask,
+            cu_seqlens=cu_seqlens,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+        )
+        logits, loss = self.logits(encoded), None
+        if labels is not None:
+            labels = pack_labels(encoded.layout, labels) if self.needs_tokens else labels
+            loss = self.loss(logits, labels, num_items_in_batch)
+        logits = encoded.layout.unpack(logits) if self.needs_tokens else logits
+        return self.finish(encoded, return_dict, loss, logits=logits)
+
+    def finish(self, encoded: Encoded, return_dict: bool | None, loss: Tensor | None, **parts: Any) -> Out:
+        """Return the output of this head."""
+        states, attentions = encoded.hidden_states, encoded.attentions
+        out = self.output_type(loss=loss, **parts, hidden_states=states, attentions=attentions)
+        return pick(out, self.config.return_dict if return_dict is None else return_dict)
+
+
+class LanguageModelBody(HeadBody[Out]):
+    """Heads that score the vocabulary with the word embeddings themselves."""
+
+    cls: Any
+
+    def tie_decoder(self) -> None:
+        head: BertLMPredictionHead = self.cls.predictions
+        head.bias = head.decoder.bias
+        if self.config.tie_word_embeddings:
+            head.decoder.weight = self.bert.embeddings.word_embeddings.weight
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.cls.predictions.decoder
+
+    def set_output_embeddings(self, decoder: nn.Linear) -> None:
+        self.cls.predictions.decoder = decoder
+        self.cls.predictions.bias = decoder.bias
+
+    def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        return {"labels": (*shape, self.config.vocab_size)}
+
+
+class ClassifierBody(HeadBody[Out]):
+    """Heads that are one dropout and one linear layer."""
+
+    dropout: nn.Dropout
+    classifier: nn.Linear
+
+    def build_head(self, config: ConfigLike) -> None:
+        rate = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+        self.dropout = nn.Dropout(rate)
+        self.classifier = nn.Linear(config.hidden_size, self.classes(config))
+
+    def classes(self, config: ConfigLike) -> int:
+        """Return how many numbers the linear layer gives."""
+        return config.num_labels
+
+    def logits(self, encoded: Encoded) -> Tensor:
+        x = encoded.last_hidden_state if self.needs_tokens else encoded.pooler_output
+        return self.classifier(self.dropout(x))

@@ -1,0 +1,44 @@
+"""Caches of transformers, as bertlite's layers use them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import EncoderDecoderCache
+
+
+class LayerCache:
+    """A cache of transformers with the methods that layers call: keys and values token-first, lengths as numbers."""
+
+    def __init__(self, cache: Any) -> None:
+        self.cache = cache
+        both = isinstance(cache, EncoderDecoderCache)
+        self.self_attention = cache.self_attention_cache if both else cache
+        self.cross_attention = cache.cross_attention_cache if both else None
+
+    @property
+    def length(self) -> int:
+        return int(self.self_attention.get_seq_length())
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        new, heads = k.shape[1:3]
+        end = int(self.self_attention.get_seq_length(layer)) + new
+        if not heads:  # a cache counts its tokens by its numbers, and such a layer has none
+            k = v = k.new_ones(k.shape[0], new, 1, k.shape[3])
+        at = {"cache_position": torch.arange(end - new, end, device=k.device)}  # for 4.57's caches of fixed size
+        k, v = (x.transpose(1, 2) for x in self.self_attention.update(k.transpose(1, 2), v.transpose(1, 2), layer, at))
+        return k[:, :end, :heads], v[:, :end, :heads]  # one of fixed size gives all its room
+
+    def keep(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if self.cross_attention is not None:
+            k, v = (
+                x.transpose(1, 2) for x in self.cross_attention.update(k.transpose(1, 2), v.transpose(1, 2), layer)
+            )
+            self.cache.is_updated[layer] = True
+        return k, v
+
+    def kept(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        if self.cross_attention is None or not self.cache.is_updated.get(layer):
+            return None
+        known = self.cross_attention.layers[layer]
+        return known.keys.transpose(1, 2), known.values.transpose(1, 2)
