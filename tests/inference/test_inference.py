@@ -1,6 +1,6 @@
 """bertlite/inference.py: an optimised model is the model, run faster.
 
-The fusing is proved in float64, with products that torch computes; oneDNN's are then held to the model's own error.
+The fusing is proved in float64, with linears that torch computes; oneDNN's are then held to the model's own error.
 """
 
 import copy
@@ -21,16 +21,18 @@ from torch._dynamo.testing import CompileCounter
 
 import bertlite
 from bertlite import BertConfig, BertModel, optimize_for_inference, prune_heads, prune_neurons
-from bertlite.inference.optimize import (
-    FUSED,
-    InferenceModel,
-    Prepacked,
-    Product,
-    Quantised,
-    fused,
+from bertlite.inference import InferenceModel
+from bertlite.inference.fusion import FusedLayer, fused_copy
+from bertlite.inference.linear import (
+    ONEDNN_ACTIVATIONS,
+    ROWS_PER_BLOCK,
+    FixedLinear,
+    Int8Linear,
+    PackedLinear,
     quantise,
-    require_onednn,
 )
+from bertlite.inference.runtime import LAUNCH_BOUND_TOKENS
+from bertlite.inference.support import require_onednn
 from bertlite.parity.compare import as_well
 
 HEADS = [
@@ -59,8 +61,8 @@ def any_model(request, model):
 
 
 def in_float64(model):
-    """Fused, with torch's products: what the other backends compute with theirs."""
-    return fused(model, torch.float64, Product)
+    """Fused, with torch's linears: what the other backends compute with theirs."""
+    return fused_copy(model, torch.float64, FixedLinear)
 
 
 def full(model, batch, **options):
@@ -160,8 +162,8 @@ def test_the_model_is_left_alone(model, batch):
 def test_rows_taken_at_a_time_change_nothing(model, batch, rows):
     quick = in_float64(model)
     for part in quick.modules():
-        if isinstance(part, Product):
-            part.rows = rows
+        if isinstance(part, FixedLinear):
+            part.rows_per_block = rows
     assert_same(full(quick, batch), full(model, batch))
 
 
@@ -220,21 +222,21 @@ def test_a_rounded_product_is_the_product_of_the_rounded():
     assert whole.abs().max() == 127
     scales = weight.abs().amax(1, keepdim=True) / 127
     exact = (whole.double() * scale) @ ((weight / scales).round().double() * scales.double()).T + bias
-    product, residual = Quantised(weight, bias), torch.randn(5, 37)
-    torch.testing.assert_close(product(x).double(), exact, rtol=0, atol=1e-4)
-    torch.testing.assert_close(product.add(x, residual).double(), exact + residual, rtol=0, atol=1e-4)
+    linear, residual = Int8Linear(weight, bias), torch.randn(5, 37)
+    torch.testing.assert_close(linear(x).double(), exact, rtol=0, atol=1e-4)
+    torch.testing.assert_close(linear.forward_add(x, residual).double(), exact + residual, rtol=0, atol=1e-4)
     assert quantise(torch.zeros(2, 3))[0].abs().max() == 0
     assert quantise(torch.zeros(0, 3))[0].shape == (0, 3)
 
 
 @onednn
-@pytest.mark.parametrize("act", FUSED)
+@pytest.mark.parametrize("act", ONEDNN_ACTIVATIONS)
 def test_a_fused_activation_is_the_activation(act):
     x, weight, bias = torch.randn(5, 48), torch.randn(37, 48), torch.randn(37)
-    wanted = Product(weight, bias, act)(x)
-    product = Prepacked(weight, bias, act)
-    assert product.act is None
-    torch.testing.assert_close(product(x), wanted, rtol=1e-5, atol=1e-5)
+    wanted = FixedLinear(weight, bias, act)(x)
+    linear = PackedLinear(weight, bias, act)
+    assert linear.act is None
+    torch.testing.assert_close(linear(x), wanted, rtol=1e-5, atol=1e-5)
 
 
 @onednn
@@ -287,7 +289,7 @@ def test_a_forked_process_runs_it(model, batch, dtype):
 @onednn
 def test_a_weight_on_huge_pages_is_the_weight():
     weight, x = torch.randn(1030, 2050), torch.randn(3, 2050)  # some MB, and no whole number of pages
-    torch.testing.assert_close(Prepacked(weight, None)(x), x @ weight.T, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(PackedLinear(weight, None)(x), x @ weight.T, rtol=1e-4, atol=1e-3)
 
 
 @onednn
@@ -298,11 +300,11 @@ def test_no_matrix_is_held_twice(dtype):
     quick = optimize_for_inference(model, dtype)
     matrices = sum(p.numel() for n, p in model.named_parameters() if "Linear" in type(owner(model, n)).__name__)
     theirs = {x.data_ptr() for x in model.parameters()}
-    products = [part for part in quick.modules() if isinstance(part, Product)]
+    linears = [part for part in quick.modules() if isinstance(part, FixedLinear)]
     assert not any(isinstance(part, nn.Linear) for part in quick.modules())
     assert not theirs & {x.data_ptr() for x in quick.parameters()}
-    assert sum(p.weight.numel() + p.bias.numel() for p in products) == matrices
-    held = sum(torch.ops.mkldnn._nbytes(p.weight) for p in products)
+    assert sum(p.weight.numel() + p.bias.numel() for p in linears) == matrices
+    held = sum(torch.ops.mkldnn._nbytes(p.weight) for p in linears)
     kinds = {torch.float32: 4, torch.bfloat16: 2, torch.int8: 1}
     pooler = 128 * 128 * (3 if dtype == torch.int8 else 0)  # stays in float32
     assert held <= 1.1 * (kinds[dtype] * matrices + pooler)
@@ -362,8 +364,8 @@ def test_a_torch_whose_products_take_unsigned_integers_alone_is_refused(model, m
     def refuse(*_: Any) -> Any:
         raise RuntimeError("qlinear with mkldnn tensor: data type of input should be uint8 (unsigned char).")
 
-    monkeypatch.setattr("bertlite.inference.optimize.Quantised.multiply", refuse)
-    with pytest.raises(RuntimeError, match=r"has no .*product of signed integers, which backend 'onednn' needs for"):
+    monkeypatch.setattr("bertlite.inference.linear.Int8Linear.matmul", refuse)
+    with pytest.raises(RuntimeError, match=r"has no .*matmul of signed 8-bit integers, which backend 'onednn' needs for"):
         optimize_for_inference(model.float(), torch.int8)
     optimize_for_inference(model.float(), torch.float32)
 
@@ -432,12 +434,12 @@ def test_on_a_gpu_every_part_is_compiled_however_many_differ(model, monkeypatch)
     monkeypatch.setattr(InferenceModel, "device", torch.device("cuda"))
     quick = optimize_for_inference(model, backend="inductor")
     many = make_batch(90)
-    assert not quick.small(**many)
+    assert not quick.is_launch_bound(**many)
     assert_same(full(quick, many), full(model, many), atol=1e-5)
-    products = {(type(part), part.weight.shape) for part in quick.modules() if isinstance(part, Product)}
-    assert counter.frame_count >= len(products) > 8
+    linears = {(type(part), part.weight.shape) for part in quick.modules() if isinstance(part, FixedLinear)}
+    assert counter.frame_count >= len(linears) > 8
     before, few = counter.frame_count, make_batch(2)
-    assert quick.small(**few)
+    assert quick.is_launch_bound(**few)
     assert_same(full(quick, few), full(model, few), atol=1e-5)
     assert counter.frame_count > before, "a small batch is no graph"
 
