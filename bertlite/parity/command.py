@@ -6,14 +6,14 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 
 from bertlite.parity import reference
-from bertlite.parity.cases import cases_for
+from bertlite.parity.cases import DTYPES, cases_for
 from bertlite.parity.check import check_all
 from bertlite.parity.compare import CLOSE, FACTOR, NOT_FINITE, Report, Row
 from bertlite.parity.inputs import tokenizer_of
@@ -123,29 +123,42 @@ def printed(reports: Iterator[Report], total: int) -> Iterator[Report]:
             yield report
 
 
-def claims(reports: Sequence[Report]) -> list[dict[str, Any]]:
-    """Return one line per claim and dtype: the number of cases and tensors, the largest error and ratio."""
-    lines = []
-    for dtype in ("float64", "float32", "bfloat16", "float16"):
-        group = [r for r in reports if r.rows and f"-{dtype}" in r.name]
-        kinds: dict[str, list[tuple[Report, Row]]] = {}
-        for report in group:
-            for row in report.rows:
-                kinds.setdefault(claim_of(dtype, row), []).append((report, row))
-        for kind, pairs in kinds.items():
-            ratios = [row.ratio for _, row in pairs]
-            lines.append(
-                {
-                    "dtype": dtype,
-                    "claim": kind,
-                    "cases": len({id(r) for r, _ in pairs}),
-                    "tensors": len(pairs),
-                    "failed": sum(not row.ok for _, row in pairs),
-                    "max_error": max(row.error for _, row in pairs),
-                    "max_ratio": max((x for x in ratios if x is not None), default=None),
-                }
+@dataclass(frozen=True)
+class Claim:
+    """The result of one claim in one dtype: a row of the table and, under these names, an entry of the record."""
+
+    dtype: str
+    claim: str
+    cases: int
+    tensors: int
+    failed: int
+    max_error: float
+    max_ratio: float | None  # of our rounding error to theirs, if the claim is about these
+
+
+def claims(reports: Sequence[Report]) -> list[Claim]:
+    """Summarise reports by dtype and claim."""
+    found = []
+    for dtype in DTYPES:
+        groups: dict[str, list[tuple[Report, Row]]] = {}
+        for report in reports:
+            if f"-{dtype}" in report.name:
+                for row in report.rows:
+                    groups.setdefault(claim_of(dtype, row), []).append((report, row))
+        for claim, pairs in groups.items():
+            rows = [row for _, row in pairs]
+            found.append(
+                Claim(
+                    dtype,
+                    claim,
+                    cases=len({id(report) for report, _ in pairs}),
+                    tensors=len(rows),
+                    failed=sum(not row.ok for row in rows),
+                    max_error=max(row.error for row in rows),
+                    max_ratio=max((row.ratio for row in rows if row.ratio is not None), default=None),
+                )
             )
-    return lines
+    return found
 
 
 def claim_of(dtype: str, row: Row) -> str:
@@ -162,28 +175,30 @@ def table(found: dict[str, list[Report]]) -> str:
     for name, reports in found.items():
         lines += [name, head]
         for c in claims(reports):
-            ratio = "" if c["max_ratio"] is None else f"{c['max_ratio']:.3f}"
+            ratio = "" if c.max_ratio is None else f"{c.max_ratio:.3f}"
             lines.append(
-                f"{c['dtype']:<9} {c['claim']:<54} {c['cases']:>5} {c['tensors']:>7} {c['failed']:>6}"
-                f" {c['max_error']:>9.2e} {ratio:>6}"
+                f"{c.dtype:<9} {c.claim:<54} {c.cases:>5} {c.tensors:>7} {c.failed:>6} {c.max_error:>9.2e} {ratio:>6}"
             )
         lines.append("")
     return "\n".join(lines).rstrip()
 
 
-def record(found: dict[str, list[Report]], device: str) -> dict[str, Any]:
+def record(found: dict[str, list[Report]], device: str) -> dict[str, object]:
     return {
         "what": "bertlite parity",
         "git": git(),
         "environment": environment(device),
         "checkpoints": {
-            name: {"claims": claims(reports), "cases": [as_record(report) for report in reports]}
+            name: {
+                "claims": [asdict(claim) for claim in claims(reports)],
+                "cases": [as_record(report) for report in reports],
+            }
             for name, reports in found.items()
         },
     }
 
 
-def as_record(report: Report) -> dict[str, Any]:
+def as_record(report: Report) -> dict[str, object]:
     if report.not_checked:
         return {"name": report.name, "not_checked": report.not_checked}
     worst = report.worst
@@ -211,7 +226,7 @@ def plot(found: dict[str, list[Report]], path: str) -> None:
     floor = 1e-18
     fig, axes = plt.subplots(1, len(found), figsize=(6 * len(found), 4.5), sharey=True, squeeze=False)
     for ax, (name, reports) in zip(axes[0], found.items(), strict=True):
-        for i, dtype in enumerate(("float64", "float32", "bfloat16", "float16")):
+        for i, dtype in enumerate(DTYPES):
             rows = [row for r in reports if f"-{dtype}" in r.name for row in r.rows]
             for values, shift, marker, label in (
                 ([row.allowed for row in rows], 0.15, "_", "allowed"),
@@ -227,7 +242,7 @@ def plot(found: dict[str, list[Report]], path: str) -> None:
                     linestyle="none",
                     label=label if i == 0 else None,
                 )
-        ax.set(yscale="log", xticks=range(4), xticklabels=["float64", "float32", "bfloat16", "float16"], title=name)
+        ax.set(yscale="log", xticks=range(len(DTYPES)), xticklabels=DTYPES, title=name)
         ax.axhline(floor, color="0.8", linewidth=0.8)
         ax.legend(loc="lower right")
     axes[0][0].set_ylabel(f"error of one tensor (0 is drawn at {floor:g})")

@@ -7,16 +7,14 @@ import copy
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from bertlite.config import ConfigLike
 from bertlite.parity.cases import DECODER, Case, Overrides
-
-if TYPE_CHECKING:
-    from bertlite.parity.inputs import Inputs
+from bertlite.parity.inputs import Inputs
 
 
 class UnsupportedError(Exception):
@@ -52,8 +50,9 @@ def version() -> str:
     return str(transformers.__version__)
 
 
-def honours(what: str) -> bool:
-    return what in HONOURS.get(int(version().split(".")[0]), ())
+def honours(feature: str) -> bool:
+    """Return whether the installed transformers does what a feature asks."""
+    return feature in HONOURS.get(int(version().split(".")[0]), ())
 
 
 def require(case: Case) -> None:
@@ -138,7 +137,7 @@ def base_shaped(folder: Path, **sizes: int) -> Path:
     return folder
 
 
-def inputs_for(case: Case, inputs: "Inputs") -> dict[str, Tensor | bool]:
+def inputs_for(case: Case, inputs: Inputs) -> dict[str, Tensor | bool]:
     """Return the same inputs in the form that this version of transformers takes."""
     arguments = dict(inputs)
     mask = arguments.get("attention_mask")
@@ -162,11 +161,11 @@ def with_gates(model: nn.Module, gate: Tensor) -> nn.Module:
     The gates scale the columns of output.dense, which any version computes with.
     """
     model = copy.deepcopy(model)
-    base: Any = getattr(model, "bert", model)
+    base: nn.Module = getattr(model, "bert", model)
     with torch.no_grad():
-        for layer, gates in zip(base.encoder.layer, gate, strict=True):
-            weight = layer.attention.output.dense.weight
-            weight *= gates.to(weight).repeat_interleave(weight.shape[1] // len(gates))
+        for layer, gates in zip(base.get_submodule("encoder.layer").children(), gate, strict=True):
+            weight = layer.get_parameter("attention.output.dense.weight")
+            weight.mul_(gates.to(weight).repeat_interleave(weight.shape[1] // len(gates)))
     return model
 
 
