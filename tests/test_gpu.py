@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def there(batch):
     return {name: x.cuda() for name, x in batch.items()}
 
 
-def waits(run) -> int:
+def waits(run: Callable[[], object]) -> int:
     """Count how often a run waits for the GPU, after a first run that sets things up."""
     run()
     with warnings.catch_warnings(record=True) as caught:

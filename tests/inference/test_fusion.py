@@ -8,6 +8,7 @@ from optimised import full, of_kind
 import bertlite
 from bertlite.inference.fusion import fused_copy
 from bertlite.inference.linear import FixedLinear
+from bertlite.model import BertPreTrainedModel
 
 HEADS = [
     "BertForMaskedLM",
@@ -24,7 +25,7 @@ def any_model(request, model):
     return of_kind(request.param, model)
 
 
-def in_float64(model):
+def in_float64(model: BertPreTrainedModel) -> BertPreTrainedModel:
     """Return a fused copy that computes with torch's matmuls, as other backends do with theirs."""
     return fused_copy(model, torch.float64, FixedLinear)
 

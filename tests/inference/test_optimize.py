@@ -69,7 +69,7 @@ def test_no_matrix_is_held_twice(dtype):
     assert all("embeddings" in name or "LayerNorm" in name for name in names), names
 
 
-def owner(model, name):
+def owner(model: nn.Module, name: str) -> nn.Module:
     return model.get_submodule(name.rpartition(".")[0])
 
 

@@ -13,6 +13,7 @@ from compilers import require_cpp_compiler
 from conftest import assert_same, make_batch
 from optimised import PRUNED, full, onednn, skip_without
 from torch._dynamo.testing import CompileCounter
+from torch._inductor import config
 
 from bertlite import optimize_for_inference, prune_heads, prune_neurons
 from bertlite.inference import InferenceModel
@@ -114,6 +115,12 @@ def test_one_graph_holds_so_many_tokens_and_no_more(model):
     assert not quick.is_launch_bound(ids, cu_seqlens=torch.tensor([0, 3]))
     quick.model.set_attn_implementation("packed")
     assert not quick.is_launch_bound(ids), "a packed model's shapes follow the lengths"
+
+
+def test_a_test_that_compiles_is_skipped_where_no_compiler_is_found():
+    nothing = config.patch({"cpp.cxx": (None, "no-such-compiler")})
+    with nothing, pytest.raises(pytest.skip.Exception, match="this machine has none"):
+        require_cpp_compiler()
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Outputs that transformers 4.57.6 computed and transformers 5 no longer can, from the files of scripts/make/golden.py."""
+"""Outputs of transformers 4.57.6 that transformers 5 cannot compute, from the files of scripts/make/golden.py."""
 
 import json
 from pathlib import Path

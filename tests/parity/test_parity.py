@@ -4,6 +4,7 @@ Runs beside any transformers, on a tiny model that it initialises and on the rea
 """
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -55,7 +56,7 @@ def minilm():
     forget()
 
 
-def require_equal(report, case):
+def require_equal(report: Report, case: Case) -> None:
     """Check that a report found everything equal, with the backend that the case names; skip where it says why not."""
     if report.not_checked:
         assert "relative positions" in report.not_checked or "4-D additive" in report.not_checked
@@ -164,7 +165,7 @@ def test_a_gpu_is_asked_all_that_a_cpu_is_and_more():
 # Planted faults.  Each changes our model a little; each must be found, and traced to its module.
 
 
-def layer(model, i):
+def layer(model: Any, i: int) -> Any:
     return model.base_model.encoder.layer[i]
 
 
