@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bertlite.heads.losses import IGNORED, check_labels, cross_entropy, inside
 from bertlite.heads.models import (
-    IGNORED,
     CausalLMBody,
     HeadBody,
     LanguageModelBody,
@@ -22,11 +22,8 @@ from bertlite.heads.models import (
     QuestionAnsweringBody,
     SequenceClassificationBody,
     TokenClassificationBody,
-    check_labels,
-    cross_entropy,
-    inside,
 )
-from bertlite.model import BertBody
+from bertlite.stack.body import BertBody
 
 Batch = Mapping[str, Any]
 Loss = Callable[[Any, Batch], Tensor]  # (model output, batch) -> (B,), each example's loss

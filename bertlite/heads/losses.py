@@ -1,0 +1,87 @@
+"""Labels and losses of the task heads.
+
+Label -100 means "no label here" wherever labels are class indices.
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from bertlite.stack.layouts import Layout
+from bertlite.stack.masks import values_readable
+
+IGNORED = -100
+Items = int | Tensor | None  # how many labels a loss is the mean of
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels", items: Items = None) -> Tensor:
+    """Return the mean over the labels that are not -100, in nats; or their sum over `items`.
+
+    Raises:
+        ValueError: labels of another shape, not integers, or (on the CPU, where looking is free) out of range.
+    """
+    if isinstance(labels, Tensor):  # torch.fx traces with stand-ins
+        check_labels(logits, labels, name)
+    classes = logits.shape[-1]
+    rows, labels = logits.reshape(-1, classes), labels.reshape(-1).long()
+    if items is None:
+        return F.cross_entropy(rows, labels, ignore_index=IGNORED)
+    return F.cross_entropy(rows, labels, ignore_index=IGNORED, reduction="sum") / items
+
+
+def check_labels(logits: Tensor, labels: Tensor, name: str) -> None:
+    """Refuse labels that are no class indices for logits (…, classes)."""
+    classes = logits.shape[-1]
+    check_positions(labels, logits.shape[:-1], name)
+    if labels.device.type == "cpu" and labels.numel() and values_readable(labels):
+        low, high = (int(end) for end in labels.masked_fill(labels == IGNORED, 0).aminmax())
+        if low < 0 or high >= classes:
+            raise ValueError(
+                f"{name} holds {low if low < 0 else high}; the classes are 0 to {classes - 1}, and -100 for none"
+            )
+
+
+def check_positions(labels: Tensor, positions: Sequence[int], name: str) -> None:
+    """Refuse labels that are no class index for each position."""
+    if labels.is_floating_point() or not fits(labels, positions):
+        wanted = f"class indices of shape {tuple(positions)}"
+        raise ValueError(f"{name} is {labels.dtype} of shape {tuple(labels.shape)}; expected {wanted}")
+
+
+def fits(labels: Tensor, positions: Sequence[int]) -> bool:
+    """Return whether labels have one value for each position, in order: flat, or alike but for axes of one."""
+    if labels.dim() > 1 and [n for n in labels.shape if n != 1] != [n for n in positions if n != 1]:
+        return False
+    return labels.numel() == prod(positions)
+
+
+def inside(positions: Tensor, logits: Tensor, real: Tensor | None = None) -> Tensor:
+    """Return token indices, (B,), as labels for logits (B, S).
+
+    Those past the end do not count, nor do those on padding that was left out, where `real`, (B, S), is False.
+    """
+    labels = positions.clamp(min=0).masked_fill(positions >= logits.shape[1], IGNORED)
+    if real is None:
+        return labels
+    return labels.where(real.gather(1, labels.long().clamp(min=0)[:, None])[:, 0], IGNORED)
+
+
+def pack_labels(layout: Layout, labels: Tensor) -> Tensor:
+    """Return labels of the tokens that were computed: where padding is left out, those of real tokens alone."""
+    rows = layout.packed_rows
+    if rows is None:
+        return labels
+    check_positions(labels, rows, "labels")
+    return layout.pack(labels.reshape(rows))
+
+
+def shifted(labels: Tensor) -> Tensor:
+    """Return labels (…, S) so that each position is judged by the one after it, the last by none."""
+    return F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
+
+
+def without_padding(labels: Tensor, real: Tensor) -> Tensor:
+    """Return labels that do not count where `real` is False: of padding that is left out there is no logit."""
+    return labels.masked_fill(~real.view_as(labels), IGNORED)
