@@ -1,4 +1,4 @@
-"""What only a GPU shows: that it is not waited for, and what it says of inputs that nobody looked at.
+"""What only a GPU shows: that a forward does not wait for it, and that it refuses inputs that the CPU did not check.
 
 A value that is wrong ends the CUDA context, so those tests run in processes of their own.
 """
@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -25,8 +26,8 @@ def there(batch):
     return {name: x.cuda() for name, x in batch.items()}
 
 
-def waits(run) -> int:
-    """How often a run waits for the GPU, after a first that sets things up."""
+def waits(run: Callable[[], object]) -> int:
+    """Count how often a run waits for the GPU, after a first run that sets things up."""
     run()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -40,7 +41,7 @@ def waits(run) -> int:
 
 @pytest.mark.parametrize(("backend", "allowed"), [("eager", 1), ("sdpa", 1), ("packed", 2)])
 def test_a_forward_waits_for_the_gpu_to_know_its_mask_and_for_nothing_else(backend, allowed, there):
-    """Packed it must know the lengths, and then where the tokens stand."""
+    """A packed forward must know the lengths, and then the positions of the tokens."""
     model = make(attn_implementation=backend, hidden_size=64).cuda().bfloat16()
     with torch.no_grad():
         assert waits(lambda: model(**there)) <= allowed
@@ -60,14 +61,14 @@ def test_a_gpu_computes_what_the_cpu_does(model, batch, there):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("batch['input_ids'][1, 2] = 97", "input_ids holds others; this model has 0 to 96 (vocab_size 97)"),
         ("batch['token_type_ids'][0, 3] = -1", "token_type_ids holds others; this model has 0 to 4"),
         ("batch['attention_mask'][0, 3] = 2", "attention_mask holds others than 1 (attend) and 0 (do not)"),
     ],
 )
-def test_the_gpu_itself_refuses_what_the_cpu_would(change, said):
+def test_the_gpu_itself_refuses_what_the_cpu_would(change, message):
     code = f"""
 import torch
 from bertlite import BertConfig, BertModel
@@ -87,7 +88,7 @@ torch.cuda.synchronize()
         check=False,
     )
     assert ran.returncode != 0
-    assert said in ran.stderr + ran.stdout
+    assert message in ran.stderr + ran.stdout
 
 
 def test_checkpointing_to_the_host_gives_the_memory_of_the_gpu_back():

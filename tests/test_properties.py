@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bertlite import BertModel, KeyValueCache, optimize_for_inference, prune_heads, prune_neurons
-from bertlite.inference.optimize import require_onednn
+from bertlite.inference.support import require_onednn
 
 L, N, NEURONS, WORDS, LONGEST = 3, 4, SIZES["intermediate_size"], SIZES["vocab_size"], SIZES["max_position_embeddings"]
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -176,7 +176,7 @@ def test_an_optimised_model_is_right_or_refuses(model, batch, dtype, first):
     out = quick(**batch, first_token_only=first)
     assert out.last_hidden_state.isfinite().all()
     assert out.pooler_output.isfinite().all()
-    if first or dtype == torch.int8:  # which rounds to 255 steps: how far that may lead is test_inference.py's
+    if first or dtype == torch.int8:  # which rounds to 255 steps: how far that may lead is test_optimize.py's
         return
     wanted = shown(run(model, "eager", torch.float64, **batch), mask)
     own = error_of(shown(run(model, "eager", dtype, **batch), mask), wanted)

@@ -3,8 +3,8 @@
 from bertlite.cli.parts import Commands, command
 
 DESCRIPTION = """\
-Run a checkpoint in bertlite and in transformers and compare all they return: outputs, hidden states, attentions,
-losses and gradients.  Exits 1 if anything differs."""
+Run a checkpoint in bertlite and in transformers and compare everything they return: outputs, hidden states,
+attentions, losses and gradients.  Exits 1 if anything differs."""
 
 
 def add(commands: Commands) -> None:
@@ -14,7 +14,7 @@ def add(commands: Commands) -> None:
         "bertlite.parity.command",
         summary="prove that a checkpoint runs here as in transformers",
         description=DESCRIPTION,
-        record="every comparison, the versions and the machine",
+        record="every comparison, the git commit, the versions and the machine",
     )
     parity.add_argument(
         "checkpoint",
@@ -25,15 +25,17 @@ def add(commands: Commands) -> None:
     parity.add_argument(
         "--shapes",
         metavar="NAMES",
-        help="shapes to check beside it, of random weights: base, large, or base,large; by default base beside the"
-        " demo's checkpoint and none beside another",
+        help="also check models of these shapes with random weights: base, large, or base,large; by default base"
+        " beside the demo's checkpoint and none beside another",
     )
     parity.add_argument(
         "--device",
         default="cpu",
-        help="cpu or cuda (default: %(default)s); on cuda also every kernel of SDPA, TF32, torch.compile, CUDA graphs,"
-        " and the CPU beside it",
+        help="cpu or cuda (default: %(default)s); cuda adds every kernel of SDPA, TF32, torch.compile, CUDA graphs,"
+        " and a comparison with the CPU",
     )
-    parity.add_argument("--only", default="", metavar="PATTERN", help="cases whose name contains this; see --list")
+    parity.add_argument(
+        "--only", default="", metavar="PATTERN", help="only cases whose name contains this; see --list"
+    )
     parity.add_argument("--list", action="store_true", help="print the names of the cases and stop")
-    parity.add_argument("--plot", metavar="FILE.png", help="draw the errors beside what is allowed")
+    parity.add_argument("--plot", metavar="FILE.png", help="draw the errors beside the allowed errors")

@@ -20,7 +20,7 @@ from bertlite.batching import token_budget_batches
 from bertlite.checkpoint.checks import parse_dtype
 from bertlite.checkpoint.files import Source, find_checkpoint, locate
 from bertlite.config import BertConfig
-from bertlite.inference.optimize import InferenceModel, optimize_for_inference
+from bertlite.inference import InferenceModel, optimize_for_inference
 from bertlite.model import BertModel
 from bertlite.tokenizer import BertTokenizer
 from bertlite.tokenizer.files import read_json

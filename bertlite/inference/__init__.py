@@ -1,1 +1,13 @@
-"""Models made ready to run, and only that."""
+"""Models made ready to run, and only that: matmuls with packed weights, fused with what follows them.
+
+linear      FixedLinear, and with a weight packed for oneDNN PackedLinear and Int8Linear
+fusion      layers with as few matmuls as they can have, and the copy of a model that is built of them
+runtime     InferenceModel, which runs that copy and refuses all else
+support     checks of what this torch can compute and of what the model is made of
+optimize    optimize_for_inference
+"""
+
+from bertlite.inference.optimize import optimize_for_inference
+from bertlite.inference.runtime import InferenceModel
+
+__all__ = ["InferenceModel", "optimize_for_inference"]

@@ -1,7 +1,17 @@
-"""Proving that a bertlite model is transformers' BertModel, number by number."""
+"""Proof that a bertlite model is transformers' BertModel, number by number.
+
+cases       the list of cases: model x backend x batch x dtype x feature x mode
+inputs      the sentences and masks of a case
+reference   transformers' BERT, and what each version of it can vouch for
+models      both sides, loaded once for the cases that share them
+modes       ways to run a case: one kernel of SDPA, TF32, compiled, a CUDA graph
+compare     the rules, and the comparison of two runs
+check       one case, or many, from checkpoint to report
+command     `bertlite parity`: checkpoints, table, record and plot
+"""
 
 from bertlite.parity.cases import CASES, Case
-from bertlite.parity.check import check, run
+from bertlite.parity.check import check, check_all
 from bertlite.parity.compare import Report, compare, first_divergence, trace
 
-__all__ = ["CASES", "Case", "Report", "check", "compare", "first_divergence", "run", "trace"]
+__all__ = ["CASES", "Case", "Report", "check", "check_all", "compare", "first_divergence", "trace"]

@@ -1,8 +1,10 @@
-"""The cases of the parity check: model x backend x batch x dtype x feature, as a list of values."""
+"""The cases of the parity check, as a list of values: model x backend x batch x dtype x feature x mode."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
+
+Overrides: TypeAlias = Mapping[str, bool | int | str]  # fields of the config
 
 DECODER = "BertLMHeadModel"
 HEADS = (
@@ -16,23 +18,23 @@ HEADS = (
 )
 BACKENDS = ("eager", "sdpa")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-BATCHES = {  # what each is for
+BATCHES = {  # what each contains
     "full": "sentences of one length, no mask",
     "padded": "ragged sentences, padding on the right, a 2-D mask",
     "left": "padding on the left, positions shifted with it",
     "long": "as long as the position table allows, ragged",
-    "embeds": "inputs_embeds in place of input_ids",
+    "embeds": "inputs_embeds instead of input_ids",
     "mask3d": "a mask for every query",
     "mask4d": "a bool mask for every query, 4-D",
     "additive": "scores added, 4-D",
-    "emptyrow": "a sequence that is all padding: the others are compared, our one rule covers it",
+    "emptyrow": "one sequence is all padding: it must give finite numbers; the other sequences are compared",
 }
 MASKS_OF_QUERIES = ("mask3d", "mask4d", "additive")
-FEATURES: dict[str, dict[str, Any]] = {  # config overrides that each needs
+FEATURES: dict[str, Overrides] = {  # the config overrides that each needs
     "": {},
     "attentions": {},
     "gradients": {},
-    "checkpointed": {},  # our gradients with checkpointing, theirs without
+    "checkpointed": {},  # our gradients with checkpointing, theirs without it
     "dropout": {},  # training mode, the same seed
     "head_mask": {},
     "pruned": {},
@@ -40,24 +42,24 @@ FEATURES: dict[str, dict[str, Any]] = {  # config overrides that each needs
     "chunked": {"chunk_size_feed_forward": 4},
     "gelu_new": {"hidden_act": "gelu_new"},
     "relu": {"hidden_act": "relu"},
-    "crossed": {"add_cross_attention": True},  # a decoder that looks at an encoder
+    "crossed": {"add_cross_attention": True},  # a decoder that attends to an encoder's output
     "relative_key": {"position_embedding_type": "relative_key"},
     "relative_key_query": {"position_embedding_type": "relative_key_query"},
 }
-KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # of SDPA: the dtypes and the batches that each takes
+KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # the kernels of SDPA: dtypes and batches of each
     "math": (DTYPES, ("full", "padded")),
     "flash": (("bfloat16", "float16"), ("full",)),
     "efficient": (("float32", "bfloat16", "float16"), ("full", "padded")),
     "cudnn": (("bfloat16", "float16"), ("full", "padded")),
 }
-RUNS = {  # how a case is run, where it is not simply called
+MODES = {  # ways to run a case other than a plain call
     **dict.fromkeys(KERNELS, "with this kernel of SDPA alone, on both sides"),
-    "tf32": "products of float32 numbers in TensorFloat-32, on both sides",
+    "tf32": "float32 matmuls in TensorFloat-32, on both sides",
     "compiled": "ours through torch.compile, theirs not",
     "graph": "ours captured as a CUDA graph and replayed, theirs not",
-    "beside": "ours on the device beside ours on the CPU",
+    "beside": "ours on the device, compared with ours on the CPU",
 }
-ON_CPU = ("math", "flash")  # the kernels that a CPU has
+CPU_KERNELS = ("math", "flash")
 PACKED_FEATURES = (
     "gradients",
     "checkpointed",
@@ -72,25 +74,25 @@ PACKED_FEATURES = (
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison with transformers."""
+    """One comparison with transformers: a model, a backend, a batch, a dtype, a feature and a way to run it."""
 
     model: str = "BertModel"
     backend: str = "sdpa"
     batch: str = "padded"
     dtype: str = "float64"
     feature: str = ""
-    run: str = ""
+    mode: str = ""  # a key of MODES, or empty for a plain call
 
     @property
     def name(self) -> str:
-        parts = (self.model, self.backend, self.batch, self.dtype, self.feature, self.run)
+        parts = (self.model, self.backend, self.batch, self.dtype, self.feature, self.mode)
         return "-".join(part for part in parts if part)
 
     def __str__(self) -> str:
         return self.name
 
     @property
-    def overrides(self) -> dict[str, Any]:
+    def overrides(self) -> Overrides:
         return FEATURES[self.feature]
 
 
@@ -120,7 +122,8 @@ def _cases() -> list[Case]:
         for batch in ("full", "padded")
         if f != "gradients" or (t == "float64" and batch == "padded")
     ]
-    # packed, against their sdpa at the real tokens; its loss for question answering counts no padding, theirs does
+    # packed is compared with their sdpa at the real tokens; our packed loss for question answering leaves padding
+    # out and theirs does not, so that head is not compared
     packed = [
         Case("BertModel", "packed", batch, t) for t in DTYPES for batch in BATCHES if batch not in MASKS_OF_QUERIES
     ]
@@ -131,7 +134,7 @@ def _cases() -> list[Case]:
         for t, f in (("float64", ""), ("float32", ""), ("float64", "gradients"), ("float64", "checkpointed"))
         if m != "BertForQuestionAnswering"
     ]
-    return [*batches, *features, *heads, *gradients, *decoders, *packed, *_kernels(ON_CPU)]
+    return [*batches, *features, *heads, *gradients, *decoders, *packed, *_kernels(CPU_KERNELS)]
 
 
 def _kernels(names: Iterable[str]) -> list[Case]:
@@ -146,9 +149,12 @@ def _kernels(names: Iterable[str]) -> list[Case]:
 
 
 def _gpu_cases() -> list[Case]:
-    """Also what a CPU cannot be asked; without dropout, which there draws other numbers for each dtype."""
+    """Return the cases of the CPU and those that need a GPU.
+
+    Dropout is left out below float64: a GPU draws other numbers for each dtype.
+    """
     same = [case for case in CASES if case.feature != "dropout" or case.dtype == "float64"]
-    products = [
+    matmuls = [
         Case("BertModel", b, batch, "float32", f, "tf32")
         for b in (*BACKENDS, "packed")
         for batch in ("padded", "long")
@@ -162,41 +168,45 @@ def _gpu_cases() -> list[Case]:
         if not (f == "gradients" and t == "float16")
     ]
     compiled = [  # few, since each takes a while
-        *(Case("BertModel", "sdpa", "padded", t, run="compiled") for t in DTYPES),
-        *(Case("BertModel", b, "padded", "bfloat16", run="compiled") for b in ("eager", "packed")),
+        *(Case("BertModel", "sdpa", "padded", t, mode="compiled") for t in DTYPES),
+        *(Case("BertModel", b, "padded", "bfloat16", mode="compiled") for b in ("eager", "packed")),
         *(Case("BertModel", "sdpa", "padded", "bfloat16", f, "compiled") for f in ("pruned", "gradients")),
-        *(Case("BertModel", "sdpa", "emptyrow", t, run="compiled") for t in ("float32", "bfloat16")),
-        Case("BertForMaskedLM", "sdpa", "padded", "bfloat16", run="compiled"),
+        *(Case("BertModel", "sdpa", "emptyrow", t, mode="compiled") for t in ("float32", "bfloat16")),
+        Case("BertForMaskedLM", "sdpa", "padded", "bfloat16", mode="compiled"),
     ]
-    graphs = [  # packed takes lengths to the host, which a graph cannot
+    graphs = [  # packed copies lengths to the host, which a graph cannot
         Case("BertModel", b, batch, t, f, "graph")
         for b in BACKENDS
         for batch, f in (("full", ""), ("padded", ""), ("emptyrow", ""), ("padded", "pruned"))
         for t in DTYPES
     ]
-    others = (kernel for kernel in KERNELS if kernel not in ON_CPU)
-    return [*same, *products, *_kernels(others), *beside, *compiled, *graphs]
+    others = (kernel for kernel in KERNELS if kernel not in CPU_KERNELS)
+    return [*same, *matmuls, *_kernels(others), *beside, *compiled, *graphs]
 
 
 def _in_order(cases: Iterable[Case]) -> tuple[Case, ...]:
-    """Sorted so that cases of one model follow each other: one in memory at a time serves them all."""
+    """Sort the cases so that those of one model follow each other, and one model in memory serves them all."""
     order = {name: i for i, name in enumerate(("BertModel", *HEADS, DECODER))}
     return tuple(sorted(cases, key=lambda c: (order[c.model], str(c.overrides), DTYPES.index(c.dtype))))
 
 
 def cases_for(device: str, shape_only: bool = False) -> tuple[Case, ...]:
-    """The cases of a device; `shape_only` for a second checkpoint of another shape: those that a shape can change."""
+    """Return the cases of a device.
+
+    Args:
+        shape_only: only the cases that depend on the model's shape, for a further checkpoint of another shape.
+    """
     if device == "cpu":
-        return tuple(case for case in CASES if not shape_only or (_by_shape(case) and not case.run))
-    return tuple(case for case in GPU_CASES if not shape_only or _by_shape(case))
+        return tuple(case for case in CASES if not shape_only or (_depends_on_shape(case) and not case.mode))
+    return tuple(case for case in GPU_CASES if not shape_only or _depends_on_shape(case))
 
 
-def _by_shape(case: Case) -> bool:
+def _depends_on_shape(case: Case) -> bool:
     return (
         case.feature in ("", "head_mask", "pruned", "gradients")
         and case.batch in ("full", "padded", "long")
         and (case.batch != "long" or case.dtype == "float32")
-        and (case.run != "compiled" or (case.dtype == "bfloat16" and not case.feature))
+        and (case.mode != "compiled" or (case.dtype == "bfloat16" and not case.feature))
         and (case.model in ("BertModel", "BertForPreTraining") or (case.dtype == "float64" and not case.feature))
     )
 

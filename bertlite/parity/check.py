@@ -1,26 +1,20 @@
-"""Is our model transformers' BertModel?  `check` answers for one case, `run` for many on one checkpoint."""
+"""Is our model transformers' BertModel?  `check` compares one case, `check_all` many on one checkpoint."""
 
 import copy
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 
 import bertlite
-from bertlite.config import BertConfig
+from bertlite.config import BertConfig, ConfigLike
+from bertlite.model import BertPreTrainedModel
 from bertlite.parity import reference
-from bertlite.parity.cases import CASES, DECODER, KERNELS, Case
+from bertlite.parity.cases import CASES, KERNELS, Case
 from bertlite.parity.compare import (
     Report,
     Row,
@@ -28,97 +22,20 @@ from bertlite.parity.compare import (
     as_well,
     closely,
     compare,
+    count_nonfinite,
     exactly,
-    finite,
     first_divergence,
     relatively,
     trace,
 )
-from bertlite.parity.inputs import inputs_of
+from bertlite.parity.inputs import Inputs, inputs_of
+from bertlite.parity.models import forget, models_for
+from bertlite.parity.modes import LAUNCHERS, AttentionWatch, kernel_of, matmul_precision
 
-Tamper = Callable[[nn.Module], Any]
-OVERRIDES: dict[str, dict[str, Any]] = {  # three labels: two could be swapped in a loss and not show
-    "BertForSequenceClassification": {"num_labels": 3},
-    "BertForTokenClassification": {"num_labels": 3},
-    DECODER: {"is_decoder": True},
-}
+Tamper = Callable[[nn.Module], object]
+Output = Mapping[str, Tensor | tuple[Tensor, ...]]
 GRADIENTS = ("gradients", "checkpointed")
-ROUNDS_DIFFERENTLY = (
-    "head_mask",
-    "pruned",
-    "pruned_layer",
-    "relative_key",
-    "relative_key_query",
-)  # other order of sums
-
-
-@dataclass
-class Models:
-    """Both sides of a comparison, loaded once for the cases that share them."""
-
-    checkpoint: str | Path
-    model: str
-    overrides: Mapping[str, Any]
-    dtype: torch.dtype
-    device: str
-    folder: TemporaryDirectory[str] = field(default_factory=partial(TemporaryDirectory, prefix="bertlite-parity-"))
-    loaded: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        return (str(self.checkpoint), self.model, str(self.overrides), self.dtype, self.device)
-
-    def once(self, name: str, make: Callable[[], Any]) -> Any:
-        if name not in self.loaded:
-            self.loaded[name] = make()
-        return self.loaded[name]
-
-    @property
-    def source(self) -> str | Path:
-        return self.once(
-            "source", lambda: reference.complete(self.checkpoint, self.model, self.overrides, Path(self.folder.name))
-        )
-
-    @property
-    def ours(self) -> Any:
-        def make() -> Any:
-            return getattr(bertlite, self.model).from_pretrained(
-                self.source, dtype=self.dtype, device=self.device, **self.overrides
-            )
-
-        return self.once("ours", make)
-
-    def theirs(self, backend: str) -> nn.Module:
-        return self.once(
-            backend,
-            lambda: reference.load(self.source, self.model, self.overrides, self.dtype, backend, self.device),
-        )
-
-    @property
-    def truth(self) -> nn.Module:
-        return self.once("truth", lambda: copy.deepcopy(self.theirs("eager")).double())
-
-
-_current: Models | None = None
-
-
-def models_for(case: Case, device: str, checkpoint: str | Path) -> Models:
-    """The models of a case; those of the case before are kept while they serve."""
-    global _current
-    overrides = {**OVERRIDES.get(case.model, {}), **case.overrides}
-    wanted = Models(checkpoint, case.model, overrides, getattr(torch, case.dtype), device)
-    if _current is None or _current.key != wanted.key or not Path(_current.folder.name).exists():
-        forget()
-        _current = wanted
-    return _current
-
-
-def forget() -> None:
-    """Let go of the models that are kept between cases, and of the files made for them."""
-    global _current
-    if _current is not None:
-        _current.folder.cleanup()
-    _current = None
+OTHER_ORDER_OF_SUMS = ("head_mask", "pruned", "pruned_layer", "relative_key", "relative_key_query")
 
 
 def check(case: Case, device: str = "cpu", checkpoint: str | Path = "", tamper: Tamper | None = None) -> Report:
@@ -138,48 +55,69 @@ def check(case: Case, device: str = "cpu", checkpoint: str | Path = "", tamper: 
     """
     try:
         reference.require(case)
-        with products_in(case.run), kernel_of(case.run):
-            return checked(case, device, checkpoint, tamper)
+        with matmul_precision(case.mode), kernel_of(case.mode):
+            return compare_sides(case, device, checkpoint, tamper)
     except reference.UnsupportedError as reason:
         return Report(case.name, not_checked=str(reason))
 
 
-def checked(case: Case, device: str, checkpoint: str | Path, tamper: Tamper | None) -> Report:
+def check_all(cases: Iterable[Case], device: str, checkpoint: str | Path) -> Iterator[Report]:
+    """Check case after case, and release the models at the end."""
+    try:
+        for case in cases:
+            yield check(case, device, checkpoint)
+    finally:
+        forget()
+
+
+def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tamper | None) -> Report:
+    """Run a case on both sides and report what differs, and if something does, where it began."""
     start = time.perf_counter()
     models = models_for(case, device, checkpoint)
     inputs = inputs_of(case, models.ours.config, models.source, device)
     ours = prepared(case, models.ours, inputs, tamper)
-    sides = {"theirs": their_model(case, models.theirs(reference.backend_for(case)), inputs)}
+    references = {"theirs": their_model(case, models.theirs(reference.backend_for(case)), inputs)}
     if case.dtype != "float64":
-        sides["truth"] = their_model(case, models.truth, inputs)
-    kernels = Kernels()
-    with kernels:
+        references["truth"] = their_model(case, models.truth, inputs)
+    watch = AttentionWatch()
+    with watch:
         mine = tensors(case, ours, inputs, mine=True)
-    if case.run in LAUNCHES:  # where no kernel can be watched
-        mine = tensors(case, LAUNCHES[case.run](copy.deepcopy(ours)), inputs, mine=True)
-    others = {side: tensors(case, model, inputs, mine=False) for side, model in sides.items()}
-    if case.run == "beside":
-        there = {name: x.cpu() if isinstance(x, Tensor) else x for name, x in inputs.items()}
-        others["theirs"] = tensors(case, copy.deepcopy(ours).cpu(), there, mine=True)
-    rows: list[Row] = []
-    if case.batch == "emptyrow":  # transformers' backends disagree on it
-        rows = [finite(name, x[-1:]) for name, x in mine.items()]
+    if case.mode in LAUNCHERS:  # no attention can be watched in these
+        mine = tensors(case, LAUNCHERS[case.mode](copy.deepcopy(ours)), inputs, mine=True)
+    others = {side: tensors(case, model, inputs, mine=False) for side, model in references.items()}
+    if case.mode == "beside":
+        on_cpu = {name: x.cpu() if isinstance(x, Tensor) else x for name, x in inputs.items()}
+        others["theirs"] = tensors(case, copy.deepcopy(ours).cpu(), on_cpu, mine=True)
+    report = Report(
+        case.name,
+        compared(case, device, mine, others),
+        backend=watch.name,
+        seconds=time.perf_counter() - start,
+    )
+    module_by_module = case.mode not in (*LAUNCHERS, "beside") and case.backend != "packed"
+    if report.ok or not module_by_module:
+        return report
+    runs = {side: partial(forward, case, model, inputs, mine=False) for side, model in references.items()}
+    traces = {side: trace(model, runs[side]) for side, model in references.items()}
+    our_trace = trace(ours, partial(forward, case, ours, inputs, mine=True))
+    first = first_divergence(our_trace, traces["theirs"], traces.get("truth"), rule_for(case, device, "forward"))
+    return replace(report, first_module=first, seconds=time.perf_counter() - start)
+
+
+def compared(
+    case: Case, device: str, mine: Mapping[str, Tensor], others: Mapping[str, Mapping[str, Tensor]]
+) -> tuple[Row, ...]:
+    """Compare our tensors with theirs, and a last sequence that is all padding with nothing: it must be finite."""
+    rows: tuple[Row, ...] = ()
+    if case.batch == "emptyrow":  # transformers' backends disagree on that sequence
+        rows = tuple(count_nonfinite(name, x[-1:]) for name, x in mine.items())
         mine = {name: x[:-1] for name, x in mine.items()}
         others = {side: {name: x[:-1] for name, x in found.items()} for side, found in others.items()}
-    rows += compare(mine, others["theirs"], others.get("truth"), partial(rule_for, case, device))
-    report = Report(case.name, tuple(rows), backend=kernels.name, seconds=time.perf_counter() - start)
-    beside_theirs = case.run not in (*LAUNCHES, "beside") and case.backend != "packed"  # module by module
-    if report.ok or not beside_theirs:
-        return report
-    runs = {side: partial(forward, case, model, inputs, mine=False) for side, model in sides.items()}
-    traces = {side: trace(model, runs[side]) for side, model in sides.items()}
-    seen = trace(ours, partial(forward, case, ours, inputs, mine=True))
-    first = first_divergence(seen, traces["theirs"], traces.get("truth"), rule_for(case, device, "forward"))
-    return Report(case.name, report.rows, kernels.name, first, seconds=time.perf_counter() - start)
+    return rows + compare(mine, others["theirs"], others.get("truth"), partial(rule_for, case, device))
 
 
 def rule_for(case: Case, device: str, tensor: str) -> Rule:
-    """Which claim is made for one tensor of a case."""
+    """Return the rule that one tensor of a case is held to."""
     if case.dtype == "float64":
         return relatively if tensor.startswith("grad.") else closely
     exact = (
@@ -187,16 +125,16 @@ def rule_for(case: Case, device: str, tensor: str) -> Rule:
         and device == "cpu"
         and not reference.honours("prune_heads")  # 4.57 divides where 5 multiplies
         and case.backend != "packed"
-        and case.feature not in ROUNDS_DIFFERENTLY
-        and case.run in ("", *KERNELS)
+        and case.feature not in OTHER_ORDER_OF_SUMS
+        and case.mode in ("", *KERNELS)
         and not (case.feature == "attentions" and case.backend == "sdpa")  # theirs are eager's
         and not tensor.startswith("grad.")
     )
     return exactly if exact else as_well
 
 
-def prepared(case: Case, model: Any, inputs: Mapping[str, Any], tamper: Tamper | None) -> Any:
-    """Our model as the case wants it: a copy, if it is changed."""
+def prepared(case: Case, model: BertPreTrainedModel, inputs: Inputs, tamper: Tamper | None) -> BertPreTrainedModel:
+    """Return our model as the case asks: a copy, if it is changed."""
     if tamper is not None or case.feature in ("pruned", "pruned_layer", "checkpointed", "dropout"):
         model = copy.deepcopy(model)
     model.set_attn_implementation(case.backend)
@@ -210,84 +148,91 @@ def prepared(case: Case, model: Any, inputs: Mapping[str, Any], tamper: Tamper |
     return model
 
 
-def their_model(case: Case, model: nn.Module, inputs: Mapping[str, Any]) -> nn.Module:
+def their_model(case: Case, model: nn.Module, inputs: Inputs) -> nn.Module:
+    """Return transformers' model as the case asks: a copy, if it is changed."""
     if case.feature in ("pruned", "pruned_layer"):
-        model = reference.prune(model, heads_of(case, model.config))
-    if case.feature == "head_mask" and not reference.honours("head_mask"):
-        model = reference.with_gates(model, inputs["head_mask"])
+        model = reference.prune(model, heads_of(case, reference.config_of(model)))
+    gate = inputs.get("head_mask")
+    if isinstance(gate, Tensor) and not reference.honours("head_mask"):
+        model = reference.with_gates(model, gate)
     return model.train(case.feature == "dropout")
 
 
-def heads_of(case: Case, config: Any) -> dict[int, tuple[int, ...]]:
-    """What the pruning cases prune: every third head of every second layer, or one layer's heads all but transformers'
-    own limit: 4.57 cannot run a layer without heads."""
+def heads_of(case: Case, config: ConfigLike) -> dict[int, tuple[int, ...]]:
+    """Return the heads that a pruning case removes.
+
+    "pruned" removes every third head of every second layer, "pruned_layer" all heads of the last layer; but one
+    beside transformers 4.57, which cannot run a layer without heads.
+    """
     heads, layers = config.num_attention_heads, config.num_hidden_layers
     if case.feature == "pruned":
         return {layer: tuple(range(layer % 3, heads, 3)) for layer in range(0, layers, 2)}
     return {layers - 1: tuple(range(1 if reference.honours("prune_heads") else 0, heads))}
 
 
-def forward(case: Case, model: nn.Module, inputs: Mapping[str, Any], mine: bool) -> Any:
-    said = dict(inputs) if mine else reference.inputs_for(case, inputs)
-    said.pop("dtype_of_masks", None)
+def forward(case: Case, model: nn.Module, inputs: Inputs, mine: bool) -> Output:
+    arguments = dict(inputs) if mine else reference.inputs_for(case, inputs)
     dtype = next(model.parameters()).dtype
-    said = {k: v.to(dtype) if k in ("inputs_embeds", "encoder_hidden_states") else v for k, v in said.items()}
+    for name in ("inputs_embeds", "encoder_hidden_states"):
+        value = arguments.get(name)
+        if isinstance(value, Tensor):
+            arguments[name] = value.to(dtype)
     torch.manual_seed(0)  # for the dropout case
-    return model(**said)
+    return model(**arguments)
 
 
-def tensors(case: Case, model: Any, inputs: Mapping[str, Any], mine: bool) -> dict[str, Tensor]:
-    """Everything one side returns, by name: outputs, hidden states, attentions, loss, gradients."""
+def tensors(case: Case, model: nn.Module, inputs: Inputs, mine: bool) -> dict[str, Tensor]:
+    """Return everything one side computes, by name: outputs, hidden states, attentions and loss, or gradients."""
     options = {"output_hidden_states": True, "output_attentions": case.feature == "attentions"}
     if case.feature not in GRADIENTS:
         with torch.no_grad():
-            return dict(named(case, forward(case, model, {**inputs, **options}, mine), inputs, model.config))
+            out = forward(case, model, {**inputs, **options}, mine)
+        return dict(named(case, out, inputs, reference.config_of(model)))
     model.zero_grad()
     out = forward(case, model, inputs, mine)
-    loss = out["loss"] if "loss" in out else weighted_sum(real_ones(case, out, inputs))
+    loss = out["loss"] if "loss" in out else weighted_sum(without_padding(case, out, inputs))
+    assert isinstance(loss, Tensor)
     loss.backward()
     grads = {f"grad.{name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     return grads
 
 
-def named(case: Case, out: Any, inputs: Mapping[str, Any], config: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of an output."""
-    for name, value in real_ones(case, out, inputs).items():
+def named(case: Case, out: Output, inputs: Inputs, config: ConfigLike) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of an output with their names; our attentions with each head in its original place."""
+    for name, value in without_padding(case, out, inputs).items():
         if isinstance(value, Tensor):
             yield name, value
         elif value:
-            parts = (
-                bertlite.scatter_heads(value, config)
-                if name == "attentions" and isinstance(config, BertConfig)
-                else value
-            )
+            ours = name == "attentions" and isinstance(config, BertConfig)
+            parts = bertlite.scatter_heads(value, config) if ours else value
             yield from ((f"{name}.{i}", part) for i, part in enumerate(parts))
 
 
-def real_ones(case: Case, out: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """An output, for a packed case with zeros for padding, and without the pooler where theirs reads padding."""
+def without_padding(case: Case, out: Output, inputs: Inputs) -> dict[str, Tensor | tuple[Tensor, ...]]:
+    """Return an output; of a packed case with zeros for padding, and no pooler output where theirs reads padding."""
     mask = inputs.get("attention_mask")
-    if case.backend != "packed" or mask is None:
+    if case.backend != "packed" or not isinstance(mask, Tensor):
         return dict(out)
-    padding = mask.flatten(0, -2) == 0  # (B, S); choices are rows
+    padding = mask.flatten(0, -2) == 0  # (B, S); choices are sequences of their own
 
-    def real(value: Tensor) -> Tensor:
+    def zeroed(value: Tensor) -> Tensor:
         if value.shape[:2] != padding.shape:
             return value
         return value.masked_fill(padding.view(*padding.shape, *[1] * (value.dim() - 2)), 0)
 
     return {
-        name: real(value) if isinstance(value, Tensor) else tuple(map(real, value))
+        name: zeroed(value) if isinstance(value, Tensor) else tuple(map(zeroed, value))
         for name, value in out.items()
         if not (name == "pooler_output" and case.batch == "left")
     }
 
 
-def weighted_sum(out: Mapping[str, Tensor]) -> Tensor:
-    """A scalar that depends on every number of the output, each with its own weight."""
+def weighted_sum(out: Output) -> Tensor:
+    """Return a scalar that depends on every number of the output, each with its own weight."""
     total = None
     for value in out.values():
+        assert isinstance(value, Tensor)
         draw = torch.randn(value.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         part = (value * draw.to(value)).sum()
         total = part if total is None else total + part
@@ -295,100 +240,4 @@ def weighted_sum(out: Mapping[str, Tensor]) -> Tensor:
     return total
 
 
-class Kernels(TorchFunctionMode):
-    """Watches which attention really ran."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sdpa = self.softmax = self.packed = 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.sdpa += func is F.scaled_dot_product_attention
-        self.softmax += func is Tensor.softmax
-        self.packed += func is F.embedding and args[0].dim() == 1  # tokens in one row
-        return func(*args, **(kwargs or {}))
-
-    @property
-    def name(self) -> str:
-        attention = "sdpa" if self.sdpa else "eager" if self.softmax else ""
-        if self.packed:
-            return "packed" if attention else "packed, varlen"
-        return attention or "none"
-
-
-def compiled(model: nn.Module) -> nn.Module:
-    torch.compiler.reset()  # or after some models it would run them as they are
-    model.compile()
-    return model
-
-
-def captured(model: nn.Module) -> nn.Module:
-    """Each of its forwards is captured as a CUDA graph and replayed."""
-    plain = model.forward
-
-    def replayed(**inputs: Any) -> Any:
-        aside, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # what is set up at a first run cannot be captured
-            plain(**inputs)
-        torch.cuda.current_stream().wait_stream(aside)
-        with torch.cuda.graph(graph):
-            out = plain(**inputs)
-        graph.replay()
-        torch.cuda.synchronize()
-        return out
-
-    model.forward = replayed
-    return model
-
-
-LAUNCHES: dict[str, Callable[[nn.Module], nn.Module]] = {"compiled": compiled, "graph": captured}
-KERNEL_NAMES = {
-    "math": SDPBackend.MATH,
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-}
-
-
-@contextmanager
-def kernel_of(run: str) -> Iterator[None]:
-    """SDPA has this kernel and no other, if it is one.
-
-    Raises:
-        UnsupportedError: torch says that the kernel cannot do it here.
-    """
-    if run not in KERNELS:
-        yield
-        return
-    try:
-        with sdpa_kernel(KERNEL_NAMES[run]):
-            yield
-    except RuntimeError as error:
-        if not re.match("No (available kernel|viable backend)", str(error)):
-            raise
-        raise reference.UnsupportedError(f"torch {torch.__version__} has no {run} kernel for it here") from None
-
-
-@contextmanager
-def products_in(run: str) -> Iterator[None]:
-    """No TF32, where it is not the run's: a float32 product is one of float32 numbers."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = run == "tf32"
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
-
-
-def run(cases: Iterable[Case], device: str, checkpoint: str | Path) -> Iterator[Report]:
-    """Check case after case, and let the models go at the end."""
-    try:
-        for case in cases:
-            yield check(case, device, checkpoint)
-    finally:
-        forget()
-
-
-__all__ = ["CASES", "check", "forget", "run"]
+__all__ = ["CASES", "check", "check_all", "forget"]

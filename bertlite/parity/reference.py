@@ -1,4 +1,4 @@
-"""transformers' own BERT, as the thing to be equal to, and what each version of it can vouch for.
+"""transformers' own BERT, which ours must equal, and what each version of it can vouch for.
 
 transformers is imported inside functions: bertlite works without it.
 """
@@ -7,23 +7,25 @@ import copy
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from bertlite.parity.cases import DECODER, Case
+from bertlite.config import ConfigLike
+from bertlite.parity.cases import DECODER, Case, Overrides
+from bertlite.parity.inputs import Inputs
 
 
 class UnsupportedError(Exception):
     """The installed transformers ignores or refuses what the case asks for, so it cannot vouch for it."""
 
 
-HONOURS = {  # major version -> what its BERT really does; the rest it refuses, or worse, ignores
+HONOURS = {  # major version -> what its BERT really does; it refuses the rest, or worse, ignores it
     4: {"head_mask", "prune_heads", "relative positions", "3-D masks"},
     5: {"4-D additive masks", "hardswish", "sqrtsoftplus"},
 }
-NEEDS = {  # what a case asks of the reference, where there is no other way to ask it
+NEEDS = {  # feature or batch -> what the reference must honour for it
     "relative_key": "relative positions",
     "relative_key_query": "relative positions",
     "additive": "4-D additive masks",
@@ -32,10 +34,10 @@ NEEDS = {  # what a case asks of the reference, where there is no other way to a
 
 @cache
 def version() -> str:
-    """The installed transformers.
+    """Return the version of the installed transformers.
 
     Raises:
-        ModuleNotFoundError: there is none; it says how to get one.
+        ModuleNotFoundError: there is none; the message says how to get one.
     """
     try:
         import transformers
@@ -48,8 +50,9 @@ def version() -> str:
     return str(transformers.__version__)
 
 
-def honours(what: str) -> bool:
-    return what in HONOURS.get(int(version().split(".")[0]), ())
+def honours(feature: str) -> bool:
+    """Return whether the installed transformers does what a feature asks."""
+    return feature in HONOURS.get(int(version().split(".")[0]), ())
 
 
 def require(case: Case) -> None:
@@ -61,8 +64,8 @@ def require(case: Case) -> None:
 
 
 def backend_for(case: Case) -> str:
-    """The backend to compare with: the case's own, where transformers' can do what the case asks."""
-    no_weights = case.feature == "attentions"  # 5.x gives none of sdpa's
+    """Return the backend to compare with: the case's own, if transformers' can do what the case asks."""
+    no_weights = case.feature == "attentions"  # 5.x returns none under sdpa
     no_float64 = case.model == DECODER and case.dtype == "float64" and honours("head_mask")  # 4.57's sdpa overflows
     if no_weights or no_float64:
         return "eager"
@@ -70,22 +73,32 @@ def backend_for(case: Case) -> str:
 
 
 def load(
-    checkpoint: str | Path, model: str, overrides: Mapping[str, Any], dtype: torch.dtype, backend: str, device: str
+    checkpoint: str | Path, model: str, overrides: Overrides, dtype: torch.dtype, backend: str, device: str
 ) -> nn.Module:
-    """transformers' model of this class, in eval mode."""
+    """Return transformers' model of this class, in eval mode."""
     version()
     import transformers
 
     config = transformers.BertConfig.from_pretrained(checkpoint, **overrides)
     cls = getattr(transformers, model)
-    out = cls.from_pretrained(checkpoint, config=config, dtype=dtype, attn_implementation=backend)
-    return out.to(device).eval()
+    loaded: nn.Module = cls.from_pretrained(checkpoint, config=config, dtype=dtype, attn_implementation=backend)
+    return loaded.to(device).eval()
 
 
-def complete(checkpoint: str | Path, model: str, overrides: Mapping[str, Any], folder: Path) -> str | Path:
-    """A checkpoint with every tensor of this class: the one given, or where its head is missing a copy with one added.
+def config_of(model: nn.Module) -> ConfigLike:
+    return cast(ConfigLike, model.config)
 
-    transformers loads and saves the copy; the missing tensors are drawn once, so that both sides read the same.
+
+def in_float64(model: nn.Module) -> nn.Module:
+    """Return a copy in float64: the truth that rounding errors are measured against."""
+    return copy.deepcopy(model).double()
+
+
+def complete(checkpoint: str | Path, model: str, overrides: Overrides, folder: Path) -> str | Path:
+    """Return a checkpoint that holds every tensor of this class: the one given, or a copy with a head added to it.
+
+    transformers loads the checkpoint and saves the copy; the missing tensors are drawn once, so that both sides read
+    the same.
     """
     version()
     import transformers
@@ -107,9 +120,9 @@ def complete(checkpoint: str | Path, model: str, overrides: Mapping[str, Any], f
 
 
 def base_shaped(folder: Path, **sizes: int) -> Path:
-    """A checkpoint of bert-base-uncased's shape that transformers initialises and saves, as pre-training leaves it.
+    """Save a checkpoint of bert-base-uncased's shape that transformers initialises, and return its folder.
 
-    Biases and LayerNorms are moved off 0 and 1, where losing one would not show.
+    Biases and LayerNorms are moved away from 0 and 1, where losing one would not show.
     """
     version()
     import transformers
@@ -124,45 +137,46 @@ def base_shaped(folder: Path, **sizes: int) -> Path:
     return folder
 
 
-def inputs_for(case: Case, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The same inputs, said as this version of transformers wants them."""
-    said = dict(inputs)
-    mask: Any = said.get("attention_mask")
-    if case.batch in ("mask3d", "mask4d"):
+def inputs_for(case: Case, inputs: Inputs) -> dict[str, Tensor | bool]:
+    """Return the same inputs in the form that this version of transformers takes."""
+    arguments = dict(inputs)
+    mask = arguments.get("attention_mask")
+    if case.batch in ("mask3d", "mask4d") and isinstance(mask, Tensor):
         if honours("3-D masks"):
-            said["attention_mask"] = (mask[:, 0] if mask.dim() == 4 else mask).long()
+            arguments["attention_mask"] = (mask[:, 0] if mask.dim() == 4 else mask).long()
         else:
             allowed = (mask[:, None] if mask.dim() == 3 else mask).bool()
-            dtype = inputs["dtype_of_masks"]
-            said["attention_mask"] = torch.zeros(allowed.shape, dtype=dtype, device=mask.device).masked_fill(
+            dtype: torch.dtype = getattr(torch, case.dtype)
+            arguments["attention_mask"] = torch.zeros(allowed.shape, dtype=dtype, device=mask.device).masked_fill(
                 ~allowed, torch.finfo(dtype).min
             )
-    del said["dtype_of_masks"]
-    gate = said.pop("head_mask", None)
-    if gate is not None and honours("head_mask"):
-        said["head_mask"] = gate
-    return said
+    if not honours("head_mask"):
+        arguments.pop("head_mask", None)  # its model has the gates in its weights: see `with_gates`
+    return arguments
 
 
 def with_gates(model: nn.Module, gate: Tensor) -> nn.Module:
-    """A copy whose heads are multiplied by these gates, (L, N), on any version: they scale output.dense's columns."""
+    """Return a copy whose heads are multiplied by these gates, (L, N).
+
+    The gates scale the columns of output.dense, which any version computes with.
+    """
     model = copy.deepcopy(model)
-    base: Any = getattr(model, "bert", model)
+    base: nn.Module = getattr(model, "bert", model)
     with torch.no_grad():
-        for layer, gates in zip(base.encoder.layer, gate, strict=True):
-            weight = layer.attention.output.dense.weight
-            weight *= gates.to(weight).repeat_interleave(weight.shape[1] // len(gates))
+        for layer, gates in zip(base.get_submodule("encoder.layer").children(), gate, strict=True):
+            weight = layer.get_parameter("attention.output.dense.weight")
+            weight.mul_(gates.to(weight).repeat_interleave(weight.shape[1] // len(gates)))
     return model
 
 
 def prune(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> nn.Module:
-    """A copy without these heads: pruned by transformers itself where it can, else gated shut."""
+    """Return a copy without these heads: pruned by transformers itself where it can, else with gates of 0."""
     if honours("prune_heads"):
         dtype = next(model.parameters()).dtype
         model = copy.deepcopy(model)
         model.prune_heads({layer: list(which) for layer, which in heads.items()})  # type: ignore[operator]
         return model.to(dtype)  # 4.57 makes the smaller layers float32, whatever the model; all of ours fit in float32
-    config: Any = model.config
+    config = config_of(model)
     gate = torch.ones(config.num_hidden_layers, config.num_attention_heads)
     for layer, which in heads.items():
         gate[layer, list(which)] = 0

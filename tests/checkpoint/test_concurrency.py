@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bertlite import BertModel, BertTokenizer, optimize_for_inference, prune_heads
 from bertlite.embed import Embedder
 from bertlite.heads.models import BertForSequenceClassification
-from bertlite.inference.optimize import require_onednn
+from bertlite.inference.support import require_onednn
 from bertlite.records import Run, read_runs
 
 THREADS, ROUNDS = 4, 5

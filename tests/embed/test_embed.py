@@ -27,7 +27,7 @@ from bertlite.embed.command import read_placement
 from bertlite.embed.embedder import pack_weights
 from bertlite.embed.job import Job, Progress, run
 from bertlite.embed.rows import Rows
-from bertlite.inference.optimize import InferenceModel
+from bertlite.inference import InferenceModel
 from bertlite.parity.command import demo_checkpoint
 from scripts.measure import embed as measure_embed
 

@@ -1,4 +1,4 @@
-"""What transformers 4.57.6 computed and transformers 5 no longer can, from the files of scripts/make/golden.py."""
+"""Outputs of transformers 4.57.6 that transformers 5 cannot compute, from the files of scripts/make/golden.py."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ EVERY = pytest.mark.parametrize("name", CASES)
 
 
 def tensors_of(name: str, which: str) -> dict[str, Tensor]:
-    """The inputs or the outputs of a case."""
+    """Return the inputs or the outputs of a case."""
     return {k.removeprefix(f"{which}."): x for k, x in load_file(GOLDEN / f"{name}.safetensors").items() if which in k}
 
 
@@ -32,7 +32,7 @@ def outputs_of(name: str) -> dict[str, Any]:
 
 
 def build(name: str, **changes: Any) -> BertModel:
-    """The whole model of a case, before any pruning."""
+    """Build the model of a case, before any pruning."""
     model = BertModel(BertConfig(**{**CASES[name]["config"], **changes}))
     weights = load_file(GOLDEN / "weights.safetensors")
     model.load_state_dict({key: weights[key] for key in model.state_dict()})

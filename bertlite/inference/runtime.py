@@ -1,0 +1,135 @@
+"""The model that `optimize_for_inference` returns: it runs, and refuses all else."""
+
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import NoReturn, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from bertlite.config import BertConfig
+from bertlite.inference.fusion import FusedOutput
+from bertlite.inference.linear import FixedLinear
+from bertlite.model import BertPreTrainedModel
+from bertlite.stack.outputs import ModelOutput
+
+# Up to so many tokens a GPU waits for its kernels to be launched, and they are launched as one CUDA graph.
+# scripts/measure/tuning.py finds this figure; its record is scripts/results/tuning.json.
+LAUNCH_BOUND_TOKENS = 512
+
+Output: TypeAlias = ModelOutput | tuple[object, ...]
+
+
+class InferenceModel(nn.Module):
+    """A model that only runs, made by `optimize_for_inference`.
+
+    It is called like the model it was made from and returns the same types, without gradients.  It pickles, and packs
+    its weights again where it is unpickled.  A forked process may run it after `torch.set_num_threads(1)`, as a
+    DataLoader's workers do: threads do not survive a fork.
+    """
+
+    def __init__(self, model: BertPreTrainedModel, backend: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model, self.backend, self.compute_dtype = model, backend, dtype
+        super().train(False)
+        self.prepare_compilation()
+
+    def prepare_compilation(self) -> None:
+        """Arrange for torch to compile the parts at their first use, if the backend is inductor."""
+        self.graphed: Callable[..., Output] | None = None
+        if self.backend != "inductor":
+            return
+        if self.device.type != "cuda":
+            self.model._compiled_call_impl = compiled(self.model)
+            return
+        self.graphed = compiled(self.model, mode="reduce-overhead")
+        alike: dict[tuple[type, torch.Size, str], list[nn.Module]] = {}  # parts that can share compiled code
+        for part in self.model.modules():
+            if isinstance(part, FixedLinear | FusedOutput):  # attention stays outside: its inputs differ by batch
+                linear = part if isinstance(part, FixedLinear) else part.dense
+                alike.setdefault((type(part), linear.weight.shape, repr(linear.act)), []).append(part)
+        for parts in alike.values():
+            run = own_copy(type(parts[0]).forward)
+            for part in parts:
+                part._compiled_call_impl = torch.compile(MethodType(run, part), dynamic=True)
+
+    @torch.no_grad()
+    def forward(self, *args: object, **kwargs: object) -> Output:
+        if self.graphed is None or not self.is_launch_bound(*args, **kwargs):
+            return self.model(*args, **kwargs)
+        torch.compiler.cudagraph_mark_step_begin()
+        return pytree.tree_map_only(Tensor, Tensor.clone, self.graphed(*args, **kwargs))  # the next call writes there
+
+    def is_launch_bound(self, input_ids: object = None, *_: object, **others: object) -> bool:
+        """Return whether the batch is small enough for one CUDA graph, and of a kind that a graph can hold."""
+        x = input_ids if input_ids is not None else others.get("inputs_embeds")
+        by_lengths = others.get("cu_seqlens") is not None or self.config.attn_implementation == "packed"
+        small = isinstance(x, Tensor) and x.shape[:2].numel() <= LAUNCH_BOUND_TOKENS
+        return small and not by_lengths and not self.config.is_decoder
+
+    @property
+    def config(self) -> BertConfig:
+        return self.model.config
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the dtype of the outputs."""
+        return self.model.dtype
+
+    def extra_repr(self) -> str:
+        return f"backend={self.backend!r}, dtype={self.compute_dtype}"
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**super().__getstate__(), "graphed": None}  # type: ignore[no-untyped-call]
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.prepare_compilation()
+
+    def train(self, mode: bool = True) -> "InferenceModel":
+        return refuse("training mode") if mode else self
+
+    def requires_grad_(self, requires_grad: bool = True) -> "InferenceModel":
+        return refuse("gradients") if requires_grad else self
+
+    def state_dict(self, *args: object, **kwargs: object) -> NoReturn:
+        refuse("state_dict: save the model it was made from")
+
+    def load_state_dict(self, *args: object, **kwargs: object) -> NoReturn:
+        refuse("load_state_dict")
+
+    def save_pretrained(self, *args: object, **kwargs: object) -> NoReturn:
+        refuse("save_pretrained: save the model it was made from")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NoReturn:
+        refuse("other device or dtype than it was made for: move the model it was made from, and optimise that")
+
+
+def compiled(module: nn.Module, mode: str | None = None) -> Callable[..., Output]:
+    return torch.compile(MethodType(own_copy(type(module).forward), module), dynamic=True, mode=mode)
+
+
+def own_copy(function: Callable[..., object]) -> FunctionType:
+    """Return the same function with a code object of its own.
+
+    torch compiles one code object at most 8 times, however many modules share it, and then runs it uncompiled.
+    """
+    assert isinstance(function, FunctionType)
+    copied = FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
+
+
+def refuse(feature: str) -> NoReturn:
+    raise RuntimeError(f"an optimised model has no {feature}; its weights are packed for running and nothing else")
