@@ -127,6 +127,6 @@ class Activation(nn.Module):
 
 
 def activation(name: str) -> nn.Module:
-    """The module for one name of ACTIVATIONS; only `prelu` and `xielu` carry parameters."""
+    """Make the module for one name of ACTIVATIONS; only `prelu` and `xielu` carry parameters."""
     entry = ACTIVATIONS[name]
     return entry() if isinstance(entry, type) else Activation(name)

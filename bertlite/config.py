@@ -39,7 +39,7 @@ RUN_TIME = ("attn_implementation", "extra")  # fields that config.json does not 
 
 @dataclass(frozen=True, match_args=False)  # frozen: its members are only read
 class ConfigLike(Protocol):
-    """What the modules read.  BertConfig is one; so is a transformers BertConfig."""
+    """The fields that modules read.  BertConfig has them; so has a transformers BertConfig."""
 
     vocab_size: int
     hidden_size: int
@@ -167,7 +167,7 @@ class BertConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> "BertConfig":
-        """The config that a config.json holds, with fields replaced.
+        """Make the config that a config.json holds, with fields replaced.
 
         Raises:
             TypeError: an override that is no field of BertConfig.
@@ -187,7 +187,7 @@ class BertConfig:
 
     @classmethod
     def from_json_file(cls, path: str | Path, **overrides: Any) -> "BertConfig":
-        """The config in one file.
+        """Read the config in one file.
 
         Raises:
             ValueError: the file is not a JSON object, or not a BERT's, or lacks a size.
@@ -238,16 +238,7 @@ def check_values(config: ConfigLike) -> None:
         )
     if config.pad_token_id is not None and not 0 <= config.pad_token_id < config.vocab_size:
         raise ValueError(f"pad_token_id {config.pad_token_id} is outside the vocabulary, 0 to {config.vocab_size - 1}")
-    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
-        rate = getattr(config, name)
-        if rate is not None and not 0 <= rate <= 1:
-            raise ValueError(f"{name} is {rate}; a probability lies between 0 and 1")
-    if not 0 <= config.initializer_range < math.inf:
-        raise ValueError(f"initializer_range is {config.initializer_range}; it must be 0 or more, and finite")
-    if not 0 < config.layer_norm_eps < math.inf:
-        raise ValueError(f"layer_norm_eps is {config.layer_norm_eps}; it must be above 0, and finite")
-    if config.chunk_size_feed_forward < 0:
-        raise ValueError(f"chunk_size_feed_forward is {config.chunk_size_feed_forward}; it must be 0 (off) or more")
+    check_numbers(config)
     for name, value, allowed in (
         ("hidden_act", config.hidden_act, tuple(ACTIVATIONS)),
         ("position_embedding_type", config.position_embedding_type, POSITIONS),
@@ -259,12 +250,26 @@ def check_values(config: ConfigLike) -> None:
         raise ValueError("add_cross_attention is true but is_decoder is false; only a decoder has cross-attention")
 
 
+def check_numbers(config: ConfigLike) -> None:
+    """Refuse rates, ranges and counts that no BERT can have."""
+    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
+        rate = getattr(config, name)
+        if rate is not None and not 0 <= rate <= 1:
+            raise ValueError(f"{name} is {rate}; a probability lies between 0 and 1")
+    if not 0 <= config.initializer_range < math.inf:
+        raise ValueError(f"initializer_range is {config.initializer_range}; it must be 0 or more, and finite")
+    if not 0 < config.layer_norm_eps < math.inf:
+        raise ValueError(f"layer_norm_eps is {config.layer_norm_eps}; it must be above 0, and finite")
+    if config.chunk_size_feed_forward < 0:
+        raise ValueError(f"chunk_size_feed_forward is {config.chunk_size_feed_forward}; it must be 0 (off) or more")
+
+
 def default_labels(count: int) -> dict[int, str]:
     return {i: f"LABEL_{i}" for i in range(count)}
 
 
 def integer(value: Any) -> int:
-    """An index as JSON or a user writes it: "3" and 3, but neither 3.5 nor True."""
+    """Read an index as JSON or a user writes it: "3" and 3, but neither 3.5 nor True."""
     if isinstance(value, bool):
         raise TypeError(value)
     return int(value) if isinstance(value, str) else index(value)
@@ -314,25 +319,27 @@ def normalise_units(
 
 
 def kept_heads(config: ConfigLike, layer: int) -> tuple[int, ...]:
-    """The heads that one layer still has, in the numbering of the unpruned model."""
+    """Return the heads that one layer still has, in the numbering of the unpruned model."""
     gone = set(pruned_heads(config).get(layer, ()))
     return tuple(head for head in range(config.num_attention_heads) if head not in gone)
 
 
 def kept_neurons(config: ConfigLike, layer: int) -> tuple[int, ...]:
-    """The intermediate neurons that one layer still has, in the numbering of the unpruned model."""
+    """Return the intermediate neurons that one layer still has, in the numbering of the unpruned model."""
     gone = set(pruned_neurons(config).get(layer, ()))
     return tuple(neuron for neuron in range(config.intermediate_size) if neuron not in gone)
 
 
 def pruned_heads(config: ConfigLike) -> Mapping[int, Iterable[int]]:
-    """The heads that a config says are gone, by layer.  Of transformers' own configs some lack the field, and those
-    read from a file have the strings of JSON for layers."""
+    """Return the heads that a config says are gone, by layer.
+
+    Some of transformers' own configs lack the field, and those read from a file have the strings of JSON for layers.
+    """
     return by_layer(getattr(config, "pruned_heads", None))
 
 
 def pruned_neurons(config: ConfigLike) -> Mapping[int, Iterable[int]]:
-    """The intermediate neurons that a config says are gone, by layer; transformers' own have no such field."""
+    """Return the intermediate neurons that are gone, by layer; transformers' own configs have no such field."""
     return by_layer(getattr(config, "pruned_neurons", None))
 
 

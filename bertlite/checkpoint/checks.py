@@ -50,7 +50,7 @@ def implausible_sizes(state: State, config: ConfigLike) -> list[str]:
 
 
 def nonfinite_tensors(state: State) -> list[str]:
-    """The tensors that hold nan or infinity; each is read once and nothing of its size is made.
+    """Return faults of tensors that hold nan or infinity; each is read once and nothing of its size is made.
 
     A sum shows them, and is the fastest look at a tensor.  Large numbers may overflow it too: then the extremes tell.
     """
@@ -100,7 +100,7 @@ def fit_tensors_(
 
 
 def find_mismatches(state: State, wanted: State, config: BertConfig, absent: set[str]) -> list[str]:
-    """What keeps tensors from being those of a model.
+    """Return what keeps tensors from being those of a model.
 
     Args:
         wanted: the model's own; only their shapes are read.
@@ -179,14 +179,14 @@ def format_units(units: list[int]) -> str:
 
 
 def differing_width(have: torch.Size | None, want: torch.Size, axis: int) -> int | None:
-    """The size along an axis, if that is all that differs."""
+    """Return the size along an axis, if that is all that differs."""
     if have is None or len(have) != len(want) or any(have[i] != want[i] for i in range(len(want)) if i != axis):
         return None
     return have[axis]
 
 
 def stored_dtype(state: State, wanted: State) -> tuple[torch.dtype, list[str]]:
-    """The dtype of a checkpoint, and the fault of having several.  What has a dtype of its own (xielu) may differ."""
+    """Return the dtype of a checkpoint, and the fault of having several; xielu's own dtype may differ."""
     default, kinds = torch.get_default_dtype(), dict[torch.dtype, str]()
     for name, made in wanted.items():
         if name in state and made.dtype == default and state[name].dtype in DTYPES.values():

@@ -23,7 +23,7 @@ WEIGHT_FILES = (  # the first that is there is read
 
 @dataclass(frozen=True)
 class Source:
-    """Where a checkpoint is: a folder, a weights file with its config.json beside it, or a hub id.
+    """The place of a checkpoint: a folder, a weights file with its config.json beside it, or a hub id.
 
     `revision`, `cache_dir`, `token` and `local_files_only` are the hub's; a folder has none of them.
     """
@@ -118,7 +118,7 @@ class Repository:
 
 
 def find_checkpoint(source: Source) -> CheckpointFiles:
-    """The files of a checkpoint, fetched if they are the hub's.
+    """Find the files of a checkpoint, fetched if they are the hub's.
 
     Raises:
         FileNotFoundError: one of them is missing.
@@ -140,7 +140,7 @@ def find_checkpoint(source: Source) -> CheckpointFiles:
 
 
 def locate(source: Source) -> Folder | Repository:
-    """Where the files of a checkpoint are; of a single file, the folder that it is in.
+    """Return where the files of a checkpoint are; of a single file, the folder that it is in.
 
     Raises:
         FileNotFoundError: there is nothing of that name, and it is no hub id.
@@ -166,7 +166,7 @@ def first_existing(place: Folder | Repository, names: Sequence[str]) -> Path:
 
 
 def read_index(index: Path, place: Folder | Repository) -> dict[Path, set[str]]:
-    """The files that an index names, all of them inside its folder, and the tensors that it puts there."""
+    """Return the files that an index names, all inside its folder, and the tensors that it puts there."""
     try:
         table = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         shards: dict[str, set[str]] = {shard: set() for shard in table.values()}
@@ -191,7 +191,7 @@ def read_index(index: Path, place: Folder | Repository) -> dict[Path, set[str]]:
 
 
 def allowed_root(folder: Path) -> Path:
-    """What links in a folder must not leave: the folder itself or, as its files are links, the hub's cache."""
+    """Return what links in a folder must not leave: the folder or, as its files are links, the hub's cache."""
     for parent in folder.resolve().parents:
         if parent.name == "snapshots" and parent.parent.name.startswith("models--"):
             return parent.parent.parent

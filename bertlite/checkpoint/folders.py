@@ -13,7 +13,7 @@ from pathlib import Path
 
 @contextmanager
 def replacing(folder: Path, superseded: re.Pattern[str]) -> Iterator[Path]:
-    """A new folder to write into, which becomes `folder` in one step when the block ends; an error changes nothing.
+    """Make a folder to write into, which becomes `folder` in one step when the block ends; an error changes nothing.
 
     What else the old folder holds is in the new one too, but for files whose whole name is `superseded`.  A process
     killed on the way leaves a hidden folder beside it, `.NAME.….new`, which nothing reads and anyone may delete.

@@ -22,7 +22,7 @@ DECODER_BIAS = "cls.predictions.decoder.bias"  # the same vector, always
 
 
 class LoadableModel(Protocol):
-    """What this room asks of a model, whichever class it is."""
+    """A model that can be loaded and saved, whichever class it is."""
 
     base_model_prefix: ClassVar[str]
 
@@ -61,7 +61,7 @@ def rename_legacy_keys_(state: MutableMapping[str, Any], prefix: str, model: Loa
 
 
 def current_name(name: str, base: str) -> str | None:
-    """What a tensor is called today in a model whose BertModel is under `base`; None if it is no longer called."""
+    """Return a tensor's name of today in a model whose BertModel is under `base`; None if it has none any more."""
     while name.startswith(WRAPPER_PREFIXES):
         name = name.partition(".")[2]
     for old, new in LEGACY_SUFFIXES.items():
@@ -119,7 +119,7 @@ def equal_tensors(a: Tensor, b: Tensor) -> bool:
 
 
 def optional_part(name: str) -> str | None:
-    """The part of a model that a checkpoint may lack, such as "pooler" or "cls.predictions"; None is the rest."""
+    """Return the part of a model that a checkpoint may lack, such as "pooler"; None for the rest."""
     start, second, *_ = [*name.removeprefix("bert.").split("."), ""]
     if start == "pooler":
         return start
@@ -143,7 +143,7 @@ def has_own_decoder(state: Mapping[str, Tensor]) -> bool:
 
 
 def missing_parts(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], config: BertConfig) -> set[str]:
-    """The parts of a model of which the tensors, by their names of today, hold nothing."""
+    """Return the parts of a model of which the tensors, by their names of today, hold nothing."""
     stated = {optional_part(name) for name in state if not (name == DECODER and config.tie_word_embeddings)}
     return {part for name in wanted if (part := optional_part(name)) and part not in stated}
 

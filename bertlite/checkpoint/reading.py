@@ -33,7 +33,7 @@ SAFETENSORS_DTYPES = {  # what safetensors calls the dtypes
 
 
 def read_tensors(files: CheckpointFiles) -> State:
-    """The tensors of a checkpoint by the names they have there, mapped from the files where the format allows.
+    """Read the tensors of a checkpoint by their names there, mapped from the files where the format allows.
 
     Raises:
         ValueError: a file that is damaged, or holds other tensors than its index says.
@@ -64,7 +64,7 @@ def read_weights(path: Path) -> State:
 
 
 def read_safetensors(path: Path, start: bytes) -> State:
-    """Views of one mapping of the file; safetensors' own `get_tensor` loses some bytes of memory at every call."""
+    """Map a safetensors file; safetensors' own `get_tensor` loses some bytes of memory at every call."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -84,8 +84,10 @@ def read_safetensors(path: Path, start: bytes) -> State:
 
 
 def mapped_tensor(whole: Any, first: int, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
-    """A tensor of a safetensors file where it lies, in a storage of its own, as multiprocessing can send no other; a
-    copy if that is no place for its dtype."""
+    """Return a tensor of a safetensors file where it lies; a copy if that is no place for its dtype.
+
+    It has a storage of its own, as multiprocessing can send no other.
+    """
     start, end = (first + offset for offset in data_offsets)
     part, kind = whole[start:end], SAFETENSORS_DTYPES[dtype]
     return torch.empty((), dtype=kind).set_(part.clone() if start % kind.itemsize else part).view(shape)

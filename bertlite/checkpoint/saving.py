@@ -49,7 +49,7 @@ def save_model(model: LoadableModel, folder: str | os.PathLike[str], *, max_shar
 
 
 def tensors_to_save(model: LoadableModel) -> State:
-    """The model's tensors under the names that transformers keeps, shared ones once.
+    """Return the model's tensors under the names that transformers keeps, shared ones once.
 
     An untied decoder's bias is kept under both its names: transformers 5 takes it for two, of which it adds the one
     that 4 does not know.

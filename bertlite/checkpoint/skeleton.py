@@ -39,13 +39,13 @@ class SkeletonMode(TorchFunctionMode):
 
 
 def make_skeleton(cls: Callable[..., Model], config: BertConfig, options: Mapping[str, Any]) -> Model:
-    """A model without memory: its parameters have shapes but no values."""
+    """Make a model without memory: its parameters have shapes but no values."""
     with SkeletonMode():
         return cls(config, **options)
 
 
 def init_missing(model: LoadableModel, part: str, dtype: torch.dtype) -> State:
-    """The tensors of one part of a skeleton, filled as a new model's are; nan where nothing fills them."""
+    """Fill the tensors of one part of a skeleton as a new model's are; nan where nothing fills them."""
     name = body_prefix(model) + part if part == "pooler" else part
     fresh = copy.deepcopy(model.get_submodule(name)).to_empty(device="cpu")
     with torch.no_grad():
@@ -60,7 +60,7 @@ def init_missing(model: LoadableModel, part: str, dtype: torch.dtype) -> State:
 
 
 def place_tensors(state: State, wanted: State, dtype: torch.dtype | None, device: torch.device | str | None) -> State:
-    """The wanted tensors, contiguous, on one device; two names share memory only if they share the tensor."""
+    """Put the wanted tensors, contiguous, on one device; names share memory only if they share the tensor."""
     done: dict[int, Tensor] = {}
     seen = set()
     for tensor in {id(state[name]): state[name] for name in wanted}.values():

@@ -26,7 +26,7 @@ KINDS: dict[str, LabelKind] = {  # of a config's problem_type
 
 
 class HeadBody(Generic[Out]):
-    """What the heads share: the BertModel below, running it, and returning logits with their loss."""
+    """Base of the task heads: the BertModel below, running it, and returning logits with their loss."""
 
     config: Any  # a ConfigLike; which one is the base class's business
     bert: Any
@@ -61,7 +61,7 @@ class HeadBody(Generic[Out]):
 
     @property
     def label_kind(self) -> LabelKind:
-        """What one label is: the index of a class, a flag for each class, or a number."""
+        """The kind of one label: the index of a class, a flag for each class, or a number."""
         return "class"
 
     def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:

@@ -394,7 +394,7 @@ class BertForPreTraining(PreTrainingBody[PreTrainingOutput], BertPreTrainedModel
 
 
 class BertForNextSentencePrediction(NextSentencePredictionBody[LogitsOutput], BertPreTrainedModel):
-    """Whether the second segment follows the first.  labels (B,), 0 if it does; logits (B, 2)."""
+    """Tell whether the second segment follows the first.  labels (B,), 0 if it does; logits (B, 2)."""
 
     config: BertConfig
 

@@ -13,7 +13,7 @@ EMBEDS = "inputs_embeds" if V5 else "input_embeds"  # what the argument of the m
 
 
 def new_cache(config: PretrainedConfig, crossed: bool) -> Any:
-    """The cache that a decoder of this version makes for itself."""
+    """Make the cache that a decoder of this version makes for itself."""
     if not V5:
         return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
     if crossed or config.is_encoder_decoder:
@@ -35,7 +35,7 @@ def from_legacy(past: tuple[Any, ...]) -> Any:
 def registered_mask(
     config: PretrainedConfig, x: Tensor, mask: Tensor | None, cache: Any, states: Tensor | None, causal: bool
 ) -> Any:
-    """The mask of an attention function that is registered with transformers, in the form that function wants.
+    """Make the mask of a registered attention function, in the form that function wants.
 
     Raises:
         ValueError: this version of transformers makes no such mask.

@@ -64,7 +64,7 @@ class BertPreTrainedModel(transformers.PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **options: Any) -> Any:
-        """transformers' own, which sees neither damage that it can read past nor weights that are no numbers.
+        """Load as transformers does, and refuse damage that it reads past and weights that are no numbers.
 
         Raises:
             ValueError: a folder whose config or weights `bertlite.hf.folder.check_folder` refuses, or nan or inf in
@@ -89,7 +89,7 @@ class BertPreTrainedModel(transformers.PreTrainedModel):
     _prune_heads = prune_heads
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """transformers' own check of a name, which knows ours too."""
+        """Check a name as transformers does; ours are known too."""
         if requested_attention in OURS:
             return requested_attention
         return super().get_correct_attn_implementation(requested_attention, is_init_check)
@@ -103,7 +103,7 @@ class BertPreTrainedModel(transformers.PreTrainedModel):
     def get_head_mask(
         self, head_mask: Tensor | None, num_hidden_layers: int, is_attention_chunked: bool = False
     ) -> Tensor | list[None]:
-        """A mask, (N,) or (L, N), as (L, 1, N, 1, 1), and none as a list of None; for code of transformers 4."""
+        """Return a mask, (N,) or (L, N), as (L, 1, N, 1, 1), none as a list of None; for code of transformers 4."""
         if head_mask is None:
             return [None] * num_hidden_layers
         if head_mask.dim() == 1:
@@ -116,7 +116,7 @@ class BertPreTrainedModel(transformers.PreTrainedModel):
         return head_mask.unsqueeze(-1) if is_attention_chunked else head_mask
 
     def invert_attention_mask(self, encoder_attention_mask: Tensor) -> Tensor:
-        """A 0/1 mask, (B, K) or (B, S, K), as additive scores (B, 1, 1 or S, K); for code of transformers 4."""
+        """Return a 0/1 mask, (B, K) or (B, S, K), as scores (B, 1, 1 or S, K); for code of transformers 4."""
         return additive_scores(encoder_attention_mask, self.dtype)
 
     def get_extended_attention_mask(
@@ -126,7 +126,7 @@ class BertPreTrainedModel(transformers.PreTrainedModel):
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """A 0/1 mask as additive scores, a decoder's with the causal triangle; for code of transformers 4."""
+        """Return a 0/1 mask as scores, a decoder's with the causal mask; for code of transformers 4."""
         mask = attention_mask
         if mask.dim() == 2 and self.config.is_decoder:
             length, keys = input_shape[1], mask.shape[1]

@@ -73,7 +73,7 @@ def export_remote_code(folder: str | PathLike[str]) -> None:
 
 
 def _ours() -> dict[Any, Any]:
-    """Which of our classes each Auto class would make of a BERT."""
+    """Return which of our classes each Auto class would make of a BERT."""
     with registered():
         return {
             auto: auto._model_mapping[BertConfig]

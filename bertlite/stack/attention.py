@@ -16,7 +16,7 @@ from bertlite.stack.packed_kernels import grouped, missing_for_varlen, varlen
 
 
 class Attend(Protocol):
-    """What a layer receives: attention with the mask, the backend and the layout already settled.
+    """Attention as a layer receives it, with the mask, the backend and the layout already settled.
 
     `module` is the one that attends; functions registered with transformers want to see it, our own do not.
     """

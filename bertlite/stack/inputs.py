@@ -18,7 +18,7 @@ Shapes = tuple[tuple[int, ...], ...]  # any of them will do
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a forward was given, under the names of `BertBody.forward`, and what it is to return."""
+    """The arguments of one forward, under the names of `BertBody.forward`."""
 
     input_ids: Tensor | None
     attention_mask: Tensor | None

@@ -18,7 +18,7 @@ ScoreBias = Callable[
 
 @dataclass(frozen=True)
 class Needs:
-    """What one forward asks of a backend."""
+    """The requirements that one forward has of a backend."""
 
     weights: bool = False
     dropout: bool = False  # attention dropout is live

@@ -33,7 +33,7 @@ class Attention(Protocol):
 
 
 class Layout(Protocol):
-    """What both layouts do."""
+    """The methods that both layouts have."""
 
     @property
     def gate_shape(self) -> tuple[int, int]:

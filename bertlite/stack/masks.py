@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Mask:
-    """What each query may look at; every field broadcasts to (B, N, S, K), and None restricts nothing."""
+    """A mask as kernels take it.  Every field broadcasts to (B, N, S, K), and None restricts nothing."""
 
     allowed: Tensor | None = None  # bool; never a row of False, see `has_keys`
     bias: Tensor | None = None  # float, added to the scores

@@ -50,7 +50,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class Packing:
-    """Which tokens of a batch are real.
+    """The real tokens of a batch.
 
     Args:
         lengths: of the B sequences, in tokens.
