@@ -101,12 +101,12 @@ def test_neurons_are_ranked_alike() -> None:
 @pytest.mark.parametrize(
     ("amount", "options", "message"),
     [
-        (12, {}, "12 of 11 heads cannot go: give an int up to 11, or a share from 0 to 1"),
-        (-1, {}, "-1 of 11 heads cannot go"),
-        (1.5, {}, "1.5 of 11 heads cannot go"),
-        (NAN, {}, "nan of 11 heads cannot go"),
-        (True, {}, "True of 11 heads cannot go"),
-        (9, {"at_least": 1}, "9 heads cannot go: at_least 1 and the protected ones leave only 8 to remove"),
+        (12, {}, "12 of 11 heads cannot be removed: give an int up to 11, or a share from 0 to 1"),
+        (-1, {}, "-1 of 11 heads cannot be removed"),
+        (1.5, {}, "1.5 of 11 heads cannot be removed"),
+        (NAN, {}, "nan of 11 heads cannot be removed"),
+        (True, {}, "True of 11 heads cannot be removed"),
+        (9, {"at_least": 1}, "9 heads cannot be removed: at_least 1 and the protected ones leave only 8 to remove"),
         (11, {"protect": {0: [0]}}, "leave only 10 to remove"),
         (1, {"at_least": -1}, "at_least is -1"),
         (1, {"at_least": 2, "at_most": 1}, "at_least is 2 and at_most 1"),

@@ -99,9 +99,9 @@ def test_what_cannot_be_done_is_refused_before_scoring() -> None:
         pytest.fail("it scored")
 
     for amount, steps, message in (
-        (13, 1, "13 of 12 heads cannot go"),
-        (4, 5, "4 heads cannot go in 5 steps: give 1 to 4"),
-        (4, 0, "4 heads cannot go in 0 steps"),
+        (13, 1, "13 of 12 heads cannot be removed"),
+        (4, 5, "4 heads cannot be removed in 5 steps: give 1 to 4"),
+        (4, 0, "4 heads cannot be removed in 0 steps"),
     ):
         with pytest.raises(ValueError, match=message):
             iterative(model_of(), never, amount, steps=steps)
