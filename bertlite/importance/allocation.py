@@ -1,8 +1,7 @@
 """From scores to a choice: the heads or neurons to remove, so that a target is met.
 
-A choice is {layer: [units]} of what to remove, by their numbers in the unpruned model.  Scores are (layers, units), nan
-where a unit is pruned already.  Units with the lowest scores are removed first; of equal scores, the one that comes
-first.
+A choice is {layer: [units]} of what to remove, by their numbers in the unpruned model.  Scores are (layers, units),
+nan where a unit is pruned already.  Units with the lowest scores are removed first; of equal scores, the first.
 """
 
 import math
@@ -89,7 +88,8 @@ def rank(
         layers = [layer for layer in left if free[layer] and left[layer] > at_least]
         if not layers:
             raise ValueError(
-                f"{total} {unit}s cannot be removed: at_least {at_least} and the protected ones leave only {step} to remove"
+                f"{total} {unit}s cannot be removed: at_least {at_least} and the protected ones leave only {step}"
+                " to remove"
             )
         if uniform:
             fullest = max(left[layer] for layer in layers)
@@ -146,10 +146,10 @@ def neuron_macs(config: ConfigLike, length: int) -> int:
 
 
 def macs(config: ConfigLike, length: int) -> int:
-    """Count the multiply-accumulates of the encoder's layers for one sequence of `length` tokens, without pruned parts.
+    """Count the multiply-accumulates of the encoder's layers for one sequence of `length` tokens.
 
-    A head costs 4·S·D·H + 2·S²·H and a neuron 2·S·D; biases, norms, softmax, embeddings and task heads are not
-    counted.
+    A head costs 4·S·D·H + 2·S²·H and a neuron 2·S·D.  Pruned parts, biases, norms, softmax, embeddings and task heads
+    are not counted.
     """
     layers = range(config.num_hidden_layers)
     heads = sum(len(kept_heads(config, layer)) for layer in layers)
@@ -167,7 +167,7 @@ def rank_by_macs(
     """Choose heads and neurons to remove so that the encoder stays within a budget of multiply-accumulates.
 
     Every number of heads is tried, with as many neurons as the budget then allows, and the one with the highest sum of
-    scores kept (Kwon et al. 2022, section 4.1).  Scores of both must be in one unit, such as "fisher" on the same data.
+    scores kept (Kwon et al. 2022, section 4.1).  Both scores must be in one unit, such as "fisher" on the same data.
     Without neuron scores all neurons are kept.
 
     Args:

@@ -178,4 +178,11 @@ CRITERIA = table(
         ),
     )
 )
-NEURON_CRITERIA = table(criterion for criterion in CRITERIA.values() if "neuron" in criterion.units)
+
+
+def criteria_for(unit: str) -> dict[str, Criterion]:
+    """Return the criteria that score "head"s or "neuron"s, by name."""
+    return table(criterion for criterion in CRITERIA.values() if unit in criterion.units)
+
+
+NEURON_CRITERIA = criteria_for("neuron")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bertlite.importance.batches import Batch, Loss, check_model, eval_mode
-from bertlite.importance.criteria import CRITERIA, NORMALISERS, REDUCTIONS_OF, TARGETS, Criterion
+from bertlite.importance.criteria import NORMALISERS, REDUCTIONS_OF, TARGETS, Criterion, criteria_for
 from bertlite.importance.measurements import SCORES, ScoringTask, gate_gradients
 from bertlite.importance.structures import HEADS, NEURONS
 from bertlite.pruning import BertLike
@@ -22,9 +22,8 @@ Function = TypeVar("Function", bound=Callable[..., object])
 def describe_criteria(unit: str) -> str:
     """Return the criteria that score heads or neurons, one a line, as a list for a docstring."""
     lines = []
-    for each in CRITERIA.values():
-        if unit in each.units:
-            lines.append(f'- "{each.name}": {each.description}{f" ({each.source})" if each.source else ""}.')
+    for each in criteria_for(unit).values():
+        lines.append(f'- "{each.name}": {each.description}{f" ({each.source})" if each.source else ""}.')
     return "\n    ".join(lines)
 
 
@@ -192,15 +191,16 @@ def check_task(task: ScoringTask, criterion: str) -> Criterion:
     for model in task.models:
         check_model(model)
     unit = task.structure.unit
+    criteria = criteria_for(unit)
     names = {
-        "criterion": (criterion, [name for name, each in CRITERIA.items() if unit in each.units]),
+        "criterion": (criterion, criteria),
         "reduction": (task.reduction, REDUCTIONS_OF[unit]),
         "target": (task.target, TARGETS),
     }
     for kind, (value, known) in names.items():
         if value not in known:
             raise ValueError(f"{kind} {value!r} is unknown for {unit}s; have: {', '.join(known)}")
-    found = CRITERIA[criterion]
+    found = criteria[criterion]
     if task.reduction not in found.reductions(unit):
         have = " or ".join(repr(name) for name in found.reductions(unit))
         raise ValueError(f"criterion {criterion!r} has no parts by {task.reduction}; use reduction {have}")

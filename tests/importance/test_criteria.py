@@ -1,0 +1,167 @@
+"""The table of criteria: what an entry says is true, and everything that speaks of criteria draws from it."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import F64, assert_same, make, make_batch
+from torch import Tensor
+
+import bertlite.importance
+from bertlite import BertForSequenceClassification, head_importance, neuron_importance
+from bertlite.cli import parser
+from bertlite.importance import CRITERIA, NEURON_CRITERIA, REDUCTIONS, Criterion, least_squares, repair
+from bertlite.importance.criteria import GATE_GRADIENTS, criteria_for
+from bertlite.importance.scores import describe_criteria
+from bertlite.lab.experiments.cell import Cell
+from scripts.make import criteria as page
+
+ROOT = Path(__file__).resolve().parents[2]
+L, N, W = 3, 4, 37
+
+
+@pytest.fixture
+def labelled() -> tuple[Any, list[dict[str, Tensor]]]:
+    model = make(BertForSequenceClassification, num_labels=6)
+    return model, [{**make_batch(2, 11, seed), "labels": torch.tensor([seed, 4])} for seed in (1, 2)]
+
+
+def help_of(action: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit):
+        parser().parse_args(["prune", action, "--help"])
+    return " ".join(capsys.readouterr().out.split())
+
+
+# One table
+
+
+@pytest.fixture
+def cube(monkeypatch: pytest.MonkeyPatch) -> Criterion:
+    added = Criterion("cube", "mean |g|³", "Nobody 2001", GATE_GRADIENTS, lambda gradients: gradients.abs() ** 3)
+    monkeypatch.setitem(CRITERIA, added.name, added)
+    return added
+
+
+def test_a_new_entry_is_a_criterion_of_the_library(cube: Criterion, labelled: Any) -> None:
+    model, batches = labelled
+    wanted = bertlite.importance.head_gradients(model, batches).abs().pow(3).mean(0)
+    assert_same(head_importance(model, batches, "cube"), wanted)
+    assert neuron_importance(model, batches, "cube").shape == (L, W)
+    with pytest.raises(ValueError, match=r"have: .*random, cube$"):
+        head_importance(model, batches, "square")
+
+
+def test_a_new_entry_is_in_the_docstrings_and_on_the_page(cube: Criterion) -> None:
+    for unit in cube.units:
+        assert describe_criteria(unit).endswith('- "cube": mean |g|³ (Nobody 2001).')
+    assert "| `cube` | mean \\|g\\|³ (Nobody 2001) | heads and neurons |" in page.table()
+    assert page.main(["--check"]) == 1
+
+
+def test_a_new_entry_is_a_criterion_of_the_command_line(cube: Criterion, capsys: pytest.CaptureFixture[str]) -> None:
+    for action in ("score", "run", "curve"):
+        assert "random or cube; options" in help_of(action, capsys)
+    assert "magnitude, random or cube (default: 0)" in help_of("run", capsys)
+    assert Cell("cube/batch", neurons=0.5).criterion == "cube/batch"
+
+
+def test_the_page_and_the_docstrings_have_every_criterion() -> None:
+    assert page.main(["--check"]) == 0, "run python -m scripts.make.criteria"
+    for function, unit in ((head_importance, "head"), (neuron_importance, "neuron")):
+        assert describe_criteria(unit) in function.__doc__
+        assert [name for name in CRITERIA if f'- "{name}": ' in function.__doc__] == list(criteria_for(unit))
+
+
+def test_the_page_can_be_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = tmp_path / "pruning.md"
+    copy.write_text("before\n<!-- criteria -->\nold\n<!-- /criteria -->\nafter\n", encoding="utf-8")
+    monkeypatch.setattr(page, "PAGE", copy)
+    assert page.main(["--check"]) == 1
+    assert page.main([]) == 0
+    assert page.main(["--check"]) == 0
+    text = copy.read_text(encoding="utf-8")
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert page.table() in text
+
+
+def test_the_command_line_prunes_neurons_by_every_criterion_that_scores_them() -> None:
+    for name in NEURON_CRITERIA:
+        assert Cell(name, neurons=0.5).neurons == 0.5
+    for name in set(CRITERIA) - set(NEURON_CRITERIA):
+        with pytest.raises(ValueError, match=f"'{name}' does not score neurons; michel, signed, fisher, taylor, "):
+            Cell(name, neurons=0.5)
+
+
+# What an entry says
+
+
+def test_entries_are_named_described_and_frozen() -> None:
+    for name, criterion in CRITERIA.items():
+        assert name == criterion.name
+        assert criterion.description
+        assert "\n" not in criterion.description + criterion.source
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            criterion.name = "another"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_an_entry_says_what_a_criterion_needs(name: str, labelled: Any) -> None:
+    model, batches = labelled
+    criterion = CRITERIA[name]
+    unlabelled = [{key: x for key, x in batch.items() if key != "labels"} for batch in batches]
+    if criterion.needs_loss:
+        with pytest.raises(ValueError, match="there are no labels"):
+            head_importance(model, unlabelled, name)
+    elif criterion.needs_data:
+        assert head_importance(model, unlabelled, name).isfinite().all()
+        with pytest.raises(ValueError, match="there are no batches"):
+            head_importance(model, [], name)
+    else:
+        assert head_importance(model, [], name).isfinite().all()
+    if criterion.kl_needs_teacher:
+        with pytest.raises(ValueError, match=f"no gradient for criterion '{name}'"):
+            head_importance(model, unlabelled, name, target="kl")
+    else:
+        assert head_importance(model, unlabelled, name, target="kl").isfinite().all()
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_an_entry_says_what_a_criterion_scores_and_averages(name: str, labelled: Any) -> None:
+    model, batches = labelled
+    for unit, function, shape in (("head", head_importance, (L, N)), ("neuron", neuron_importance, (L, W))):
+        for reduction in REDUCTIONS:
+            if unit in CRITERIA[name].units and reduction in CRITERIA[name].reductions(unit):
+                scores = function(model, batches, name, reduction=reduction)
+                assert (scores.shape, scores.dtype) == (shape, F64)
+            else:
+                with pytest.raises(ValueError, match=r"is unknown for neurons|has no parts by token"):
+                    function(model, batches, name, reduction=reduction)
+
+
+@pytest.mark.parametrize("name", ["confidence", "entropy"])
+def test_an_entry_says_whether_tokens_may_be_left_out(name: str, labelled: Any) -> None:
+    model, batches = labelled
+    common = int(batches[0]["input_ids"][0, 0])
+    without = head_importance(model, batches, name, ignored_tokens=[common])
+    assert torch.equal(without, head_importance(model, batches, name)) != CRITERIA[name].may_ignore_tokens
+
+
+# The package
+
+
+def test_the_table_is_read_without_torch() -> None:
+    code = "import bertlite.importance.criteria, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_public_names_are_found_when_they_are_asked_for() -> None:
+    assert repair is least_squares.repair
+    assert set(bertlite.importance.__all__) <= set(dir(bertlite.importance))
+    with pytest.raises(AttributeError, match=r"module 'bertlite.importance' has no attribute 'head_importances'"):
+        bertlite.importance.head_importances  # noqa: B018
