@@ -33,7 +33,7 @@ def count(choice: Choice) -> int:
 
 
 def value(scores: Tensor, gone: Choice) -> float:
-    """The sum of the scores that stay."""
+    """Sum the scores of the units that are kept."""
     stays = ~scores.isnan()
     for layer, units in gone.items():
         stays[layer, units] = False
@@ -205,7 +205,7 @@ def test_within_a_measured_time_no_choice_keeps_more(budget: float) -> None:
 
 
 def test_a_knapsack_is_within_its_cells_of_the_best() -> None:
-    """What it picks fits, and no choice that fits with a cell to spare for each group is better."""
+    """The choice fits, and no choice that fits with a cell to spare for each group is better."""
     for seed in range(5):
         table = draw(4, 3, 2, seed=seed)
         groups = [[(float(c), float(v)) for c, v in group] for group in table]

@@ -81,7 +81,7 @@ def row(batch: dict[str, Tensor], i: int) -> dict[str, Tensor]:
     return {name: x[i : i + 1] for name, x in batch.items()}
 
 
-def slope(model: Any, batch: dict[str, Tensor], layer: int, head: int) -> float:
+def numeric_gradient(model: Any, batch: dict[str, Tensor], layer: int, head: int) -> float:
     """∂loss/∂gate by a central difference."""
     losses = []
     for value in (1 + 1e-5, 1 - 1e-5):
@@ -96,27 +96,27 @@ def slope(model: Any, batch: dict[str, Tensor], layer: int, head: int) -> float:
 
 
 @pytest.mark.parametrize("cls", EVERY)
-def test_slopes_are_the_derivatives_of_each_examples_own_loss(cls: Any) -> None:
+def test_gradients_are_the_derivatives_of_each_examples_own_loss(cls: Any) -> None:
     model, batches = model_of(cls), data(cls)
-    slopes = head_gradients(model, batches)
+    gradients = head_gradients(model, batches)
     singles = [row(batch, i) for batch in batches for i in range(len(batch["input_ids"]))]
     if "labels" in singles[0]:
         singles = [single for single in singles if (single["labels"] != -100).any()]
-    assert slopes.shape == (len(singles), L, N)
+    assert gradients.shape == (len(singles), L, N)
     for i in (0, len(singles) - 1):
-        assert slopes[i].abs().max() > 1e-4
+        assert gradients[i].abs().max() > 1e-4
         for layer, head in ((0, 1), (1, 3), (2, 0)):
-            assert abs(float(slopes[i, layer, head]) - slope(model, singles[i], layer, head)) < 1e-8
+            assert abs(float(gradients[i, layer, head]) - numeric_gradient(model, singles[i], layer, head)) < 1e-8
 
 
-def test_michel_signed_and_fisher_are_means_of_the_slopes() -> None:
+def test_michel_signed_and_fisher_are_means_of_the_gradients() -> None:
     model, batches = model_of(), data()
-    slopes = head_gradients(model, batches)
-    assert slopes.shape == (5, L, N)
-    assert_same(head_importance(model, batches), slopes.abs().mean(0))
-    assert_same(head_importance(model, batches, "signed"), -slopes.mean(0))
-    assert_same(head_importance(model, batches, "fisher"), slopes.square().mean(0))
-    of_batches = torch.stack([slopes[:2].mean(0), slopes[2:4].mean(0), slopes[4]])
+    gradients = head_gradients(model, batches)
+    assert gradients.shape == (5, L, N)
+    assert_same(head_importance(model, batches), gradients.abs().mean(0))
+    assert_same(head_importance(model, batches, "signed"), -gradients.mean(0))
+    assert_same(head_importance(model, batches, "fisher"), gradients.square().mean(0))
+    of_batches = torch.stack([gradients[:2].mean(0), gradients[2:4].mean(0), gradients[4]])
     assert_same(head_importance(model, batches, reduction="batch"), of_batches.abs().mean(0))
 
 
@@ -134,7 +134,7 @@ def test_by_token_is_a_mean_over_real_tokens_and_no_less_than_by_example() -> No
 
 
 @pytest.mark.parametrize("cls", EVERY)
-def test_taylor_is_the_slope_of_every_batch(cls: Any) -> None:
+def test_taylor_is_the_gradient_of_every_batch(cls: Any) -> None:
     """Euler: the output is linear in a head's block of the output projection."""
     model, batches = model_of(cls), data(cls)
     michel = head_importance(model, batches, reduction="batch")
@@ -267,7 +267,7 @@ def test_without_labels_every_model_is_scored_by_its_own_prediction(cls: Any) ->
     assert distance(head_importance(model, batches, "fisher", target="kl"), other) > 1e-9
 
 
-def test_a_teacher_gives_a_pruned_models_divergence_a_slope() -> None:
+def test_a_teacher_gives_a_pruned_models_divergence_a_gradient() -> None:
     model, batches = model_of(), data()
     pruned = prune_heads(model, {1: [0, 1]})
     measured = head_importance(pruned, batches, "leave_one_out", target="kl", teacher=model)
@@ -342,15 +342,15 @@ def test_pruned_heads_are_nan_and_the_others_have_their_numbers(criterion: str) 
 
 
 def test_a_pruned_model_is_scored_as_the_gated_one() -> None:
-    """Slopes at heads that stay, with the others gated off."""
+    """Gradients at heads that stay, with the others gated off."""
     model, batches = model_of(), data()
     scores = head_importance(prune_heads(model, {0: [1, 3]}), batches, "fisher")
     gate = torch.ones(L, N, dtype=F64, requires_grad=True)
     off = torch.ones(L, N, dtype=F64)
     off[0, [1, 3]] = 0
     singles = [row(b, i) for b in batches for i in range(len(b["input_ids"]))]
-    slopes = [torch.autograd.grad(model(**single, head_mask=gate * off).loss, gate)[0] for single in singles]
-    wanted = torch.stack(slopes).square().mean(0)
+    gradients = [torch.autograd.grad(model(**single, head_mask=gate * off).loss, gate)[0] for single in singles]
+    wanted = torch.stack(gradients).square().mean(0)
     assert_same(scores[0, [0, 2]], wanted[0, [0, 2]])
     assert_same(scores[1:], wanted[1:])
 
@@ -391,7 +391,7 @@ def assert_as_found(model: nn.Module, before: dict[str, Any]) -> None:
 
 
 def worn() -> Any:
-    """A model in the middle of something: some modules train, some weights are frozen, some have gradients."""
+    """Return a model of which some modules train, some weights are frozen and some have gradients."""
     model = model_of()
     model.bert.encoder.layer[1].train()
     for i, parameter in enumerate(model.parameters()):
@@ -444,7 +444,7 @@ def test_neurons_are_scored_by_gates_on_their_activations() -> None:
     scores = neuron_importance(model, batches, "fisher")
     assert scores.shape == (L, W)
     for layer, neuron in ((0, 0), (1, 20), (2, 36)):
-        slopes = []
+        gradients = []
         for batch in batches:
             for i in range(len(batch["input_ids"])):
                 losses = []
@@ -453,8 +453,8 @@ def test_neurons_are_scored_by_gates_on_their_activations() -> None:
                     other.bert.encoder.layer[layer].output.dense.weight.data[:, neuron] *= factor
                     with torch.no_grad():
                         losses.append(other(**row(batch, i)).loss)
-                slopes.append(float((losses[0] - losses[1]) / 2e-5))
-        wanted = torch.tensor(slopes).square().mean()
+                gradients.append(float((losses[0] - losses[1]) / 2e-5))
+        wanted = torch.tensor(gradients).square().mean()
         assert abs(float(scores[layer, neuron] - wanted)) < 1e-7 * max(1, float(wanted) / 1e-3)
 
 
