@@ -269,9 +269,7 @@ def knapsack(options: Sequence[Sequence[tuple[float, float]]], budget: float) ->
     slack = budget - sum(fastest)
     if not slack >= -ROUNDING * budget:
         raise ValueError(f"the budget is {budget}; the fastest choice takes {sum(fastest):.6g}")
-    best = torch.zeros(
-        CELLS + 1, dtype=torch.float64
-    )  # value, by the most cells that may be spent beyond the fastest choice
+    best = torch.zeros(CELLS + 1, dtype=torch.float64)  # value, by the cells that may be spent
     cells, steps = [], []
     for each, least in zip(options, fastest, strict=True):
         cells.append([cells_of(cost - least, max(slack, 0.0)) for cost, _ in each])
@@ -281,9 +279,9 @@ def knapsack(options: Sequence[Sequence[tuple[float, float]]], budget: float) ->
         best, taken = after.max(0)
         steps.append(taken)
     left, picked = CELLS, []
-    for spent, taken in zip(reversed(cells), reversed(steps), strict=True):
+    for costs, taken in zip(reversed(cells), reversed(steps), strict=True):
         i = int(taken[left])
-        left -= spent[i]
+        left -= costs[i]
         picked.append(i)
     return picked[::-1]
 
