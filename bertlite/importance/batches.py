@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.heads.models import HeadBody
-from bertlite.model import BertBody
 from bertlite.pruning import BertLike
+from bertlite.stack.body import BertBody
 
 Batch = Mapping[str, Any]  # a model's inputs, and its labels
 Loss = Callable[[Any, Batch], Tensor]  # (model output, batch) -> (B,), each example's loss
