@@ -1,15 +1,15 @@
-"""Removing heads and intermediate neurons for good, and undoing the look of it.
+"""Remove attention heads and intermediate neurons from a model, and make a full-size model of a pruned one.
 
-Both are numbered as in the unpruned model, always, so that pruning composes.  A layer may lose every head: its
-attention is then the bias of its output projection; and likewise every neuron.  A checkpoint keeps `pruned_heads` in
-config.json, as in transformers 4, which reads it.  Of `pruned_neurons`, kept beside it, no other library knows: such a
-checkpoint is read by bertlite and bertlite.hf alone, until `densify` makes a full-size one of it.
+Heads and neurons always have their numbers in the unpruned model, so that pruning composes.  A layer may lose every
+head: its attention is then the bias of its output projection.  It may lose every neuron likewise.  A checkpoint keeps
+`pruned_heads` in config.json, as in transformers 4, which reads it.  `pruned_neurons`, kept beside it, is known to
+bertlite and bertlite.hf alone: for other libraries, `densify` makes a full-size checkpoint.
 """
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,67 +24,87 @@ from bertlite.config import (
     pruned_heads,
     pruned_neurons,
 )
-from bertlite.stack.body import set_config
+from bertlite.stack.body import BertBody, set_config
 from bertlite.stack.modules import BertAttention, BertLayer
 
 
-class Prunable(Protocol):
-    """A model of bertlite or of bertlite.hf."""
+class BertLike(Protocol):
+    """A model of bertlite or of bertlite.hf: a BertModel, or one with a task head."""
 
     @property
-    def config(self) -> Any: ...
+    def config(self) -> ConfigLike: ...
 
     @property
-    def base_model(self) -> Any: ...
+    def base_model(self) -> BertBody: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...  # a ModelOutput, or a tuple
+
+    def modules(self) -> Iterator[nn.Module]: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def train(self, mode: bool = True) -> Self: ...
+
+    def eval(self) -> Self: ...
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self: ...
 
 
-Model = TypeVar("Model", bound=Prunable)
+Model = TypeVar("Model", bound=BertLike)
 Config = TypeVar("Config", bound=ConfigLike)
 Heads = Mapping[int, Iterable[int]]
 Neurons = Mapping[int, Iterable[int]]
 
 
 def with_pruned(config: Config, heads: Heads, neurons: Neurons | None = None) -> Config:
-    """The config of the model without these heads and neurons, besides those it has lost already.
+    """Return the config of the model without these heads and neurons, and without those it has lost already.
 
     Raises:
         ValueError: the model never had such a layer, head or neuron.
     """
     layers = config.num_hidden_layers
-    fields = {"pruned_heads": union(pruned_heads(config), normalise_heads(heads, layers, config.num_attention_heads))}
+    more_heads = normalise_heads(heads, layers, config.num_attention_heads)
+    fields = {"pruned_heads": merge_units(pruned_heads(config), more_heads)}
     if neurons is not None:
-        more = normalise_neurons(neurons, layers, config.intermediate_size)
-        fields["pruned_neurons"] = union(pruned_neurons(config), more)
-    return replaced(config, **fields)
+        more_neurons = normalise_neurons(neurons, layers, config.intermediate_size)
+        fields["pruned_neurons"] = merge_units(pruned_neurons(config), more_neurons)
+    return with_fields(config, fields)
 
 
-def union(before: Heads, more: Heads) -> dict[int, list[int]]:
+def merge_units(before: Heads, more: Heads) -> dict[int, list[int]]:
     return {layer: sorted({*before.get(layer, ()), *more.get(layer, ())}) for layer in sorted({*before, *more})}
 
 
-def replaced(config: Any, **pruned: Any) -> Any:
-    """The config with other pruned heads or neurons; transformers' own, which can change, is copied first."""
+def with_fields(config: Config, pruned: Mapping[str, Any]) -> Config:
+    """Return a config with other `pruned_heads` or `pruned_neurons`; the one given stays as it is."""
     if isinstance(config, BertConfig):
         return replace(config, **pruned)
-    config = copy.deepcopy(config)
+    config = copy.deepcopy(config)  # transformers' own, which can be changed
     for field, units in pruned.items():
         setattr(config, field, {layer: gone for layer, gone in units.items() if gone})
     return config
 
 
 def prune_heads(model: Model, heads: Heads) -> Model:
-    """A copy of the model without these heads; the model is left alone.  See `prune_heads_`."""
+    """Return a copy of the model without these heads; the model is not changed.  See `prune_heads_`."""
     return prune_heads_(copy.deepcopy(model), heads)
 
 
 def prune_heads_(model: Model, heads: Heads) -> Model:
     """Remove heads from the model: their rows of query, key and value, and their columns of the output projection.
 
-    Parameters that shrink are replaced, each with the dtype, device and requires_grad of the one it replaces; modules
-    stay, so hooks and training mode do too.  An optimizer made before still holds the old parameters: make it after.
+    Parameters that shrink are replaced, each with the dtype, device and requires_grad of the one it replaces.  Modules
+    stay, and with them hooks and training mode.  Make the optimizer afterwards: one made before holds the old
+    parameters.
 
     Args:
-        heads: {layer: heads}; heads that are gone already may be named again.
+        heads: {layer: heads}; heads that were removed before may be named again.
 
     Raises:
         ValueError: the model never had such a layer or head.
@@ -99,16 +119,16 @@ def prune_heads_(model: Model, heads: Heads) -> Model:
     if not changed:
         return model
     for layer, attention in changed:
-        refuse_wrapped(layer, attention)
+        check_attention(layer, attention)
     for layer, attention in changed:
-        old = kept_heads(before, layer)
-        stay = [place for place, head in enumerate(old) if head in set(kept_heads(after, layer))]
-        rows = rows_of(stay, attention.self.attention_head_size, attention.output.dense.weight.device)
+        remaining = set(kept_heads(after, layer))
+        kept = [i for i, head in enumerate(kept_heads(before, layer)) if head in remaining]
+        rows = head_rows(kept, attention.self.attention_head_size, attention.output.dense.weight.device)
         for part in (attention.self.query, attention.self.key, attention.self.value):
-            resize(part, part.weight[rows], part.bias[rows])
+            resize_(part, part.weight[rows], part.bias[rows])
         dense = attention.output.dense
-        resize(dense, dense.weight[:, rows], dense.bias)
-        attention.self.num_attention_heads = len(stay)
+        resize_(dense, dense.weight[:, rows], dense.bias)
+        attention.self.num_attention_heads = len(kept)
         attention.self.all_head_size = len(rows)
         attention.pruned_heads = set(after.pruned_heads[layer])
     set_config(model, after)
@@ -116,16 +136,18 @@ def prune_heads_(model: Model, heads: Heads) -> Model:
 
 
 def prune_neurons(model: Model, neurons: Neurons) -> Model:
-    """A copy of the model without these intermediate neurons; the model is left alone.  See `prune_neurons_`."""
+    """Return a copy of the model without these neurons; the model is not changed.  See `prune_neurons_`."""
     return prune_neurons_(copy.deepcopy(model), neurons)
 
 
 def prune_neurons_(model: Model, neurons: Neurons) -> Model:
-    """Remove intermediate neurons from the model: their rows of the wide feed-forward matrix, and their columns of the
-    narrow one.  Otherwise as `prune_heads_`; only bertlite and bertlite.hf read the checkpoint.
+    """Remove intermediate neurons from the model.
+
+    Their rows of the first feed-forward matrix are removed, and their columns of the second.  Parameters are replaced
+    as by `prune_heads_`.  Only bertlite and bertlite.hf read the checkpoint.
 
     Args:
-        neurons: {layer: neurons}; those that are gone already may be named again.
+        neurons: {layer: neurons}; neurons that were removed before may be named again.
 
     Raises:
         ValueError: the model never had such a layer or neuron.
@@ -133,76 +155,83 @@ def prune_neurons_(model: Model, neurons: Neurons) -> Model:
     """
     before, after = model.config, with_pruned(model.config, {}, neurons)
     changed = [
-        (layer, part)
-        for layer, part in enumerate(layers_of(model))
+        (layer, block)
+        for layer, block in enumerate(layers_of(model))
         if kept_neurons(before, layer) != kept_neurons(after, layer)
     ]
     if not changed:
         return model
-    for layer, part in changed:
-        refuse_wrapped_feed_forward(layer, part)
-    for layer, part in changed:
-        gone = {*after.pruned_neurons[layer]}
-        stay = [place for place, neuron in enumerate(kept_neurons(before, layer)) if neuron not in gone]
-        wide, narrow = part.intermediate.dense, part.output.dense
-        rows = torch.tensor(stay, dtype=torch.long, device=wide.weight.device)
-        resize(wide, wide.weight[rows], wide.bias[rows])
-        resize(narrow, narrow.weight[:, rows], narrow.bias)
+    for layer, block in changed:
+        check_feed_forward(layer, block)
+    for layer, block in changed:
+        remaining = set(kept_neurons(after, layer))
+        kept = [i for i, neuron in enumerate(kept_neurons(before, layer)) if neuron in remaining]
+        first, second = block.intermediate.dense, block.output.dense
+        rows = torch.tensor(kept, dtype=torch.long, device=first.weight.device)
+        resize_(first, first.weight[rows], first.bias[rows])
+        resize_(second, second.weight[:, rows], second.bias)
     set_config(model, after)
     return model
 
 
 def densify(model: Model) -> Model:
-    """The same function with every head and neuron back in place: what was pruned returns as what adds nothing.
+    """Return a full-size model that computes the same: every pruned head and neuron is back, with weights of zero.
 
-    A head's query, key and value are zero and so are its columns of the output projection; a neuron's likewise.  Any
-    BERT loader reads the result; it computes as much as the unpruned model did.
+    A pruned head has zeros for its query, key and value, and for its columns of the output projection; a pruned neuron
+    likewise.  Any BERT loader reads the result.  It is as slow as the unpruned model.
 
     Raises:
         TypeError: as for `prune_heads_`.
     """
     model = copy.deepcopy(model)
-    whole: dict[str, Neurons] = {"pruned_neurons": {}} if pruned_neurons(model.config) else {}
-    full = replaced(model.config, pruned_heads={}, **whole)
-    for layer, attention in enumerate(attentions_of(model)):
-        kept = kept_heads(model.config, layer)
-        if len(kept) == full.num_attention_heads:
-            continue
-        refuse_wrapped(layer, attention)
-        dense = attention.output.dense
-        rows = rows_of(kept, attention.self.attention_head_size, dense.weight.device)
-        for part in (attention.self.query, attention.self.key, attention.self.value):
-            weight = part.weight.new_zeros(full.hidden_size, part.weight.shape[1]).index_copy(0, rows, part.weight)
-            resize(part, weight, part.bias.new_zeros(full.hidden_size).index_copy(0, rows, part.bias))
-        weight = dense.weight.new_zeros(dense.weight.shape[0], full.hidden_size).index_copy(1, rows, dense.weight)
-        resize(dense, weight, dense.bias)
-        attention.self.num_attention_heads = full.num_attention_heads
-        attention.self.all_head_size = full.hidden_size
-        attention.pruned_heads = set()
+    before = model.config
+    no_neurons: dict[str, Neurons] = {"pruned_neurons": {}} if pruned_neurons(before) else {}
+    full = with_fields(before, {"pruned_heads": {}, **no_neurons})
     for layer, block in enumerate(layers_of(model)):
-        neurons = kept_neurons(model.config, layer)
-        if len(neurons) == full.intermediate_size:
-            continue
-        refuse_wrapped_feed_forward(layer, block)
-        wide, narrow = block.intermediate.dense, block.output.dense
-        rows = torch.tensor(neurons, dtype=torch.long, device=wide.weight.device)
-        weight = wide.weight.new_zeros(full.intermediate_size, full.hidden_size).index_copy(0, rows, wide.weight)
-        resize(wide, weight, wide.bias.new_zeros(full.intermediate_size).index_copy(0, rows, wide.bias))
-        weight = narrow.weight.new_zeros(full.hidden_size, full.intermediate_size)
-        resize(narrow, weight.index_copy(1, rows, narrow.weight), narrow.bias)
+        heads, neurons = kept_heads(before, layer), kept_neurons(before, layer)
+        if len(heads) < full.num_attention_heads:
+            check_attention(layer, block.attention)
+            densify_attention_(block.attention, heads, full)
+        if len(neurons) < full.intermediate_size:
+            check_feed_forward(layer, block)
+            densify_feed_forward_(block, neurons, full)
     set_config(model, full)
     return model
 
 
+def densify_attention_(attention: BertAttention, heads: Sequence[int], full: ConfigLike) -> None:
+    """Put zeros in the place of the heads that are not among these."""
+    dense = attention.output.dense
+    rows = head_rows(heads, attention.self.attention_head_size, dense.weight.device)
+    for part in (attention.self.query, attention.self.key, attention.self.value):
+        weight = part.weight.new_zeros(full.hidden_size, part.weight.shape[1]).index_copy(0, rows, part.weight)
+        resize_(part, weight, part.bias.new_zeros(full.hidden_size).index_copy(0, rows, part.bias))
+    weight = dense.weight.new_zeros(dense.weight.shape[0], full.hidden_size).index_copy(1, rows, dense.weight)
+    resize_(dense, weight, dense.bias)
+    attention.self.num_attention_heads = full.num_attention_heads
+    attention.self.all_head_size = full.hidden_size
+    attention.pruned_heads = set()
+
+
+def densify_feed_forward_(block: BertLayer, neurons: Sequence[int], full: ConfigLike) -> None:
+    """Put zeros in the place of the neurons that are not among these."""
+    first, second = block.intermediate.dense, block.output.dense
+    rows = torch.tensor(neurons, dtype=torch.long, device=first.weight.device)
+    weight = first.weight.new_zeros(full.intermediate_size, full.hidden_size).index_copy(0, rows, first.weight)
+    resize_(first, weight, first.bias.new_zeros(full.intermediate_size).index_copy(0, rows, first.bias))
+    weight = second.weight.new_zeros(full.hidden_size, full.intermediate_size)
+    resize_(second, weight.index_copy(1, rows, second.weight), second.bias)
+
+
 def scatter_heads(attentions: Sequence[Tensor], config: ConfigLike, fill: float = 0.0) -> tuple[Tensor, ...]:
-    """Attentions with every head in its original place.
+    """Return attentions with every head at its number in the unpruned model.
 
     Args:
         attentions: one per layer, (B, heads kept there, S, S), as a model returns them.
-        fill: the weights of heads that are gone.
+        fill: the weights of pruned heads.
 
     Returns:
-        One per layer, (B, heads as built, S, S): layers stack again, and head numbers mean what they meant.
+        One per layer, (B, heads as built, S, S): all layers have one shape and can be stacked.
 
     Raises:
         ValueError: these are not the attentions of a model with this config.
@@ -215,37 +244,46 @@ def scatter_heads(attentions: Sequence[Tensor], config: ConfigLike, fill: float 
         if weights.dim() != 4 or weights.shape[1] != len(kept):
             raise ValueError(f"layer {layer} has attentions of shape {tuple(weights.shape)}, but {len(kept)} heads")
         shape = (weights.shape[0], config.num_attention_heads, *weights.shape[2:])
-        places = torch.tensor(kept, dtype=torch.long, device=weights.device)
-        full.append(weights.new_full(shape, fill).index_copy(1, places, weights))
+        indices = torch.tensor(kept, dtype=torch.long, device=weights.device)
+        full.append(weights.new_full(shape, fill).index_copy(1, indices, weights))
     return tuple(full)
 
 
-def layers_of(model: Any) -> Iterator[BertLayer]:
-    return iter(model.base_model.encoder.layer)
+def layers_of(model: BertLike) -> Iterator[BertLayer]:
+    return iter(model.base_model.encoder.layer)  # type: ignore[arg-type]  # a ModuleList of these
 
 
-def attentions_of(model: Any) -> Iterator[BertAttention]:
+def attentions_of(model: BertLike) -> Iterator[BertAttention]:
     return (layer.attention for layer in layers_of(model))
 
 
-def rows_of(heads: Iterable[int], head_size: int, device: torch.device) -> Tensor:
-    """The rows of query, key and value, and the columns of the output projection, that belong to these heads."""
+def head_rows(heads: Iterable[int], head_size: int, device: torch.device) -> Tensor:
+    """Return the rows of query, key and value, and the columns of the output projection, that belong to some heads.
+
+    Args:
+        heads: by their positions in the matrices, which in a pruned model are not their numbers.
+    """
     starts = torch.tensor(list(heads), dtype=torch.long, device=device) * head_size
     return (starts[:, None] + torch.arange(head_size, device=device)).flatten()
 
 
-def refuse_wrapped(layer: int, attention: BertAttention) -> None:
+def check_attention(layer: int, attention: BertAttention) -> None:
     parts = {"self.query": attention.self.query, "self.key": attention.self.key, "self.value": attention.self.value}
     for name, part in {**parts, "output.dense": attention.output.dense}.items():
-        refuse_other_than_linear(f"encoder.layer.{layer}.attention.{name}", part)
+        check_linear(f"encoder.layer.{layer}.attention.{name}", part)
 
 
-def refuse_wrapped_feed_forward(layer: int, part: BertLayer) -> None:
-    refuse_other_than_linear(f"encoder.layer.{layer}.intermediate.dense", part.intermediate.dense)
-    refuse_other_than_linear(f"encoder.layer.{layer}.output.dense", part.output.dense)
+def check_feed_forward(layer: int, block: BertLayer) -> None:
+    check_linear(f"encoder.layer.{layer}.intermediate.dense", block.intermediate.dense)
+    check_linear(f"encoder.layer.{layer}.output.dense", block.output.dense)
 
 
-def refuse_other_than_linear(name: str, part: nn.Module) -> None:
+def check_linear(name: str, part: nn.Module) -> None:
+    """Refuse a module that is not a plain nn.Linear: its matrix cannot be cut or fitted.
+
+    Raises:
+        TypeError: an adapter wraps it, or its weights are quantised.
+    """
     if type(part) is not nn.Linear or type(part.weight) is not nn.Parameter:
         kind = type(part) if type(part) is not nn.Linear else type(part.weight)
         raise TypeError(
@@ -255,8 +293,8 @@ def refuse_other_than_linear(name: str, part: nn.Module) -> None:
 
 
 @torch.no_grad()
-def resize(part: nn.Linear, weight: Tensor, bias: Tensor) -> None:
-    """Give a linear layer other matrices in place, so that its hooks and mode stay; its gradients are dropped."""
+def resize_(part: nn.Linear, weight: Tensor, bias: Tensor) -> None:
+    """Give a linear layer other matrices.  Its hooks and mode stay; its gradients are dropped."""
     for name, value in (("weight", weight), ("bias", bias)):
         old = getattr(part, name)
         if value is not old:

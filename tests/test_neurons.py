@@ -36,7 +36,7 @@ SOME = NEURONS["some"]
 
 
 def silenced(model: Any, neurons: dict[int, Any]) -> Any:
-    """A copy whose neurons are multiplied by 0."""
+    """Return a copy whose neurons are multiplied by 0."""
     model = copy.deepcopy(model)
     for layer, gone in neurons.items():
         gate = torch.ones(WIDTH, dtype=torch.float64)

@@ -1,8 +1,10 @@
 """The arguments of `bertlite prune`."""
 
 import argparse
+from collections.abc import Iterable
 
 from bertlite.cli.parts import FOOT, Commands, command, integers
+from bertlite.importance.criteria import CRITERIA, NORMALISERS, REDUCTIONS, TARGETS, criteria_for
 
 WORK = "bertlite.lab.experiments.command"
 DESCRIPTION = """Head-pruning experiments: each run is a folder that says what was done, from what, with what result.
@@ -15,10 +17,6 @@ DESCRIPTION = """Head-pruning experiments: each run is a folder that says what w
   export     the pruned checkpoint, one with every head back in place, or the mask alone
   bench      time and memory of pruned models beside the dense one
 """
-CRITERION = (
-    "michel, signed, fisher, taylor, leave_one_out, magnitude, confidence, entropy, context_norm or random; options"
-    " follow after slashes: example, token or batch; loss or kl; layer_l2, layer_sum or minmax; inverted"
-)
 
 
 def add(commands: Commands) -> None:
@@ -33,6 +31,24 @@ def add(commands: Commands) -> None:
     actions = prune.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, (fill, what, record) in ACTIONS.items():
         fill(command(actions, name, WORK, summary=what, description=f"{what[0].upper()}{what[1:]}.", record=record))
+
+
+def either(names: Iterable[str]) -> str:
+    """Return "a, b or c"."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def criterion_help() -> str:
+    normalisers = [name for name in NORMALISERS if name not in ("none", "cost")]
+    return (
+        f"{either(CRITERIA)}; options follow after slashes: {either(REDUCTIONS)}; {either(TARGETS)};"
+        f" {either(normalisers)}; inverted"
+    )
+
+
+def neurons_help() -> str:
+    return f"of the intermediate neurons to remove too, by {either(criteria_for('neuron'))} (default: 0)"
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -110,7 +126,7 @@ def fill_finetune(action: argparse.ArgumentParser) -> None:
 def fill_score(action: argparse.ArgumentParser) -> None:
     data(action, dev=False)
     calibration(action)
-    action.add_argument("--criteria", nargs="+", default=["michel"], metavar="CRITERION", help=CRITERION)
+    action.add_argument("--criteria", nargs="+", default=["michel"], metavar="CRITERION", help=criterion_help())
     action.add_argument("--seed", type=int, default=0, help="of the calibration sample and of random scores")
     action.add_argument("--out", required=True, metavar="FOLDER", help="one .json for each criterion, and the figures")
 
@@ -133,7 +149,7 @@ def sharing(action: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="SHARE",
-        help="of the intermediate neurons to remove too (default: 0)",
+        help=neurons_help(),
     )
     action.add_argument("--uniform", action="store_true", help="as many heads of every layer")
     action.add_argument(
@@ -145,7 +161,7 @@ def sharing(action: argparse.ArgumentParser) -> None:
 
 def fill_run(action: argparse.ArgumentParser) -> None:
     sharing(action)
-    action.add_argument("--criterion", default="michel", help=CRITERION)
+    action.add_argument("--criterion", default="michel", help=criterion_help())
     action.add_argument("--fraction", type=float, default=0.5, help="of the heads to remove (default: 0.5)")
     action.add_argument("--repair", default="none", help="none, mean, scale or refit (default: none)")
     action.add_argument("--epochs", type=float, default=0.0, help="of retraining (default: 0)")
@@ -155,7 +171,9 @@ def fill_run(action: argparse.ArgumentParser) -> None:
 
 def fill_curve(action: argparse.ArgumentParser) -> None:
     sharing(action)
-    action.add_argument("--criteria", nargs="+", default=["michel", "random"], metavar="CRITERION", help=CRITERION)
+    action.add_argument(
+        "--criteria", nargs="+", default=["michel", "random"], metavar="CRITERION", help=criterion_help()
+    )
     action.add_argument("--fractions", type=numbers, default=(0.3, 0.5, 0.6, 0.7, 0.8, 0.9), metavar="A,B,…")
     action.add_argument("--repairs", type=words, default=("none",), metavar="A,B,…", help="none, mean, scale, refit")
     action.add_argument("--epochs", type=numbers, default=(0.0,), metavar="A,B,…", help="of retraining (default: 0)")

@@ -1,49 +1,28 @@
 """Which heads and neurons a BERT can do without: scores, choices, schedules and repair.
 
-Everything here speaks of heads and neurons by their numbers in the unpruned model, and of a choice as
-{layer: [units]}, what `bertlite.prune_heads` and `bertlite.prune_neurons` take.
+Heads and neurons have their numbers in the unpruned model, and a choice is {layer: [units]}, what
+`bertlite.prune_heads` and `bertlite.prune_neurons` take.
+
+The public names are imported when they are first asked for, so that the table of criteria can be read without torch.
 """
 
-from bertlite.importance.allocation import macs, rank_by_latency, rank_by_macs, rank_heads, rank_neurons, rearrange
-from bertlite.importance.criteria import (
-    CRITERIA,
-    NEURON_CRITERIA,
-    NORMALISERS,
-    REDUCTIONS,
-    TARGETS,
-    head_gradients,
-    head_importance,
-    neuron_importance,
-    normalise,
-)
-from bertlite.importance.gates import HardConcreteGates, SubsetGates, train_gates
-from bertlite.importance.repair import METHODS, repair, repair_
-from bertlite.importance.schedules import Step, distillation_loss, iterative, one_shot
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "CRITERIA",
-    "METHODS",
-    "NEURON_CRITERIA",
-    "NORMALISERS",
-    "REDUCTIONS",
-    "TARGETS",
-    "HardConcreteGates",
-    "Step",
-    "SubsetGates",
-    "distillation_loss",
-    "head_gradients",
-    "head_importance",
-    "iterative",
-    "macs",
-    "neuron_importance",
-    "normalise",
-    "one_shot",
-    "rank_by_latency",
-    "rank_by_macs",
-    "rank_heads",
-    "rank_neurons",
-    "rearrange",
-    "repair",
-    "repair_",
-    "train_gates",
-]
+if TYPE_CHECKING:
+    from bertlite.importance.public import *  # noqa: F403
+else:  # type checkers would take the function to mean that every name exists
+
+    def __getattr__(name: str) -> Any:
+        from importlib import import_module
+        from importlib.util import find_spec
+
+        if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
+            return import_module(f"{__name__}.{name}")
+        public = import_module(f"{__name__}.public")
+        if name not in ("__all__", *public.__all__):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = getattr(public, name)
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), "__all__", *__getattr__("__all__")})

@@ -1,7 +1,7 @@
-"""From scores to a choice: which heads or neurons go, so that a target is met.
+"""From scores to a choice: the heads or neurons to remove, so that a target is met.
 
-A choice is {layer: [units]} of what to remove, numbered as in the unpruned model.  Scores are (layers, units), nan
-where a unit is gone already; the higher, the longer it is kept, and of equals the later goes last.
+A choice is {layer: [units]} of what to remove, by their numbers in the unpruned model.  Scores are (layers, units),
+nan where a unit is pruned already.  Units with the lowest scores are removed first; of equal scores, the first.
 """
 
 import math
@@ -13,7 +13,7 @@ from torch import Tensor
 from bertlite.config import ConfigLike, kept_heads, kept_neurons, normalise_units
 
 Choice = dict[int, list[int]]
-CELLS = 10_000  # a knapsack's budget is cut into so many; times are rounded up, so that it is never exceeded
+CELLS = 10_000  # of a knapsack's budget; times are rounded up to whole cells, so that it is never exceeded
 ROUNDING = 1e-9  # of a unit, a cell or a budget: three times 1.1 is 3.3
 
 
@@ -26,17 +26,17 @@ def rank_heads(
     at_most: int | None = None,
     protect: Mapping[int, Iterable[int]] | None = None,
 ) -> Choice:
-    """The heads to remove: those with the lowest scores.
+    """Choose the heads to remove: those with the lowest scores.
 
     Args:
-        scores: (layers, heads); a model's own, as `head_importance` returns them.
-        amount: of the heads still there, how many go: an int, or a float between 0 and 1 as a share, rounded.
+        scores: (layers, heads), of the model that is to be pruned, as `head_importance` returns them.
+        amount: how many of the heads that the model has: an int, or a float between 0 and 1 as a share, rounded.
         uniform: take from the layers with most heads left, so that layers end alike; else wherever scores are lowest.
-        at_least, at_most: heads that each layer keeps; one that has fewer than `at_least` already loses none.
-        protect: {layer: heads} that stay.
+        at_least, at_most: heads that each layer keeps; a layer that has fewer than `at_least` before loses none.
+        protect: {layer: heads} that are kept.
 
     Raises:
-        ValueError: the target cannot be met, the scores are no (layers, heads) table, or a layer or head is unknown.
+        ValueError: the target cannot be met, the scores are not (layers, heads), or a layer or head is unknown.
     """
     return rank(scores, amount, uniform, at_least, at_most, protect, "head")
 
@@ -50,7 +50,7 @@ def rank_neurons(
     at_most: int | None = None,
     protect: Mapping[int, Iterable[int]] | None = None,
 ) -> Choice:
-    """The intermediate neurons to remove; the arguments are those of `rank_heads`, scores (layers, neurons)."""
+    """Choose the intermediate neurons to remove; arguments as for `rank_heads`, with scores (layers, neurons)."""
     return rank(scores, amount, uniform, at_least, at_most, protect, "neuron")
 
 
@@ -66,13 +66,13 @@ def rank(
     check_scores(scores, unit)
     if at_least < 0 or (at_most is not None and at_most < at_least):
         raise ValueError(f"at_least is {at_least} and at_most {at_most}; expected 0 <= at_least <= at_most")
-    guarded = normalise_units(protect or {}, len(scores), scores.shape[1], unit)
-    free, table = ascending(scores, guarded), scores.tolist()
+    protected = normalise_units(protect or {}, len(scores), scores.shape[1], unit)
+    free, table = ascending(scores, protected), scores.tolist()
     left = {layer: int((~row.isnan()).sum()) for layer, row in enumerate(scores)}
     total = count_of(amount, sum(left.values()), unit)
     chosen: Choice = {}
 
-    def take(layer: int) -> None:
+    def remove_lowest(layer: int) -> None:
         chosen.setdefault(layer, []).append(free[layer].pop(0))
         left[layer] -= 1
 
@@ -80,25 +80,26 @@ def rank(
         while at_most is not None and left[layer] > at_most:
             if not free[layer]:
                 raise ValueError(f"layer {layer} cannot come down to {at_most} {unit}s: {left[layer]} are protected")
-            take(layer)
-    done = sum(map(len, chosen.values()))
-    if done > total:
-        raise ValueError(f"at_most {at_most} {unit}s a layer removes {done}, more than the {total} asked for")
-    for _ in range(total - done):
-        able = [layer for layer in left if free[layer] and left[layer] > at_least]
-        if not able:
-            gone = sum(map(len, chosen.values()))
+            remove_lowest(layer)
+    removed = sum(map(len, chosen.values()))
+    if removed > total:
+        raise ValueError(f"at_most {at_most} {unit}s a layer removes {removed}, more than the {total} asked for")
+    for step in range(removed, total):
+        layers = [layer for layer in left if free[layer] and left[layer] > at_least]
+        if not layers:
             raise ValueError(
-                f"{total} {unit}s cannot go: at_least {at_least} and the protected ones leave only {gone} to remove"
+                f"{total} {unit}s cannot be removed: at_least {at_least} and the protected ones leave only {step}"
+                " to remove"
             )
         if uniform:
-            fullest = max(left[layer] for layer in able)
-            able = [layer for layer in able if left[layer] == fullest]
-        take(min(able, key=lambda layer: table[layer][free[layer][0]]))
+            fullest = max(left[layer] for layer in layers)
+            layers = [layer for layer in layers if left[layer] == fullest]
+        remove_lowest(min(layers, key=lambda layer: table[layer][free[layer][0]]))
     return {layer: sorted(chosen[layer]) for layer in sorted(chosen)}
 
 
 def check_scores(scores: Tensor, unit: str = "head", shape: tuple[int, int] | None = None) -> None:
+    """Refuse scores of another shape, and infinite ones."""
     if scores.dim() != 2 or (shape is not None and tuple(scores.shape) != shape):
         wanted = f"(layers, {unit}s)" if shape is None else f"{shape}: they are another model's"
         raise ValueError(f"the scores of {unit}s have shape {tuple(scores.shape)}; expected {wanted}")
@@ -106,28 +107,31 @@ def check_scores(scores: Tensor, unit: str = "head", shape: tuple[int, int] | No
         raise ValueError(f"the scores of {unit}s hold infinity; to keep or remove some, use protect= or name them")
 
 
-def check_gone(scores: Tensor, kept: Sequence[Sequence[int]], unit: str) -> None:
-    for layer, there in enumerate(kept):
-        if (~scores[layer].isnan()).nonzero()[:, 0].tolist() != list(there):
+def check_units(scores: Tensor, kept: Sequence[Sequence[int]], unit: str) -> None:
+    """Refuse scores that have their numbers at other units than the model does."""
+    for layer, units in enumerate(kept):
+        if (~scores[layer].isnan()).nonzero()[:, 0].tolist() != list(units):
             raise ValueError(
                 f"layer {layer} has scores for other {unit}s than the config has: they are another model's"
             )
 
 
-def count_of(amount: int | float, there: int, unit: str) -> int:
-    """How many units an amount is."""
+def count_of(amount: int | float, count: int, unit: str) -> int:
+    """Return how many of `count` units an amount is: a number, or a share of them."""
     whole = isinstance(amount, int) and not isinstance(amount, bool)
-    if isinstance(amount, bool) or not (0 <= amount <= (there if whole else 1)):
-        raise ValueError(f"{amount!r} of {there} {unit}s cannot go: give an int up to {there}, or a share from 0 to 1")
-    return int(amount) if whole else round(amount * there)
+    if isinstance(amount, bool) or not (0 <= amount <= (count if whole else 1)):
+        raise ValueError(
+            f"{amount!r} of {count} {unit}s cannot be removed: give an int up to {count}, or a share from 0 to 1"
+        )
+    return int(amount) if whole else round(amount * count)
 
 
-def ascending(scores: Tensor, guarded: Mapping[int, Iterable[int]]) -> list[list[int]]:
-    """Each layer's units that are there and not guarded, the lowest score first."""
+def ascending(scores: Tensor, protected: Mapping[int, Iterable[int]]) -> list[list[int]]:
+    """Return each layer's units that are neither pruned nor protected, the lowest score first."""
     free = []
     for layer, row in enumerate(scores):
-        there, kept = ~row.isnan(), set(guarded.get(layer, ()))
-        free.append([unit for unit in row.argsort(stable=True).tolist() if there[unit] and unit not in kept])
+        present, kept = ~row.isnan(), set(protected.get(layer, ()))
+        free.append([unit for unit in row.argsort(stable=True).tolist() if present[unit] and unit not in kept])
     return free
 
 
@@ -142,10 +146,10 @@ def neuron_macs(config: ConfigLike, length: int) -> int:
 
 
 def macs(config: ConfigLike, length: int) -> int:
-    """Multiply-accumulates of the encoder's layers for one sequence of so many tokens, pruned parts left out.
+    """Count the multiply-accumulates of the encoder's layers for one sequence of `length` tokens.
 
-    A head costs 4·S·D·H + 2·S²·H and a neuron 2·S·D; biases, norms, softmax, embeddings and task heads are not
-    counted.
+    A head costs 4·S·D·H + 2·S²·H and a neuron 2·S·D.  Pruned parts, biases, norms, softmax, embeddings and task heads
+    are not counted.
     """
     layers = range(config.num_hidden_layers)
     heads = sum(len(kept_heads(config, layer)) for layer in layers)
@@ -160,31 +164,31 @@ def rank_by_macs(
     head_scores: Tensor,
     neuron_scores: Tensor | None = None,
 ) -> tuple[Choice, Choice]:
-    """The heads and neurons to remove so that the encoder stays within a budget of multiply-accumulates.
+    """Choose heads and neurons to remove so that the encoder stays within a budget of multiply-accumulates.
 
-    Among all numbers of heads kept, each with as many neurons as the budget then allows, the one that keeps the
-    highest sum of scores (Kwon et al. 2022, section 4.1): scores of both must be in one unit, such as "fisher" on the
-    same data.  Without neuron scores all neurons stay.
+    Every number of heads is tried, with as many neurons as the budget then allows, and the one with the highest sum of
+    scores kept (Kwon et al. 2022, section 4.1).  Both scores must be in one unit, such as "fisher" on the same data.
+    Without neuron scores all neurons are kept.
 
     Args:
         config: of the model that was scored.
-        budget: MACs as a share, above 0 and up to 1, of those of the model as built.
-        length: tokens of the sequence that is counted.
+        budget: a share, above 0 and up to 1, of the MACs of the unpruned model.
+        length: of the sequence that MACs are counted for, in tokens.
 
     Raises:
         ValueError: the budget cannot be met.
     """
     layers, built = config.num_hidden_layers, config.num_attention_heads
     check_scores(head_scores, "head", (layers, built))
-    check_gone(head_scores, [kept_heads(config, layer) for layer in range(layers)], "head")
+    check_units(head_scores, [kept_heads(config, layer) for layer in range(layers)], "head")
     if neuron_scores is not None:
         check_scores(neuron_scores, "neuron", (layers, config.intermediate_size))
-        check_gone(neuron_scores, [kept_neurons(config, layer) for layer in range(layers)], "neuron")
+        check_units(neuron_scores, [kept_neurons(config, layer) for layer in range(layers)], "neuron")
     if not 0 < budget <= 1:
         raise ValueError(f"the budget is {budget}; expected a share above 0 and up to 1 of the unpruned model's MACs")
     per_head, per_neuron = head_macs(config, length), neuron_macs(config, length)
     limit = budget * layers * (built * per_head + config.intermediate_size * per_neuron) + ROUNDING * per_neuron
-    heads = ordered(head_scores)
+    heads = descending(head_scores)
     if neuron_scores is None:
         fixed = per_neuron * sum(len(kept_neurons(config, layer)) for layer in range(layers))
         room = math.floor((limit - fixed) / per_head)
@@ -194,19 +198,19 @@ def rank_by_macs(
                 f" the neurons take {fixed / limit * budget:.3f}"
             )
         return rank_heads(head_scores, max(0, len(heads) - room)), {}
-    neurons = ordered(neuron_scores)
+    neurons = descending(neuron_scores)
     kept_value = torch.cat([neurons.new_zeros(1), neurons.cumsum(0)])
-    best, best_heads, best_neurons = -math.inf, 0, 0
+    best_value, best_heads, best_neurons = -math.inf, 0, 0
     for count in range(min(len(heads), math.floor(limit / per_head)) + 1):
-        beside = min(len(neurons), math.floor((limit - count * per_head) / per_neuron))
-        value = float(heads[:count].sum() + kept_value[beside])
-        if value > best:
-            best, best_heads, best_neurons = value, count, beside
+        affordable = min(len(neurons), math.floor((limit - count * per_head) / per_neuron))
+        value = float(heads[:count].sum() + kept_value[affordable])
+        if value > best_value:
+            best_value, best_heads, best_neurons = value, count, affordable
     return rank_heads(head_scores, len(heads) - best_heads), rank_neurons(neuron_scores, len(neurons) - best_neurons)
 
 
-def ordered(scores: Tensor) -> Tensor:
-    """All scores that there are, the highest first."""
+def descending(scores: Tensor) -> Tensor:
+    """Return all scores that are not nan, the highest first."""
     return scores[~scores.isnan()].double().sort(descending=True).values
 
 
@@ -217,19 +221,19 @@ def rank_by_latency(
     neuron_scores: Tensor | None = None,
     neuron_times: Mapping[int, float] | None = None,
 ) -> tuple[Choice, Choice]:
-    """The heads and neurons to remove so that measured times add up to at most a budget: a knapsack.
+    """Choose heads and neurons to remove so that measured times add up to at most a budget, as a knapsack.
 
-    Exact but for what the budget leaves beyond the fastest choice being cut into 10,000 cells, to which times are
-    rounded up.
+    It is exact but for rounding: the part of the budget beyond the fastest choice has 10,000 cells, and times are
+    rounded up to whole cells.
 
     Args:
         budget: the time that all attention (and, with neurons, feed-forward) sublayers may take together.
-        head_times: {heads kept: time of one attention sublayer}, in the unit of `budget`.  Only these numbers are
-            chosen from; 0, the sublayer removed, has its own entry if it may be chosen.
+        head_times: {heads kept: time of one attention sublayer}, in the unit of `budget`.  A layer keeps one of these
+            numbers of heads; with an entry for 0 it may also lose them all.
         neuron_times: the same for neurons and feed-forward sublayers.
 
     Raises:
-        ValueError: the budget is below the fastest choice, which is named; or a table does not fit the scores.
+        ValueError: the budget is below the time of the fastest choice, which is named; or times do not fit the scores.
     """
     if (neuron_scores is None) != (neuron_times is None):
         raise ValueError("neuron_scores and neuron_times belong together; give both or neither")
@@ -241,23 +245,23 @@ def rank_by_latency(
         rows += [("neuron", layer, row, neuron_times) for layer, row in enumerate(neuron_scores)]
     options = []
     for unit, layer, row, times in rows:
-        values = ordered(row)
-        able = {n: time for n, time in times.items() if 0 <= n <= len(values)}
-        if not able:
+        values = descending(row)
+        possible = {n: time for n, time in times.items() if 0 <= n <= len(values)}
+        if not possible:
             raise ValueError(f"layer {layer} has {len(values)} {unit}s, and the times name no number that small")
-        options.append([(n, time, float(values[:n].sum())) for n, time in sorted(able.items())])
+        options.append([(n, time, float(values[:n].sum())) for n, time in sorted(possible.items())])
     picked = knapsack([[(time, value) for _, time, value in each] for each in options], budget)
     chosen: dict[str, Choice] = {"head": {}, "neuron": {}}
-    for (unit, layer, row, _), each, at in zip(rows, options, picked, strict=True):
-        gone = ascending(row[None], {})[0]
-        gone = gone[: len(gone) - each[at][0]]
-        if gone:
-            chosen[unit][layer] = sorted(gone)
+    for (unit, layer, row, _), each, i in zip(rows, options, picked, strict=True):
+        units = ascending(row[None], {})[0]
+        removed = units[: len(units) - each[i][0]]
+        if removed:
+            chosen[unit][layer] = sorted(removed)
     return chosen["head"], chosen["neuron"]
 
 
 def knapsack(options: Sequence[Sequence[tuple[float, float]]], budget: float) -> list[int]:
-    """Which of each group's (cost, value) to take, for the highest sum of values within the budget."""
+    """Choose one (cost, value) of each group, by its index, for the highest sum of values within the budget."""
     for cost, _ in (option for each in options for option in each):
         if not 0 <= cost < math.inf:
             raise ValueError(f"the times hold {cost}; a time is a number of 0 or more")
@@ -265,7 +269,7 @@ def knapsack(options: Sequence[Sequence[tuple[float, float]]], budget: float) ->
     slack = budget - sum(fastest)
     if not slack >= -ROUNDING * budget:
         raise ValueError(f"the budget is {budget}; the fastest choice takes {sum(fastest):.6g}")
-    best = torch.zeros(CELLS + 1, dtype=torch.float64)  # by cells spent, at most, beyond the fastest choice
+    best = torch.zeros(CELLS + 1, dtype=torch.float64)  # value, by the cells that may be spent
     cells, steps = [], []
     for each, least in zip(options, fastest, strict=True):
         cells.append([cells_of(cost - least, max(slack, 0.0)) for cost, _ in each])
@@ -274,46 +278,46 @@ def knapsack(options: Sequence[Sequence[tuple[float, float]]], budget: float) ->
             after[i, spent:] = best[: CELLS + 1 - spent] + value
         best, taken = after.max(0)
         steps.append(taken)
-    at, picked = CELLS, []
-    for spent_by, taken in zip(reversed(cells), reversed(steps), strict=True):
-        i = int(taken[at])
-        at -= spent_by[i]
+    left, picked = CELLS, []
+    for costs, taken in zip(reversed(cells), reversed(steps), strict=True):
+        i = int(taken[left])
+        left -= costs[i]
         picked.append(i)
     return picked[::-1]
 
 
-def cells_of(more: float, slack: float) -> int:
-    """How many cells of the slack a time takes; one more than there are, if it is too long."""
-    if not more:
+def cells_of(time: float, slack: float) -> int:
+    """Return how many cells of the slack a time takes; one more than there are, if it is too long."""
+    if not time:
         return 0
-    return math.ceil(more / slack * CELLS - ROUNDING) if more <= slack else CELLS + 1
+    return math.ceil(time / slack * CELLS - ROUNDING) if time <= slack else CELLS + 1
 
 
 def rearrange(choice: Mapping[int, Iterable[int]], gradients: Tensor) -> Choice:
-    """As many heads of each layer, exchanged for others where that costs less, heads of a layer counted together.
+    """Exchange heads of a choice for others of their layer where that costs less, counting a layer's heads together.
 
-    Greedy, on (1-m)ᵀ F (1-m) with F the layer's Fisher information (Kwon et al. 2022, section 4.2): never worse than
-    what was given.
+    Greedy, on (1-m)ᵀ F (1-m) with F the layer's Fisher information (Kwon et al. 2022, section 4.2), and never worse
+    than the choice given.
 
     Args:
         gradients: (examples, layers, heads), from `head_gradients`.
 
     Raises:
-        ValueError: the gradients have another shape, or the choice names what is not there.
+        ValueError: the gradients have another shape, or the choice names heads that are pruned.
     """
     if gradients.dim() != 3 or not len(gradients):
         raise ValueError(f"the gradients have shape {tuple(gradients.shape)}; expected (examples, layers, heads)")
     chosen = normalise_units(choice, gradients.shape[1], gradients.shape[2], "head")
     better: Choice = {}
     for layer, heads in chosen.items():
-        slopes = gradients[:, layer].double()
-        there = [head for head in range(slopes.shape[1]) if not slopes[0, head].isnan()]
-        if not set(heads) <= set(there):
-            raise ValueError(f"layer {layer} has lost some of heads {list(heads)} already: it has {there}")
-        fisher = (slopes.T @ slopes) / len(slopes)
-        gone = list(heads)
-        for head in sorted(set(there) - set(heads), key=lambda head: float(fisher[head, head])):
-            trials = [gone, *([*gone[:i], *gone[i + 1 :], head] for i in range(len(gone)))]
-            gone = min(trials, key=lambda trial: float(fisher[trial][:, trial].sum()))
-        better[layer] = sorted(gone)
+        own = gradients[:, layer].double()
+        present = [head for head in range(own.shape[1]) if not own[0, head].isnan()]
+        if not set(heads) <= set(present):
+            raise ValueError(f"layer {layer} has lost some of heads {list(heads)} already: it has {present}")
+        fisher = (own.T @ own) / len(own)
+        removed = list(heads)
+        for head in sorted(set(present) - set(heads), key=lambda head: float(fisher[head, head])):
+            trials = [removed, *([*removed[:i], *removed[i + 1 :], head] for i in range(len(removed)))]
+            removed = min(trials, key=lambda trial: float(fisher[trial][:, trial].sum()))
+        better[layer] = sorted(removed)
     return better

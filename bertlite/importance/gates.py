@@ -1,4 +1,4 @@
-"""Gates that are trained: what `head_mask` is given while a model learns which heads it needs.
+"""Gates that are trained, as the `head_mask` of a model, to learn which heads it needs.
 
     gates = HardConcreteGates(model.config)
     train_gates(model, gates, batches, steps=500, penalty=0.01)
@@ -8,37 +8,36 @@ Shapes:  L layers · N heads as built
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from itertools import cycle, islice
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bertlite.config import ConfigLike, kept_heads
-from bertlite.importance.batches import as_found, check_model, read_batches
+from bertlite.importance.batches import Batch, check_model, eval_mode, read_batches, training_mode
 from bertlite.importance.structures import HEADS
+from bertlite.pruning import BertLike
 
 
 class Gates(nn.Module):
-    """What the kinds of gates share."""
+    """The base class of gates: a gate for each head, and which of the heads are not pruned."""
 
     present: Tensor  # (L, N) bool
 
     def __init__(self, config: ConfigLike) -> None:
         super().__init__()
         layers, heads = range(config.num_hidden_layers), range(config.num_attention_heads)
-        there = [[head in kept_heads(config, layer) for head in heads] for layer in layers]
-        self.register_buffer("present", torch.tensor(there).reshape(len(layers), len(heads)), persistent=False)
+        present = [[head in kept_heads(config, layer) for head in heads] for layer in layers]
+        self.register_buffer("present", torch.tensor(present).reshape(len(layers), len(heads)), persistent=False)
 
     def penalty(self) -> Tensor:
-        """What is added to the loss, times its weight: a scalar."""
+        """Return what is added to the loss, before it is multiplied by its weight: a scalar."""
         raise NotImplementedError
 
     @torch.no_grad()
     def pruned(self) -> dict[int, list[int]]:
-        """The heads that are closed in eval mode, by layer; those the model had lost already are not named."""
+        """Return the heads that are closed in eval mode, by layer, without those that were pruned before."""
         training = self.training
         closed = (self.eval()() == 0) & self.present
         self.train(training)
@@ -46,13 +45,14 @@ class Gates(nn.Module):
 
 
 class HardConcreteGates(Gates):
-    """A gate for each head that can be exactly 0 and still has a slope (Louizos et al. 2018, arXiv:1712.01312), with
-    the beta, gamma and zeta of Voita et al. 2019 (arXiv:1905.09418).
+    """A gate for each head that can be exactly 0 and still has a gradient (Louizos et al. 2018, arXiv:1712.01312).
 
-    `forward()` gives (L, N) in 0 to 1: drawn anew in training, in eval mode the fixed value.
+    The defaults of beta, gamma and zeta are those of Voita et al. 2019 (arXiv:1905.09418).
+
+    `forward()` returns (L, N) in 0 to 1: in training drawn anew each time, in eval mode fixed.
 
     Args:
-        start: log α of every gate; at 2 it is open 94 times in 100.
+        start: log α of every gate; at 2 a gate is open 94 times in 100.
 
     Raises:
         ValueError: beta, gamma or zeta for which gates would never be exactly 0 or 1.
@@ -82,33 +82,35 @@ class HardConcreteGates(Gates):
         return (soft * (self.zeta - self.gamma) + self.gamma).clamp(0, 1)
 
     def open_probability(self) -> Tensor:
-        """(L, N): how likely each gate is to be above 0 in training."""
+        """Return the probability, (L, N), that each gate is above 0 in training."""
         return (self.log_alpha - self.beta * math.log(-self.gamma / self.zeta)).sigmoid()
 
     def penalty(self) -> Tensor:
-        """The expected number of open gates."""
+        """Return the expected number of open gates."""
         return self.open_probability()[self.present].sum()
 
 
 class SubsetGates(Gates):
-    """Gates of which exactly `keep` are open in the end: differentiable subset pruning (Li et al. 2021,
-    arXiv:2108.04657), by a relaxed top-K of Gumbel-perturbed weights (Xie & Ermon 2019, arXiv:1901.10517).
+    """Gates of which exactly `keep` are open in eval mode: differentiable subset pruning.
 
-    `forward()` gives (L, N): in training relaxed gates that sum to K; in eval mode the K largest weights as ones.
+    Li et al. 2021 (arXiv:2108.04657), by a relaxed top-K of Gumbel-perturbed weights (Xie & Ermon 2019,
+    arXiv:1901.10517).  `forward()` returns (L, N): in training relaxed gates that sum to K, in eval mode 1 for the K
+    largest weights and 0 for the others.
 
     Args:
-        keep: how many heads stay, of those the model still has.
-        temperature: the lower, the closer to 0 and 1 the relaxed gates; an attribute, to be lowered on the way.
+        keep: how many of the heads that the model has are kept.
+        temperature: the lower it is, the closer the relaxed gates are to 0 and 1; an attribute, to be lowered during
+            training.
 
     Raises:
-        ValueError: the model has not that many heads.
+        ValueError: the model does not have that many heads.
     """
 
     def __init__(self, config: ConfigLike, keep: int, *, temperature: float = 1.0) -> None:
         super().__init__(config)
-        there = int(self.present.sum())
-        if not 1 <= keep <= there:
-            raise ValueError(f"{keep} heads cannot be kept: the model has {there}; give 1 to {there}")
+        count = int(self.present.sum())
+        if not 1 <= keep <= count:
+            raise ValueError(f"{keep} heads cannot be kept: the model has {count}; give 1 to {count}")
         self.keep, self.temperature = keep, temperature
         self.weight = nn.Parameter(torch.zeros(self.present.shape))
 
@@ -126,14 +128,14 @@ class SubsetGates(Gates):
         return gate.view_as(self.weight)
 
     def penalty(self) -> Tensor:
-        """Nothing: the number of heads is exact."""
+        """Return 0: the number of heads is exact."""
         return self.weight.new_zeros(())
 
 
 def train_gates(
-    model: Any,
+    model: BertLike,
     gates: Gates,
-    batches: Iterable[Any],
+    batches: Iterable[Batch],
     *,
     steps: int,
     lr: float = 0.1,
@@ -142,17 +144,18 @@ def train_gates(
     before: Callable[[int], object] | None = None,
     seed: int = 0,
 ) -> list[float]:
-    """Train gates by gradient descent, and the model with them if it has an optimizer.
+    """Train gates by gradient descent, and the model with them if an optimizer of it is given.
 
-    The same seed gives the same gates; the random state is left as found.
+    The same seed gives the same gates.  The random state is restored.
 
     Args:
-        gates: trained in place; `gates.pruned()` then names the heads that are closed.
-        batches: with labels; begun again when used up.
+        gates: trained in place; afterwards `gates.pruned()` names the heads that are closed.
+        batches: with labels; when they are used up, they are read again from the first.
         lr: of Adam, on the gates.
-        penalty: the weight of `gates.penalty()`; with HardConcreteGates nats for each open head.
-        optimizer: of the model's own parameters, trained in training mode; without one the model is left as found.
-        before: called with the number of each step before it, to lower `gates.temperature`, say.
+        penalty: the weight of `gates.penalty()`; for HardConcreteGates, in nats for each open head.
+        optimizer: of the model's own parameters, which are trained in training mode; without one the model is left
+            as found.
+        before: called before each step with its number, for example to lower `gates.temperature`.
         seed: of the gates' noise and, with an optimizer, of dropout.
 
     Returns:
@@ -170,7 +173,7 @@ def train_gates(
     gates.to(model.device).train()
     optimizers = [torch.optim.Adam(gates.parameters(), lr=lr), *([] if optimizer is None else [optimizer])]
     losses = []
-    with as_found(model) if optimizer is None else in_training(model):
+    with eval_mode(model) if optimizer is None else training_mode(model):
         torch.manual_seed(seed)
         for step, batch in enumerate(islice(cycle(read), steps)):
             if before is not None:
@@ -186,17 +189,3 @@ def train_gates(
         each.zero_grad()
     gates.eval()
     return losses
-
-
-@contextmanager
-def in_training(model: Any) -> Iterator[None]:
-    """A model in training mode; afterwards modes and the random state are what they were."""
-    modes = [(module, module.training) for module in model.modules()]
-    gpus = {parameter.device.index for parameter in model.parameters() if parameter.is_cuda}
-    with torch.random.fork_rng(sorted(gpus)):
-        try:
-            model.train()
-            yield
-        finally:
-            for module, mode in modes:
-                module.training = mode

@@ -1,6 +1,6 @@
-"""What a model says about a batch, as distributions: to draw labels from, and to compare.
+"""The predictions of a model on a batch, as distributions: to draw labels from, and to compare.
 
-Shapes:  B examples · P places where something is said of each · C numbers that say it
+Shapes:  B examples · P predictions for each, of one label each · C numbers that a prediction is made of
 """
 
 from collections.abc import Callable
@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertlite.heads.models import SequenceClassificationBody
-from bertlite.importance.batches import Batch, real_tokens
+from bertlite.importance.batches import Batch, head_of, real_tokens
+from bertlite.pruning import BertLike
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A family of distributions over (…, C) numbers."""
+class Family:
+    """A family of distributions, with (…, C) parameters."""
 
     draw: Callable[[Tensor, Tensor], Tensor]  # (…, C), uniform noise (…, C) -> labels
-    surprise: Callable[[Tensor, Tensor], Tensor]  # (…, C), labels -> (…,), -log p in nats, but for a constant
-    divergence: Callable[[Tensor, Tensor], Tensor]  # KL from the first's to the second's, (…, C), (…, C) -> (…,)
+    nll: Callable[[Tensor, Tensor], Tensor]  # (…, C), labels -> (…,), -log p in nats, but for a constant
+    divergence: Callable[[Tensor, Tensor], Tensor]  # (…, C), (…, C) -> (…,), KL from the first to the second
 
 
 def draw_class(logits: Tensor, noise: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def draw_class(logits: Tensor, noise: Tensor) -> Tensor:
     return below.sum(-1).clamp(max=logits.shape[-1] - 1)
 
 
-def class_surprise(logits: Tensor, labels: Tensor) -> Tensor:
+def class_nll(logits: Tensor, labels: Tensor) -> Tensor:
     return -logits.log_softmax(-1).gather(-1, labels[..., None])[..., 0]
 
 
@@ -41,46 +41,52 @@ def flag_divergence(p: Tensor, q: Tensor) -> Tensor:
     return class_divergence(torch.stack([p, 0 * p], -1), torch.stack([q, 0 * q], -1)).sum(-1)
 
 
-CLASS = Kind(draw_class, class_surprise, class_divergence)
-FLAGS = Kind(
+CLASS = Family(draw_class, class_nll, class_divergence)
+FLAGS = Family(
     lambda logits, noise: (noise < logits.sigmoid()).to(logits.dtype),
     lambda logits, labels: F.binary_cross_entropy_with_logits(logits, labels, reduction="none").sum(-1),
     flag_divergence,
 )
-NUMBERS = Kind(  # normal distributions of variance 1
+NORMAL = Family(  # of variance 1
     lambda mean, noise: mean + torch.special.ndtri(noise.clamp(1e-12, 1 - 1e-12)).to(mean.dtype),
     lambda mean, labels: (mean - labels).square().sum(-1) / 2,
     lambda p, q: (p - q).square().sum(-1) / 2,
 )
+FAMILIES = {"class": CLASS, "flags": FLAGS, "number": NORMAL}  # by a head's label_kind
 
 
 @dataclass(frozen=True)
 class Prediction:
-    kind: Kind
+    """A model's predictions on a batch."""
+
+    family: Family
     values: Tensor  # (B, P, C)
     counted: Tensor | None = None  # (B, P) bool; None counts all
 
     def draw(self, generator: torch.Generator) -> Tensor:
-        """Labels for every place: the same however examples are batched and padded, if they come in the same order."""
+        """Draw a label for every prediction.
+
+        They are the same however examples are batched and padded, if they come in the same order.
+        """
         B, P, C = self.values.shape
         counted = torch.ones(B, P, dtype=torch.bool) if self.counted is None else self.counted.cpu()
-        width = 1 if self.kind is CLASS else C
+        width = 1 if self.family is CLASS else C
         noise = torch.full((B, P, width), 0.5, dtype=torch.float64)
         noise[counted] = torch.rand(int(counted.sum()), width, generator=generator, dtype=torch.float64)
-        return self.kind.draw(self.values.detach(), noise.to(self.values.device))
+        return self.family.draw(self.values.detach(), noise.to(self.values.device))
 
     def total(self, each: Tensor) -> Tensor:  # (B, P) -> (B,)
         return (each if self.counted is None else each.masked_fill(~self.counted, 0)).sum(-1)
 
-    def surprise(self, labels: Tensor) -> Tensor:  # (B,), summed over places
-        return self.total(self.kind.surprise(self.values, labels))
+    def nll(self, labels: Tensor) -> Tensor:  # (B,), summed over predictions
+        return self.total(self.family.nll(self.values, labels))
 
-    def divergence(self, other: "Prediction") -> Tensor:  # (B,), KL from this to the other, summed over places
-        return self.total(self.kind.divergence(self.values, other.values))
+    def divergence(self, other: "Prediction") -> Tensor:  # (B,), KL from this to the other, summed over predictions
+        return self.total(self.family.divergence(self.values, other.values))
 
 
-def predictions(model: Any, out: Any, batch: Batch) -> list[Prediction]:
-    """All that a model says about a batch; of padding it says nothing."""
+def predictions(model: BertLike, out: Any, batch: Batch) -> list[Prediction]:
+    """Return all predictions of a model; those for padding do not count."""
     found = {name: value for name, value in out.items() if isinstance(value, Tensor)}
     if "start_logits" in found:
         padding = ~real_tokens(batch)
@@ -93,21 +99,10 @@ def predictions(model: Any, out: Any, batch: Batch) -> list[Prediction]:
         words = Prediction(CLASS, found["prediction_logits"], real_tokens(batch))
         return [words, Prediction(CLASS, found["seq_relationship_logits"][:, None])]
     if "logits" in found:
-        logits = found["logits"]
+        logits, family = found["logits"], FAMILIES[head_of(model).label_kind]
         if logits.dim() == 3:
-            return [Prediction(CLASS, logits, real_tokens(batch))]
-        return [Prediction(kind_of(model), logits[:, None])]
+            return [Prediction(family, logits, real_tokens(batch))]
+        return [Prediction(family, logits[:, None])]
     real = real_tokens(batch)[..., None]
     states = found["last_hidden_state"]
-    return [Prediction(NUMBERS, (states * real).sum(1, keepdim=True) / real.sum(1, keepdim=True))]
-
-
-def kind_of(model: Any) -> Kind:
-    """What the logits of a sequence are."""
-    config = model.config
-    if not isinstance(model, SequenceClassificationBody):
-        return CLASS
-    if config.problem_type == "multi_label_classification":
-        return FLAGS
-    regression = config.num_labels == 1 if config.problem_type is None else config.problem_type == "regression"
-    return NUMBERS if regression else CLASS
+    return [Prediction(NORMAL, (states * real).sum(1, keepdim=True) / real.sum(1, keepdim=True))]

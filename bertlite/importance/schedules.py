@@ -1,77 +1,82 @@
-"""When to score, prune and tune: at once, or in steps."""
+"""Schedules: score, prune and tune at once, or in steps; and a loss to tune by."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from bertlite.config import kept_heads
-from bertlite.importance.allocation import Choice, check_gone, check_scores, count_of, rank_heads
-from bertlite.pruning import prune_heads
+from bertlite.importance.allocation import Choice, check_scores, check_units, count_of, rank_heads
+from bertlite.pruning import Model, prune_heads
 
-Score = Callable[[Any], Tensor]  # model -> (L, N), such as lambda m: head_importance(m, batches)
-Choose = Callable[[Tensor, int], Choice]  # scores, how many go
+Score = Callable[[Model], Tensor]  # model -> (L, N), such as lambda m: head_importance(m, batches)
+Choose = Callable[[Tensor, int], Choice]  # scores, how many to remove
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(Generic[Model]):
     """One step of a schedule."""
 
-    model: Any  # pruned; the next step prunes a copy of it
+    model: Model  # pruned; the next step prunes a copy of it
     removed: Choice  # in this step
     scores: Tensor  # (L, N), of the model before this step
 
 
-def one_shot(model: Any, score: Score, amount: int | float, *, choose: Choose = rank_heads) -> Step:
-    """Score once, prune once.  The model given is left alone.
+def one_shot(model: Model, score: Score[Model], amount: int | float, *, choose: Choose = rank_heads) -> Step[Model]:
+    """Score once, prune once.  The model given is not changed.
 
     Args:
-        amount: of the heads still there, how many go, or which share.
+        amount: how many of the heads that the model has are removed, or which share of them.
     """
     (step,) = iterative(model, score, amount, steps=1, choose=choose)
     return step
 
 
 def iterative(
-    model: Any,
-    score: Score,
+    model: Model,
+    score: Score[Model],
     amount: int | float,
     *,
     steps: int,
     choose: Choose = rank_heads,
-    tune: Callable[[Any], object] | None = None,
-) -> Iterator[Step]:
-    """Prune in equal steps, scoring anew before each; yields after each step.
+    tune: Callable[[Model], object] | None = None,
+) -> Iterator[Step[Model]]:
+    """Prune in equal steps, scoring anew before each, and yield after each.
 
         for step in iterative(model, lambda m: head_importance(m, batches), 36, steps=6, tune=finetune):
             print(evaluate(step.model))
 
     Args:
-        amount: heads to remove over all the steps, or their share of those still there.
-        tune: called with the pruned model after every step, before it is yielded; trains it in place.
+        amount: heads to remove over all the steps, or their share of the heads that the model has.
+        tune: called with the pruned model after every step, before it is yielded; it trains it in place.
 
     Raises:
-        ValueError: more steps than heads to remove, none, or more heads than there are; and, at its step, scores that
-            are not of the model as it is then, nan where a head is gone.
+        ValueError: more steps than heads to remove, no step, or more heads than there are; and, at its step, scores
+            that are not those of the model as it is then, nan where a head is pruned.
     """
-    there = sum(len(kept_heads(model.config, layer)) for layer in range(model.config.num_hidden_layers))
-    total = count_of(amount, there, "head")
+    count = sum(len(kept_heads(model.config, layer)) for layer in range(model.config.num_hidden_layers))
+    total = count_of(amount, count, "head")
     if not 1 <= steps <= max(total, 1):
-        raise ValueError(f"{total} heads cannot go in {steps} steps: give 1 to {max(total, 1)}")
-    return stepping(model, score, total, steps, choose, tune)
+        raise ValueError(f"{total} heads cannot be removed in {steps} steps: give 1 to {max(total, 1)}")
+    return run_steps(model, score, total, steps, choose, tune)
 
 
-def stepping(
-    model: Any, score: Score, total: int, steps: int, choose: Choose, tune: Callable[[Any], object] | None
-) -> Iterator[Step]:
+def run_steps(
+    model: Model,
+    score: Score[Model],
+    total: int,
+    steps: int,
+    choose: Choose,
+    tune: Callable[[Model], object] | None,
+) -> Iterator[Step[Model]]:
     shape = (model.config.num_hidden_layers, model.config.num_attention_heads)
     for step in range(steps):
         scores = score(model)
         check_scores(scores, "head", shape)
-        check_gone(scores, [kept_heads(model.config, layer) for layer in range(shape[0])], "head")
+        check_units(scores, [kept_heads(model.config, layer) for layer in range(shape[0])], "head")
         removed = choose(scores, (step + 1) * total // steps - step * total // steps)
         model = prune_heads(model, removed)
         if tune is not None:
@@ -87,16 +92,18 @@ def distillation_loss(
     temperature: float = 2.0,
     hidden_weight: float = 0.0,
 ) -> Tensor:
-    """How far a student's outputs are from its teacher's: T² · KL(teacher ‖ student) of the logits at temperature T
-    (Hinton et al. 2015, arXiv:1503.02531), plus the mean squared difference of hidden states, times their weight.
+    """Compute how far a student's outputs are from its teacher's.
+
+    T² · KL(teacher ‖ student) of the logits at temperature T (Hinton et al. 2015, arXiv:1503.02531), plus the mean
+    squared difference of hidden states, times their weight.
 
     Args:
-        student, teacher: outputs of the two models on one batch; both with hidden states if these have weight.
+        student, teacher: outputs of the two models on one batch; with hidden states if hidden_weight is above 0.
         attention_mask: (B, S); padding does not count.
-        hidden_weight: for the mean over layers, tokens and features.  Outputs without logits need it above 0.
+        hidden_weight: of the mean over layers, tokens and features.  For outputs without logits it must be above 0.
 
     Returns:
-        A scalar; gradients reach the student alone.
+        A scalar; gradients flow to the student alone.
 
     Raises:
         ValueError: there is nothing to compare, or a temperature that is not above 0.
@@ -114,7 +121,7 @@ def distillation_loss(
             if attention_mask is not None and name in ("start_logits", "end_logits"):
                 p, q = (x.masked_fill(attention_mask == 0, torch.finfo(x.dtype).min) for x in (p, q))
             each = F.kl_div(q.log_softmax(-1), p.detach().log_softmax(-1), reduction="none", log_target=True).sum(-1)
-            term = temperature**2 * real_mean(each, attention_mask if p.dim() == 3 else None)
+            term = temperature**2 * masked_mean(each, attention_mask if p.dim() == 3 else None)
             loss = term if loss is None else loss + term
     if hidden_weight:
         states = [out.hidden_states or () for out in (student, teacher)]
@@ -125,15 +132,15 @@ def distillation_loss(
             )
         pairs = zip(*states, strict=True)
         gaps = torch.stack([(mine - theirs.detach()).square().mean(-1) for mine, theirs in pairs]).mean(0)
-        term = hidden_weight * real_mean(gaps, attention_mask)
+        term = hidden_weight * masked_mean(gaps, attention_mask)
         loss = term if loss is None else loss + term
     if loss is None:
         raise ValueError("the outputs have no logits; compare hidden states, with hidden_weight above 0")
     return loss
 
 
-def real_mean(each: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """The mean over what is no padding, of (B, S) or (B,)."""
+def masked_mean(each: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Average (B, S) over what is no padding, or (B,) without a mask."""
     if attention_mask is None:
         return each.mean()
     real = attention_mask.to(each.dtype)

@@ -1,6 +1,7 @@
-"""What can be gated: heads, and intermediate neurons.
+"""The units that can be gated: heads, and intermediate neurons.
 
-Shapes:  L layers · N units as built · B examples · S positions;  rows are B, or B·choices in multiple choice
+Shapes:  L layers · N units as built · B examples · S positions · I neurons kept;  rows are B, or B·choices in multiple
+         choice
 """
 
 from collections.abc import Callable, Iterator
@@ -13,31 +14,33 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.config import ConfigLike, kept_heads, kept_neurons
-from bertlite.importance.batches import Batch, inputs_of, mask_shape, real_tokens
-from bertlite.pruning import layers_of
+from bertlite.importance.batches import Batch, input_shape, inputs_of, real_tokens
+from bertlite.pruning import BertLike, layers_of
+from bertlite.stack.modules import BertLayer
 
 
 @dataclass(frozen=True)
 class Structure:
+    """Heads or neurons: how many there are, and how a model is run with gates on them."""
+
     unit: str
     built: Callable[[ConfigLike], int]
     kept: Callable[[ConfigLike, int], tuple[int, ...]]
-    gated: Callable[[Any, Batch, Tensor], Any]  # model, batch, (L, B, N) -> output
-    dense: Callable[[Any], nn.Linear]  # of a layer: what its units write through
-    reductions: tuple[str, ...]
+    run_gated: Callable[[BertLike, Batch, Tensor], Any]  # model, batch, (L, B, N) -> output
+    dense: Callable[[BertLayer], nn.Linear]  # the projection that a layer's units write through
 
-    def shape(self, model: Any) -> tuple[int, int]:  # (L, N)
+    def shape(self, model: BertLike) -> tuple[int, int]:  # (L, N)
         return model.config.num_hidden_layers, self.built(model.config)
 
-    def present(self, model: Any) -> Tensor:
-        """(L, N) bool: the units that are not pruned."""
+    def present(self, model: BertLike) -> Tensor:
+        """Return (L, N) bool: the units that are not pruned."""
         there = torch.zeros(self.shape(model), dtype=torch.bool)
         for layer in range(there.shape[0]):
             there[layer, list(self.kept(model.config, layer))] = True
         return there
 
-    def full(self, model: Any, values: list[Tensor]) -> Tensor:
-        """Values of each layer's units, (…, kept), as (…, L, N); nan for the pruned."""
+    def scatter(self, model: BertLike, values: list[Tensor]) -> Tensor:
+        """Return values of each layer's units, (…, kept), as one (…, L, N) in float64, nan for pruned units."""
         shape = (*values[0].shape[:-1], *self.shape(model))
         scattered = torch.full(shape, torch.nan, dtype=torch.float64)
         for layer, each in enumerate(values):
@@ -48,39 +51,40 @@ class Structure:
 EVERY_TOKEN = {"output_hidden_states": True}  # else a last layer of which [CLS] alone is read may compute no other
 
 
-def run(model: Any, batch: Batch, **options: Any) -> Any:
-    """The model's output for a batch without its labels."""
+def run(model: BertLike, batch: Batch, **options: Any) -> Any:
+    """Run the model on a batch without its labels."""
     return model(**inputs_of(batch), **options, return_dict=True)
 
 
-def by_row(gate: Tensor, batch: Batch) -> Tensor:
-    """A gate for each example, (L, B, N), as one for each row; one for each token, (L, rows, N, S), stays."""
-    choices = mask_shape(batch)[1] if len(mask_shape(batch)) == 3 else 1
+def row_gates(gate: Tensor, batch: Batch) -> Tensor:
+    """Repeat gates of examples, (L, B, N), for each of their rows; gates of tokens, (L, rows, N, S), stay."""
+    choices = input_shape(batch)[1] if len(input_shape(batch)) == 3 else 1
     return gate if gate.dim() == 4 or choices == 1 else gate.repeat_interleave(choices, 1)
 
 
-def gate_heads(model: Any, batch: Batch, gate: Tensor) -> Any:
-    gate = by_row(gate, batch)
+def run_with_head_gates(model: BertLike, batch: Batch, gate: Tensor) -> Any:
+    gate = row_gates(gate, batch)
     return run(model, batch, head_mask=gate[..., None] if gate.dim() == 4 else gate)
 
 
-def gate_neurons(model: Any, batch: Batch, gate: Tensor) -> Any:
-    gate = by_row(gate, batch)
+def run_with_neuron_gates(model: BertLike, batch: Batch, gate: Tensor) -> Any:
+    gate = row_gates(gate, batch)
     hooks = []
-    with in_one_piece(model):
+    with whole_layers(model):
         try:
             for layer, block in enumerate(layers_of(model)):
                 own = gate[layer][:, list(kept_neurons(model.config, layer))]
-                hooks.append(block.intermediate.register_forward_hook(partial(multiply, own, real_tokens(batch))))
+                hook = partial(scale_neurons, own, real_tokens(batch))
+                hooks.append(block.intermediate.register_forward_hook(hook))
             return run(model, batch, **EVERY_TOKEN)
         finally:
-            for hook in hooks:
-                hook.remove()
+            for handle in hooks:
+                handle.remove()
 
 
 @contextmanager
-def in_one_piece(model: Any) -> Iterator[None]:
-    """Layers that run once for all tokens: neither in chunks nor, with the hooks gone, again in the backward pass."""
+def whole_layers(model: BertLike) -> Iterator[None]:
+    """Let layers run once for all tokens: neither in chunks nor, with the hooks gone, again in the backward pass."""
     before = [(block, block.chunk_size_feed_forward, block.checkpointing) for block in layers_of(model)]
     try:
         for block, _, _ in before:
@@ -91,8 +95,8 @@ def in_one_piece(model: Any) -> Iterator[None]:
             block.chunk_size_feed_forward, block.checkpointing = size, checkpointing
 
 
-def multiply(gate: Tensor, real: Tensor, module: nn.Module, args: Any, activation: Tensor) -> Tensor:
-    """Scale a layer's neurons, (rows, S, I) or packed (T, I), by (rows, I)."""
+def scale_neurons(gate: Tensor, real: Tensor, module: nn.Module, args: tuple[Any, ...], activation: Tensor) -> Tensor:
+    """Multiply the activation of a layer's neurons, (rows, S, I) or packed (T, I), by gates, (rows, I)."""
     return activation * (gate[:, None] if activation.dim() == 3 else gate[real.nonzero()[:, 0]])
 
 
@@ -100,15 +104,13 @@ HEADS = Structure(
     unit="head",
     built=lambda config: config.num_attention_heads,
     kept=kept_heads,
-    gated=gate_heads,
+    run_gated=run_with_head_gates,
     dense=lambda layer: layer.attention.output.dense,
-    reductions=("example", "token", "batch"),
 )
 NEURONS = Structure(
     unit="neuron",
     built=lambda config: config.intermediate_size,
     kept=kept_neurons,
-    gated=gate_neurons,
+    run_gated=run_with_neuron_gates,
     dense=lambda layer: layer.output.dense,
-    reductions=("example", "batch"),
 )

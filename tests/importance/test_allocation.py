@@ -33,7 +33,7 @@ def count(choice: Choice) -> int:
 
 
 def value(scores: Tensor, gone: Choice) -> float:
-    """The sum of the scores that stay."""
+    """Sum the scores of the units that are kept."""
     stays = ~scores.isnan()
     for layer, units in gone.items():
         stays[layer, units] = False
@@ -101,12 +101,12 @@ def test_neurons_are_ranked_alike() -> None:
 @pytest.mark.parametrize(
     ("amount", "options", "message"),
     [
-        (12, {}, "12 of 11 heads cannot go: give an int up to 11, or a share from 0 to 1"),
-        (-1, {}, "-1 of 11 heads cannot go"),
-        (1.5, {}, "1.5 of 11 heads cannot go"),
-        (NAN, {}, "nan of 11 heads cannot go"),
-        (True, {}, "True of 11 heads cannot go"),
-        (9, {"at_least": 1}, "9 heads cannot go: at_least 1 and the protected ones leave only 8 to remove"),
+        (12, {}, "12 of 11 heads cannot be removed: give an int up to 11, or a share from 0 to 1"),
+        (-1, {}, "-1 of 11 heads cannot be removed"),
+        (1.5, {}, "1.5 of 11 heads cannot be removed"),
+        (NAN, {}, "nan of 11 heads cannot be removed"),
+        (True, {}, "True of 11 heads cannot be removed"),
+        (9, {"at_least": 1}, "9 heads cannot be removed: at_least 1 and the protected ones leave only 8 to remove"),
         (11, {"protect": {0: [0]}}, "leave only 10 to remove"),
         (1, {"at_least": -1}, "at_least is -1"),
         (1, {"at_least": 2, "at_most": 1}, "at_least is 2 and at_most 1"),
@@ -205,7 +205,7 @@ def test_within_a_measured_time_no_choice_keeps_more(budget: float) -> None:
 
 
 def test_a_knapsack_is_within_its_cells_of_the_best() -> None:
-    """What it picks fits, and no choice that fits with a cell to spare for each group is better."""
+    """The choice fits, and no choice that fits with a cell to spare for each group is better."""
     for seed in range(5):
         table = draw(4, 3, 2, seed=seed)
         groups = [[(float(c), float(v)) for c, v in group] for group in table]

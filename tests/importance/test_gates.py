@@ -49,17 +49,17 @@ def test_how_often_a_hard_concrete_gate_is_open_and_shut_is_the_closed_form() ->
     assert abs(float(gates.penalty().detach()) - float(opened.sum())) < 1e-5
 
 
-def test_the_slope_of_the_mean_gate_is_that_of_its_mean() -> None:
+def test_the_gradient_of_the_mean_gate_is_that_of_its_mean() -> None:
     """Through the noise, against the derivative of E[gate] = ∫ P(gate > t) dt."""
     gates = spread(HardConcreteGates(CONFIG)).double()
     torch.manual_seed(0)
-    (slope,) = torch.autograd.grad(drawn(gates, 20_000).mean(0).sum(), gates.log_alpha)
+    (grad,) = torch.autograd.grad(drawn(gates, 20_000).mean(0).sum(), gates.log_alpha)
     alpha = gates.log_alpha.detach().requires_grad_()
     t = (torch.arange(2_000, dtype=F64) + 0.5)[:, None, None] / 2_000
     s = (t + 0.1) / 1.2
     mean = (alpha - 0.33 * (s / (1 - s)).log()).sigmoid().mean(0)
     (wanted,) = torch.autograd.grad(mean.sum(), alpha)
-    assert ((slope - wanted).abs() < 0.02).all()
+    assert ((grad - wanted).abs() < 0.02).all()
     assert wanted.max() > 0.1
 
 
@@ -107,7 +107,7 @@ def test_subset_gates_sum_to_k_and_in_the_end_are_k_ones(keep: int) -> None:
 
 
 def test_cold_subset_gates_are_the_top_of_perturbed_weights() -> None:
-    """Of one gate: drawn as often as its softmax says (the Gumbel trick)."""
+    """One gate is drawn as often as its softmax says (the Gumbel trick)."""
     gates = spread(SubsetGates(CONFIG, 1, temperature=1e-4))
     torch.manual_seed(0)
     with torch.no_grad():
@@ -116,7 +116,7 @@ def test_cold_subset_gates_are_the_top_of_perturbed_weights() -> None:
     assert ((mean - wanted).abs() < 4 * (wanted * (1 - wanted) / 4_000).sqrt() + 1e-3).all()
 
 
-def test_subset_gates_have_the_slope_of_their_weights() -> None:
+def test_subset_gates_have_the_gradient_of_their_weights() -> None:
     gates = spread(SubsetGates(CONFIG, 3)).double()
 
     def gate(weight: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ NEEDED = {(0, 2), (1, 1), (2, 3)}
 
 
 def task() -> tuple[Any, list[dict[str, Tensor]]]:
-    """A model, and its own answers, to which three heads contribute and the others a thousandth."""
+    """Return a model whose other heads count a thousandth of three, and batches labelled with its own predictions."""
     model = make(BertForSequenceClassification, num_labels=6)
     for layer, block in enumerate(model.bert.encoder.layer):
         for head in range(N):

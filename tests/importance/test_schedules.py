@@ -99,9 +99,9 @@ def test_what_cannot_be_done_is_refused_before_scoring() -> None:
         pytest.fail("it scored")
 
     for amount, steps, message in (
-        (13, 1, "13 of 12 heads cannot go"),
-        (4, 5, "4 heads cannot go in 5 steps: give 1 to 4"),
-        (4, 0, "4 heads cannot go in 0 steps"),
+        (13, 1, "13 of 12 heads cannot be removed"),
+        (4, 5, "4 heads cannot be removed in 5 steps: give 1 to 4"),
+        (4, 0, "4 heads cannot be removed in 0 steps"),
     ):
         with pytest.raises(ValueError, match=message):
             iterative(model_of(), never, amount, steps=steps)
@@ -137,14 +137,14 @@ def test_distillation_is_the_divergence_at_a_temperature() -> None:
     assert_same(distillation_loss(teacher, teacher, hidden_weight=1.0), torch.zeros((), dtype=F64))
 
 
-def test_at_high_temperature_its_slope_is_the_difference_of_centred_logits() -> None:
+def test_at_high_temperature_its_gradient_is_the_difference_of_centred_logits() -> None:
     """Hinton et al. 2015, section 2.1, where it is T²-scaled."""
     student, teacher = torch.randn(2, 3, 5, dtype=F64, generator=torch.Generator().manual_seed(0))
     student.requires_grad_()
     loss = distillation_loss(Logits(student), Logits(teacher), temperature=1e4)
-    (slope,) = torch.autograd.grad(loss, student)
+    (grad,) = torch.autograd.grad(loss, student)
     centred = [x - x.mean(-1, keepdim=True) for x in (student.detach(), teacher)]
-    torch.testing.assert_close(slope, (centred[0] - centred[1]) / (5 * 3), rtol=1e-3, atol=0)
+    torch.testing.assert_close(grad, (centred[0] - centred[1]) / (5 * 3), rtol=1e-3, atol=0)
 
 
 class Logits:

@@ -32,6 +32,7 @@ from bertlite.importance import (
     repair_,
 )
 from bertlite.importance.allocation import Choice
+from bertlite.importance.criteria import criteria_for
 from bertlite.lab.experiments.data import Batch, Encoded, Source, order, read, read_tokenizer
 from bertlite.lab.experiments.evaluate import TASKS, Task, evaluate, predict
 from bertlite.lab.experiments.files import (
@@ -46,9 +47,6 @@ from bertlite.records import Run, is_finished, sha256_of
 
 MASKS, SCORES = "masks.json", "scores.json"
 COUNTED = 128  # tokens of the sequence whose multiply-accumulates are counted
-NEURON_CRITERIA = ("michel", "signed", "fisher", "magnitude", "random")
-NEEDS_LOSS = ("michel", "signed", "fisher", "taylor", "leave_one_out")
-NEEDS_NO_DATA = ("magnitude", "random")
 REPAIRS = ("none", *METHODS)
 INVERTED = "inverted"  # remove what scores highest
 
@@ -112,8 +110,8 @@ class Cell:
             raise ValueError(f"there is no repair {self.repair!r}; have: {', '.join(REPAIRS)}")
         if self.steps < 1 or self.epochs < 0:
             raise ValueError(f"steps is {self.steps} and epochs {self.epochs}; at least 1 and 0")
-        if self.neurons and asked not in NEURON_CRITERIA:
-            raise ValueError(f"{asked!r} does not score neurons; {', '.join(NEURON_CRITERIA)} do")
+        if self.neurons and "neuron" not in CRITERIA[asked].units:
+            raise ValueError(f"{asked!r} does not score neurons; {', '.join(criteria_for('neuron'))} do")
         if self.neurons and self.steps > 1:
             raise ValueError("neurons are pruned at once: steps must be 1")
 
@@ -206,7 +204,7 @@ class Bench:
         """
         self.choose(cell)(torch.zeros(self.known().shape).where(self.known(), math.nan), self.heads(cell))
         asked = options(cell.criterion)
-        if self.task.apart and asked["criterion"] in NEEDS_LOSS and asked.get("target") != "kl":
+        if self.task.apart and CRITERIA[asked["criterion"]].needs_loss and asked.get("target") != "kl":
             raise ValueError(f"{self.task.name} has no loss for one text: use {cell.criterion}/kl")
         if self.task.apart and cell.epochs:
             raise ValueError(f"{self.task.name} has no retraining: epochs must be 0")
@@ -311,6 +309,6 @@ class Bench:
         """(layers, heads) or (layers, neurons): the higher, the longer it stays."""
         asked = options(cell.criterion)
         inverted = asked.pop(INVERTED)
-        batches = [] if asked["criterion"] in NEEDS_NO_DATA else self.calibration(cell.seed)
+        batches = self.calibration(cell.seed) if CRITERIA[asked["criterion"]].needs_data else []
         found = (neuron_importance if neurons else head_importance)(model, batches, seed=cell.seed, **asked)
         return -found if inverted else found

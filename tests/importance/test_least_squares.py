@@ -43,7 +43,7 @@ def block_of(model: Any, layer: int) -> Any:
 
 
 def seen_by(model: Any, part: nn.Module, batches: list[dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
-    """What an output projection is called with at real tokens when the whole model runs: inputs and residual."""
+    """Return the inputs and the residual of an output projection at real tokens when the whole model runs."""
     calls: list[tuple[Tensor, Tensor]] = []
     hook = part.register_forward_pre_hook(lambda module, args: calls.append(args))
     with torch.no_grad():
@@ -64,7 +64,7 @@ PARTS: dict[str, tuple[Part, int]] = {
 
 
 def problem(pruned: Any, dense: Any, batches: Any, layer: int, part: str) -> tuple[Tensor, Tensor]:
-    """Inputs C (T, width) that a projection of the pruned model has, and Y (T, D), what it should make of them."""
+    """Return the inputs of a projection in the pruned model, C (T, width), and its wanted output, Y (T, D)."""
     mine, theirs = PARTS[part][0](pruned, layer), PARTS[part][0](dense, layer)
     inputs, residual = seen_by(pruned, mine, batches)
     full, other = seen_by(dense, theirs, batches)
@@ -82,7 +82,7 @@ def least_squares(design: Tensor, wanted: Tensor, ridge: float) -> Tensor:
 
 
 def solved(inputs: Tensor, wanted: Tensor, weight: Tensor, method: str, width: int, ridge: float) -> Tensor:
-    """The weight and, as its last column, the bias: (D, width + 1)."""
+    """Return the fitted weight with the bias as its last column: (D, width + 1)."""
     c, y = inputs - inputs.mean(0), wanted - wanted.mean(0)
     left = y - c @ weight.T
     if method == "refit" and weight.numel():

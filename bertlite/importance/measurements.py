@@ -1,0 +1,274 @@
+"""The quantities that criteria are computed from, measured of a model on calibration data.
+
+Every unit has a gate ξ = 1 that its output is multiplied by, for each example its own: one backward pass gives the
+gradients ∂L/∂ξ of all examples apart.
+
+Shapes:  L layers · N units as built · B examples · S positions · R rows, B or B·choices · K what a mean is over;
+         n units of one layer that are not pruned
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bertlite.importance.batches import (
+    Batch,
+    Loss,
+    count_examples,
+    example_losses,
+    read_batches,
+    real_tokens,
+    split_examples,
+)
+from bertlite.importance.criteria import (
+    ATTENTIONS,
+    CONTEXTS,
+    GATE_GRADIENTS,
+    LOSS_INCREASES,
+    NOISE,
+    WEIGHT_GRADIENTS,
+    WEIGHTS,
+    Criterion,
+    Measurement,
+)
+from bertlite.importance.predictions import predictions
+from bertlite.importance.structures import EVERY_TOKEN, HEADS, Structure, run
+from bertlite.pruning import BertLike, layers_of, scatter_heads
+
+Objective = Callable[[Any], Tensor]  # model output -> (B,)
+
+
+@dataclass(frozen=True)
+class ScoringTask:
+    """All that scores follow from, but for the criterion and the data; see `head_importance`."""
+
+    model: BertLike
+    structure: Structure
+    reduction: str = "example"
+    target: str = "loss"
+    loss: Loss | None = None
+    teacher: BertLike | None = None
+    seed: int = 0
+    ignored_tokens: frozenset[int] = frozenset()
+
+    @property
+    def models(self) -> list[BertLike]:
+        return [self.model] if self.teacher is None else [self.model, self.teacher]
+
+    @property
+    def needs_labels(self) -> bool:
+        return self.target == "loss" and self.loss is None
+
+    def labelled(self, batches: Iterable[Batch]) -> list[Batch]:
+        """Check batches and move them to the model's device, with labels if the target needs them."""
+        return read_batches(self.model, batches, self.needs_labels)
+
+    def objective(self, batch: Batch, generator: torch.Generator | None = None) -> Objective:
+        """Return the function of the model's output on one batch that is to be examined.
+
+        For target "kl" it is the divergence from the teacher's prediction or, given a generator, the negative
+        log-likelihood of labels drawn from that prediction.
+        """
+        if self.target == "loss":
+            return lambda out: example_losses(self.model, out, batch) if self.loss is None else self.loss(out, batch)
+        teacher = self.model if self.teacher is None else self.teacher
+        with torch.no_grad():
+            dense = predictions(teacher, run(teacher, batch), batch)
+        if generator is None:
+            return lambda out: sum_terms(
+                p.divergence(q) for p, q in zip(dense, predictions(self.model, out, batch), strict=True)
+            )
+        drawn = [p.draw(generator) for p in dense]
+        return lambda out: sum_terms(
+            p.nll(labels) for p, labels in zip(predictions(self.model, out, batch), drawn, strict=True)
+        )
+
+    def losses(self, objective: Objective, out: Any, batch: Batch) -> Tensor:
+        """Return the objective of each example, (B,).
+
+        Raises:
+            ValueError: it is another number of numbers.
+        """
+        losses = objective(out)
+        if not isinstance(losses, Tensor) or tuple(losses.shape) != (count_examples(batch),):
+            shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+            raise ValueError(
+                f"the loss returned {shape}; expected one number for each of {count_examples(batch)} examples"
+            )
+        return losses
+
+
+def sum_terms(terms: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(terms)).sum(0)
+
+
+def mean(values: Iterable[Tensor]) -> Tensor:
+    """Average the (K, L, N) of every batch to (L, N)."""
+    total, count = torch.zeros(()), 0
+    for each in values:
+        total, count = total + each.sum(0), count + len(each)
+    if not count:
+        raise ValueError("no example has a label that counts: every loss is nan")
+    return total / count
+
+
+# Measured of each example, token or batch
+
+
+def gate_gradients(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tensor]:
+    """Yield (K, L, N) of every batch: ∂L/∂ξ by example, by token, or of the batch's mean loss.
+
+    An example without any label does not count.
+    """
+    model, structure = task.model, task.structure
+    layers, built = structure.shape(model)
+    generator = torch.Generator().manual_seed(task.seed)
+    dtype = torch.promote_types(model.dtype, torch.float32)
+    for batch in task.labelled(batches):
+        real = real_tokens(batch)
+        shape = (layers, *real.shape) if task.reduction == "token" else (layers, count_examples(batch))
+        gate = torch.ones(*shape[:2], built, *shape[2:], dtype=dtype, device=model.device, requires_grad=True)
+        objective = task.objective(batch, generator)
+        losses = task.losses(objective, structure.run_gated(model, batch, gate), batch)
+        if not losses.requires_grad:
+            raise ValueError(f"the loss does not depend on any {structure.unit}: it has no gradient")
+        counted = ~losses.detach().isnan()
+        (grad,) = torch.autograd.grad(losses[counted].sum(), gate, allow_unused=True, materialize_grads=True)
+        grad = grad.double()
+        if task.reduction == "token":
+            rows = counted.repeat_interleave(real.shape[0] // len(counted))
+            grad = grad.permute(1, 3, 0, 2)[real & rows[:, None]]
+        else:
+            grad = grad.transpose(0, 1)[counted]
+        if task.reduction == "batch" and len(grad):
+            grad = grad.mean(0, keepdim=True)
+        yield grad.cpu()
+
+
+def weight_gradients(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tensor]:
+    """Yield (1, L, N) of every batch, or of every example: Σ W·∂L/∂W.
+
+    W is the block of the output projection that the unit writes through.
+    """
+    model, structure = task.model, task.structure
+    generator = torch.Generator().manual_seed(task.seed)
+    read = task.labelled(batches)
+    weights = [structure.dense(layer).weight.requires_grad_() for layer in layers_of(model)]
+    for whole in read:
+        for batch in split_examples(whole) if task.reduction == "example" else [whole]:
+            out = run(model, batch)
+            losses = task.losses(task.objective(batch, generator), out, batch)
+            if losses.isnan().all():
+                continue
+            grads = torch.autograd.grad(losses.nanmean(), weights, allow_unused=True, materialize_grads=True)
+            products = [(weight * grad).double().sum(0) for weight, grad in zip(weights, grads, strict=True)]
+            counts = [len(structure.kept(model.config, layer)) for layer in range(len(products))]
+            sums = [x.reshape(n, -1).sum(1) if n else x for x, n in zip(products, counts, strict=True)]
+            yield structure.scatter(model, sums)[None]
+
+
+@torch.no_grad()
+def loss_increases(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tensor]:
+    """Yield (K, L, N) of every batch: the increase of the target when one unit is gated off."""
+    model, structure = task.model, task.structure
+    present = structure.present(model)
+    for batch in task.labelled(batches):
+        objective = task.objective(batch)
+        gate = torch.ones(len(present), count_examples(batch), present.shape[1], device=model.device)
+        whole = task.losses(objective, structure.run_gated(model, batch, gate), batch)
+        increase = torch.full((count_examples(batch), *present.shape), torch.nan, dtype=torch.float64)
+        for layer, unit in present.nonzero().tolist():
+            gate[layer, :, unit] = 0
+            without = task.losses(objective, structure.run_gated(model, batch, gate), batch)
+            increase[:, layer, unit] = (without - whole).double().cpu()
+            gate[layer, :, unit] = 1
+        increase = increase[~whole.isnan().cpu()]
+        yield increase.mean(0, keepdim=True) if task.reduction == "batch" and len(increase) else increase
+
+
+# Measured at every token
+
+
+def attentions(task: ScoringTask, criterion: Criterion, batch: Batch) -> Tensor:
+    """Return the criterion's statistic of the attention weights, (R, S, L, N), nan for pruned heads."""
+    found = run(task.model, batch, output_attentions=True).attentions
+    weights = torch.stack(scatter_heads(found, task.model.config, fill=torch.nan)).double().cpu()  # (L, R, N, S, S)
+    if task.ignored_tokens and criterion.may_ignore_tokens:
+        ids = batch["input_ids"].reshape(-1, weights.shape[-1]).cpu()
+        ignored = torch.isin(ids, torch.tensor(sorted(task.ignored_tokens)))
+        weights = weights.masked_fill(ignored[None, :, None, None], 0)
+    return criterion.statistic(weights).permute(1, 3, 0, 2)
+
+
+def contexts(task: ScoringTask, criterion: Criterion, batch: Batch) -> Tensor:
+    """Return the criterion's statistic of the heads' contexts, (R, S, L, N), nan for pruned heads."""
+    found: list[Tensor] = []
+
+    def record(module: nn.Module, args: tuple[Any, ...], out: tuple[Tensor, ...]) -> None:
+        found.append(out[0])
+
+    blocks = [block.attention.self for block in layers_of(task.model)]
+    hooks = [block.register_forward_hook(record) for block in blocks]
+    try:
+        run(task.model, batch, **EVERY_TOKEN)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    real, values = real_tokens(batch), []
+    for block, x in zip(blocks, found, strict=True):
+        rows = x if x.dim() == 3 else x.new_zeros(*real.shape, x.shape[-1]).index_put((real,), x)  # it was packed
+        size = block.attention_head_size
+        values.append(criterion.statistic(rows.unflatten(-1, (rows.shape[-1] // size, size))))
+    return HEADS.scatter(task.model, values)
+
+
+TokenStatistic = Callable[[ScoringTask, Criterion, Batch], Tensor]
+
+
+@torch.no_grad()
+def token_statistics(
+    measure: TokenStatistic, task: ScoringTask, criterion: Criterion, batches: Iterable[Batch]
+) -> Iterator[Tensor]:
+    """Yield (K, L, N) of every batch: means over tokens that are no padding."""
+    for batch in read_batches(task.model, batches):
+        real, statistic = real_tokens(batch).cpu(), measure(task, criterion, batch)
+        if task.reduction == "token":
+            yield statistic[real]
+        elif task.reduction == "batch":
+            yield statistic[real].mean(0, keepdim=True)
+        else:  # rows of one example, if they are several, are one
+            real = real.reshape(count_examples(batch), -1)
+            statistic = statistic.reshape(*real.shape, *statistic.shape[2:])
+            yield (statistic * real[..., None, None]).sum(1) / real.sum(1)[:, None, None]
+
+
+# Measured of the model alone
+
+
+def weight_statistic(task: ScoringTask, criterion: Criterion) -> Tensor:
+    """Return the criterion's statistic of the weights that each unit writes through, (L, N)."""
+    structure, config, found = task.structure, task.model.config, []
+    for layer, block in enumerate(layers_of(task.model)):
+        count, weight = len(structure.kept(config, layer)), structure.dense(block).weight.double()
+        found.append(criterion.statistic(weight.unflatten(1, (count, -1))) if count else weight.new_zeros(0))
+    return structure.scatter(task.model, found)
+
+
+def noise(task: ScoringTask) -> Tensor:
+    generator = torch.Generator().manual_seed(task.seed)
+    return torch.rand(task.structure.shape(task.model), generator=generator, dtype=torch.float64)
+
+
+Score = Callable[[ScoringTask, Criterion, Iterable[Batch]], Tensor]
+SCORES: dict[Measurement, Score] = {  # how a criterion's (L, N) is computed, by what it is computed from
+    GATE_GRADIENTS: lambda task, criterion, batches: mean(map(criterion.statistic, gate_gradients(task, batches))),
+    WEIGHT_GRADIENTS: lambda task, criterion, batches: mean(map(criterion.statistic, weight_gradients(task, batches))),
+    LOSS_INCREASES: lambda task, criterion, batches: mean(map(criterion.statistic, loss_increases(task, batches))),
+    ATTENTIONS: lambda task, criterion, batches: mean(token_statistics(attentions, task, criterion, batches)),
+    CONTEXTS: lambda task, criterion, batches: mean(token_statistics(contexts, task, criterion, batches)),
+    WEIGHTS: lambda task, criterion, batches: weight_statistic(task, criterion),
+    NOISE: lambda task, criterion, batches: criterion.statistic(noise(task)),
+}

@@ -1,0 +1,37 @@
+"""The public names of bertlite.importance, each from the module it lives in."""
+
+from bertlite.importance.allocation import macs, rank_by_latency, rank_by_macs, rank_heads, rank_neurons, rearrange
+from bertlite.importance.criteria import CRITERIA, NEURON_CRITERIA, NORMALISERS, REDUCTIONS, TARGETS, Criterion
+from bertlite.importance.gates import HardConcreteGates, SubsetGates, train_gates
+from bertlite.importance.least_squares import METHODS, repair, repair_
+from bertlite.importance.schedules import Step, distillation_loss, iterative, one_shot
+from bertlite.importance.scores import head_gradients, head_importance, neuron_importance, normalise
+
+__all__ = [
+    "CRITERIA",
+    "METHODS",
+    "NEURON_CRITERIA",
+    "NORMALISERS",
+    "REDUCTIONS",
+    "TARGETS",
+    "Criterion",
+    "HardConcreteGates",
+    "Step",
+    "SubsetGates",
+    "distillation_loss",
+    "head_gradients",
+    "head_importance",
+    "iterative",
+    "macs",
+    "neuron_importance",
+    "normalise",
+    "one_shot",
+    "rank_by_latency",
+    "rank_by_macs",
+    "rank_heads",
+    "rank_neurons",
+    "rearrange",
+    "repair",
+    "repair_",
+    "train_gates",
+]

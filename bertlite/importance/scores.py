@@ -1,0 +1,216 @@
+"""Scores: for each head or neuron one number, the larger the more it matters.
+
+Shapes:  L layers · N units as built, heads or neurons
+"""
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from bertlite.importance.batches import Batch, Loss, check_model, eval_mode
+from bertlite.importance.criteria import NORMALISERS, REDUCTIONS_OF, TARGETS, Criterion, criteria_for
+from bertlite.importance.measurements import SCORES, ScoringTask, gate_gradients
+from bertlite.importance.structures import HEADS, NEURONS
+from bertlite.pruning import BertLike
+
+TINY = 1e-20  # so that a layer of zeros is not divided by 0
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def describe_criteria(unit: str) -> str:
+    """Return the criteria that score heads or neurons, one a line, as a list for a docstring."""
+    lines = []
+    for each in criteria_for(unit).values():
+        lines.append(f'- "{each.name}": {each.description}{f" ({each.source})" if each.source else ""}.')
+    return "\n    ".join(lines)
+
+
+def with_criteria(unit: str) -> Callable[[Function], Function]:
+    """Put the criteria of heads or neurons in the place of {criteria} in a function's docstring."""
+
+    def fill(function: Function) -> Function:
+        function.__doc__ = (function.__doc__ or "").replace("{criteria}", describe_criteria(unit))
+        return function
+
+    return fill
+
+
+@with_criteria("head")
+def head_importance(
+    model: BertLike,
+    batches: Iterable[Batch] = (),
+    criterion: str = "michel",
+    *,
+    reduction: str = "example",
+    target: str = "loss",
+    loss: Loss | None = None,
+    teacher: BertLike | None = None,
+    normaliser: str = "none",
+    cost: Tensor | None = None,
+    seed: int = 0,
+    ignored_tokens: Iterable[int] = (),
+) -> Tensor:
+    """Score each head by one criterion of the literature: the higher, the more it matters.
+
+    The criteria, where ξ = 1 is a gate that multiplies a head's context; padding does not count:
+
+    {criteria}
+
+    Args:
+        model: of bertlite or bertlite.hf; left as found, weights, gradients, training mode and random state included.
+        batches: what the model takes, with its labels; scored in eval mode.
+        reduction: what the mean is over: "example", the same however the examples are batched; "token" (Michel et
+            al.'s code); or "batch", one gradient for each batch (run_bertology, TextPruner).
+        target: "loss", or "kl", label-free: the divergence of the prediction from the dense model's.  At the dense
+            model KL itself has no gradient, so its curvature is taken, as the Fisher information does: L is -log p(y)
+            with y drawn by `seed` from the teacher's prediction, and mean g² is twice the KL that the gate would cost,
+            to second order.  Classes are drawn from their softmax, independent labels one by one; a regression's
+            number, or the mean token vector of a BertModel, from a normal distribution of variance 1 about it.
+        loss: (output, batch) -> (B,) for target "loss"; by default the model's own, of each example alone.
+        teacher: for target "kl", the dense model; by default `model` itself.
+        normaliser: see `normalise`; `cost` is for "cost".
+        ignored_tokens: ids of tokens whose columns "confidence" leaves out; Voita et al. leave out [SEP].
+
+    Returns:
+        (L, N), float64 on the CPU.  A pruned head is nan, not 0: "gone" and "unimportant" are different answers.
+
+    Raises:
+        ValueError: an unknown name, no batches, labels that are missing or do not fit the model, or a combination
+            that means nothing; before anything is computed.
+    """
+    task = ScoringTask(model, HEADS, reduction, target, loss, teacher, seed, frozenset(ignored_tokens))
+    return score(task, criterion, batches, normaliser, cost)
+
+
+@with_criteria("neuron")
+def neuron_importance(
+    model: BertLike,
+    batches: Iterable[Batch] = (),
+    criterion: str = "michel",
+    *,
+    reduction: str = "example",
+    target: str = "loss",
+    loss: Loss | None = None,
+    teacher: BertLike | None = None,
+    normaliser: str = "none",
+    cost: Tensor | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """Score each intermediate (feed-forward) neuron by one criterion: the higher, the more it matters.
+
+    The criteria, where ξ = 1 is a gate that multiplies a neuron's activation:
+
+    {criteria}
+
+    Args:
+        reduction: "example" or "batch".
+        the others: as for `head_importance`.
+
+    Returns:
+        (L, I), float64 on the CPU, nan where a neuron is pruned.
+    """
+    task = ScoringTask(model, NEURONS, reduction, target, loss, teacher, seed)
+    return score(task, criterion, batches, normaliser, cost)
+
+
+def head_gradients(
+    model: BertLike,
+    batches: Iterable[Batch],
+    *,
+    target: str = "loss",
+    loss: Loss | None = None,
+    teacher: BertLike | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """Compute ∂L/∂ξ of every example: (examples, L, N), float64, nan where a head is pruned; for `rearrange`."""
+    task = ScoringTask(model, HEADS, "example", target, loss, teacher, seed)
+    check_task(task, "michel")
+    with eval_mode(*task.models):
+        found = torch.cat([*gate_gradients(task, batches)])
+    return found.masked_fill(~HEADS.present(model), torch.nan)
+
+
+def normalise(scores: Tensor, normaliser: str, cost: Tensor | None = None) -> Tensor:
+    """Make scores comparable across layers; nan stays nan and counts for nothing.
+
+    Args:
+        normaliser: "none"; "layer_l2" and "layer_sum" divide each layer by its norm or its sum; "minmax" maps the
+            whole to 0…1; "cost" divides by `cost`.
+        cost: what each unit costs, in MACs or milliseconds; broadcasts to the scores.
+
+    Raises:
+        ValueError: an unknown name, or a cost that is missing, does not fit or is not above 0.
+    """
+    if normaliser not in NORMALISERS:
+        raise ValueError(f"normaliser {normaliser!r} is unknown; have: {', '.join(NORMALISERS)}")
+    if normaliser == "cost":
+        return scores / checked_cost(cost, scores)
+    if cost is not None:
+        raise ValueError(f"a cost was given, but the normaliser is {normaliser!r}; use 'cost'")
+    if normaliser == "layer_l2":
+        return scores / (scores.square().nansum(1, keepdim=True).sqrt() + TINY)
+    if normaliser == "layer_sum":
+        return scores / (scores.nansum(1, keepdim=True) + TINY)
+    if normaliser == "minmax":
+        there = scores[~scores.isnan()]
+        return scores if not len(there) else (scores - there.min()) / (there.max() - there.min() + TINY)
+    return scores
+
+
+def checked_cost(cost: Tensor | None, scores: Tensor) -> Tensor:
+    if cost is None:
+        raise ValueError("normaliser 'cost' divides by what each unit costs; pass cost=")
+    try:
+        full = torch.as_tensor(cost).broadcast_to(scores.shape)
+    except RuntimeError:
+        raise ValueError(f"cost has shape {tuple(cost.shape)}, which does not fit {tuple(scores.shape)}") from None
+    if not bool((full > 0).all()):
+        raise ValueError(f"cost holds {float(full[~(full > 0)][0])}; what a unit costs is above 0")
+    return full
+
+
+def score(task: ScoringTask, criterion: str, batches: Iterable[Batch], normaliser: str, cost: Tensor | None) -> Tensor:
+    """Score all units of a model, (L, N), nan where one is pruned."""
+    entry = check_task(task, criterion)
+    present = task.structure.present(task.model)
+    normalise(torch.ones(present.shape), normaliser, cost)  # raises before any work
+    with eval_mode(*task.models):
+        scores = SCORES[entry.measurement](task, entry, batches)
+    return normalise(scores.double().masked_fill(~present, torch.nan), normaliser, cost)
+
+
+def check_task(task: ScoringTask, criterion: str) -> Criterion:
+    """Refuse unknown names, and combinations that mean nothing; return the criterion of that name.
+
+    Raises:
+        ValueError: it names the value and what would do.
+        TypeError: a model is none of bertlite's.
+    """
+    for model in task.models:
+        check_model(model)
+    unit = task.structure.unit
+    criteria = criteria_for(unit)
+    names = {
+        "criterion": (criterion, criteria),
+        "reduction": (task.reduction, REDUCTIONS_OF[unit]),
+        "target": (task.target, TARGETS),
+    }
+    for kind, (value, known) in names.items():
+        if value not in known:
+            raise ValueError(f"{kind} {value!r} is unknown for {unit}s; have: {', '.join(known)}")
+    found = criteria[criterion]
+    if task.reduction not in found.reductions(unit):
+        have = " or ".join(repr(name) for name in found.reductions(unit))
+        raise ValueError(f"criterion {criterion!r} has no parts by {task.reduction}; use reduction {have}")
+    if task.target == "loss" and task.teacher is not None:
+        raise ValueError("a teacher was given, but target is 'loss'; use target='kl'")
+    if task.target == "kl" and task.loss is not None:
+        raise ValueError("a loss was given, but target is 'kl'; leave one of them out")
+    if found.kl_needs_teacher and task.target == "kl" and task.teacher is None:
+        raise ValueError(
+            f"at the dense model itself KL has no gradient for criterion {criterion!r} to take the sign of; pass the"
+            " dense model as teacher= for a pruned one, or use 'fisher', 'michel' or 'leave_one_out'"
+        )
+    return found
