@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import CHECKS, OURS, STOCK, V5, MissingError, Side, equal, told
-from checks.common import ROUNDING, ROUNDING32
+
+from tests.clients.checks import CHECKS, OURS, STOCK, V5, MissingError, Side, equal, first_line
+from tests.clients.checks.common import ROUNDING, ROUNDING32
 
 # What stock cannot do, and what it says.  Where it does a thing wrong in silence, it is the check that speaks.
 UNLOADABLE = "RuntimeError: You set `ignore_mismatched_sizes` to `False`"  # a pruned checkpoint, in transformers 5
@@ -73,4 +74,4 @@ def only_ours(name: str, folder: Path) -> None:
     assert seen(name, folder)
     with pytest.raises(Exception) as failure:  # noqa: PT011  # the table has the type and the text
         CHECKS[name].run(STOCK, folder / STOCK.name)
-    assert re.match(STOCK_FAILS[name], told(failure.value)), told(failure.value)
+    assert re.match(STOCK_FAILS[name], first_line(failure.value)), first_line(failure.value)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from checks.common import (
+from tests.clients.checks.common import (
     CHECKPOINTING,
     ROUNDING32,
     SIZES,

@@ -76,7 +76,7 @@ class ElsewhereError(Exception):
     """What happened in another process; the text names the exception."""
 
 
-def told(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """An error as one reads it at the foot of a traceback, its first line."""
     text = str(error) if isinstance(error, ElsewhereError) else f"{type(error).__name__}: {error}"
     return text.partition("\n")[0].strip()

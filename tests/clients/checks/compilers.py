@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from checks.common import (
+from tests.clients.checks.common import (
     CHECKPOINTING,
     ROUNDING32,
     SIZES,

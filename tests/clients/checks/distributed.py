@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import bertlite
-from checks.common import (
+from tests.clients.checks.common import (
     CHECKPOINTING,
     OURS,
     ROUNDING,
@@ -37,7 +37,7 @@ from checks.common import (
     tiny,
     tiny_batch,
 )
-from checks.trainer import logged, rows, trainer
+from tests.clients.checks.trainer import logged, rows, trainer
 
 DDP, FSDP, TENSOR = "DDP", "FSDP2", "tensor parallel"
 CLS = "BertForSequenceClassification"
@@ -58,7 +58,7 @@ def launched(side: str) -> Path:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     with open(Path(folder) / "log", "w") as log:
         run = subprocess.Popen(
-            [*command, "-m", "checks.worker", side, folder],
+            [*command, "-m", f"{__package__}.worker", side, folder],
             env=environ,
             stdout=log,
             stderr=subprocess.STDOUT,

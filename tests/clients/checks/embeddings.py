@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import bertlite
-from checks.common import (
+from tests.clients.checks.common import (
     CHECKPOINTING,
     ROUNDING32,
     SOME,
@@ -22,7 +22,7 @@ from checks.common import (
     seed,
     state,
 )
-from checks.pipelines import REVIEWS, learnt
+from tests.clients.checks.pipelines import REVIEWS, learnt
 
 CLIENT = "sentence-transformers"
 NEEDS = ("sentence_transformers", "datasets", "accelerate")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import bertlite
 import bertlite.hf
-from checks.common import (
+from tests.clients.checks.common import (
     GONE,
     OURS,
     QUIET,

@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor
 
 import bertlite
-from checks.common import SOME, Observed, Side, check, equal, minilm, seed, taught
+from tests.clients.checks.common import SOME, Observed, Side, check, equal, minilm, seed, taught
 
 CLIENT = "pipeline"
 MASK, IGNORED = 103, -100  # [MASK] in MiniLM's vocabulary, which is bert-base-uncased's

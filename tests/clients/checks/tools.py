@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import bertlite
-from checks.common import (
+from tests.clients.checks.common import (
     ROUNDING32,
     SIZES,
     V5,
