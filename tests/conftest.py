@@ -100,9 +100,11 @@ def assert_same(got: Any, wanted: Any, atol: float = EXACT) -> None:
     assert list(got) == list(wanted)
     assert got, "nothing to compare"
     for place in wanted:
-        torch.testing.assert_close(
-            got[place], wanted[place], rtol=0, atol=atol, msg=lambda text, place=place: f"{place}: {text}"
-        )
+
+        def named(text: str, place: str = place) -> str:
+            return f"{place}: {text}"
+
+        torch.testing.assert_close(got[place], wanted[place], rtol=0, atol=atol, msg=named)
 
 
 def distance(a: Tensor, b: Tensor) -> float:

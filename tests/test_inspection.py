@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import SIZES, make, make_batch
-from safetensors.torch import load_file, load_model, save_file
+from safetensors.torch import load, load_file, save_file
 
 from bertlite import BertForMaskedLM, BertModel, prune_heads, prune_neurons
 from bertlite.checkpoint.names import DECODER, DECODER_BIAS, HEAD_BIAS
@@ -108,7 +108,7 @@ def written(case: str, folder: Path) -> Any:
     build, change, _ = CASES[case]
     model = build()
     model.save_pretrained(folder)
-    state = load_model((folder / FILE).read_bytes())  # not mapped, for the file is written anew
+    state = load((folder / FILE).read_bytes())  # not mapped, for the file is written anew
     config = json.loads((folder / "config.json").read_text())
     change(state, config)
     save_file(state, folder / FILE, metadata={"format": "pt"})

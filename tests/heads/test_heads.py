@@ -394,7 +394,7 @@ def test_return_dict_false_gives_the_same_as_a_tuple(cls: Any) -> None:
 @pytest.mark.parametrize("cls", HEADED)
 def test_an_empty_batch_has_empty_logits(cls: Any) -> None:
     out = build(cls)(**{k: x[:0] for k, x in inputs_of(cls).items()})
-    wanted = {name: (0, *shape[1:]) for name, shape in SHAPES[cls].items()}
+    wanted: dict[str, Any] = {name: (0, *shape[1:]) for name, shape in SHAPES[cls].items()}
     assert {name: tuple(x.shape) for name, x in out.items()} == wanted
 
 
@@ -542,6 +542,6 @@ def test_every_class_is_public() -> None:
 def test_every_class_inherits_what_models_can_do() -> None:
     for cls in HEADED:
         assert cls.prune_heads is BertModel.prune_heads
-        assert cls.from_pretrained.__func__ is BertModel.from_pretrained.__func__
+        assert cls.from_pretrained.__func__ is BertModel.from_pretrained.__func__  # type: ignore[attr-defined]
         config = replace(build(cls).config, attn_implementation="eager")
         assert cls(config).bert.config.attn_implementation == "eager"

@@ -91,7 +91,7 @@ def lora_checkpointed(side: Side, folder: Path) -> Observed:
             getattr(model, f"{CHECKPOINTING}_enable")()
         losses = [step(model), step(model)]
         found.append({"losses": losses, "weights": {k: v for k, v in state(model).items() if "lora" in k}})
-    equal(*found, what="checkpointed and plain training")
+    equal(found[0], found[1], what="checkpointed and plain training")
     return found[0]
 
 

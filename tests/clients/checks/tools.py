@@ -23,7 +23,7 @@ from tests.clients.checks.common import (
 )
 
 CAPTUM = ("captum", "matplotlib")  # which it imports
-WIDE = {"hidden_size": 64, "intermediate_size": 96}  # int8 kernels want sizes that divide
+WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}  # int8 kernels want sizes that divide
 
 
 @check("torchao", "int8 weights: quantised, run, saved, loaded, pruned", "torchao", pruned=True)
