@@ -102,7 +102,7 @@ def written_out(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return {"logits": dense(every if cls is BertForTokenClassification else first, "classifier")}
 
 
-SHAPES = {
+SHAPES: dict[Any, dict[str, tuple[int, ...]]] = {
     BertForMaskedLM: {"logits": (B, S, V)},
     BertForMultipleChoice: {"logits": (B, CHOICES)},
     BertForNextSentencePrediction: {"logits": (B, 2)},
@@ -394,7 +394,7 @@ def test_return_dict_false_gives_the_same_as_a_tuple(cls: Any) -> None:
 @pytest.mark.parametrize("cls", HEADED)
 def test_an_empty_batch_has_empty_logits(cls: Any) -> None:
     out = build(cls)(**{k: x[:0] for k, x in inputs_of(cls).items()})
-    wanted: dict[str, Any] = {name: (0, *shape[1:]) for name, shape in SHAPES[cls].items()}
+    wanted = {name: (0, *shape[1:]) for name, shape in SHAPES[cls].items()}
     assert {name: tuple(x.shape) for name, x in out.items()} == wanted
 
 
