@@ -52,14 +52,14 @@ def project() -> dict[str, Any]:
 
 
 def lowest(requirements: Sequence[str]) -> list[str]:
-    """The oldest release that each requirement allows: "torch>=2.6" -> "torch==2.6"."""
+    """Return the oldest release that each requirement allows: "torch>=2.6" -> "torch==2.6"."""
     form = re.compile(r"([\w.-]+)(?:\[[\w,]+\])?>=([\d.]+)(?:,.*)?")
     found = [form.fullmatch(each.replace(" ", "")) for each in requirements]
     return [f"{match[1]}=={match[2]}" for match in found if match]
 
 
 def lend_torch(python: Path) -> None:
-    """Let an environment have the torch of this one, and nothing else of it."""
+    """Link the torch of this environment, and nothing else of it, into another."""
     [there] = python.parents[1].glob("lib/python*/site-packages")
     torch = distribution("torch")
     for name in {file.parts[0] for file in torch.files or () if file.parts[0] != ".."}:
@@ -73,14 +73,14 @@ def step(*command: str | Path, cwd: Path) -> None:
 
 
 def check_version(version: str) -> None:
-    """The version is stated in pyproject.toml alone."""
+    """Exit if a module states the version, which stands in pyproject.toml alone."""
     for path in (ROOT / "bertlite").rglob("*.py"):
         if re.search(rf"(?<![\d.]){re.escape(version)}(?![\d.])", path.read_text(encoding="utf-8")):
             sys.exit(f"{path} states the version, {version}, too")
 
 
 def check_contents(dist: Path) -> None:
-    """Both archives hold the package and its marker of types; the sdist what tests it."""
+    """Exit if an archive lacks part of the package or its py.typed, or the sdist lacks the tests."""
     [wheel], [sdist] = dist.glob("*.whl"), dist.glob("*.tar.gz")
     in_wheel = set(zipfile.ZipFile(wheel).namelist())
     with tarfile.open(sdist) as archive:

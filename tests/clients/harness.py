@@ -1,4 +1,4 @@
-"""What the tests of this folder share: every check runs with bertlite's classes and with transformers'."""
+"""Helpers of this folder's tests: every check runs with bertlite's classes and with transformers'."""
 
 import re
 from pathlib import Path
@@ -56,7 +56,7 @@ if not V5:  # its attention divides where 5 multiplies: float32 and float64 roun
 
 
 def seen(name: str, folder: Path, side: Side = OURS) -> Any:
-    """What a check saw; skipped, with the reason, where what it needs is not installed."""
+    """Run a check and return what it observed; skip, with the reason, where what it needs is not installed."""
     try:
         return CHECKS[name].run(side, folder / side.name)
     except MissingError as reason:
@@ -64,13 +64,13 @@ def seen(name: str, folder: Path, side: Side = OURS) -> Any:
 
 
 def same_as_stock(name: str, folder: Path) -> None:
-    """A check passes with both, and what they saw is equal."""
+    """Assert that a check passes with both, and that what they observe is equal."""
     ours, stocks = seen(name, folder), seen(name, folder, STOCK)
     equal(ours, stocks, WITHIN.get(name, 0.0), f"bertlite.hf and transformers in {name}")
 
 
 def only_ours(name: str, folder: Path) -> None:
-    """A check passes with bertlite and stock fails as the table says; once it does not, strike it from the table."""
+    """Assert that a check passes with bertlite, and that stock fails as STOCK_FAILS says."""
     assert seen(name, folder)
     with pytest.raises(Exception) as failure:  # noqa: PT011  # the table has the type and the text
         CHECKS[name].run(STOCK, folder / STOCK.name)

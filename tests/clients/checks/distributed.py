@@ -51,7 +51,7 @@ JOBS: dict[str, Job] = {}
 
 @cache
 def launched(side: str) -> Path:
-    """The folder of what all jobs of this side saw."""
+    """Run all jobs with a library, once; return the folder of what they observed."""
     folder = tempfile.mkdtemp(prefix="bertlite-torchrun-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD}"]
@@ -73,7 +73,7 @@ def launched(side: str) -> Path:
 
 
 def job(client: str, claim: str, *needs: str, **options: Any) -> Callable[[Any], Any]:
-    """Enter a function into JOBS, and what its process 0 sees into CHECKS."""
+    """Enter a function into JOBS, and what its process 0 observes into CHECKS."""
 
     def enter(function: Any) -> Any:
         name = "-".join([function.__name__, *(key if value is True else str(value) for key, value in options.items())])
@@ -100,13 +100,13 @@ def batch() -> dict[str, Tensor]:
 
 
 def shard(rank: int) -> dict[str, Tensor]:
-    """This process's half of the batch."""
+    """Return this process's half of the batch."""
     half = len(batch()["labels"]) // WORLD
     return {name: x[rank * half : (rank + 1) * half] for name, x in batch().items()}
 
 
 def alone(side: Side, path: Path) -> dict[str, Tensor]:
-    """The gradients of the whole batch in one process."""
+    """Return the gradients of the whole batch in one process."""
     model = side.load(CLS, path, dtype=torch.float64).train()
     model(**batch()).loss.backward()
     return gradients(model)

@@ -53,7 +53,7 @@ def opened(side: Side, path: Path) -> Any:
 
 
 def inner(model: Any) -> Any:
-    """The transformer of a SentenceTransformer or a CrossEncoder; version 6 renamed it."""
+    """Return the transformer of a SentenceTransformer or a CrossEncoder; version 6 renamed it."""
     if hasattr(model, "__getitem__"):
         model = model[0]
     return getattr(model, "auto_model", None) or model.model

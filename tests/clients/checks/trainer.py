@@ -27,7 +27,7 @@ DROPOUT: dict[str, Any] = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_
 
 
 def rows(cls: str, count: int = 8) -> list[dict[str, Any]]:
-    """A data set; the rows have different numbers of tokens, and of labels where each token may have one."""
+    """Return a data set; its rows differ in their numbers of tokens, and of labels where each token may have one."""
     batch = tiny_batch(count)
     ids = batch["input_ids"]
     if cls == "BertForSequenceClassification":

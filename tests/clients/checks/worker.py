@@ -1,4 +1,4 @@
-"""What torchrun runs: every job of distributed.py, one after the other, each leaving a file.
+"""Run every job of distributed.py, one after the other, under torchrun; each writes a file.
 
 python -m torch.distributed.run --nproc-per-node=2 -m tests.clients.checks.worker SIDE FOLDER
 """
