@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -104,22 +105,59 @@ def test_benchmark_checkpointing_measures_both_axes(tmp_path, capsys):
     assert "bertlite sdpa, every layer, offloaded" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("module", mutation.TESTS)
+MUTATED = [
+    path.relative_to(ROOT / "bertlite").with_suffix("").as_posix()
+    for name in mutation.TESTS
+    for path in sorted((ROOT / "bertlite").glob(f"{name}.py")) + sorted((ROOT / "bertlite" / name).glob("*.py"))
+    if path.name != "__init__.py"
+]
+
+
+@pytest.mark.parametrize("module", MUTATED)
 def test_every_mutant_is_another_module_that_parses(module):
-    source = (ROOT / "bertlite" / f"{module}.py").read_text(encoding="utf-8")
+    source = mutation.source_of(module).read_text(encoding="utf-8")
     whole, tree = source.encode(), ast.dump(ast.parse(source))
     found = mutation.mutants(source)
-    assert len(found) > 50
+    assert found
     for each in found[::7]:
         assert whole[each.start : each.end].decode() == each.old
         changed = ast.parse(whole[: each.start] + each.new.encode() + whole[each.end :])
         assert ast.dump(changed) != tree, str(each)
 
 
-@pytest.mark.parametrize("module", mutation.TESTS)
+@pytest.mark.parametrize("module", MUTATED)
+def test_a_module_that_is_mutated_has_tests(module):
+    assert all(path.is_file() for path in mutation.tests_of(module))
+
+
+@pytest.mark.parametrize("module", tomllib.loads(mutation.EXPLAINED.read_text(encoding="utf-8")))
 def test_every_explanation_is_of_a_mutant(module):
-    source = (ROOT / "bertlite" / f"{module}.py").read_text(encoding="utf-8")
+    source = mutation.source_of(module).read_text(encoding="utf-8")
     assert mutation.explanations(module).keys() <= {each.key for each in mutation.mutants(source)}
+
+
+def test_mutation_needs_a_module_and_its_tests(capsys):
+    for module, message in (("nonsense", "there is no bertlite/nonsense.py"), ("config", "give --tests")):
+        with pytest.raises(SystemExit, match="2"):
+            mutation.main([module, "--list"])
+        assert message in capsys.readouterr().err
+    assert mutation.main(["config", "--list", "--tests", "tests/test_config.py"]) == 0
+    assert "line " in capsys.readouterr().out
+
+
+def test_a_mutant_runs_in_place_of_its_module(tmp_path):
+    test = tmp_path / "test_faults.py"
+    test.write_text(
+        "import pytest\nfrom bertlite.checkpoint.faults import raise_faults\n\n\ndef test_it():\n"
+        "    with pytest.raises(ValueError, match='title'):\n        raise_faults('title', ['one'])\n"
+    )
+    record = tmp_path / "record.json"
+    command = [sys.executable, "-m", "scripts.stress.mutation", "checkpoint/faults", "--tests", test, "--json", record]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1, ran.stderr
+    counts = json.loads(record.read_text())
+    assert (counts["mutants"], counts["killed"], counts["unexplained"]) == (6, 2, 4)
+    assert "survived: checkpoint/faults.py, line" in ran.stdout
 
 
 def test_both_cold_starts_give_the_same_vector():
