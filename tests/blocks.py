@@ -27,8 +27,8 @@ def run(page: Path, folder: Path) -> dict[str, Any]:
     """Run the blocks of a page, in order, in one namespace that has what the pages speak of; return the namespace."""
     names = given(folder)
     for i, code in enumerate(blocks(page)):
-        for said, library in LIBRARIES.items():
-            if said in code:
+        for words, library in LIBRARIES.items():
+            if words in code:
                 pytest.importorskip(library)
         exec(compile(code, f"{page.name}, block {i}", "exec"), names)
     return names

@@ -50,10 +50,10 @@ def test_every_public_name_is_in_the_reference(module: str) -> None:
 def test_every_notebook_and_every_command_has_its_line() -> None:
     listed = (DOCS / "notebooks.md").read_text(encoding="utf-8")
     assert [path.name for path in (ROOT / "notebooks").glob("*.ipynb") if f"`{path.name}`" not in listed] == []
-    said = subprocess.run(
+    shown = subprocess.run(
         [sys.executable, "-m", "bertlite", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    commands = re.findall(r"^ {4}([a-z]+) ", said, re.MULTILINE)
+    commands = re.findall(r"^ {4}([a-z]+) ", shown, re.MULTILINE)
     assert "parity" in commands
     page = (DOCS / "commands.md").read_text(encoding="utf-8")
     assert [name for name in commands if f"`bertlite {name}" not in page] == []
@@ -64,6 +64,7 @@ def test_it_builds_without_a_warning(tmp_path: Path) -> None:
         pytest.importorskip(library)
     built = subprocess.run(
         [sys.executable, "-m", "sphinx", "-b", "dummy", "-qW", "--keep-going", DOCS, tmp_path],
+        cwd=ROOT,
         capture_output=True,
         text=True,
     )

@@ -1,4 +1,4 @@
-"""The scripts: each parses, does its work through the library, and returns a status."""
+"""The scripts: each parses its arguments, works through the library, and returns a status."""
 
 import ast
 import json
@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
 import bertlite
-from bertlite.cli import main
+from bertlite.cli import main, parser
 from bertlite.lab.bench.startup import COLD
 from bertlite.parity.command import demo_checkpoint
 from scripts.measure import checkpointing, gpu_checks
@@ -27,21 +28,32 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("module", SCRIPTS)
-def test_every_script_says_what_it_does(module):
+def test_every_script_explains_itself(module):
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    said = subprocess.run(
+    shown = subprocess.run(
         [sys.executable, "-m", module, "--help"], cwd=ROOT, env=clean, capture_output=True, text=True, check=True
     )
-    assert "usage:" in said.stdout
+    assert "usage:" in shown.stdout
 
 
-def test_gpu_checks_name_files_and_options_that_exist(tmp_path):
+def test_gpu_checks_name_files_and_commands_that_exist(tmp_path):
     steps = gpu_checks.commands(tmp_path, "checkpoint")
     assert list(steps) == ["tests", "parity", "speed", "checkpointing"]
-    for command in (command for runs in steps.values() for command in runs):
-        assert all((ROOT / word).exists() for word in command if word.endswith(".py"))
+    for python, flag, module, *words in (command for runs in steps.values() for command in runs):
+        assert (python, flag) == (sys.executable, "-m")
+        assert find_spec(module) is not None
+        if module == "bertlite":
+            parser().parse_args(words)
+        assert all((ROOT / word).exists() for word in words if word.endswith(".py"))
     marked = [Path(word).name for word in steps["tests"][0] if word.endswith(".py")]
     assert {"test_parity.py", "test_gpu.py"} <= set(marked)
+
+
+def test_the_options_of_a_gpu_check_are_known(tmp_path):
+    """Of the memory of checkpointing; `bertlite`'s are checked above."""
+    for command in gpu_checks.commands(tmp_path, "checkpoint")["checkpointing"]:
+        ran = subprocess.run([*command, "--help"], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
 
 
 def test_gpu_checks_pack_the_checkpoint_in_16_bits(tmp_path):
@@ -63,7 +75,7 @@ def test_gpu_checks_need_a_gpu(tmp_path, capsys):
     assert "--steps: there is no 'nonsense'; have: tests, parity" in capsys.readouterr().err
 
 
-def test_a_gpu_check_that_fails_is_told_and_kept(tmp_path, capsys):
+def test_a_gpu_check_that_fails_is_printed_and_kept(tmp_path, capsys):
     assert gpu_checks.run("parity", [sys.executable, "-c", "print('fine')"], tmp_path)
     assert not gpu_checks.run("parity", [sys.executable, "-c", "print('oh'); raise SystemExit(3)"], tmp_path)
     assert (tmp_path / "parity.txt").read_text() == "fine\noh\n"
@@ -156,7 +168,8 @@ def test_a_mutant_runs_in_place_of_its_module(tmp_path):
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 1, ran.stderr
     counts = json.loads(record.read_text())
-    assert (counts["mutants"], counts["killed"], counts["unexplained"]) == (6, 2, 4)
+    assert min(counts["killed"], counts["survived"]) > 0
+    assert counts["run"] == counts["mutants"]
     assert "survived: checkpoint/faults.py, line" in ran.stdout
 
 

@@ -364,7 +364,7 @@ def test_distillation_brings_a_student_to_its_teacher(setting):
 @pytest.mark.slow
 def test_two_processes_under_torchrun_train_one_model(world, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [str(ROOT / "scripts" / "prune_heads.py"), "finetune", *data_arguments(world), "--epochs", "1"]
+    command += ["-m", "bertlite", "prune", "finetune", *data_arguments(world), "--epochs", "1"]
     done = subprocess.run(
         [*command, "--batch-size", "5", "--out", str(tmp_path / "run")],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
