@@ -69,3 +69,32 @@ def test_it_builds_without_a_warning(tmp_path: Path) -> None:
         text=True,
     )
     assert built.returncode == 0, built.stderr
+
+
+CONTRIBUTING = ROOT / ".github" / "CONTRIBUTING.md"
+
+
+def test_contributing_names_files_that_exist() -> None:
+    text = CONTRIBUTING.read_text(encoding="utf-8")
+    named = set(re.findall(r"(?<![\w/])((?:bertlite|scripts|tests|notebooks|\.ci|\.github)/[\w./-]*\w)", text))
+    assert len(named) > 40
+    assert {path for path in named if not (ROOT / path).exists()} == set()
+
+
+def test_the_tour_of_contributing_has_every_room() -> None:
+    text = CONTRIBUTING.read_text(encoding="utf-8")
+    rooms = {
+        path.name for path in (ROOT / "bertlite").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert {room for room in rooms - {"__init__.py", "__main__.py"} if f"`bertlite/{room}" not in text} == set()
+
+
+def test_the_worked_examples_of_contributing_run(tmp_path: Path) -> None:
+    names = blocks.run(CONTRIBUTING, tmp_path)
+    assert type(names["model"]).__name__ == "BertForTokenRegression"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.md")), ids=lambda path: path.name)
+def test_links_of_the_pages_for_contributors_lead_somewhere(path: Path) -> None:
+    for link in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
+        assert (path.parent / link).exists(), link
