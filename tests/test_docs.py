@@ -91,7 +91,7 @@ def test_the_tour_of_contributing_has_every_room() -> None:
 
 def test_the_worked_examples_of_contributing_run(tmp_path: Path) -> None:
     names = blocks.run(CONTRIBUTING, tmp_path)
-    assert type(names["model"]).__name__ == "BertForTokenRegression"
+    assert type(names["model"]).__name__ == "BertForRating"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.md")), ids=lambda path: path.name)
