@@ -86,6 +86,7 @@ def test_the_tour_of_contributing_has_every_room() -> None:
     rooms = {
         path.name for path in (ROOT / "bertlite").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
     }
+    rooms |= {f"stack/{path.name}" for path in (ROOT / "bertlite" / "stack").glob("[!_]*.py")}
     assert {room for room in rooms - {"__init__.py", "__main__.py"} if f"`bertlite/{room}" not in text} == set()
 
 

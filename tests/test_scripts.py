@@ -17,7 +17,7 @@ from bertlite.cli import main, parser
 from bertlite.lab.bench.startup import COLD
 from bertlite.parity.command import demo_checkpoint
 from scripts.measure import checkpointing, gpu_checks
-from scripts.stress import mutation
+from scripts.stress import mutation, release
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -171,6 +171,10 @@ def test_a_mutant_runs_in_place_of_its_module(tmp_path):
     assert min(counts["killed"], counts["survived"]) > 0
     assert counts["run"] == counts["mutants"]
     assert "survived: checkpoint/faults.py, line" in ran.stdout
+
+
+def test_the_tests_of_a_release_exist():
+    assert all((ROOT / "tests" / name).exists() for name in release.TESTS)
 
 
 def test_both_cold_starts_give_the_same_vector():
