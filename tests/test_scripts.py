@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -34,6 +35,33 @@ def test_every_script_explains_itself(module):
         [sys.executable, "-m", module, "--help"], cwd=ROOT, env=clean, capture_output=True, text=True, check=True
     )
     assert "usage:" in shown.stdout
+
+
+def test_nothing_edits_the_import_path():
+    """Scripts are run as modules, from the checkout's root."""
+    paths = [
+        *(ROOT / "scripts").rglob("*.py"),
+        *(ROOT / "bertlite").rglob("*.py"),
+        *(ROOT / "notebooks").rglob("*.py"),
+    ]
+    edits = re.compile(r"sys\.path\s*(\.(insert|append|extend)|\[.*\]\s*=|\+?=)|site\.addsitedir")
+    assert [path for path in paths if edits.search(path.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize("folder", ["scripts", "tests", "bertlite", "notebooks", ".github", ".ci"])
+def test_scripts_that_are_named_exist(folder):
+    missing = set()
+    for path in (ROOT / folder).rglob("*"):
+        if path.suffix in (".py", ".md", ".ipynb", ".toml", ".html", ".yml", "") and path.is_file():
+            text = path.read_text(encoding="utf-8")
+            missing |= {
+                name
+                for name in re.findall(r"(?<![\w/.])scripts/\w[\w./-]*\w", text)
+                if not (ROOT / name).exists() and "VERSION" not in name
+            }
+            modules = re.findall(r"-m (scripts(?:\.\w+)+)", text)
+            missing |= {name for name in modules if not (ROOT / f"{name.replace('.', '/')}.py").exists()}
+    assert missing == set()
 
 
 def test_gpu_checks_name_files_and_commands_that_exist(tmp_path):
