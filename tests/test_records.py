@@ -19,7 +19,7 @@ def facts(folder: Path) -> dict:
 
 
 def test_a_run_says_what_it_was(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["prune.py", "--criterion", "michel"])
+    monkeypatch.setattr("sys.argv", ["prune_heads.py", "--criterion", "michel"])
     with Run(
         "prune", {"criterion": "michel"}, root=tmp_path, seed=3, data={"dev": "ab"}, model={"dense": "cd"}
     ) as run:
@@ -41,7 +41,7 @@ def test_a_run_says_what_it_was(tmp_path, monkeypatch):
     assert (told["seed"], told["data"], told["model"]) == (3, {"dev": "ab"}, {"dense": "cd"})
     assert told["environment"]["versions"]["torch"]
     assert told["wall_seconds"] >= 0
-    assert told["command"] == "prune.py --criterion michel"
+    assert told["command"] == "prune_heads.py --criterion michel"
     assert set(told["git"] or {"commit", "dirty"}) == {"commit", "dirty"}
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import bertlite
-from bertlite.cli import main, parser
+from bertlite.cli import main
 from bertlite.lab.bench.startup import COLD
 from bertlite.parity.command import demo_checkpoint
 from scripts.measure import checkpointing, gpu_checks
@@ -71,7 +71,7 @@ def test_gpu_checks_name_files_and_commands_that_exist(tmp_path):
         assert (python, flag) == (sys.executable, "-m")
         assert find_spec(module) is not None
         if module == "bertlite":
-            parser().parse_args(words)
+            bertlite.cli.parser().parse_args(words)
         assert all((ROOT / word).exists() for word in words if word.endswith(".py"))
     marked = [Path(word).name for word in steps["tests"][0] if word.endswith(".py")]
     assert {"test_parity.py", "test_gpu.py"} <= set(marked)
