@@ -215,15 +215,23 @@ class Order:
         items.sort(key=rank)
 
 
+def commit_of(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the commit that a record was made from; older records have it beside their environment."""
+    found: dict[str, Any] = record["environment"].get("git") or record["git"]
+    return found
+
+
 def killed_in(record: dict[str, Any], module: str) -> set[tuple[str, str, str]]:
     """Return the keys of the mutants that a whole run killed.
+
+    Nothing of bertlite is imported here or before the tests have run: a fork would have it too, in place of the copy.
 
     Raises:
         ValueError: it was not of the whole module.
     """
     if record["run"] != record["mutants"] or record["module"] != module:
         raise ValueError(f"the record is not of all mutants of {module}: run without --after")
-    place = f"{record['git']['commit']}:{source_of(module).relative_to(ROOT)}"
+    place = f"{commit_of(record)['commit']}:{source_of(module).relative_to(ROOT)}"
     source = subprocess.run(["git", "-C", ROOT, "show", place], capture_output=True, text=True, check=True).stdout
     left = {(each["line"], each["old"], each["new"]) for each in record["survivors"] + record["loops"]}
     return {each.key for each in mutants(source)} - left
@@ -337,7 +345,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         record = {"module": args.module, "tests": tests, **counts}
         record |= {"survivors": report(done["survived"], reasons), "loops": report(done["looped or crashed"], reasons)}
         if before:  # the rest was not run again
-            record["after"] = {"killed": len(skipped), **before["git"]}
+            record["after"] = {"killed": len(skipped), **commit_of(before)}
             record["after"] |= {"after": before["after"]} if "after" in before else {}
         record["minutes"] = round((time.monotonic() - start) / 60, 1)
         write_json(args.json, {**record, "git": git(), "environment": environment()})
