@@ -15,7 +15,7 @@ def add(commands: Commands) -> None:
         commands,
         "bench",
         "bertlite.lab.bench.command",
-        what="measure speed beside transformers, onnxruntime and OpenVINO",
+        summary="measure speed beside transformers, onnxruntime and OpenVINO",
         description=DESCRIPTION,
         record="a record; other sections that are in the file stay",
     )

@@ -37,10 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         THEIRS: lambda: theirs(texts),
         OURS: lambda: ours.encode(texts),
         HALF: lambda: half.encode(texts),
-        CUTTING: lambda: ours.tokenized(texts),
+        CUTTING: lambda: ours.tokenize(texts),
     }
     times = alternate(candidates, args.rounds, warm=1, seconds=args.seconds)
-    lengths = [len(row) for row in ours.tokenized(texts)]
+    lengths = [len(row) for row in ours.tokenize(texts)]
     where = environment()
     where["versions"][THEIRS] = version_of(THEIRS)
     record = {

@@ -13,6 +13,7 @@ from torch import Tensor
 from bertlite import prune_heads, prune_neurons
 from bertlite.importance import macs
 from bertlite.lab.timing import alternate
+from bertlite.stack.layouts import Padded
 
 
 def random_inputs(config: Any, batch: int, length: int, device: str = "cpu", seed: int = 0) -> dict[str, Tensor]:
@@ -92,7 +93,7 @@ def latency_table(
     inputs = random_inputs(config, batch, length, device)
     states = torch.randn(batch, length, config.hidden_size, device=device, dtype=next(model.parameters()).dtype)
     base = model.base_model
-    attend = base.layout(states, inputs["attention_mask"], length, False).attend
+    attend = base.attention(Padded(batch, length, length, states.device), states, inputs["attention_mask"], False)
     attentions: dict[int, Callable[[], Any]] = {}
     networks: dict[int, Callable[[], Any]] = {}
     for kept in range(config.num_attention_heads + 1):
