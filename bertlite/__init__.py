@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bertlite.public import *  # noqa: F403
+    from bertlite.public import __all__ as __all__
 else:  # type checkers would take the function to mean that every name exists
 
     def __getattr__(name: str) -> Any:

@@ -19,16 +19,16 @@ LIBRARIES = {"bertlite.hf": "transformers", "import datasets": "datasets"}  # wh
 
 
 def blocks(page: Path) -> list[str]:
-    """The blocks of a page that run."""
+    """Return the blocks of a page that run."""
     return [hit["code"] for hit in BLOCK.finditer(page.read_text(encoding="utf-8")) if not hit["reason"]]
 
 
 def run(page: Path, folder: Path) -> dict[str, Any]:
-    """Run the blocks of a page, in order, in one namespace that has what the pages speak of; return it."""
+    """Run the blocks of a page, in order, in one namespace that has what the pages speak of; return the namespace."""
     names = given(folder)
     for i, code in enumerate(blocks(page)):
-        for said, library in LIBRARIES.items():
-            if said in code:
+        for words, library in LIBRARIES.items():
+            if words in code:
                 pytest.importorskip(library)
         exec(compile(code, f"{page.name}, block {i}", "exec"), names)
     return names

@@ -1,4 +1,4 @@
-"""One small model, no two of whose sizes are equal, and what the tests say about outputs.
+"""One small model, no two of whose sizes are equal, and helpers to compare outputs.
 
 Shapes:  B 2 sequences · S 11 positions · D 48 hidden · L 3 layers · N 4 heads · H 12 head dim · I 37 · V 97 words
          T 5 token types · P 40 positions · 6 labels · 7 choices
@@ -50,7 +50,7 @@ SIZES: dict[str, Any] = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup` a file is one worker's, for its fixtures; a notebook, which takes long, any worker's."""
+    """Give a file to one worker, for its fixtures, but each notebook, which takes long, to any worker."""
     for item in items:
         if item.path.name != "test_notebooks.py":
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @torch.no_grad()
 def randomise_(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Weights that make every part matter: as made, biases are zero and LayerNorm does nothing."""
+    """Draw weights that make every part matter: as made, biases are zero and LayerNorm does nothing."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
@@ -67,12 +67,12 @@ def randomise_(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def make(cls: Any = BertModel, config: BertConfig | None = None, **changes: Any) -> Any:
-    """A random model in float64 and eval mode; `changes` are fields of its config."""
+    """Make a random model in float64 and eval mode; `changes` are fields of its config."""
     return randomise_(cls(replace(config or BertConfig(**SIZES), **changes))).double().eval()
 
 
 def make_batch(batch: int = 2, length: int = 11, seed: int = 1, lengths: tuple[int, ...] = ()) -> dict[str, Tensor]:
-    """Token ids, token types and a right-padded mask; by default the second sequence has 7 tokens."""
+    """Make token ids, token types and a right-padded mask; by default the second sequence has 7 tokens."""
     generator = torch.Generator().manual_seed(seed)
     lengths = lengths or (length, *(7,) * (batch - 1))
     return {
@@ -89,7 +89,7 @@ class OnCuda(Tensor):
 
 
 def tensors(out: Any, path: str = "") -> dict[str, Tensor]:
-    """{place: tensor} of everything in an output, a tuple or a dict."""
+    """Return {place: tensor} of everything in an output, a tuple or a dict."""
     if isinstance(out, Tensor):
         return {path: out}
     items = out.items() if isinstance(out, Mapping) else enumerate(out)
@@ -97,29 +97,31 @@ def tensors(out: Any, path: str = "") -> dict[str, Tensor]:
 
 
 def assert_same(got: Any, wanted: Any, atol: float = EXACT) -> None:
-    """The same tensors in the same places, none further off than `atol`; 0 means bit for bit."""
+    """Assert that both hold the same tensors in the same places, within `atol`; 0 means bit for bit."""
     got, wanted = tensors(got), tensors(wanted)
     assert list(got) == list(wanted)
     assert got, "nothing to compare"
     for place in wanted:
-        torch.testing.assert_close(
-            got[place], wanted[place], rtol=0, atol=atol, msg=lambda text, place=place: f"{place}: {text}"
-        )
+
+        def named(text: str, place: str = place) -> str:
+            return f"{place}: {text}"
+
+        torch.testing.assert_close(got[place], wanted[place], rtol=0, atol=atol, msg=named)
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """The largest difference between two tensors, to show that something did make one."""
+    """Return the largest difference between two tensors, to show that something made one."""
     return (a.double() - b.double()).abs().max().item()
 
 
 def full_outputs(model: nn.Module, batch: Mapping[str, Any], **options: Any) -> Any:
-    """All that a model returns, without gradients."""
+    """Return all outputs that a model has, without gradients."""
     with torch.no_grad():
         return model(**batch, output_hidden_states=True, output_attentions=True, **options)
 
 
 def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
-    """{parameter: gradient of the loss}, of those that have one."""
+    """Return {parameter: gradient of the loss} of the parameters that have one."""
     names, parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
     grads = torch.autograd.grad(loss, parameters, allow_unused=True)
     return {name: grad for name, grad in zip(names, grads, strict=True) if grad is not None}
@@ -142,7 +144,7 @@ def batch() -> dict[str, Tensor]:
 
 @pytest.fixture
 def kernels_run(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The backend of every kernel that ran, one name per layer, in order: proof that a path was taken."""
+    """Record the backend of every kernel that runs, one name per layer, in order: proof that a path was taken."""
     run: list[str] = []
 
     def recording(name: str) -> Any:

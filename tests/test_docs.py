@@ -50,10 +50,10 @@ def test_every_public_name_is_in_the_reference(module: str) -> None:
 def test_every_notebook_and_every_command_has_its_line() -> None:
     listed = (DOCS / "notebooks.md").read_text(encoding="utf-8")
     assert [path.name for path in (ROOT / "notebooks").glob("*.ipynb") if f"`{path.name}`" not in listed] == []
-    said = subprocess.run(
+    shown = subprocess.run(
         [sys.executable, "-m", "bertlite", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    commands = re.findall(r"^ {4}([a-z]+) ", said, re.MULTILINE)
+    commands = re.findall(r"^ {4}([a-z]+) ", shown, re.MULTILINE)
     assert "parity" in commands
     page = (DOCS / "commands.md").read_text(encoding="utf-8")
     assert [name for name in commands if f"`bertlite {name}" not in page] == []
@@ -64,7 +64,38 @@ def test_it_builds_without_a_warning(tmp_path: Path) -> None:
         pytest.importorskip(library)
     built = subprocess.run(
         [sys.executable, "-m", "sphinx", "-b", "dummy", "-qW", "--keep-going", DOCS, tmp_path],
+        cwd=ROOT,
         capture_output=True,
         text=True,
     )
     assert built.returncode == 0, built.stderr
+
+
+CONTRIBUTING = ROOT / ".github" / "CONTRIBUTING.md"
+
+
+def test_contributing_names_files_that_exist() -> None:
+    text = CONTRIBUTING.read_text(encoding="utf-8")
+    named = set(re.findall(r"(?<![\w/])((?:bertlite|scripts|tests|notebooks|\.ci|\.github)/[\w./-]*\w)", text))
+    assert len(named) > 40
+    assert {path for path in named if not (ROOT / path).exists()} == set()
+
+
+def test_the_tour_of_contributing_has_every_room() -> None:
+    text = CONTRIBUTING.read_text(encoding="utf-8")
+    rooms = {
+        path.name for path in (ROOT / "bertlite").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    rooms |= {f"stack/{path.name}" for path in (ROOT / "bertlite" / "stack").glob("[!_]*.py")}
+    assert {room for room in rooms - {"__init__.py", "__main__.py"} if f"`bertlite/{room}" not in text} == set()
+
+
+def test_the_worked_examples_of_contributing_run(tmp_path: Path) -> None:
+    names = blocks.run(CONTRIBUTING, tmp_path)
+    assert type(names["model"]).__name__ == "BertForRating"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.md")), ids=lambda path: path.name)
+def test_links_of_the_pages_for_contributors_lead_somewhere(path: Path) -> None:
+    for link in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
+        assert (path.parent / link).exists(), link

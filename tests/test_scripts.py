@@ -1,10 +1,13 @@
-"""The scripts: each parses, does its work through the library, and returns a status."""
+"""The scripts: each parses its arguments, works through the library, and returns a status."""
 
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ from bertlite.cli import main
 from bertlite.lab.bench.startup import COLD
 from bertlite.parity.command import demo_checkpoint
 from scripts.measure import checkpointing, gpu_checks
-from scripts.stress import mutation
+from scripts.stress import mutation, release
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -26,21 +29,59 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("module", SCRIPTS)
-def test_every_script_says_what_it_does(module):
+def test_every_script_explains_itself(module):
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    said = subprocess.run(
+    shown = subprocess.run(
         [sys.executable, "-m", module, "--help"], cwd=ROOT, env=clean, capture_output=True, text=True, check=True
     )
-    assert "usage:" in said.stdout
+    assert "usage:" in shown.stdout
 
 
-def test_gpu_checks_name_files_and_options_that_exist(tmp_path):
+def test_nothing_edits_the_import_path():
+    """Scripts are run as modules, from the checkout's root."""
+    paths = [
+        *(ROOT / "scripts").rglob("*.py"),
+        *(ROOT / "bertlite").rglob("*.py"),
+        *(ROOT / "notebooks").rglob("*.py"),
+    ]
+    edits = re.compile(r"sys\.path\s*(\.(insert|append|extend)|\[.*\]\s*=|\+?=)|site\.addsitedir")
+    assert [path for path in paths if edits.search(path.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize("folder", ["scripts", "tests", "bertlite", "notebooks", ".github", ".ci"])
+def test_scripts_that_are_named_exist(folder):
+    missing = set()
+    for path in (ROOT / folder).rglob("*"):
+        if path.suffix in (".py", ".md", ".ipynb", ".toml", ".html", ".yml", "") and path.is_file():
+            text = path.read_text(encoding="utf-8")
+            missing |= {
+                name
+                for name in re.findall(r"(?<![\w/.])scripts/\w[\w./-]*\w", text)
+                if not (ROOT / name).exists() and "VERSION" not in name
+            }
+            modules = re.findall(r"-m (scripts(?:\.\w+)+)", text)
+            missing |= {name for name in modules if not (ROOT / f"{name.replace('.', '/')}.py").exists()}
+    assert missing == set()
+
+
+def test_gpu_checks_name_files_and_commands_that_exist(tmp_path):
     steps = gpu_checks.commands(tmp_path, "checkpoint")
     assert list(steps) == ["tests", "parity", "speed", "checkpointing"]
-    for command in (command for runs in steps.values() for command in runs):
-        assert all((ROOT / word).exists() for word in command if word.endswith(".py"))
+    for python, flag, module, *words in (command for runs in steps.values() for command in runs):
+        assert (python, flag) == (sys.executable, "-m")
+        assert find_spec(module) is not None
+        if module == "bertlite":
+            bertlite.cli.parser().parse_args(words)
+        assert all((ROOT / word).exists() for word in words if word.endswith(".py"))
     marked = [Path(word).name for word in steps["tests"][0] if word.endswith(".py")]
     assert {"test_parity.py", "test_gpu.py"} <= set(marked)
+
+
+def test_the_options_of_a_gpu_check_are_known(tmp_path):
+    """Of the memory of checkpointing; `bertlite`'s are checked above."""
+    for command in gpu_checks.commands(tmp_path, "checkpoint")["checkpointing"]:
+        ran = subprocess.run([*command, "--help"], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
 
 
 def test_gpu_checks_pack_the_checkpoint_in_16_bits(tmp_path):
@@ -62,7 +103,7 @@ def test_gpu_checks_need_a_gpu(tmp_path, capsys):
     assert "--steps: there is no 'nonsense'; have: tests, parity" in capsys.readouterr().err
 
 
-def test_a_gpu_check_that_fails_is_told_and_kept(tmp_path, capsys):
+def test_a_gpu_check_that_fails_is_printed_and_kept(tmp_path, capsys):
     assert gpu_checks.run("parity", [sys.executable, "-c", "print('fine')"], tmp_path)
     assert not gpu_checks.run("parity", [sys.executable, "-c", "print('oh'); raise SystemExit(3)"], tmp_path)
     assert (tmp_path / "parity.txt").read_text() == "fine\noh\n"
@@ -104,22 +145,64 @@ def test_benchmark_checkpointing_measures_both_axes(tmp_path, capsys):
     assert "bertlite sdpa, every layer, offloaded" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("module", mutation.TESTS)
+MUTATED = [
+    path.relative_to(ROOT / "bertlite").with_suffix("").as_posix()
+    for name in mutation.TESTS
+    for path in sorted((ROOT / "bertlite").glob(f"{name}.py")) + sorted((ROOT / "bertlite" / name).glob("*.py"))
+    if path.name != "__init__.py"
+]
+
+
+@pytest.mark.parametrize("module", MUTATED)
 def test_every_mutant_is_another_module_that_parses(module):
-    source = (ROOT / "bertlite" / f"{module}.py").read_text(encoding="utf-8")
+    source = mutation.source_of(module).read_text(encoding="utf-8")
     whole, tree = source.encode(), ast.dump(ast.parse(source))
     found = mutation.mutants(source)
-    assert len(found) > 50
+    assert found
     for each in found[::7]:
         assert whole[each.start : each.end].decode() == each.old
         changed = ast.parse(whole[: each.start] + each.new.encode() + whole[each.end :])
         assert ast.dump(changed) != tree, str(each)
 
 
-@pytest.mark.parametrize("module", mutation.TESTS)
+@pytest.mark.parametrize("module", MUTATED)
+def test_a_module_that_is_mutated_has_tests(module):
+    assert all(path.is_file() for path in mutation.tests_of(module))
+
+
+@pytest.mark.parametrize("module", tomllib.loads(mutation.EXPLAINED.read_text(encoding="utf-8")))
 def test_every_explanation_is_of_a_mutant(module):
-    source = (ROOT / "bertlite" / f"{module}.py").read_text(encoding="utf-8")
+    source = mutation.source_of(module).read_text(encoding="utf-8")
     assert mutation.explanations(module).keys() <= {each.key for each in mutation.mutants(source)}
+
+
+def test_mutation_needs_a_module_and_its_tests(capsys):
+    for module, message in (("nonsense", "there is no bertlite/nonsense.py"), ("config", "give --tests")):
+        with pytest.raises(SystemExit, match="2"):
+            mutation.main([module, "--list"])
+        assert message in capsys.readouterr().err
+    assert mutation.main(["config", "--list", "--tests", "tests/test_config.py"]) == 0
+    assert "line " in capsys.readouterr().out
+
+
+def test_a_mutant_runs_in_place_of_its_module(tmp_path):
+    test = tmp_path / "test_faults.py"
+    test.write_text(
+        "import pytest\nfrom bertlite.checkpoint.faults import raise_faults\n\n\ndef test_it():\n"
+        "    with pytest.raises(ValueError, match='title'):\n        raise_faults('title', ['one'])\n"
+    )
+    record = tmp_path / "record.json"
+    command = [sys.executable, "-m", "scripts.stress.mutation", "checkpoint/faults", "--tests", test, "--json", record]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1, ran.stderr
+    counts = json.loads(record.read_text())
+    assert min(counts["killed"], counts["survived"]) > 0
+    assert counts["run"] == counts["mutants"]
+    assert "survived: checkpoint/faults.py, line" in ran.stdout
+
+
+def test_the_tests_of_a_release_exist():
+    assert all((ROOT / "tests" / name).exists() for name in release.TESTS)
 
 
 def test_both_cold_starts_give_the_same_vector():

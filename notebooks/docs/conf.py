@@ -1,17 +1,10 @@
-"""How Sphinx builds the documentation: Markdown pages, and an API reference from docstrings.
+"""Settings of Sphinx: Markdown pages, and an API reference from docstrings.
 
-scripts/docs      # into build/docs, warnings are errors
+scripts/docs      # into build/docs, warnings are errors; it imports the bertlite that is installed, the checkout's
 """
 
 import re
-import sys
-from pathlib import Path
 from typing import Any
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT))
-
-import bertlite  # noqa: E402, F401  # the checkout's, which is on the path only now
 
 project = "bertlite"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
@@ -30,10 +23,10 @@ suppress_warnings = ["ref.python"]  # one name of two classes, bertlite's and be
 CODE = re.compile(r"(`[^`]*`)")
 
 
-def plain(app: Any, what: str, name: str, found: Any, options: Any, lines: list[str]) -> None:
-    """Docstrings are plain text: what reStructuredText would read into * | and _ is escaped, outside `code`.
+def escape(app: Any, what: str, name: str, found: Any, options: Any, lines: list[str]) -> None:
+    """Escape what reStructuredText would read into * | and _ outside `code`, since docstrings are plain text.
 
-    A table has none of its own, but that of dict or tuple.
+    The docstring of a table, which is that of dict or tuple, is dropped.
     """
     if what == "data" and found.__doc__ == type(found).__doc__:
         lines.clear()
@@ -44,4 +37,4 @@ def plain(app: Any, what: str, name: str, found: Any, options: Any, lines: list[
 
 
 def setup(app: Any) -> None:
-    app.connect("autodoc-process-docstring", plain, priority=100)  # before napoleon
+    app.connect("autodoc-process-docstring", escape, priority=100)  # before napoleon

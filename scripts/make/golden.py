@@ -43,7 +43,7 @@ PADDING = (torch.arange(S) < torch.tensor([[S], [7]])).long()
 
 @dataclass(frozen=True)
 class Golden:
-    """One run.  Every query has something to attend to: of those that have not, transformers has no one rule."""
+    """One case.  Every query has something to attend to: transformers has no single rule for one that has nothing."""
 
     positions: str = "absolute"
     pruned: tuple[dict[int, list[int]], ...] = ()  # one call of prune_heads each
@@ -64,7 +64,7 @@ def causal() -> Tensor:
 
 
 def blocks() -> Tensor:
-    """The first 4 positions see each other, and so do the others."""
+    """Return a mask by which the first 4 positions attend to each other, and so do the others."""
     part = torch.arange(S) < 4
     return (part[:, None] == part).long().expand(B, S, S)
 
@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def of(golden: Golden) -> dict[str, Any]:
-    """What a reader needs besides the tensors."""
+    """Return what a reader needs besides the tensors."""
     return {"config": {**SIZES, "position_embedding_type": golden.positions}, "prune_heads": golden.pruned}
 
 
@@ -137,7 +137,7 @@ def empty(positions: str) -> Any:
 
 
 def build(golden: Golden, weights: dict[str, Tensor]) -> Any:
-    """The model of a case in float32: transformers 4 prunes nothing else."""
+    """Return the model of a case in float32: transformers 4 prunes no other dtype."""
     model = empty(golden.positions).eval()
     model.load_state_dict({name: weights[name] for name in model.state_dict()})
     for heads in golden.pruned:

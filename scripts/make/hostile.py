@@ -44,13 +44,13 @@ Write = Callable[[Path], None]
 
 
 def state() -> State:
-    """The tensors of a small model, the same at every call."""
+    """Return the tensors of a small model, the same at every call."""
     torch.manual_seed(0)
     return {name: tensor.clone() for name, tensor in BertModel(BertConfig(**SIZES)).state_dict().items()}  # type: ignore[arg-type]
 
 
 def config_of(**changes: Any) -> Write:
-    """A whole checkpoint but for these fields of its config."""
+    """Make a writer of a checkpoint that is sound but for these fields of its config."""
 
     def write(folder: Path) -> None:
         save_file(state(), folder / "model.safetensors", {"format": "pt"})
@@ -69,7 +69,7 @@ def config_text(text: str) -> Write:
 
 
 def tensors(change: Callable[[State], Any], **config: Any) -> Write:
-    """A checkpoint whose tensors have been changed, in place or by returning others."""
+    """Make a writer of a checkpoint whose tensors are changed, in place or by returning others."""
 
     def write(folder: Path) -> None:
         config_of(**config)(folder)
@@ -81,7 +81,7 @@ def tensors(change: Callable[[State], Any], **config: Any) -> Write:
 
 
 def blob(change: Callable[[bytes], bytes]) -> Write:
-    """A checkpoint whose weights file has been changed byte by byte."""
+    """Make a writer of a checkpoint whose weights file is changed byte by byte."""
 
     def write(folder: Path) -> None:
         config_of()(folder)
@@ -91,7 +91,7 @@ def blob(change: Callable[[bytes], bytes]) -> Write:
 
 
 def header(change: Callable[[dict[str, Any]], Any]) -> Write:
-    """A checkpoint whose weights file has another header before the same bytes."""
+    """Make a writer of a checkpoint whose weights file has another header before the same bytes."""
 
     def rewrite(whole: bytes) -> bytes:
         (size,) = struct.unpack("<Q", whole[:8])
@@ -103,14 +103,14 @@ def header(change: Callable[[dict[str, Any]], Any]) -> Write:
 
 
 def entry(**fields: Any) -> Write:
-    """A header that says something else of one tensor."""
+    """Make a writer of a header with other facts about one tensor."""
     return header(lambda entries: entries[Q0].update(fields))
 
 
 def shards(
     one: Callable[[State], State] = dict, two: Callable[[State], State] = dict, mapped: Mapping[str, str] = SAME
 ) -> Write:
-    """A checkpoint in two files, each perhaps changed; `mapped` is what the index says in addition."""
+    """Make a writer of a checkpoint in two files, each of which may be changed; `mapped` is added to the index."""
 
     def write(folder: Path) -> None:
         config_of()(folder)
@@ -146,7 +146,7 @@ def linked_shard(folder: Path) -> None:
 
 
 class Malice:
-    """What a pickle would do if it were run."""
+    """An object whose pickle makes a folder when it is loaded."""
 
     def __init__(self, canary: Path) -> None:
         self.canary = str(canary)
@@ -173,12 +173,12 @@ def old_pickle(held: Any, path: Path) -> None:
 
 
 def disguised_pickle(held: Any, path: Path) -> None:
-    """A pickle under the name of a safetensors file."""
+    """Write a pickle under the name of a safetensors file."""
     torch.save(held, path)
 
 
 def lying_pickle(held: Any, path: Path) -> None:
-    """A tensor of more numbers than its storage holds."""
+    """Write a tensor of more numbers than its storage holds."""
     torch.save({name: t for name, t in held.items() if name != "x"}, path)
     with zipfile.ZipFile(path) as source:
         parts = {name: source.read(name) for name in source.namelist()}
@@ -198,7 +198,7 @@ def nan_in(name: str, value: float) -> Write:
 
 
 def pruned_without_saying(held: State) -> State:
-    """Head 1 of layer 0 is gone from the tensors."""
+    """Remove head 1 of layer 0 from the tensors, and leave the config alone."""
     stay = [row for row in range(48) if row // 12 != 1]
     start = "encoder.layer.0.attention."
     for part in ("query", "key", "value"):
@@ -209,7 +209,7 @@ def pruned_without_saying(held: State) -> State:
 
 
 def fewer_neurons(held: State) -> State:
-    """Neurons 0 to 4 of layer 1 are gone from the tensors."""
+    """Remove neurons 0 to 4 of layer 1 from the tensors, and leave the config alone."""
     for name, axis in (("intermediate.dense.weight", 0), ("intermediate.dense.bias", 0), ("output.dense.weight", 1)):
         name = f"encoder.layer.1.{name}"
         held[name] = held[name][5:] if axis == 0 else held[name][:, 5:]
@@ -363,7 +363,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], str]] = {  # what is written, and 
 
 
 def write(folder: Path, name: str) -> Path:
-    """Write one case; returns its folder."""
+    """Write one case; return its folder."""
     place = folder / name
     place.mkdir(parents=True)
     CASES[name][0](place)

@@ -10,7 +10,6 @@ scripts/results/clients-VERSION.json, VERSION being transformers', unless --json
 """
 
 import argparse
-import importlib
 import os
 import sys
 import warnings
@@ -18,9 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bertlite.records import environment, version_of, write_json
+
+if TYPE_CHECKING:  # it imports transformers, which --help need not wait for
+    from tests.clients.checks import Check, Observed, Side
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENTS = (
@@ -38,64 +40,60 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore")  # the libraries' own, about each other
     import transformers
 
-    checks = the_checks()
+    from tests.clients.checks import CHECKS
+
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    chosen = [c for c in checks.CHECKS.values() if any(word in c.client or word in c.name for word in args.only)]
+    chosen = [c for c in CHECKS.values() if any(word in c.client or word in c.name for word in args.only)]
     if not chosen:
-        sys.exit(f"no check matches {' or '.join(args.only)}; have: {', '.join(checks.CHECKS)}")
+        sys.exit(f"no check matches {' or '.join(args.only)}; have: {', '.join(CHECKS)}")
     print(f"bertlite.hf and stock, transformers {transformers.__version__}")
-    cells = [cell(check) for check in chosen]
+    results = [compare(check) for check in chosen]
     path = args.json
     if path is None and args.only == [""]:
         path = ROOT / "scripts" / "results" / f"clients-{transformers.__version__}.json"
     if path is not None:
         where = environment()
         where["versions"] |= {name: version_of(name) for name in CLIENTS}
-        write_json(path, {"what": "scripts/measure/clients.py", "environment": where, "checks": cells})
+        write_json(path, {"what": "scripts/measure/clients.py", "environment": where, "checks": results})
         print(f"record: {path}")
-    failed = [line["name"] for line in cells if line["bertlite.hf"]["result"] == "fails"]
-    print(f"{len(cells)} checks; bertlite.hf fails {', '.join(failed) or 'none'}")
+    failed = [line["name"] for line in results if line["bertlite.hf"]["result"] == "fails"]
+    print(f"{len(results)} checks; bertlite.hf fails {', '.join(failed) or 'none'}")
     return int(bool(failed))
 
 
-def the_checks() -> Any:
-    """The package tests/clients/checks."""
-    folder = str(ROOT / "tests" / "clients")
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    return importlib.import_module("checks")
+def compare(check: "Check") -> dict[str, Any]:
+    """Run a check with either library, print a line, and return it with the largest difference between the two."""
+    from tests.clients.checks import OURS, STOCK, gap
 
-
-def cell(check: Any) -> dict[str, Any]:
-    """One line of the matrix: what came of a check with either library, and how far what they saw lies apart."""
-    checks = the_checks()
     line: dict[str, Any] = {"client": check.client, "claim": check.claim, "name": check.name}
-    seen = {}
-    for side in (checks.OURS, checks.STOCK):
-        line[side.name], seen[side.name] = attempt(check, side)
-    results = [line[name]["result"] for name in seen]
+    observed = {}
+    for side in (OURS, STOCK):
+        line[side.name], observed[side.name] = attempt(check, side)
+    results = [line[name]["result"] for name in observed]
     if results == ["passes", "passes"]:
-        line["difference"] = checks.gap(*seen.values())
-    apart = f"difference {line['difference']:.1e}" if "difference" in line else ""
-    print(f"{check.client:<24} {check.claim:<85} {results[0]:<8} {results[1]:<8} {apart}")
-    for name in seen:
+        line["difference"] = gap(*observed.values())
+    difference = f"difference {line['difference']:.1e}" if "difference" in line else ""
+    print(f"{check.client:<24} {check.claim:<85} {results[0]:<8} {results[1]:<8} {difference}")
+    for name in observed:
         if "error" in line[name]:
             print(f"    {name}: {line[name]['error']:.150}")
     return line
 
 
-def attempt(check: Any, side: Any) -> tuple[dict[str, Any], Any]:
-    """What came of one run, JSON-ready, and what it saw."""
-    checks, start = the_checks(), perf_counter()
+def attempt(check: "Check", side: "Side") -> tuple[dict[str, Any], "Observed | None"]:
+    """Run a check with one library; return the result, JSON-ready, and what the check observed."""
+    from tests.clients.checks import MissingError, first_line
+
+    start = perf_counter()
     with TemporaryDirectory(prefix="bertlite-clients-") as folder:
         try:
-            seen = check.run(side, Path(folder) / "run")
-        except checks.MissingError as missing:
-            return {"result": "not run", "error": checks.told(missing)}, None
+            observed = check.run(side, Path(folder) / "run")
+        except MissingError as missing:
+            return {"result": "not run", "error": first_line(missing)}, None
         except Exception as error:
-            return {"result": "fails", "error": checks.told(error).replace(folder, "FOLDER")}, None
-    return {"result": "passes", "seconds": round(perf_counter() - start, 1)}, seen
+            return {"result": "fails", "error": first_line(error).replace(folder, "FOLDER")}, None
+    return {"result": "passes", "seconds": round(perf_counter() - start, 1)}, observed
 
 
 if __name__ == "__main__":

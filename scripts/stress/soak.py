@@ -1,4 +1,4 @@
-"""Load, infer, prune, save and reload, over and over: does memory stay flat?
+"""Load, infer, prune, save and reload, over and over, and check that memory stays flat.
 
     python -m scripts.stress.soak --minutes 60 --json scripts/results/soak.json  # random weights, no download
 
@@ -36,13 +36,13 @@ BACKENDS = ("eager", "sdpa", "packed", "auto")
 
 
 def resident() -> dict[str, int]:
-    """Bytes of this process in memory: all, and those of its own, since pages of mapped files may go at any time."""
+    """Return the bytes of this process in memory: all, and its own, for pages of mapped files may go at any time."""
     fields = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
     return {name: int(fields[field].split()[0]) * 1024 for name, field in (("rss", "VmRSS"), ("own", "RssAnon"))}
 
 
 def a_round(number: int, folder: Path) -> None:
-    """One turn, with other texts, heads and neurons each time."""
+    """Run one round, with other texts, heads and neurons each time."""
     generator = torch.Generator().manual_seed(number)
     model = BertModel.from_pretrained(folder / "whole")
     batch, length = SHAPES[number % len(SHAPES)]
@@ -64,7 +64,7 @@ def a_round(number: int, folder: Path) -> None:
 
 
 def soak(minutes: float, every: float) -> list[dict[str, float]]:
-    """What was seen, one row every so many seconds."""
+    """Run rounds for so long; return a row of measurements every so many seconds."""
     rows: list[dict[str, float]] = []
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as place:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import SIZES, make
+from safetensors.torch import save_file
 
 from bertlite import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer, prune_heads, prune_neurons
 from bertlite.embed.embedder import Embedder
@@ -187,7 +188,7 @@ def test_loading_takes_no_more_memory_than_twice_the_file(file, tmp_path):
     if file.endswith(".bin"):
         torch.save(state, tmp_path / file)
     else:
-        hostile.save_file(state, tmp_path / file)
+        save_file(state, tmp_path / file)
     size = (tmp_path / file).stat().st_size
     ran = child("-c", PEAK, tmp_path)
     assert ran.returncode == 0, ran.stderr

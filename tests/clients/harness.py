@@ -1,12 +1,13 @@
-"""What the tests of this folder share: every check runs with bertlite's classes and with transformers'."""
+"""Helpers of this folder's tests: every check runs with bertlite's classes and with transformers'."""
 
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import CHECKS, OURS, STOCK, V5, MissingError, Side, equal, told
-from checks.common import ROUNDING, ROUNDING32
+
+from tests.clients.checks import CHECKS, OURS, STOCK, V5, MissingError, Side, equal, first_line
+from tests.clients.checks.common import ROUNDING, ROUNDING32
 
 # What stock cannot do, and what it says.  Where it does a thing wrong in silence, it is the check that speaks.
 UNLOADABLE = "RuntimeError: You set `ignore_mismatched_sizes` to `False`"  # a pruned checkpoint, in transformers 5
@@ -55,7 +56,7 @@ if not V5:  # its attention divides where 5 multiplies: float32 and float64 roun
 
 
 def seen(name: str, folder: Path, side: Side = OURS) -> Any:
-    """What a check saw; skipped, with the reason, where what it needs is not installed."""
+    """Run a check and return what it observed; skip, with the reason, where what it needs is not installed."""
     try:
         return CHECKS[name].run(side, folder / side.name)
     except MissingError as reason:
@@ -63,14 +64,14 @@ def seen(name: str, folder: Path, side: Side = OURS) -> Any:
 
 
 def same_as_stock(name: str, folder: Path) -> None:
-    """A check passes with both, and what they saw is equal."""
+    """Assert that a check passes with both, and that what they observe is equal."""
     ours, stocks = seen(name, folder), seen(name, folder, STOCK)
     equal(ours, stocks, WITHIN.get(name, 0.0), f"bertlite.hf and transformers in {name}")
 
 
 def only_ours(name: str, folder: Path) -> None:
-    """A check passes with bertlite and stock fails as the table says; once it does not, strike it from the table."""
+    """Assert that a check passes with bertlite, and that stock fails as STOCK_FAILS says."""
     assert seen(name, folder)
     with pytest.raises(Exception) as failure:  # noqa: PT011  # the table has the type and the text
         CHECKS[name].run(STOCK, folder / STOCK.name)
-    assert re.match(STOCK_FAILS[name], told(failure.value)), told(failure.value)
+    assert re.match(STOCK_FAILS[name], first_line(failure.value)), first_line(failure.value)

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import CHECKS, OURS
-from checks.adapters import CLS
-from checks.common import tiny
-from checks.tools import WIDE
-from harness import STOCK_FAILS, only_ours, same_as_stock
+
+from tests.clients.checks import CHECKS, OURS
+from tests.clients.checks.adapters import CLS
+from tests.clients.checks.common import tiny
+from tests.clients.checks.tools import WIDE
+from tests.clients.harness import STOCK_FAILS, only_ours, same_as_stock
 
 pytestmark = [
     pytest.mark.clients,

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from checks import OURS, STOCK, V5
-from checks.common import equal, tiny
-from checks.interchange import CLASSES, elsewhere, made, outputs
 
 import bertlite.hf
+from tests.clients.checks import OURS, STOCK, V5
+from tests.clients.checks.common import equal, tiny
+from tests.clients.checks.interchange import CLASSES, elsewhere, made, outputs
 
 pytestmark = pytest.mark.clients
 AUTO = {

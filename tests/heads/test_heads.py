@@ -102,7 +102,7 @@ def written_out(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return {"logits": dense(every if cls is BertForTokenClassification else first, "classifier")}
 
 
-SHAPES = {
+SHAPES: dict[Any, dict[str, tuple[int, ...]]] = {
     BertForMaskedLM: {"logits": (B, S, V)},
     BertForMultipleChoice: {"logits": (B, CHOICES)},
     BertForNextSentencePrediction: {"logits": (B, 2)},
@@ -542,6 +542,6 @@ def test_every_class_is_public() -> None:
 def test_every_class_inherits_what_models_can_do() -> None:
     for cls in HEADED:
         assert cls.prune_heads is BertModel.prune_heads
-        assert cls.from_pretrained.__func__ is BertModel.from_pretrained.__func__
+        assert cls.from_pretrained.__func__ is BertModel.from_pretrained.__func__  # type: ignore[attr-defined]
         config = replace(build(cls).config, attn_implementation="eager")
         assert cls(config).bert.config.attn_implementation == "eager"

@@ -35,7 +35,7 @@ def config_of(name: str = "", backend: str | None = None, **changes: Any) -> tra
 
 
 def theirs_of(name: str, backend: str | None = None, dtype: torch.dtype = F64, **changes: Any) -> Any:
-    """transformers' model, in eval mode, with weights that make every part matter."""
+    """Make transformers' model, in eval mode, with weights that make every part matter."""
     return randomise_(getattr(transformers, name)(config_of(name, backend, **changes))).to(dtype).eval()
 
 
@@ -44,7 +44,7 @@ def ours_of(name: str, backend: str | None = None, dtype: torch.dtype = F64, **c
 
 
 def pair(name: str, backend: str = "eager", dtype: torch.dtype = F64, **changes: Any) -> tuple[Any, Any]:
-    """transformers' model and ours with its weights."""
+    """Make transformers' model, and ours with its weights."""
     overflows = not V5 and dtype == F64 and (name == "BertLMHeadModel" or changes.get("is_decoder"))
     theirs = theirs_of(name, "eager" if overflows else backend, dtype, **changes)  # 4.57's causal mask, for sdpa
     ours = ours_of(name, backend, dtype, **changes)
@@ -53,14 +53,14 @@ def pair(name: str, backend: str = "eager", dtype: torch.dtype = F64, **changes:
 
 
 def inputs_of(name: str = "BertModel") -> dict[str, Tensor]:
-    """A batch whose second sequence is padded on the right."""
+    """Make a batch whose second sequence is padded on the right."""
     if name != "BertForMultipleChoice":
         return make_batch()
     return {name: x.unflatten(0, (B, CHOICES)) for name, x in make_batch(B * CHOICES).items()}
 
 
 def states_of(dtype: torch.dtype = F64) -> dict[str, Tensor]:
-    """What an encoder hands over, the second sequence with 5 of 8 positions."""
+    """Make the inputs of cross-attention; the second sequence has 5 of 8 positions."""
     states = torch.randn(B, K, D, generator=torch.Generator().manual_seed(7), dtype=F64).to(dtype)
     return {
         "encoder_hidden_states": states,
@@ -69,7 +69,7 @@ def states_of(dtype: torch.dtype = F64) -> dict[str, Tensor]:
 
 
 def words(classes: int = V) -> Tensor:
-    """Labels at some places, (B, S)."""
+    """Draw labels at some positions, (B, S)."""
     draw = torch.Generator().manual_seed(3)
     labels = torch.randint(0, classes, (B, S), generator=draw)
     return labels.masked_fill(torch.rand(B, S, generator=draw) > 0.4, NONE)
@@ -90,12 +90,12 @@ def labels_of(name: str) -> dict[str, Tensor]:
 
 
 def present(out: Any) -> dict[str, Any]:
-    """What an output holds; transformers 5 puts () where it was asked for attentions and has none."""
+    """Return the fields of an output that hold something; transformers 5 gives () for attentions that it lacks."""
     return {name: value for name, value in out.items() if isinstance(value, Tensor) or value}
 
 
 def score_of(out: Any) -> Tensor:
-    """A scalar that every number of an output has a part in, each its own."""
+    """Return a scalar to which every number of an output contributes with a weight of its own."""
     parts = [value for value in out.values() if isinstance(value, Tensor)]
     draws = [torch.randn(x.shape, generator=torch.Generator().manual_seed(i)).to(x) for i, x in enumerate(parts)]
     return torch.stack([(x * draw).sum() for x, draw in zip(parts, draws, strict=True)]).sum()

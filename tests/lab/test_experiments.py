@@ -365,7 +365,7 @@ def test_distillation_brings_a_student_to_its_teacher(setting):
 @pytest.mark.slow
 def test_two_processes_under_torchrun_train_one_model(world, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [str(ROOT / "scripts" / "prune_heads.py"), "finetune", *data_arguments(world), "--epochs", "1"]
+    command += ["-m", "bertlite", "prune", "finetune", *data_arguments(world), "--epochs", "1"]
     done = subprocess.run(
         [*command, "--batch-size", "5", "--out", str(tmp_path / "run")],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -622,7 +622,7 @@ def test_macs_are_what_torch_counts():
 
 def encoder_inputs(model):
     states = torch.randn(2, 11, 48, dtype=torch.float64)
-    return states, model.attention(Padded(*states.shape[:2], 11, states.device), states, None, False)
+    return states, model.attention(Padded(2, 11, 11, states.device), states, None, False)
 
 
 def test_the_latency_table_has_every_number_of_heads(bench):

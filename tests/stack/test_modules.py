@@ -62,11 +62,9 @@ def bert_written_out(config: BertConfig, w: Mapping[str, Tensor], batch: Mapping
         states, weights = [norm(x, w, f"{e}.LayerNorm", eps)], []
         for i in range(config.num_hidden_layers):
             x, a = states[-1], f"encoder.layer.{i}.attention"
-            q, k, v = (dense(x, w, f"{a}.self.{part}") for part in ("query", "key", "value"))
+            q, k, v = (dense(x, w, f"{a}.self.{part}").split(H, -1) for part in ("query", "key", "value"))
             table = w.get(f"{a}.self.distance_embedding.weight")
-            heads = [
-                head_written_out(*(y[:, h * H : (h + 1) * H] for y in (q, k, v)), mask, kind, table) for h in range(N)
-            ]
+            heads = [head_written_out(q[h], k[h], v[h], mask, kind, table) for h in range(N)]
             weights.append(torch.stack([each for _, each in heads]))
             context = torch.cat([each for each, _ in heads], -1)
             x = norm(dense(context, w, f"{a}.output.dense") + x, w, f"{a}.output.LayerNorm", eps)

@@ -136,7 +136,7 @@ def test_an_output_is_a_pytree(kind: type[ModelOutput]) -> None:
         doubled = pytree.tree_map(lambda x: x * 2, out)
         assert type(doubled) is kind
         assert all(x.equal(y * 2) for x, y in zip(pytree.tree_leaves(doubled), flat, strict=True))
-        keyed = pytree.tree_flatten_with_path(out)[0]
+        keyed: Any = pytree.tree_flatten_with_path(out)[0]
         assert [path[0].key for path, _ in keyed if len(path) == 1 or path[1].idx == 0] == list(out)
         assert pytree.treespec_loads(pytree.treespec_dumps(spec)) == spec
         json.loads(pytree.treespec_dumps(spec))

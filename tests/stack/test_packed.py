@@ -805,11 +805,11 @@ def test_the_way_to_the_groups_and_back(lengths: tuple[int, ...], call: int, mon
     packing = Packing(lengths, torch.tensor(lengths))
     tokens = torch.arange(sum(lengths)) + 100
     groups = packing.groups
-    places = groups.spread(tokens)
-    assert groups.gather(places).equal(tokens)
+    slots = groups.spread(tokens)
+    assert groups.gather(slots).equal(tokens)
     rows = []
     for group in groups.groups:
-        block = places[group.places].view(group.sequences, group.length)
+        block = slots[group.slots].view(group.sequences, group.length)
         real = torch.ones_like(block).bool() if group.real is None else group.real[:, 0, 0]
         rows += [row[keep] for row, keep in zip(block, real, strict=True)]
     alone = [part for part in tokens.split(list(lengths)) if len(part)]
@@ -819,7 +819,7 @@ def test_the_way_to_the_groups_and_back(lengths: tuple[int, ...], call: int, mon
 
 def test_sequences_of_one_length_are_not_moved() -> None:
     groups = Packing((4, 4, 4), torch.tensor((4, 4, 4))).groups
-    assert (groups.there, groups.back, groups.order) == (None, None, None)
+    assert (groups.token_at, groups.slot_of, groups.order) == (None, None, None)
     assert [group.real for group in groups.groups] == [None]
 
 

@@ -1,7 +1,29 @@
-"""What bertlite promises to the users of other libraries, client by client, as functions that run."""
+"""One module for each client library: the checks of what bertlite promises to its users."""
 
-from checks import adapters, compilers, distributed, embeddings, interchange, launch, pipelines, tools, trainer
-from checks.common import CHECKS, OURS, STOCK, V5, Check, MissingError, Side, equal, gap, told
+from tests.clients.checks import (
+    adapters,
+    compilers,
+    distributed,
+    embeddings,
+    interchange,
+    launch,
+    pipelines,
+    tools,
+    trainer,
+)
+from tests.clients.checks.common import (
+    CHECKS,
+    OURS,
+    STOCK,
+    V5,
+    Check,
+    MissingError,
+    Observed,
+    Side,
+    equal,
+    first_line,
+    gap,
+)
 
 __all__ = [
     "CHECKS",
@@ -10,17 +32,18 @@ __all__ = [
     "V5",
     "Check",
     "MissingError",
+    "Observed",
     "Side",
     "adapters",
     "compilers",
     "distributed",
     "embeddings",
     "equal",
+    "first_line",
     "gap",
     "interchange",
     "launch",
     "pipelines",
-    "told",
     "tools",
     "trainer",
 ]

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from checks.common import (
+from tests.clients.checks.common import (
     CHECKPOINTING,
     ROUNDING32,
     SIZES,
@@ -24,7 +24,7 @@ CLS = "BertForSequenceClassification"
 
 
 def step(model: Any) -> float:
-    """One step of gradient descent on two rows; the loss before it."""
+    """Take one step of gradient descent on two rows; return the loss before it."""
     model.train()
     trained = [p for p in model.parameters() if p.requires_grad]
     loss = model(**tiny_batch(), labels=torch.tensor([0, 1])).loss
@@ -46,7 +46,7 @@ def adapted(side: Side, path: Path, config: Any) -> Any:
 
 
 def kept(side: Side, path: Path, model: Any, folder: Path) -> torch.Tensor:
-    """Save an adapter, load it onto the checkpoint, and the logits that both give."""
+    """Save an adapter and load it onto the checkpoint; return the logits, which must be equal."""
     from peft import PeftModel
 
     wanted = logits(model)
@@ -91,7 +91,7 @@ def lora_checkpointed(side: Side, folder: Path) -> Observed:
             getattr(model, f"{CHECKPOINTING}_enable")()
         losses = [step(model), step(model)]
         found.append({"losses": losses, "weights": {k: v for k, v in state(model).items() if "lora" in k}})
-    equal(*found, what="checkpointed and plain training")
+    equal(found[0], found[1], what="checkpointed and plain training")
     return found[0]
 
 

@@ -1,8 +1,8 @@
-"""What a check is, whose classes it runs with, and the checkpoints that it loads.
+"""What all checks share: the table they are entered in, the two libraries, checkpoints, comparisons.
 
-A check does with a client library what a user does, fails by raising, and returns what it saw.  It runs with
-bertlite's classes or with transformers' own, so that the two can be compared and stock's failures are found by the
-same code.
+A check uses a client library as its users do, raises where its claim does not hold, and returns what it observed.  It
+runs with bertlite's classes or with transformers' own, so that the two can be compared and the same code finds what
+stock fails at.
 """
 
 import importlib.util
@@ -48,7 +48,7 @@ Observed = dict[str, Any]
 
 @dataclass(frozen=True)
 class Side:
-    """Whose BERT a check runs with: a module that has the classes, and how Auto classes are made to find them."""
+    """A library whose BERT classes a check runs with, and how Auto classes are made to find them."""
 
     name: str
     models: ModuleType
@@ -58,7 +58,7 @@ class Side:
         return getattr(self.models, cls).from_pretrained(folder, **options)
 
     def owns(self, model: nn.Module) -> None:
-        """Raise unless the model is of this side's class: proof that the path was taken."""
+        """Raise unless the model is of this library's class: proof that the path was taken."""
         wanted = getattr(self.models, type(model).__name__, None)
         if type(model) is not wanted:
             raise AssertionError(f"{type(model)} is not {self.name}'s")
@@ -69,15 +69,15 @@ STOCK = Side("transformers", transformers)
 
 
 class MissingError(Exception):
-    """What the check needs is not installed."""
+    """A library or checkpoint that the check needs is not installed."""
 
 
 class ElsewhereError(Exception):
-    """What happened in another process; the text names the exception."""
+    """An error of another process; the text names the exception."""
 
 
-def told(error: Exception) -> str:
-    """An error as one reads it at the foot of a traceback, its first line."""
+def first_line(error: Exception) -> str:
+    """Return the first line of an error as it stands at the foot of a traceback."""
     text = str(error) if isinstance(error, ElsewhereError) else f"{type(error).__name__}: {error}"
     return text.partition("\n")[0].strip()
 
@@ -94,7 +94,7 @@ class Check:
         return self.name
 
     def run(self, side: Side, folder: Path) -> Observed:
-        """Run it in an empty folder.
+        """Run the check in an empty folder.
 
         Raises:
             MissingError: a library or the MiniLM checkpoint is not installed.
@@ -112,7 +112,7 @@ CHECKS: dict[str, Check] = {}
 
 
 def check(client: str, claim: str, *needs: str, **options: Any) -> Callable[[Any], Any]:
-    """Enter a function into CHECKS, with these options of it, if any, in its name."""
+    """Enter a function into CHECKS, under its name and these options of it."""
 
     def enter(function: Any) -> Any:
         name = "-".join([function.__name__, *(key if value is True else str(value) for key, value in options.items())])
@@ -126,7 +126,7 @@ def check(client: str, claim: str, *needs: str, **options: Any) -> Callable[[Any
 
 @contextmanager
 def clean() -> Iterator[None]:
-    """Seeds set, and the state that accelerate and the compiler keep for a process dropped, before and after."""
+    """Set seeds, and drop the state that accelerate and the compiler keep for a process, before and after."""
     reset()
     seed()
     try:
@@ -156,7 +156,7 @@ def seed(value: int = 0) -> None:
 def tiny(
     folder: Path, cls: str = "BertModel", pruned: bool = False, dtype: torch.dtype = torch.float32, **fields: Any
 ) -> Path:
-    """A small random checkpoint, written by bertlite's core; every weight matters and no dropout."""
+    """Write a small random checkpoint with bertlite's core: every weight matters and dropout is 0."""
     model = getattr(bertlite, cls)(bertlite.BertConfig(**{**SIZES, **QUIET, **fields}))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -170,7 +170,7 @@ def tiny(
 
 
 def tiny_batch(rows: int = 2, length: int = 11, seed: int = 1) -> dict[str, Tensor]:
-    """Token ids, token types and a right-padded mask; the rows have different lengths, all at least 2."""
+    """Make token ids, token types and a right-padded mask; the rows have different lengths, all at least 2."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.tensor([max(length - (4 * row) % 7, 2) for row in range(rows)])
     return {
@@ -181,7 +181,7 @@ def tiny_batch(rows: int = 2, length: int = 11, seed: int = 1) -> dict[str, Tens
 
 
 def minilm() -> Path:
-    """The folder of the trained MiniLM, not to be written to.
+    """Return the folder of the trained MiniLM, not to be written to.
 
     Raises:
         MissingError: it is not installed.
@@ -195,7 +195,7 @@ def minilm() -> Path:
 def taught(
     folder: Path, cls: str, texts: Sequence[Any], labels: Callable[[Any], Tensor], steps: int = 12, **fields: Any
 ) -> Path:
-    """A checkpoint with MiniLM's weights and tokenizer that has learnt a tiny task, so that its answers mean a thing.
+    """Write a checkpoint of MiniLM's weights and tokenizer, trained on a tiny task so that its answers mean something.
 
     Args:
         texts: what it learns from; without any it stays as it is.
@@ -225,7 +225,7 @@ def taught(
 
 
 def flat(observed: Any, path: str = "") -> dict[str, Any]:
-    """{place: tensor, number or string} of everything that was seen."""
+    """Return {place: tensor, number or string} of everything that a check observed."""
     if isinstance(observed, np.ndarray | np.generic):
         observed = torch.from_numpy(np.asarray(observed))
     if isinstance(observed, Mapping):
@@ -238,7 +238,7 @@ def flat(observed: Any, path: str = "") -> dict[str, Any]:
 
 
 def gap(got: Any, wanted: Any) -> float:
-    """The largest difference between two sets of tensors and numbers.
+    """Return the largest difference between two sets of tensors and numbers.
 
     Raises:
         AssertionError: they differ in places, shapes, dtypes or words, or there is nothing.
@@ -275,12 +275,12 @@ def differ(got: Any, other: Any, what: str) -> None:
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters as they are now."""
+    """Return a copy of the parameters."""
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
-    """What the last backward pass left; it is taken away."""
+    """Return a copy of the gradients, and clear them."""
     found = {name: p.grad.detach().clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     return found
@@ -288,7 +288,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def counted(model: nn.Module) -> Iterator[list[str]]:
-    """The names of the feed-forward networks that ran, one per run: checkpointed layers run theirs twice."""
+    """Collect the names of the feed-forward networks that run, one per run: checkpointed layers run theirs twice."""
     ran: list[str] = []
     hooks = [
         module.register_forward_hook(lambda *_, name=name: ran.append(name))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from checks.common import (
+from tests.clients.checks.common import (
     CHECKPOINTING,
     ROUNDING32,
     SIZES,
@@ -27,7 +27,7 @@ CLS = "BertForMaskedLM"
 
 
 def compiled(model: nn.Module, **options: Any) -> Callable[..., Any]:
-    """The model without a graph break; aot_eager traces the backward pass too and needs no C compiler."""
+    """Compile the model as one graph; aot_eager traces the backward pass too and needs no C compiler."""
     return torch.compile(model, fullgraph=True, backend="aot_eager", **options)
 
 

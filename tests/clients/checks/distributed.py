@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import bertlite
-from checks.common import (
+from tests.clients.checks.common import (
     CHECKPOINTING,
     OURS,
     ROUNDING,
@@ -37,7 +37,7 @@ from checks.common import (
     tiny,
     tiny_batch,
 )
-from checks.trainer import logged, rows, trainer
+from tests.clients.checks.trainer import logged, rows, trainer
 
 DDP, FSDP, TENSOR = "DDP", "FSDP2", "tensor parallel"
 CLS = "BertForSequenceClassification"
@@ -51,14 +51,14 @@ JOBS: dict[str, Job] = {}
 
 @cache
 def launched(side: str) -> Path:
-    """The folder of what all jobs of this side saw."""
+    """Run all jobs with a library, once; return the folder of what they observed."""
     folder = tempfile.mkdtemp(prefix="bertlite-torchrun-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD}"]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     with open(Path(folder) / "log", "w") as log:
         run = subprocess.Popen(
-            [*command, "-m", "checks.worker", side, folder],
+            [*command, "-m", f"{__package__}.worker", side, folder],
             env=environ,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -73,7 +73,7 @@ def launched(side: str) -> Path:
 
 
 def job(client: str, claim: str, *needs: str, **options: Any) -> Callable[[Any], Any]:
-    """Enter a function into JOBS, and what its process 0 sees into CHECKS."""
+    """Enter a function into JOBS, and what its process 0 observes into CHECKS."""
 
     def enter(function: Any) -> Any:
         name = "-".join([function.__name__, *(key if value is True else str(value) for key, value in options.items())])
@@ -100,13 +100,13 @@ def batch() -> dict[str, Tensor]:
 
 
 def shard(rank: int) -> dict[str, Tensor]:
-    """This process's half of the batch."""
+    """Return this process's half of the batch."""
     half = len(batch()["labels"]) // WORLD
     return {name: x[rank * half : (rank + 1) * half] for name, x in batch().items()}
 
 
 def alone(side: Side, path: Path) -> dict[str, Tensor]:
-    """The gradients of the whole batch in one process."""
+    """Return the gradients of the whole batch in one process."""
     model = side.load(CLS, path, dtype=torch.float64).train()
     model(**batch()).loss.backward()
     return gradients(model)

@@ -1,5 +1,6 @@
 """sentence-transformers."""
 
+import importlib
 import importlib.util
 import shutil
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 
 import bertlite
-from checks.common import (
+from tests.clients.checks.common import (
     CHECKPOINTING,
     ROUNDING32,
     SOME,
@@ -22,7 +23,7 @@ from checks.common import (
     seed,
     state,
 )
-from checks.pipelines import REVIEWS, learnt
+from tests.clients.checks.pipelines import REVIEWS, learnt
 
 CLIENT = "sentence-transformers"
 NEEDS = ("sentence_transformers", "datasets", "accelerate")
@@ -52,7 +53,7 @@ def opened(side: Side, path: Path) -> Any:
 
 
 def inner(model: Any) -> Any:
-    """The transformer of a SentenceTransformer or a CrossEncoder; version 6 renamed it."""
+    """Return the transformer of a SentenceTransformer or a CrossEncoder; version 6 renamed it."""
     if hasattr(model, "__getitem__"):
         model = model[0]
     return getattr(model, "auto_model", None) or model.model
@@ -79,10 +80,8 @@ def trains_embeddings(side: Side, folder: Path, pruned: bool = False) -> Observe
     from datasets import Dataset
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 
-    if importlib.util.find_spec("sentence_transformers.sentence_transformer"):
-        from sentence_transformers.sentence_transformer import losses  # where version 6 keeps them
-    else:
-        from sentence_transformers import losses
+    moved = importlib.util.find_spec("sentence_transformers.sentence_transformer")  # in version 6
+    losses = importlib.import_module(f"sentence_transformers.{'sentence_transformer.' if moved else ''}losses")
 
     path, found = copied(folder, pruned), []
     pairs = {"anchor": ["what is the capital of france", "how to cook soup"], "positive": ["paris", "simmer it"]}
@@ -92,7 +91,7 @@ def trains_embeddings(side: Side, folder: Path, pruned: bool = False) -> Observe
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
         before = model.encode(TEXTS, convert_to_tensor=True)
-        settings = {
+        settings: dict[str, Any] = {
             "output_dir": str(folder / "run"),
             "max_steps": 1,
             "per_device_train_batch_size": 2,
@@ -119,7 +118,7 @@ def trains_embeddings(side: Side, folder: Path, pruned: bool = False) -> Observe
         after = model.encode(TEXTS, convert_to_tensor=True)
         differ(after, before, "training")
         found.append(state(inner(model)))
-    equal(*found, what="checkpointed and plain training")
+    equal(found[0], found[1], what="checkpointed and plain training")
     return {"weights": found[0]}
 
 

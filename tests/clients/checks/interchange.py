@@ -14,7 +14,7 @@ from torch import Tensor
 
 import bertlite
 import bertlite.hf
-from checks.common import (
+from tests.clients.checks.common import (
     GONE,
     OURS,
     QUIET,
@@ -61,7 +61,7 @@ def outputs(model: Any, cls: str, **options: Any) -> dict[str, Any]:
 
 
 def made(side: Side, cls: str) -> Any:
-    """A new model of this side with random weights in every part."""
+    """Make a model of this library with random weights in every part."""
     fields = {"is_decoder": True} if cls == "BertLMHeadModel" else {}
     model = getattr(side.models, cls)(transformers.BertConfig(**{**SIZES, **QUIET, **fields}))
     generator = torch.Generator().manual_seed(0)
@@ -137,7 +137,7 @@ json.dump(seen, open(sys.argv[2], "w"))
 
 
 def elsewhere(folder: Path, *asked: tuple[str, bool, Path]) -> dict[str, Any]:
-    """What AutoModel makes of checkpoints in a fresh process, which knows nothing of bertlite.
+    """Load checkpoints through AutoModel in a fresh process, which knows nothing of bertlite.
 
     Args:
         asked: for each a name, whether remote code is trusted, and the checkpoint.
@@ -183,7 +183,7 @@ def attentions(side: Side, folder: Path) -> Observed:
 
 
 def silenced(model: Any, heads: dict[int, list[int]]) -> Any:
-    """The model with these heads' columns of the output projection set to zero; changed in place."""
+    """Set these heads' columns of the output projection to zero, in place; return the model."""
     size = SIZES["hidden_size"] // SIZES["num_attention_heads"]
     with torch.no_grad():
         for layer, which in heads.items():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from checks.common import (
+from tests.clients.checks.common import (
     Observed,
     Side,
     check,

@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor
 
 import bertlite
-from checks.common import SOME, Observed, Side, check, equal, minilm, seed, taught
+from tests.clients.checks.common import SOME, Observed, Side, check, equal, minilm, seed, taught
 
 CLIENT = "pipeline"
 MASK, IGNORED = 103, -100  # [MASK] in MiniLM's vocabulary, which is bert-base-uncased's
@@ -51,7 +51,7 @@ def names(*labels: str) -> dict[str, Any]:
 
 
 def masked(batch: Any) -> Tensor:
-    """Hide the last word but one, before [SEP], in place; the labels are what was there."""
+    """Mask the last token before [SEP], in place; return the labels."""
     ids = batch["input_ids"]
     place = (torch.arange(len(ids)), batch["attention_mask"].sum(1) - 2)
     labels = torch.full_like(ids, IGNORED)
@@ -61,7 +61,7 @@ def masked(batch: Any) -> Tensor:
 
 
 def capitals(batch: Any) -> Tensor:
-    """1 for the name of a capital, 0 for another token, nothing for padding."""
+    """Label the name of a capital 1, another token 0, and padding not at all."""
     words = transformers.AutoTokenizer.from_pretrained(minilm())
     known = torch.tensor(words.convert_tokens_to_ids(list(CAPITALS.values())))
     return torch.isin(batch["input_ids"], known).long().masked_fill(batch["attention_mask"] == 0, IGNORED)
@@ -111,7 +111,7 @@ TASKS = {
 
 @cache
 def learnt(task: str) -> Path:
-    """The checkpoint of a task, made once in a process."""
+    """Train the checkpoint of a task, once in a process; return its folder."""
     it, seen = TASKS[task], tempfile.mkdtemp(prefix="bertlite-clients-")
     atexit.register(shutil.rmtree, seen, ignore_errors=True)
     seed()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import bertlite
-from checks.common import (
+from tests.clients.checks.common import (
     ROUNDING32,
     SIZES,
     V5,
@@ -23,7 +23,7 @@ from checks.common import (
 )
 
 CAPTUM = ("captum", "matplotlib")  # which it imports
-WIDE = {"hidden_size": 64, "intermediate_size": 96}  # int8 kernels want sizes that divide
+WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}  # int8 kernels want sizes that divide
 
 
 @check("torchao", "int8 weights: quantised, run, saved, loaded, pruned", "torchao", pruned=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from checks.common import (
+from tests.clients.checks.common import (
     CHECKPOINTING,
     ROUNDING32,
     SIZES,
@@ -23,11 +23,11 @@ from checks.common import (
 )
 
 CLIENT = "Trainer"
-DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+DROPOUT: dict[str, Any] = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 
 
 def rows(cls: str, count: int = 8) -> list[dict[str, Any]]:
-    """A data set; the rows have different numbers of tokens, and of labels where each token may have one."""
+    """Return a data set; its rows differ in their numbers of tokens, and of labels where each token may have one."""
     batch = tiny_batch(count)
     ids = batch["input_ids"]
     if cls == "BertForSequenceClassification":
@@ -149,7 +149,7 @@ def checkpointing(side: Side, folder: Path, pruned: bool = False) -> Observed:
         if len(ran) != times * SIZES["num_hidden_layers"]:
             raise AssertionError(f"{len(ran)} layers ran with {options or 'no options'}")
         found.append(state(model))
-    equal(*found, what="checkpointed and plain training")
+    equal(found[0], found[1], what="checkpointed and plain training")
     return {"weights": found[0]}
 
 
@@ -157,7 +157,8 @@ def checkpointing(side: Side, folder: Path, pruned: bool = False) -> Observed:
 @check(CLIENT, "4 accumulated batches of 2 equal one of 8: tokens", "accelerate", cls="BertForTokenClassification")
 @check(CLIENT, "4 accumulated batches of 2 equal one of 8: texts", "accelerate", cls="BertForSequenceClassification")
 def accumulation(side: Side, folder: Path, cls: str) -> Observed:
-    checkpoint, found = tiny(folder, cls), []
+    checkpoint = tiny(folder, cls)
+    found: list[Observed] = []
     for size, steps in ((8, 1), (2, 4)):
         seed()
         model = side.load(cls, checkpoint)

@@ -1,6 +1,6 @@
-"""What torchrun runs: every job of checks.distributed, one after the other, each leaving a file.
+"""Run every job of distributed.py, one after the other, under torchrun; each writes a file.
 
-python -m torch.distributed.run --nproc-per-node=2 -m checks.worker SIDE FOLDER
+python -m torch.distributed.run --nproc-per-node=2 -m tests.clients.checks.worker SIDE FOLDER
 """
 
 import os
@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 import transformers
 
-from checks.common import clean
-from checks.distributed import JOBS, SIDES
+from tests.clients.checks.common import clean
+from tests.clients.checks.distributed import JOBS, SIDES
 
 
 def main() -> None:
