@@ -7,6 +7,7 @@ first asked for.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bertlite.heads.models import *  # noqa: F403  # mypy follows no `__all__ += models.__all__`
     from bertlite.public import *  # noqa: F403
     from bertlite.public import __all__ as __all__
 else:  # type checkers would take the function to mean that every name exists

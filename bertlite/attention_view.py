@@ -106,6 +106,7 @@ def attention_maps(
         blank = torch.empty(len(tokens), len(tokens), device="meta")
         check(AttentionMaps(tokens, layers, heads, dict.fromkeys(indices, blank)))
     attentions = model.base_model(**encoded.to(model.device), output_attentions=True).attentions
+    assert attentions is not None  # they were asked for
     weights = {(layer, head): attentions[layer][0, i].to("cpu", torch.float32) for (layer, head), i in indices.items()}
     for (layer, head), each in weights.items():
         if each.isnan().any():

@@ -2,7 +2,7 @@
 
 from bertlite.batching import Batches, token_budget_batches
 from bertlite.config import BertConfig, kept_heads, kept_neurons
-from bertlite.heads import models as heads
+from bertlite.heads import models
 from bertlite.heads.models import *  # noqa: F403  # the task heads, each of which names itself there
 from bertlite.importance import head_importance, neuron_importance, rank_heads, rank_neurons, repair, repair_
 from bertlite.inference.optimize import optimize_for_inference
@@ -44,5 +44,5 @@ __all__ = [
     "token_budget_batches",
     "with_pruned",
 ]
-__all__ += heads.__all__
+__all__ += models.__all__
 __all__.sort()

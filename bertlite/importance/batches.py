@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from bertlite.heads.models import HeadBody
+from bertlite.heads.body import HeadBody
 from bertlite.pruning import BertLike
 from bertlite.stack.body import BertBody
 
@@ -63,7 +63,7 @@ def check_model(model: object) -> None:
         raise TypeError(f"{type(model).__name__} is no model of bertlite or bertlite.hf; load it with one of these")
 
 
-def head_of(model: BertLike) -> HeadBody:
+def head_of(model: BertLike) -> HeadBody[Any]:
     """Return a model with a task head as what knows its labels and its loss.
 
     Raises:
@@ -71,7 +71,7 @@ def head_of(model: BertLike) -> HeadBody:
     """
     if not hasattr(model, "example_loss"):
         raise ValueError(f"{type(model).__name__} has no loss of its own; pass loss=, or take target='kl'")
-    return cast(HeadBody, model)
+    return cast(HeadBody[Any], model)
 
 
 def read_batches(model: BertLike, batches: Iterable[Batch], labelled: bool = False) -> list[Batch]:

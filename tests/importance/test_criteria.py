@@ -162,6 +162,6 @@ def test_the_table_is_read_without_torch() -> None:
 
 def test_public_names_are_found_when_they_are_asked_for() -> None:
     assert repair is least_squares.repair
-    assert set(bertlite.importance.__all__) <= set(dir(bertlite.importance))
+    assert set(bertlite.importance.__all__) <= set(dir(bertlite.importance))  # type: ignore[attr-defined]  # as `from … import *` sees it
     with pytest.raises(AttributeError, match=r"module 'bertlite.importance' has no attribute 'head_importances'"):
-        bertlite.importance.head_importances  # noqa: B018
+        bertlite.importance.head_importances  # type: ignore[attr-defined]  # noqa: B018
