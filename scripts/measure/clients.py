@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-from bertlite.records import environment, version_of, write_json
+from bertlite.records import environment, version_of, write_record
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENTS = (
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if path is not None:
         where = environment()
         where["versions"] |= {name: version_of(name) for name in CLIENTS}
-        write_json(path, {"what": "scripts/measure/clients.py", "environment": where, "checks": cells})
+        write_record(path, {"what": "scripts/measure/clients.py", "environment": where, "checks": cells})
         print(f"record: {path}")
     failed = [line["name"] for line in cells if line["bertlite.hf"]["result"] == "fails"]
     print(f"{len(cells)} checks; bertlite.hf fails {', '.join(failed) or 'none'}")

@@ -22,7 +22,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -201,8 +200,12 @@ def killed_in(record: dict[str, Any], path: Path) -> set[tuple[str, str, str]]:
     """
     if record["run"] != record["mutants"] or record["module"] != path.stem:
         raise ValueError(f"the record is not of all mutants of {path.name}: run without --after")
-    place = f"{record['git']['commit']}:{path.relative_to(ROOT)}"
-    source = subprocess.run(["git", "-C", ROOT, "show", place], capture_output=True, text=True, check=True).stdout
+    from bertlite.records import commit_of, run_git
+
+    made_from = commit_of(record)
+    if made_from is None:
+        raise ValueError("the record names no commit: run without --after")
+    source = run_git("show", f"{made_from['commit']}:{path.relative_to(ROOT)}")
     left = {(each["line"], each["old"], each["new"]) for each in record["survivors"] + record["loops"]}
     return {each.key for each in mutants(source)} - left
 
@@ -281,7 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     counts |= {said: len(each) for said, each in done.items()} | {"unexplained": len(unexplained)}
     print(", ".join(f"{n} {what}" for what, n in counts.items()))
     if args.json:
-        from bertlite.records import environment, git, write_json
+        from bertlite.records import commit_of, environment, write_record
 
         def told(found: Sequence[Mutant]) -> list[dict[str, Any]]:
             return [
@@ -291,10 +294,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         record = {"module": args.module, "tests": TESTS[args.module], **counts}
         record |= {"survivors": told(done["survived"]), "loops": told(done["looped or crashed"])}
         if before:  # the rest was not run again
-            record["after"] = {"killed": sum(each.key in killed for each in done["killed"]), **before["git"]}
+            record["after"] = {
+                "killed": sum(each.key in killed for each in done["killed"]),
+                **(commit_of(before) or {}),
+            }
             record["after"] |= {"after": before["after"]} if "after" in before else {}
         record["minutes"] = round((time.monotonic() - begun) / 60, 1)
-        write_json(args.json, {**record, "git": git(), "environment": environment()})
+        write_record(args.json, {**record, "environment": environment()})
     return int(bool(unexplained))
 
 
