@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bertlite.lab.experiments.compare import way_named
+from bertlite.lab.experiments.compare import describe_way
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -221,7 +221,7 @@ def pruning(name: str) -> str:
     fractions = sorted({row["fraction"] for row in record["rows"]})
     lines: dict[tuple[str, ...], dict[float, str]] = {}
     for row in record["rows"]:
-        criterion, _, repair, _ = way_named(row)
+        criterion, _, repair, _ = describe_way(row)
         lines.setdefault((criterion, repair), {})[row["fraction"]] = within(row, record["headline"])
     body = [[*way, *(found.get(fraction, "") for fraction in fractions)] for way, found in lines.items()]
     table = rows(["criterion", "repair", *(f"{100 * fraction:g} %" for fraction in fractions)], body)
