@@ -704,7 +704,7 @@ def test_ways_that_differ_have_lines_of_their_own():
         {"epochs": 1},
         {"calibration": 513},
     )
-    assert len({compare.way_named({**base, **change}) for change in changes}) == len(changes)
+    assert len({compare.describe_way({**base, **change}) for change in changes}) == len(changes)
 
 
 def test_compare_writes_rows_and_every_figure(runs, tmp_path, capsys):
