@@ -3,75 +3,35 @@
 Shapes:  B sequences · S positions · D hidden.  Label -100 means "no label here" wherever labels are class indices.
 """
 
-from collections.abc import Sequence
-from math import prod
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertlite.activations import activation
 from bertlite.config import BertConfig, ConfigLike
+from bertlite.heads.layers import BertLMPredictionHead, BertOnlyMLMHead, BertOnlyNSPHead, BertPreTrainingHeads
+from bertlite.heads.losses import (
+    Items,
+    check_labels,
+    cross_entropy,
+    fits,
+    inside,
+    pack_labels,
+    shifted,
+    without_padding,
+)
 from bertlite.model import BertModel, BertPreTrainedModel, pick
-from bertlite.stack.masks import concrete
 from bertlite.stack.outputs import CausalLMOutput, LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
 from bertlite.stack.packing import Packing
 
-IGNORED = -100
-Items = int | Tensor | None  # how many labels a loss is the mean of
-
-
-class BertPredictionHeadTransform(nn.Module):
-    def __init__(self, config: ConfigLike) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.transform_act_fn = activation(config.hidden_act)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-
-    def forward(self, hidden_states: Tensor) -> Tensor:  # (…, D) -> (…, D)
-        return self.LayerNorm(self.transform_act_fn(self.dense(hidden_states)))
-
-
-class BertLMPredictionHead(nn.Module):
-    """Score every word of the vocabulary at every position."""
-
-    def __init__(self, config: ConfigLike) -> None:
-        super().__init__()
-        self.transform = BertPredictionHeadTransform(config)
-        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
-        self.bias = self.decoder.bias  # one vector; checkpoints know it by both names
-
-    def forward(self, hidden_states: Tensor) -> Tensor:  # (…, D) -> (…, vocabulary)
-        return self.decoder(self.transform(hidden_states))
-
-
-class BertOnlyMLMHead(nn.Module):
-    def __init__(self, config: ConfigLike) -> None:
-        super().__init__()
-        self.predictions = BertLMPredictionHead(config)
-
-    def forward(self, sequence_output: Tensor) -> Tensor:  # (…, D) -> (…, vocabulary)
-        return self.predictions(sequence_output)
-
-
-class BertOnlyNSPHead(nn.Module):
-    def __init__(self, config: ConfigLike) -> None:
-        super().__init__()
-        self.seq_relationship = nn.Linear(config.hidden_size, 2)
-
-    def forward(self, pooled_output: Tensor) -> Tensor:  # (B, D) -> (B, 2)
-        return self.seq_relationship(pooled_output)
-
-
-class BertPreTrainingHeads(nn.Module):
-    def __init__(self, config: ConfigLike) -> None:
-        super().__init__()
-        self.predictions = BertLMPredictionHead(config)
-        self.seq_relationship = nn.Linear(config.hidden_size, 2)
-
-    def forward(self, sequence_output: Tensor, pooled_output: Tensor) -> tuple[Tensor, Tensor]:
-        return self.predictions(sequence_output), self.seq_relationship(pooled_output)
+LabelKind = Literal["class", "flags", "number"]
+KINDS: dict[str, LabelKind] = {  # of a config's problem_type
+    "single_label_classification": "class",
+    "multi_label_classification": "flags",
+    "regression": "number",
+}
 
 
 class HeadBody:
@@ -117,6 +77,50 @@ class HeadBody:
 
     def loss_of(self, logits: Tensor, labels: Tensor | None, items: Items) -> Tensor | None:
         return None if labels is None else self.loss(logits, labels, items)
+
+    @property
+    def label_kind(self) -> LabelKind:
+        """What one label is: the index of a class, a flag for each class, or a number."""
+        return "class"
+
+    def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """Return {name of the labels: shape of the logits that they judge} for inputs of a shape, (B, S)."""
+        return {"labels": (*shape, self.config.num_labels)}
+
+    def check_labels(self, labels: Mapping[str, Any], shape: tuple[int, ...]) -> None:
+        """Refuse labels that the loss would refuse, without running the model.
+
+        Args:
+            labels: by name; others than this head's are not looked at.
+            shape: of the inputs.
+
+        Raises:
+            ValueError: labels are missing, or do not fit.
+        """
+        shapes = self.label_shapes(shape)
+        missing = [name for name in shapes if not isinstance(labels.get(name), Tensor)]
+        if missing:
+            raise ValueError(f"there are no {' and no '.join(missing)}; label the data, or take target='kl'")
+        for name, logits in shapes.items():
+            self.check_label(name, labels[name], torch.zeros((), device=labels[name].device).expand(logits))
+
+    def check_label(self, name: str, labels: Tensor, logits: Tensor) -> None:
+        """Refuse labels of one name that do not fit logits of this shape."""
+        check_labels(logits, labels, name)
+
+    def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
+        """Compute the loss of some examples by themselves.
+
+        Args:
+            out: the model's output for the whole batch.
+            labels: the batch's, by name.
+            rows: which examples.
+            real: (B, S) or (B · choices, S), False for padding, which has no loss.
+
+        Returns:
+            A scalar; nan if no label counts.
+        """
+        return self.loss(out.logits[rows], labels["labels"][rows])
 
     def forward(
         self,
@@ -196,10 +200,16 @@ class LanguageModelBody(HeadBody):
         self.cls.predictions.decoder = decoder
         self.cls.predictions.bias = decoder.bias
 
+    def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        return {"labels": (*shape, self.config.vocab_size)}
+
 
 class MaskedLMBody(LanguageModelBody):
     def build_head(self, config: ConfigLike) -> None:
         self.cls = BertOnlyMLMHead(config)
+
+    def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
+        return self.loss(out.logits[rows], without_padding(labels["labels"][rows], real[rows]))
 
     def logits(self, out: Any) -> Tensor:
         return self.cls(out.last_hidden_state)
@@ -207,6 +217,9 @@ class MaskedLMBody(LanguageModelBody):
 
 class CausalLMBody(MaskedLMBody):
     output_type = CausalLMOutput
+
+    def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
+        return self.loss(out.logits[rows], shifted(without_padding(labels["labels"][rows], real[rows])))
 
     def forward(  # type: ignore[override]  # a decoder takes no packed tokens
         self,
@@ -259,7 +272,7 @@ class CausalLMBody(MaskedLMBody):
         logits = self.cls(out.last_hidden_state[:, kept])
         loss = None
         if shift_labels is None and labels is not None:
-            shift_labels = F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
+            shift_labels = shifted(labels)
         if shift_labels is not None:
             if logits.shape[1] != shift_labels.shape[-1]:
                 raise ValueError(
@@ -283,6 +296,14 @@ class PreTrainingBody(LanguageModelBody):
 
     def build_head(self, config: ConfigLike) -> None:
         self.cls = BertPreTrainingHeads(config)
+
+    def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        return {**super().label_shapes(shape), "next_sentence_label": (shape[0], 2)}
+
+    def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
+        words = without_padding(labels["labels"][rows], real[rows])
+        follows = cross_entropy(out.seq_relationship_logits[rows], labels["next_sentence_label"][rows])
+        return cross_entropy(out.prediction_logits[rows], words) + follows
 
     def forward(  # type: ignore[override]  # two losses: no count of labels serves both
         self,
@@ -337,6 +358,9 @@ class NextSentencePredictionBody(HeadBody):
     def build_head(self, config: ConfigLike) -> None:
         self.cls = BertOnlyNSPHead(config)
 
+    def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        return {"labels": (shape[0], 2)}
+
     def logits(self, out: Any) -> Tensor:
         return self.cls(out.pooler_output)
 
@@ -362,6 +386,18 @@ class SequenceClassificationBody(ClassifierBody):
     def logits(self, out: Any) -> Tensor:
         return self.classifier(self.dropout(out.pooler_output))
 
+    @property
+    def label_kind(self) -> LabelKind:
+        if self.config.problem_type is None:
+            return "number" if self.config.num_labels == 1 else "class"
+        return KINDS[self.config.problem_type]
+
+    def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        return {"labels": (shape[0], self.config.num_labels)}
+
+    def check_label(self, name: str, labels: Tensor, logits: Tensor) -> None:
+        self.loss(logits, labels)
+
     def loss(self, logits: Tensor, labels: Tensor, items: Items = None) -> Tensor:
         problem = self.config.problem_type
         if problem is None:  # transformers' rule, but the config stays as it is
@@ -382,12 +418,18 @@ class TokenClassificationBody(ClassifierBody):
     def logits(self, out: Any) -> Tensor:
         return self.classifier(self.dropout(out.last_hidden_state))
 
+    def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
+        return self.loss(out.logits[rows], without_padding(labels["labels"][rows], real[rows]))
+
 
 class MultipleChoiceBody(ClassifierBody):
     needs_pooler = True
 
     def classes(self, config: ConfigLike) -> int:
         return 1
+
+    def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        return {"labels": shape[:2]}
 
     def forward(  # type: ignore[override]  # choices come in rows, never packed
         self,
@@ -449,6 +491,19 @@ class QuestionAnsweringBody(HeadBody):
         if config.num_labels != 2:
             raise ValueError(f"num_labels is {config.num_labels}; question answering has 2, where it starts and ends")
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
+
+    def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        return {"start_positions": shape, "end_positions": shape}
+
+    def check_label(self, name: str, labels: Tensor, logits: Tensor) -> None:
+        check_labels(logits, inside(labels, logits), name)
+
+    def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
+        start, end = (
+            cross_entropy(logits[rows], inside(labels[name][rows], logits[rows]), name)
+            for logits, name in ((out.start_logits, "start_positions"), (out.end_logits, "end_positions"))
+        )
+        return (start + end) / 2
 
     def forward(  # type: ignore[override]  # an answer has two labels, and no `labels`
         self,
@@ -563,61 +618,3 @@ class BertForQuestionAnswering(QuestionAnsweringBody, BertPreTrainedModel):
     """Find the answer in the text: its first and its last token."""
 
     config: BertConfig
-
-
-def fits(labels: Tensor, places: Sequence[int]) -> bool:
-    """Whether labels have one value for each place, in the same order: flat, or alike but for axes of one."""
-    if labels.dim() > 1 and [n for n in labels.shape if n != 1] != [n for n in places if n != 1]:
-        return False
-    return labels.numel() == prod(places)
-
-
-def inside(positions: Tensor, logits: Tensor, packing: Packing | None = None) -> Tensor:
-    """Token indices, (B,), as labels for logits (B, S): those past the end, or on padding left out, do not count."""
-    labels = positions.clamp(min=0).masked_fill(positions >= logits.shape[1], IGNORED)
-    if packing is None:
-        return labels
-    real = packing.unpack(torch.ones(packing.tokens, dtype=torch.bool, device=labels.device))  # (B, S)
-    return labels.where(real.gather(1, labels.long().clamp(min=0)[:, None])[:, 0], IGNORED)
-
-
-def pack_labels(packing: Packing | None, labels: Tensor) -> Tensor:
-    """Labels, one for each place of (B, S), of the real tokens alone where padding is left out."""
-    if packing is None:
-        return labels
-    assert packing.shape is not None  # only rows have padding to leave out
-    check_places(labels, packing.shape, "labels")
-    return packing.pack(labels.reshape(packing.shape))
-
-
-def check_places(labels: Tensor, places: Sequence[int], name: str) -> None:
-    if labels.is_floating_point() or not fits(labels, places):
-        raise ValueError(
-            f"{name} is {labels.dtype} of shape {tuple(labels.shape)}; expected class indices of shape {tuple(places)}"
-        )
-
-
-def check_labels(logits: Tensor, labels: Tensor, name: str) -> None:
-    classes = logits.shape[-1]
-    check_places(labels, logits.shape[:-1], name)
-    if labels.device.type == "cpu" and labels.numel() and concrete(labels):
-        low, high = (int(end) for end in labels.masked_fill(labels == IGNORED, 0).aminmax())
-        if low < 0 or high >= classes:
-            raise ValueError(
-                f"{name} holds {low if low < 0 else high}; the classes are 0 to {classes - 1}, and -100 for none"
-            )
-
-
-def cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels", items: Items = None) -> Tensor:
-    """Mean over the labels that are not -100, in nats; or their sum over `items`.
-
-    Raises:
-        ValueError: labels of another shape, not integers, or (on the CPU, where looking is free) out of range.
-    """
-    if isinstance(labels, Tensor):  # torch.fx traces with stand-ins
-        check_labels(logits, labels, name)
-    classes = logits.shape[-1]
-    rows, labels = logits.reshape(-1, classes), labels.reshape(-1).long()
-    if items is None:
-        return F.cross_entropy(rows, labels, ignore_index=IGNORED)
-    return F.cross_entropy(rows, labels, ignore_index=IGNORED, reduction="sum") / items

@@ -2,7 +2,7 @@
 
 from transformers import BertConfig
 
-from bertlite.heads.models import (
+from bertlite.heads.layers import (
     BertLMPredictionHead,
     BertOnlyMLMHead,
     BertOnlyNSPHead,

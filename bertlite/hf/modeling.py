@@ -28,6 +28,8 @@ from bertlite.checkpoint.faults import raise_faults
 from bertlite.checkpoint.skeleton import is_misaligned
 from bertlite.config import check_values, normalise_heads, normalise_neurons, pruned_neurons
 from bertlite.heads import models as heads
+from bertlite.heads.layers import BertLMPredictionHead
+from bertlite.heads.losses import Items
 from bertlite.hf import compat
 from bertlite.hf.folder import check_folder
 from bertlite.model import BertBody, pick
@@ -93,7 +95,7 @@ class BertPreTrainedModel(transformers.PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, heads.BertLMPredictionHead):
+        if isinstance(module, BertLMPredictionHead):
             compat.zeros_(module.bias)
 
     def get_head_mask(
@@ -239,7 +241,7 @@ class Remembered:
 
     def keep(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if self.crossed is not None:
-            self.crossed.update(k.transpose(1, 2), v.transpose(1, 2), layer)
+            k, v = (x.transpose(1, 2) for x in self.crossed.update(k.transpose(1, 2), v.transpose(1, 2), layer))
             self.cache.is_updated[layer] = True
         return k, v
 
@@ -428,7 +430,7 @@ class BertLMHeadModel(TiedDecoder, heads.CausalLMBody, BertPreTrainedModel, Gene
         past_key_values: Any = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        num_items_in_batch: heads.Items = None,
+        num_items_in_batch: Items = None,
         shift_labels: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bertlite.heads.losses import IGNORED, check_labels, cross_entropy, inside
 from bertlite.heads.models import (
-    IGNORED,
     CausalLMBody,
     HeadBody,
     LanguageModelBody,
@@ -22,9 +22,6 @@ from bertlite.heads.models import (
     QuestionAnsweringBody,
     SequenceClassificationBody,
     TokenClassificationBody,
-    check_labels,
-    cross_entropy,
-    inside,
 )
 from bertlite.model import BertBody
 

@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -37,12 +38,13 @@ from bertlite import (
     densify,
     prune_heads,
 )
-from bertlite.checkpoint import folders
+from bertlite.checkpoint import folders, saving, skeleton
 from bertlite.checkpoint.faults import raise_faults
 from bertlite.checkpoint.files import WEIGHT_FILES, Source, find_checkpoint
 from bertlite.checkpoint.names import DECODER, DECODER_BIAS, HEAD_BIAS, WORD_EMBEDDINGS
 from bertlite.checkpoint.reading import SAFETENSORS_DTYPES, read_weights
-from bertlite.checkpoint.skeleton import SkeletonMode, make_skeleton
+from bertlite.checkpoint.saving import write_safetensors
+from bertlite.checkpoint.skeleton import SkeletonMode, is_misaligned, make_skeleton
 
 CLASSES = (
     "BertModel",
@@ -1176,13 +1178,57 @@ def test_a_size_that_is_none_is_refused_before_anything_is_written(size, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_what_safetensors_cannot_write_is_an_OSError_that_changes_nothing(tmp_path, monkeypatch):
-    from safetensors import SafetensorError
+def test_a_disk_that_is_full_in_the_middle_of_the_weights_changes_nothing(tmp_path):
+    make().save_pretrained(tmp_path / "old")
+    before = (tmp_path / "old" / "model.safetensors").read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, hard))  # Python ignores the signal
+    try:
+        for name in ("old", "new"):
+            with pytest.raises(OSError, match="File too large"):
+                make(BertForMaskedLM).save_pretrained(tmp_path / name)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+    assert (tmp_path / "old" / "model.safetensors").read_bytes() == before
 
-    monkeypatch.setattr("safetensors.torch.save_file", raising(SafetensorError("I/O error: no space left")))
-    with pytest.raises(OSError, match=r"model\.safetensors could not be written: I/O error: no space left"):
-        make().save_pretrained(tmp_path / "new")
-    assert not list(tmp_path.iterdir())
+
+def test_every_dtype_and_shape_is_written_as_safetensors_reads_it(tmp_path):
+    draw = torch.Generator().manual_seed(0)
+    state = {
+        f"{shape} {dtype}": torch.randint(2, shape, generator=draw).to(dtype)
+        for dtype in SAFETENSORS_DTYPES.values()
+        for shape in ((), (0, 3), (5,), (4, 16), (7, 3))
+    }
+    state["transposed"] = torch.randn(6, 4, generator=draw).t()
+    write_safetensors(tmp_path / "x.safetensors", state)
+    assert_same(dict(sorted(load_file(tmp_path / "x.safetensors").items())), dict(sorted(state.items())), atol=0)
+    with safetensors.safe_open(tmp_path / "x.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_matrices_of_our_files_stay_mapped_and_those_of_others_are_copied(tmp_path, monkeypatch):
+    """A matrix that a file maps anywhere but at a multiple of 64 bytes would be multiplied in another order."""
+    copied = []
+    monkeypatch.setattr(skeleton, "is_misaligned", lambda x: copied.append(is_misaligned(x)) or copied[-1])
+    model, batch = make(), make_batch()
+    model.save_pretrained(tmp_path)
+    ours = BertModel.from_pretrained(tmp_path)
+    assert copied
+    assert not any(copied)
+    save_file(model.state_dict(), tmp_path / "model.safetensors", {"format": "pt"})
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    room = -(8 + length) % 64 + 8  # 8 bytes beyond a multiple of 64
+    (tmp_path / "model.safetensors").write_bytes(
+        (length + room).to_bytes(8, "little") + whole[8 : 8 + length] + b" " * room + whole[8 + length :]
+    )
+    copied.clear()
+    theirs = BertModel.from_pretrained(tmp_path)
+    assert any(copied)
+    assert not any(is_misaligned(parameter) for parameter in theirs.parameters())
+    for loaded in (ours, theirs):
+        assert_same(full_outputs(loaded, batch), full_outputs(model, batch), atol=0)
 
 
 def test_saving_replaces_weights_and_keeps_other_files(tmp_path):
@@ -1333,7 +1379,8 @@ STEPS: list[tuple[Any, str]] = [  # everything that a save does to the disk
     *((os, name) for name in ("mkdir", "rename", "link", "symlink", "fsync", "chmod", "unlink", "rmdir")),
     (shutil, "copystat"),
     (Path, "write_text"),
-    (safetensors.torch, "save_file"),
+    (Path, "open"),
+    (saving, "write_safetensors"),
     (folders, "exchange"),
 ]
 
@@ -1470,7 +1517,7 @@ def test_an_error_while_writing_leaves_no_trace(tmp_path, monkeypatch):
 
     folder = a_folder(tmp_path / "model")
     before = {path.name: path.stat() for path in folder.iterdir()}
-    monkeypatch.setattr(safetensors.torch, "save_file", fail)
+    monkeypatch.setattr(saving, "write_safetensors", fail)
     with pytest.raises(OSError, match="No space left"):
         make().save_pretrained(folder)
     assert {path.name: path.stat() for path in folder.iterdir()} == before

@@ -1,0 +1,61 @@
+"""What stands on top of BERT in the task heads.  Attribute names are checkpoint keys.
+
+Shapes:  B sequences · S positions · D hidden;  … is (B, S) or, packed, (T,)
+"""
+
+from torch import Tensor, nn
+
+from bertlite.activations import activation
+from bertlite.config import ConfigLike
+
+
+class BertPredictionHeadTransform(nn.Module):
+    def __init__(self, config: ConfigLike) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.transform_act_fn = activation(config.hidden_act)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # (…, D) -> (…, D)
+        return self.LayerNorm(self.transform_act_fn(self.dense(hidden_states)))
+
+
+class BertLMPredictionHead(nn.Module):
+    """Score every word of the vocabulary at every position."""
+
+    def __init__(self, config: ConfigLike) -> None:
+        super().__init__()
+        self.transform = BertPredictionHeadTransform(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.bias = self.decoder.bias  # one vector; checkpoints know it by both names
+
+    def forward(self, hidden_states: Tensor) -> Tensor:  # (…, D) -> (…, vocabulary)
+        return self.decoder(self.transform(hidden_states))
+
+
+class BertOnlyMLMHead(nn.Module):
+    def __init__(self, config: ConfigLike) -> None:
+        super().__init__()
+        self.predictions = BertLMPredictionHead(config)
+
+    def forward(self, sequence_output: Tensor) -> Tensor:  # (…, D) -> (…, vocabulary)
+        return self.predictions(sequence_output)
+
+
+class BertOnlyNSPHead(nn.Module):
+    def __init__(self, config: ConfigLike) -> None:
+        super().__init__()
+        self.seq_relationship = nn.Linear(config.hidden_size, 2)
+
+    def forward(self, pooled_output: Tensor) -> Tensor:  # (B, D) -> (B, 2)
+        return self.seq_relationship(pooled_output)
+
+
+class BertPreTrainingHeads(nn.Module):
+    def __init__(self, config: ConfigLike) -> None:
+        super().__init__()
+        self.predictions = BertLMPredictionHead(config)
+        self.seq_relationship = nn.Linear(config.hidden_size, 2)
+
+    def forward(self, sequence_output: Tensor, pooled_output: Tensor) -> tuple[Tensor, Tensor]:
+        return self.predictions(sequence_output), self.seq_relationship(pooled_output)
