@@ -196,7 +196,7 @@ def rows_per_block(sizes: Sizes) -> dict[str, Any]:
         try:
             for rows in sorted({*ROWS, table[dtype]}):
                 with constants_set(holders("ROWS_PER_BLOCK"), {"ROWS_PER_BLOCK": {**table, dtype: rows}}):
-                    layer = optimize_for_inference(model, dtype).model.base_model.encoder.layer[0]
+                    layer: Any = optimize_for_inference(model, dtype).model.base_model.encoder.layer[0]
                 runs[rows] = partial(layer.feed_forward, x)
         except RuntimeError as error:  # this torch or this processor lacks the operators
             found[str(dtype)] = {"not_measured": str(error)}
@@ -238,7 +238,7 @@ def max_fill(sizes: Sizes) -> dict[str, Any]:
     """Measure up to which share of tokens it pays to leave padding out."""
     model = BertForSequenceClassification(sizes.config()).eval()
     batches = {share: filled_batch(sizes.sequences(16), 128, share) for share in FILLS}
-    points = {share: packing_ratio(model, batch, sizes.rounds) for share, batch in batches.items()}
+    points: dict[float, Ratio] = {share: packing_ratio(model, batch, sizes.rounds) for share, batch in batches.items()}
     return best_threshold(
         points, value_of("MAX_FILL"), pays_below=True, ratio="times as fast without padding, by share of tokens"
     )
@@ -248,7 +248,7 @@ def min_positions(sizes: Sizes) -> dict[str, Any]:
     """Measure from how many positions on it pays to leave padding out."""
     model = BertForSequenceClassification(sizes.config()).eval()
     batches = {count: filled_batch(2, count // 2, 0.6) for count in POSITIONS}
-    points = {count: packing_ratio(model, batch, sizes.rounds) for count, batch in batches.items()}
+    points: dict[float, Ratio] = {count: packing_ratio(model, batch, sizes.rounds) for count, batch in batches.items()}
     return best_threshold(
         points, value_of("MIN_POSITIONS"), pays_below=False, ratio="times as fast without padding, by positions"
     )
@@ -261,7 +261,7 @@ def launch_bound_tokens(sizes: Sizes) -> dict[str, Any]:
         return {"not_measured": f"this torch ({torch.__version__}) sees no CUDA device"}
     model = BertModel(sizes.config(num_hidden_layers=12)).eval().to("cuda", torch.bfloat16)
     quick = optimize_for_inference(model)
-    name, points = "LAUNCH_BOUND_TOKENS", {}
+    name, points = "LAUNCH_BOUND_TOKENS", dict[float, Ratio]()
     for tokens in TOKENS:
         run = partial(quick, **full(max(1, tokens // 128), min(tokens, 128)).inputs(VOCABULARY, "cuda"))
         runs = {"apart": run_with(run, **{name: 0}), "graph": run_with(run, **{name: NEVER})}
