@@ -1,17 +1,19 @@
-"""Batches of sequences of like length, each within a number of tokens."""
+"""Batches of sequences of similar length, each within a number of tokens."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Batches(Sequence[tuple[int, ...]]):
-    """Which sequences go together: batch i holds the sequences with the indices `batches[i]`."""
+    """Batches of sequences: batch i holds the sequences with the indices `batches[i]`."""
 
     batches: tuple[tuple[int, ...], ...]
 
@@ -28,8 +30,12 @@ class Batches(Sequence[tuple[int, ...]]):
     def __iter__(self) -> Iterator[tuple[int, ...]]:
         return iter(self.batches)
 
-    def restore(self, results: Iterable[Any]) -> Any:
-        """What the batches gave, in the order that the sequences came in.
+    @overload
+    def restore(self, results: Iterable[Tensor]) -> Tensor: ...
+    @overload
+    def restore(self, results: Iterable[Sequence[T]]) -> list[T]: ...
+    def restore(self, results: Iterable[Tensor] | Iterable[Sequence[T]]) -> Tensor | list[T]:
+        """Return the results of the batches in the original order of the sequences.
 
         Args:
             results: one for each batch, in their order: a tensor (sequences in the batch, …), or a list with one
@@ -41,7 +47,7 @@ class Batches(Sequence[tuple[int, ...]]):
         Raises:
             ValueError: there is not one result for each sequence.
         """
-        given = list(results)
+        given: list[Any] = list(results)  # tensors, or lists
         sizes, wanted = [len(each) for each in given], [len(batch) for batch in self.batches]
         if sizes != wanted:
             if len(sizes) != len(wanted):
@@ -57,18 +63,19 @@ class Batches(Sequence[tuple[int, ...]]):
 
 
 def token_budget_batches(lengths: Iterable[int], max_tokens: int, *, packed: bool = False) -> Batches:
-    """Share sequences out among batches that each cost at most so many tokens.
+    """Group sequences into batches of at most `max_tokens` tokens.
 
-    They are sorted by length, the longest first, so that memory runs out at once or not at all; those of one length
-    keep their order, so that the same lengths always give the same batches.  `Batches.restore` puts results back:
+    Sequences are sorted by length, the longest first, so that memory runs out at once or not at all; those of equal
+    length keep their order, so that the same lengths always give the same batches.  `Batches.restore` puts results
+    back into the original order:
 
         batches = token_budget_batches(lengths, 4096)
         vectors = batches.restore(embed([texts[i] for i in batch]) for batch in batches)
 
     Args:
         lengths: of each sequence, in tokens.
-        max_tokens: that a batch may have, with its padding: the sequences in it times the longest of them.
-        packed: padding is left out, and does not count.
+        max_tokens: of a batch, its padding included: the number of its sequences times the length of the longest.
+        packed: padding is not computed and does not count.
 
     Raises:
         ValueError: there are no lengths, one is below 1, or one is above `max_tokens`.
@@ -85,7 +92,7 @@ def token_budget_batches(lengths: Iterable[int], max_tokens: int, *, packed: boo
         if n > budget:
             raise ValueError(f"sequence {i} has {n} tokens, above max_tokens {budget}: truncate it, or allow more")
     batches: list[list[int]] = []
-    longest = used = 0  # of the batch that is being filled; used: tokens of its sequences
+    longest = used = 0  # in the last batch: the length of its longest sequence, and its tokens without padding
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):  # stable
         n = sizes[i]
         cost = used + n if packed else (len(batches[-1]) + 1) * longest if batches else n

@@ -24,7 +24,7 @@ from bertlite.config import (
     pruned_heads,
     pruned_neurons,
 )
-from bertlite.model import set_config
+from bertlite.stack.body import set_config
 from bertlite.stack.modules import BertAttention, BertLayer
 
 

@@ -25,7 +25,7 @@ from bertlite.pruning import (
     with_pruned,
 )
 from bertlite.stack.cache import KeyValueCache
-from bertlite.tokenizer.tokenizer import BatchEncoding, BertTokenizer
+from bertlite.tokenizer import BatchEncoding, BertTokenizer
 
 __all__ = [
     "BatchEncoding",

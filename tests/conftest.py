@@ -24,8 +24,10 @@ from bertlite import (
     BertModel,
 )
 from bertlite.stack.attention import BACKENDS
+from bertlite.stack.kernels import Needs
 
 F64 = torch.float64
+ON_CPU = [name for name, backend in BACKENDS.items() if backend.missing(Needs()) is None]  # backends that run here
 HEADED: list[Any] = [  # every class with a task head
     BertForMaskedLM,
     BertForMultipleChoice,

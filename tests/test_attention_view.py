@@ -1,4 +1,4 @@
-"""`bertlite attention`: the maps are the model's own weights, in their places, and a page needs nothing else."""
+"""`bertlite attention`: maps are the model's own weights in the right places, and a page needs no other file."""
 
 import base64
 import json
@@ -55,13 +55,13 @@ def test_maps_are_the_weights_of_the_model_by_the_numbers_of_the_unpruned_one(pr
     with torch.no_grad():
         own = pruned(**tokenizer(TEXT, return_tensors="pt"), output_attentions=True).attentions
     for layer in range(3):
-        for place, head in enumerate(kept_heads(pruned.config, layer)):
-            assert torch.equal(maps.weights[layer, head], own[layer][0, place])
+        for i, head in enumerate(kept_heads(pruned.config, layer)):
+            assert torch.equal(maps.weights[layer, head], own[layer][0, i])
     torch.testing.assert_close(maps.weights[0, 2].sum(-1), torch.ones(9))
 
 
 def test_a_head_that_stays_has_the_map_it_had(tokenizer) -> None:
-    """Of the first layer, where nothing before it has changed."""
+    """In the first layer, since no layer before it has changed."""
     dense = make(config=CONFIG).float()
     before = attention_maps(dense, tokenizer, TEXT)
     after = attention_maps(prune_heads(dense, {0: [0, 1]}), tokenizer, TEXT)
@@ -79,7 +79,7 @@ def test_pairs_and_selections_and_models_with_a_head(tokenizer) -> None:
     assert torch.equal(maps.weights[2, 3], own[2][0, 3].float())
 
 
-def test_what_is_not_there_is_refused(pruned, tokenizer) -> None:
+def test_unknown_layers_and_heads_long_texts_and_nan_are_refused(pruned, tokenizer) -> None:
     for options, message in (
         ({"layers": [0, 3]}, "there is no layer 3: this model was built with 3, 0 to 2"),
         ({"heads": [-1]}, "there is no head -1: this model was built with 4, 0 to 3"),
@@ -122,7 +122,7 @@ def test_a_text_cannot_break_out_of_its_page(pruned, tokenizer) -> None:
     assert "<title>Attention: [CLS] &lt; / script &gt; &lt; script &gt; &amp; $ " in hostile
 
 
-def test_a_page_needs_nothing_beside_it(pruned, tokenizer) -> None:
+def test_a_page_needs_no_other_file(pruned, tokenizer) -> None:
     text = page(attention_maps(pruned, tokenizer, TEXT)).decode()
     assert "{{" not in text
     assert not re.search(r"https?:|\bsrc=|<link|@import|url\(|fetch\(|import\(", text)
@@ -144,7 +144,9 @@ def test_a_view_that_is_too_large_is_refused_before_it_is_computed(
     checkpoint, pruned, tmp_path, capsys, monkeypatch
 ) -> None:
     monkeypatch.setattr(BertModel, "forward", lambda *args, **options: pytest.fail("it was computed first"))
-    monkeypatch.setattr("bertlite.attention_view.MOST_WEIGHTS", 6 * 9**2 - 1)  # by what is drawn, not by what is gone
+    monkeypatch.setattr(
+        "bertlite.attention_view.MOST_WEIGHTS", 6 * 9**2 - 1
+    )  # heads that are drawn count, pruned ones do not
     monkeypatch.setattr("bertlite.attention_view.MOST_PIXELS", 99_999)
     command = ["attention", TEXT, "--model", checkpoint, "--out"]
     assert main([*command, str(tmp_path / "a.html")]) == 2
@@ -201,22 +203,22 @@ def test_the_command_draws_a_png(checkpoint, tmp_path) -> None:
     assert pixels[..., :3].std() > 0.05
 
 
-def test_what_cannot_be_done_is_said_and_leaves_nothing(checkpoint, tmp_path, capsys, monkeypatch) -> None:
-    def said(*arguments: str) -> str:
+def test_an_error_has_a_message_and_leaves_no_file(checkpoint, tmp_path, capsys, monkeypatch) -> None:
+    def message(*arguments: str) -> str:
         assert main(["attention", *arguments]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         return line
 
     out, model = ["--out", str(tmp_path / "a.html")], ["--model", checkpoint]
-    assert "is .html or .png, not .svg" in said("the", *model, "--out", str(tmp_path / "a.svg"))
-    assert "not a file without a suffix" in said("the", *model, "--out", str(tmp_path / "a"))
-    assert "there is no layer 3" in said("the", *model, *out, "--layers", "3-7")
-    assert "the text has 41 tokens" in said("the " * 39, *model, *out)
-    assert "nowhere" in said("the", "--model", str(Path(checkpoint, "nowhere")), *out)
+    assert "is .html or .png, not .svg" in message("the", *model, "--out", str(tmp_path / "a.svg"))
+    assert "not a file without a suffix" in message("the", *model, "--out", str(tmp_path / "a"))
+    assert "there is no layer 3" in message("the", *model, *out, "--layers", "3-7")
+    assert "the text has 41 tokens" in message("the " * 39, *model, *out)
+    assert "nowhere" in message("the", "--model", str(Path(checkpoint, "nowhere")), *out)
     with pytest.raises(SystemExit, match="2"):
         main(["attention", "the", *model, *out, "--heads", "first"])
     assert "invalid integers value: 'first'" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setattr(BertModel, "from_pretrained", lambda *args, **options: pytest.fail("it was loaded first"))
-    assert "pip install 'bertlite[plot]', or write .html" in said("the", *model, "--out", str(tmp_path / "a.png"))
+    assert "pip install 'bertlite[plot]', or write .html" in message("the", *model, "--out", str(tmp_path / "a.png"))
     assert not list(tmp_path.iterdir())

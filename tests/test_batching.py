@@ -1,4 +1,4 @@
-"""Batches by a budget of tokens: every sequence once, none over the budget, and the way back."""
+"""Batches within a budget of tokens: every sequence is in one batch, and `restore` puts results back in order."""
 
 import random
 from itertools import pairwise
@@ -43,7 +43,7 @@ def test_lengths_may_be_a_tensor_or_a_generator() -> None:
     assert token_budget_batches((n for n in LENGTHS), 24) == wanted
 
 
-def test_what_the_batches_gave_returns_to_the_order_of_the_sequences() -> None:
+def test_restore_puts_results_back_in_the_order_of_the_sequences() -> None:
     draw = random.Random(3)
     lengths = [draw.randint(1, 30) for _ in range(57)]
     batches = token_budget_batches(lengths, 90)
@@ -62,7 +62,7 @@ def test_results_that_do_not_match_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "budget", "error", "says"),
+    ("lengths", "budget", "error", "message"),
     [
         ([], 8, ValueError, "there are no lengths"),
         ([3, 0], 8, ValueError, "sequence 1 has length 0; it must be 1 or more"),
@@ -73,6 +73,6 @@ def test_results_that_do_not_match_are_refused() -> None:
         ([3], 8.0, TypeError, "float"),
     ],
 )
-def test_what_cannot_be_batched_is_refused(lengths: Any, budget: Any, error: Any, says: str) -> None:
-    with pytest.raises(error, match=says):
+def test_impossible_lengths_and_budgets_are_refused(lengths: Any, budget: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
         token_budget_batches(lengths, budget)

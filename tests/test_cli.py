@@ -1,10 +1,10 @@
-"""The command line: what its commands have in common."""
+"""The command line: --help, --json and exit statuses of all commands."""
 
 import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def leaves(top: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Every command's words and its parser."""
+    """Yield the words and the parser of every command."""
     below = [action for action in top._actions if isinstance(action, argparse._SubParsersAction)]
     for name, inner in ((name, inner) for action in below for name, inner in action.choices.items()):
         yield from leaves(inner, (*words, name))
@@ -41,15 +41,15 @@ print(json.dumps([said, sorted(sys.modules)]))
 """
 
 
-def test_every_help_says_how_it_ends_and_imports_nothing_heavy() -> None:
+def test_every_help_ends_with_the_exit_statuses_and_imports_nothing_heavy() -> None:
     words = ["", *LEAVES, "prune"]
     assert len(words) == len(COMMANDS) + 1 + 7  # prune is one of the commands and has seven actions
     child = subprocess.run(
         [sys.executable, "-c", HELP, json.dumps(words)], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    said, modules = json.loads(child.stdout)
-    assert list(said) == words
-    for text in said.values():
+    printed, modules = json.loads(child.stdout)
+    assert list(printed) == words
+    for text in printed.values():
         assert text.startswith("usage: bertlite")
         assert text.endswith(FOOT)
     others = {name.partition(".")[0] for name in modules} - set(sys.stdlib_module_names)
@@ -64,8 +64,8 @@ def test_every_command_has_json(words: str) -> None:
     assert option.default is None
 
 
-def doing(monkeypatch: pytest.MonkeyPatch, work) -> None:
-    """Let `bertlite parity` do something else."""
+def replace_work(monkeypatch: pytest.MonkeyPatch, work: Callable[[argparse.Namespace], int]) -> None:
+    """Let `bertlite parity` run another function."""
     monkeypatch.setattr("bertlite.parity.command.main", work)
 
 
@@ -75,14 +75,14 @@ def test_json_to_standard_output_is_alone_there(monkeypatch, capsys) -> None:
         Path(args.json).write_text('{"a": 1}\n')
         return 1
 
-    doing(monkeypatch, work)
+    replace_work(monkeypatch, work)
     assert main(["parity", "--json", "-"]) == 1
-    said = capsys.readouterr()
-    assert (json.loads(said.out), said.err) == ({"a": 1}, "words\n")
+    printed = capsys.readouterr()
+    assert (json.loads(printed.out), printed.err) == ({"a": 1}, "words\n")
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "said"),
+    ("error", "status", "message"),
     [
         (ValueError("no case"), 2, "bertlite parity: no case\n"),
         (FileNotFoundError("there is no file x"), 2, "bertlite parity: there is no file x\n"),
@@ -93,13 +93,13 @@ def test_json_to_standard_output_is_alone_there(monkeypatch, capsys) -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
-def test_what_goes_wrong_is_said_in_one_line(monkeypatch, capsys, error, status, said) -> None:
+def test_an_error_is_printed_in_one_line(monkeypatch, capsys, error, status, message) -> None:
     def work(args: argparse.Namespace) -> int:
         raise error
 
-    doing(monkeypatch, work)
+    replace_work(monkeypatch, work)
     assert main(["parity"]) == status
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == message
 
 
 def test_a_reader_may_stop_reading() -> None:

@@ -1,4 +1,4 @@
-"""What `bertlite inspect` says of a checkpoint is what happens to it."""
+"""`bertlite inspect` predicts what loading a checkpoint does."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import SIZES, make, make_batch
-from safetensors.torch import load_file, load_model, save_file
+from safetensors.torch import load, load_file, save_file
 
 from bertlite import BertForMaskedLM, BertModel, prune_heads, prune_neurons
 from bertlite.checkpoint.names import DECODER, DECODER_BIAS, HEAD_BIAS
@@ -62,12 +62,14 @@ def gone(field: str) -> Change:
     return lambda state, config: config.pop(field)
 
 
-def small(name: type[Any] = BertModel, **changes: Any) -> Any:
-    return make(name, **changes).float()
+def small(cls: type[Any] = BertModel, **changes: Any) -> Any:
+    return make(cls, **changes).float()
 
 
 PRUNED = {0: [1, 3], 2: [0]}
-CASES: dict[str, tuple[Callable[[], Any], Change, tuple[str, str, str]]] = {  # the last: here, in 4 and in 5
+CASES: dict[
+    str, tuple[Callable[[], Any], Change, tuple[str, str, str]]
+] = {  # the last: outcomes in bertlite, transformers 4 and 5
     "plain": (small, nothing, (SAME, SAME, SAME)),
     "a head": (lambda: small(BertForMaskedLM), nothing, (SAME, SAME, SAME)),
     "half": (lambda: small().half(), nothing, (SAME, SAME, SAME)),
@@ -103,12 +105,12 @@ CASES: dict[str, tuple[Callable[[], Any], Change, tuple[str, str, str]]] = {  # 
 }
 
 
-def written(case: str, folder: Path) -> Any:
-    """Write the checkpoint of a case; returns the model it was before it was changed."""
+def write_case(case: str, folder: Path) -> Any:
+    """Write the checkpoint of a case and return the model from before the change."""
     build, change, _ = CASES[case]
     model = build()
     model.save_pretrained(folder)
-    state = load_model((folder / FILE).read_bytes())  # not mapped, for the file is written anew
+    state = load((folder / FILE).read_bytes())  # not mapped, for the file is written anew
     config = json.loads((folder / "config.json").read_text())
     change(state, config)
     save_file(state, folder / FILE, metadata={"format": "pt"})
@@ -117,8 +119,8 @@ def written(case: str, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_bertlite_does_is_what_is_said(case, tmp_path) -> None:
-    model = written(case, tmp_path)
+def test_bertlite_does_what_is_predicted(case, tmp_path) -> None:
+    model = write_case(case, tmp_path)
     found = inspect(tmp_path)
     outcomes = tuple(found[who]["outcome"] for who in ("bertlite", "transformers 4", "transformers 5"))
     assert outcomes == CASES[case][2], found
@@ -134,21 +136,21 @@ def test_what_bertlite_does_is_what_is_said(case, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_transformers_does_is_what_is_said(case, tmp_path) -> None:
+def test_transformers_does_what_is_predicted(case, tmp_path) -> None:
     transformers = pytest.importorskip("transformers")
-    model = written(case, tmp_path)
-    said = CASES[case][2][int(transformers.__version__.split(".")[0]) - 3]
+    model = write_case(case, tmp_path)
+    predicted = CASES[case][2][int(transformers.__version__.split(".")[0]) - 3]
     cls = getattr(transformers, type(model).__name__)
     try:
         error = distance(cls.from_pretrained(tmp_path, attn_implementation="eager"), truth(case, model))
     except (RuntimeError, KeyError):
-        assert said == FAILS
+        assert predicted == FAILS
     else:
-        assert (SAME if error < 1e-12 else DIFFERS) == said, error
+        assert (SAME if error < 1e-12 else DIFFERS) == predicted, error
 
 
 def truth(case: str, model: Any) -> Any:
-    """The model that the files of a case tell of."""
+    """Return the model that the files of a case describe."""
     if case == "a decoder that is tied in name":
         own = BertForMaskedLM(replace(model.config, tie_word_embeddings=False))
         state = {**model.state_dict()}
@@ -166,7 +168,7 @@ def distance(got: Any, wanted: Any) -> float:
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
 @pytest.mark.parametrize("sharded", [False, True])
-def test_every_format_tells_the_same(file, sharded, tmp_path) -> None:
+def test_every_format_gives_the_same_report(file, sharded, tmp_path) -> None:
     model = prune_neurons(prune_heads(small(BertForMaskedLM), PRUNED), {1: [0, 36, 7]})
     model.save_pretrained(tmp_path, max_shard_size="20KB" if sharded else "5GB")
     if file.endswith(".bin"):
@@ -188,8 +190,8 @@ def test_every_format_tells_the_same(file, sharded, tmp_path) -> None:
     assert found["bertlite"] == {"outcome": SAME, "notes": []}
 
 
-def test_names_of_the_past_are_counted(tmp_path) -> None:
-    written("gamma, beta and position_ids", tmp_path)
+def test_legacy_names_are_counted(tmp_path) -> None:
+    write_case("gamma, beta and position_ids", tmp_path)
     assert inspect(tmp_path)["legacy_names"] == {
         "LayerNorm.gamma": 7,
         "LayerNorm.beta": 7,
@@ -219,22 +221,22 @@ def test_weights_are_not_read(tmp_path) -> None:
     assert found["bertlite"]["outcome"] == SAME
 
 
-def test_the_command_tells_it(tmp_path, capsys) -> None:
+def test_the_command_prints_it(tmp_path, capsys) -> None:
     prune_heads(small(), {0: [1, 3], 1: range(4)}).save_pretrained(tmp_path)
     record = tmp_path / "record.json"
     assert main(["inspect", str(tmp_path), "--json", str(record)]) == 0
-    said = capsys.readouterr().out
-    assert "layer 0 keeps 2 heads (0, 2), 37 neurons" in said
-    assert "layer 1 keeps 0 heads (none), 37 neurons" in said
-    assert "layer 2" not in said
-    assert "transformers 5: does not load it" in said
+    printed = capsys.readouterr().out
+    assert "layer 0 keeps 2 heads (0, 2), 37 neurons" in printed
+    assert "layer 1 keeps 0 heads (none), 37 neurons" in printed
+    assert "layer 2" not in printed
+    assert "transformers 5: does not load it" in printed
     assert json.loads(record.read_text()) == inspect(tmp_path)
     assert main(["inspect", str(tmp_path), "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["heads"]["kept"][0] == [0, 2]
 
 
-def test_statuses_are_no_and_no_question(tmp_path, capsys) -> None:
-    written("a lost tensor", tmp_path)
+def test_the_exit_status_is_1_for_no_and_2_for_an_error(tmp_path, capsys) -> None:
+    write_case("a lost tensor", tmp_path)
     assert main(["inspect", str(tmp_path)]) == 1
     assert "encoder.layer.1.output.LayerNorm.weight is missing" in capsys.readouterr().out
     (tmp_path / FILE).write_bytes((tmp_path / FILE).read_bytes()[:-100])
@@ -249,7 +251,7 @@ def test_statuses_are_no_and_no_question(tmp_path, capsys) -> None:
     assert "describes a 'roberta' model" in capsys.readouterr().err
 
 
-def test_an_unknown_class_is_looked_at_as_a_bert_model(tmp_path) -> None:
+def test_an_unknown_class_is_inspected_as_a_bert_model(tmp_path) -> None:
     small().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     for named in (["BertForSomething"], ["Linear"], [3], None, []):

@@ -1,12 +1,21 @@
 """Check that tensors are those of a model: every fault is listed, with the way out."""
 
 import re
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bertlite.checkpoint.faults import MOST_SHOWN
-from bertlite.checkpoint.names import optional_part
+from bertlite.checkpoint.names import (
+    DECODER,
+    LoadableModel,
+    apply_current_names_,
+    fill_shared_names_,
+    missing_names,
+    missing_parts,
+    optional_part,
+)
 from bertlite.checkpoint.reading import State
 from bertlite.config import BertConfig, ConfigLike, pruned_neurons
 
@@ -55,6 +64,41 @@ def nonfinite_tensors(state: State) -> list[str]:
     return [f"{name} holds nan or inf in {dtype.removeprefix('torch.')}" for name, dtype in bad]
 
 
+@dataclass(frozen=True)
+class Fit:
+    """The result of comparing the tensors of a checkpoint with a model.
+
+    Args:
+        absent: the parts that no tensor belongs to, such as "pooler".
+        dtype: that of the checkpoint.
+        faults: all that keeps the tensors from being the model's, whichever dtype is asked for.
+        mixed_dtypes: the fault of having several dtypes, if none is asked for.
+    """
+
+    absent: set[str]
+    dtype: torch.dtype
+    faults: list[str]
+    mixed_dtypes: list[str]
+
+
+def fit_tensors_(
+    state: State, wanted: State, model: LoadableModel, config: BertConfig, *, drop_decoder: bool = False
+) -> Fit:
+    """Give tensors the names that a model has for them, in place, and compare them with the model's.
+
+    Args:
+        wanted: the model's own; only their names, shapes and dtypes are read.
+        drop_decoder: remove a decoder, such as one that the config no longer has.
+    """
+    faults = apply_current_names_(state, "", model)
+    if drop_decoder:
+        state.pop(DECODER, None)
+    absent = missing_parts(state, wanted, config)
+    dtype, mixed_dtypes = stored_dtype(state, wanted)
+    faults += fill_shared_names_(state, "", model) + find_mismatches(state, wanted, config, absent)
+    return Fit(absent, dtype, faults, mixed_dtypes)
+
+
 def find_mismatches(state: State, wanted: State, config: BertConfig, absent: set[str]) -> list[str]:
     """What keeps tensors from being those of a model.
 
@@ -63,7 +107,7 @@ def find_mismatches(state: State, wanted: State, config: BertConfig, absent: set
         absent: the parts that may be missing.
     """
     checked = {optional_part(name) for name in wanted} - absent
-    missing = [name for name in wanted if name not in state and optional_part(name) in checked]
+    missing = missing_names(state, wanted, absent)
     unknown = [name for name in state if name not in wanted and optional_part(name) in checked]
     if not any(name in state for name in wanted if optional_part(name) is None):
         return [f"it is no BERT's: its tensors are {', '.join(list(state)[:3]) or 'none'} …"]

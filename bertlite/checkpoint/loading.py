@@ -11,15 +11,14 @@ import torch
 
 from bertlite.checkpoint.checks import (
     NONFINITE,
-    find_mismatches,
+    fit_tensors_,
     implausible_sizes,
     nonfinite_tensors,
     parse_dtype,
-    stored_dtype,
 )
 from bertlite.checkpoint.faults import raise_faults
 from bertlite.checkpoint.files import Source, find_checkpoint
-from bertlite.checkpoint.names import DECODER, apply_current_names_, fill_shared_names_, missing_parts, optional_part
+from bertlite.checkpoint.names import optional_part
 from bertlite.checkpoint.reading import State, read_tensors
 from bertlite.checkpoint.skeleton import Model, assign_tensors_, init_missing, make_skeleton, place_tensors
 from bertlite.config import BertConfig
@@ -45,21 +44,13 @@ def load_model(
     model = make_skeleton(cls, config, options)
     wanted: State = model.state_dict()
 
-    faults = apply_current_names_(state, "", model)
-    if overrides.get("tie_word_embeddings"):
-        state.pop(DECODER, None)
-    absent = missing_parts(state, wanted, config)
-    own, mixed = stored_dtype(state, wanted)
-    faults += (
-        fill_shared_names_(state, "", model)
-        + find_mismatches(state, wanted, config, absent)
-        + (mixed if asked is None else [])
-    )
+    fit = fit_tensors_(state, wanted, model, config, drop_decoder=bool(overrides.get("tie_word_embeddings")))
+    absent, faults = fit.absent, fit.faults + (fit.mixed_dtypes if asked is None else [])
     raise_faults(f"{files.weights} does not fit {cls.__name__} as {files.config.name} describes it:", faults)
     log.debug("%s: not used: %s", files.weights, ", ".join(sorted(state.keys() - wanted.keys())) or "nothing")
 
     for part in absent:
-        state = {**init_missing(model, part, own), **state}
+        state = {**init_missing(model, part, fit.dtype), **state}
     tensors = place_tensors(state, wanted, asked, device)
     raise_faults(
         f"{files.weights} {NONFINITE}",

@@ -128,7 +128,26 @@ def optional_part(name: str) -> str | None:
     return f"cls.{second}" if start == "cls" else start
 
 
+def legacy_part(name: str) -> str | None:
+    """Return the legacy part of a tensor's name, if any: a wrapper's prefix, a suffix or a former buffer."""
+    for wrapper in WRAPPER_PREFIXES:
+        if name.startswith(wrapper):
+            return wrapper
+    return next((end for end in (*LEGACY_SUFFIXES, *FORMER_BUFFERS) if name.endswith(end)), None)
+
+
+def has_own_decoder(state: Mapping[str, Tensor]) -> bool:
+    """Return True if the decoder is another matrix than the word embeddings; if both are there, both are read."""
+    words = state.get(WORD_EMBEDDINGS, state.get(WORD_EMBEDDINGS.removeprefix("bert.")))
+    return DECODER in state and words is not None and not equal_tensors(state[DECODER], words)
+
+
 def missing_parts(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], config: BertConfig) -> set[str]:
     """The parts of a model of which the tensors, by their names of today, hold nothing."""
     stated = {optional_part(name) for name in state if not (name == DECODER and config.tie_word_embeddings)}
     return {part for name in wanted if (part := optional_part(name)) and part not in stated}
+
+
+def missing_names(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], absent: set[str]) -> list[str]:
+    """Return the names that the tensors lack, but for those of absent parts."""
+    return [name for name in wanted if name not in state and optional_part(name) not in absent]

@@ -1,6 +1,6 @@
-"""The `bertlite` command: one module here for the arguments of each of its commands, which imports nothing heavy.
+"""The `bertlite` command, with a module for the arguments of each subcommand.
 
-What a command does is imported when it runs, so that --help is instant.
+The code that a command runs is imported when it runs, so that --help is instant.
 """
 
 import argparse
@@ -18,13 +18,16 @@ COMMANDS = (inspect, attention, parity, prune, embed, bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the `bertlite` command and return its exit status."""
     args = parser().parse_args(argv)
     try:
         status = run(args)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # the reader of our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains as it ends
+    except BrokenPipeError:  # the reader of our output has closed it, such as `head`
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # or Python prints an error when it flushes at exit
         return 0
     except (OSError, ValueError, ImportError, RuntimeError, MemoryError) as error:
         print(f"bertlite {args.command}: {str(error) or type(error).__name__}", file=sys.stderr)
@@ -34,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
+    """Make the parser of all commands."""
     top = argparse.ArgumentParser(
         prog="bertlite",
         description="The BERT you can read, prove, prune and run.",
@@ -47,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run a command; with `--json -`, print its record on standard output and all else on standard error."""
+    """Run a command; with `--json -`, print its record on standard output and everything else on standard error."""
     if args.json != "-":
         return args.run(args)
     with tempfile.TemporaryDirectory() as folder:

@@ -16,7 +16,7 @@ def add(commands: Commands) -> None:
         commands,
         "bench",
         "bertlite.lab.bench.command",
-        what="measure speed beside transformers, onnxruntime and OpenVINO",
+        summary="measure speed beside transformers, onnxruntime and OpenVINO",
         description=DESCRIPTION,
         record="a record; other sections in the file stay, if they were measured from the same commit",
     )

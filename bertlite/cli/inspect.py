@@ -3,8 +3,8 @@
 from bertlite.cli.parts import Commands, command
 
 DESCRIPTION = """\
-Say what a checkpoint holds, layer by layer, and whether bertlite, transformers 4 and transformers 5 load it and
-compute what it says.  Nothing is run, and the weights are not read.  Exits 1 if bertlite would not load it."""
+List the contents of a checkpoint, layer by layer, and tell if bertlite, transformers 4 and transformers 5 load it
+correctly.  No model is run, and the weights are not read.  Exits 1 if bertlite would not load it."""
 
 
 def add(commands: Commands) -> None:
@@ -12,9 +12,9 @@ def add(commands: Commands) -> None:
         commands,
         "inspect",
         "bertlite.inspection",
-        what="say what a checkpoint holds, and who loads it",
+        summary="list the contents of a checkpoint and the libraries that load it",
         description=DESCRIPTION,
-        record="what was found",
+        record="the report",
     )
     inspect.add_argument("checkpoint", help="a hub id, a folder, or a weights file with its config.json beside it")
     inspect.add_argument("--revision", help="a branch, tag or commit of the hub")

@@ -12,7 +12,7 @@ def add(commands: Commands) -> None:
         commands,
         "parity",
         "bertlite.parity.command",
-        what="prove that a checkpoint runs here as in transformers",
+        summary="prove that a checkpoint runs here as in transformers",
         description=DESCRIPTION,
         record="every comparison, the versions and the machine",
     )

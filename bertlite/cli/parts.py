@@ -1,43 +1,43 @@
-"""What the commands have in common: --json, exit statuses, and that their work is imported when they run."""
+"""The parts that all commands share: --json, exit statuses, and a lazy import of the code that they run."""
 
 import argparse
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeAlias
 
-Commands = Any  # what argparse's add_subparsers returns has no public name
+Commands: TypeAlias = Any  # the type that argparse's add_subparsers returns has no public name
 
 FOOT = """exit status:
-  0    all is well
-  1    the answer is no: something differs, is worse than it was, or cannot be loaded
-  2    the question could not be asked; what is wrong is said on standard error
+  0    success
+  1    the result is negative: something differs, is worse than before, or cannot be loaded
+  2    the command could not run; the reason is on standard error
   130  interrupted
 """
 
 
 def command(
-    commands: Commands, name: str, module: str, *, what: str, description: str, record: str
+    commands: Commands, name: str, module: str, *, summary: str, description: str, record: str
 ) -> argparse.ArgumentParser:
     """Add a command and return the parser of its arguments.
 
     Args:
-        module: where its work is: `main(args)` there is called with the arguments, and returns the exit status.
-        what: the line about it in the list of commands.
-        record: what --json writes.
+        module: the name of the module whose `main(args)` runs the command and returns the exit status.
+        summary: its line in the list of commands.
+        record: the content of the file that --json writes.
     """
 
     def run(args: argparse.Namespace) -> int:
         return import_module(module).main(args)
 
     added: argparse.ArgumentParser = commands.add_parser(
-        name, help=what, description=description, epilog=FOOT, formatter_class=argparse.RawDescriptionHelpFormatter
+        name, help=summary, description=description, epilog=FOOT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    added.add_argument("--json", metavar="FILE", help=f"write {record}; - is standard output")
+    added.add_argument("--json", metavar="FILE", help=f"write {record}; - for standard output")
     added.set_defaults(run=run)
     return added
 
 
 def integers(text: str) -> tuple[int, ...]:
-    """ "0-2,7" is 0, 1, 2 and 7."""
+    """Return the integers of a list of ranges: "0-2,7" is 0, 1, 2 and 7."""
     found: list[int] = []
     for part in text.split(","):
         low, _, high = part.partition("-")

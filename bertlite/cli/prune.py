@@ -32,7 +32,7 @@ def add(commands: Commands) -> None:
     )
     actions = prune.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, (fill, what, record) in ACTIONS.items():
-        fill(command(actions, name, WORK, what=what, description=f"{what[0].upper()}{what[1:]}.", record=record))
+        fill(command(actions, name, WORK, summary=what, description=f"{what[0].upper()}{what[1:]}.", record=record))
 
 
 def words(text: str) -> tuple[str, ...]:

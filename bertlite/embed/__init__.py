@@ -1,4 +1,4 @@
-"""Texts to vectors: `Embedder`, and what `bertlite embed` does with it for files of any size."""
+"""Texts to vectors: `Embedder`, and the jobs of `bertlite embed`, which embed files of any size."""
 
 from bertlite.embed.embedder import POOLINGS, Embedder, pool
 

@@ -1,21 +1,25 @@
-"""`bertlite embed`: what the arguments mean, and how the work is told."""
+"""`bertlite embed`: a job from its arguments, run by an engine, with a progress bar."""
 
 import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from bertlite.embed import job as local
+from bertlite.embed import on_ray
 from bertlite.embed.embedder import Embedder
 from bertlite.embed.job import Job, Progress
 from bertlite.embed.rows import Rows
 from bertlite.records import write_json
 
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
 
 def main(args: argparse.Namespace) -> int:
-    rank, world, device = placed(os.environ, args.device)
+    rank, world, device = read_placement(os.environ, args.device)
     job = Job(
         Embedder(
             args.model,
@@ -46,8 +50,8 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def placed(environment: Mapping[str, str], device: str) -> tuple[int, int, str]:
-    """This process's rank, how many there are, and its device, as torchrun says."""
+def read_placement(environment: Mapping[str, str], device: str) -> tuple[int, int, str]:
+    """Return this process's rank, the number of processes, and its device, from torchrun's variables."""
     rank, world = (int(environment.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
     if device == "cuda" and "LOCAL_RANK" in environment:
         device = f"cuda:{environment['LOCAL_RANK']}"
@@ -57,30 +61,28 @@ def placed(environment: Mapping[str, str], device: str) -> tuple[int, int, str]:
 def run_local(job: Job, workers: int | None) -> dict[str, Any]:
     if workers is not None:
         raise ValueError(f"--workers {workers} is for --engine ray; start several processes with torchrun instead")
-    with Bar(shown=job.rank == 0 and sys.stderr.isatty()) as bar:
+    with ProgressBar(shown=job.rank == 0 and sys.stderr.isatty()) as bar:
         return local.run(job, bar.show)
 
 
 def run_ray(job: Job, workers: int | None) -> dict[str, Any]:
-    from bertlite.embed import on_ray
-
     return on_ray.run(job, 2 if workers is None else workers)
 
 
 ENGINES: dict[str, Callable[[Job, int | None], dict[str, Any]]] = {"local": run_local, "ray": run_ray}
 
 
-class Bar:
-    """Progress on the terminal, in tokens."""
+class ProgressBar:
+    """The progress of a job on the terminal, in tokens."""
 
     def __init__(self, shown: bool) -> None:
         self.shown = shown
-        self.bar: Any = None
+        self.bar: tqdm[None] | None = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.bar is not None:
             self.bar.close()
 

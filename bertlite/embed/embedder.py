@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 import torch
 from torch import Tensor
@@ -22,13 +22,15 @@ from bertlite.config import BertConfig
 from bertlite.inference.optimize import InferenceModel, optimize_for_inference
 from bertlite.model import BertModel
 from bertlite.records import sha256_of
-from bertlite.tokenizer.tokenizer import BertTokenizer, read_json
+from bertlite.tokenizer import BertTokenizer
+from bertlite.tokenizer.files import read_json
 
 if TYPE_CHECKING:
+    from numpy import float32
     from numpy.typing import NDArray
 
 POOLINGS = ("cls", "mean", "max")
-LEGACY = {  # what sentence-transformers called its poolings in 1_Pooling/config.json before it had one `pooling_mode`
+LEGACY_POOLINGS = {  # keys of 1_Pooling/config.json in sentence-transformers before it had one `pooling_mode`
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
@@ -36,19 +38,28 @@ LEGACY = {  # what sentence-transformers called its poolings in 1_Pooling/config
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-TOKENS = 4096  # of a batch
-SCARCE = (torch.OutOfMemoryError, MemoryError)
+MAX_TOKENS = 4096  # in a batch
+MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError)
+
+
+class CheckpointSettings(TypedDict, total=False):
+    """What a checkpoint states about pooling, normalising and its longest text."""
+
+    pooling: str
+    normalize: bool
+    max_length: int | None
+
 
 log = logging.getLogger("bertlite")
 
 
-def pool(states: Tensor, lengths: Sequence[int], how: str) -> Tensor:
-    """One vector for each sequence: of its first token, or the mean or the maximum of its tokens.
+def pool(states: Tensor, lengths: Sequence[int], pooling: str) -> Tensor:
+    """Return one vector for each sequence: that of its first token, or the mean or the maximum over its tokens.
 
     Args:
         states: (T, D), the tokens of one sequence after another.
         lengths: of the sequences, in tokens.
-        how: a name of POOLINGS.
+        pooling: a name of POOLINGS.
 
     Returns:
         (B, D), in float32 where the states are in half precision.
@@ -58,38 +69,38 @@ def pool(states: Tensor, lengths: Sequence[int], how: str) -> Tensor:
     """
     states = states.float() if states.dtype in (torch.float16, torch.bfloat16) else states
     counts = torch.tensor(lengths, device=states.device)
-    if how == "cls":
+    if pooling == "cls":
         return states[counts.cumsum(0) - counts]
-    if how not in POOLINGS:
-        raise ValueError(f"pooling {how!r} is unknown; have: {', '.join(POOLINGS)}")
-    return torch.segment_reduce(states, how, lengths=counts)
+    if pooling not in POOLINGS:
+        raise ValueError(f"pooling {pooling!r} is unknown; have: {', '.join(POOLINGS)}")
+    return torch.segment_reduce(states, pooling, lengths=counts)
 
 
 class Embedder:
-    """Texts to vectors, with one checkpoint and one way of pooling.
+    """Texts to vectors, with one checkpoint and one pooling.
 
-    It is a value that can be pickled: the checkpoint is found and its settings are read when it is made, the model is
-    loaded when a process first uses it.  Called with a batch of columns, it adds one with the vectors; called with
-    texts, it returns the vectors.  So it can be handed, as it is, to
+    An embedder is a value that can be pickled: it finds the checkpoint and reads its settings when it is made, and
+    loads the model when a process first uses it.  Called with a batch of columns, it adds one with the vectors; called
+    with texts, it returns the vectors.  So it can be passed directly to
 
         datasets:  dataset.map(embedder, batched=True)
         Ray Data:  dataset.map_batches(Embedder, fn_constructor_args=(model,), compute=ActorPoolStrategy(size=2))
         Spark:     predict_batch_udf(lambda: embedder, return_type=ArrayType(FloatType()), batch_size=1024)
 
     Padding is not computed, and on the CPU the weights are packed by `optimize_for_inference`.  Where they cannot be
-    (on a GPU, in float64, or if torch lacks oneDNN) the log says so when the model is loaded.
+    packed (on a GPU, in float64, or if torch lacks oneDNN) a warning is logged when the model is loaded.
 
     Args:
         model: a hub id or a folder.
-        pooling: "cls", "mean" or "max"; by default what the checkpoint says as sentence-transformers writes it, else
+        pooling: "cls", "mean" or "max"; by default that of the checkpoint, as sentence-transformers writes it, else
             "mean".
-        normalize: whether vectors get length 1; by default what the checkpoint says, else not.
-        dtype: what the model computes in; by default the checkpoint's own.
+        normalize: give vectors length 1; by default as the checkpoint states, else not.
+        dtype: the dtype that the model computes in; by default the checkpoint's own.
         device: "cpu", "cuda" or "cuda:1".
-        max_length: longer texts are truncated, in tokens; by default what the checkpoint says, at most what the model
-            has positions for.
-        max_tokens: the size of a batch; a text that is longer is one of its own.
-        text, vector: the columns read and made.
+        max_length: in tokens; longer texts are truncated.  By default that of the checkpoint, at most the number of
+            the model's positions.
+        max_tokens: tokens in a batch; a longer text is a batch of its own.
+        text, vector: names of the column to read and of the column to add.
         revision, cache_dir, token, local_files_only: as for `huggingface_hub`.
 
     Raises:
@@ -106,7 +117,7 @@ class Embedder:
         dtype: torch.dtype | str | None = None,
         device: str = "cpu",
         max_length: int | None = None,
-        max_tokens: int = TOKENS,
+        max_tokens: int = MAX_TOKENS,
         text: str = "text",
         vector: str = "vector",
         revision: str | None = None,
@@ -123,7 +134,7 @@ class Embedder:
         parse_dtype(dtype)
         self.source = Source(model, revision, None, None, cache_dir, token, local_files_only)
         self.dtype, self.device, self.max_tokens, self.text, self.vector = dtype, device, max_tokens, text, vector
-        stated = read_modules(self.source)
+        stated = read_settings(self.source)
         self.pooling = pooling or stated.get("pooling") or "mean"
         self.normalize = bool(stated.get("normalize")) if normalize is None else normalize
         if self.pooling not in POOLINGS:
@@ -136,52 +147,56 @@ class Embedder:
         self._loaded: tuple[BertTokenizer, BertModel | InferenceModel] | None = None
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """What its vectors depend on, but for the checkpoint; JSON-ready."""
+    def settings(self) -> dict[str, str | int | None]:
+        """All that the vectors depend on beside the checkpoint; JSON-ready."""
         dtype = None if self.dtype is None else str(self.dtype).removeprefix("torch.")
-        names = ("pooling", "normalize", "max_length")
-        return {"dtype": dtype, **{name: getattr(self, name) for name in names}}
+        return {
+            "dtype": dtype,
+            "pooling": self.pooling,
+            "normalize": self.normalize,
+            "max_length": self.max_length,
+        }
 
     def fingerprint(self) -> str:
-        """The SHA-256 of the checkpoint's files: weights, config and tokenizer."""
+        """Return the SHA-256 of the checkpoint's files: weights, config and tokenizer."""
         files, place = find_checkpoint(self.source), locate(self.source)
         paths = [files.config, *(sorted(files.shards) or [files.weights])]
         found = (place.get(name) for name in ("tokenizer.json", "vocab.txt", "tokenizer_config.json"))
         return sha256_of(*paths, *(path for path in found if path is not None))
 
     def load(self) -> tuple[BertTokenizer, BertModel | InferenceModel]:
-        """The tokenizer and the model, loaded once in a process."""
+        """Return the tokenizer and the model, loaded once in a process."""
         if self._loaded is None:
-            where = self.source
+            source = self.source
             hub: dict[str, Any] = {
-                "revision": where.revision,
-                "cache_dir": where.cache_dir,
-                "token": where.token,
-                "local_files_only": where.local_files_only,
+                "revision": source.revision,
+                "cache_dir": source.cache_dir,
+                "token": source.token,
+                "local_files_only": source.local_files_only,
             }
-            tokenizer = BertTokenizer.from_pretrained(where.name, **hub)
+            tokenizer = BertTokenizer.from_pretrained(source.name, **hub)
             model = BertModel.from_pretrained(
-                where.name, dtype=self.dtype, device=self.device, add_pooling_layer=False, **hub
+                source.name, dtype=self.dtype, device=self.device, add_pooling_layer=False, **hub
             )
             last, words = max(tokenizer.get_vocab().values()), model.config.vocab_size
             if last >= words:
                 raise ValueError(
-                    f"{where.name}: the tokenizer has ids up to {last}, but the model's vocab_size is {words}:"
+                    f"{source.name}: the tokenizer has ids up to {last}, but the model's vocab_size is {words}:"
                     " one of the two is another checkpoint's"
                 )
-            self._loaded = tokenizer, with_packed_weights(model)
+            self._loaded = tokenizer, pack_weights(model)
         return self._loaded
 
-    def encode(self, texts: Sequence[str]) -> "NDArray[Any]":
-        """The vectors of texts, in their order: (texts, D), float32.
+    def encode(self, texts: Sequence[str]) -> "NDArray[float32]":
+        """Return the vectors of texts, in their order: (texts, D), float32.
 
         Raises:
             ValueError: a text that is no string.
         """
-        return self.vectors(self.tokenized(texts))
+        return self.encode_ids(self.tokenize(texts))
 
-    def tokenized(self, texts: Sequence[str]) -> list[list[int]]:
-        """The token ids of texts, special ones included."""
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of texts, special ones included."""
         tokenizer, _ = self.load()
         encoded = tokenizer(
             list(texts),
@@ -192,11 +207,13 @@ class Embedder:
         )
         return list(encoded["input_ids"])
 
-    def vectors(self, ids: Sequence[Sequence[int]], progress: Callable[[int], None] | None = None) -> "NDArray[Any]":
-        """The vectors of token ids, in their order: (texts, D), float32.
+    def encode_ids(
+        self, ids: Sequence[Sequence[int]], progress: Callable[[int], None] | None = None
+    ) -> "NDArray[float32]":
+        """Return the vectors of token ids, in their order: (texts, D), float32.
 
         Args:
-            progress: called after every batch with the number of tokens in it, padding not counted.
+            progress: called after every batch with the number of tokens in it.
         """
         import numpy as np
 
@@ -205,68 +222,76 @@ class Embedder:
             return vectors
         costs = [min(len(row), self.max_tokens) for row in ids]
         batches = list(token_budget_batches(costs, self.max_tokens, packed=True))
-        random.Random(0).shuffle(batches)  # so that the speed at any moment is that of the whole
+        random.Random(0).shuffle(batches)  # so that the speed so far predicts the rest
         for rows in batches:
-            vectors[list(rows)] = self.fitting([ids[row] for row in rows]).numpy()
+            vectors[list(rows)] = self.embed_within_memory([ids[row] for row in rows]).numpy()
             if progress is not None:
                 progress(sum(len(ids[row]) for row in rows))
         return vectors
 
-    def fitting(self, ids: Sequence[Sequence[int]]) -> Tensor:
-        """`embed`, on the CPU, in halves where memory does not hold the whole.
+    def embed_within_memory(self, ids: Sequence[Sequence[int]]) -> Tensor:
+        """Return what `embed` does, on the CPU; embed in halves if the batch does not fit into memory.
 
         Raises:
-            torch.OutOfMemoryError: it does not hold one text either.
+            torch.OutOfMemoryError: a single text does not fit either.
         """
         try:
             return self.embed(ids).cpu()
         except (RuntimeError, MemoryError) as error:
-            if not isinstance(error, SCARCE) and "can't allocate memory" not in str(error):  # as torch says on the CPU
+            if not isinstance(error, MEMORY_ERRORS) and "can't allocate memory" not in str(
+                error
+            ):  # torch's on the CPU
                 raise
             if len(ids) == 1:
                 advice = "lower max_length, or use a smaller dtype"
-                said = f"one text of {len(ids[0])} tokens does not fit into memory: {advice}"
-                raise torch.OutOfMemoryError(said) from None
-        half = len(ids) // 2  # out of the handler, which holds on to the memory of the whole
-        return torch.cat([self.fitting(ids[:half]), self.fitting(ids[half:])])
+                message = f"one text of {len(ids[0])} tokens does not fit into memory: {advice}"
+                raise torch.OutOfMemoryError(message) from None
+        half = len(ids) // 2  # outside the handler, whose traceback keeps the memory of the whole batch
+        return torch.cat([self.embed_within_memory(ids[:half]), self.embed_within_memory(ids[half:])])
 
     @torch.inference_mode()
     def embed(self, ids: Sequence[Sequence[int]]) -> Tensor:
-        """The vectors of one batch of token ids: (B, D), float32, on the device.  No padding is computed."""
+        """Return the vectors of one batch of token ids: (B, D), float32, on the device.  No padding is computed."""
         _, model = self.load()
-        lengths, first = [len(row) for row in ids], self.pooling == "cls"
+        lengths, first_only = [len(row) for row in ids], self.pooling == "cls"
         tokens = torch.tensor([token for row in ids for token in row], device=self.device)
         ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=self.device)
-        states = model(tokens, cu_seqlens=ends, first_token_only=first).last_hidden_state
-        vectors = pool(states, [1] * len(ids) if first else lengths, self.pooling)
+        states = model(tokens, cu_seqlens=ends, first_token_only=first_only).last_hidden_state
+        vectors = pool(states, [1] * len(ids) if first_only else lengths, self.pooling)
         return (F.normalize(vectors, dim=-1) if self.normalize else vectors).float()
 
-    def __call__(self, batch: Any) -> Any:
-        """The vectors of a batch of texts, or a batch of columns with its vectors as one more.
+    @overload
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]: ...
+    @overload
+    def __call__(self, batch: "Sequence[str] | NDArray[Any]") -> "NDArray[float32]": ...
+    def __call__(
+        self, batch: "Mapping[str, Any] | Sequence[str] | NDArray[Any]"
+    ) -> "dict[str, Any] | NDArray[float32]":
+        """Return the vectors of a batch of texts, or a batch of columns with the vectors as one more column.
 
         Raises:
             ValueError: the columns do not hold the texts.
         """
         if not isinstance(batch, Mapping):
-            return self.encode(as_texts(batch))
+            return self.encode(to_texts(batch))
         if self.text not in batch:
             raise ValueError(f"there is no column {self.text!r}; have: {', '.join(batch)}. Name it with text=")
-        return {**batch, self.vector: self.encode(as_texts(batch[self.text]))}
+        return {**batch, self.vector: self.encode(to_texts(batch[self.text]))}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_loaded": None}
 
 
-def as_texts(column: Any) -> list[str]:
-    """A column of texts as a list: numpy's, pandas', pyarrow's or a list."""
+def to_texts(column: Any) -> list[str]:
+    """Return a column of texts as a list: one of numpy, pandas or pyarrow, or any sequence."""
     for method in ("to_pylist", "tolist"):
         if hasattr(column, method):
             return list(getattr(column, method)())
     return list(column)
 
 
-def with_packed_weights(model: BertModel) -> BertModel | InferenceModel:
-    """The model as `optimize_for_inference` makes it on the CPU; itself where that cannot be, and the log says why."""
+def pack_weights(model: BertModel) -> BertModel | InferenceModel:
+    """Return a model with packed weights; where they cannot be packed, log a warning and return the model itself."""
     try:
         return optimize_for_inference(model, backend="onednn")
     except (ValueError, RuntimeError) as error:  # for this device or dtype; for this torch or processor
@@ -274,11 +299,11 @@ def with_packed_weights(model: BertModel) -> BertModel | InferenceModel:
         return model
 
 
-def read_modules(source: Source) -> dict[str, Any]:
-    """What a checkpoint says of pooling, normalising and its longest text, as sentence-transformers writes it.
+def read_settings(source: Source) -> CheckpointSettings:
+    """Read a checkpoint's pooling, normalising and longest text, as sentence-transformers writes them.
 
     Raises:
-        ValueError: it does more.
+        ValueError: the checkpoint has other modules, or a file is damaged.
     """
     place = locate(source)
     path = place.get("modules.json")
@@ -294,11 +319,11 @@ def read_modules(source: Source) -> dict[str, Any]:
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise ValueError(f"{path}: the model is {' + '.join(kinds)}; bertlite does Transformer + Pooling + Normalize")
     folders = dict(modules)
-    found: dict[str, Any] = {"normalize": "Normalize" in folders}
+    found: CheckpointSettings = {"normalize": "Normalize" in folders}
     pooling = place.get(f"{folders['Pooling']}/config.json")
     if pooling is not None:
         values = read_json(pooling)
-        modes = values.get("pooling_mode") or [name for key, name in LEGACY.items() if values.get(key)]
+        modes = values.get("pooling_mode") or [name for key, name in LEGACY_POOLINGS.items() if values.get(key)]
         found["pooling"] = modes if isinstance(modes, str) else "+".join(modes)
     limits = place.get("/".join(filter(None, [folders["Transformer"], "sentence_bert_config.json"])))
     if limits is not None:

@@ -1,8 +1,8 @@
-"""An input of any size to a folder of Parquet files, so that a process may be killed at any time.
+"""Embed an input of any size into a folder of Parquet files, such that a process may be killed at any time.
 
-The input is cut into shards of so many rows, and a shard is one file: written under another name, then renamed.  What
-is there under its own name is finished; whoever starts again does the rest.  Of several processes each takes its own
-shards, and none waits for another.
+The input is cut into shards of `shard_rows` rows, and each shard becomes one file: written under a temporary name,
+then renamed.  A file under its final name is finished; a second start does the others.  Several processes take turns
+at the shards, and none waits for another.
 """
 
 import hashlib
@@ -15,30 +15,36 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bertlite.checkpoint.folders import sync
 from bertlite.embed.embedder import Embedder
-from bertlite.embed.rows import Id, Rows, pyarrow
+from bertlite.embed.rows import Id, Rows, import_pyarrow
 from bertlite.records import sha256, write_json
 
+if TYPE_CHECKING:
+    import pyarrow
+    from numpy import float32
+    from numpy.typing import NDArray
+
 MANIFEST = "manifest.json"
-OWN = ("shard_rows", "keep_text", "engine")  # what of a job its files depend on
-LONGEST = 8  # characters of a text for each token of `max_length`: what is beyond will be truncated
+JOB_SETTINGS = ("shard_rows", "keep_text", "engine")  # the fields of a job that change its files
+CHARACTERS_PER_TOKEN = 8  # a text is taken to have at most so many times `max_length`: the rest will be truncated
 
 Row = tuple[Id, str]
-Show = Callable[["Progress"], None]
+Manifest = dict[str, Any]  # JSON
+ShowProgress = Callable[["Progress"], None]
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be embedded, how, and where to.
+    """Rows to embed, with an embedder, into a folder.
 
     Args:
-        shard_rows: rows of a file; a kill loses the work on one of them at most, in each process.
-        keep_text: whether the texts are written too.
-        rank, world: this process among how many; shards are dealt out in turn.
-        engine: "local", or "ray", which names its files in its own way.
+        shard_rows: rows in a file; a kill loses the work on at most one file, in each process.
+        keep_text: write the texts too.
+        rank, world: the index of this process and the number of processes, which take turns at the shards.
+        engine: "local", or "ray", which names its files differently.
     """
 
     embedder: Embedder
@@ -57,19 +63,19 @@ class Job:
             raise ValueError(f"rank is {self.rank}; of {self.world} processes it must be 0 to {self.world - 1}")
 
     def shards(self) -> Iterator[tuple[int, Iterator[Row]]]:
-        """(number, rows) of every shard."""
+        """Yield (number, rows) of every shard."""
         numbered = enumerate(self.rows)
         for shard, group in groupby(numbered, key=lambda item: item[0] // self.shard_rows):
             yield shard, (row for _, row in group)
 
 
 @dataclass(frozen=True)
-class Survey:
-    """What a first reading finds: how much there is, and that all of it can be read.
+class InputSummary:
+    """The size and the hash of an input, all of which was read.
 
     Args:
-        sizes: characters of every shard, as far as they will count.
-        counts: rows of every shard.
+        sizes: characters in each shard, without those that will be truncated.
+        counts: rows in each shard.
         sha256: of all ids and texts.
     """
 
@@ -80,34 +86,40 @@ class Survey:
 
 @dataclass
 class Progress:
-    """How far a process is, in tokens: texts differ too much in length to be counted.
+    """The progress of a process in tokens, since texts differ too much in length to count them.
 
-    Until a shard is cut into tokens, their number is estimated from its characters and the shards before it.
+    The number of tokens in a shard is estimated from its characters and earlier shards, until it is tokenized.
     """
 
-    left: int  # characters in shards that are not cut yet
-    rows: int  # rows in those
+    characters_left: int  # in shards that are not tokenized yet
+    rows_left: int  # in those
     clock: Callable[[], float]
-    seen: int = 0  # characters in shards that are cut
-    inner: int = 0  # tokens in those, without [CLS] and [SEP]
-    known: int = 0  # tokens in those
+    characters_read: int = 0  # in shards that are tokenized
+    inner_tokens: int = 0  # in those, without [CLS] and [SEP]
+    known_tokens: int = 0  # in those
     done: int = 0  # tokens embedded
     started: float | None = None
 
-    def cut(self, characters: int, lengths: Sequence[int]) -> None:
-        """One more shard has been cut into tokens; lengths are its rows'."""
+    def add_shard(self, characters: int, lengths: Sequence[int]) -> None:
+        """Count a shard that has been tokenized; `lengths` are the tokens in each row."""
         self.started = self.clock() if self.started is None else self.started
-        self.left, self.rows, self.seen = self.left - characters, self.rows - len(lengths), self.seen + characters
-        self.known, self.inner = self.known + sum(lengths), self.inner + sum(lengths) - 2 * len(lengths)
+        self.characters_left -= characters
+        self.characters_read += characters
+        self.rows_left -= len(lengths)
+        self.known_tokens += sum(lengths)
+        self.inner_tokens += sum(lengths) - 2 * len(lengths)
 
     @property
     def total(self) -> int:
-        """How many tokens there will have been."""
-        return self.known + (2 * self.rows + round(self.left * self.inner / self.seen) if self.seen else 0)
+        """The tokens of all shards of this process, estimated; 0 before the first shard."""
+        if not self.characters_read:
+            return self.known_tokens
+        inner = round(self.characters_left * self.inner_tokens / self.characters_read)
+        return self.known_tokens + 2 * self.rows_left + inner
 
     @property
     def rate(self) -> float:
-        """Tokens per second, since the first; 0 before."""
+        """Tokens per second since the first shard; 0 before it."""
         passed = 0.0 if self.started is None else self.clock() - self.started
         return self.done / passed if passed > 0 else 0.0
 
@@ -116,30 +128,30 @@ class Progress:
         return (self.total - self.done) / self.rate if self.rate else None
 
 
-def run(job: Job, show: Show = lambda _: None) -> dict[str, Any]:
-    """Embed what is not yet embedded; returns the manifest.
+def run(job: Job, show: ShowProgress = lambda _: None) -> Manifest:
+    """Embed the shards that are missing and return the manifest.
 
     Args:
         show: called after every batch.
 
     Raises:
-        ValueError: the folder holds something else, or the same made with other settings; or a row cannot be read.
+        ValueError: the folder belongs to another job or has a damaged file, or a row cannot be read.
     """
-    pyarrow()
-    found = survey(job)
-    manifest = claim(job, found)
+    import_pyarrow()
+    found = summarise_input(job)
+    manifest = open_manifest(job, found)
     count = len(found.counts)
     paths = [job.out / f"part-{shard:05d}-of-{count:05d}.parquet" for shard in range(count)]
-    key = key_of(manifest)
+    key = job_key(manifest)
     todo = {
-        shard for shard in range(job.rank, count, job.world) if not finished(paths[shard], found.counts[shard], key)
+        shard for shard in range(job.rank, count, job.world) if not is_finished(paths[shard], found.counts[shard], key)
     }
-    left, waiting = (sum(each[shard] for shard in todo) for each in (found.sizes, found.counts))
-    progress = Progress(left, waiting, time.monotonic)
+    characters, waiting = (sum(each[shard] for shard in todo) for each in (found.sizes, found.counts))
+    progress = Progress(characters, waiting, time.monotonic)
     for shard, rows in job.shards() if todo else ():
         if shard in todo:
-            write(job, paths[shard], list(rows), key, progress, found.sizes[shard], show)
-    if all(finished(path, rows, key) for path, rows in zip(paths, found.counts, strict=True)):
+            write_shard(job, paths[shard], list(rows), key, progress, found.sizes[shard], show)
+    if all(is_finished(path, rows, key) for path, rows in zip(paths, found.counts, strict=True)):
         for leftover in job.out.glob(".part-*.tmp"):  # of processes that were killed
             leftover.unlink(missing_ok=True)
         manifest["shards"] = {path.name: rows for path, rows in zip(paths, found.counts, strict=True)}
@@ -148,14 +160,14 @@ def run(job: Job, show: Show = lambda _: None) -> dict[str, Any]:
     return {**manifest, "embedded": {"shards": len(todo), "tokens": progress.done, "tokens_per_second": progress.rate}}
 
 
-def survey(job: Job) -> Survey:
-    """Read all of the input once.
+def summarise_input(job: Job) -> InputSummary:
+    """Read all of the input once; return its size and hash.
 
     Raises:
         ValueError: it is empty, or a row cannot be read.
     """
     digest, sizes, counts = hashlib.sha256(), [], []
-    longest = job.embedder.max_length * LONGEST
+    longest = job.embedder.max_length * CHARACTERS_PER_TOKEN
     for _, rows in job.shards():
         size = count = 0
         for name, text in rows:
@@ -167,20 +179,20 @@ def survey(job: Job) -> Survey:
         counts.append(count)
     if not counts:
         raise ValueError(f"{', '.join(map(str, job.rows.paths))}: there is not one row to embed")
-    return Survey(tuple(sizes), tuple(counts), digest.hexdigest())
+    return InputSummary(tuple(sizes), tuple(counts), digest.hexdigest())
 
 
-def claim(job: Job, found: Survey) -> dict[str, Any]:
-    """Put the manifest into the folder, or agree with the one that is there.
+def open_manifest(job: Job, found: InputSummary) -> Manifest:
+    """Write the manifest into the folder, or return the one that is there.
 
     Raises:
-        ValueError: it is another job's.
+        ValueError: the one that is there belongs to another job.
     """
     embedder, path = job.embedder, job.out / MANIFEST
-    wanted: dict[str, Any] = {
+    wanted: Manifest = {
         "what": "bertlite embed",
         "model": {"name": str(embedder.source.name), "sha256": embedder.fingerprint()},
-        "settings": {**embedder.settings, **{name: getattr(job, name) for name in OWN}},
+        "settings": {**embedder.settings, **{name: getattr(job, name) for name in JOB_SETTINGS}},
         "input": {"rows": sum(found.counts), "sha256": found.sha256},
         "dimension": embedder.dimension,
         "complete": False,
@@ -189,15 +201,15 @@ def claim(job: Job, found: Survey) -> dict[str, Any]:
     temporary = job.out / f".{MANIFEST}.{uuid.uuid4().hex}.tmp"
     write_json(temporary, wanted)
     try:
-        os.link(temporary, path)  # fails if another process was first, which a rename does not
+        os.link(temporary, path)  # unlike a rename, fails if another process was first
     except FileExistsError:
         there = read_manifest(path)
-        differing = list(differences(comparable(there), comparable(wanted)))
+        differing = list(differences(identity(there), identity(wanted)))
         if differing:
             raise ValueError(
                 f"{job.out} holds another job's vectors, which must not be mixed with these:\n  "
                 + "\n  ".join(differing)
-                + "\nname another --out folder, or use the same settings"
+                + "\nchoose another --out folder, or the same settings"
             ) from None
         return there
     finally:
@@ -205,27 +217,34 @@ def claim(job: Job, found: Survey) -> dict[str, Any]:
     return wanted
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path) -> Manifest:
+    """Read a manifest.
+
+    Raises:
+        ValueError: the file is damaged, or was not written by bertlite embed.
+    """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}): remove its folder and embed again") from None
     if not isinstance(values, dict) or values.get("what") != "bertlite embed":
-        raise ValueError(f"{path} is not of bertlite embed: name another --out folder")
+        raise ValueError(f"{path} was not written by bertlite embed: choose another --out folder")
     return values
 
 
-def comparable(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides whether two jobs make the same files: not the model's name, if its files are the same."""
+def identity(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries in which two jobs agree if they make the same files: without the model's name."""
     chosen = {key: manifest.get(key) for key in ("settings", "input", "dimension")}
     return {**chosen, "model": {"sha256": manifest["model"]["sha256"]}}
 
 
-def key_of(manifest: Mapping[str, Any]) -> str:
-    return sha256(json.dumps(comparable(manifest), sort_keys=True))
+def job_key(manifest: Mapping[str, Any]) -> str:
+    """Return the hash of a job's identity, which is written into each of its files."""
+    return sha256(json.dumps(identity(manifest), sort_keys=True))
 
 
-def differences(there: Any, wanted: Any, path: str = "") -> Iterator[str]:
+def differences(there: object, wanted: object, path: str = "") -> Iterator[str]:
+    """Yield a line for every value in which two nested mappings differ."""
     if isinstance(there, Mapping) and isinstance(wanted, Mapping):
         for key in sorted({*there, *wanted}):
             yield from differences(there.get(key), wanted.get(key), f"{path}.{key}".lstrip("."))
@@ -233,13 +252,13 @@ def differences(there: Any, wanted: Any, path: str = "") -> Iterator[str]:
         yield f"{path} is {wanted!r}, there {there!r}"
 
 
-def finished(path: Path, rows: int, key: str) -> bool:
-    """Whether a shard is there.
+def is_finished(path: Path, rows: int, key: str) -> bool:
+    """Return True if a shard's file is there.
 
     Raises:
-        ValueError: something else is there under its name.
+        ValueError: the file is damaged, or belongs to another job.
     """
-    pa, pq = pyarrow()
+    pa, pq = import_pyarrow()
     if not path.exists():
         return False
     try:
@@ -247,23 +266,25 @@ def finished(path: Path, rows: int, key: str) -> bool:
     except (pa.ArrowInvalid, OSError) as error:
         raise ValueError(f"{path} is damaged ({error}): remove it and start again") from None
     if stated.num_rows != rows or (stated.metadata or {}).get(b"bertlite") != key.encode():
-        raise ValueError(f"{path} is not of this job: remove it, or name another --out folder")
+        raise ValueError(f"{path} is not of this job: remove it, or choose another --out folder")
     return True
 
 
-def write(job: Job, path: Path, rows: Sequence[Row], key: str, progress: Progress, size: int, show: Show) -> None:
-    """Embed the rows of one shard and let its file appear."""
-    _, pq = pyarrow()
+def write_shard(
+    job: Job, path: Path, rows: Sequence[Row], key: str, progress: Progress, characters: int, show: ShowProgress
+) -> None:
+    """Embed the rows of one shard and write its file, in one step."""
+    _, pq = import_pyarrow()
     names, texts = zip(*rows, strict=True)
-    ids = job.embedder.tokenized(texts)
-    progress.cut(size, [len(row) for row in ids])
+    ids = job.embedder.tokenize(texts)
+    progress.add_shard(characters, [len(row) for row in ids])
 
     def advance(tokens: int) -> None:
         progress.done += tokens
         show(progress)
 
-    vectors = job.embedder.vectors(ids, advance)
-    table = table_of(names, vectors, texts if job.keep_text else None, key)
+    vectors = job.embedder.encode_ids(ids, advance)
+    table = make_table(names, vectors, texts if job.keep_text else None, key)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         pq.write_table(table, temporary)
@@ -271,16 +292,18 @@ def write(job: Job, path: Path, rows: Sequence[Row], key: str, progress: Progres
         os.replace(temporary, path)
         sync(path.parent)
     except FileNotFoundError:
-        if not finished(path, len(rows), key):  # else another process did the same job, was first and cleared up
+        if not is_finished(path, len(rows), key):  # else another process finished the job and removed .part-*
             raise
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()
 
 
-def table_of(names: Sequence[Id], vectors: Any, texts: Sequence[str] | None, key: str) -> Any:
-    """The Arrow table of one shard: id, vector (fixed_size_list<float>[D]) and perhaps text."""
-    pa, _ = pyarrow()
+def make_table(
+    names: Sequence[Id], vectors: "NDArray[float32]", texts: Sequence[str] | None, key: str
+) -> "pyarrow.Table":
+    """Make the Arrow table of one shard: id, vector (fixed_size_list<float>[D]) and, if given, text."""
+    pa, _ = import_pyarrow()
     flat = pa.array(vectors.reshape(-1))
     columns = {"id": pa.array(list(names)), "vector": pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])}
     if texts is not None:

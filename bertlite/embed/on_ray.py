@@ -1,60 +1,64 @@
-"""The same job on Ray Data, across the machines of a cluster that share a file system.
+"""Run a job on Ray Data, across the machines of a cluster that share a file system.
 
-The rows are written once as Parquet into the output folder, which gives each a number; Ray reads them, hands them to
-actors that hold an `Embedder` each, writes what they return, and remembers which rows it has written.  A worker that
-dies is started anew and its batch done again; after a kill of the driver the same command does what is missing.
+The rows are written once, with numbers, as Parquet files into the output folder.  Ray reads them, sends them to actors
+with an `Embedder` each, writes the vectors, and keeps a record of the rows it has written.  A worker that dies is
+started again and its batch repeated; after the driver was killed, the same command does the missing rows.
 """
 
 import os
 import shutil
 import uuid
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from bertlite.checkpoint.folders import sync
 from bertlite.embed.embedder import Embedder
-from bertlite.embed.job import MANIFEST, Job, claim, key_of, survey, table_of
-from bertlite.embed.rows import pyarrow
+from bertlite.embed.job import MANIFEST, Job, Manifest, job_key, make_table, open_manifest, summarise_input
+from bertlite.embed.rows import import_pyarrow
 from bertlite.records import write_json
 
-BATCH = 512  # rows that an actor gets at a time
-SPARE = 2  # processors beside the actors': without one, reading and writing wait for ever
+if TYPE_CHECKING:
+    import pyarrow
+
+ACTOR_ROWS = 512  # rows that an actor gets at a time
+SPARE_CPUS = 2  # beside those of the actors: without one, reading and writing wait for ever
 
 
-def run(job: Job, workers: int) -> dict[str, Any]:
-    """Embed what is not yet embedded; returns the manifest.
+def run(job: Job, workers: int) -> Manifest:
+    """Embed the rows that are missing and return the manifest.
 
     Args:
-        workers: actors, each with a processor, or with a GPU if the embedder's device is one.
+        workers: the number of actors, each with a processor, or with a GPU if the embedder's device is one.
 
     Raises:
         ModuleNotFoundError: Ray is not installed.
         ValueError: as `bertlite.embed.job.run`, and for fewer than one worker.
     """
-    ray = library()
-    pq = pyarrow()[1]
+    ray = import_ray()
+    _, pq = import_pyarrow()
     if workers < 1:
         raise ValueError(f"there are {workers} workers; it must be 1 or more")
-    found = survey(job)
-    manifest = claim(job, found)
+    found = summarise_input(job)
+    manifest = open_manifest(job, found)
     rows, done, vectors = job.out / ".rows", job.out / ".done", job.out / "vectors"
     if not manifest["complete"]:
-        stage(job, rows)
+        write_rows(job, rows)
         if not ray.is_initialized():
-            ray.init(num_cpus=None if os.environ.get("RAY_ADDRESS") else workers + SPARE, include_dashboard=False)
+            ray.init(num_cpus=None if os.environ.get("RAY_ADDRESS") else workers + SPARE_CPUS, include_dashboard=False)
         context = ray.data.DataContext.get_current()
         before = context.checkpoint_config
         context.checkpoint_config = ray.data.checkpoint.CheckpointConfig(
             id_column="row", checkpoint_path=str(done.resolve())
         )
         try:
-            # one block each, which is the unit that Ray remembers
-            staged = ray.data.read_parquet([str(path) for path in sorted(rows.resolve().glob("*.parquet"))])
+            # a block for each file: Ray keeps its record by block
+            numbered = ray.data.read_parquet([str(path) for path in sorted(rows.resolve().glob("*.parquet"))])
             gpus = {"num_gpus": 1} if job.embedder.device.startswith("cuda") else {}
-            staged.map_batches(
-                Tables,
-                fn_constructor_args=(job.embedder, job.keep_text, key_of(manifest)),
-                batch_size=BATCH,
+            numbered.map_batches(
+                EmbedTable,
+                fn_constructor_args=(job.embedder, job.keep_text, job_key(manifest)),
+                batch_size=ACTOR_ROWS,
                 batch_format="pyarrow",
                 compute=ray.data.ActorPoolStrategy(size=workers),
                 **gpus,
@@ -71,22 +75,22 @@ def run(job: Job, workers: int) -> dict[str, Any]:
     return {**manifest, "embedded": {}}
 
 
-class Tables:
-    """What an actor runs: the rows of a batch to those of the output."""
+class EmbedTable:
+    """The work of an actor: a table of rows to a table of their vectors."""
 
     def __init__(self, embedder: Embedder, keep_text: bool, key: str) -> None:
         self.embedder, self.keep_text, self.key = embedder, keep_text, key
 
-    def __call__(self, batch: Any) -> Any:
-        texts = batch.column("text").to_pylist()
+    def __call__(self, rows: "pyarrow.Table") -> "pyarrow.Table":
+        texts: list[str] = rows.column("text").to_pylist()
         vectors = self.embedder(texts)
-        made = table_of(batch.column("id").to_pylist(), vectors, texts if self.keep_text else None, self.key)
-        return made.append_column("row", batch.column("row"))
+        made = make_table(rows.column("id").to_pylist(), vectors, texts if self.keep_text else None, self.key)
+        return made.append_column("row", rows.column("row"))
 
 
-def stage(job: Job, folder: Path) -> None:
-    """Write the rows, numbered, into Parquet files of `shard_rows`; those that are there are left alone."""
-    pa, pq = pyarrow()
+def write_rows(job: Job, folder: Path) -> None:
+    """Write the rows, numbered, into Parquet files of `shard_rows` rows each, unless the files are there."""
+    pa, pq = import_pyarrow()
     folder.mkdir(exist_ok=True)
     for shard, group in job.shards():
         path = folder / f"{shard:08d}.parquet"
@@ -101,7 +105,12 @@ def stage(job: Job, folder: Path) -> None:
         os.replace(temporary, path)
 
 
-def library() -> Any:
+def import_ray() -> ModuleType:
+    """Return ray.
+
+    Raises:
+        ModuleNotFoundError: it is not installed.
+    """
     try:
         import ray
         import ray.data.checkpoint

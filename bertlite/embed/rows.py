@@ -1,4 +1,4 @@
-"""The rows of an input, one after the other: an id and a text each.  Nothing is held but the row at hand."""
+"""Read the rows of an input one by one, an id and a text each, with no more than one row in memory."""
 
 import csv
 import json
@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 Id = int | str
-Record = dict[str, Any]
+Fields = dict[str, Any]  # {column: value} of one row
 
 SUFFIXES = {
     ".txt": "text",
@@ -22,34 +23,34 @@ SUFFIXES = {
 }
 
 
-def read_text(path: Path, columns: Sequence[str]) -> Iterator[Record]:
-    with path.open(encoding="utf-8", newline="\n") as file:  # other ends of lines are a text's own business
+def read_text(path: Path, columns: Sequence[str]) -> Iterator[Fields]:
+    with path.open(encoding="utf-8", newline="\n") as file:  # other line ends may be part of a text
         for line in file:
             yield {columns[0]: line.rstrip("\r\n")}
 
 
-def read_csv(path: Path, columns: Sequence[str], delimiter: str = ",") -> Iterator[Record]:
-    csv.field_size_limit(sys.maxsize)  # the default refuses a long text
+def read_csv(path: Path, columns: Sequence[str], delimiter: str = ",") -> Iterator[Fields]:
+    csv.field_size_limit(sys.maxsize)  # the default limit is below long texts
     with path.open(encoding="utf-8-sig", newline="") as file:
         yield from csv.DictReader(file, delimiter=delimiter, strict=True)
 
 
-def read_tsv(path: Path, columns: Sequence[str]) -> Iterator[Record]:
+def read_tsv(path: Path, columns: Sequence[str]) -> Iterator[Fields]:
     return read_csv(path, columns, delimiter="\t")
 
 
-def read_jsonl(path: Path, columns: Sequence[str]) -> Iterator[Record]:
+def read_jsonl(path: Path, columns: Sequence[str]) -> Iterator[Fields]:
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
-                record = json.loads(line)
-                if not isinstance(record, dict):
-                    raise ValueError(f"line {number} is a JSON {type(record).__name__}, not an object")
-                yield record
+                fields = json.loads(line)
+                if not isinstance(fields, dict):
+                    raise ValueError(f"line {number} is a JSON {type(fields).__name__}, not an object")
+                yield fields
 
 
-def read_parquet(path: Path, columns: Sequence[str]) -> Iterator[Record]:
-    pq = pyarrow()[1]
+def read_parquet(path: Path, columns: Sequence[str]) -> Iterator[Fields]:
+    _, pq = import_pyarrow()
     with pq.ParquetFile(path) as file:
         missing = [name for name in columns if name not in file.schema_arrow.names]
         if missing:
@@ -58,7 +59,7 @@ def read_parquet(path: Path, columns: Sequence[str]) -> Iterator[Record]:
             yield from batch.to_pylist()
 
 
-READERS: dict[str, Callable[[Path, Sequence[str]], Iterator[Record]]] = {
+READERS: dict[str, Callable[[Path, Sequence[str]], Iterator[Fields]]] = {
     "text": read_text,
     "csv": read_csv,
     "tsv": read_tsv,
@@ -73,13 +74,14 @@ class Rows:
 
     Args:
         paths: at least one.
-        format: a name of READERS; by default what each file's name says.
-        column: which column holds the text; a text file has one row for each line.
-        id: which column holds the id, an integer or a string; by default rows are numbered from 0, through all files.
+        format: a name of READERS; by default that of each file's suffix.
+        column: the name of the column with the text; a text file has one row for each line.
+        id: the name of the column with the id, an integer or a string; by default rows are numbered from 0, through
+            all files.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the format is none, or not to be seen from the name.
+        ValueError: a format is unknown, or a text file is asked for ids.
     """
 
     paths: tuple[Path, ...]
@@ -92,8 +94,8 @@ class Rows:
             if not path.is_file():
                 raise FileNotFoundError(f"there is no file {path}")
             if self.format_of(path) not in READERS:
-                said = self.format or path.suffix
-                raise ValueError(f"{path}: format {said!r} is unknown; choose format {', '.join(READERS)}")
+                found = self.format or path.suffix
+                raise ValueError(f"{path}: format {found!r} is unknown; choose format {', '.join(READERS)}")
             if self.id is not None and self.format_of(path) == "text":
                 raise ValueError(f"{path} is plain text and has no column {self.id!r} for ids: its rows are numbered")
 
@@ -101,7 +103,7 @@ class Rows:
         return self.format or SUFFIXES.get(path.suffix)
 
     def __iter__(self) -> Iterator[tuple[Id, str]]:
-        """(id, text) of every row.
+        """Yield (id, text) of every row.
 
         Raises:
             ValueError: a damaged file, or a row without a text or an id; it names the file and the row.
@@ -109,17 +111,17 @@ class Rows:
         wanted = [self.column] if self.id is None else [self.column, self.id]
         number = 0
         for path in self.paths:
-            records = READERS[self.format_of(path) or ""](path, wanted)
+            rows = READERS[self.format_of(path) or ""](path, wanted)
             for i in range(sys.maxsize):
                 try:
-                    record = next(records, None)
-                except (ValueError, csv.Error) as error:  # among them what pyarrow and json raise
+                    fields = next(rows, None)
+                except (ValueError, csv.Error) as error:  # also those of pyarrow and json
                     raise ValueError(f"{path}, after row {i}: {error}") from None
-                if record is None:
+                if fields is None:
                     break
-                text, name = record.get(self.column), number if self.id is None else record.get(self.id)
+                text, name = fields.get(self.column), number if self.id is None else fields.get(self.id)
                 if not isinstance(text, str):
-                    have = ", ".join(str(key) for key in record)
+                    have = ", ".join(str(key) for key in fields)
                     raise ValueError(f"{path}, row {i}: {self.column!r} is {text!r}, not a text; its columns: {have}")
                 if not isinstance(name, int | str) or isinstance(name, bool):
                     raise ValueError(f"{path}, row {i}: {self.id!r} is {name!r}; an id is an integer or a string")
@@ -127,8 +129,8 @@ class Rows:
                 number += 1
 
 
-def pyarrow() -> tuple[Any, Any]:
-    """pyarrow and pyarrow.parquet.
+def import_pyarrow() -> tuple[ModuleType, ModuleType]:
+    """Return pyarrow and pyarrow.parquet.
 
     Raises:
         ModuleNotFoundError: they are not installed.

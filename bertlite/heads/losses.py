@@ -6,19 +6,18 @@ Label -100 means "no label here" wherever labels are class indices.
 from collections.abc import Sequence
 from math import prod
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertlite.stack.masks import concrete
-from bertlite.stack.packing import Packing
+from bertlite.stack.layouts import Layout
+from bertlite.stack.masks import values_readable
 
 IGNORED = -100
 Items = int | Tensor | None  # how many labels a loss is the mean of
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels", items: Items = None) -> Tensor:
-    """Mean over the labels that are not -100, in nats; or their sum over `items`.
+    """Return the mean over the labels that are not -100, in nats; or their sum over `items`.
 
     Raises:
         ValueError: labels of another shape, not integers, or (on the CPU, where looking is free) out of range.
@@ -33,9 +32,10 @@ def cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels", items: I
 
 
 def check_labels(logits: Tensor, labels: Tensor, name: str) -> None:
+    """Refuse labels that are no class indices for logits (…, classes)."""
     classes = logits.shape[-1]
-    check_places(labels, logits.shape[:-1], name)
-    if labels.device.type == "cpu" and labels.numel() and concrete(labels):
+    check_positions(labels, logits.shape[:-1], name)
+    if labels.device.type == "cpu" and labels.numel() and values_readable(labels):
         low, high = (int(end) for end in labels.masked_fill(labels == IGNORED, 0).aminmax())
         if low < 0 or high >= classes:
             raise ValueError(
@@ -43,36 +43,38 @@ def check_labels(logits: Tensor, labels: Tensor, name: str) -> None:
             )
 
 
-def check_places(labels: Tensor, places: Sequence[int], name: str) -> None:
-    if labels.is_floating_point() or not fits(labels, places):
-        raise ValueError(
-            f"{name} is {labels.dtype} of shape {tuple(labels.shape)}; expected class indices of shape {tuple(places)}"
-        )
+def check_positions(labels: Tensor, positions: Sequence[int], name: str) -> None:
+    """Refuse labels that are no class index for each position."""
+    if labels.is_floating_point() or not fits(labels, positions):
+        wanted = f"class indices of shape {tuple(positions)}"
+        raise ValueError(f"{name} is {labels.dtype} of shape {tuple(labels.shape)}; expected {wanted}")
 
 
-def fits(labels: Tensor, places: Sequence[int]) -> bool:
-    """Whether labels have one value for each place, in the same order: flat, or alike but for axes of one."""
-    if labels.dim() > 1 and [n for n in labels.shape if n != 1] != [n for n in places if n != 1]:
+def fits(labels: Tensor, positions: Sequence[int]) -> bool:
+    """Return whether labels have one value for each position, in order: flat, or alike but for axes of one."""
+    if labels.dim() > 1 and [n for n in labels.shape if n != 1] != [n for n in positions if n != 1]:
         return False
-    return labels.numel() == prod(places)
+    return labels.numel() == prod(positions)
 
 
-def inside(positions: Tensor, logits: Tensor, packing: Packing | None = None) -> Tensor:
-    """Token indices, (B,), as labels for logits (B, S): those past the end, or on padding left out, do not count."""
+def inside(positions: Tensor, logits: Tensor, real: Tensor | None = None) -> Tensor:
+    """Return token indices, (B,), as labels for logits (B, S).
+
+    Those past the end do not count, nor do those on padding that was left out, where `real`, (B, S), is False.
+    """
     labels = positions.clamp(min=0).masked_fill(positions >= logits.shape[1], IGNORED)
-    if packing is None:
+    if real is None:
         return labels
-    real = packing.unpack(torch.ones(packing.tokens, dtype=torch.bool, device=labels.device))  # (B, S)
     return labels.where(real.gather(1, labels.long().clamp(min=0)[:, None])[:, 0], IGNORED)
 
 
-def pack_labels(packing: Packing | None, labels: Tensor) -> Tensor:
-    """Labels, one for each place of (B, S), of the real tokens alone where padding is left out."""
-    if packing is None:
+def pack_labels(layout: Layout, labels: Tensor) -> Tensor:
+    """Return labels of the tokens that were computed: where padding is left out, those of real tokens alone."""
+    rows = layout.packed_rows
+    if rows is None:
         return labels
-    assert packing.shape is not None  # only rows have padding to leave out
-    check_places(labels, packing.shape, "labels")
-    return packing.pack(labels.reshape(packing.shape))
+    check_positions(labels, rows, "labels")
+    return layout.pack(labels.reshape(rows))
 
 
 def shifted(labels: Tensor) -> Tensor:

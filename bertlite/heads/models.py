@@ -22,9 +22,9 @@ from bertlite.heads.losses import (
     shifted,
     without_padding,
 )
-from bertlite.model import BertModel, BertPreTrainedModel, pick
-from bertlite.stack.outputs import CausalLMOutput, LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
-from bertlite.stack.packing import Packing
+from bertlite.model import BertModel, BertPreTrainedModel
+from bertlite.stack.body import pick
+from bertlite.stack.outputs import CausalLMOutput, Encoded, LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
 
 LabelKind = Literal["class", "flags", "number"]
 KINDS: dict[str, LabelKind] = {  # of a config's problem_type
@@ -42,6 +42,7 @@ class HeadBody:
     base_class: ClassVar[type[Any]] = BertModel
     output_type: ClassVar[type[Any]] = LogitsOutput
     needs_pooler: ClassVar[bool] = False
+    needs_tokens: ClassVar[bool] = True  # and not the pooler alone
 
     def build(self, config: ConfigLike) -> None:
         self.bert = self.base_class(config, add_pooling_layer=self.needs_pooler)
@@ -50,33 +51,18 @@ class HeadBody:
     def build_head(self, config: ConfigLike) -> None:
         raise NotImplementedError
 
-    def logits(self, out: Any) -> Tensor:
+    def logits(self, encoded: Encoded) -> Tensor:
         raise NotImplementedError
 
-    def leave_out(self, out: Any, x: Tensor | None, mask: Tensor | None, weights: bool | None) -> Packing | None:
-        """Let a head that reads every token read real ones alone, if BERT computed no other.
-
-        Args:
-            out: BERT's output for rows, whose last_hidden_state becomes (T, D).
-            x, mask, weights: what BERT was given as input, attention_mask and output_attentions.
-
-        Returns:
-            How logits return to (B, S, …); None if every position is read, or the input came packed.
-        """
-        if out.last_hidden_state.dim() == 2:
-            return None
-        assert x is not None  # or BERT has refused
-        weights = self.config.output_attentions if weights is None else weights
-        packing: Packing | None = self.bert.packing(x, mask, weights)
-        if packing is not None:
-            out.last_hidden_state = packing.pack(out.last_hidden_state)
-        return packing
+    def encode(self, *inputs: Tensor | None, **options: Any) -> Encoded:
+        """Run BERT; of a head that reads the pooler alone its last layer may compute first tokens alone."""
+        if not self.needs_tokens:
+            states, attentions = options["output_hidden_states"], options["output_attentions"]
+            options["first_token_only"] = self.bert.first_token_suffices(attentions, states)
+        return self.bert(*inputs, **options, return_encoded=True)
 
     def loss(self, logits: Tensor, labels: Tensor, items: Items = None) -> Tensor:
         return cross_entropy(logits, labels, items=items)
-
-    def loss_of(self, logits: Tensor, labels: Tensor | None, items: Items) -> Tensor | None:
-        return None if labels is None else self.loss(logits, labels, items)
 
     @property
     def label_kind(self) -> LabelKind:
@@ -151,7 +137,7 @@ class HeadBody:
         Raises:
             ValueError: an input or a label that this model cannot take.
         """
-        out = self.bert(
+        encoded = self.encode(
             input_ids,
             attention_mask,
             token_type_ids,
@@ -159,27 +145,21 @@ class HeadBody:
             inputs_embeds=inputs_embeds,
             head_mask=head_mask,
             cu_seqlens=cu_seqlens,
-            first_token_only=self.needs_pooler and self.bert.first_will_do(output_attentions, output_hidden_states),
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
-            return_dict=True,
         )
-        if self.needs_pooler:
-            logits = self.logits(out)
-            return self.finish(out, return_dict, self.loss_of(logits, labels, num_items_in_batch), logits=logits)
-        seen = input_ids if input_ids is not None else inputs_embeds
-        packing = self.leave_out(out, seen, attention_mask, output_attentions)
-        logits = self.logits(out)
+        logits, loss = self.logits(encoded), None
         if labels is not None:
-            labels = pack_labels(packing, labels)
-        loss = self.loss_of(logits, labels, num_items_in_batch)
-        return self.finish(out, return_dict, loss, logits=logits if packing is None else packing.unpack(logits))
+            labels = pack_labels(encoded.layout, labels) if self.needs_tokens else labels
+            loss = self.loss(logits, labels, num_items_in_batch)
+        logits = encoded.layout.unpack(logits) if self.needs_tokens else logits
+        return self.finish(encoded, return_dict, loss, logits=logits)
 
-    def finish(self, out: Any, return_dict: bool | None, loss: Tensor | None, **parts: Any) -> Any:
-        return pick(
-            self.output_type(loss=loss, **parts, hidden_states=out.hidden_states, attentions=out.attentions),
-            self.config.return_dict if return_dict is None else return_dict,
-        )
+    def finish(self, encoded: Encoded, return_dict: bool | None, loss: Tensor | None, **parts: Any) -> Any:
+        """Return the output of this head."""
+        states, attentions = encoded.hidden_states, encoded.attentions
+        out = self.output_type(loss=loss, **parts, hidden_states=states, attentions=attentions)
+        return pick(out, self.config.return_dict if return_dict is None else return_dict)
 
 
 class LanguageModelBody(HeadBody):
@@ -211,8 +191,8 @@ class MaskedLMBody(LanguageModelBody):
     def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
         return self.loss(out.logits[rows], without_padding(labels["labels"][rows], real[rows]))
 
-    def logits(self, out: Any) -> Tensor:
-        return self.cls(out.last_hidden_state)
+    def logits(self, encoded: Encoded) -> Tensor:
+        return self.cls(encoded.last_hidden_state)
 
 
 class CausalLMBody(MaskedLMBody):
@@ -253,7 +233,7 @@ class CausalLMBody(MaskedLMBody):
         Returns:
             CausalLMOutput.
         """
-        out = self.bert(
+        encoded = self.encode(
             input_ids,
             attention_mask,
             token_type_ids,
@@ -266,10 +246,9 @@ class CausalLMBody(MaskedLMBody):
             use_cache=False if labels is not None else use_cache,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
-            return_dict=True,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.cls(out.last_hidden_state[:, kept])
+        logits = self.cls(encoded.last_hidden_state[:, kept])
         loss = None
         if shift_labels is None and labels is not None:
             shift_labels = shifted(labels)
@@ -281,12 +260,12 @@ class CausalLMBody(MaskedLMBody):
             exact = logits if logits.dtype == torch.float64 else logits.float()  # transformers sums in float32 too
             loss = self.loss(exact, shift_labels, num_items_in_batch)
         return self.finish(
-            out,
+            encoded,
             return_dict,
             loss,
             logits=logits,
-            past_key_values=out.past_key_values,
-            cross_attentions=out.cross_attentions,
+            past_key_values=encoded.past_key_values,
+            cross_attentions=encoded.cross_attentions,
         )
 
 
@@ -328,7 +307,7 @@ class PreTrainingBody(LanguageModelBody):
             next_sentence_label: (B,), 0 where the second segment follows the first, 1 where it does not.
                 The loss, the sum of both, is given when both kinds of labels are.
         """
-        out = self.bert(
+        encoded = self.encode(
             input_ids,
             attention_mask,
             token_type_ids,
@@ -338,22 +317,20 @@ class PreTrainingBody(LanguageModelBody):
             cu_seqlens=cu_seqlens,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
-            return_dict=True,
         )
-        seen = input_ids if input_ids is not None else inputs_embeds
-        packing = self.leave_out(out, seen, attention_mask, output_attentions)
-        words, follows = self.cls(out.last_hidden_state, out.pooler_output)
+        words, follows = self.cls(encoded.last_hidden_state, encoded.pooler_output)
         loss = None
         if labels is not None and next_sentence_label is not None:
-            words_loss = cross_entropy(words, pack_labels(packing, labels))
+            words_loss = cross_entropy(words, pack_labels(encoded.layout, labels))
             loss = words_loss + cross_entropy(follows, next_sentence_label, "next_sentence_label")
-        words = words if packing is None else packing.unpack(words)
-        return self.finish(out, return_dict, loss, prediction_logits=words, seq_relationship_logits=follows)
+        words = encoded.layout.unpack(words)
+        return self.finish(encoded, return_dict, loss, prediction_logits=words, seq_relationship_logits=follows)
 
 
 class NextSentencePredictionBody(HeadBody):
     cls: Any
     needs_pooler = True
+    needs_tokens = False
 
     def build_head(self, config: ConfigLike) -> None:
         self.cls = BertOnlyNSPHead(config)
@@ -361,8 +338,8 @@ class NextSentencePredictionBody(HeadBody):
     def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         return {"labels": (shape[0], 2)}
 
-    def logits(self, out: Any) -> Tensor:
-        return self.cls(out.pooler_output)
+    def logits(self, encoded: Encoded) -> Tensor:
+        return self.cls(encoded.pooler_output)
 
 
 class ClassifierBody(HeadBody):
@@ -377,14 +354,17 @@ class ClassifierBody(HeadBody):
         self.classifier = nn.Linear(config.hidden_size, self.classes(config))
 
     def classes(self, config: ConfigLike) -> int:
+        """Return how many numbers the linear layer gives."""
         return config.num_labels
+
+    def logits(self, encoded: Encoded) -> Tensor:
+        x = encoded.last_hidden_state if self.needs_tokens else encoded.pooler_output
+        return self.classifier(self.dropout(x))
 
 
 class SequenceClassificationBody(ClassifierBody):
     needs_pooler = True
-
-    def logits(self, out: Any) -> Tensor:
-        return self.classifier(self.dropout(out.pooler_output))
+    needs_tokens = False
 
     @property
     def label_kind(self) -> LabelKind:
@@ -415,15 +395,13 @@ class SequenceClassificationBody(ClassifierBody):
 
 
 class TokenClassificationBody(ClassifierBody):
-    def logits(self, out: Any) -> Tensor:
-        return self.classifier(self.dropout(out.last_hidden_state))
-
     def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
         return self.loss(out.logits[rows], without_padding(labels["labels"][rows], real[rows]))
 
 
 class MultipleChoiceBody(ClassifierBody):
     needs_pooler = True
+    needs_tokens = False
 
     def classes(self, config: ConfigLike) -> int:
         return 1
@@ -466,21 +444,20 @@ class MultipleChoiceBody(ClassifierBody):
         input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds = (
             None if x is None else x.flatten(0, 1) for x in ids
         )
-        out = self.bert(
+        encoded = self.encode(
             input_ids,
             attention_mask,
             token_type_ids,
             position_ids,
             inputs_embeds=inputs_embeds,
             head_mask=head_mask,
-            first_token_only=self.bert.first_will_do(output_attentions, output_hidden_states),
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
-            return_dict=True,
         )
         assert first is not None  # or BERT has refused
-        logits = self.classifier(self.dropout(out.pooler_output)).reshape(first.shape[:2])
-        return self.finish(out, return_dict, self.loss_of(logits, labels, num_items_in_batch), logits=logits)
+        logits = self.logits(encoded).reshape(first.shape[:2])
+        loss = None if labels is None else self.loss(logits, labels, num_items_in_batch)
+        return self.finish(encoded, return_dict, loss, logits=logits)
 
 
 class QuestionAnsweringBody(HeadBody):
@@ -536,7 +513,7 @@ class QuestionAnsweringBody(HeadBody):
                 "start_positions and end_positions count in rows; give them with input_ids (B, S) and an"
                 " attention_mask, which attn_implementation='packed' packs"
             )
-        out = self.bert(
+        encoded = self.encode(
             input_ids,
             attention_mask,
             token_type_ids,
@@ -546,20 +523,17 @@ class QuestionAnsweringBody(HeadBody):
             cu_seqlens=cu_seqlens,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
-            return_dict=True,
         )
-        seen = input_ids if input_ids is not None else inputs_embeds
-        packing = self.leave_out(out, seen, attention_mask, output_attentions)
-        start, end = self.qa_outputs(out.last_hidden_state).split(1, dim=-1)
+        start, end = self.qa_outputs(encoded.last_hidden_state).split(1, dim=-1)
         start, end = start.squeeze(-1).contiguous(), end.squeeze(-1).contiguous()  # (B, S)
-        if packing is not None:
-            lowest = torch.finfo(start.dtype).min
-            start, end = packing.unpack(start, lowest), packing.unpack(end, lowest)
+        lowest = torch.finfo(start.dtype).min
+        start, end = encoded.layout.unpack(start, lowest), encoded.layout.unpack(end, lowest)
         loss = None
         if start_positions is not None and end_positions is not None:
-            starts, ends = (inside(at, start, packing) for at in (start_positions, end_positions))
+            real = encoded.layout.real()
+            starts, ends = (inside(positions, start, real) for positions in (start_positions, end_positions))
             loss = (cross_entropy(start, starts, "start_positions") + cross_entropy(end, ends, "end_positions")) / 2
-        return self.finish(out, return_dict, loss, start_logits=start, end_logits=end)
+        return self.finish(encoded, return_dict, loss, start_logits=start, end_logits=end)
 
 
 class BertForMaskedLM(MaskedLMBody, BertPreTrainedModel):

@@ -1,6 +1,7 @@
 """bertlite's bodies as transformers models: the same stack on PreTrainedModel, with transformers' own outputs."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,13 +33,15 @@ from bertlite.heads.layers import BertLMPredictionHead
 from bertlite.heads.losses import Items
 from bertlite.hf import compat
 from bertlite.hf.folder import check_folder
-from bertlite.model import BertBody, pick
 from bertlite.stack import modules
-from bertlite.stack.attention import BACKENDS, Padded, ScoreBias
-from bertlite.stack.masks import concrete
+from bertlite.stack.attention import BACKENDS
+from bertlite.stack.body import BertBody, pick
+from bertlite.stack.kernels import ScoreBias
+from bertlite.stack.layouts import Attention, Layout
+from bertlite.stack.masks import values_readable
 
 logger = logging.get_logger(__name__)
-OURS = ("auto", "packed")  # names that transformers does not know
+OURS = ("auto", "packed", "varlen")  # names that transformers does not know
 NAMES = {None: "auto", "sdpa": "auto", "auto": "auto"}  # transformers' default name lets the best kernel run
 
 
@@ -187,20 +190,22 @@ class BertEncoder(modules.BertEncoder):
     layer_class = BertLayer
 
 
-class Registered(Padded):
+@dataclass(frozen=True)
+class Registered:
     """Attention by a function registered with transformers, called as transformers calls it."""
 
-    def __init__(self, name: str, mask: Any, weights: bool) -> None:
-        self.name, self.given, self.weights = name, mask, weights
+    name: str
+    mask: Any  # in the form that the function wants
+    weights: bool
 
-    def attend(
+    def __call__(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         score_bias: ScoreBias | None = None,
         dropout: float = 0.0,
-        asker: nn.Module | None = None,
+        module: nn.Module | None = None,
         first: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         if first:
@@ -211,7 +216,7 @@ class Registered(Padded):
         if not q.shape[1]:  # a layer without heads; not every function runs on none
             return q.transpose(1, 2), q.new_zeros(*q.shape[:-1], k.shape[2]) if self.weights else None
         function = ALL_ATTENTION_FUNCTIONS[self.name]
-        context, weights = function(asker, q, k, v, self.given, dropout=dropout, scaling=q.shape[-1] ** -0.5)
+        context, weights = function(module, q, k, v, self.mask, dropout=dropout, scaling=q.shape[-1] ** -0.5)
         if self.weights and weights is None:
             raise ValueError(f"attention {self.name!r} cannot give attentions; use eager or sdpa")
         return context, weights if self.weights else None
@@ -279,8 +284,8 @@ class BertModel(BertBody, BertPreTrainedModel):
             parts = {"attention": config.is_decoder, "crossattention": False}
             for name, causal in parts.items():
                 if hasattr(layer, name):  # what attention functions of transformers look at
-                    asker: Any = getattr(layer, name).self
-                    asker.config, asker.is_causal, asker.layer_idx = config, causal, layer.layer_idx
+                    attention: Any = getattr(layer, name).self
+                    attention.config, attention.is_causal, attention.layer_idx = config, causal, layer.layer_idx
 
     def forward(
         self,
@@ -300,6 +305,7 @@ class BertModel(BertBody, BertPreTrainedModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | Sequence[int] | None = None,
         return_dict: bool | None = None,
+        return_encoded: bool = False,
         cache_position: Tensor | None = None,
     ) -> Any:
         """`bertlite.BertModel.forward`, and what transformers adds to it.
@@ -326,13 +332,16 @@ class BertModel(BertBody, BertPreTrainedModel):
             output_attentions=output_attentions,
             output_hidden_states=keep,
             return_dict=return_dict if listed is None else True,
+            return_encoded=return_encoded,
         )
         unmasked = attention_mask is None and cu_seqlens is None and not compat.V5
-        if unmasked and input_ids is not None and concrete(input_ids):
+        if unmasked and input_ids is not None and values_readable(input_ids):
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)  # now that the ids have been checked
         if listed is None:
             return out
         out.hidden_states = chosen(out.hidden_states, listed)
+        if return_encoded:
+            return out
         return pick(out, self.config.return_dict if return_dict is None else return_dict)
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -345,28 +354,26 @@ class BertModel(BertBody, BertPreTrainedModel):
         name = self.config._attn_implementation
         return NAMES.get(name, name)
 
-    def spares(self) -> bool:
+    def may_skip_padding(self) -> bool:
         return self.config._attn_implementation in OURS  # "sdpa", the default, computes what it computes there
 
-    def layout(
-        self,
-        x: Tensor,
-        mask: Tensor | None,
-        keys: int,
-        weights: bool,
-        ahead: Tensor | None = None,
-        cache: Any = None,
-        name: str = "attention_mask",
-    ) -> Padded:
+    def attention(
+        self, layout: Layout, x: Tensor, mask: Tensor | None, weights: bool, cache: Any = None
+    ) -> Attention | Registered:
         if mask is not None and mask.dim() == 4 and cache is not None and cache.own.is_compileable:
-            mask = mask[..., :keys]  # generate masks all the room in a cache of fixed size
-        chosen = self.attention_name()
-        if chosen == "auto" or chosen in BACKENDS:
-            return super().layout(x, mask, keys, weights, ahead, cache, name)
-        own, past = name == "attention_mask", None if cache is None else cache.cache
-        states = None if own else x.new_empty(x.shape[0], keys, x.shape[2])  # only its shape is looked at
-        causal = bool(own and self.config.is_decoder)
-        return Registered(chosen, compat.registered_mask(self.config, x, mask, past, states, causal), weights)
+            mask = mask[..., : cache.length + x.shape[1]]  # generate masks all the room in a cache of fixed size
+        name = self.attention_name()
+        if layout.packed_rows is not None or name == "auto" or name in BACKENDS:
+            return super().attention(layout, x, mask, weights, cache)
+        past, causal = None if cache is None else cache.cache, bool(self.config.is_decoder)
+        return Registered(name, compat.registered_mask(self.config, x, mask, past, None, causal), weights)
+
+    def cross_attention(self, x: Tensor, keys: int, mask: Tensor | None, weights: bool) -> Attention | Registered:
+        name = self.attention_name()
+        if name == "auto" or name in BACKENDS:
+            return super().cross_attention(x, keys, mask, weights)
+        states = x.new_empty(x.shape[0], keys, x.shape[2])  # only its shape is looked at
+        return Registered(name, compat.registered_mask(self.config, x, mask, None, states, False), weights)
 
     def cache_for(self, past: Any, use_cache: bool | None, crossed: bool) -> Any:
         if past is None and not self.returns_cache(use_cache):

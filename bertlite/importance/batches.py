@@ -23,7 +23,7 @@ from bertlite.heads.models import (
     SequenceClassificationBody,
     TokenClassificationBody,
 )
-from bertlite.model import BertBody
+from bertlite.stack.body import BertBody
 
 Batch = Mapping[str, Any]
 Loss = Callable[[Any, Batch], Tensor]  # (model output, batch) -> (B,), each example's loss

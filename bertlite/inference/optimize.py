@@ -25,7 +25,7 @@ from bertlite.activations import Activation
 from bertlite.config import BertConfig
 from bertlite.model import BertPreTrainedModel
 from bertlite.stack.attention import Attend
-from bertlite.stack.modules import BertAttention, BertLayer, BertOutput, BertSelfOutput, Source
+from bertlite.stack.modules import BertAttention, BertLayer, BertOutput, BertSelfOutput, KeyInput
 
 FUSED = {  # the activations that oneDNN computes inside a product: its names for the function and for the formula
     "gelu": ("gelu", "none"),
@@ -206,7 +206,7 @@ class FusedAttention(nn.Module):
         self.output = FusedOutput(attention.output, make)
 
     def forward(
-        self, hidden_states: Tensor, attend: Attend, gate: Tensor | None = None, source: Source | None = None
+        self, hidden_states: Tensor, attend: Attend, gate: Tensor | None = None, source: KeyInput | None = None
     ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, D), (B, N, S, K)
         q, *kv = self.project(0, hidden_states)
         if isinstance(source, tuple):

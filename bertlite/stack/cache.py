@@ -19,7 +19,7 @@ class Cache(Protocol):
         """Remember the keys and values of the layer's cross-attention, and return them."""
 
     def kept(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """What `keep` was given for the layer, if it was."""
+        """Return what `keep` was given for the layer, if it was."""
 
 
 class KeyValueCache:
@@ -31,7 +31,7 @@ class KeyValueCache:
 
     @property
     def length(self) -> int:
-        """Tokens so far."""
+        """How many tokens are remembered."""
         return next(iter(self.own.values()))[0].shape[1] if self.own else 0
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

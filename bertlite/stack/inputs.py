@@ -1,141 +1,185 @@
-"""The inputs of a forward, checked before anything is computed.
+"""The inputs of a forward: one value that holds them, and what is refused before anything is computed.
 
 Values are looked at on the CPU, where it costs nothing; on CUDA the device looks, so that the host need not wait.
 """
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bertlite.config import ConfigLike, kept_heads
-from bertlite.stack.masks import concrete
+from bertlite.config import ConfigLike
+from bertlite.stack.masks import values_readable
+
+Shapes = tuple[tuple[int, ...], ...]  # any of them will do
 
 
-def refuse_pruned(config: ConfigLike, what: str) -> None:
-    if any(config.pruned_heads.values()):
-        raise ValueError(f"a pruned model cannot take {what}: its layers have different heads")
+@dataclass(frozen=True)
+class Inputs:
+    """What a forward was given, under the names of `BertBody.forward`, and what it is to return."""
+
+    input_ids: Tensor | None
+    attention_mask: Tensor | None
+    token_type_ids: Tensor | None
+    position_ids: Tensor | None
+    inputs_embeds: Tensor | None
+    head_mask: Tensor | None
+    encoder_hidden_states: Tensor | None
+    encoder_attention_mask: Tensor | None
+    cu_seqlens: Tensor | None
+    first_token_only: bool
+    output_attentions: bool
+    output_hidden_states: bool
+
+    @property
+    def tokens(self) -> Tensor:
+        """input_ids, or inputs_embeds in their place."""
+        given = self.input_ids if self.input_ids is not None else self.inputs_embeds
+        assert given is not None  # or it has been refused
+        return given
 
 
-def check_inputs(
-    config: ConfigLike,
-    input_ids: Tensor | None,
-    token_type_ids: Tensor | None,
-    position_ids: Tensor | None,
-    inputs_embeds: Tensor | None,
-    past: int = 0,
-) -> None:
+def check_combination(inputs: Inputs, config: ConfigLike, cached: bool, recomputes: bool) -> None:
+    """Refuse inputs that exclude each other.
+
+    Args:
+        cached: whether the caller gave a cache.
+        recomputes: whether layers are run again in the backward pass.
+    """
+    if inputs.first_token_only and (inputs.output_attentions or inputs.output_hidden_states):
+        raise ValueError("first_token_only=True leaves no hidden states or attentions to return; ask for one of them")
+    if cached and recomputes:
+        raise ValueError("past_key_values with gradient checkpointing would be extended twice; turn one off")
+    if cached and inputs.cu_seqlens is not None:
+        raise ValueError("give past_key_values or cu_seqlens, not both: packed attention keeps no keys")
+    if inputs.first_token_only and config.is_decoder:
+        raise ValueError("first_token_only=True is for encoders: a decoder's first token sees no other")
+
+
+def check_inputs(inputs: Inputs, config: ConfigLike, past: int) -> None:
     """Refuse what would fail later and less clearly, or not at all; `past` tokens are in the cache already."""
-    if (input_ids is None) == (inputs_embeds is None):
-        raise ValueError(
-            f"give {'either' if input_ids is not None else 'one of'} input_ids or inputs_embeds, not "
-            f"{'both' if input_ids is not None else 'neither'}"
-        )
-    if input_ids is not None:
-        if input_ids.dim() != 2:
-            raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}; expected (batch, length)")
-        check_ids("input_ids", input_ids, config.vocab_size, "vocab_size")
-        batch, length = input_ids.shape
+    if inputs.cu_seqlens is None:
+        check_rows(inputs, config, past)
     else:
-        assert inputs_embeds is not None
-        if inputs_embeds.dim() != 3 or inputs_embeds.shape[-1] != config.hidden_size:
+        check_packed(inputs, inputs.cu_seqlens, config)
+    if inputs.encoder_hidden_states is None and inputs.encoder_attention_mask is not None:
+        raise ValueError("encoder_attention_mask was given without encoder_hidden_states")
+
+
+def check_rows(inputs: Inputs, config: ConfigLike, past: int) -> None:
+    """Refuse rows, (B, S), whose shapes or values do not fit the model or each other."""
+    ids, embeds = inputs.input_ids, inputs.inputs_embeds
+    if (ids is None) == (embeds is None):
+        raise ValueError(
+            f"give {'either' if ids is not None else 'one of'} input_ids or inputs_embeds, not "
+            f"{'both' if ids is not None else 'neither'}"
+        )
+    if ids is not None:
+        if ids.dim() != 2:
+            raise ValueError(f"input_ids has shape {tuple(ids.shape)}; expected (batch, length)")
+        check_ids("input_ids", ids, config.vocab_size, "vocab_size")
+    elif embeds is not None:
+        if embeds.dim() != 3 or embeds.shape[-1] != config.hidden_size:
             raise ValueError(
-                f"inputs_embeds has shape {tuple(inputs_embeds.shape)}; expected (batch, length, {config.hidden_size})"
+                f"inputs_embeds has shape {tuple(embeds.shape)}; expected (batch, length, {config.hidden_size})"
             )
-        check_embeds(inputs_embeds)
-        batch, length = inputs_embeds.shape[:2]
-    counted = position_ids is None or config.position_embedding_type != "absolute"  # else it is theirs to say where
-    if length < 1 or (counted and past + length > config.max_position_embeddings):
+        check_embeds(embeds)
+    batch, length = inputs.tokens.shape[:2]
+    if length < 1 or (counts_positions(inputs, config) and past + length > config.max_position_embeddings):
         raise ValueError(
             f"the sequences are {length} tokens long{f', after {past} in the cache' if past else ''}; this model takes"
             f" 1 to {config.max_position_embeddings} (max_position_embeddings): truncate them"
         )
-    if token_type_ids is not None:
-        fits: tuple[tuple[int, ...], ...] = ((batch, length), (batch, 1))  # one segment for a whole sequence
-        check_beside("token_type_ids", token_type_ids, fits, config.type_vocab_size, "type_vocab_size")
-    if position_ids is not None:
-        fits = ((batch, length), (1, length), (length,))
-        check_beside("position_ids", position_ids, fits, config.max_position_embeddings, "max_position_embeddings")
+    one_segment = (batch, 1)  # for a whole sequence
+    check_beside(inputs, config, ((batch, length), one_segment), ((batch, length), (1, length), (length,)))
 
 
-def check_packed(
-    config: ConfigLike,
-    input_ids: Tensor | None,
-    token_type_ids: Tensor | None,
-    position_ids: Tensor | None,
-    inputs_embeds: Tensor | None,
-    cu_seqlens: Tensor,
-) -> None:
-    """`check_inputs` of tokens that come packed, with where each sequence begins and the last one ends."""
-    if (input_ids is None) == (inputs_embeds is None):
+def check_packed(inputs: Inputs, cu_seqlens: Tensor, config: ConfigLike) -> None:
+    """Refuse packed tokens, (T,), that do not fit the model, or where `cu_seqlens` says that sequences end."""
+    ids, embeds = inputs.input_ids, inputs.inputs_embeds
+    if (ids is None) == (embeds is None):
         raise ValueError("give either input_ids or inputs_embeds beside cu_seqlens, and not both")
-    seen, name, wanted = input_ids, "input_ids", "(tokens,)"
-    if inputs_embeds is not None:
-        seen, name, wanted = inputs_embeds, "inputs_embeds", f"(tokens, {config.hidden_size})"
-    assert seen is not None
-    fits = seen.dim() == 1 if inputs_embeds is None else seen.dim() == 2 and seen.shape[-1] == config.hidden_size
+    given, name, wanted = inputs.tokens, "input_ids", "(tokens,)"
+    fits = given.dim() == 1
+    if embeds is not None:
+        name, wanted = "inputs_embeds", f"(tokens, {config.hidden_size})"
+        fits = given.dim() == 2 and given.shape[-1] == config.hidden_size
     if not fits:
-        raise ValueError(f"{name} has shape {tuple(seen.shape)}; beside cu_seqlens expected {wanted}")
-    if input_ids is not None:
-        check_ids("input_ids", input_ids, config.vocab_size, "vocab_size")
+        raise ValueError(f"{name} has shape {tuple(given.shape)}; beside cu_seqlens expected {wanted}")
+    if ids is not None:
+        check_ids("input_ids", ids, config.vocab_size, "vocab_size")
     else:
-        check_embeds(seen)
-    tokens = seen.shape[0]
+        check_embeds(given)
+    longest = check_ends(cu_seqlens, given, name)
+    if counts_positions(inputs, config) and longest > config.max_position_embeddings:
+        raise ValueError(
+            f"the longest sequence has {longest} tokens; this model takes 1 to {config.max_position_embeddings}"
+            " (max_position_embeddings): truncate it"
+        )
+    tokens = (given.shape[0],)
+    check_beside(inputs, config, (tokens,), (tokens,))
+
+
+def check_ends(cu_seqlens: Tensor, given: Tensor, name: str) -> int:
+    """Refuse ends of sequences that are not those of the tokens given; return the longest sequence's length."""
     if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1 or not len(cu_seqlens):
         raise ValueError(
             f"cu_seqlens is {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}; expected torch.int32, (batch + 1,)"
         )
-    if cu_seqlens.device != seen.device:
-        raise ValueError(f"cu_seqlens is on {cu_seqlens.device} and {name} on {seen.device}; move one of them")
-    ends = cu_seqlens.tolist()
+    if cu_seqlens.device != given.device:
+        raise ValueError(f"cu_seqlens is on {cu_seqlens.device} and {name} on {given.device}; move one of them")
+    ends, tokens = cu_seqlens.tolist(), given.shape[0]
     lengths = [end - start for start, end in pairwise(ends)]
     if ends[0] or ends[-1] != tokens or min(lengths, default=0) < 0:
         raise ValueError(
             f"cu_seqlens goes from {ends[0]} to {ends[-1]}; it must rise from 0 to the {tokens} tokens there are"
         )
-    longest = max(lengths, default=0)
-    counted = position_ids is None or config.position_embedding_type != "absolute"
-    if counted and longest > config.max_position_embeddings:
-        raise ValueError(
-            f"the longest sequence has {longest} tokens; this model takes 1 to {config.max_position_embeddings}"
-            " (max_position_embeddings): truncate it"
-        )
-    for name, ids, limit, field in (
-        ("token_type_ids", token_type_ids, config.type_vocab_size, "type_vocab_size"),
-        ("position_ids", position_ids, config.max_position_embeddings, "max_position_embeddings"),
+    return max(lengths, default=0)
+
+
+def counts_positions(inputs: Inputs, config: ConfigLike) -> bool:
+    """Return whether positions are counted by the model, so that sequences may be too long for it."""
+    return inputs.position_ids is None or config.position_embedding_type != "absolute"
+
+
+def check_beside(inputs: Inputs, config: ConfigLike, segments: Shapes, positions: Shapes) -> None:
+    """Refuse token types and positions that do not stand beside the input in one of these shapes."""
+    for name, ids, fits, field in (
+        ("token_type_ids", inputs.token_type_ids, segments, "type_vocab_size"),
+        ("position_ids", inputs.position_ids, positions, "max_position_embeddings"),
     ):
-        if ids is not None:
-            check_beside(name, ids, ((tokens,),), limit, field)
-
-
-def check_beside(name: str, ids: Tensor, fits: tuple[tuple[int, ...], ...], limit: int, field: str) -> None:
-    """Refuse indices whose shape does not stand beside the input."""
-    if isinstance(ids, Tensor) and tuple(ids.shape) not in fits:  # torch.fx traces with stand-ins
-        raise ValueError(f"{name} has shape {tuple(ids.shape)}; expected {' or '.join(map(str, fits))}")
-    check_ids(name, ids, limit, field)
+        if ids is None:
+            continue
+        if isinstance(ids, Tensor) and tuple(ids.shape) not in fits:  # torch.fx traces with stand-ins
+            raise ValueError(f"{name} has shape {tuple(ids.shape)}; expected {' or '.join(map(str, fits))}")
+        check_ids(name, ids, getattr(config, field), field)
 
 
 def check_embeds(embeds: Tensor) -> None:
+    """Refuse embeddings that are indices."""
     if isinstance(embeds, Tensor) and not embeds.is_floating_point():
         raise ValueError(f"inputs_embeds is {embeds.dtype}; embeddings are floats, indices go into input_ids")
 
 
-def check_devices(embeddings: Any, seen: Tensor, **beside: Tensor | None) -> None:
+def check_devices(embeddings: Any, inputs: Inputs) -> None:
     """Refuse inputs on several devices, or where the embeddings are not, unless accelerate's hooks move them there."""
     words = embeddings.word_embeddings
     weight = getattr(words, "weight", None)
-    hooked = hasattr(embeddings, "_hf_hook") or hasattr(words, "_hf_hook")
-    if hooked or not isinstance(seen, Tensor) or not isinstance(weight, Tensor) or weight.is_meta:
+    has_hook = hasattr(embeddings, "_hf_hook") or hasattr(words, "_hf_hook")
+    given = inputs.tokens
+    if has_hook or not isinstance(given, Tensor) or not isinstance(weight, Tensor) or weight.is_meta:
         return
-    for name, ids in beside.items():
-        if ids is not None and ids.device != seen.device:
-            raise ValueError(f"{name} is on {ids.device}, the input on {seen.device}: move one of them")
-    if seen.device != weight.device:
-        raise ValueError(f"the input is on {seen.device}, the model on {weight.device}: move one of them")
+    for name, ids in (("token_type_ids", inputs.token_type_ids), ("position_ids", inputs.position_ids)):
+        if ids is not None and ids.device != given.device:
+            raise ValueError(f"{name} is on {ids.device}, the input on {given.device}: move one of them")
+    if given.device != weight.device:
+        raise ValueError(f"the input is on {given.device}, the model on {weight.device}: move one of them")
 
 
 def check_encoder_states(config: ConfigLike, states: Tensor, batch: int) -> None:
+    """Refuse an encoder's output that this model cannot attend to."""
     if not config.add_cross_attention:
         raise ValueError(
             "encoder_hidden_states were given to a model without cross-attention;"
@@ -148,43 +192,14 @@ def check_encoder_states(config: ConfigLike, states: Tensor, batch: int) -> None
 
 
 def check_ids(name: str, ids: Tensor, limit: int, field: str) -> None:
+    """Refuse indices of another dtype, or outside a table."""
     if ids.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{name} is {ids.dtype}; indices are torch.long or torch.int")
-    if ids.device.type == "cpu" and ids.numel() and concrete(ids):
+    if ids.device.type == "cpu" and ids.numel() and values_readable(ids):
         low, high = (int(end) for end in ids.aminmax())
         if low < 0 or high >= limit:
             wrong = low if low < 0 else high
             raise ValueError(f"{name} holds {wrong}; this model has 0 to {limit - 1} ({field} {limit})")
-    elif concrete(ids) and ids.is_cuda:  # the message comes with the next call that waits for the device
-        said = f"{name} holds others; this model has 0 to {limit - 1} ({field} {limit})"
-        torch._assert_async(((ids >= 0) & (ids < limit)).all(), said)
-
-
-def read_gates(head_mask: Tensor, config: ConfigLike, batch: int, length: int, dtype: torch.dtype) -> list[Tensor]:
-    """What each layer multiplies its heads' contexts by: L tensors of (B or 1, S or 1, heads kept, 1).
-
-    Raises:
-        ValueError: a shape that `BertBody.forward` does not name.
-    """
-    layers, heads = config.num_hidden_layers, config.num_attention_heads
-    gate, shape = head_mask, tuple(head_mask.shape)
-    if shape == (heads,):
-        gate = gate.expand(layers, heads)[:, None, None]
-    elif shape == (layers, heads):
-        gate = gate[:, None, None]
-    elif gate.dim() == 3 and shape in ((layers, 1, heads), (layers, batch, heads)):
-        gate = gate[:, :, None]
-    elif gate.dim() == 5 and all(
-        have == want or (have == 1 and i not in (0, 2))
-        for i, (have, want) in enumerate(zip(shape, (layers, batch, heads, length, 1), strict=True))
-    ):
-        gate = gate[..., 0].transpose(2, 3)
-    else:
-        raise ValueError(
-            f"head_mask has shape {shape}; expected ({heads},), ({layers}, {heads}), ({layers}, {batch}, {heads}) or"
-            f" ({layers}, {batch}, {heads}, 1, 1), heads in the numbering of the unpruned model"
-        )
-    gate = gate.to(dtype)[..., None]  # (L, B or 1, S or 1, N, 1)
-    if not any(config.pruned_heads.values()):
-        return list(gate)
-    return [gate[layer][:, :, list(kept_heads(config, layer))] for layer in range(layers)]
+    elif values_readable(ids) and ids.is_cuda:  # the message comes with the next call that waits for the device
+        message = f"{name} holds others; this model has 0 to {limit - 1} ({field} {limit})"
+        torch._assert_async(((ids >= 0) & (ids < limit)).all(), message)

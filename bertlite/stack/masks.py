@@ -16,17 +16,17 @@ from torch import Tensor
 class Mask:
     """What each query may look at; every field broadcasts to (B, N, S, K), and None restricts nothing."""
 
-    allowed: Tensor | None = None  # bool; never a row of False, see `answered`
+    allowed: Tensor | None = None  # bool; never a row of False, see `has_keys`
     bias: Tensor | None = None  # float, added to the scores
-    answered: Tensor | None = None  # bool, (…, S, 1): False for a query with nothing to attend to
+    has_keys: Tensor | None = None  # bool, (…, S, 1): False for a query with nothing to attend to
 
     def to(self, device: torch.device) -> "Mask":
-        parts = (self.allowed, self.bias, self.answered)
+        parts = (self.allowed, self.bias, self.has_keys)
         return Mask(*(None if part is None else part.to(device) for part in parts))
 
     def first(self) -> "Mask":
-        """Of the first query alone."""
-        parts = (self.allowed, self.bias, self.answered)
+        """Return the mask of the first query alone."""
+        parts = (self.allowed, self.bias, self.has_keys)
         return Mask(*(None if part is None else part[..., :1, :] for part in parts))
 
 
@@ -36,7 +36,7 @@ def read_mask(
     queries: int,
     keys: int,
     heads: int,
-    triangle: Tensor | None = None,
+    causal: Tensor | None = None,
     name: str = "attention_mask",
 ) -> Mask:
     """Understand a user's attention mask.
@@ -44,14 +44,14 @@ def read_mask(
     Args:
         mask: (B, K), or (B, S, K), of 0 and 1 in any dtype; or 4-D, broadcasting to (B, heads, S, K), either bool or
             floats to add to the scores, where -inf and the dtype's lowest number forbid.
-        triangle: (S, K), what a decoder's queries may look at; joined to a 2-D mask or none.  A mask for every query
+        causal: (S, K), what a decoder's queries may look at; joined to a 2-D mask or none.  A mask for every query
             says itself what it may look at.
 
     Raises:
         ValueError: any other rank, shape, dtype or value.
     """
     if mask is None:
-        return Mask(triangle)
+        return Mask(causal)
     if isinstance(mask, Tensor):  # torch.fx traces with stand-ins
         check_shape(mask, (batch, heads, queries, keys), name)
     if mask.dim() == 4:
@@ -59,7 +59,7 @@ def read_mask(
     allowed = read_ones(mask, name)
     if mask.dim() == 3:
         return masked(allowed[:, None])
-    return masked(allowed[:, None, None] if triangle is None else allowed[:, None, None] & triangle)
+    return masked(allowed[:, None, None] if causal is None else allowed[:, None, None] & causal)
 
 
 def check_shape(mask: Tensor, full: tuple[int, int, int, int], name: str) -> None:
@@ -78,15 +78,15 @@ def check_shape(mask: Tensor, full: tuple[int, int, int, int], name: str) -> Non
 
 
 def read_ones(mask: Tensor, name: str) -> Tensor:
-    """A mask of 1 (attend) and 0 (do not), in any dtype, as bool."""
+    """Return a mask of 1 (attend) and 0 (do not), in any dtype, as bool."""
     if mask.dtype == torch.bool:
         return mask
     if mask.is_complex():
         raise ValueError(f"{name} is {mask.dtype}; use bool, integers or floats of 0 and 1")
     allowed = mask != 0
-    if concrete(mask) and mask.is_cuda:  # the message comes with the next call that waits for the device
+    if values_readable(mask) and mask.is_cuda:  # the message comes with the next call that waits for the device
         torch._assert_async((mask == allowed).all(), f"{name} holds others than 1 (attend) and 0 (do not)")
-    elif concrete(mask) and not bool((mask == allowed).all()):
+    elif values_readable(mask) and not bool((mask == allowed).all()):
         raise ValueError(
             f"{name} holds {mask[mask != allowed][0].item()}: a {mask.dim()}-D mask holds 1 (attend) and 0 (do not);"
             " pass additive scores as a 4-D float mask"
@@ -95,14 +95,14 @@ def read_ones(mask: Tensor, name: str) -> Tensor:
 
 
 def read_scores(mask: Tensor, name: str) -> Mask:
-    """A 4-D mask, bool or added to the scores."""
+    """Read a 4-D mask, bool or added to the scores."""
     if mask.dtype == torch.bool:
         return masked(mask)
     if not mask.is_floating_point():
         raise ValueError(f"a 4-D {name} is bool or additive floats, not {mask.dtype}; use mask.bool()")
-    if concrete(mask) and bool((mask == 1).any()) and bool(((mask == 0) | (mask == 1)).all()):
+    if values_readable(mask) and bool((mask == 1).any()) and bool(((mask == 0) | (mask == 1)).all()):
         raise ValueError(f"a 4-D float {name} is added to the scores, but this one holds 0 and 1; use mask.bool()")
-    if concrete(mask) and bool((mask.isnan() | mask.isposinf()).any()):
+    if values_readable(mask) and bool((mask.isnan() | mask.isposinf()).any()):
         raise ValueError(f"{name} holds nan or +inf; scores are finite, or -inf to forbid")
     allowed = mask > torch.finfo(mask.dtype).min
     return masked(allowed, bias=mask.masked_fill(~allowed, 0))
@@ -110,31 +110,34 @@ def read_scores(mask: Tensor, name: str) -> Mask:
 
 def masked(allowed: Tensor, bias: Tensor | None = None) -> Mask:
     """Set apart the queries that may look at nothing, and drop what restricts nothing."""
-    answered = allowed.any(-1, keepdim=True)
-    if concrete(allowed):
-        everything, everyone = torch.stack([allowed.all(), answered.all()]).tolist()  # a GPU is waited for once
+    has_keys = allowed.any(-1, keepdim=True)
+    if values_readable(allowed):
+        everything, everyone = torch.stack([allowed.all(), has_keys.all()]).tolist()  # a GPU is waited for once
         if everything:
             return Mask(bias=bias)
         if everyone:
             return Mask(allowed, bias)
-    return Mask(allowed | ~answered, bias, answered)  # such a query looks at everything, for now: no kernel sees -inf
+    return Mask(allowed | ~has_keys, bias, has_keys)  # such a query looks at everything, for now: no kernel sees -inf
 
 
-def triangle(queries: int, keys: int, device: torch.device) -> Tensor | None:
-    """(S, K), True where a query, one of the last S of K positions, is not before the key; None for a lone query."""
+def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor | None:
+    """Return (S, K), True where a query, one of the last S of K positions, is not before the key.
+
+    None for a lone query, which is the last and sees all.
+    """
     if queries == 1:
         return None
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
-mode_of = torch._C._get_dispatch_mode  # None where no such mode is on
+dispatch_mode = torch._C._get_dispatch_mode  # None where no such mode is on
 TRACERS = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)  # as make_fx and export use them
 
 
-def concrete(tensor: Tensor) -> bool:
-    """Whether values may steer Python: not while a graph is traced or captured, in vmap, or without values at all."""
+def values_readable(tensor: Tensor) -> bool:
+    """Return whether values may steer Python: not while a graph is traced or captured, in vmap, or on meta."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() or not isinstance(tensor, Tensor):
         return False  # torch.fx traces with stand-ins
-    if tensor.is_meta or torch._C._functorch.maybe_current_level() is not None or any(map(mode_of, TRACERS)):
+    if tensor.is_meta or torch._C._functorch.maybe_current_level() is not None or any(map(dispatch_mode, TRACERS)):
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())

@@ -19,7 +19,7 @@ from bertlite.config import ConfigLike, kept_heads, kept_neurons
 from bertlite.stack.attention import Attend
 from bertlite.stack.cache import Cache
 
-Source = Tensor | tuple[Tensor, Tensor]
+KeyInput = Tensor | tuple[Tensor, Tensor]  # what keys and values are projected from, or they themselves
 
 
 class BertEmbeddings(nn.Module):
@@ -75,14 +75,14 @@ class BertSelfAttention(nn.Module):
             self.distance_embedding = nn.Embedding(2 * config.max_position_embeddings - 1, self.attention_head_size)
 
     def forward(
-        self, hidden_states: Tensor, attend: Attend, gate: Tensor | None = None, source: Source | None = None
+        self, hidden_states: Tensor, attend: Attend, gate: Tensor | None = None, source: KeyInput | None = None
     ) -> tuple[Tensor, Tensor | None]:  # (…, D), -, (…, N, 1), - -> (…, N·H), (B, N, S, K)
         q = self.split(self.query(hidden_states))  # (…, N, H)
         if isinstance(source, tuple):
             k, v = source
         else:
-            seen = hidden_states if source is None else source
-            k, v = self.split(self.key(seen)), self.split(self.value(seen))
+            attended = hidden_states if source is None else source
+            k, v = self.split(self.key(attended)), self.split(self.value(attended))
         score_bias = self.distance_scores if self.position_embedding_type != "absolute" else None
         context, weights = attend(q, k, v, score_bias, self.dropout.p if self.training else 0.0, self)
         if gate is not None:
@@ -96,13 +96,13 @@ class BertSelfAttention(nn.Module):
     def distance_scores(
         self, q: Tensor, k: Tensor, first: bool = False
     ) -> Tensor:  # (B, N, S, H), (B, N, K, H) -> (B, N, S, K)
-        """What the distance from query to key adds to the scaled scores (Shaw et al. 2018; Huang et al. 2020).
+        """Return what the distance from query to key adds to the scaled scores (Shaw et al. 2018; Huang et al. 2020).
 
         The queries stand where the last of the keys do, or the first.
         """
         queries, keys = q.shape[-2], k.shape[-2]
-        at = torch.arange(keys, device=q.device)
-        distance = (at[:queries, None] if first else at[keys - queries :, None]) - at[None, :]
+        position = torch.arange(keys, device=q.device)
+        distance = (position[:queries, None] if first else position[keys - queries :, None]) - position[None, :]
         table = self.distance_embedding(distance + self.max_position_embeddings - 1).to(q.dtype)  # (S, K, H)
         scores = torch.einsum("bnsh,skh->bnsk", q, table)
         if self.position_embedding_type == "relative_key_query":
@@ -133,7 +133,7 @@ class BertAttention(nn.Module):
         self.pruned_heads = set() if cross else set(config.pruned_heads.get(layer, ()))  # third-party pruners read it
 
     def forward(
-        self, hidden_states: Tensor, attend: Attend, gate: Tensor | None = None, source: Source | None = None
+        self, hidden_states: Tensor, attend: Attend, gate: Tensor | None = None, source: KeyInput | None = None
     ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, D), (B, N, S, K)
         context, weights = self.self(hidden_states, attend, gate, source)
         return self.output(context, hidden_states), weights
@@ -166,7 +166,7 @@ class BertOutput(nn.Module):
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """How a layer forgets its activations and computes them again in the backward pass."""
+    """Gradient checkpointing of a layer: it forgets its activations and computes them again in the backward pass."""
 
     offload: bool = False  # keep what is kept, the layer's input, in host memory
     preserve_rng_state: bool = True
@@ -187,23 +187,23 @@ class Checkpointing:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a decoder's layer works with besides tensors."""
+    """A decoder's cache, and its attention to an encoder's output."""
 
     cache: Cache | None = None
     attend: Attend | None = None  # to an encoder's output
 
 
-NOTHING = Memory()
+NO_MEMORY = Memory()
 
 
-def recalling(attend: Attend, recall: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Attend:
-    """Attention whose keys and values first pass through a cache."""
+def through_cache(attend: Attend, remember: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Attend:
+    """Return attention whose keys and values first pass through a cache."""
 
     # torch 2.6 does not compile a | where a function is made: its type is a text
-    def recalled(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> "tuple[Tensor, Tensor | None]":
-        return attend(q, *recall(k, v), *rest)
+    def attend_cached(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> "tuple[Tensor, Tensor | None]":
+        return attend(q, *remember(k, v), *rest)
 
-    return recalled  # type: ignore[return-value]  # `rest` is the rest of Attend
+    return attend_cached  # type: ignore[return-value]  # `rest` is the rest of Attend
 
 
 class BertLayer(nn.Module):
@@ -226,7 +226,7 @@ class BertLayer(nn.Module):
         hidden_states: Tensor,
         attend: Attend,
         gate: Tensor | None = None,
-        memory: Memory = NOTHING,
+        memory: Memory = NO_MEMORY,
         encoder_states: Tensor | None = None,  # (B, K, D)
         source: Tensor | None = None,  # (…, D), what is attended to, if not hidden_states itself
     ) -> Tensor | tuple[Tensor, ...]:  # (…, D) -> (…, D), and the weights that `attend` gives, each (B, N, S, K)
@@ -236,7 +236,7 @@ class BertLayer(nn.Module):
 
     @property
     def recomputes(self) -> bool:
-        """Whether a forward now would be run again in the backward pass."""
+        """True if a forward now would be run again in the backward pass."""
         return self.checkpointing is not None and torch.is_grad_enabled()
 
     def run(
@@ -249,7 +249,7 @@ class BertLayer(nn.Module):
         source: Tensor | None,
     ) -> Tensor | tuple[Tensor, ...]:
         if memory.cache is not None:
-            attend = recalling(attend, partial(memory.cache.extend, self.layer_idx))
+            attend = through_cache(attend, partial(memory.cache.extend, self.layer_idx))
         x, weights = self.attention(hidden_states, attend, gate, source)
         out = () if weights is None else (weights,)
         if encoder_states is not None and memory.attend is not None:
@@ -268,7 +268,7 @@ class BertLayer(nn.Module):
             return self.crossattention(x, attend, source=encoder_states)
         known = cache.kept(self.layer_idx)
         if known is None:
-            attend = recalling(attend, partial(cache.keep, self.layer_idx))
+            attend = through_cache(attend, partial(cache.keep, self.layer_idx))
         return self.crossattention(x, attend, source=encoder_states if known is None else known)
 
     def feed_forward(self, x: Tensor) -> Tensor:  # (…, D) -> (…, D)
@@ -277,7 +277,7 @@ class BertLayer(nn.Module):
 
 @dataclass(frozen=True)
 class First:
-    """How to go on with the first token of each sequence alone."""
+    """The way to compute the first token of each sequence alone."""
 
     of: Callable[[Tensor], Tensor]  # (…, D) -> the first tokens
     attend: Attend  # from them to all
@@ -297,14 +297,17 @@ class BertEncoder(nn.Module):
         hidden_states: Tensor,
         attend: Attend,
         gates: Sequence[Tensor] | None = None,
-        memory: Memory = NOTHING,
+        memory: Memory = NO_MEMORY,
         encoder_states: Tensor | None = None,
         keep_states: bool = False,
         first: First | None = None,
     ) -> tuple[Tensor, list[Tensor], list[tuple[Tensor, ...]]]:
-        """(…, D) -> the last layer's output; if kept, what each layer was given; the weights that each gave.
+        """Run the layers on (…, D).
 
         With `first` the last layer computes each sequence's first token alone.
+
+        Returns:
+            The last layer's output; if kept, what each layer was given; the weights that each gave.
         """
         x, states, weights = hidden_states, [], []
         last = None if first is None else len(self.layer) - 1
@@ -325,7 +328,7 @@ class BertEncoder(nn.Module):
 
 
 class BertPooler(nn.Module):
-    """A summary of the sequence: its first token, [CLS], through one more layer."""
+    """Summarise the sequence: its first token, [CLS], goes through one more layer."""
 
     def __init__(self, config: ConfigLike) -> None:
         super().__init__()
@@ -337,7 +340,7 @@ class BertPooler(nn.Module):
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:
-    """nn.Linear, silent about the empty matrix of a layer that has lost all its heads or neurons."""
+    """Make an nn.Linear, silent about the empty matrix of a layer that has lost all its heads or neurons."""
     with warnings.catch_warnings() if not (inputs and outputs) else nullcontext():
         if not (inputs and outputs):
             warnings.filterwarnings("ignore", message="Initializing zero-element tensors")

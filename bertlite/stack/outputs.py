@@ -1,4 +1,4 @@
-"""What a model returns: read it by attribute, by key or as a tuple."""
+"""The outputs of models: read them by attribute, by key or as a tuple."""
 
 from collections.abc import Iterator, KeysView, Mapping
 from dataclasses import dataclass, fields
@@ -85,6 +85,13 @@ class BertModelOutput(ModelOutput):
 
 
 @register
+class Encoded(BertModelOutput):
+    """BERT's output as its head receives it: last_hidden_state as the layers left it, (B, S, D) or packed (T, D)."""
+
+    layout: Any = None  # the `Layout` that knows where its tokens stand
+
+
+@register
 class PreTrainingOutput(ModelOutput):
     loss: Tensor | None = None
     prediction_logits: Tensor | None = None  # (B, S, vocabulary)
@@ -95,7 +102,7 @@ class PreTrainingOutput(ModelOutput):
 
 @register
 class LogitsOutput(ModelOutput):
-    """Of every head with one set of logits; each head's docstring says their shape."""
+    """The output of a head with one set of logits; each head's docstring says their shape."""
 
     loss: Tensor | None = None
     logits: Tensor | None = None

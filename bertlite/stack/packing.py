@@ -1,6 +1,6 @@
-"""Where the tokens of a batch stand: in rows with padding, (B, S), or packed, (T,), one sequence after another.
+"""Packing: which tokens of a batch are real, and how they go from rows with padding, (B, S), to (T,) and back.
 
-Shapes:  B sequences · S positions · T tokens, of all sequences together · P places: the tokens grouped for attention,
+Shapes:  B sequences · S positions · T tokens, of all sequences together · P slots: the tokens grouped for attention,
          each group padded to its longest sequence
 """
 
@@ -11,40 +11,41 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-FILL = 0.8  # where more of the places hold tokens, moving them costs what it saves
-PLACES = 64  # nor does it pay in a smaller batch
-CALL = 1024  # what one more call of SDPA costs, in scores of one head: see `grouped`
+# Tuned by scripts/measure/tuning.py, with the record scripts/results/tuning.json.
+MAX_FILL = 0.8  # where more of the positions hold tokens, moving them costs what it saves
+MIN_POSITIONS = 64  # nor does it pay in a smaller batch
+CALL_COST = 1024  # what one more call of SDPA costs, in scores of one head: see `group_lengths`
 
 
 @dataclass(frozen=True)
 class Group:
     """Sequences that attend in one call, padded to the longest of them."""
 
-    start: int  # where they begin among the P places
+    start: int  # where they begin among the P slots
     sequences: int
     length: int
     real: Tensor | None  # (sequences, 1, 1, length) bool, None if all are
 
     @property
-    def places(self) -> slice:
+    def slots(self) -> slice:
         return slice(self.start, self.start + self.sequences * self.length)
 
 
 @dataclass(frozen=True)
 class Groups:
-    """All sequences in groups, and the way there and back; None is the order that the tokens have already."""
+    """All sequences in groups, and the moves to the slots and back; None where nothing moves."""
 
     groups: tuple[Group, ...]
     order: Tensor | None  # the sequences that have a token, as they go group by group
     rank: Tensor | None  # where in that order each of them is
-    there: Tensor | None  # (P,), the token that stands at each place; where there is padding, any
-    back: Tensor | None  # (T,), the place of each token
+    token_at: Tensor | None  # (P,), the token in each slot; where there is padding, any
+    slot_of: Tensor | None  # (T,), the slot of each token
 
     def spread(self, x: Tensor) -> Tensor:  # (T, …) -> (P, …)
-        return x if self.there is None else x.index_select(0, self.there)
+        return x if self.token_at is None else x.index_select(0, self.token_at)
 
     def gather(self, x: Tensor) -> Tensor:  # (P, …) -> (T, …)
-        return x if self.back is None else x.index_select(0, self.back)
+        return x if self.slot_of is None else x.index_select(0, self.slot_of)
 
 
 @dataclass(frozen=True)
@@ -54,18 +55,18 @@ class Packing:
     Args:
         lengths: of the B sequences, in tokens.
         counts: (B,), the same where the tokens are; a GPU need not be sent them again.
-        places: (T,), where in the flattened rows each token stands; None if there is no padding, or there are no rows.
+        indices: (T,), of each token in the flattened rows; None if there is no padding, or there are no rows.
         shape: (B, S) of the rows; None if the tokens came packed.
     """
 
     lengths: tuple[int, ...]
     counts: Tensor
-    places: Tensor | None = None
+    indices: Tensor | None = None
     shape: tuple[int, int] | None = None
 
     @classmethod
     def of_mask(cls, real: Tensor) -> "Packing":
-        """Of rows whose real tokens have a 1 or True in `real`, (B, S)."""
+        """Pack rows whose real tokens have a 1 or True in `real`, (B, S)."""
         counts = real.sum(-1)
         lengths = tuple(counts.tolist())
         shape = (real.shape[0], real.shape[1])
@@ -74,7 +75,7 @@ class Packing:
 
     @classmethod
     def of_ends(cls, cu_seqlens: Tensor) -> "Packing":
-        """Of tokens that come packed; sequence i is cu_seqlens[i] up to cu_seqlens[i + 1]."""
+        """Take tokens that come packed; sequence i is cu_seqlens[i] up to cu_seqlens[i + 1]."""
         counts = cu_seqlens.diff()
         return cls(tuple(counts.tolist()), counts)
 
@@ -88,82 +89,86 @@ class Packing:
 
     @cached_property
     def cu_seqlens(self) -> Tensor:
-        """(B + 1,) int32, where each sequence begins, and where the last one ends."""
+        """Return (B + 1,) int32: where each sequence begins, and where the last one ends."""
         return torch.cat([self.counts.new_zeros(1), self.counts]).cumsum(0, dtype=torch.int32)
 
     @cached_property
     def filled_ends(self) -> Tensor:
-        """`cu_seqlens` of the sequences that have a token."""
-        return torch.cat([self.cu_seqlens[:1], self.cu_seqlens[1:][self.filled]]) if self.hollow else self.cu_seqlens
+        """Return `cu_seqlens` of the sequences that have a token."""
+        if not self.has_empty_sequence:
+            return self.cu_seqlens
+        return torch.cat([self.cu_seqlens[:1], self.cu_seqlens[1:][self.filled]])
 
     @cached_property
     def firsts(self) -> Tensor:
-        """Where the first token of each sequence that has one stands, among the T."""
+        """Return which of the T tokens are the first of their sequence."""
         return self.filled_ends[:-1]
 
     @cached_property
     def filled(self) -> Tensor:
-        """The sequences that have a token."""
+        """Return which sequences have a token."""
         return self.tensor([i for i, n in enumerate(self.lengths) if n])
 
     @property
-    def hollow(self) -> bool:
-        """Whether some sequence has no token."""
+    def has_empty_sequence(self) -> bool:
+        """True if some sequence has no token."""
         return 0 in self.lengths
 
     def pack(self, x: Tensor) -> Tensor:
-        """Rows, (B or 1, S or 1, …), to tokens, (T, …)."""
+        """Take the real tokens, (T, …), of rows (B or 1, S or 1, …)."""
         if self.shape is None:
             return x
         x = x.expand(*self.shape, *x.shape[2:]).flatten(0, 1)
-        return x if self.places is None else x.index_select(0, self.places)
+        return x if self.indices is None else x.index_select(0, self.indices)
 
     def pack_ids(self, x: Tensor | None) -> Tensor | None:
-        """`pack`, of indices that may be absent, or (S,) for every row."""
+        """Pack indices that may be absent, or (S,) for every row."""
         if x is None or self.shape is None:
             return x
         return self.pack(x[None] if x.dim() == 1 else x)
 
     def unpack(self, x: Tensor, fill: float = 0) -> Tensor:
-        """Tokens, (T, …), to rows, (B, S, …), with zeros, or `fill`, for padding."""
+        """Put tokens, (T, …), back into rows, (B, S, …), with zeros, or `fill`, for padding."""
         if self.shape is None:
             return x
-        if self.places is not None:
-            x = x.new_full((self.shape[0] * self.shape[1], *x.shape[1:]), fill).index_copy(0, self.places, x)
+        if self.indices is not None:
+            x = x.new_full((self.shape[0] * self.shape[1], *x.shape[1:]), fill).index_copy(0, self.indices, x)
         return x.unflatten(0, self.shape)
 
     def first(self, x: Tensor) -> Tensor:
-        """Tokens, (T, …), to the first of every sequence that has one."""
+        """Take the first token of every sequence that has one, of (T, …)."""
         return x.index_select(0, self.firsts)
 
     def unpack_first(self, x: Tensor) -> Tensor:
-        """What `first` gives to (B, …), with zeros for a sequence without a token."""
-        return x.new_zeros(len(self.lengths), *x.shape[1:]).index_copy(0, self.filled, x) if self.hollow else x
+        """Give first tokens a row for every sequence, (B, …), with zeros for one without a token."""
+        if not self.has_empty_sequence:
+            return x
+        return x.new_zeros(len(self.lengths), *x.shape[1:]).index_copy(0, self.filled, x)
 
     def positions(self) -> Tensor:
-        """(T,), where each token stands in its row, or in its sequence if there are no rows."""
+        """Return (T,): where each token stands in its row, or in its sequence if there are no rows."""
         at = torch.arange(self.tokens, device=self.device)
         if self.shape is not None:
-            return (at if self.places is None else self.places) % self.shape[1]
+            return (at if self.indices is None else self.indices) % self.shape[1]
         return at - self.repeat(self.cu_seqlens[:-1])
 
     def repeat(self, x: Tensor) -> Tensor:
-        """One value for a sequence, (B,), to one for each of its tokens, (T,)."""
+        """Repeat a value for each sequence, (B,), for each of its tokens, (T,)."""
         return x.repeat_interleave(self.counts, 0, output_size=self.tokens)
 
     @cached_property
-    def unbroken(self) -> bool:
-        """Whether no padding stands between two tokens of a sequence."""
-        if self.places is None:
+    def is_contiguous(self) -> bool:
+        """True if no padding stands between two tokens of a sequence."""
+        if self.indices is None:
             return True
-        near = self.places.diff() == 1
+        near = self.indices.diff() == 1
         near[self.firsts[1:] - 1] = True
         return bool(near.all())
 
     @cached_property
     def groups(self) -> Groups:
-        """The sequences grouped for attention by `grouped`."""
-        order, sizes = grouped(self.lengths)
+        """Group the sequences for attention by `group_lengths`."""
+        order, sizes = group_lengths(self.lengths)
         groups: list[Group] = []
         start = row = 0
         for size in sizes:
@@ -178,26 +183,27 @@ class Packing:
             return Groups(tuple(groups), None, None, None, None)  # nothing to move: each group is a view
         widths = self.tensor([group.length for group in groups for _ in range(group.sequences)])
         turn, lengths = self.tensor(order), self.tensor([self.lengths[i] for i in order])
-        begin, places = self.cu_seqlens.long()[turn], widths.cumsum(0) - widths  # of each sequence, here and there
+        begin, slots = self.cu_seqlens.long()[turn], widths.cumsum(0) - widths  # of each sequence, here and there
         row_of = torch.arange(len(order), device=self.device).repeat_interleave(widths, output_size=start)
-        within = torch.arange(start, device=self.device) - places[row_of]
-        there = begin[row_of] + within.minimum(lengths[row_of] - 1)
-        back = torch.zeros(self.tokens, dtype=torch.long, device=self.device)
+        within = torch.arange(start, device=self.device) - slots[row_of]
+        token_at = begin[row_of] + within.minimum(lengths[row_of] - 1)
+        slot_of = torch.zeros(self.tokens, dtype=torch.long, device=self.device)
         real = within < lengths[row_of]
-        back[there[real]] = real.nonzero().squeeze(-1)
+        slot_of[token_at[real]] = real.nonzero().squeeze(-1)
         rank = turn.argsort()
-        return Groups(tuple(groups), rank.argsort(), rank, there, back)
+        return Groups(tuple(groups), rank.argsort(), rank, token_at, slot_of)
 
     def tensor(self, numbers: Sequence[int]) -> Tensor:
+        """Put numbers where the tokens are."""
         return torch.tensor(numbers, dtype=torch.long, device=self.device)
 
 
-def grouped(lengths: Sequence[int]) -> tuple[list[int], list[int]]:
+def group_lengths(lengths: Sequence[int]) -> tuple[list[int], list[int]]:
     """Share sequences out among calls of SDPA.
 
     One call for all pads every sequence to the longest and computes scores that nobody reads; a call for each reads
     all it computes and pays for B calls.  So, from the longest to the shortest: a new group begins where padding the
-    sequence to the group's longest would bring the scores wasted there above what a call costs, CALL.
+    sequence to the group's longest would bring the scores wasted there above what a call costs, CALL_COST.
 
     Returns:
         The sequences that have a token, in the order of the groups; how many each group has.
@@ -208,7 +214,7 @@ def grouped(lengths: Sequence[int]) -> tuple[list[int], list[int]]:
     for i in order:
         n = lengths[i]
         wasted += longest * longest - n * n
-        if not sizes or wasted > CALL:
+        if not sizes or wasted > CALL_COST:
             sizes.append(0)
             longest, wasted = n, 0
         sizes[-1] += 1

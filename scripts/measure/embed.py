@@ -38,10 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         THEIRS: lambda: theirs(texts),
         OURS: lambda: ours.encode(texts),
         HALF: lambda: half.encode(texts),
-        TOKENIZING: lambda: ours.tokenized(texts),
+        TOKENIZING: lambda: ours.tokenize(texts),
     }
     times = alternate(candidates, args.rounds, warm=1, seconds=args.seconds)
-    lengths = [len(row) for row in ours.tokenized(texts)]
+    lengths = [len(row) for row in ours.tokenize(texts)]
     where = environment()
     where["versions"][THEIRS] = version_of(THEIRS)
     over = [(THEIRS, OURS), (THEIRS, HALF), (TOKENIZING, OURS)]

@@ -411,11 +411,11 @@ def test_memory_that_really_runs_out_on_the_CPU_halves_the_batch(vectors):
 
     def work() -> None:
         large.encode(texts[:2])
-        ids, sizes, plain = large.tokenized(texts), [], large.embed
+        ids, sizes, plain = large.tokenize(texts), [], large.embed
         large.embed = lambda ids: (sizes.append(len(ids)), plain(ids))[1]  # type: ignore[method-assign]
         now = int(re.search(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
         resource.setrlimit(resource.RLIMIT_AS, (now + (80 << 20),) * 2)
-        found = large.vectors(ids)
+        found = large.encode_ids(ids)
         assert abs(found - few).max() < 1e-5
         assert sizes[:2] == [20_000, 10_000]
 

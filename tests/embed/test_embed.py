@@ -1,4 +1,4 @@
-"""`bertlite embed`: vectors are right, whatever was killed; and nothing is mixed or lost."""
+"""`bertlite embed`: vectors are right after any kill, and none is mixed up or lost."""
 
 import csv
 import inspect
@@ -23,8 +23,8 @@ import bertlite
 from bertlite import BertConfig, BertModel, BertTokenizer
 from bertlite.cli import main
 from bertlite.embed import Embedder, pool
-from bertlite.embed.command import placed
-from bertlite.embed.embedder import with_packed_weights
+from bertlite.embed.command import read_placement
+from bertlite.embed.embedder import pack_weights
 from bertlite.embed.job import Job, Progress, run
 from bertlite.embed.rows import Rows
 from bertlite.inference.optimize import InferenceModel
@@ -62,7 +62,7 @@ def lines(tmp_path: Path) -> Path:
 
 
 def read(folder: Path) -> dict[Any, list[float]]:
-    """{id: vector} of all that was written; every id once."""
+    """Return {id: vector} of all shards; every id must be there once."""
     paths = sorted(json.loads((folder / "manifest.json").read_text())["shards"])
     tables = [pq.read_table(folder / path) for path in paths]
     ids = [name for table in tables for name in table["id"].to_pylist()]
@@ -71,32 +71,32 @@ def read(folder: Path) -> dict[Any, list[float]]:
     return dict(zip(ids, vectors, strict=True))
 
 
-def by_hand(checkpoint: Path, text: str, how: str) -> torch.Tensor:
+def by_hand(checkpoint: Path, text: str, pooling: str) -> torch.Tensor:
     tokenizer, model = BertTokenizer.from_pretrained(checkpoint), BertModel.from_pretrained(checkpoint)
     with torch.no_grad():
         states = model(**tokenizer(text, truncation=True, max_length=40, return_tensors="pt")).last_hidden_state[0]
-    return {"cls": states[0], "mean": states.mean(0), "max": states.amax(0)}[how]
+    return {"cls": states[0], "mean": states.mean(0), "max": states.amax(0)}[pooling]
 
 
 # Vectors -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["cls", "mean", "max"])
-def test_a_vector_is_that_of_the_text_alone(how, checkpoint) -> None:
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
+def test_a_vector_is_that_of_the_text_alone(pooling, checkpoint) -> None:
     texts = [*texts_of(9), "", "abc " * 50]
-    got = Embedder(checkpoint, pooling=how, max_tokens=48).encode(texts)
+    got = Embedder(checkpoint, pooling=pooling, max_tokens=48).encode(texts)
     assert got.dtype == np.float32
     for text, vector in zip(texts, got, strict=True):
-        torch.testing.assert_close(torch.from_numpy(vector), by_hand(checkpoint, text, how), rtol=0, atol=2e-6)
-    unit = Embedder(checkpoint, pooling=how, normalize=True).encode(texts)
+        torch.testing.assert_close(torch.from_numpy(vector), by_hand(checkpoint, text, pooling), rtol=0, atol=2e-6)
+    unit = Embedder(checkpoint, pooling=pooling, normalize=True).encode(texts)
     np.testing.assert_allclose(unit, got / np.linalg.norm(got, axis=1, keepdims=True), atol=1e-6)
 
 
 def test_pooling_keeps_sequences_apart() -> None:
     parts = [torch.randn(n, 3, dtype=torch.float64) for n in (5, 1, 2)]
-    for how, each in (("cls", lambda x: x[0]), ("mean", lambda x: x.mean(0)), ("max", lambda x: x.amax(0))):
+    for pooling, each in (("cls", lambda x: x[0]), ("mean", lambda x: x.mean(0)), ("max", lambda x: x.amax(0))):
         wanted = torch.stack([each(part) for part in parts])
-        torch.testing.assert_close(pool(torch.cat(parts), [5, 1, 2], how), wanted)
+        torch.testing.assert_close(pool(torch.cat(parts), [5, 1, 2], pooling), wanted)
     with pytest.raises(ValueError, match="pooling 'sum' is unknown; have: cls, mean, max"):
         pool(parts[0], [5], "sum")
 
@@ -121,15 +121,15 @@ def test_a_half_precision_embedder_is_close_and_returns_float32(checkpoint) -> N
 
 
 def test_the_fast_paths_are_taken(checkpoint, kernels_run, caplog) -> None:
-    for how in ("mean", "cls"):
-        embedder = Embedder(checkpoint, pooling=how)
+    for pooling in ("mean", "cls"):
+        embedder = Embedder(checkpoint, pooling=pooling)
         assert embedder.encode(texts_of(9)).shape == (9, 48)
         assert type(embedder.load()[1]) is InferenceModel
     assert set(kernels_run) == {"packed"}
     assert not caplog.messages
 
 
-def test_what_cannot_have_packed_weights_is_said(checkpoint, monkeypatch, caplog) -> None:
+def test_a_model_without_packed_weights_is_logged(checkpoint, monkeypatch, caplog) -> None:
     wanted = Embedder(checkpoint).encode(texts_of(9))
     double = Embedder(checkpoint, dtype="float64")
     assert np.abs(double.encode(texts_of(9)) - wanted).max() < 2e-6
@@ -138,12 +138,12 @@ def test_what_cannot_have_packed_weights_is_said(checkpoint, monkeypatch, caplog
     lacking = Embedder(checkpoint)
     assert np.abs(lacking.encode(texts_of(9)) - wanted).max() < 2e-6
     assert type(lacking.load()[1]) is BertModel
-    said = "embedding runs without packed weights: "
-    assert caplog.messages[0].startswith(f"{said}dtype torch.float64 is not among torch.float32")
-    assert caplog.messages[1].startswith(f"{said}torch {torch.__version__} has no mkldnn::_reorder_linear_weight")
+    start = "embedding runs without packed weights: "
+    assert caplog.messages[0].startswith(f"{start}dtype torch.float64 is not among torch.float32")
+    assert caplog.messages[1].startswith(f"{start}torch {torch.__version__} has no mkldnn::_reorder_linear_weight")
     elsewhere = BertModel.from_pretrained(checkpoint).to("meta")
-    assert with_packed_weights(elsewhere) is elsewhere
-    assert caplog.messages[2] == f"{said}backend 'onednn' is for the CPU and the model is on meta"
+    assert pack_weights(elsewhere) is elsewhere
+    assert caplog.messages[2] == f"{start}backend 'onednn' is for the CPU and the model is on meta"
     assert len(caplog.messages) == 3
 
 
@@ -151,13 +151,13 @@ def test_batches_are_within_the_budget_and_a_longer_text_is_alone(checkpoint, mo
     embedder, sizes = Embedder(checkpoint, max_tokens=16), []
     plain = Embedder.embed
 
-    def seen(self: Embedder, ids: Any) -> Any:
+    def recorded(self: Embedder, ids: Any) -> Any:
         sizes.append([len(row) for row in ids])
         return plain(self, ids)
 
-    monkeypatch.setattr(Embedder, "embed", seen)
+    monkeypatch.setattr(Embedder, "embed", recorded)
     texts = [*texts_of(20), "abc " * 9]
-    lengths = [len(row) for row in embedder.tokenized(texts)]
+    lengths = [len(row) for row in embedder.tokenize(texts)]
     embedder.encode(texts)
     assert sorted(n for batch in sizes for n in batch) == sorted(lengths)
     assert [lengths[-1]] in sizes
@@ -179,7 +179,7 @@ def test_an_embedder_is_a_small_value_until_it_is_used(checkpoint) -> None:
     assert (pickle.loads(before).encode(["a b"]) == wanted).all()
 
 
-def test_it_is_called_with_columns_or_with_texts(checkpoint) -> None:
+def test_it_can_be_called_with_columns_or_with_texts(checkpoint) -> None:
     embedder = Embedder(checkpoint, text="body", vector="v")
     wanted = embedder.encode(["a", "b c"])
     batch = {"body": np.array(["a", "b c"]), "n": [1, 2]}
@@ -237,7 +237,7 @@ def test_the_benchmark_compares_the_same_paragraphs(checkpoint, tmp_path, monkey
     arguments = [str(checkpoint), str(text), "--texts", "5", "--rounds", "2", "--json", str(path)]
     assert measure_embed.main(arguments) == 0
     record = json.loads(path.read_text())
-    lengths = [len(row) for row in Embedder(checkpoint).tokenized([texts_of(11)[i] for i in (0, 2, 4, 6, 8)])]
+    lengths = [len(row) for row in Embedder(checkpoint).tokenize([texts_of(11)[i] for i in (0, 2, 4, 6, 8)])]
     assert record["data"] | {"sha256": ""} == {
         "sha256": "",
         "texts": 5,
@@ -321,7 +321,7 @@ def test_a_job_writes_every_row_once(checkpoint, lines, tmp_path, capsys) -> Non
     assert table["text"].to_pylist() == texts_of(53)[50:]
     assert table.schema.field("vector").type == pa.list_(pa.float32(), 48)
     done = json.loads(record.read_text())["embedded"]
-    ids = Embedder(checkpoint).tokenized(texts_of(53))
+    ids = Embedder(checkpoint).tokenize(texts_of(53))
     assert (done["shards"], done["tokens"]) == (6, sum(map(len, ids)))
 
 
@@ -349,8 +349,8 @@ def test_processes_share_the_shards(checkpoint, lines, tmp_path) -> None:
         assert manifest["complete"] == (rank == 1)
     assert done == [2, 2, 2]
     assert read(tmp_path / "shared") == read(tmp_path / "whole")
-    assert placed({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, "cuda") == (5, 8, "cuda:1")
-    assert placed({}, "cpu") == (0, 1, "cpu")
+    assert read_placement({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, "cuda") == (5, 8, "cuda:1")
+    assert read_placement({}, "cpu") == (0, 1, "cpu")
 
 
 def test_other_settings_another_input_and_another_model_are_refused(checkpoint, lines, tmp_path, capsys) -> None:
@@ -359,9 +359,9 @@ def test_other_settings_another_input_and_another_model_are_refused(checkpoint, 
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     arguments = ["embed", str(lines), "--model", str(checkpoint), "--out", str(out), "--shard-rows", "10"]
     assert main([*arguments, "--pooling", "cls", "--normalize"]) == 2
-    said = capsys.readouterr().err
-    assert "settings.pooling is 'cls', there 'mean'" in said
-    assert "settings.normalize is True, there False" in said
+    message = capsys.readouterr().err
+    assert "settings.pooling is 'cls', there 'mean'" in message
+    assert "settings.normalize is True, there False" in message
     other = tmp_path / "other"
     model = BertModel.from_pretrained(checkpoint)
     with torch.no_grad():
@@ -376,7 +376,7 @@ def test_other_settings_another_input_and_another_model_are_refused(checkpoint, 
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
-def test_what_is_not_ours_is_not_taken_for_done(checkpoint, lines, tmp_path) -> None:
+def test_files_of_other_jobs_and_damaged_ones_are_refused(checkpoint, lines, tmp_path) -> None:
     job = Job(Embedder(checkpoint), Rows((lines,)), tmp_path / "out", shard_rows=10)
     run(job)
     path = job.out / "part-00001-of-00006.parquet"
@@ -424,7 +424,7 @@ def test_a_kill_loses_one_shard_at_most(checkpoint, lines, tmp_path) -> None:
     kept = {path.name: path.read_bytes() for path in out.glob("part-*.parquet")}
     assert 3 <= len(kept) < 11
     assert not json.loads((out / "manifest.json").read_text())["complete"]
-    (out / ".part-killed.tmp").write_bytes(b"half")  # what a kill within a write leaves
+    (out / ".part-killed.tmp").write_bytes(b"half")  # as a kill during a write leaves it
     again = run(Job(Embedder(checkpoint, max_tokens=40), Rows((lines,)), out, shard_rows=5))
     assert again["embedded"]["shards"] == 11 - len(kept)
     assert {name: (out / name).read_bytes() for name in kept} == kept
@@ -435,25 +435,25 @@ def test_a_kill_loses_one_shard_at_most(checkpoint, lines, tmp_path) -> None:
 # Progress ------------------------------------------------------------------------------------------------------------
 
 
-def test_progress_counts_tokens_and_its_forecast_is_their_time() -> None:
+def test_progress_counts_tokens_and_forecasts_their_time() -> None:
     now = [100.0]
-    progress = Progress(left=600, rows=30, clock=lambda: now[0])
+    progress = Progress(characters_left=600, rows_left=30, clock=lambda: now[0])
     assert (progress.total, progress.rate, progress.seconds_left) == (0, 0.0, None)
-    progress.cut(200, [5] * 10)  # 30 tokens of its own in 200 characters; 400 characters in 20 rows are left
+    progress.add_shard(200, [5] * 10)  # 30 tokens of its own in 200 characters; 400 characters in 20 rows are left
     assert progress.total == 50 + 60 + 40
     now[0], progress.done = 110.0, 25
     assert progress.rate == 2.5
     assert progress.seconds_left == 50.0
-    progress.cut(400, [7] * 20)  # the rest has more tokens than its characters told
+    progress.add_shard(400, [7] * 20)  # the rest has more tokens than was estimated
     assert progress.total == 190
     assert progress.seconds_left == 66.0
 
 
-def test_the_forecast_is_true_on_texts_of_very_different_lengths(checkpoint, tmp_path, monkeypatch) -> None:
-    """With a second for every 1000 tokens, texts sorted by length, what it says is what it takes."""
+def test_the_forecast_is_right_on_texts_of_very_different_lengths(checkpoint, tmp_path, monkeypatch) -> None:
+    """With a second for every 1000 tokens and texts sorted by length, the forecast is the time that is left."""
     path = tmp_path / "sorted.txt"
     path.write_text("".join(f"{'ab ' * (i // 12 + 1)}\n" for i in range(240)))
-    now, said = [0.0], []
+    now, shown = [0.0], []
     embedder = Embedder(checkpoint, max_tokens=80)
     plain = Embedder.embed
 
@@ -464,20 +464,20 @@ def test_the_forecast_is_true_on_texts_of_very_different_lengths(checkpoint, tmp
     monkeypatch.setattr(Embedder, "embed", timed)
     monkeypatch.setattr("bertlite.embed.job.time", SimpleNamespace(monotonic=lambda: now[0]))
     job = Job(embedder, Rows((path,)), tmp_path / "out", shard_rows=40)
-    run(job, lambda progress: said.append((now[0], progress.seconds_left, progress.done / progress.total)))
+    run(job, lambda progress: shown.append((now[0], progress.seconds_left, progress.done / progress.total)))
     end = now[0]
-    errors = [abs(at + left - end) / end for at, left, share in said if share > 0.3]
+    errors = [abs(at + left - end) / end for at, left, share in shown if share > 0.3]
     assert errors
     assert max(errors) < 0.15
-    assert said[-1][1] == pytest.approx(0, abs=1e-9)
-    assert all(a[2] <= b[2] + 0.05 for a, b in pairwise(said))
+    assert shown[-1][1] == pytest.approx(0, abs=1e-9)
+    assert all(a[2] <= b[2] + 0.05 for a, b in pairwise(shown))
 
 
 # Ray -----------------------------------------------------------------------------------------------------------------
 
 
 class Dying(Embedder):
-    """Kills its process at one text, the first time."""
+    """An embedder that kills its process at one text, the first time."""
 
     fatal = ""
     mark = ""
@@ -494,7 +494,7 @@ def test_ray_loses_no_row_when_a_worker_is_killed(checkpoint, lines, tmp_path, m
     ray = pytest.importorskip("ray")
     from bertlite.embed import on_ray
 
-    monkeypatch.setattr(on_ray, "BATCH", 8)
+    monkeypatch.setattr(on_ray, "ACTOR_ROWS", 8)
     here = str(Path(__file__).parents[1])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), here, *sys.path]))
     embedder = Dying(checkpoint)
@@ -513,7 +513,7 @@ def test_ray_loses_no_row_when_a_worker_is_killed(checkpoint, lines, tmp_path, m
     assert sorted(path.name for path in job.out.iterdir()) == ["manifest.json", "vectors"]
 
 
-def test_ray_absent_is_said_with_the_way_out(checkpoint, lines, tmp_path, capsys, monkeypatch) -> None:
+def test_without_ray_the_message_names_the_package(checkpoint, lines, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     arguments = ["embed", str(lines), "--model", str(checkpoint), "--out", str(tmp_path / "out"), "--engine", "ray"]
     assert main(arguments) == 2

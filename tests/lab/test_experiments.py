@@ -38,6 +38,7 @@ from bertlite.lab.experiments.finetune import Recipe, finetune_
 from bertlite.lab.experiments.statistics import mcnemar
 from bertlite.lab.experiments.sweep import grid, sweep
 from bertlite.records import commit_of, read_runs
+from bertlite.stack.layouts import Padded
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "fine", "bad", "poor", "film", "plot", "the", "a", "is"]
@@ -631,7 +632,7 @@ def test_macs_are_what_torch_counts():
 
 def encoder_inputs(model):
     states = torch.randn(2, 11, 48, dtype=torch.float64)
-    return states, model.layout(states, None, 11, False).attend
+    return states, model.attention(Padded(*states.shape[:2], 11, states.device), states, None, False)
 
 
 def test_the_latency_table_has_every_number_of_heads(experiment):

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import F64, OnCuda, assert_same, distance, full_outputs, gradients, make, make_batch
+from conftest import F64, ON_CPU, OnCuda, assert_same, distance, full_outputs, gradients, make, make_batch
 from torch import Tensor
 
 from bertlite import BertModel
-from bertlite.stack.attention import BACKENDS, select
-from bertlite.stack.masks import Mask, read_mask, triangle
+from bertlite.stack.attention import select
+from bertlite.stack.kernels import Needs
+from bertlite.stack.masks import Mask, causal_mask, read_mask
 
 B, S, N, L = 2, 11, 4, 3
 BACKEND_NAMES = ["eager", "sdpa"]
@@ -38,17 +39,17 @@ def additive(allowed: Tensor, forbid: float, dtype: torch.dtype = F64) -> Tensor
 def test_no_query_looks_ahead() -> None:
     """The queries are the last of the keys; a lone one may look at all."""
     for queries, keys in ((1, 4), (2, 2), (2, 5), (5, 5)):
-        allowed = triangle(queries, keys, torch.device("cpu"))
+        allowed = causal_mask(queries, keys, torch.device("cpu"))
         seen = torch.ones(1, keys).bool() if allowed is None else allowed
         assert seen.sum(1).tolist() == list(range(keys - queries + 1, keys + 1))
         assert (seen.int().diff() <= 0).all()  # the first ones
 
 
 def test_a_mask_moves_whole() -> None:
-    mask = Mask(allowed=torch.ones(B, 1, 1, S).bool(), answered=torch.ones(B, 1, S, 1).bool())
+    mask = Mask(allowed=torch.ones(B, 1, 1, S).bool(), has_keys=torch.ones(B, 1, S, 1).bool())
     there = mask.to(torch.device("meta"))
     assert there.bias is None
-    assert [(part.device.type, part.shape) for part in (there.allowed, there.answered) if part is not None] == [
+    assert [(part.device.type, part.shape) for part in (there.allowed, there.has_keys) if part is not None] == [
         ("meta", (B, 1, 1, S)),
         ("meta", (B, 1, S, 1)),
     ]
@@ -329,7 +330,7 @@ def test_auto_is_eager_for_attentions_and_sdpa_else(
 
 def test_select_is_a_table() -> None:
     asked = {
-        (name, weights, dropout): select(name, weights=weights, dropout=dropout).name
+        (name, weights, dropout): select(name, Needs(weights=weights, dropout=dropout)).name
         for name, weights, dropout in (
             ("auto", False, False),
             ("auto", False, True),
@@ -342,7 +343,7 @@ def test_select_is_a_table() -> None:
     }
     assert list(asked.values()) == ["sdpa", "sdpa", "eager", "eager", "eager", "sdpa", "sdpa"]
     with pytest.raises(ValueError, match="'sdpa' cannot give attentions while attention dropout is on; use 'eager'"):
-        select("sdpa", weights=True, dropout=True)
+        select("sdpa", Needs(weights=True, dropout=True))
 
 
 def test_an_unknown_backend_is_refused_by_name(model: BertModel, batch: dict[str, Tensor]) -> None:
@@ -354,7 +355,7 @@ def test_an_unknown_backend_is_refused_by_name(model: BertModel, batch: dict[str
 
 
 def test_a_named_backend_is_the_one_that_runs(batch: dict[str, Tensor], kernels_run: list[str]) -> None:
-    for name in BACKENDS:
+    for name in ON_CPU:
         make(attn_implementation=name)(**batch)
         assert kernels_run == [name] * L
         kernels_run.clear()
@@ -444,19 +445,19 @@ def test_what_restricts_nothing_is_dropped() -> None:
     """So that SDPA may take its fastest kernel."""
     for ones in (torch.ones(B, S), torch.ones(B, S, S), torch.ones(B, 1, S, S).bool()):
         mask = read_mask(ones, B, S, S, N)
-        assert (mask.allowed, mask.bias, mask.answered) == (None, None, None)
+        assert (mask.allowed, mask.bias, mask.has_keys) == (None, None, None)
     padded = read_mask(keep(), B, S, S, N)
     assert padded.allowed is not None
     assert padded.allowed.shape == (B, 1, 1, S)
-    assert padded.answered is None
+    assert padded.has_keys is None
 
 
 def test_no_kernel_is_given_a_row_of_False() -> None:
     mask = read_mask(blocked(), B, S, S, N)
     assert mask.allowed is not None
-    assert mask.answered is not None
+    assert mask.has_keys is not None
     assert mask.allowed.any(-1).all()
-    assert mask.answered[:, 0, :, 0].equal(blocked().any(-1))
+    assert mask.has_keys[:, 0, :, 0].equal(blocked().any(-1))
 
 
 @pytest.mark.parametrize("score", [math.nan, math.inf])

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -29,11 +30,13 @@ from bertlite import (
     head_importance,
     neuron_importance,
 )
-from bertlite.stack import attention as attention_module
+from bertlite.stack import body as body_module
 from bertlite.stack import packing as packing_module
-from bertlite.stack.attention import BACKENDS, Packed, varlen, varlen_lacks
+from bertlite.stack.attention import BACKENDS, select
 from bertlite.stack.cache import KeyValueCache
-from bertlite.stack.packing import Packing, grouped
+from bertlite.stack.kernels import Needs
+from bertlite.stack.packed_kernels import grouped, missing_for_varlen, varlen
+from bertlite.stack.packing import Packing, group_lengths
 
 B, S, D, N, L = 5, 11, 48, 4, 3
 OFF = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -91,7 +94,7 @@ def packed_inputs(batch: dict[str, Any]) -> tuple[Packing, dict[str, Any]]:
 @pytest.mark.parametrize("changes", [{}, PRUNED], ids=["dense", "pruned"])
 @pytest.mark.parametrize("mask", MASKS)
 def test_packed_is_padded(mask: str, changes: dict[str, Any], call: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing_module, "CALL", call)
+    monkeypatch.setattr(packing_module, "CALL_COST", call)
     model, inputs = make(**changes), inputs_of(mask)
     real = real_of(MASKS[mask])
     with torch.no_grad():
@@ -319,7 +322,7 @@ def test_the_first_token_looks_where_its_row_of_the_mask_says(backend: str, mask
 
 
 def test_the_first_tokens_of_several_groups(model: BertModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing_module, "CALL", 0)
+    monkeypatch.setattr(packing_module, "CALL_COST", 0)
     inputs = inputs_of("right")
     wanted = on(model, "sdpa")(**inputs, first_token_only=True)
     assert len(Packing(LENGTHS, torch.tensor(LENGTHS)).groups.groups) > 2
@@ -614,21 +617,25 @@ def test_auto_pays_up_to_80_percent_of_64_places_or_more(rows: int, tokens: int,
 # CUDA
 
 
+HALF = Needs(device="cuda", dtype=torch.float16)
+
+
 def test_what_keeps_varlen_attention_from_running_is_said() -> None:
     pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
-    assert varlen_lacks(torch.bfloat16, 64, 0.0, None) is None
-    assert varlen_lacks(torch.float16, 32, 0.0, None) is None
-    assert "not float32" in str(varlen_lacks(torch.float32, 64, 0.0, None))
-    assert varlen_lacks(torch.float16, 256, 0.0, None) is None
+    assert missing_for_varlen(HALF) is None
+    assert missing_for_varlen(replace(HALF, dtype=torch.bfloat16, head_dim=32)) is None
+    assert missing_for_varlen(replace(HALF, head_dim=256)) is None
+    assert "not float32" in str(missing_for_varlen(replace(HALF, dtype=torch.float32)))
+    assert "runs on CUDA, not on cpu" in str(missing_for_varlen(replace(HALF, device="cpu")))
     for head_dim in (12, 257, 264):
-        assert f"up to 256, not {head_dim}" in str(varlen_lacks(torch.float16, head_dim, 0.0, None))
-    assert "no dropout" in str(varlen_lacks(torch.float16, 64, 0.1, None))
-    assert "relative positions" in str(varlen_lacks(torch.float16, 64, 0.0, lambda q, k, first: q))
+        assert f"up to 256, not {head_dim}" in str(missing_for_varlen(replace(HALF, head_dim=head_dim)))
+    assert "no dropout" in str(missing_for_varlen(replace(HALF, dropout=True)))
+    assert "relative positions" in str(missing_for_varlen(replace(HALF, relative=True)))
 
 
 def test_a_torch_without_varlen_attention_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
-    assert "has no torch.nn.attention.varlen; 2.10 does" in str(varlen_lacks(torch.float16, 64, 0.0, None))
+    assert "has no torch.nn.attention.varlen; 2.10 does" in str(missing_for_varlen(HALF))
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -652,39 +659,47 @@ def test_varlen_attention_is_told_where_sequences_end(first: bool, monkeypatch: 
         return nn.functional.scaled_dot_product_attention(*(x.transpose(0, 1) for x in (q, k, v))).transpose(0, 1)
 
     monkeypatch.setattr(module, "varlen_attn", recorded)
-    layout = Packed(BACKENDS["packed"].kernel, packing)
-    assert_same(varlen(q, k, v, packing, first), layout.in_groups(q, k, v, None, 0.0, first))
+    assert_same(varlen(q, k, v, packing, None, 0.0, first), grouped(q, k, v, packing, None, 0.0, first))
+
+
+def test_on_cuda_packed_is_varlen_attention_or_why_not_is_said() -> None:
+    pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
+    with warnings.catch_warnings(action="error"):
+        assert select("packed", Needs()).name == "packed"
+        assert select("packed", HALF).name == select("varlen", HALF).name == "varlen"
+    with pytest.warns(UserWarning, match="runs as groups of padded sequences: .* not float32") as said:
+        assert select("packed", replace(HALF, dtype=torch.float32)).name == "packed"
+    assert [each.filename for each in said] == [__file__]
+    for needs, reason in ((Needs(), "on CUDA, not on cpu"), (replace(HALF, dropout=True), "has no dropout")):
+        with pytest.raises(ValueError, match=f"backend 'varlen' cannot run here: .*{reason}.*; use 'packed'"):
+            select("varlen", needs)
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_on_cuda_varlen_attention_runs_or_why_not_is_said(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
-    packing = Packing((3, 0, 5, 1), torch.tensor((3, 0, 5, 1)))
-    layout, calls = Packed(BACKENDS["packed"].kernel, packing), []
-    k, v = torch.randn(2, 9, 3, 8, generator=torch.Generator().manual_seed(1)).half()  # 3 heads of 8
-    q = torch.randn(3 if first else 9, 3, 8, generator=torch.Generator().manual_seed(2)).half()
-    wanted = layout.in_groups(q, k, v, None, 0.0, first)
+def test_varlen_is_a_backend_like_every_other(
+    first: bool, model: BertModel, kernels_run: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Computed here by the groups: the kernel itself needs CUDA."""
+    wanted = on(model, "packed")(**inputs_of("right"), first_token_only=first)
+    with pytest.raises(ValueError, match="backend 'varlen' cannot run here"):
+        on(model, "varlen")(**inputs_of("right"))
+    kernels_run.clear()
+    here = replace(BACKENDS["varlen"], kernel=grouped, missing=lambda needs: None)
+    monkeypatch.setitem(
+        BACKENDS, "varlen", replace(here, kernel=lambda *a: kernels_run.append("varlen") or grouped(*a))
+    )
+    assert_same(on(model, "varlen")(**inputs_of("right"), first_token_only=first), wanted, atol=0)
+    assert kernels_run == ["varlen"] * L
 
-    def recorded(q: Tensor, *rest: Any) -> Tensor:
-        calls.append(rest)
-        return wanted + 1
 
-    monkeypatch.setattr(attention_module, "varlen", recorded)
-    with warnings.catch_warnings(action="error"):
-        here, _ = layout.attend(q, k, v, None, 0.0, first=first)
-        assert not calls
-        there, _ = layout.attend(q.as_subclass(OnCuda), k, v, None, 0.0, first=first)
-    ((_, _, told, asked),) = calls
-    assert told is packing
-    assert asked == first
-    assert_same((here, there), (wanted, wanted + 1), atol=0)
-    with pytest.warns(
-        UserWarning, match="packed attention runs as groups of padded sequences: .* not float32"
-    ) as said:
-        got, _ = layout.attend(q.float().as_subclass(OnCuda), k.float(), v.float(), None, 0.0, first=first)
-    assert len(calls) == 1
-    assert [each.filename for each in said] == [__file__]
-    assert_same(got.as_subclass(Tensor), wanted.float(), atol=1e-2)  # in half precision
+def test_under_autocast_the_kernel_is_that_of_the_lower_dtype(model: BertModel, monkeypatch) -> None:
+    asked: list[Needs] = []
+    monkeypatch.setattr(body_module, "select", lambda name, needs: asked.append(needs) or select(name, Needs()))
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *device: True)
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: {"cuda": torch.bfloat16}[device])
+    model.backend("packed", torch.zeros(1).as_subclass(OnCuda), weights=False)
+    model.backend("packed", torch.zeros(1), weights=False)
+    assert [needs.dtype for needs in asked] == [torch.bfloat16, torch.float32]
 
 
 @pytest.mark.gpu
@@ -694,7 +709,7 @@ def test_packed_is_padded_on_cuda(dtype: torch.dtype) -> None:
     model = make(hidden_size=64, **OFF).to("cuda", dtype)  # head dim 16
     inputs = {k: x.cuda() for k, x in inputs_of("right").items()}
     real, results = right().bool().cuda(), {}
-    lacks = varlen_lacks(dtype, 16, 0.0, None)
+    lacks = missing_for_varlen(Needs(device="cuda", dtype=dtype, head_dim=16))
     for name in ("sdpa", "packed"):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -775,18 +790,18 @@ def test_bad_packed_inputs_are_refused_by_name(model: BertModel) -> None:
 
 
 def test_a_new_group_begins_where_padding_costs_more_than_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing_module, "CALL", 100)
-    order, sizes = grouped((3, 20, 0, 19, 5, 20, 4))
+    monkeypatch.setattr(packing_module, "CALL_COST", 100)
+    order, sizes = group_lengths((3, 20, 0, 19, 5, 20, 4))
     assert order == [1, 5, 3, 4, 6, 0]  # the empty one is left out
     assert sizes == [3, 3]  # 20² - 19² = 39 is less than a call, 20² - 5² is not
-    assert grouped(()) == ([], [])
-    assert grouped((0, 0)) == ([], [])
+    assert group_lengths(()) == ([], [])
+    assert group_lengths((0, 0)) == ([], [])
 
 
 @pytest.mark.parametrize("call", [0, 30, 10**9])
 @pytest.mark.parametrize("lengths", [LENGTHS, (4, 4, 4), (9, 9, 2, 2), (0, 5, 0, 1, 5), (1,)])
 def test_the_way_to_the_groups_and_back(lengths: tuple[int, ...], call: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing_module, "CALL", call)
+    monkeypatch.setattr(packing_module, "CALL_COST", call)
     packing = Packing(lengths, torch.tensor(lengths))
     tokens = torch.arange(sum(lengths)) + 100
     groups = packing.groups

@@ -14,6 +14,7 @@ from bertlite import prune_heads, prune_neurons
 from bertlite.importance import macs
 from bertlite.lab.timing import alternate, ratios
 from bertlite.records import quartiles
+from bertlite.stack.layouts import Padded
 
 
 def random_inputs(config: Any, batch: int, length: int, device: str = "cpu", seed: int = 0) -> dict[str, Tensor]:
@@ -85,7 +86,7 @@ def latency_table(
     inputs = random_inputs(config, batch, length, device)
     states = torch.randn(batch, length, config.hidden_size, device=device, dtype=next(model.parameters()).dtype)
     base = model.base_model
-    attend = base.layout(states, inputs["attention_mask"], length, False).attend
+    attend = base.attention(Padded(batch, length, length, states.device), states, inputs["attention_mask"], False)
     attentions: dict[int, Callable[[], Any]] = {}
     networks: dict[int, Callable[[], Any]] = {}
     for kept in range(config.num_attention_heads + 1):

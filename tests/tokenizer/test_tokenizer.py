@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import random
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -59,7 +60,7 @@ def letters(first: int, last: int) -> list[str]:
 
 
 def synthetic(characters: list[str], words: list[str]) -> list[str]:
-    """A vocabulary with these characters, alone and inside words, and these words; some letters are unknown."""
+    """Return a vocabulary of these characters, alone and inside words, and these words; some letters are unknown."""
     ascii_ = [c for c in letters(33, 126) if c not in "qQ~"]
     singles = dict.fromkeys([*ascii_, *characters])
     pieces = [f"##{piece}" for piece in (*singles, *PIECES.split())]
@@ -80,7 +81,7 @@ def vocabulary(kind: str) -> list[str]:
 
 
 def fuzzed(count: int, seed: int = 0) -> list[str]:
-    """Random strings: words, and characters of every kind of trouble, mixed; every other one mostly readable."""
+    """Return random strings of words and of all kinds of difficult characters; every other one mostly readable."""
     rng = random.Random(seed)
     words = [*WORDS.split(), *SPECIAL, "un##able", "İ", "[mask]", "don't"]
     kinds = [
@@ -106,7 +107,7 @@ KINDS = {"uncased": {"do_lower_case": True}, "cased": {"do_lower_case": False}, 
 
 @pytest.fixture(scope="module", params=KINDS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as google's: vocab.txt and tokenizer_config.json."""
+    """Write a folder as google's: vocab.txt and tokenizer_config.json."""
     path = tmp_path_factory.mktemp(request.param)
     (path / "vocab.txt").write_text("\n".join(vocabulary(request.param)) + "\n", encoding="utf-8")
     config = {**KINDS[request.param], "model_max_length": 23, "tokenizer_class": "BertTokenizer"}
@@ -254,7 +255,7 @@ def test_padding_of_encodings_is_that_of_transformers(ours, stock) -> None:
     )
 
 
-def test_what_it_knows_is_what_transformers_knows(ours, stock) -> None:
+def test_attributes_are_those_of_transformers(ours, stock) -> None:
     names = [
         "vocab_size",
         "model_max_length",
@@ -281,7 +282,7 @@ def test_what_it_knows_is_what_transformers_knows(ours, stock) -> None:
 # Files ---------------------------------------------------------------------------------------------------------------
 
 
-def test_what_it_saves_both_libraries_read(ours, stock, tmp_path) -> None:
+def test_saved_files_are_read_by_both_libraries(ours, stock, tmp_path) -> None:
     transformers = pytest.importorskip("transformers")
     written = ours.save_pretrained(tmp_path / "saved")
     assert sorted(os.path.basename(path) for path in written) == [
@@ -302,7 +303,7 @@ def test_what_it_saves_both_libraries_read(ours, stock, tmp_path) -> None:
     assert BertTokenizer.from_pretrained(tmp_path / "saved")(texts)["input_ids"] == wanted
 
 
-def test_what_transformers_saves_is_read(ours, stock, tmp_path) -> None:
+def test_files_saved_by_transformers_are_read(ours, stock, tmp_path) -> None:
     stock.save_pretrained(tmp_path)
     texts = [*TRICKY, *fuzzed(500, seed=9)]
     again = BertTokenizer.from_pretrained(tmp_path)
@@ -323,7 +324,7 @@ def test_settings_do_what_they_do_in_transformers(lower, strip, chinese, tmp_pat
     read = BertTokenizer.from_pretrained(tmp_path)
     assert read(texts)["input_ids"] == stock(texts)["input_ids"]
     read.save_pretrained(tmp_path / "again")
-    (tmp_path / "again" / "tokenizer_config.json").unlink()  # tokenizer.json alone must say it too
+    (tmp_path / "again" / "tokenizer_config.json").unlink()  # tokenizer.json alone must have the settings too
     assert BertTokenizer.from_pretrained(tmp_path / "again")(texts)["input_ids"] == read(texts)["input_ids"]
     assert BertTokenizer.from_pretrained(tmp_path, do_lower_case=not lower).do_lower_case is not lower
 
@@ -506,7 +507,7 @@ def test_a_refusal_names_the_value_and_the_way_out(call, message, small) -> None
         call(small)
 
 
-def test_no_limit_is_no_truncation_in_silence() -> None:
+def test_truncation_without_a_limit_is_refused() -> None:
     with pytest.raises(
         ValueError, match="this tokenizer has no model_max_length to truncate or pad to: pass max_length="
     ):
@@ -520,7 +521,11 @@ def test_files_of_other_tokenizers_are_refused(small, tmp_path) -> None:
         (tmp_path / name).write_text(json.dumps({**values, **changes}))
 
     cases: list[tuple[str, dict[str, Any], str]] = [
-        ("tokenizer_config.json", {"tokenizer_class": "BertJapaneseTokenizer"}, "a BertJapaneseTokenizer's"),
+        (
+            "tokenizer_config.json",
+            {"tokenizer_class": "BertJapaneseTokenizer"},
+            "is for a BertJapaneseTokenizer; bertlite has BertTokenizer alone",
+        ),
         ("tokenizer_config.json", {"do_basic_tokenize": False}, "do_basic_tokenize false"),
         ("tokenizer.json", {"normalizer": {"type": "NFC"}}, "its normalizer is NFC, not BertNormalizer"),
         ("tokenizer.json", {"pre_tokenizer": None}, "its pre_tokenizer is None, not BertPreTokenizer"),
@@ -541,14 +546,41 @@ def test_files_of_other_tokenizers_are_refused(small, tmp_path) -> None:
         BertTokenizer.from_pretrained(tmp_path, do_lowercase=True)
 
 
-def test_it_needs_no_transformers() -> None:
-    import subprocess
-
-    code = "import bertlite, sys; bertlite.BertTokenizer(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]'])('a b')"
-    code += "; print([name for name in ('transformers', 'huggingface_hub') if name in sys.modules])"
+def loaded_by(code: str) -> set[str]:
+    """Return the names of the modules that a new interpreter has loaded after some code."""
     root = Path(__file__).resolve().parents[2]
+    code += "; import sys; print('\\n'.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    return set(done.stdout.split())
+
+
+def test_it_needs_no_transformers() -> None:
+    loaded = loaded_by(
+        "import bertlite; bertlite.BertTokenizer(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]'])('a b')"
+    )
+    assert not {"transformers", "huggingface_hub"} & loaded
+
+
+def test_it_loads_no_model_and_reads_no_weights(small, tmp_path) -> None:
+    small.save_pretrained(tmp_path / "saved")
+    use = f"t = BertTokenizer.from_pretrained({str(tmp_path / 'saved')!r}); t('a b', return_tensors='pt')"
+    save = f"t.save_pretrained({str(tmp_path / 'again')!r})"
+    loaded = loaded_by(f"from bertlite.tokenizer import BertTokenizer; {use}; {save}")
+    ours = {name for name in loaded if name.startswith("bertlite.")}
+    rooms = ("bertlite.tokenizer", "bertlite.checkpoint")
+    assert {name for name in ours if not name.startswith(rooms)} == set(), "rooms other than these two"
+    assert {name for name in ours if name.startswith("bertlite.checkpoint.")} == {
+        "bertlite.checkpoint.faults",
+        "bertlite.checkpoint.files",
+        "bertlite.checkpoint.folders",
+    }
+    assert "safetensors" not in loaded
+
+
+def test_finding_files_needs_no_torch() -> None:
+    loaded = loaded_by("import bertlite.checkpoint.files, bertlite.checkpoint.folders")
+    assert "bertlite.checkpoint.files" in loaded
+    assert not {"torch", "numpy", "huggingface_hub"} & loaded
 
 
 # What collators and Trainer do with it -------------------------------------------------------------------------------

@@ -1,0 +1,331 @@
+"""The body of BERT: it checks the inputs, chooses the layout and the backend, and runs the stack.
+
+A body has no `__init__` and is no Module: `build` attaches its parts and `forward` runs them, so that the same body
+hangs from nn.Module in bertlite.model and from transformers' PreTrainedModel in bertlite.hf.
+
+Shapes:  B sequences · S positions · T tokens · D hidden · L layers · N heads as built
+"""
+
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from bertlite.config import ConfigLike
+from bertlite.stack.attention import Backend, packs, select
+from bertlite.stack.cache import KeyValueCache
+from bertlite.stack.gates import read_gates, refuse_pruned
+from bertlite.stack.inputs import (
+    Inputs,
+    check_combination,
+    check_devices,
+    check_encoder_states,
+    check_inputs,
+)
+from bertlite.stack.kernels import Needs
+from bertlite.stack.layouts import Attention, Layout, Padded
+from bertlite.stack.modules import NO_MEMORY, BertEmbeddings, BertEncoder, BertPooler, First, Memory
+from bertlite.stack.outputs import BertModelOutput, Encoded, ModelOutput
+from bertlite.stack.packed import Packed, packing_of, packing_that_pays
+from bertlite.stack.packing import Packing
+
+
+class BertBody:
+    """The inputs, the mask and the stack of BERT."""
+
+    config: Any  # a ConfigLike; which one is the base class's business
+    embeddings: BertEmbeddings
+    encoder: BertEncoder
+    pooler: BertPooler | None
+    output_type: ClassVar[type[Any]] = BertModelOutput
+    encoder_class: ClassVar[type[BertEncoder]] = BertEncoder
+
+    def build(self, config: ConfigLike, add_pooling_layer: bool = True) -> None:
+        """Attach the parts."""
+        self.embeddings = BertEmbeddings(config)
+        self.encoder = self.encoder_class(config)
+        self.pooler = BertPooler(config) if add_pooling_layer else None
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        head_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: KeyValueCache | None = None,
+        use_cache: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        first_token_only: bool = False,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        return_encoded: bool = False,
+    ) -> Any:
+        """Run BERT.
+
+        With attn_implementation="packed" padding is left out: the outputs at padded positions are zeros, and the
+        pooler reads the first token that is not padding.  "auto" leaves it out by the rule of `choose`.
+
+        Args:
+            input_ids: (B, S), integers below vocab_size.
+            attention_mask: what may be looked at; see `bertlite.stack.masks.read_mask`.  None is everything.  It
+                covers the keys of `past_key_values` too.  A decoder never looks ahead, unless a 3-D or 4-D mask says
+                so.
+            token_type_ids: (B, S), the segment of each token; zeros by default.
+            position_ids: (B, S), (1, S) or (S,); by default counted from 0, or from the length of `past_key_values`.
+            inputs_embeds: (B, S, D), in place of input_ids.
+            head_mask: what each head's context is multiplied by: (N,), (L, N), (L, B, N) or transformers'
+                (L, B, N, 1, 1), heads in the numbering of the unpruned model.  Cross-attention has none.
+            encoder_hidden_states: (B, K, D), for a model with cross-attention.
+            encoder_attention_mask: which of them may be looked at; as attention_mask.
+            past_key_values: the keys and values of the tokens before these; extended in place.
+            use_cache: whether to return them; by default a decoder does, unless its layers are checkpointed.
+            cu_seqlens: (B + 1,) int32, for sequences that come packed, one after another without padding: where each
+                begins, and where the last one ends.  All that is (B, S) is then (T,), and so are the outputs.
+            first_token_only: the last layer computes the first token of each sequence alone, [CLS]: last_hidden_state
+                is (B, 1, D), of packed sequences (B, D).
+            output_attentions, output_hidden_states, return_dict: by default what the config says.
+            return_encoded: return `Encoded`, for a head, which reads tokens as the layers left them.
+
+        Returns:
+            BertModelOutput, or with return_dict=False the tuple of what it holds.
+
+        Raises:
+            ValueError: an input that this model cannot take; the message names it and what would do.
+        """
+        attentions = self.config.output_attentions if output_attentions is None else output_attentions
+        states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        inputs = Inputs(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, head_mask, encoder_hidden_states,
+            encoder_attention_mask, cu_seqlens, first_token_only, attentions, states,
+        )  # fmt: skip
+        check_combination(inputs, self.config, past_key_values is not None, self.recomputes())
+        cache = self.cache_for(past_key_values, use_cache, encoder_hidden_states is not None)
+        check_inputs(inputs, self.config, 0 if cache is None else cache.length)
+        check_devices(self.embeddings, inputs)
+        encoded = self.encode(inputs, cache)
+        encoded.past_key_values = self.cache_out(cache) if self.returns_cache(use_cache) else None
+        if self.pooler is not None:
+            encoded.pooler_output = self.pooler(encoded.layout.pooler_rows(encoded.last_hidden_state))
+        return encoded if return_encoded else self.unpacked(encoded, return_dict)
+
+    def encode(self, inputs: Inputs, cache: Any) -> Encoded:
+        """Run the embeddings and the layers; the pooler and the cache that is returned are left to `forward`."""
+        layout = self.choose(inputs, cache)
+        x = self.embeddings(  # (B, S, D) or (T, D)
+            layout.pack_ids(inputs.input_ids),
+            layout.pack_ids(inputs.token_type_ids),
+            layout.positions(inputs.position_ids),
+            layout.pack_ids(inputs.inputs_embeds),
+        )
+        attend = self.attention(layout, x, inputs.attention_mask, inputs.output_attentions, cache)
+        memory = self.memory(inputs, x, cache)
+        gates = None
+        if inputs.head_mask is not None:
+            gates = [layout.gate(g) for g in read_gates(inputs.head_mask, self.config, *layout.gate_shape, x.dtype)]
+        first = First(layout.first, partial(attend, first=True)) if inputs.first_token_only else None
+        states_wanted, others = inputs.output_hidden_states, inputs.encoder_hidden_states
+        x, states, weights = self.encoder(x, attend, gates, memory, others, states_wanted, first)
+        crossed = inputs.output_attentions and memory.attend is not None
+        return Encoded(
+            last_hidden_state=x,
+            hidden_states=tuple(map(layout.unpack, (*states, x))) if states_wanted else None,
+            attentions=tuple(each[0] for each in weights) if inputs.output_attentions else None,
+            cross_attentions=tuple(each[1] for each in weights) if crossed else None,
+            layout=layout.firsts() if inputs.first_token_only else layout,
+        )
+
+    def unpacked(self, encoded: Encoded, return_dict: bool | None) -> Any:
+        """Return what `forward` gives its caller: tokens lie as in the inputs."""
+        states = encoded.hidden_states
+        out = self.output_type(
+            last_hidden_state=encoded.layout.unpack(encoded.last_hidden_state) if states is None else states[-1],
+            pooler_output=encoded.pooler_output,
+            past_key_values=encoded.past_key_values,
+            hidden_states=states,
+            attentions=encoded.attentions,
+            cross_attentions=encoded.cross_attentions,
+        )
+        return pick(out, self.config.return_dict if return_dict is None else return_dict)
+
+    def choose(self, inputs: Inputs, cache: Any) -> Layout:
+        """Choose how the tokens lie: in rows, or packed if padding is to be left out.
+
+        "packed" always leaves it out, and `cu_seqlens` says that it is.  "auto", in eval mode, leaves it out where
+        that pays and nobody can see it, so that what "auto" returns differs by rounding alone:
+
+        - Nobody sees it: of an encoder's output the first token of each sequence alone is wanted, as by a head of the
+          pooler; every sequence begins with a token; no hook looks at the modules; nothing is compiled, exported,
+          traced or mapped, where the mask of today must not decide for that of tomorrow.
+        - It pays: the mask is 2-D, on the CPU, where reading it makes nobody wait, and has at least MIN_POSITIONS
+          positions, of which at most MAX_FILL hold tokens.
+
+        Raises:
+            ValueError: it is to be left out, and the model or the mask cannot do without it.
+        """
+        packing = self.packing(inputs, cached=cache is not None)
+        if packing is not None:
+            return Packed(packing)
+        batch, length = inputs.tokens.shape[:2]
+        past = 0 if cache is None else cache.length
+        return Padded(batch, length, past + length, inputs.tokens.device)
+
+    def packing(self, inputs: Inputs, cached: bool) -> Packing | None:
+        """Return which tokens are real, if padding is to be left out; see `choose`."""
+        name, x, mask = self.attention_name(), inputs.tokens, inputs.attention_mask
+        if inputs.cu_seqlens is not None:
+            if name != "auto" and not packs(name):
+                raise ValueError(f"backend {name!r} cannot take cu_seqlens; use 'packed' or 'auto'")
+            if mask is not None:
+                raise ValueError("give attention_mask or cu_seqlens, not both: packed sequences have no padding")
+            self.check_encoder("packed")
+            return Packing.of_ends(inputs.cu_seqlens)
+        if name == "auto":
+            seen = not inputs.first_token_only or cached or self.config.is_decoder or self.embeddings.training
+            if seen or mask is None or not self.may_skip_padding():
+                return None
+            found = packing_that_pays(x, mask)
+            return None if found is None or has_hooks_within(self) else found
+        if not packs(name):
+            return None
+        if cached:
+            raise ValueError(f"backend {name!r} keeps no keys and looks at no encoder; use 'sdpa' or 'auto'")
+        self.check_encoder(name)
+        return packing_of(x, mask, name)
+
+    def check_encoder(self, name: str) -> None:
+        """Refuse a packing backend for a decoder."""
+        if self.config.is_decoder:
+            raise ValueError(f"backend {name!r} cannot run a decoder, whose tokens do not see all others; use 'sdpa'")
+
+    def attention(self, layout: Layout, x: Tensor, mask: Tensor | None, weights: bool, cache: Any = None) -> Attention:
+        """Choose the backend, and bind it to the layout and the mask.
+
+        Args:
+            x: the embeddings.
+            weights: whether attention weights are returned.
+            cache: of a decoder, for subclasses that look at it.
+        """
+        if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
+            refuse_pruned(self.config, "an attention_mask for each head")
+        backend = self.backend(layout.backend_name(self.attention_name()), x, weights)
+        causal = bool(self.config.is_decoder)
+        return layout.attention(backend, weights, mask, self.config.num_attention_heads, causal, x.device)
+
+    def memory(self, inputs: Inputs, x: Tensor, cache: Any) -> Memory:
+        """Return what a decoder's layers work with: the cache, and attention to an encoder's output."""
+        states = inputs.encoder_hidden_states
+        if states is None:
+            return NO_MEMORY if cache is None else Memory(cache)
+        check_encoder_states(self.config, states, x.shape[0])
+        mask, weights = inputs.encoder_attention_mask, inputs.output_attentions
+        return Memory(cache, self.cross_attention(x, states.shape[1], mask, weights))
+
+    def cross_attention(self, x: Tensor, keys: int, mask: Tensor | None, weights: bool) -> Attention:
+        """Choose the backend of attention to an encoder's output, and bind it to the mask."""
+        if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
+            refuse_pruned(self.config, "an encoder_attention_mask for each head")
+        layout = Padded(x.shape[0], x.shape[1], keys, x.device, "encoder_attention_mask")
+        backend = self.backend(self.attention_name(), x, weights)
+        if backend.packs:
+            raise ValueError(f"backend {backend.name!r} looks at no encoder; use 'sdpa' or 'auto'")
+        return layout.attention(backend, weights, mask, self.config.num_attention_heads, False, x.device)
+
+    def backend(self, name: str, x: Tensor, weights: bool) -> Backend:
+        """Select the backend for embeddings x."""
+        needs = Needs(
+            weights=weights,
+            dropout=bool(self.embeddings.training and self.config.attention_probs_dropout_prob > 0),
+            relative=self.config.position_embedding_type != "absolute",
+            device=x.device.type,
+            dtype=torch.get_autocast_dtype("cuda") if x.is_cuda and torch.is_autocast_enabled() else x.dtype,
+            head_dim=self.config.hidden_size // self.config.num_attention_heads,
+        )
+        return select(name, needs)
+
+    def may_skip_padding(self) -> bool:
+        """Return whether work may be left out that no result shows, which rounds results differently in float32.
+
+        Under "auto" and the backends that pack; a named "eager" or "sdpa" computes what transformers computes, bit for
+        bit.
+        """
+        name = self.attention_name()
+        return name == "auto" or packs(name)
+
+    def first_token_suffices(self, output_attentions: bool | None, output_hidden_states: bool | None) -> bool:
+        """Return whether a head that reads the pooler alone may spare the last layer all tokens but the first.
+
+        Not where hidden states or attentions are returned, nor where a hook would see the last layer or its output:
+        under a hook every token passes through every layer.
+        """
+        wanted = [self.config.output_attentions if output_attentions is None else output_attentions]
+        wanted.append(self.config.output_hidden_states if output_hidden_states is None else output_hidden_states)
+        if any(wanted) or self.config.is_decoder or not self.may_skip_padding():
+            return False
+        layers = self.encoder.layer
+        last_is_seen = len(layers) and has_hooks_within(layers[len(layers) - 1])
+        return not (has_hooks(self) or has_hooks(self.encoder) or last_is_seen)
+
+    def attention_name(self) -> str:
+        """Return the name of the backend, or "auto"."""
+        return str(self.config.attn_implementation)
+
+    def returns_cache(self, use_cache: bool | None) -> bool:
+        """Return whether the keys and values of this forward are given to the caller."""
+        if not self.config.is_decoder:
+            return False  # an encoder has no next token to keep keys for
+        if use_cache is None:
+            return bool(self.config.use_cache and not self.recomputes())
+        if use_cache and self.recomputes():
+            raise ValueError("use_cache=True with gradient checkpointing would fill the cache twice; turn one off")
+        return use_cache
+
+    def recomputes(self) -> bool:
+        """Return whether some layer is run again in the backward pass."""
+        return any(layer.recomputes for layer in self.encoder.layer)
+
+    def cache_for(self, past: Any, use_cache: bool | None, crossed: bool) -> Any:
+        """Return the cache of one forward, as the layers use it."""
+        if past is None:
+            return KeyValueCache() if self.returns_cache(use_cache) else None
+        if not isinstance(past, KeyValueCache):
+            raise TypeError(
+                f"past_key_values is a {type(past).__name__}; pass the KeyValueCache that a model returned"
+            )
+        return past
+
+    def cache_out(self, cache: Any) -> Any:
+        """Return the cache as the caller gets it."""
+        return cache
+
+
+def has_hooks_within(module: Any) -> bool:
+    """Return whether a hook looks at the module or at a part of it."""
+    return any(map(has_hooks, module.modules()))
+
+
+def has_hooks(module: Any) -> bool:
+    """Return whether a hook looks at what the module is given or gives."""
+    return bool(
+        module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
+    )
+
+
+def pick(out: ModelOutput, return_dict: bool) -> Any:
+    """Return an output, or the tuple of what it holds."""
+    return out if return_dict else out.to_tuple()
+
+
+def set_config(model: Any, config: ConfigLike) -> None:
+    """Give a model, the BertModel inside it and the parts that keep its config another one."""
+    before = model.config
+    for part in model.modules():
+        if vars(part).get("config") is before:  # in bertlite.hf, what attention functions of transformers look at
+            part.config = config
+    model.config = model.base_model.config = config

@@ -1,0 +1,294 @@
+"""Texts to batches: check the texts, collect the columns of their encodings, pad them and make tensors of them.
+
+Letters:  B sequences · S positions, padding included
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+import torch
+
+if TYPE_CHECKING:
+    from numpy import integer
+    from numpy.typing import NDArray
+    from tokenizers import Encoding
+
+Text: TypeAlias = str | Sequence[str]  # a sequence is one text split into words
+TextOrPair: TypeAlias = Text | tuple[Text, Text]
+Ids: TypeAlias = "int | Sequence[Ids] | torch.Tensor | NDArray[integer[Any]]"
+Encodings: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]  # labels may be of any type
+
+SIDES = ("right", "left")
+PADDING = {
+    False: None,
+    None: None,
+    "do_not_pad": None,
+    True: "longest",
+    "longest": "longest",
+    "max_length": "max_length",
+}
+TRUNCATION = {
+    False: None,
+    None: None,
+    "do_not_truncate": None,
+    True: "longest_first",
+    "longest_first": "longest_first",
+    "only_first": "only_first",
+    "only_second": "only_second",
+}
+COLUMNS: dict[str, Callable[["Encoding"], Any]] = {  # the value of a column for one sequence
+    "input_ids": lambda encoding: encoding.ids,
+    "token_type_ids": lambda encoding: encoding.type_ids,
+    "attention_mask": lambda encoding: encoding.attention_mask,
+    "special_tokens_mask": lambda encoding: encoding.special_tokens_mask,
+    "offset_mapping": lambda encoding: encoding.offsets,
+    "length": len,
+}
+CONTRACTIONS = (" .", " ?", " !", " ,", " n't", " 'm", " 's", " 've", " 're")
+
+
+class BatchEncoding(dict[str, Any]):
+    """The result of a tokenizer: a dict, to be passed to a model as **batch, whose items are attributes too.
+
+    `encodings` has one `tokenizers.Encoding` per sequence, which knows words and characters.
+    """
+
+    encodings: Sequence["Encoding"]
+
+    def __init__(self, items: Mapping[str, Any] | None = None, encodings: Sequence["Encoding"] = ()) -> None:
+        super().__init__(items or {})
+        self.encodings = encodings
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"this encoding has no {name}; it has {', '.join(self) or 'nothing'}") from None
+
+    def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> Self:
+        """Move the tensors to a device, in place, and return this encoding."""
+        for name, value in self.items():
+            if isinstance(value, torch.Tensor):
+                self[name] = value.to(device, non_blocking=non_blocking)
+        return self
+
+    def tokens(self, sequence: int = 0) -> list[str]:
+        """Return the tokens of a sequence."""
+        return self.encodings[sequence].tokens
+
+    def word_ids(self, sequence: int = 0) -> list[int | None]:
+        """Return for each token the index of its word in the text; None for special tokens."""
+        return self.encodings[sequence].word_ids
+
+    def sequence_ids(self, sequence: int = 0) -> list[int | None]:
+        """Return for each token 0 if it is from the text and 1 if from the pair; None for special tokens."""
+        return self.encodings[sequence].sequence_ids
+
+
+# Arguments -----------------------------------------------------------------------------------------------------------
+
+
+def check_side(name: str, value: str) -> None:
+    """Raise ValueError unless a side is "right" or "left"."""
+    if value not in SIDES:
+        raise ValueError(f"{name} is {value!r}; it must be {' or '.join(SIDES)}")
+
+
+def look_up(name: str, value: bool | str | None, table: Mapping[Any, str | None]) -> str | None:
+    """Return the entry of a table, such as PADDING, for an argument.
+
+    Raises:
+        ValueError: the table has no such entry.
+    """
+    if value not in table:
+        raise ValueError(f"{name}={value!r} is unknown; have: {', '.join(map(repr, table))}")
+    return table[value]
+
+
+def read_texts(text: Any, pair: Any, is_split_into_words: bool) -> tuple[list[TextOrPair], bool]:
+    """Return a list of the texts, those with a pair as tuples, and True if they were given as a batch.
+
+    Raises:
+        ValueError: they are no texts.
+    """
+    listed = isinstance(text, list | tuple)
+    if not listed and (is_split_into_words or not isinstance(text, str)):
+        wanted = "a list of words, or several" if is_split_into_words else "a string, or a list of them"
+        raise ValueError(f"the text is {text!r:.80}, a {type(text).__name__}; expected {wanted}")
+    batched = listed and (not is_split_into_words or (len(text) > 0 and isinstance(text[0], list | tuple)))
+    if not batched:
+        texts = [text] if pair is None else [(text, pair)]
+    elif pair is None:
+        texts = [tuple(each) if is_pair(each, is_split_into_words) else each for each in text]
+    elif isinstance(pair, list | tuple) and len(pair) == len(text):
+        texts = list(zip(text, pair, strict=True))
+    else:
+        count = len(pair) if isinstance(pair, list | tuple) else f"a {type(pair).__name__}"
+        raise ValueError(f"there are {len(text)} texts but text_pair is {count}; give one for each")
+    return texts, batched
+
+
+def is_pair(text: object, is_split_into_words: bool) -> bool:
+    if not isinstance(text, list | tuple) or len(text) != 2:
+        return False
+    return not is_split_into_words or all(isinstance(part, list | tuple) for part in text)
+
+
+@contextmanager
+def explained_errors(texts: Iterable[TextOrPair], settings: str) -> Iterator[None]:
+    """Turn the errors of the Rust tokenizer into a ValueError that names the text or the settings."""
+    try:
+        yield
+    except TypeError:
+        raise text_error(texts) from None
+    except BaseException as error:  # the Rust library raises Exception itself, and panics beside Exception
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"{settings}: {error}") from None
+
+
+def text_error(texts: Iterable[object]) -> ValueError:
+    """Return the error that names the text which the Rust tokenizer cannot encode."""
+    for i, text in enumerate(texts):
+        for part in text if isinstance(text, tuple) else (text,):
+            for word in part if isinstance(part, list | tuple) else (part,):
+                if not isinstance(word, str):
+                    return ValueError(f"text {i} holds {word!r:.80}, a {type(word).__name__}; expected a string")
+                try:
+                    word.encode()
+                except UnicodeEncodeError as error:
+                    found = word[error.start]
+                    return ValueError(f"text {i} holds {found!a}, half a character: decode it with errors='replace'")
+    return ValueError(
+        "the texts are neither all strings nor all pairs; a text that is split into words needs is_split_into_words"
+    )
+
+
+def read_encodings(given: Encodings) -> tuple[list[dict[str, Any]], bool]:
+    """Return a dict of lists and numbers for each sequence, and True if they were given as a batch.
+
+    Raises:
+        ValueError: encodings without input_ids, with different keys, or with columns of different lengths.
+    """
+    if isinstance(given, Mapping):
+        columns = {name: to_lists(column) for name, column in given.items()}
+        ids = columns.get("input_ids")
+        if isinstance(ids, list) and ids and not isinstance(ids[0], list):
+            return [columns], False
+        counts = {name: len(column) for name, column in columns.items()}
+        if len(set(counts.values())) > 1:
+            raise ValueError(f"these are not of one batch: {', '.join(f'{n} {name}' for name, n in counts.items())}")
+        if ids is not None:
+            return [{name: to_lists(column[i]) for name, column in columns.items()} for i in range(len(ids))], True
+        rows = [columns]
+    else:
+        rows = [{name: to_lists(value) for name, value in row.items()} for row in given]
+    for row in rows:
+        if "input_ids" not in row:
+            raise ValueError(f"an encoding to pad has {', '.join(row) or 'nothing'}; it needs input_ids")
+        if row.keys() != rows[0].keys():
+            odd = ", ".join(sorted(row.keys() ^ rows[0].keys()))
+            raise ValueError(f"some encodings have {odd} and others do not: remove it, or give it to all")
+    return rows, True
+
+
+def tensor_kind(given: Encodings) -> str | None:
+    """Return "pt" if the ids are tensors, "np" if they are arrays, None if they are lists."""
+    first = given if isinstance(given, Mapping) else given[0] if given else {}
+    ids = first.get("input_ids")
+    if isinstance(ids, list) and ids:
+        ids = ids[0]
+    return "pt" if isinstance(ids, torch.Tensor) else "np" if hasattr(ids, "__array__") else None
+
+
+# Results -------------------------------------------------------------------------------------------------------------
+
+
+def collect_columns(
+    encodings: Sequence["Encoding"], names: Iterable[str], overflowing: bool
+) -> tuple[dict[str, list[Any]], list["Encoding"]]:
+    """Return the named COLUMNS and the sequences that they hold.
+
+    Args:
+        overflowing: add the tokens that truncation cut off as further sequences, and a column
+            `overflow_to_sample_mapping` with the index of the text that each sequence comes from.
+    """
+    groups = [[encoding, *encoding.overflowing] if overflowing else [encoding] for encoding in encodings]
+    sequences = [sequence for group in groups for sequence in group]
+    columns = {name: [COLUMNS[name](sequence) for sequence in sequences] for name in names}
+    if overflowing:
+        columns["overflow_to_sample_mapping"] = [i for i, group in enumerate(groups) for _ in group]
+    return columns, sequences
+
+
+def pad_columns(
+    rows: Sequence[Mapping[str, Any]], fills: Mapping[str, int], length: int, side: str
+) -> dict[str, list[Any]]:
+    """Return the columns of some sequences, with those named in `fills` padded to a length on one side."""
+    columns: dict[str, list[Any]] = {name: [] for name in rows[0]} if rows else {}
+    for row in rows:
+        for name, column in columns.items():
+            value = row[name]
+            if name in fills:
+                padding = [fills[name]] * (length - len(row["input_ids"]))
+                value = [*value, *padding] if side == "right" else [*padding, *value]
+            column.append(value)
+    return columns
+
+
+def make_batch_encoding(
+    columns: Mapping[str, list[Any]],
+    return_tensors: str | None,
+    *,
+    batched: bool,
+    encodings: Sequence["Encoding"] = (),
+) -> BatchEncoding:
+    """Return the columns as tensors, arrays or lists; lists of one text are flat unless it is `batched`."""
+    if return_tensors is not None:
+        return BatchEncoding(to_tensors(columns, return_tensors), encodings)
+    return BatchEncoding(columns if batched else {name: column[0] for name, column in columns.items()}, encodings)
+
+
+def to_lists(value: Any) -> Any:
+    """Return a tensor, an array or nested lists of them as lists and numbers of Python; other values as they are."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [to_lists(each) for each in value] if value and not isinstance(value[0], int | str) else list(value)
+    return value
+
+
+def to_tensors(columns: Mapping[str, list[Any]], kind: str) -> dict[str, "torch.Tensor | NDArray[Any]"]:
+    """Return the columns as (B, …) tensors ("pt") or arrays ("np"); whole numbers as int64.
+
+    Raises:
+        ValueError: another kind is asked for, or rows have different lengths.
+    """
+    if kind not in ("pt", "np"):
+        raise ValueError(f"return_tensors={kind!r} is unknown; have: 'pt', 'np', or None for lists")
+    import numpy as np
+
+    made: dict[str, torch.Tensor | NDArray[Any]] = {}
+    for name, column in columns.items():
+        try:
+            made[name] = torch.tensor(column) if kind == "pt" else np.array(column)
+        except (ValueError, TypeError):
+            lengths = sorted({len(row) for row in column if isinstance(row, list)})
+            if len(lengths) < 2:
+                raise ValueError(f"{name} makes no tensor; it holds {column[0]!r:.80}: remove it first") from None
+            raise ValueError(
+                f"{name} has rows of {lengths[0]} to {lengths[-1]} and makes no tensor: pass padding=True when"
+                " encoding, and a collator that pads it (DataCollatorForTokenClassification pads labels)"
+            ) from None
+    return made
+
+
+def clean_up_spaces(text: str) -> str:
+    """Remove the spaces before punctuation marks and in contractions, as transformers 4 does."""
+    for spaced in CONTRACTIONS[:4]:
+        text = text.replace(spaced, spaced[1:])
+    text = text.replace(" ' ", "'")
+    for spaced in CONTRACTIONS[4:]:
+        text = text.replace(spaced, spaced[1:])
+    return text

@@ -1,0 +1,269 @@
+"""The tokens of a tokenizer: their ids, the special ones among them, and ids to texts."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+
+from bertlite.tokenizer.encoding import Ids, clean_up_spaces, to_lists
+from bertlite.tokenizer.files import FLAGS, ROLES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from tokenizers import AddedToken, Tokenizer
+
+
+class Vocabulary:
+    """The tokens of a Rust tokenizer that works as BERT's, by their ids and their roles.
+
+    Args:
+        vocab: {token: id}.
+        added_tokens: {id: {"content": "<e>", …}}, tokens that are never cut.
+        normalizer: arguments of `tokenizers.normalizers.BertNormalizer`.
+        max_input_chars_per_word: a longer word is unknown.
+        roles: the token of each of ROLES.
+
+    Raises:
+        ValueError: a special token is not in the vocabulary, or an added one cannot have its id.
+    """
+
+    unk_token: str
+    sep_token: str
+    pad_token: str
+    cls_token: str
+    mask_token: str
+    unk_token_id: int
+    sep_token_id: int
+    pad_token_id: int
+    cls_token_id: int
+    mask_token_id: int
+    clean_up_tokenization_spaces: bool
+
+    def __init__(
+        self,
+        vocab: Mapping[str, int],
+        added_tokens: Mapping[int, Mapping[str, Any]],
+        normalizer: Mapping[str, Any],
+        max_input_chars_per_word: int,
+        **roles: str,
+    ) -> None:
+        if roles["unk_token"] not in vocab:
+            raise missing_token("unk_token", roles["unk_token"], vocab)
+        self._tokenizer = make_backend(vocab, roles["unk_token"], max_input_chars_per_word, normalizer)
+        add_tokens(self._tokenizer, added_tokens)
+        for role, token in roles.items():
+            number = self._tokenizer.token_to_id(token)
+            if number is None:
+                raise missing_token(role, token, vocab)
+            setattr(self, role, token)
+            setattr(self, f"{role}_id", number)
+            if token not in self.get_added_vocab():
+                add_tokens(self._tokenizer, {number: {"content": token, "special": True}})
+        set_template(self._tokenizer, (self.cls_token, self.cls_token_id), (self.sep_token, self.sep_token_id))
+        self._ids = range(max(self.get_vocab().values()) + 1)
+
+    def __len__(self) -> int:
+        """Return the number of tokens, added ones included."""
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens in the vocabulary, without those added."""
+        return self._tokenizer.get_vocab_size(with_added_tokens=False)
+
+    @property
+    def vocab(self) -> dict[str, int]:
+        """{token: id}, added tokens included."""
+        return self.get_vocab()
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return {token: id}, added tokens included."""
+        return self._tokenizer.get_vocab(with_added_tokens=True)
+
+    def get_added_vocab(self) -> dict[str, int]:
+        """Return {token: id} of the tokens that are never cut: special ones, and those added."""
+        return {token.content: number for number, token in self.added_tokens_decoder.items()}
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, "AddedToken"]:
+        """{id: token} of the tokens that are never cut."""
+        return dict(sorted(self._tokenizer.get_added_tokens_decoder().items()))
+
+    @property
+    def special_tokens_map(self) -> dict[str, str]:
+        """{role: token}, such as "pad_token": "[PAD]"."""
+        return {role: getattr(self, role) for role in ROLES}
+
+    @property
+    def all_special_tokens(self) -> list[str]:
+        """The tokens of `special_tokens_map`, then those added as special."""
+        named = list(self.special_tokens_map.values())
+        added = [token.content for token in self.added_tokens_decoder.values() if token.special]
+        return list(dict.fromkeys([*named, *added]))
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """The ids of `all_special_tokens`."""
+        return [self.get_added_vocab()[token] for token in self.all_special_tokens]
+
+    @property
+    def backend_tokenizer(self) -> "Tokenizer":
+        """The Rust tokenizer that does the work."""
+        return self._tokenizer
+
+    def num_special_tokens_to_add(self, pair: bool = False) -> int:
+        """Return the number of special tokens in a sequence of one text, or of a pair."""
+        return self._tokenizer.num_special_tokens_to_add(pair)
+
+    # Tokens to ids and back ------------------------------------------------------------------------------------------
+
+    @overload
+    def convert_tokens_to_ids(self, tokens: str) -> int: ...
+    @overload
+    def convert_tokens_to_ids(self, tokens: list[str] | tuple[str, ...]) -> list[int]: ...
+    def convert_tokens_to_ids(self, tokens: str | Iterable[str]) -> int | list[int]:
+        """Return the id of a token, or a list of ids; `unk_token_id` if the vocabulary lacks it."""
+        if isinstance(tokens, str):
+            number = self._tokenizer.token_to_id(tokens)
+            return self.unk_token_id if number is None else number
+        return [self.convert_tokens_to_ids(token) for token in tokens]
+
+    def get_special_tokens_mask(
+        self,
+        token_ids_0: Sequence[int],
+        token_ids_1: Sequence[int] | None = None,
+        already_has_special_tokens: bool = False,
+    ) -> list[int]:
+        """Return 1 for every special token and 0 for others: those in the ids or, by default, to be added to them."""
+        if already_has_special_tokens:
+            if token_ids_1 is not None:
+                raise ValueError(
+                    "token_ids_1 was given with already_has_special_tokens: the ids are one sequence then"
+                )
+            special = set(self.all_special_ids)
+            return [int(number in special) for number in to_lists(token_ids_0)]
+        second = [] if token_ids_1 is None else [*[0] * len(token_ids_1), 1]
+        return [1, *[0] * len(token_ids_0), 1, *second]
+
+    @overload
+    def convert_ids_to_tokens(self, ids: int, skip_special_tokens: bool = False) -> str | None: ...
+    @overload
+    def convert_ids_to_tokens(self, ids: Ids, skip_special_tokens: bool = False) -> str | list[str | None] | None: ...
+    def convert_ids_to_tokens(self, ids: Ids, skip_special_tokens: bool = False) -> str | list[str | None] | None:
+        """Return the token of an id, or a list of tokens; None for an id that the vocabulary leaves out.
+
+        Raises:
+            ValueError: a number is no token's id.
+        """
+        numbers = to_lists(ids)
+        if isinstance(numbers, int):
+            return self._tokenizer.id_to_token(self._checked([numbers])[0])
+        skipped = set(self.all_special_ids) if skip_special_tokens else set()
+        return [self._tokenizer.id_to_token(number) for number in self._checked(numbers) if number not in skipped]
+
+    def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
+        """Join tokens into a text."""
+        return self._tokenizer.decoder.decode(list(tokens))
+
+    @overload
+    def decode(
+        self,
+        token_ids: int | Sequence[int],
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
+    ) -> str: ...
+    @overload
+    def decode(
+        self, token_ids: Ids, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
+    ) -> str | list[str]: ...
+    def decode(
+        self, token_ids: Ids, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
+    ) -> str | list[str]:
+        """Return the text of ids, or a list of texts for a batch of them; ids are a list, an array or a tensor.
+
+        Raises:
+            ValueError: a number is no token's id, such as the -100 of ignored labels.
+        """
+        numbers = to_lists(token_ids)
+        if isinstance(numbers, int):
+            numbers = [numbers]
+        if numbers and not isinstance(numbers[0], int):
+            return [self.decode(row, skip_special_tokens, clean_up_tokenization_spaces) for row in numbers]
+        text = self._tokenizer.decode(self._checked(numbers), skip_special_tokens=skip_special_tokens)
+        if clean_up_tokenization_spaces is None:
+            clean_up_tokenization_spaces = self.clean_up_tokenization_spaces
+        return clean_up_spaces(text) if clean_up_tokenization_spaces else text
+
+    def batch_decode(
+        self,
+        sequences: "Iterable[Sequence[int]] | torch.Tensor | NDArray[Any]",
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
+    ) -> list[str]:
+        """Return the text of each row of ids."""
+        return [self.decode(row, skip_special_tokens, clean_up_tokenization_spaces) for row in sequences]
+
+    def _checked(self, ids: list[int]) -> list[int]:
+        for number in ids:
+            if number not in self._ids:
+                raise ValueError(f"{number} is no token id; this tokenizer has 0 to {self._ids[-1]}")
+        return ids
+
+
+# The Rust tokenizer --------------------------------------------------------------------------------------------------
+
+
+def make_backend(
+    vocab: Mapping[str, int], unk_token: str, max_input_chars_per_word: int, normalizer: Mapping[str, Any]
+) -> "Tokenizer":
+    """Make a Rust tokenizer that cuts texts into pieces as BERT does, and adds no special tokens yet."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    model = models.WordPiece(dict(vocab), unk_token=unk_token, max_input_chars_per_word=max_input_chars_per_word)
+    backend = Tokenizer(model)
+    backend.normalizer = normalizers.BertNormalizer(**normalizer)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    return backend
+
+
+def add_tokens(backend: "Tokenizer", tokens: Mapping[int, Mapping[str, Any]]) -> None:
+    """Add tokens that are never cut.
+
+    Raises:
+        ValueError: the Rust tokenizer gives one of them another id.
+    """
+    from tokenizers import AddedToken
+
+    for number, stated in sorted(tokens.items()):
+        token, special = stated["content"], bool(stated.get("special", False))
+        flags = {"normalized": not special, **{flag: stated[flag] for flag in FLAGS if flag in stated}}
+        holder = backend.id_to_token(number)
+        backend.add_tokens([AddedToken(token, **flags)])
+        given = backend.token_to_id(token)
+        if holder not in (None, token) or given != number:
+            raise ValueError(
+                f"added token {token!r} cannot have the id {number}: it would be {given}, and {number} is"
+                f" {holder!r}; added ids follow the vocabulary's"
+            )
+
+
+def set_template(backend: "Tokenizer", first: tuple[str, int], last: tuple[str, int]) -> None:
+    """Let a Rust tokenizer put [CLS] before a text and [SEP] after it and its pair, each given with its id."""
+    from tokenizers import processors
+
+    (cls_token, _), (sep_token, _) = first, last
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{cls_token}:0 $A:0 {sep_token}:0",
+        pair=f"{cls_token}:0 $A:0 {sep_token}:0 $B:1 {sep_token}:1",
+        special_tokens=[first, last],
+    )
+
+
+def missing_token(role: str, token: str, vocab: Mapping[str, int]) -> ValueError:
+    return ValueError(
+        f"the vocabulary of {len(vocab)} tokens has no {token!r}: pass {role}=, or add it to the vocabulary"
+    )
