@@ -71,13 +71,13 @@ def test_a_gpu_check_that_fails_is_told_and_kept(tmp_path, capsys):
 
 
 def test_benchmark_writes_a_record(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(timing, "FEWEST", 2)
+    monkeypatch.setattr(timing, "FEWEST", 3)
     path = tmp_path / "startup.json"
-    assert main(["bench", "--only", "import", "--rounds", "2", "--json", str(path)]) == 0
+    assert main(["bench", "--only", "import", "--rounds", "3", "--json", str(path)]) == 0
     record = json.loads(path.read_text())
     assert record["environment"]["versions"]["torch"]
     section = record["sections"]["import"]
-    assert section["rounds"] == 2
+    assert section["rounds"] == 3
     assert set(section["seconds"]) == {"python", "torch", "bertlite", "bertlite --help", "transformers"}
     assert section["ratios"]["bertlite / torch"]["median"] > 0
     assert "bertlite / torch" in capsys.readouterr().out
@@ -89,10 +89,10 @@ def test_benchmark_refuses_an_unknown_section(capsys):
 
 
 def test_benchmark_checkpointing_measures_both_axes(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(timing, "FEWEST", 2)
+    monkeypatch.setattr(timing, "FEWEST", 3)
     pytest.importorskip("transformers")
     path = tmp_path / "checkpointing.json"
-    small = ["--layers", "6", "--hidden", "64", "--length", "64", "--rounds", "2", "--json", str(path)]
+    small = ["--layers", "6", "--hidden", "64", "--length", "64", "--rounds", "3", "--json", str(path)]
     assert checkpointing.main(small) == 0
     record = json.loads(path.read_text())
     for kind, tokens in (("full", 256), ("ragged", 64 + 19 + 16 + 10)):

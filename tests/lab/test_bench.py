@@ -24,8 +24,8 @@ TINY = {**SIZES, "vocab_size": 1000, "num_attention_heads": 4, "max_position_emb
 
 @pytest.fixture
 def few_rounds(monkeypatch):
-    """Let a section be measured in 2 rounds, which is no figure but takes little time."""
-    monkeypatch.setattr(timing, "FEWEST", 2)
+    """Let a section be measured in 3 rounds, whose quartiles are the least, the middle and the most."""
+    monkeypatch.setattr(timing, "FEWEST", 3)
 
 
 def test_candidates_run_in_turn():
@@ -145,7 +145,7 @@ def test_an_engine_that_is_wrong_is_not_timed(kept, few_rounds, monkeypatch, cap
         return lambda batch: run({"input_ids": batch["input_ids"]})
 
     monkeypatch.setattr(sections, "ENGINES", (ENGINES[0], engines.Engine("quick", deaf, ("float32",))))
-    found = sections.forward(ragged("SST-2", 4, 23), Bench(2, kept=kept))
+    found = sections.forward(ragged("SST-2", 4, 23), Bench(3, kept=kept))
     assert BASELINE in found["seconds"]
     assert "quick float32" not in found["seconds"]
     assert found["wrong"] == ["quick float32"]
@@ -156,7 +156,7 @@ def test_an_engine_that_is_wrong_is_not_timed(kept, few_rounds, monkeypatch, cap
 
 
 def test_pruned_models_stand_beside_the_whole(kept, few_rounds):
-    found = sections.pruned(Bench(2, kept=kept))
+    found = sections.pruned(Bench(3, kept=kept))
     assert set(found["ratios"]) == {
         f"whole {dtype} / half {of} {dtype}"
         for dtype in ("float32", "bfloat16")
@@ -202,20 +202,20 @@ def test_training_by_autocast_computes_in_bfloat16(kept, few_rounds, monkeypatch
             return out
 
     with Watch():
-        found = sections.training(Bench(2, kept=kept, seconds=0.01), autocast=True)
+        found = sections.training(Bench(3, kept=kept, seconds=0.01), autocast=True)
     assert seen == {torch.bfloat16}
     assert "bfloat16 by autocast" in found["what"]
 
 
 def test_training_steps_stand_beside_those_of_transformers(kept, few_rounds):
-    found = sections.training(Bench(2, kept=kept))
+    found = sections.training(Bench(3, kept=kept))
     assert set(found["ratios"]) == {f"transformers sdpa / bertlite {name}" for name in ("sdpa", "packed")}
 
 
 def test_the_command_measures_records_draws_and_checks(kept, few_rounds, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sections, "ceilings", lambda device: {"float32": 1e9, "bfloat16": 1e9, "bytes": 1e9})
     record, only = tmp_path / "speed.json", ["--only", "forward 1 x 16", "--engines", "bertlite optimised"]
-    common = ["bench", *only, "--rounds", "2", "--keep", str(kept), "--json", str(record)]
+    common = ["bench", *only, "--rounds", "3", "--keep", str(kept), "--json", str(record)]
     drawing = []
     if "matplotlib" in sys.modules or pytest.importorskip("matplotlib"):
         drawing = ["--plot", str(tmp_path / "speed.png")]
@@ -250,7 +250,7 @@ def test_missing_peers_are_named(kept, few_rounds, tmp_path, capsys, monkeypatch
     monkeypatch.setattr(sections, "ENGINES", (ENGINES[0], gone))
     record = tmp_path / "speed.json"
     assert (
-        cli.main(["bench", "--only", "forward 1 x 16", "--rounds", "2", "--keep", str(kept), "--json", str(record)])
+        cli.main(["bench", "--only", "forward 1 x 16", "--rounds", "3", "--keep", str(kept), "--json", str(record)])
         == 0
     )
     assert "missing: onnxruntime float32: not installed: no_such_package" in capsys.readouterr().out
