@@ -1,12 +1,13 @@
-"""What a figure needs beside it to mean anything: where it was measured, with what, and a file that holds it.
+"""Records of experiments: the figures, the commit and the machine they were measured with, and files that hold both.
 
-A `Run` is a folder that says all of that about one experiment::
+A record is a JSON file with an "environment": versions, processor, and under "git" the commit of the code.
+A `Run` is a folder that holds all of that about one experiment::
 
-    run.json            command, config, seed, git commit, versions, machine, hashes of data and model, wall seconds,
-                        results, and its status: running, finished or failed
+    run.json            command, config, seed, environment, hashes of data and model, wall seconds, results, and its
+                        status: running, finished or failed
     metrics.jsonl       one line per step
     predictions.jsonl   one line per example
-    *.json              what else the experiment saves, such as its masks
+    *.json              other files that the experiment saves, such as its masks
 """
 
 import hashlib
@@ -15,35 +16,38 @@ import os
 import platform
 import shlex
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
 PACKAGES = ("bertlite", "torch", "transformers", "accelerate", "safetensors", "tokenizers", "huggingface_hub", "numpy")
 RUN, METRICS, PREDICTIONS = "run.json", "metrics.jsonl", "predictions.jsonl"
+ROOT = Path(__file__).resolve().parents[1]  # of the checkout, where there is one
+RESULTS = "scripts/results"  # where the checkout keeps its records
 
 
 class Run:
-    """A folder for one run of an experiment, written as it goes, so that a killed run can be read up to where it came.
+    """A folder for one run of an experiment, written as it goes, so that a killed run can be read up to its last step.
 
-    It is finished when the `with` block ends, failed when an error ends it; a run that was killed stays "running".
+    The run is finished when the `with` block ends, failed when an error ends it; a killed run stays "running".
 
     Args:
-        name: what it is a run of.
-        config: all that it was asked to do; JSON-ready.
+        name: kind of experiment, such as "prune".
+        config: all settings of the run; JSON-ready.
         root: where the folder is made, as DATE-NAME-XXXX.
-        folder: the folder itself instead; what an unfinished run left there is replaced.
-        seed: of whatever was drawn.
-        data, model: {name: sha256} of what was read; see `sha256_of`.
+        folder: the folder itself instead; an unfinished run in it is replaced.
+        seed: of all random draws.
+        data, model: {name: sha256} of the data and models that were read; see `sha256_of`.
 
     Raises:
         FileExistsError: `folder` holds a finished run, or something that is not a run.
@@ -67,36 +71,40 @@ class Run:
         self.results: dict[str, Any] = {}
         self.facts = {
             "name": name,
-            "command": shlex.join([program(), *sys.argv[1:]]),
+            "command": shlex.join([program_name(), *sys.argv[1:]]),
             "config": dict(config),
             "seed": seed,
             "data": dict(data or {}),
             "model": dict(model or {}),
-            "git": git(),
             "environment": environment(device),
             "started": today.isoformat(timespec="seconds"),
         }
 
     def __enter__(self) -> Self:
         if self.folder.exists():
-            written = [path for path in self.folder.iterdir() if not path.name.startswith(f".{RUN}.")]  # half
+            # a killed process may have left a half-written .run.json.XXXX
+            written = [path for path in self.folder.iterdir() if not path.name.startswith(f".{RUN}.")]
             if written and not (self.folder / RUN).exists():
                 raise FileExistsError(f"{self.folder} is there already and is not a run: name another folder")
             if is_finished(self.folder):
                 raise FileExistsError(f"{self.folder} holds a finished run: delete it, or name another folder")
-            for path in sorted(written, key=lambda path: path.name == RUN):  # last what says that it is a run
+            for path in sorted(
+                written, key=lambda path: path.name == RUN
+            ):  # run.json last: it says that this is a run
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         self.clock = time.perf_counter()
-        self.tell("running")
+        warn_untraceable(self.facts)
+        self.write_facts("running")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if kind is None:
-            self.tell("finished")
+            self.write_facts("finished")
         else:
-            self.tell("failed", error=f"{kind.__name__}: {error}")
+            self.write_facts("failed", error=f"{kind.__name__}: {error}")
 
-    def tell(self, status: str, **more: Any) -> None:
+    def write_facts(self, status: str, **more: Any) -> None:
+        """Write run.json."""
         seconds = round(time.perf_counter() - self.clock, 3)
         facts = {**self.facts, "status": status, "wall_seconds": seconds, "results": self.results, **more}
         write_json(self.folder / RUN, facts)
@@ -117,7 +125,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Record:
-    """A run as its folder tells it."""
+    """A run as it is read from its folder."""
 
     folder: Path
     facts: dict[str, Any]
@@ -143,16 +151,16 @@ class Record:
         return read_lines(self.folder / PREDICTIONS)
 
     def load(self, name: str) -> Any:
-        """A JSON file of the folder."""
+        """Read a JSON file of the folder."""
         return json.loads((self.folder / name).read_text(encoding="utf-8"))
 
 
 def read_runs(root: str | Path = "runs", *, name: str | None = None, unfinished: bool = False) -> list[Record]:
-    """The runs under a folder, at any depth, in the order of their paths.
+    """Read the runs under a folder, at any depth, in the order of their paths.
 
     Args:
         name: only runs with this name.
-        unfinished: those that failed, were killed or are still running too.
+        unfinished: also runs that failed, were killed or are still running.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -170,44 +178,72 @@ def is_finished(folder: Path) -> bool:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a .jsonl file; a last line that was being written when its process was killed is left out."""
+    """Read the objects of a .jsonl file; a last line that a killed process left half written is skipped."""
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(True) if line.endswith("\n")]
 
 
+def sha256(part: str | bytes | Path) -> str:
+    """Return the SHA-256 of a text in UTF-8, of bytes or of a file's contents, in hexadecimal digits."""
+    if isinstance(part, Path):
+        with part.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    return hashlib.sha256(part.encode() if isinstance(part, str) else part).hexdigest()
+
+
 def sha256_of(*parts: str | bytes | Path) -> str:
-    """One hash of texts, bytes and files' contents, in this order."""
-    whole = hashlib.sha256()
-    for part in parts:
-        if isinstance(part, Path):
-            with part.open("rb") as file:
-                whole.update(hashlib.file_digest(file, "sha256").digest())
-        else:
-            whole.update(hashlib.sha256(part.encode() if isinstance(part, str) else part).digest())
-    return whole.hexdigest()
+    """Return one hash of several texts, bytes and files, in this order: the SHA-256 of their SHA-256s."""
+    return sha256(b"".join(bytes.fromhex(sha256(part)) for part in parts))
 
 
-def program() -> str:
+def quartiles(values: Sequence[float]) -> dict[str, float]:
+    """Return the median of two values or more, and the quartiles "low" and "high"."""
+    low, median, high = statistics.quantiles(values, n=4)
+    return {"low": low, "median": median, "high": high}
+
+
+def program_name() -> str:
+    """Return the name under which this program was started."""
     path = Path(sys.argv[0])
     return path.parent.name if path.name == "__main__.py" else path.name
 
 
-def git() -> dict[str, Any] | None:
-    """The commit that this package was checked out at, and whether anything had changed; None outside a checkout."""
+def run_git(*words: str) -> str:
+    """Return the output of a git command, run in the checkout of this package.
 
-    def ask(*words: str) -> str:
-        here = Path(__file__).resolve().parent
-        return subprocess.run(["git", "-C", here, *words], capture_output=True, text=True, check=True).stdout
+    Raises:
+        OSError, subprocess.CalledProcessError: git is not installed, this is no checkout, or the command fails.
+    """
+    return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=True).stdout
 
+
+def git_state() -> dict[str, Any] | None:
+    """Return the commit that this package is checked out at, and whether any file differs from it ("dirty").
+
+    Records in scripts/results do not count, or the second of two new records would always be dirty.  None outside a
+    checkout, for example where the package is installed.
+    """
     try:
-        return {"commit": ask("rev-parse", "HEAD").strip(), "dirty": bool(ask("status", "--porcelain").strip())}
+        if Path(run_git("rev-parse", "--show-toplevel").rstrip("\n")).resolve() != ROOT:
+            return None  # installed into a folder of somebody else's repository
+        changed = run_git("status", "--porcelain", "--", ".", f":(exclude){RESULTS}")
+        return {"commit": run_git("rev-parse", "HEAD").strip(), "dirty": bool(changed.strip())}
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
+def commit_of(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the "commit" that a record was made from, and whether its tree was "dirty"; None if it names none.
+
+    Older records and runs have it beside the environment, not in it.
+    """
+    found: dict[str, Any] | None = record.get("environment", {}).get("git") or record.get("git")
+    return found
+
+
 def environment(device: str = "cpu") -> dict[str, Any]:
-    """The machine and the versions a figure was measured with; JSON-ready."""
+    """Return the machine, the versions and the commit that a figure is measured with; JSON-ready."""
     import torch
 
     versions = {name: version_of(name) for name in PACKAGES}
@@ -220,6 +256,7 @@ def environment(device: str = "cpu") -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": device,
         "versions": versions,
+        "git": git_state(),
     }
     if device.startswith("cuda"):
         memory = torch.cuda.get_device_properties(device).total_memory
@@ -227,21 +264,22 @@ def environment(device: str = "cpu") -> dict[str, Any]:
             "gpu": torch.cuda.get_device_name(device),
             "gpu_memory": memory,
             "cuda": torch.version.cuda,
-            "driver": driver(),
+            "driver": nvidia_driver(),
         }
     return facts
 
 
-def driver() -> str | None:
-    """The version of NVIDIA's driver; None where its own tool is missing."""
-    ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+def nvidia_driver() -> str | None:
+    """Return the version of NVIDIA's driver; None where nvidia-smi is missing."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        return subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()[0]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
     except (OSError, subprocess.CalledProcessError, IndexError):
         return None
 
 
 def version_of(package: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -249,15 +287,39 @@ def version_of(package: str) -> str | None:
 
 
 def cpu_name() -> str:
-    """The processor's features say more about a timing than its name, which virtual machines often hide."""
+    """Return the processor's name with its vector extensions; virtual machines often hide the name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines) if value}
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines) if value}
     wanted = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd")
-    has = [flag for flag in wanted if flag in (said.get("flags") or said.get("Features") or "").split()]
-    return f"{said.get('model name', platform.processor())} ({' '.join(has)})"
+    has = [flag for flag in wanted if flag in (facts.get("flags") or facts.get("Features") or "").split()]
+    return f"{facts.get('model name', platform.processor())} ({' '.join(has)})"
+
+
+def write_record(path: str | Path, record: Mapping[str, Any]) -> None:
+    """Write a record, which has an "environment"; print a warning if it cannot be traced to a commit.
+
+    Raises:
+        KeyError: the record has no environment.
+    """
+    warn_untraceable({"environment": record["environment"]})
+    write_json(path, record)
+
+
+def warn_untraceable(record: Mapping[str, Any]) -> None:
+    """Print a warning on standard error if the code that made a record is in no commit."""
+    found = commit_of(record)
+    if found is None:
+        print_warning("this record names no commit, since the code is not in a git checkout")
+    elif found["dirty"]:
+        print_warning("this record cannot be traced: files differ from the commit that it names; commit first")
+
+
+@cache  # a sweep warns once, not at every run
+def print_warning(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr)
 
 
 def write_json(path: str | Path, value: Any) -> None:

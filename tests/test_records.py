@@ -1,4 +1,4 @@
-"""A run is a folder that can be read whatever happened to the process that wrote it."""
+"""Records name the commit they were made from; a run can be read whatever happened to the process that wrote it."""
 
 import json
 import os
@@ -9,9 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from bertlite.records import Run, read_runs, sha256_of, write_text
+from bertlite import records
+from bertlite.records import (
+    RESULTS,
+    Run,
+    commit_of,
+    environment,
+    git_state,
+    quartiles,
+    read_runs,
+    run_git,
+    sha256,
+    sha256_of,
+    write_record,
+    write_text,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
+RECORDS = sorted((ROOT / RESULTS).rglob("*.json"))
 
 
 def facts(folder: Path) -> dict:
@@ -42,7 +57,7 @@ def test_a_run_says_what_it_was(tmp_path, monkeypatch):
     assert told["environment"]["versions"]["torch"]
     assert told["wall_seconds"] >= 0
     assert told["command"] == "prune_heads.py --criterion michel"
-    assert set(told["git"] or {"commit", "dirty"}) == {"commit", "dirty"}
+    assert told["environment"]["git"] == git_state()
 
 
 def test_a_failed_run_says_why_and_is_not_read(tmp_path):
@@ -111,3 +126,119 @@ def test_a_hash_knows_where_its_parts_end(tmp_path):
     write_text(tmp_path / "file", "ab")
     assert sha256_of("ab", "c") != sha256_of("a", "bc")
     assert sha256_of("ab") == sha256_of(b"ab") == sha256_of(tmp_path / "file")
+
+
+def test_a_hash_of_one_part_is_its_sha256(tmp_path):
+    write_text(tmp_path / "file", "abc")
+    wanted = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2, appendix B.1
+    assert sha256("abc") == sha256(b"abc") == sha256(tmp_path / "file") == wanted
+
+
+def test_quartiles_are_those_of_the_statistics_module():
+    assert quartiles([5.0, 1.0, 2.0, 4.0, 3.0, 7.0, 6.0]) == {"low": 2.0, "median": 4.0, "high": 6.0}
+
+
+# Where records come from --------------------------------------------------------------------------------------------
+
+
+def history_missing() -> str | None:
+    """Return the reason why commits cannot be looked up here; None if they can."""
+    if git_state() is None:
+        return "this is no git checkout"
+    if run_git("rev-parse", "--is-shallow-repository").strip() == "true":
+        return "the checkout is shallow"
+    return None
+
+
+def is_ancestor(commit: str) -> bool:
+    """Tell whether a commit is in the history of HEAD."""
+    try:
+        run_git("merge-base", "--is-ancestor", commit, "HEAD")
+    except subprocess.CalledProcessError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.relative_to(ROOT / RESULTS).as_posix())
+def test_a_record_is_made_from_a_commit_of_the_history(path):
+    record = json.loads(path.read_text(encoding="utf-8"))
+    found = commit_of(record)
+    assert found is not None, f"{path.name} names no commit: make it again"
+    assert not found["dirty"], f"{path.name} was made from files that are in no commit: commit, and make it again"
+    if reason := history_missing():
+        pytest.skip(reason)
+    for commit in (found["commit"], *record.get("commits", ())):
+        assert is_ancestor(commit), f"{path.name} was made from {commit}, which is not in the history: make it again"
+
+
+def test_there_are_records():
+    assert RECORDS or not (ROOT / RESULTS).exists()
+
+
+def test_an_environment_says_the_commit():
+    found = environment()["git"]
+    if not (ROOT / ".git").exists():
+        assert found is None
+        pytest.skip("this is no git checkout")
+    assert found == git_state()
+    assert is_ancestor(found["commit"])
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """Let bertlite lie in a small repository with one commit and one record; return its folder."""
+    folder = (tmp_path / "checkout").resolve()
+    write_text(folder / "code.py", "a = 1\n")
+    write_text(folder / RESULTS / "record.json", "{}")
+    monkeypatch.setattr(records, "ROOT", folder)
+    try:
+        run_git("init", "-q")
+    except OSError:
+        pytest.skip("git is not installed")
+    run_git("add", ".")
+    run_git("-c", "user.name=n", "-c", "user.email=e", "commit", "-q", "-m", "one", "--no-gpg-sign")
+    return folder
+
+
+def test_changed_files_make_a_tree_dirty_and_records_do_not(checkout):
+    commit = run_git("rev-parse", "HEAD").strip()
+    assert git_state() == {"commit": commit, "dirty": False}
+    write_text(checkout / RESULTS / "record.json", '{"new": 1}')
+    write_text(checkout / RESULTS / "more" / "other.json", "{}")
+    assert git_state() == {"commit": commit, "dirty": False}
+    write_text(checkout / "new.py", "")
+    assert git_state() == {"commit": commit, "dirty": True}
+    (checkout / "new.py").unlink()
+    write_text(checkout / "code.py", "a = 2\n")
+    assert git_state() == {"commit": commit, "dirty": True}
+
+
+def test_the_repository_around_an_installed_package_is_not_its_own(checkout, monkeypatch):
+    site = checkout / "site-packages"
+    site.mkdir()
+    monkeypatch.setattr(records, "ROOT", site)
+    assert git_state() is None
+    monkeypatch.setattr(records, "ROOT", checkout / "nowhere")
+    assert git_state() is None
+
+
+def test_a_record_that_cannot_be_traced_is_written_with_a_warning(tmp_path, capsys):
+    records.print_warning.cache_clear()
+    path = tmp_path / "record.json"
+    clean, dirty = ({"environment": {"git": {"commit": "c", "dirty": dirty}}} for dirty in (False, True))
+    write_record(path, clean)
+    assert capsys.readouterr().err == ""
+    write_record(path, dirty)
+    write_record(path, dirty)
+    assert capsys.readouterr().err.count("this record cannot be traced: files differ from the commit") == 1
+    assert json.loads(path.read_text()) == dirty
+    write_record(path, {"environment": {"git": None}})
+    assert "this record names no commit" in capsys.readouterr().err
+    with pytest.raises(KeyError, match="environment"):
+        write_record(path, {"what": "no environment"})
+
+
+def test_the_commit_of_older_records_stands_beside_their_environment():
+    state = {"commit": "c", "dirty": False}
+    assert commit_of({"environment": {"git": state}}) == commit_of({"environment": {}, "git": state}) == state
+    assert commit_of({"environment": {}}) is commit_of({}) is None

@@ -15,6 +15,7 @@ import torch
 
 import bertlite
 from bertlite.cli import main
+from bertlite.lab import timing
 from bertlite.lab.bench.startup import COLD
 from bertlite.parity.command import demo_checkpoint
 from scripts.measure import checkpointing, gpu_checks
@@ -110,15 +111,16 @@ def test_a_gpu_check_that_fails_is_printed_and_kept(tmp_path, capsys):
     assert "parity: exit 3 after" in capsys.readouterr().out
 
 
-def test_benchmark_writes_a_record(tmp_path, capsys):
+def test_benchmark_writes_a_record(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(timing, "FEWEST", 3)
     path = tmp_path / "startup.json"
-    assert main(["bench", "--only", "import", "--rounds", "2", "--json", str(path)]) == 0
+    assert main(["bench", "--only", "import", "--rounds", "3", "--json", str(path)]) == 0
     record = json.loads(path.read_text())
     assert record["environment"]["versions"]["torch"]
     section = record["sections"]["import"]
-    assert section["rounds"] == 2
+    assert section["rounds"] == 3
     assert set(section["seconds"]) == {"python", "torch", "bertlite", "bertlite --help", "transformers"}
-    assert section["ratios"]["bertlite / torch"] > 0
+    assert section["ratios"]["bertlite / torch"]["median"] > 0
     assert "bertlite / torch" in capsys.readouterr().out
 
 
@@ -127,10 +129,11 @@ def test_benchmark_refuses_an_unknown_section(capsys):
     assert "no section matches 'nonsense'; have: import, loading, cold start" in capsys.readouterr().err
 
 
-def test_benchmark_checkpointing_measures_both_axes(tmp_path, capsys):
+def test_benchmark_checkpointing_measures_both_axes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(timing, "FEWEST", 3)
     pytest.importorskip("transformers")
     path = tmp_path / "checkpointing.json"
-    small = ["--layers", "6", "--hidden", "64", "--length", "64", "--rounds", "2", "--json", str(path)]
+    small = ["--layers", "6", "--hidden", "64", "--length", "64", "--rounds", "3", "--json", str(path)]
     assert checkpointing.main(small) == 0
     record = json.loads(path.read_text())
     for kind, tokens in (("full", 256), ("ragged", 64 + 19 + 16 + 10)):
@@ -142,6 +145,7 @@ def test_benchmark_checkpointing_measures_both_axes(tmp_path, capsys):
         assert 0 < peaks[0] < peaks[1] < peaks[2]
         assert rows["transformers, every layer"]["peak_bytes"] < rows["transformers, plain"]["peak_bytes"]
         assert all(row["low"] <= row["median"] <= row["high"] for row in rows.values())
+        assert record[kind]["ratios"]["bertlite packed, plain / transformers, plain"]["median"] > 0
     assert "bertlite sdpa, every layer, offloaded" in capsys.readouterr().out
 
 

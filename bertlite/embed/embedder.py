@@ -3,7 +3,6 @@
 Shapes:  B sequences · T tokens, of all sequences together · D hidden
 """
 
-import hashlib
 import json
 import logging
 import random
@@ -22,6 +21,7 @@ from bertlite.checkpoint.files import Source, find_checkpoint, locate
 from bertlite.config import BertConfig
 from bertlite.inference import InferenceModel, optimize_for_inference
 from bertlite.model import BertModel
+from bertlite.records import sha256_of
 from bertlite.tokenizer import BertTokenizer
 from bertlite.tokenizer.files import read_json
 
@@ -162,11 +162,7 @@ class Embedder:
         files, place = find_checkpoint(self.source), locate(self.source)
         paths = [files.config, *(sorted(files.shards) or [files.weights])]
         found = (place.get(name) for name in ("tokenizer.json", "vocab.txt", "tokenizer_config.json"))
-        digest = hashlib.sha256()
-        for path in [*paths, *(path for path in found if path is not None)]:
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-        return digest.hexdigest()
+        return sha256_of(*paths, *(path for path in found if path is not None))
 
     def load(self) -> tuple[BertTokenizer, BertModel | InferenceModel]:
         """Return the tokenizer and the model, loaded once in a process."""

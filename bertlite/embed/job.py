@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from bertlite.checkpoint.folders import sync
 from bertlite.embed.embedder import Embedder
 from bertlite.embed.rows import Id, Rows, import_pyarrow
-from bertlite.records import write_json
+from bertlite.records import sha256, write_json
 
 if TYPE_CHECKING:
     import pyarrow
@@ -240,7 +240,7 @@ def identity(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 def job_key(manifest: Mapping[str, Any]) -> str:
     """Return the hash of a job's identity, which is written into each of its files."""
-    return hashlib.sha256(json.dumps(identity(manifest), sort_keys=True).encode()).hexdigest()
+    return sha256(json.dumps(identity(manifest), sort_keys=True))
 
 
 def differences(there: object, wanted: object, path: str = "") -> Iterator[str]:

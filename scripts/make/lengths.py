@@ -1,10 +1,10 @@
-"""Count how long the texts of real data sets are, for the benchmark's batches.
+"""Count the lengths of the texts of real data sets, for the benchmark's batches.
 
     python -m scripts.make.lengths DATA            # DATA/sst2/*.tsv and DATA/wikitext2/*.txt
 
-Writes bertlite/bench/lengths.json: how many texts have how many tokens, [CLS] and [SEP] included, by the vocabulary of
-bert-base-uncased.  It holds none of the texts.  Sentences of SST-2; paragraphs of WikiText-2, which are its lines that
-are no headings.
+Writes bertlite/lab/bench/lengths.json: the number of texts of each length in tokens, [CLS] and [SEP] included, by the
+vocabulary of bert-base-uncased.  It holds none of the texts.  They are the sentences of SST-2, and the paragraphs of
+WikiText-2: its lines that are no headings.
 """
 
 import argparse
@@ -43,12 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def sentences(folder: Path) -> Iterator[str]:
+    """Yield the sentences of SST-2."""
     for path in sorted(folder.glob("*.tsv")):
         for line in path.read_text(encoding="utf-8").splitlines():
             yield line.rpartition("\t")[0]
 
 
 def paragraphs(folder: Path) -> Iterator[str]:
+    """Yield the paragraphs of WikiText-2."""
     for path in sorted(folder.glob("*.txt")):
         for line in path.read_text(encoding="utf-8").splitlines():
             if line.strip() and not line.strip().startswith("="):

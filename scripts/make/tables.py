@@ -3,7 +3,8 @@
     python -m scripts.make.tables            # rewrite the tables
     python -m scripts.make.tables --check    # exit 1 if README.md holds other figures than the records
 
-A table stands between <!-- NAME --> and <!-- /NAME -->; NAME is a function below.
+A table stands between <!-- NAME --> and <!-- /NAME -->; NAME is a key of TABLES.  A table stays as it is if its record
+is too old, for example if its ratios have no spread; the record is named, and the exit status is 1.
 """
 
 import argparse
@@ -11,16 +12,17 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bertlite.lab.experiments.compare import way_named
+from bertlite.lab.experiments.compare import describe_way
+from bertlite.lab.timing import with_spread
 
 ROOT = Path(__file__).resolve().parents[2]
-
 RESULTS = ROOT / "scripts" / "results"
+SPREAD = "Medians, with quartiles in brackets."
 CLIENTS = ("accelerate", "sentence-transformers", "peft", "datasets", "torchao", "captum", "bertviz", "textpruner")
 
 
@@ -30,43 +32,72 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
     args = parser.parse_args(argv)
     old = args.readme.read_text(encoding="utf-8")
-    new = filled(old)
+    new, outdated = filled(old)
+    for message in outdated:
+        print(message, file=sys.stderr)
     if args.check and new != old:
-        print(f"{args.readme} is not what the records say; run scripts/make/tables.py", file=sys.stderr)
+        print(f"{args.readme} differs from the records; run python -m scripts.make.tables", file=sys.stderr)
         return 1
     if not args.check:
         args.readme.write_text(new, encoding="utf-8")
-    return 0
+    return int(bool(outdated))
 
 
-def filled(text: str) -> str:
-    """The text with every marked table made anew.
+class OldRecordError(Exception):
+    """A record that an earlier version of its script wrote, and that lacks what a table shows."""
+
+
+def filled(text: str) -> tuple[str, list[str]]:
+    """Return the text with every marked table made anew, and a message for each whose record is too old.
 
     Raises:
-        KeyError: a mark that names no table.
+        KeyError: a mark names no table.
     """
-    return re.sub(
-        r"<!-- ([a-z]+) -->\n.*?<!-- /\1 -->",
-        lambda mark: f"<!-- {mark[1]} -->\n{TABLES[mark[1]]()}\n<!-- /{mark[1]} -->",
-        text,
-        flags=re.DOTALL,
-    )
+    outdated = []
+
+    def table(mark: re.Match[str]) -> str:
+        try:
+            return f"<!-- {mark[1]} -->\n{TABLES[mark[1]]()}\n<!-- /{mark[1]} -->"
+        except OldRecordError as error:
+            outdated.append(f"{mark[1]}: {error}; make the record again")
+            return mark[0]
+
+    return re.sub(r"<!-- ([a-z]+) -->\n.*?<!-- /\1 -->", table, text, flags=re.DOTALL), outdated
 
 
 def records(pattern: str) -> list[dict[str, Any]]:
-    """The records whose file name matches, newest transformers first."""
+    """Read the records whose file name matches, newest transformers first."""
     paths = sorted(RESULTS.glob(pattern), reverse=True)
     if not paths:
         sys.exit(f"there is no {pattern} in {RESULTS}")
     return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
+def spread(part: Mapping[str, Any], name: str, form: str = ".2f") -> str:
+    """Write a ratio, or another quantity of a record, with its quartiles.
+
+    Raises:
+        OldRecordError: it has none.
+    """
+    found = part.get(name)
+    if not isinstance(found, Mapping) or not {"low", "median", "high"} <= found.keys():
+        raise OldRecordError(f"{name} has no spread")
+    return with_spread(found, form)
+
+
+def milliseconds(seconds: Mapping[str, float]) -> str:
+    """Write a time with its quartiles in milliseconds."""
+    return with_spread({end: 1e3 * seconds[end] for end in ("low", "median", "high")}, ".0f") + " ms"
+
+
 def rows(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
+    """Write a Markdown table."""
     lines = [head, ["---"] * len(head), *body]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
 def measured_on(record: dict[str, Any]) -> str:
+    """Name the machine and the versions of a record."""
     where = record["environment"]
     threads = "1 thread" if where["threads"] == 1 else f"{where['threads']} threads"
     gpu = f"{where['gpu']}, driver {where['driver']}, " if "gpu" in where else ""
@@ -74,6 +105,7 @@ def measured_on(record: dict[str, Any]) -> str:
 
 
 def parity(names: str) -> str:
+    """Table of the claims of parity by checkpoint and dtype."""
     body, files = [], records(names)
     for record in files:
         version = record["environment"]["versions"]["transformers"]
@@ -89,19 +121,20 @@ def parity(names: str) -> str:
 
 
 def startup() -> str:
+    """Table of the times to import, to load and to start cold."""
     (record,) = records("startup.json")
     body = []
     for section in record["sections"].values():
-        times = {name: f"{1e3 * t['median']:.0f} ms" for name, t in section["seconds"].items()}
-        ratios = ", ".join(f"{name} = {value:.2f}" for name, value in section["ratios"].items())
-        body.append([section["what"], ", ".join(f"{name} {t}" for name, t in times.items()), ratios])
-    table = rows(["", "median", "ratio"], body)
+        times = ", ".join(f"{name} {milliseconds(seconds)}" for name, seconds in section["seconds"].items())
+        ratios = ", ".join(f"{name} = {spread(section['ratios'], name)}" for name in section["ratios"])
+        body.append([section["what"], times, ratios])
+    table = rows(["", "time", "ratio"], body)
     version = record["environment"]["versions"]["transformers"]
-    return f"{table}\n\nMeasured against transformers {version} on {measured_on(record)}."
+    return f"{table}\n\n{SPREAD} Measured against transformers {version} on {measured_on(record)}."
 
 
 def clients() -> str:
-    """Client by client, what came of its checks with our classes on each transformers, and with the newest's own."""
+    """Table of the clients: results of their checks with bertlite on each transformers, and with the newest alone."""
     files = records("clients-[0-9]*.json")
     versions = [record["environment"]["versions"]["transformers"] for record in files]
     sides = [(record, "bertlite.hf") for record in files] + [(files[0], "transformers")]
@@ -114,7 +147,7 @@ def clients() -> str:
 
 
 def outcome(record: dict[str, Any], client: str, side: str) -> str:
-    """How many of a client's checks pass; of those that fail the errors."""
+    """Write the number of a client's checks that pass, and the errors of those that fail."""
     runs = [line[side] for line in record["checks"] if line["client"] == client]
     ran = [run for run in runs if run["result"] != "not run"]
     failed = Counter(run["error"].partition(". ")[0] for run in ran if run["result"] == "fails")
@@ -125,33 +158,41 @@ def outcome(record: dict[str, Any], client: str, side: str) -> str:
     return f"{'all ' if passed == len(ran) else f'{passed} of '}{len(ran)}{told}"
 
 
+def forward_sections(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the sections that time a forward pass, by the name of their batch."""
+    prefix = "forward "
+    return {name.removeprefix(prefix): s for name, s in record["sections"].items() if name.startswith(prefix)}
+
+
+def engines_of(forward: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the engines of any section, the baseline first."""
+    return list(dict.fromkeys(engine for section in forward.values() for engine in section["seconds"]))
+
+
+def heads_of(forward: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the heads of the columns: the batches, with the share of their positions that hold tokens."""
+    shares = {name: section["filled"] for name, section in forward.items()}
+    return [name if share == 1 else f"{name} ({share:.0%})" for name, share in shares.items()]
+
+
 def speed(name: str) -> str:
-    """How many times faster than transformers' sdpa in float32, the fraction of the machine's limit reached, and the
-    largest error of any of the works."""
+    """Table of the speed of each engine over transformers' sdpa in float32, and of its largest error."""
     (record,) = records(name)
-    sections = record["sections"]
-    forward = {name.removeprefix("forward "): s for name, s in sections.items() if name.startswith("forward")}
-    engines = list(dict.fromkeys(engine for section in forward.values() for engine in section["seconds"]))
-    base = engines[0]
-    body = []
-    for engine in engines:
-        cells = []
-        for section in forward.values():
-            ratio = 1.0 if engine == base else section["ratios"].get(f"{base} / {engine}")
-            reached = section["floor"].get(engine)
-            cells.append("" if ratio is None else f"{ratio:.2f}" + ("" if reached is None else f" ({reached:.0%})"))
+    sections, forward = record["sections"], forward_sections(record)
+    base, *others = engines_of(forward)
+    body = [[base, *("1" for _ in forward), ""]]
+    for engine in others:
+        pair = f"{base} / {engine}"
+        cells = [spread(s["ratios"], pair) if pair in s["ratios"] else "" for s in forward.values()]
         error = max(section["errors"].get(engine, 0.0) for section in forward.values())
-        body.append([engine, *cells, "" if engine == base else f"{error:.0e}"])
-    filled = {name: section["filled"] for name, section in forward.items()}
-    heads = [name if share == 1 else f"{name} ({share:.0%})" for name, share in filled.items()]
-    lines = [rows(["", *heads, "error"], body), ""]
-    for name in ("training", "training by autocast", "pruned"):
-        if name in sections:
-            ratios = ", ".join(f"{pair} = {value:.2f}" for pair, value in sections[name]["ratios"].items())
-            lines.append(f"{sections[name]['what']}: {ratios}.\n")
-    for name, section in forward.items():
+        body.append([engine, *cells, f"{error:.0e}"])
+    lines = [rows(["", *heads_of(forward), "error"], body), ""]
+    for section in (sections[name] for name in ("training", "training by autocast", "pruned") if name in sections):
+        ratios = ", ".join(f"{pair} = {spread(section['ratios'], pair)}" for pair in section["ratios"])
+        lines.append(f"{section['what']}: {ratios}.\n")
+    for batch, section in forward.items():
         for engine in section["wrong"]:
-            lines.append(f"Not timed, since it computes something else: {engine} on {name}.\n")
+            lines.append(f"Not timed, since it computes something else: {engine} on {batch}.\n")
     for engine, reason in record["missing"].items():
         lines.append(f"Missing: {engine}, {reason}.\n")
     peers = ", ".join(
@@ -159,81 +200,90 @@ def speed(name: str) -> str:
         for name, version in record["environment"]["versions"].items()
         if version and name in ("transformers", "onnxruntime", "openvino", "nncf")
     )
-    return "\n".join([*lines, f"Measured on {measured_on(record)}, {peers}."])
+    return "\n".join([*lines, f"{SPREAD} Measured on {measured_on(record)}, {peers}."])
+
+
+def limits(name: str) -> str:
+    """Table of the fraction of the machine's limit that each engine reaches."""
+    (record,) = records(name)
+    forward = forward_sections(record)
+    if not all("of_limit" in section for section in forward.values()):
+        raise OldRecordError("the fractions of the limit have no spread")
+    body = []
+    for engine in engines_of(forward):
+        reached = [section["of_limit"] for section in forward.values()]
+        if any(engine in section for section in reached):
+            body.append([engine, *(spread(each, engine, ".0%") if engine in each else "" for each in reached)])
+    return rows(["", *heads_of(forward)], body)
 
 
 def profile() -> str:
-    """Where the time of the optimised models goes."""
+    """Table of the time of the optimised models by kind of operator."""
     (record,) = records("speed.json")
-    forward = {name: s for name, s in record["sections"].items() if name.startswith("forward")}
+    forward = forward_sections(record)
     kinds = list(dict.fromkeys(kind for s in forward.values() for found in s["profile"].values() for kind in found))
     body = [
-        [
-            name.removeprefix("forward "),
-            engine.removeprefix("bertlite "),
-            *(f"{found.get(kind, 0):.0%}" for kind in kinds),
-        ]
+        [name, engine.removeprefix("bertlite "), *(f"{found.get(kind, 0):.0%}" for kind in kinds)]
         for name, section in forward.items()
         for engine, found in section["profile"].items()
     ]
     return rows(["work", "engine", *kinds], body)
 
 
-def asked() -> str:
-    """What each engine asks of a GPU at each work, and the memory that it takes."""
+def demands() -> str:
+    """Table of the kernels, copies, launches and waits of each engine on a GPU, and of its memory."""
     (record,) = records("speed-cuda.json")
-    forward = {name: s for name, s in record["sections"].items() if name.startswith("forward")}
-    kinds = next(iter(next(iter(forward.values()))["asked"].values()))
+    forward = forward_sections(record)
+    if not all("demands" in section for section in forward.values()):
+        raise OldRecordError("a section has no demands")
+    kinds = next(iter(next(iter(forward.values()))["demands"].values()))
     body = [
-        [
-            name.removeprefix("forward "),
-            engine,
-            *(f"{counts[kind]:g}" for kind in kinds),
-            f"{section['peak_bytes'][engine] / 2**20:,.0f}",
-        ]
+        [name, engine, *(f"{counts[kind]:g}" for kind in kinds), f"{section['peak_bytes'][engine] / 2**20:,.0f}"]
         for name, section in forward.items()
-        for engine, counts in section["asked"].items()
+        for engine, counts in section["demands"].items()
     ]
     return rows(["work", "engine", *kinds, "MiB"], body)
 
 
 def checkpointing(name: str) -> str:
-    """Step time and peak memory of each candidate, as shares of transformers' without checkpointing."""
+    """Table of step time and peak memory, as shares of transformers' without checkpointing."""
     (record,) = records(name)
     args, version = record["args"], record["environment"]["versions"]["transformers"]
-    places = args["batch"] * args["length"]
-    kinds = {f"{record[kind]['tokens'] / places:.0%} filled": record[kind]["rows"] for kind in ("full", "ragged")}
+    positions = args["batch"] * args["length"]
+    kinds = {f"{record[kind]['tokens'] / positions:.0%} filled": record[kind] for kind in ("full", "ragged")}
+    base = "transformers, plain"
     body = []
     for candidate in record["full"]["rows"]:
         cells = []
         for found in kinds.values():
-            row, base = found[candidate], found["transformers, plain"]
-            cells += [f"{row[key] / base[key]:.2f}" for key in ("median", "peak_bytes")]
+            time = "1" if candidate == base else spread(found.get("ratios", {}), f"{candidate} / {base}")
+            cells += [time, f"{found['rows'][candidate]['peak_bytes'] / found['rows'][base]['peak_bytes']:.2f}"]
         body.append([candidate, *cells])
     head = ["", *(f"{kind}: {axis}" for kind in kinds for axis in ("time", "peak"))]
     shape = f"{args['batch']} × {args['length']} tokens, {args['layers']} layers of {args['hidden']}"
-    return f"{rows(head, body)}\n\n{shape}, transformers {version}; measured on {measured_on(record)}."
+    return f"{rows(head, body)}\n\n{SPREAD} {shape}, transformers {version}; measured on {measured_on(record)}."
 
 
 def pruning(name: str) -> str:
-    """A line for each way of pruning, a column for each share of heads removed."""
+    """Table with a line for each way of pruning and a column for each share of heads removed."""
     (record,) = records(f"pruning/{name}.json")
     fractions = sorted({row["fraction"] for row in record["rows"]})
     lines: dict[tuple[str, ...], dict[float, str]] = {}
     for row in record["rows"]:
-        criterion, _, repair, _ = way_named(row)
+        criterion, _, repair, _ = describe_way(row)
         lines.setdefault((criterion, repair), {})[row["fraction"]] = within(row, record["headline"])
     body = [[*way, *(found.get(fraction, "") for fraction in fractions)] for way, found in lines.items()]
     table = rows(["criterion", "repair", *(f"{100 * fraction:g} %" for fraction in fractions)], body)
-    return f"{table}\n\n{said_of(record)}"
+    return f"{table}\n\n{intervals_of(record)}"
 
 
 def within(row: dict[str, Any], headline: str) -> str:
-    """A mean and half the width of its interval, in percent."""
+    """Write a mean and half the width of its interval, in percent."""
     return f"{100 * row[headline]:.1f} ±{50 * (row['high'] - row['low']):.1f}"
 
 
-def said_of(record: dict[str, Any]) -> str:
+def intervals_of(record: dict[str, Any]) -> str:
+    """Write the metric, the dense model's result and the kind of interval."""
     counts = sorted({row["runs"] for row in record["rows"]})
     seeds = " or ".join(str(count) for count in counts if count > 1)
     over = [f"over {seeds} seeds"] if seeds else []
@@ -246,7 +296,7 @@ def said_of(record: dict[str, Any]) -> str:
 
 
 def subnetworks() -> str:
-    """Good, random and inverted masks, before and after retraining."""
+    """Table of the best, random and worst masks, before and after retraining."""
     (record,) = records("pruning/subnetworks.json")
     names = {"michel": "the highest scores", "random": "drawn at random", "michel/inverted": "the lowest scores"}
     found = {(row["criterion"], row["epochs"]): within(row, record["headline"]) for row in record["rows"]}
@@ -254,10 +304,11 @@ def subnetworks() -> str:
     body = [[what, *(found[name, count] for count in epochs)] for name, what in names.items()]
     head = ["heads kept", *("not retrained" if not count else f"retrained, {count:g} epoch" for count in epochs)]
     share = 100 * record["rows"][0]["fraction"]
-    return f"{rows(head, body)}\n\n{share:g} % of the heads removed. {said_of(record)}"
+    return f"{rows(head, body)}\n\n{share:g} % of the heads removed. {intervals_of(record)}"
 
 
 def beside_textpruner() -> str:
+    """Table of accuracy beside TextPruner."""
     (record,) = records("pruning/textpruner.json")
     fractions = sorted({row["fraction"] for row in record["rows"]})
     found = {(row["system"], row["fraction"]): within(row, "accuracy") for row in record["rows"]}
@@ -274,7 +325,7 @@ def beside_textpruner() -> str:
 
 
 def pruned_speed() -> str:
-    """Measured speed beside multiply-accumulates and accuracy."""
+    """Table of measured speed, multiply-accumulates and accuracy of pruned models."""
     (record,) = records("pruning/speed.json")
     results = record["results"]
     shapes = list(dict.fromkeys((line["batch"], line["length"]) for line in results["latency"]))
@@ -282,7 +333,7 @@ def pruned_speed() -> str:
     body = []
     for name, model in results["models"].items():
         each = [lines[name, *shape] for shape in shapes]
-        speeds = [f"{x['speedup']['median']:.2f} ({x['speedup']['low']:.2f}–{x['speedup']['high']:.2f})" for x in each]
+        speeds = [with_spread(line["speedup"]) for line in each]
         share = 100 * each[-1]["macs"]
         body.append([name, f"{share:.0f} %", *speeds, f"{100 * model[results['headline']]:.1f}"])
     head = ["model", "MACs", *(f"{batch} × {length} tokens" for batch, length in shapes), results["headline"]]
@@ -290,34 +341,33 @@ def pruned_speed() -> str:
 
 
 def embed() -> str:
-    """Texts to vectors beside sentence-transformers."""
+    """Table of texts to vectors beside sentence-transformers."""
     (record,) = records("embed.json")
-    data, errors = record["data"], record["largest_difference"]
-    seconds = {name: row["median"] for name, row in record["seconds"].items()}
-    cutting, base = seconds.pop("bertlite, texts to tokens alone"), seconds["sentence-transformers"]
-    body = [
-        [
-            name,
-            f"{data['tokens'] / taken:,.0f}",
-            f"{base / taken:.2f}",
-            f"{errors[name]:.0e}" if name in errors else "",
-        ]
-        for name, taken in seconds.items()
-    ]
+    data, errors, ratios = record["data"], record["largest_difference"], record["ratios"]
+    base, ours, tokenizing = "sentence-transformers", "bertlite", "bertlite, texts to tokens alone"
+    body = []
+    for name, seconds in record["seconds"].items():
+        if name == tokenizing:
+            continue
+        rates = {"low": seconds["high"], "median": seconds["median"], "high": seconds["low"]}  # quick is more
+        rate = with_spread({end: data["tokens"] / taken for end, taken in rates.items()}, ",.0f")
+        ratio = "1" if name == base else spread(ratios, f"{base} / {name}")
+        body.append([name, rate, ratio, f"{errors[name]:.0e}" if name in errors else ""])
     versions = record["environment"]["versions"]
     return "\n".join(
         [
             rows(["", "tokens per second", "ratio", "largest difference"], body),
             "",
-            f"{data['texts']:,} paragraphs of {data['tokens']:,} tokens, {data['longest']} at most. Of our time in"
-            f" float32 {cutting / seconds['bertlite']:.1%} goes into making tokens of texts. {measured_on(record)},"
-            f" sentence-transformers {versions['sentence-transformers']}, transformers {versions['transformers']}.",
+            f"{SPREAD} {data['texts']:,} paragraphs of {data['tokens']:,} tokens, {data['longest']} at most."
+            f" Tokenizing takes {spread(ratios, f'{tokenizing} / {ours}', '.1%')} of bertlite's time in float32."
+            f" Measured on {measured_on(record)}, sentence-transformers {versions[base]}, transformers"
+            f" {versions['transformers']}.",
         ]
     )
 
 
 def trust() -> str:
-    """What was tried to break it, and what came of it."""
+    """Table of the stress tests and their results."""
     (soak,), (fuzz,), (coverage,) = (records(f"{name}.json") for name in ("soak", "fuzz", "coverage"))
     kinds = fuzz["kinds"].values()
     tried, loaded = sum(kind["loaded"] + kind["refused"] for kind in kinds), sum(kind["loaded"] for kind in kinds)
@@ -353,7 +403,7 @@ def trust() -> str:
 
 
 def without(tests: Sequence[str]) -> str:
-    """Which of the tests in the repository these are not."""
+    """Name the tests of the repository that are not among these."""
     every = [path for path in (ROOT / "tests").iterdir() if path.match("test_*.py") or any(path.glob("test_*.py"))]
     absent = sorted(path.name for path in every if f"tests/{path.name}" not in tests and "tests" not in tests)
     return f", without {', '.join(absent)}" if absent else ""
@@ -364,6 +414,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "startup": startup,
     "clients": clients,
     "speed": partial(speed, "speed.json"),
+    "limits": partial(limits, "speed.json"),
     "profile": profile,
     "checkpointing": partial(checkpointing, "checkpointing.json"),
     "oneshot": partial(pruning, "sst2"),
@@ -376,7 +427,8 @@ TABLES: dict[str, Callable[[], str]] = {
     # of the records that scripts/measure/gpu_checks.py writes
     "gpuparity": partial(parity, "parity-cuda.json"),
     "gpuspeed": partial(speed, "speed-cuda.json"),
-    "gpuasked": asked,
+    "gpudemands": demands,
+    "gpulimits": partial(limits, "speed-cuda.json"),
     "gpubase": partial(checkpointing, "checkpointing-cuda-base.json"),
     "gpularge": partial(checkpointing, "checkpointing-cuda-large.json"),
 }

@@ -1,18 +1,16 @@
-"""Gradient checkpointing on both its axes, peak memory and step time, beside transformers' own.
+"""Measure gradient checkpointing, peak memory and step time, beside transformers' own.
 
     python -m scripts.measure.checkpointing --json scripts/results/checkpointing.json
     python -m scripts.measure.checkpointing --device cuda --dtype bfloat16 --batch 32
 
 One step is a forward, a loss over every token and a backward, on a random model with layers of bert-base's shape in
-training mode, dropout on.  Candidates alternate, so that a noisy machine is noisy for all of them.  Peak memory is
-what the step allocates beyond weights and gradients (bertlite.lab.timing.peak_bytes); the vocabulary is small, so
+training mode, dropout on.  Candidates alternate, so that a noisy machine is noisy for all of them.  Peak memory is the
+memory that a step allocates beyond weights and gradients (bertlite.lab.timing.peak_bytes); the vocabulary is small, so
 that the gradient of its table does not hide the layers.  "ragged" is the same batch with the lengths given by
 --lengths, right-padded.
 """
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,14 +19,14 @@ import torch
 from torch import Tensor
 
 import bertlite
-from bertlite.lab.timing import peak_bytes
+from bertlite.lab.timing import FEWEST, alternate, check_rounds, peak_bytes, summary, with_spread
 from bertlite.parity import reference
-from bertlite.records import environment, write_json
+from bertlite.records import environment, write_record
 
 ROOT = Path(__file__).resolve().parents[2]
 
 Step = Callable[[], None]
-OURS: dict[str, dict[str, Any] | None] = {  # how each candidate checkpoints
+OURS: dict[str, dict[str, Any] | None] = {  # options of gradient_checkpointing_enable; None does not checkpoint
     "plain": None,
     "every layer": {},
     "every 2nd layer": {"every_n_layers": 2},
@@ -37,23 +35,25 @@ OURS: dict[str, dict[str, Any] | None] = {  # how each candidate checkpoints
 }
 VOCABULARY = 1000
 THEIRS = {"plain": False, "every layer": True}
+BASE = "transformers, plain"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    reference.version()  # says how to get transformers where there is none
+    check_rounds(args.rounds, name="--rounds")
+    reference.version()  # raises where transformers is not installed, and names the way to get it
     record: dict[str, Any] = {
-        "what": "benchmark_checkpointing.py",
+        "what": "scripts/measure/checkpointing.py",
         "environment": environment(args.device),
         "args": vars(args),
     }
     for kind in ("full", "ragged"):
         inputs = inputs_of(args, kind)
-        rows = measure(candidates(args, inputs), args.rounds, args.device)
-        record[kind] = {"tokens": int(inputs["attention_mask"].sum()), "rows": rows}
+        found = measure(candidates(args, inputs), args.rounds, args.device)
+        record[kind] = {"tokens": int(inputs["attention_mask"].sum()), **found}
         show(kind, record[kind])
     if args.json:
-        write_json(args.json, record)
+        write_record(args.json, record)
         print(f"\nrecord: {args.json}")
     return 0
 
@@ -67,7 +67,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--hidden", type=int, default=768)
-    parser.add_argument("--rounds", type=int, default=5, help="how often each candidate runs (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=FEWEST, help="runs of each candidate (default: %(default)s)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--json", help="where to write the record")
@@ -84,7 +84,7 @@ def inputs_of(args: argparse.Namespace, kind: str) -> dict[str, Tensor]:
 
 
 def candidates(args: argparse.Namespace, inputs: Mapping[str, Tensor]) -> dict[str, Step]:
-    """What is compared; one model of each library serves all its settings."""
+    """Return the steps to compare; one model of each library serves all its settings."""
     import transformers
 
     sizes = {
@@ -134,36 +134,41 @@ def step(model: Any, inputs: Mapping[str, Tensor]) -> None:
     (out.float().square() * inputs["attention_mask"][..., None]).sum().backward()
 
 
-def measure(steps: Mapping[str, Step], rounds: int, device: str) -> dict[str, dict[str, float]]:
-    """{candidate: median and quartiles of the seconds, and the peak in bytes}, after one round that does not count."""
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
+def measure(steps: Mapping[str, Step], rounds: int, device: str) -> dict[str, Any]:
+    """Measure each candidate, after one step that does not count.
+
+    Returns:
+        "rounds"; "rows", {candidate: median and quartiles of the seconds, and "peak_bytes"}; "ratios" of the seconds,
+        with their quartiles, over those of transformers without checkpointing and with the same setting.
+    """
     peaks = {}
     for name, run in steps.items():
-        run()  # which does not count
+        run()  # does not count
         peaks[name] = peak_bytes(run, device)
-    for _ in range(rounds):
-        for name, run in steps.items():
-            start = time.perf_counter()
-            run()
-            if device != "cpu":
-                torch.cuda.synchronize()
-            seconds[name].append(time.perf_counter() - start)
-    table = {}
-    for name, times in seconds.items():
-        low, median, high = statistics.quantiles(times, n=4)
-        table[name] = {"median": median, "low": low, "high": high, "best": min(times), "peak_bytes": peaks[name]}
-    return table
+    times = alternate(steps, rounds, device, warm=0)
+    over = [(name, BASE) for name in steps if name != BASE]
+    over += [(name, like_for_like(name)) for name in steps if like_for_like(name) not in (name, BASE)]
+    found = summary("one step", times, over)
+    rows = {name: {**row, "peak_bytes": peaks[name]} for name, row in found["seconds"].items()}
+    return {"rounds": found["rounds"], "rows": rows, "ratios": found["ratios"]}
+
+
+def like_for_like(name: str) -> str:
+    """Return the candidate of transformers that a candidate is compared with: plain, or checkpointing every layer."""
+    return BASE if name.endswith("plain") else "transformers, every layer"
 
 
 def show(kind: str, part: Mapping[str, Any]) -> None:
+    """Print seconds and peaks, and their ratios to those of transformers with the same or no setting."""
     rows = part["rows"]
     print(f"\n{kind}: {part['tokens']} tokens;  time and peak as shares of transformers' with the same or no setting")
     for name, row in rows.items():
-        base = rows["transformers, plain" if name.endswith("plain") else "transformers, every layer"]
-        time_share, peak_share = (row[key] / base[key] for key in ("median", "peak_bytes"))
+        base = like_for_like(name)
+        share = with_spread(part["ratios"][f"{name} / {base}"]) if name != base else "1"
         seconds = f"{row['median']:7.3f} s ({row['low']:.3f} to {row['high']:.3f})"
         peak = f"{row['peak_bytes'] / 1e6:8.1f} MB"
-        print(f"  {name:<40} {seconds}  {peak}   {time_share:5.2f}  {peak_share:5.2f}", flush=True)
+        peak_share = row["peak_bytes"] / rows[base]["peak_bytes"]
+        print(f"  {name:<40} {seconds}  {peak}   {share:<18}  {peak_share:5.2f}", flush=True)
 
 
 if __name__ == "__main__":

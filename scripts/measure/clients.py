@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from bertlite.records import environment, version_of, write_json
+from bertlite.records import environment, version_of, write_record
 
 if TYPE_CHECKING:  # it imports transformers, which --help need not wait for
     from tests.clients.checks import Check, Observed, Side
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if path is not None:
         where = environment()
         where["versions"] |= {name: version_of(name) for name in CLIENTS}
-        write_json(path, {"what": "scripts/measure/clients.py", "environment": where, "checks": results})
+        write_record(path, {"what": "scripts/measure/clients.py", "environment": where, "checks": results})
         print(f"record: {path}")
     failed = [line["name"] for line in results if line["bertlite.hf"]["result"] == "fails"]
     print(f"{len(results)} checks; bertlite.hf fails {', '.join(failed) or 'none'}")

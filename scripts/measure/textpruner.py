@@ -1,10 +1,10 @@
-"""Heads pruned by TextPruner and by bertlite, side by side: the same model, calibration examples and number of heads.
+"""Compare heads pruned by TextPruner and by bertlite: the same model, calibration examples and number of heads.
 
     python -m scripts.measure.textpruner MODEL --train train.tsv --dev dev.tsv --root runs/textpruner --json FILE
 
-TextPruner calls `prune_heads`, which transformers 4 has and 5 has not.  It asks for numpy<1.22 on every Python from
-3.10 on; `pip install --no-deps textpruner` goes round that.  MODEL is a folder or hub id of a sequence classifier.
-Each cell is a run's folder, and one that is finished is not run again.
+TextPruner calls `prune_heads`, which transformers 4 has and 5 lacks.  It requires numpy<1.22 from Python 3.10 on;
+`pip install --no-deps textpruner` avoids that.  MODEL is a folder or hub id of a sequence classifier.  Each cell is a
+run's folder; a finished one is not run again.
 """
 
 import argparse
@@ -19,12 +19,12 @@ import numpy as np
 
 from bertlite.cli.parts import integers
 from bertlite.cli.prune import words
-from bertlite.lab.experiments.cell import Bench, Cell, Setting
-from bertlite.lab.experiments.compare import labels, outputs
-from bertlite.lab.experiments.data import Source
+from bertlite.lab.experiments.cell import Cell, Experiment, Setting
+from bertlite.lab.experiments.compare import labels, outputs, provenance
+from bertlite.lab.experiments.data import DataSource
 from bertlite.lab.experiments.evaluate import TASKS, predict
 from bertlite.lab.experiments.statistics import mean_interval, paired_bootstrap
-from bertlite.records import Record, Run, is_finished, read_runs, version_of, write_json
+from bertlite.records import Record, Run, is_finished, read_runs, version_of, write_record
 
 TASK = TASKS["classification"]
 OURS = {"bertlite": "none", "bertlite, refit": "refit"}  # name: repair
@@ -32,36 +32,39 @@ OURS = {"bertlite": "none", "bertlite, refit": "refit"}  # name: repair
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    train, dev = (Source(path, text=(args.text,), label=args.label, columns=args.columns) for path in args.data)
-    bench = Bench(Setting(args.model, TASK.name, train, dev, args.max_length, args.calibration))
-    built = bench.dense.config.num_attention_heads
+    train, dev = (DataSource(path, text=(args.text,), label=args.label, columns=args.columns) for path in args.data)
+    experiment = Experiment(Setting(args.model, TASK.name, train, dev, args.max_length, args.calibration))
+    built = experiment.dense.config.num_attention_heads
     for heads in args.heads:
         if not 0 < heads < built:
             raise ValueError(f"{heads} heads a layer: TextPruner can leave 1 to {built - 1} of {built}")
     rows = []
     for heads in args.heads:
         systems = {
-            textpruner_name(iterations): [textpruner(bench, heads, iterations, seed, args.root) for seed in args.seeds]
+            textpruner_name(iterations): [
+                textpruner(experiment, heads, iterations, seed, args.root) for seed in args.seeds
+            ]
             for iterations in args.iterations
         }
         fraction = 1 - heads / built
         for name, repair in OURS.items():
             cells = [Cell(fraction=fraction, at_least=1, repair=repair, seed=seed) for seed in args.seeds]
-            systems[name] = [read_runs(bench.run(cell, args.root))[0] for cell in cells]
+            systems[name] = [read_runs(experiment.run(cell, args.root))[0] for cell in cells]
         rows += [row(name, fraction, runs, next(iter(systems.values()))) for name, runs in systems.items()]
         for line in rows[-len(systems) :]:
             print(
                 f"{100 * fraction:3.0f} % removed  {line['system']:<28} accuracy {100 * line['accuracy']:.1f}"
                 f" [{100 * line['low']:.1f}, {100 * line['high']:.1f}]  heads kept {line['heads_kept']}"
             )
-    facts = read_runs(args.root, name="textpruner")[0].facts
-    write_json(
+    runs = read_runs(args.root, name="textpruner")
+    write_record(
         args.json,
         {
             "what": "heads pruned by TextPruner and by bertlite",
-            **{name: facts[name] for name in ("command", "environment", "data", "model", "git")},
+            **{name: runs[0].facts[name] for name in ("command", "data", "model")},
+            **provenance([*runs, *read_runs(args.root, name="prune")]),
             "textpruner": version_of("textpruner"),
-            "dense": float(TASK.metrics["accuracy"](bench.dense_outputs, np.array(bench.dev.labels))),
+            "dense": float(TASK.metrics["accuracy"](experiment.dense_outputs, np.array(experiment.dev.labels))),
             "calibration": args.calibration,
             "rows": rows,
         },
@@ -93,19 +96,19 @@ def textpruner_name(iterations: int) -> str:
     return "TextPruner" if iterations == 1 else f"TextPruner, {iterations} iterations"
 
 
-def textpruner(bench: Bench, heads: int, iterations: int, seed: int, root: Path) -> Record:
-    """A run of TextPruner with its defaults but for what the two must have in common, wherever scores are lowest."""
-    config = {"heads": heads, "iterations": iterations, "setting": {"calibration": bench.setting.calibration}}
-    folder = root / f"textpruner-{heads}x{iterations}-{seed}-{bench.hashes['model']['dense'][:8]}"
+def textpruner(experiment: Experiment, heads: int, iterations: int, seed: int, root: Path) -> Record:
+    """Run TextPruner with its defaults, but for the settings that both must share and uneven layers."""
+    config = {"heads": heads, "iterations": iterations, "setting": {"calibration": experiment.setting.calibration}}
+    folder = root / f"textpruner-{heads}x{iterations}-{seed}-{experiment.hashes['model']['dense'][:8]}"
     if is_finished(folder):
         return read_runs(folder)[0]
     import transformers
 
-    with contextlib.redirect_stdout(io.StringIO()):  # it tells what else could be installed
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints optional packages
         from textpruner import GeneralConfig, TransformerPruner, TransformerPruningConfig
 
-    data, hashes = bench.hashes["data"], bench.hashes["model"]
-    model: Any = transformers.BertForSequenceClassification.from_pretrained(bench.setting.model)
+    data, hashes = experiment.hashes["data"], experiment.hashes["model"]
+    model: Any = transformers.BertForSequenceClassification.from_pretrained(experiment.setting.model)
     with (
         Run("textpruner", config, folder=folder, seed=seed, data=data, model=hashes) as run,
         TemporaryDirectory() as scratch,
@@ -122,21 +125,21 @@ def textpruner(bench: Bench, heads: int, iterations: int, seed: int, root: Path)
             ),
             GeneralConfig(use_device="cpu", output_dir=scratch),
         )
-        pruner.prune(bench.calibration(seed), save_model=False)
-        found = predict(model, bench.dev_data, TASK)
+        pruner.prune(experiment.calibration(seed), save_model=False)
+        found = predict(model, experiment.dev_data, TASK)
         run.save_predictions(
             {"label": label, "outputs": [round(x, 6) for x in row]}
-            for label, row in zip(bench.dev.labels, found.tolist(), strict=True)
+            for label, row in zip(experiment.dev.labels, found.tolist(), strict=True)
         )
         run.results = {
-            "accuracy": TASK.metrics["accuracy"](found, np.array(bench.dev.labels)),
+            "accuracy": TASK.metrics["accuracy"](found, np.array(experiment.dev.labels)),
             "heads_kept": pruner.head_mask.sum(1).int().tolist(),
         }
     return read_runs(folder)[0]
 
 
 def row(system: str, fraction: float, runs: Sequence[Record], base: Sequence[Record]) -> dict[str, Any]:
-    """A system's mean over seeds with its interval, and how much better than `base` on the same examples."""
+    """Return a system's mean over seeds with its interval, and its lead over `base` on the same examples."""
     values = [run.results["accuracy"] for run in runs]
     interval = mean_interval(values)
     found = {

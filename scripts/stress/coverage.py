@@ -80,11 +80,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     lines, run = (sum(held[what] for held in files.values()) for what in ("lines", "run"))
     print(f"{run / lines:7.2%} of {lines} lines")
     if args.json:
-        from bertlite.records import environment, git, write_json
+        from bertlite.records import environment, write_record
 
         record = {"what": "scripts/stress/coverage.py", "tests": args.tests, "passed": status == 0}
         record |= {"lines": lines, "run": run, "percent": round(100 * run / lines, 2), "files": files}
-        write_json(args.json, {**record, "git": git(), "environment": environment()})
+        write_record(args.json, {**record, "environment": environment()})
     return int(status != 0 or run / lines < args.least / 100)
 
 

@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from bertlite import BertModel, BertTokenizer
-from bertlite.records import environment, git, write_json
+from bertlite.records import environment, write_record
 from scripts.make import hostile
 
 REFUSALS = (ValueError, FileNotFoundError)
@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(json.dumps(kinds))
     if args.json:
         record = {"what": "scripts/stress/fuzz.py", "examples": args.examples, "seed": args.seed, "kinds": kinds}
-        write_json(args.json, {**record, "git": git(), "environment": environment()})
+        write_record(args.json, {**record, "environment": environment()})
     return 0
 
 

@@ -339,7 +339,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     counts |= {name: len(each) for name, each in done.items()} | {"unexplained": len(unexplained)}
     print(", ".join(f"{n} {what}" for what, n in counts.items()))
     if args.json:
-        from bertlite.records import environment, git, write_json  # not before: the forks import the copy
+        from bertlite.records import environment, write_record  # not before: the forks import the copy
 
         tests = [os.path.relpath(path, ROOT) for path in args.tests]
         record = {"module": args.module, "tests": tests, **counts}
@@ -348,7 +348,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             record["after"] = {"killed": len(skipped), **commit_of(before)}
             record["after"] |= {"after": before["after"]} if "after" in before else {}
         record["minutes"] = round((time.monotonic() - start) / 60, 1)
-        write_json(args.json, {**record, "git": git(), "environment": environment()})
+        write_record(args.json, {**record, "environment": environment()})
     return int(bool(unexplained))
 
 

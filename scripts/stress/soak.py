@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from bertlite import BertConfig, BertModel, optimize_for_inference, prune_heads, prune_neurons
-from bertlite.records import environment, git, write_json
+from bertlite.records import environment, write_record
 
 SIZES: dict[str, Any] = {
     "vocab_size": 5003,
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         verdict = {"flat": flat, "grown_mib": round(grown, 2), "allowed_mib": args.allowed, "files_left_open": leaked}
         record = {"minutes": args.minutes, "verdict": verdict, "sizes": SIZES, "rows": rows}
-        write_json(args.json, {**record, "git": git(), "environment": environment()})
+        write_record(args.json, {**record, "environment": environment()})
     print(f"{'flat' if flat else 'NOT flat'}: {grown:+.1f} MiB since the first fifth, {leaked:+d} open files")
     return int(not flat)
 

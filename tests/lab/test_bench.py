@@ -1,4 +1,4 @@
-"""bertlite/bench: the work is what it says, every engine runs, and a slower record is found out."""
+"""bertlite/lab/bench and timing: the work is what it says, every engine runs, and a slower record is found out."""
 
 import json
 import sys
@@ -10,19 +10,27 @@ from conftest import SIZES
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bertlite import BertConfig, cli
+from bertlite.lab import timing
 from bertlite.lab.bench import engines, sections
-from bertlite.lab.bench.command import judge, tell
+from bertlite.lab.bench.command import PEERS, print_section, report_worse
 from bertlite.lab.bench.engines import ENGINES, states
-from bertlite.lab.bench.sections import BASELINE, ERRORS, Bench, asked, floors, right
-from bertlite.lab.bench.work import full, like, ragged, works
-from bertlite.lab.timing import SETTLE, alternate, summary
+from bertlite.lab.bench.sections import BASELINE, ERRORS, Bench, gpu_demands, is_right, limit_fractions
+from bertlite.lab.bench.work import full, lengths_like, ragged, works
+from bertlite.lab.timing import FEWEST, SETTLE, alternate, summary, with_spread
+from bertlite.records import environment, version_of
 
 TINY = {**SIZES, "vocab_size": 1000, "num_attention_heads": 4, "max_position_embeddings": 512, "num_hidden_layers": 2}
 
 
-def test_candidates_run_in_turn(monkeypatch):
+@pytest.fixture
+def few_rounds(monkeypatch):
+    """Let a section be measured in 3 rounds, whose quartiles are the least, the middle and the most."""
+    monkeypatch.setattr(timing, "FEWEST", 3)
+
+
+def test_candidates_run_in_turn():
     ran = []
-    times = alternate({"a": lambda: ran.append("a"), "b": lambda: ran.append("b")}, 3)
+    times = alternate({"a": lambda: ran.append("a"), "b": lambda: ran.append("b")}, 3, fewest=3)
     assert ran == ["a", "b"] * 5  # two rounds do not count
     assert [len(each) for each in times.values()] == [3, 3]
     assert max(times["a"]) < SETTLE  # the pause between them is not measured
@@ -31,24 +39,35 @@ def test_candidates_run_in_turn(monkeypatch):
 def test_rounds_end_when_their_time_is_over():
     ran = []
     times = alternate({"a": lambda: ran.append("a")}, 9, warm=1, seconds=0)
-    assert (len(ran), len(times["a"])) == (4, 3)
-    assert len(alternate({"a": lambda: None}, 2, warm=0, seconds=0)["a"]) == 2
+    assert (len(ran), len(times["a"])) == (8, FEWEST)
+    assert len(alternate({"a": lambda: None}, 2, warm=0, seconds=0, fewest=2)["a"]) == 2
 
 
-def test_a_summary_has_medians_and_their_ratios():
-    found = summary("what", {"a": [4.0, 1.0, 2.0], "b": [1.0, 1.0, 1.0]}, [("a", "b")])
-    assert found["seconds"]["a"]["median"] == 2.0
-    assert found["ratios"] == {"a / b": 2.0}
+def test_a_figure_needs_seven_rounds():
+    assert FEWEST == 7
+    ran = []
+    with pytest.raises(ValueError, match="rounds is 6; a median with its spread needs 7 or more"):
+        alternate({"a": lambda: ran.append("a")}, 6)
+    assert ran == []
+
+
+def test_a_ratio_is_taken_round_by_round():
+    """A machine that is slower in some rounds is slower for both, and the ratio is the same."""
+    found = summary("what", {"a": [4.0, 1.0, 2.0], "b": [2.0, 0.5, 1.0]}, [("a", "b")])
+    assert found["seconds"]["a"] == {"low": 1.0, "median": 2.0, "high": 4.0}
+    assert found["ratios"] == {"a / b": {"low": 2.0, "median": 2.0, "high": 2.0}}
+    other = summary("what", {"a": [4.0, 1.0, 2.0], "b": [1.0, 1.0, 1.0]}, [("a", "b")])
+    assert with_spread(other["ratios"]["a / b"]) == "2.00 (1.00–4.00)"
 
 
 def test_lengths_are_quantiles_of_the_data():
-    lengths = like("SST-2", 32, 128)
+    lengths = lengths_like("SST-2", 32, 128)
     assert len(lengths) == 32
     assert list(lengths) != sorted(lengths)
-    assert like("SST-2", 32, 20) == tuple(min(20, n) for n in lengths)
-    assert sum(like("SST-2", 1000, 512)) / 1000 == pytest.approx(mean_of("SST-2"), rel=0.01)
+    assert lengths_like("SST-2", 32, 20) == tuple(min(20, n) for n in lengths)
+    assert sum(lengths_like("SST-2", 1000, 512)) / 1000 == pytest.approx(mean_of("SST-2"), rel=0.01)
     with pytest.raises(ValueError, match="no lengths of 'IMDB'; have: SST-2, WikiText-2"):
-        like("IMDB", 1, 1)
+        lengths_like("IMDB", 1, 1)
 
 
 def mean_of(dataset):
@@ -86,12 +105,13 @@ def test_the_limit_is_products_or_reading():
     bench.config = BertConfig(**TINY)
     work = full(3, 17)
     operations = work.operations(bench.config)
-    taken = {"bertlite sdpa float32": {"median": 2.0}, "bertlite optimised int8": {"median": 2.0}}
+    spread = {"low": 1.0, "median": 2.0, "high": 4.0}
+    taken = {"bertlite sdpa float32": spread, "bertlite optimised int8": spread}
     bench.ceilings = {"float32": operations, "bytes": 1e18}
-    assert floors(taken, work, bench) == {"bertlite sdpa float32": 0.5}
+    assert limit_fractions(taken, work, bench) == {"bertlite sdpa float32": {"low": 0.25, "median": 0.5, "high": 1.0}}
     weights = 4 * 2 * (4 * 48**2 + 2 * 48 * 37)
     bench.ceilings = {"float32": 1e18, "bytes": weights}
-    assert floors(taken, work, bench) == {"bertlite sdpa float32": 0.5}
+    assert limit_fractions(taken, work, bench) == {"bertlite sdpa float32": {"low": 0.25, "median": 0.5, "high": 1.0}}
 
 
 @pytest.fixture
@@ -109,34 +129,34 @@ def kept(tmp_path):
     ids=lambda each: getattr(each, "name", each),
 )
 def test_every_engine_computes_the_same(engine, dtype, kept):
-    lacks = engine.missing("cpu")
-    if lacks:
-        pytest.skip(lacks)
+    reason = engine.reason_missing("cpu")
+    if reason:
+        pytest.skip(reason)
     batch = ragged("SST-2", 4, 23).inputs(1000)
-    truth = engines.transformers("eager")(kept / "base", "float32", "cpu")(batch).last_hidden_state
+    truth = engines.transformers_engine("eager")(kept / "base", "float32", "cpu")(batch).last_hidden_state
     out = engine.build(kept / "base", dtype, "cpu")(batch)
     seen = batch["attention_mask"].bool()
     assert (states(out) - truth)[seen].norm() <= ERRORS[dtype] * truth[seen].norm()
 
 
-def test_an_engine_that_is_wrong_is_not_timed(kept, monkeypatch, capsys):
+def test_an_engine_that_is_wrong_is_not_timed(kept, few_rounds, monkeypatch, capsys):
     def deaf(folder, dtype, device):  # to the mask
-        run = engines.transformers("sdpa")(folder, dtype, device)
+        run = engines.transformers_engine("sdpa")(folder, dtype, device)
         return lambda batch: run({"input_ids": batch["input_ids"]})
 
     monkeypatch.setattr(sections, "ENGINES", (ENGINES[0], engines.Engine("quick", deaf, ("float32",))))
-    found = sections.forward(ragged("SST-2", 4, 23), Bench(2, kept=kept))
+    found = sections.forward(ragged("SST-2", 4, 23), Bench(3, kept=kept))
     assert BASELINE in found["seconds"]
     assert "quick float32" not in found["seconds"]
     assert found["wrong"] == ["quick float32"]
     assert found["errors"]["quick float32"] > ERRORS["float32"]
-    tell("ragged", found)
+    print_section("ragged", found)
     assert "WRONG  quick float32: error" in capsys.readouterr().out
-    assert not right("quick float32", float("nan"))
+    assert not is_right("quick float32", float("nan"))
 
 
-def test_pruned_models_stand_beside_the_whole(kept):
-    found = sections.pruned(Bench(2, kept=kept))
+def test_pruned_models_stand_beside_the_whole(kept, few_rounds):
+    found = sections.pruned(Bench(3, kept=kept))
     assert set(found["ratios"]) == {
         f"whole {dtype} / half {of} {dtype}"
         for dtype in ("float32", "bfloat16")
@@ -156,10 +176,10 @@ def test_what_a_gpu_is_asked_is_counted(capsys):
         ("cudaStreamSynchronize", False),
         ("cudaDeviceSynchronize", False),
     ]
-    counts = asked(seen, layers=2)
+    counts = gpu_demands(seen, layers=2)
     assert counts == {"kernels per layer": 3, "copies": 1, "launches": 6, "waits": 1}
     found = {"what": "it", "seconds": {"a": {"low": 1, "median": 1, "high": 1}}, "ratios": {}}
-    tell("it", found | {"asked": {"a": counts}, "peak_bytes": {"a": 2**21}})
+    print_section("it", found | {"demands": {"a": counts}, "peak_bytes": {"a": 2**21}})
     told = capsys.readouterr().out
     assert "2 MiB" in told
     assert "3 kernels per layer, 1 copies, 6 launches, 1 waits" in told
@@ -171,7 +191,7 @@ def test_a_gpu_is_given_more_to_do():
     assert "training by autocast" in sections.sections("cuda")
 
 
-def test_training_by_autocast_computes_in_bfloat16(kept, monkeypatch):
+def test_training_by_autocast_computes_in_bfloat16(kept, few_rounds, monkeypatch):
     seen = set()
 
     class Watch(TorchDispatchMode):
@@ -182,20 +202,20 @@ def test_training_by_autocast_computes_in_bfloat16(kept, monkeypatch):
             return out
 
     with Watch():
-        found = sections.training(Bench(2, kept=kept, seconds=0.01), autocast=True)
+        found = sections.training(Bench(3, kept=kept, seconds=0.01), autocast=True)
     assert seen == {torch.bfloat16}
     assert "bfloat16 by autocast" in found["what"]
 
 
-def test_training_steps_stand_beside_those_of_transformers(kept):
-    found = sections.training(Bench(2, kept=kept))
+def test_training_steps_stand_beside_those_of_transformers(kept, few_rounds):
+    found = sections.training(Bench(3, kept=kept))
     assert set(found["ratios"]) == {f"transformers sdpa / bertlite {name}" for name in ("sdpa", "packed")}
 
 
-def test_the_command_measures_records_draws_and_checks(kept, tmp_path, capsys, monkeypatch):
+def test_the_command_measures_records_draws_and_checks(kept, few_rounds, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sections, "ceilings", lambda device: {"float32": 1e9, "bfloat16": 1e9, "bytes": 1e9})
     record, only = tmp_path / "speed.json", ["--only", "forward 1 x 16", "--engines", "bertlite optimised"]
-    common = ["bench", *only, "--rounds", "2", "--keep", str(kept), "--json", str(record)]
+    common = ["bench", *only, "--rounds", "3", "--keep", str(kept), "--json", str(record)]
     drawing = []
     if "matplotlib" in sys.modules or pytest.importorskip("matplotlib"):
         drawing = ["--plot", str(tmp_path / "speed.png")]
@@ -209,28 +229,28 @@ def test_the_command_measures_records_draws_and_checks(kept, tmp_path, capsys, m
         "bertlite optimised bfloat16",
         "bertlite optimised int8",
     }
-    assert section["ratios"][f"{BASELINE} / bertlite optimised float32"] > 0
-    assert section["floor"][BASELINE] > 0
+    for spread in (section["ratios"][f"{BASELINE} / bertlite optimised float32"], section["of_limit"][BASELINE]):
+        assert 0 < spread["low"] <= spread["median"] <= spread["high"]
     assert section["errors"][BASELINE] == 0 < section["errors"]["bertlite optimised int8"]
     for shares in section["profile"].values():
-        assert min(shares["products"], shares["attention"], shares["LayerNorm"]) > 0
+        assert min(shares["matmuls"], shares["attention"], shares["LayerNorm"]) > 0
         assert sum(shares.values()) == pytest.approx(1)
     rounding = [section["profile"][f"bertlite optimised {dtype}"].get("rounding", 0) for dtype in ("float32", "int8")]
     assert rounding[0] < rounding[1]  # the smallest and the largest id are looked for in either
     for pair in section["ratios"]:
-        section["ratios"][pair] *= 100
+        section["ratios"][pair]["median"] *= 100
     (tmp_path / "better.json").write_text(json.dumps(found))
     assert cli.main([*common, "--check", str(tmp_path / "better.json")]) == 1
     assert "WORSE  forward 1 x 16: transformers sdpa float32 / bertlite optimised float32" in capsys.readouterr().out
 
 
-def test_missing_peers_are_named(kept, tmp_path, capsys, monkeypatch):
+def test_missing_peers_are_named(kept, few_rounds, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sections, "ceilings", lambda device: {"bytes": 1e9})
     gone = replace(next(each for each in ENGINES if each.name == "onnxruntime"), needs=("no_such_package",))
     monkeypatch.setattr(sections, "ENGINES", (ENGINES[0], gone))
     record = tmp_path / "speed.json"
     assert (
-        cli.main(["bench", "--only", "forward 1 x 16", "--rounds", "2", "--keep", str(kept), "--json", str(record)])
+        cli.main(["bench", "--only", "forward 1 x 16", "--rounds", "3", "--keep", str(kept), "--json", str(record)])
         == 0
     )
     assert "missing: onnxruntime float32: not installed: no_such_package" in capsys.readouterr().out
@@ -239,25 +259,37 @@ def test_missing_peers_are_named(kept, tmp_path, capsys, monkeypatch):
 
 def test_worse_is_worse_whichever_way_a_ratio_is_written():
     def record(a, b):
-        return {"sections": {"s": {"ratios": {"transformers / bertlite": a, "bertlite / torch": b}}}}
+        ratios = {"transformers / bertlite": {"median": a}, "bertlite / torch": {"median": b}}
+        return {"sections": {"s": {"ratios": ratios}}}
 
-    assert judge(record(2, 1), record(1.8, 1.1), ["s"]) == 0
-    assert judge(record(2, 1), record(1.5, 1), ["s"]) == 1
-    assert judge(record(2, 1), record(2, 1.5), ["s"]) == 1
+    assert report_worse(record(2, 1), record(1.8, 1.1), ["s"]) == 0
+    assert report_worse(record(2, 1), record(1.5, 1), ["s"]) == 1
+    assert report_worse(record(2, 1), record(2, 1.5), ["s"]) == 1
     with pytest.raises(ValueError, match="no ratio of these sections"):
-        judge({"sections": {}}, record(1, 1), ["s"])
+        report_worse({"sections": {}}, record(1, 1), ["s"])
+    without_spread = {"sections": {"s": {"ratios": {"transformers / bertlite": 2.0}}}}
+    with pytest.raises(ValueError, match="its ratios have no spread; make it again"):
+        report_worse(without_spread, record(1, 1), ["s"])
 
 
 def test_a_record_of_another_machine_is_not_added_to(tmp_path, capsys):
     path = tmp_path / "speed.json"
-    path.write_text(json.dumps({"environment": {"cpu": "another"}, "sections": {}}))
+    path.write_text(json.dumps({"environment": environment() | {"cpu": "another"}, "sections": {}}))
     assert cli.main(["bench", "--only", "import", "--json", str(path)]) == 2
-    assert "was measured on another machine" in capsys.readouterr().err
+    assert "was measured in another environment, which differs in cpu, versions: write" in capsys.readouterr().err
+
+
+def test_a_record_of_another_commit_is_not_added_to(tmp_path, capsys):
+    path, there = tmp_path / "record.json", environment()
+    there["versions"] |= {name: version_of(name) for name in PEERS}
+    path.write_text(json.dumps({"environment": there | {"git": {"commit": "0" * 40}}, "sections": {}}))
+    assert cli.main(["bench", "--only", "import", "--json", str(path)]) == 2
+    assert "which differs in git" in capsys.readouterr().err
 
 
 def test_bad_requests(capsys):
     assert cli.main(["bench", "--only", "nonsense"]) == 2
-    assert cli.main(["bench", "--rounds", "1"]) == 2
-    assert "--rounds is 1; a spread needs 2 or more" in capsys.readouterr().err
+    assert cli.main(["bench", "--rounds", "6"]) == 2
+    assert "--rounds is 6; a median with its spread needs 7 or more" in capsys.readouterr().err
     assert cli.main(["bench", "--seconds", "0"]) == 2
     assert "--seconds is 0.0; a section needs more than 0" in capsys.readouterr().err

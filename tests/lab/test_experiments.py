@@ -1,4 +1,4 @@
-"""bertlite/experiments: data, tasks, statistics, cells, sweeps, measurements and figures, on a tiny model."""
+"""bertlite/lab/experiments: data, tasks, statistics, cells, sweeps, measurements and figures, on a tiny model."""
 
 import json
 import math
@@ -23,14 +23,21 @@ pytest.importorskip("accelerate")
 import bertlite
 from bertlite.cli import main
 from bertlite.lab.experiments import compare, measure, plots, statistics
-from bertlite.lab.experiments.cell import Bench, Cell, Setting, options
-from bertlite.lab.experiments.data import Examples, Source, encode, order, read, read_tokenizer
+from bertlite.lab.experiments.cell import Cell, Experiment, Setting, parse_criterion
+from bertlite.lab.experiments.data import (
+    DataSource,
+    Examples,
+    batch_indices,
+    encode_examples,
+    read_examples,
+    read_tokenizer,
+)
 from bertlite.lab.experiments.evaluate import TASKS, evaluate, predict
 from bertlite.lab.experiments.files import apply_mask, mask_of, model_sha256, read_scores, write_scores
 from bertlite.lab.experiments.finetune import Recipe, finetune_
 from bertlite.lab.experiments.statistics import mcnemar
 from bertlite.lab.experiments.sweep import grid, sweep
-from bertlite.records import read_runs
+from bertlite.records import commit_of, read_runs
 from bertlite.stack.layouts import Padded
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,13 +72,13 @@ def world(tmp_path_factory):
 
 @pytest.fixture
 def setting(world):
-    data = {name: Source(str(world / f"{name}.tsv")) for name in ("train", "dev")}
+    data = {name: DataSource(str(world / f"{name}.tsv")) for name in ("train", "dev")}
     return Setting(str(world / "model"), "classification", **data, calibration=11, recipe=Recipe(batch_size=8))
 
 
 @pytest.fixture
-def bench(setting):
-    return Bench(setting)
+def experiment(setting):
+    return Experiment(setting)
 
 
 def data_arguments(world):
@@ -89,9 +96,9 @@ def test_the_same_examples_from_every_format(tmp_path):
         '{"sentence": "it is \\"good\\"", "label": "pos"}\n\n{"label": "neg", "sentence": "a, b"}\n'
     )
     found = (
-        read(Source(str(tmp_path / "x.tsv"), columns=("sentence", "label"))),
-        read(Source(str(tmp_path / "x.csv"))),
-        read(Source(str(tmp_path / "x.jsonl"), classes=("neg", "pos"))),
+        read_examples(DataSource(str(tmp_path / "x.tsv"), columns=("sentence", "label"))),
+        read_examples(DataSource(str(tmp_path / "x.csv"))),
+        read_examples(DataSource(str(tmp_path / "x.jsonl"), classes=("neg", "pos"))),
     )
     for examples in found:
         assert (examples.texts, examples.labels) == (wanted.texts, wanted.labels)
@@ -118,17 +125,17 @@ def test_the_same_examples_from_every_format(tmp_path):
 def test_bad_data_is_refused_by_name(tmp_path, name, text, options, said):
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=said):
-        read(Source(str(tmp_path / name), **options))
+        read_examples(DataSource(str(tmp_path / name), **options))
 
 
 def test_missing_data_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no file .*x\.tsv"):
-        read(Source(str(tmp_path / "x.tsv")))
+        read_examples(DataSource(str(tmp_path / "x.tsv")))
     with pytest.raises(ValueError, match="for a hub data set name a split"):
-        read(Source("someone/something"))
+        read_examples(DataSource("someone/something"))
     (tmp_path / "x.parquet").write_text("PAR1")
     with pytest.raises(ValueError, match=r"x\.parquet is none of \.csv"):
-        read(Source(str(tmp_path / "x.parquet")))
+        read_examples(DataSource(str(tmp_path / "x.parquet")))
     with pytest.raises(ValueError, match="50 examples of x were asked for; it has 2"):
         Examples("x", (("a",), ("b",)), (0, 1)).sample(50)
 
@@ -142,14 +149,14 @@ def test_a_data_set_of_the_hub_is_read_by_its_split(monkeypatch):
         return iter([{"sentence": "good film", "label": 1}, {"sentence": "a plot", "label": 0}])
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    examples = read(Source("someone/something:small", split="train"))
+    examples = read_examples(DataSource("someone/something:small", split="train"))
     assert asked == [("someone/something", "small", "train")]
     assert (examples.texts, examples.labels) == ((("good film",), ("a plot",)), (1, 0))
-    read(Source("someone/something", split="test"))
+    read_examples(DataSource("someone/something", split="test"))
     assert asked[1] == ("someone/something", None, "test")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'bertlite\[experiments\]'"):
-        read(Source("someone/something", split="train"))
+        read_examples(DataSource("someone/something", split="train"))
 
 
 def test_a_sample_is_drawn_by_its_seed():
@@ -162,12 +169,12 @@ def test_a_sample_is_drawn_by_its_seed():
 
 def test_batches_hold_every_example_once_and_pad_little(world):
     tokenizer = read_tokenizer(str(world / "model"), 9)
-    data = encode(read(Source(str(world / "train.tsv"))), tokenizer)
+    data = encode_examples(read_examples(DataSource(str(world / "train.tsv"))), tokenizer)
     for seed in (None, 0):
-        batches = order(data, 8, seed)
+        batches = batch_indices(data, 8, seed)
         assert sorted(i for batch in batches for i in batch) == list(range(40))
-    assert order(data, 8, 0) == order(data, 8, 0) != order(data, 8, 1)
-    batch = data.batch(order(data, 8)[0], torch.long)
+    assert batch_indices(data, 8, 0) == batch_indices(data, 8, 0) != batch_indices(data, 8, 1)
+    batch = data.batch(batch_indices(data, 8)[0], torch.long)
     assert batch["input_ids"].shape == batch["attention_mask"].shape == (8, int(batch["attention_mask"].sum(1).max()))
     assert (batch["input_ids"][batch["attention_mask"] == 0] == 0).all()
 
@@ -175,7 +182,7 @@ def test_batches_hold_every_example_once_and_pad_little(world):
 def test_pairs_make_one_row_with_two_segments_or_two_rows(world):
     tokenizer = read_tokenizer(str(world / "model"), 9)
     pairs = Examples("x", (("good film", "bad"), ("a", "the plot is")), (1.0, 2.0))
-    together, apart = encode(pairs, tokenizer), encode(pairs, tokenizer, apart=True)
+    together, apart = encode_examples(pairs, tokenizer), encode_examples(pairs, tokenizer, apart=True)
     assert together.batch([0], torch.float32)["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1]]
     assert apart.batch([1, 0], torch.float32)["input_ids"].tolist() == [
         [2, 11, 3, 0, 0],
@@ -270,13 +277,13 @@ def test_metrics_are_what_they_say():
     assert TASKS["similarity"].metrics["spearman"](0 * rising, rising[:, 0]) == 0
 
 
-def test_outputs_come_in_the_order_of_the_examples(bench):
-    outputs = predict(bench.dense, bench.dev_data, bench.task, batch_size=4)
+def test_outputs_come_in_the_order_of_the_examples(experiment):
+    outputs = predict(experiment.dense, experiment.dev_data, experiment.task, batch_size=4)
     for i in (0, 7, 22):
-        batch = bench.dev_data.batch([i], torch.long)
+        batch = experiment.dev_data.batch([i], torch.long)
         del batch["labels"]
         with torch.no_grad():
-            alone = bench.dense(**batch).logits[0].numpy()
+            alone = experiment.dense(**batch).logits[0].numpy()
         np.testing.assert_allclose(outputs[i], alone, atol=1e-5)
 
 
@@ -331,15 +338,15 @@ def test_a_folder_without_its_tokenizer_is_named(tmp_path):
 def test_finetuning_learns_is_repeatable_and_leaves_the_mode(setting):
     found = []
     for _ in range(2):
-        bench = Bench(setting)
-        data = bench.sample(None, 0)
+        experiment = Experiment(setting)
+        data = experiment.sample(None, 0)
         log = []
         recipe = Recipe(epochs=12, lr=3e-3, batch_size=8)
-        finetune_(bench.dense, data, bench.task, recipe, log=lambda log=log, **line: log.append(line))
-        outputs = predict(bench.dense, data, bench.task)
-        found.append(evaluate(outputs, np.array(data.labels), bench.task)["accuracy"])
-        assert not bench.dense.training
-        assert all(p.grad is None for p in bench.dense.parameters())
+        finetune_(experiment.dense, data, experiment.task, recipe, log=lambda log=log, **line: log.append(line))
+        outputs = predict(experiment.dense, data, experiment.task)
+        found.append(evaluate(outputs, np.array(data.labels), experiment.task)["accuracy"])
+        assert not experiment.dense.training
+        assert all(p.grad is None for p in experiment.dense.parameters())
         assert log[-1]["step"] == 60
         assert max(line["lr"] for line in log) <= 3e-3
     assert found[0] > 0.9
@@ -347,19 +354,19 @@ def test_finetuning_learns_is_repeatable_and_leaves_the_mode(setting):
 
 
 def test_distillation_brings_a_student_to_its_teacher(setting):
-    bench = Bench(setting)
-    student = bertlite.prune_heads(bench.dense, {0: [0, 1], 2: [3]})
-    data = bench.dev_data
+    experiment = Experiment(setting)
+    student = bertlite.prune_heads(experiment.dense, {0: [0, 1], 2: [3]})
+    data = experiment.dev_data
 
     def distance():
-        return TASKS["classification"].divergence(bench.dense_outputs, predict(student, data, bench.task))
+        return TASKS["classification"].divergence(experiment.dense_outputs, predict(student, data, experiment.task))
 
     before = distance()
     recipe = Recipe(epochs=8, lr=2e-3, batch_size=8, distil=1.0)
-    finetune_(student, data, bench.task, recipe, teacher=bench.dense)
+    finetune_(student, data, experiment.task, recipe, teacher=experiment.dense)
     assert distance() < before / 2
     with pytest.raises(ValueError, match=r"distil is 1\.0; that needs a teacher"):
-        finetune_(student, data, bench.task, recipe)
+        finetune_(student, data, experiment.task, recipe)
 
 
 @pytest.mark.slow
@@ -382,8 +389,8 @@ def test_two_processes_under_torchrun_train_one_model(world, tmp_path):
 # Cells --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_cell_leaves_a_folder_that_tells_it(bench, tmp_path):
-    folder = bench.run(Cell("michel", 0.5), tmp_path)
+def test_a_cell_leaves_a_folder_that_tells_it(experiment, tmp_path):
+    folder = experiment.run(Cell("michel", 0.5), tmp_path)
     (run,) = read_runs(folder)
     assert run.config["cell"]["criterion"] == "michel"
     assert sum(run.results["heads_kept"]) == 6
@@ -391,27 +398,27 @@ def test_a_cell_leaves_a_folder_that_tells_it(bench, tmp_path):
     outputs = np.array([line["outputs"] for line in run.predictions])
     labels = np.array([line["label"] for line in run.predictions])
     assert run.results["accuracy"] == np.mean(outputs.argmax(1) == labels)
-    pruned = apply_mask(folder / "masks.json", bench.dense)
-    np.testing.assert_allclose(predict(pruned, bench.dev_data, bench.task), outputs, atol=2e-6)
-    assert run.results["kl"] == pytest.approx(bench.task.divergence(bench.dense_outputs, outputs), abs=1e-4)
-    assert run.results["dense"]["accuracy"] == evaluate(bench.dense_outputs, labels, bench.task)["accuracy"]
+    pruned = apply_mask(folder / "masks.json", experiment.dense)
+    np.testing.assert_allclose(predict(pruned, experiment.dev_data, experiment.task), outputs, atol=2e-6)
+    assert run.results["kl"] == pytest.approx(experiment.task.divergence(experiment.dense_outputs, outputs), abs=1e-4)
+    assert run.results["dense"]["accuracy"] == evaluate(experiment.dense_outputs, labels, experiment.task)["accuracy"]
 
 
-def test_inverted_removes_what_matters_most(bench, tmp_path):
+def test_inverted_removes_what_matters_most(experiment, tmp_path):
     kept = {}
     for criterion in ("michel", "michel/inverted"):
-        folder = bench.run(Cell(criterion, 1 / 3), tmp_path)
+        folder = experiment.run(Cell(criterion, 1 / 3), tmp_path)
         gone = json.loads((folder / "masks.json").read_text())["pruned_heads"]
         kept[criterion] = {(layer, head) for layer, heads in gone.items() for head in heads}
-    scores = bench.score(bench.dense, Cell("michel"))
+    scores = experiment.score(experiment.dense, Cell("michel"))
     ranked = [divmod(i, 4) for i in scores.flatten().argsort().tolist()]
     assert kept["michel"] == {(str(layer), head) for layer, head in ranked[:4]}
     assert kept["michel/inverted"] == {(str(layer), head) for layer, head in ranked[-4:]}
 
 
-def test_steps_neurons_repair_and_retraining_all_act(bench, tmp_path):
+def test_steps_neurons_repair_and_retraining_all_act(experiment, tmp_path):
     plain, stepped, repaired, retrained, slim = (
-        read_runs(bench.run(cell, tmp_path))[0]
+        read_runs(experiment.run(cell, tmp_path))[0]
         for cell in (
             Cell("michel", 0.5),
             Cell("michel", 0.5, steps=3),
@@ -431,15 +438,15 @@ def test_steps_neurons_repair_and_retraining_all_act(bench, tmp_path):
 
 def test_similarity_is_pruned_without_labels(world, tmp_path):
     columns = {"columns": ("a", "b", "score"), "text": ("a", "b"), "label": "score"}
-    train, dev = (Source(str(world / f"{name}-pairs.csv"), **columns) for name in ("train", "dev"))
-    bench = Bench(Setting(str(world / "encoder"), "similarity", train, dev, calibration=11))
-    (run,) = read_runs(bench.run(Cell("fisher/kl", 0.5, repair="refit"), tmp_path))
+    train, dev = (DataSource(str(world / f"{name}-pairs.csv"), **columns) for name in ("train", "dev"))
+    experiment = Experiment(Setting(str(world / "encoder"), "similarity", train, dev, calibration=11))
+    (run,) = read_runs(experiment.run(Cell("fisher/kl", 0.5, repair="refit"), tmp_path))
     assert -1 <= run.results["spearman"] <= 1
     assert run.results["kl"] > 0
     with pytest.raises(ValueError, match="similarity has no loss for one text: use fisher/kl"):
-        bench.run(Cell("fisher", 0.5), tmp_path)
+        experiment.run(Cell("fisher", 0.5), tmp_path)
     with pytest.raises(ValueError, match="similarity has no retraining"):
-        bench.run(Cell("random", 0.5, epochs=1), tmp_path)
+        experiment.run(Cell("random", 0.5, epochs=1), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -459,9 +466,9 @@ def test_a_cell_that_means_nothing_is_refused(cell, said):
         Cell(**cell)
 
 
-def test_a_target_that_cannot_be_met_is_refused_before_any_work(bench, tmp_path):
+def test_a_target_that_cannot_be_met_is_refused_before_any_work(experiment, tmp_path):
     with pytest.raises(ValueError, match=r"at_least|keep"):
-        bench.run(Cell("michel", 0.9, at_least=1), tmp_path)
+        experiment.run(Cell("michel", 0.9, at_least=1), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -477,11 +484,14 @@ def test_a_target_that_cannot_be_met_is_refused_before_any_work(bench, tmp_path)
 )
 def test_a_setting_that_cannot_be_run_is_refused_when_read(setting, changes, said):
     with pytest.raises(ValueError, match=said):
-        Bench(replace(setting, **changes)).check(Cell("random"))
+        Experiment(replace(setting, **changes)).check(Cell("random"))
 
 
-def test_scores_and_masks_of_another_model_are_refused(bench, tmp_path):
-    ours, other = bench.hashes["model"]["dense"], make(bertlite.BertForSequenceClassification, vocab_size=98).float()
+def test_scores_and_masks_of_another_model_are_refused(experiment, tmp_path):
+    ours, other = (
+        experiment.hashes["model"]["dense"],
+        make(bertlite.BertForSequenceClassification, vocab_size=98).float(),
+    )
     scores = torch.rand(3, 4, dtype=torch.float64)
     scores[1, 2] = math.nan
     write_scores(tmp_path / "scores.json", scores, "michel", ours)
@@ -490,36 +500,36 @@ def test_scores_and_masks_of_another_model_are_refused(bench, tmp_path):
         read_scores(tmp_path / "scores.json", model_sha256(other))
     write_scores(tmp_path / "other.json", scores, "michel", model_sha256(other))
     with pytest.raises(ValueError, match=r"other\.json belongs to the model"):
-        bench.run(Cell("michel", 0.5), tmp_path / "runs", scores=tmp_path / "other.json")
+        experiment.run(Cell("michel", 0.5), tmp_path / "runs", scores=tmp_path / "other.json")
     assert not (tmp_path / "runs").exists()
-    mask = mask_of(bertlite.with_pruned(bench.dense.config, {0: [1]}), ours)
+    mask = mask_of(bertlite.with_pruned(experiment.dense.config, {0: [1]}), ours)
     (tmp_path / "masks.json").write_text(json.dumps(mask))
-    assert apply_mask(tmp_path / "masks.json", bench.dense).config.pruned_heads == {0: (1,)}
+    assert apply_mask(tmp_path / "masks.json", experiment.dense).config.pruned_heads == {0: (1,)}
     with pytest.raises(ValueError, match=r"masks\.json belongs to the model"):
         apply_mask(tmp_path / "masks.json", other)
 
 
-def test_cached_scores_are_used_and_belong_to_what_they_were_made_from(setting, bench, tmp_path, monkeypatch):
-    first = bench.scores(Cell("michel"), tmp_path)
-    monkeypatch.setattr(Bench, "score", None)  # would fail
-    assert torch.equal(bench.scores(Cell("michel", fraction=0.9), tmp_path), first)
+def test_cached_scores_are_used_and_belong_to_what_they_were_made_from(setting, experiment, tmp_path, monkeypatch):
+    first = experiment.scores(Cell("michel"), tmp_path)
+    monkeypatch.setattr(Experiment, "score", None)  # would fail
+    assert torch.equal(experiment.scores(Cell("michel", fraction=0.9), tmp_path), first)
     for cell, changed in (
         (Cell("fisher"), setting),
         (Cell("michel", seed=1), setting),
         (Cell("michel"), replace(setting, calibration=12)),
     ):
         with pytest.raises(TypeError, match="not callable"):
-            Bench(changed).scores(cell, tmp_path)
+            Experiment(changed).scores(cell, tmp_path)
 
 
 def test_options_are_read_from_the_name():
-    assert options("taylor/batch/layer_l2") == {
+    assert parse_criterion("taylor/batch/layer_l2") == {
         "criterion": "taylor",
         "reduction": "batch",
         "normaliser": "layer_l2",
         "inverted": False,
     }
-    assert options("michel/kl/inverted")["inverted"]
+    assert parse_criterion("michel/kl/inverted")["inverted"]
 
 
 # Sweeps -------------------------------------------------------------------------------------------------------------
@@ -573,7 +583,7 @@ def test_an_error_in_a_process_reaches_the_caller(setting, tmp_path, monkeypatch
     cells = [Cell("michel", 0.5)]
     root = tmp_path / "root"
     root.mkdir()
-    folder = Bench(setting).folder(cells[0], root)
+    folder = Experiment(setting).folder(cells[0], root)
     folder.mkdir()
     (folder / "thesis.txt").touch()
     with pytest.raises(FileExistsError, match="is not a run"):
@@ -581,18 +591,18 @@ def test_an_error_in_a_process_reaches_the_caller(setting, tmp_path, monkeypatch
 
 
 def test_two_sweeps_do_not_share_a_folder(setting, tmp_path):
-    from bertlite.lab.experiments.sweep import alone
+    from bertlite.lab.experiments.sweep import lock_folder
 
-    with alone(tmp_path), pytest.raises(BlockingIOError, match="another sweep is writing to"):
+    with lock_folder(tmp_path), pytest.raises(BlockingIOError, match="another sweep is writing to"):
         sweep(setting, [Cell("random", 0.5)], tmp_path)
 
 
 # Measurements -------------------------------------------------------------------------------------------------------
 
 
-def test_latency_is_told_beside_the_dense_model_and_its_flops(bench):
-    models = {"dense": bench.dense, "small": bertlite.prune_heads(bench.dense, {0: range(4), 1: [0]})}
-    lines = measure.latency(models, [(1, 5), (2, 7)], rounds=3)
+def test_latency_is_told_beside_the_dense_model_and_its_flops(experiment):
+    models = {"dense": experiment.dense, "small": bertlite.prune_heads(experiment.dense, {0: range(4), 1: [0]})}
+    lines = measure.latency(models, [(1, 5), (2, 7)], rounds=7)
     assert [(line["model"], line["batch"], line["length"]) for line in lines] == [
         ("dense", 1, 5),
         ("small", 1, 5),
@@ -603,8 +613,8 @@ def test_latency_is_told_beside_the_dense_model_and_its_flops(bench):
         assert 0 < line["seconds"]["low"] <= line["seconds"]["median"] <= line["seconds"]["high"]
     assert lines[0]["speedup"] == {"low": 1, "median": 1, "high": 1}
     assert lines[0]["macs"] == 1 > lines[1]["macs"]
-    with pytest.raises(ValueError, match="rounds is 1"):
-        measure.latency(models, [(1, 5)], rounds=1)
+    with pytest.raises(ValueError, match="rounds is 6; a median with its spread needs 7 or more"):
+        measure.latency(models, [(1, 5)], rounds=6)
 
 
 def test_macs_are_what_torch_counts():
@@ -625,8 +635,8 @@ def encoder_inputs(model):
     return states, model.attention(Padded(2, 11, 11, states.device), states, None, False)
 
 
-def test_the_latency_table_has_every_number_of_heads(bench):
-    table = measure.latency_table(bench.dense, 2, 7, neurons=(0, 20, 37), rounds=2)
+def test_the_latency_table_has_every_number_of_heads(experiment):
+    table = measure.latency_table(experiment.dense, 2, 7, neurons=(0, 20, 37), rounds=7)
     assert list(table["heads"]) == [0, 1, 2, 3, 4]
     assert list(table["neurons"]) == [0, 20, 37]
     assert all(seconds > 0 for part in table.values() for seconds in part.values())
@@ -695,7 +705,7 @@ def test_ways_that_differ_have_lines_of_their_own():
         {"epochs": 1},
         {"calibration": 513},
     )
-    assert len({compare.way_named({**base, **change}) for change in changes}) == len(changes)
+    assert len({compare.describe_way({**base, **change}) for change in changes}) == len(changes)
 
 
 def test_compare_writes_rows_and_every_figure(runs, tmp_path, capsys):
@@ -709,9 +719,32 @@ def test_compare_writes_rows_and_every_figure(runs, tmp_path, capsys):
     assert len(record["rows"]) == 4
     assert all(row["accuracy"] == pytest.approx(np.mean(row["values"])) for row in record["rows"])
     assert record["dense"]["accuracy"] > 0
+    assert record["environment"] == read_runs(runs)[0].facts["environment"]
     names = ("curves", "heads-michel", "heads-random", "heads-per-layer", "rank-correlation")
     assert {path.name for path in (tmp_path / "plots").iterdir()} == {n + e for n in names for e in (".png", ".svg")}
     assert (tmp_path / "plots" / "curves.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_rows_name_the_commits_of_their_runs(runs):
+    def made_from(*states):
+        found = [replace(run, facts=json.loads(json.dumps(run.facts))) for run in read_runs(runs)[: len(states)]]
+        for hour, (run, state) in enumerate(zip(found, states, strict=True)):
+            run.facts["started"] = f"2026-01-01T0{hour}:00:00+00:00"
+            run.facts["environment"]["git"] = state
+        return found
+
+    one, two, changed = ({"commit": c, "dirty": dirty} for c, dirty in (("1", False), ("2", False), ("2", True)))
+    found = compare.provenance(made_from(one, one))
+    assert found == {"environment": found["environment"]}
+    assert commit_of(found) == one
+    found = compare.provenance(made_from(one, two))
+    assert commit_of(found) == two
+    assert found["commits"] == ["1", "2"]
+    assert commit_of(compare.provenance(made_from(changed, two)))["dirty"]
+    assert commit_of(compare.provenance(made_from(one, None))) is None
+    older = made_from(one)  # which has it beside the environment
+    older[0].facts["git"] = older[0].facts["environment"].pop("git")
+    assert commit_of(compare.provenance(older)) == one
 
 
 def test_the_heat_map_crosses_the_pruned_heads():
@@ -744,7 +777,7 @@ def test_export_gives_three_forms_of_one_function(runs, world, tmp_path, capsys)
     )
     assert physical.config.pruned_heads
     assert not full.config.pruned_heads
-    data = Bench(Setting(**{**vars_of(run), "model": str(tmp_path / "physical")})).dev_data
+    data = Experiment(Setting(**{**vars_of(run), "model": str(tmp_path / "physical")})).dev_data
     task = TASKS["classification"]
     wanted = np.array([line["outputs"] for line in run.predictions])
     for model in (physical, full):
@@ -767,15 +800,15 @@ def test_export_gives_three_forms_of_one_function(runs, world, tmp_path, capsys)
 def vars_of(run):
     setting = dict(run.config["setting"])
     for name in ("train", "dev"):
-        setting[name] = Source(**setting[name])
+        setting[name] = DataSource(**setting[name])
     return {**setting, "recipe": Recipe(**setting["recipe"])}
 
 
-def test_export_refuses_weights_that_were_not_kept(bench, tmp_path, capsys):
-    folder = bench.run(Cell("michel", 0.5, repair="mean"), tmp_path)
+def test_export_refuses_weights_that_were_not_kept(experiment, tmp_path, capsys):
+    folder = experiment.run(Cell("michel", 0.5, repair="mean"), tmp_path)
     assert main(["prune", "export", str(folder), "--out", str(tmp_path / "out")]) == 2
     assert "run it with --save-model" in capsys.readouterr().err
-    kept = bench.run(Cell("michel", 0.25, repair="mean"), tmp_path, save_model=True)
+    kept = experiment.run(Cell("michel", 0.25, repair="mean"), tmp_path, save_model=True)
     assert main(["prune", "export", str(kept), "--out", str(tmp_path / "out")]) == 0
 
 
@@ -783,12 +816,13 @@ def test_bench_measures_runs_beside_their_dense_model(runs, tmp_path, capsys):
     folders = [str(run.folder) for run in read_runs(runs) if run.config["cell"]["criterion"] == "michel"][-1:]
     out = tmp_path / "bench"
     assert (
-        main(["prune", "bench", *folders, "--shapes", "1x5,2x7", "--rounds", "3", "--table", "--out", str(out)]) == 0
+        main(["prune", "bench", *folders, "--shapes", "1x5,2x7", "--rounds", "7", "--table", "--out", str(out)]) == 0
     )
     (run,) = read_runs(out)
     assert len(run.results["latency"]) == 2 * 2
     assert set(run.results["models"]) == {"dense", "-50 % heads, michel"}
     assert all(found["peak_memory"] > 0 for found in run.results["models"].values())
+    assert all(set(line["speedup"]) == {"low", "median", "high"} for line in run.results["latency"])
     assert list(run.results["table"]) == ["heads", "neurons"]
     assert (out / "accuracy-against-latency-2x7.svg").exists()
     assert "speed-up" in capsys.readouterr().out

@@ -21,7 +21,7 @@ from bertlite.parity.cases import MODES, cases_for
 from bertlite.parity.check import forget, rule_for
 from bertlite.parity.command import demo_checkpoint
 from bertlite.parity.compare import FACTOR, NOT_FINITE, Report, Row, as_well, closely, exactly, relatively
-from bertlite.records import git
+from bertlite.records import git_state
 
 SIZES = {
     "vocab_size": 97,
@@ -429,7 +429,7 @@ def test_command_exits_0_and_writes_what_it_found(tiny, tmp_path, capsys):
     (found,) = record["checkpoints"].values()
     assert all(case.get("ok", True) for case in found["cases"])
     assert record["environment"]["versions"]["transformers"] == reference.version()
-    assert record["git"] == git()
+    assert record["environment"]["git"] == git_state()
     assert {claim["dtype"] for claim in found["claims"]} == {"float64", "float32", "bfloat16", "float16"}
     assert "0 differ" in capsys.readouterr().out
 

@@ -1,4 +1,5 @@
-"""How fast: bertlite beside its peers, and beside what the machine can do.
+"""The benchmark of speed: bertlite beside its peers, and beside the limits of the machine.
 
-`measure` times, `work` says on what, `engines` what runs it, `sections` which of them stand together, `command` tells.
+`work` has the batches, `engines` the ways to run them, `sections` and `startup` the measurements, `command` prints
+them; `bertlite.lab.timing` times.
 """

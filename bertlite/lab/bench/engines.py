@@ -1,6 +1,7 @@
-"""What runs a batch: each engine, from a checkpoint to a function of input_ids and attention_mask.
+"""The engines that run a batch: each makes a checkpoint a function of input_ids and attention_mask.
 
-Ours and transformers' run here; onnxruntime and OpenVINO run what is exported once and kept beside the checkpoint.
+bertlite and transformers run in this process; onnxruntime and OpenVINO run files that are exported once and kept
+beside the checkpoint.
 """
 
 import importlib.util
@@ -15,7 +16,7 @@ from torch import Tensor
 
 import bertlite
 
-Run = Callable[[Mapping[str, Tensor]], Any]
+Forward = Callable[[Mapping[str, Tensor]], Any]  # batch -> outputs
 FLOATS = ("float32", "bfloat16")
 
 
@@ -24,18 +25,18 @@ class Engine:
     """One way to run BERT.
 
     Args:
-        build: (folder of the checkpoint, dtype, device) -> what runs a batch.
-        needs: the packages without which it cannot be built.
+        build: (folder of the checkpoint, dtype, device) -> function that runs a batch.
+        needs: packages that it imports.
     """
 
     name: str
-    build: Callable[[Path, str, str], Run]
+    build: Callable[[Path, str, str], Forward]
     dtypes: tuple[str, ...]
     needs: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu", "cuda")
 
-    def missing(self, device: str) -> str | None:
-        """Why it cannot run here; None if it can."""
+    def reason_missing(self, device: str) -> str | None:
+        """Return the reason why it cannot run here; None if it can."""
         absent = [name for name in self.needs if importlib.util.find_spec(name) is None]
         if absent:
             return f"not installed: {', '.join(absent)}"
@@ -44,18 +45,22 @@ class Engine:
         return None
 
 
-def ours(attention: str, optimised: bool = False) -> Callable[[Path, str, str], Run]:
-    def build(folder: Path, dtype: str, device: str) -> Run:
-        held = "float32" if dtype == "int8" else dtype
+def bertlite_engine(attention: str, optimised: bool = False) -> Callable[[Path, str, str], Forward]:
+    """Return the builder of a bertlite engine."""
+
+    def build(folder: Path, dtype: str, device: str) -> Forward:
+        loaded = "float32" if dtype == "int8" else dtype
         model = bertlite.BertModel.from_pretrained(
-            folder, dtype=getattr(torch, held), device=device, attn_implementation=attention
+            folder, dtype=getattr(torch, loaded), device=device, attn_implementation=attention
         )
-        return run(bertlite.optimize_for_inference(model, getattr(torch, dtype)) if optimised else model)
+        return forward_of(bertlite.optimize_for_inference(model, getattr(torch, dtype)) if optimised else model)
 
     return build
 
 
-def run(model: Callable[..., Any]) -> Run:
+def forward_of(model: Callable[..., Any]) -> Forward:
+    """Return a function that runs a model without gradients."""
+
     def forward(batch: Mapping[str, Tensor]) -> Any:
         with torch.no_grad():
             return model(**batch)
@@ -64,23 +69,25 @@ def run(model: Callable[..., Any]) -> Run:
 
 
 def states(out: Any) -> Tensor:
-    """The last hidden states, (B, S, D), in float32 on the CPU, of what any of the engines returns."""
+    """Return the last hidden states, (B, S, D), in float32 on the CPU, from the outputs of any engine."""
     found = out.last_hidden_state if hasattr(out, "last_hidden_state") else torch.as_tensor(out[0])
     return found.float().cpu()
 
 
-def transformers(attention: str, compiled: bool = False) -> Callable[[Path, str, str], Run]:
-    def build(folder: Path, dtype: str, device: str) -> Run:
+def transformers_engine(attention: str, compiled: bool = False) -> Callable[[Path, str, str], Forward]:
+    """Return the builder of an engine of transformers."""
+
+    def build(folder: Path, dtype: str, device: str) -> Forward:
         from bertlite.parity import reference
 
         model = reference.load(folder, "BertModel", {}, getattr(torch, dtype), attention, device)
-        return run(torch.compile(model) if compiled else model)
+        return forward_of(torch.compile(model) if compiled else model)
 
     return build
 
 
 class Flat(torch.nn.Module):
-    """transformers' model as exporters want it: tensors in, tensors out."""
+    """transformers' model with the signature that exporters need: tensors in, tensors out."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -91,8 +98,8 @@ class Flat(torch.nn.Module):
         return out.last_hidden_state, out.pooler_output
 
 
-def exported(folder: Path, name: str, write: Callable[[Path], Any]) -> Path:
-    """A file beside the checkpoint, written once."""
+def export_once(folder: Path, name: str, write: Callable[[Path], Any]) -> Path:
+    """Write a file beside the checkpoint unless it is there, and return its path."""
     path = folder / name
     if not path.exists():
         with warnings.catch_warnings():
@@ -103,13 +110,14 @@ def exported(folder: Path, name: str, write: Callable[[Path], Any]) -> Path:
     return path
 
 
-def sample() -> dict[str, Tensor]:
+def sample_inputs() -> dict[str, Tensor]:
+    """Return a small batch of random words, to trace or calibrate a model with."""
     ids = torch.randint(1, 1000, (2, 24), generator=torch.Generator().manual_seed(0))
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def onnxruntime(folder: Path, dtype: str, device: str) -> Run:
-    """With its own optimizer of BERT graphs, and for int8 its dynamic quantisation, a scale per channel."""
+def onnxruntime_engine(folder: Path, dtype: str, device: str) -> Forward:
+    """Build onnxruntime with its optimizer of BERT graphs; int8 is its dynamic quantisation, a scale per channel."""
     import onnxruntime as ort
     from onnxruntime.quantization import quantize_dynamic
     from onnxruntime.transformers import optimizer
@@ -118,15 +126,15 @@ def onnxruntime(folder: Path, dtype: str, device: str) -> Run:
 
     def write(path: Path) -> None:
         model = Flat(reference.load(folder, "BertModel", {}, torch.float32, "eager", "cpu"))
-        axes = {name: {0: "batch", 1: "length"} for name in sample()}
+        axes = {name: {0: "batch", 1: "length"} for name in sample_inputs()}
         outputs = ["last_hidden_state", "pooler_output"]
         torch.onnx.export(
-            model, tuple(sample().values()), path, input_names=list(axes), output_names=outputs,
+            model, tuple(sample_inputs().values()), path, input_names=list(axes), output_names=outputs,
             dynamic_axes=axes, opset_version=17, dynamo=False,
         )  # fmt: skip  # the optimizer knows the patterns of this exporter
 
     def optimise(path: Path) -> None:
-        plain = exported(folder, "plain.onnx", write)
+        plain = export_once(folder, "plain.onnx", write)
         config = bertlite.BertConfig.from_json_file(folder / "config.json")
         graph = optimizer.optimize_model(
             str(plain), "bert", num_heads=config.num_attention_heads, hidden_size=config.hidden_size, opt_level=0
@@ -136,11 +144,11 @@ def onnxruntime(folder: Path, dtype: str, device: str) -> Run:
         graph.save_model_to_file(str(path))
 
     def quantise(path: Path) -> None:
-        source = exported(folder, "optimised.onnx", optimise)
+        source = export_once(folder, "optimised.onnx", optimise)
         floats = {"DefaultTensorType": 1}  # onnx.TensorProto.FLOAT; it cannot tell behind its own fused operators
         quantize_dynamic(source, path, per_channel=True, extra_options=floats)
 
-    path = exported(folder, *(("int8.onnx", quantise) if dtype == "int8" else ("optimised.onnx", optimise)))
+    path = export_once(folder, *(("int8.onnx", quantise) if dtype == "int8" else ("optimised.onnx", optimise)))
     options = ort.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -148,25 +156,25 @@ def onnxruntime(folder: Path, dtype: str, device: str) -> Run:
     return lambda batch: session.run(None, {name: batch[name].numpy().astype(kind) for name, kind in kinds.items()})
 
 
-def openvino(folder: Path, dtype: str, device: str) -> Run:
-    """For int8 with nncf's quantisation of transformers, calibrated on random words; its scales are fixed."""
+def openvino_engine(folder: Path, dtype: str, device: str) -> Forward:
+    """Build OpenVINO; int8 is nncf's quantisation with fixed scales, calibrated on random words."""
     import openvino as ov
 
     from bertlite.parity import reference
 
     def write(path: Path) -> None:
         model = reference.load(folder, "BertModel", {}, torch.float32, "sdpa", "cpu")
-        ov.save_model(ov.convert_model(model, example_input=sample()), path, compress_to_fp16=False)
+        ov.save_model(ov.convert_model(model, example_input=sample_inputs()), path, compress_to_fp16=False)
 
     def quantise(path: Path) -> None:
         import nncf
 
-        data = [{name: x.numpy() for name, x in sample().items()}]
-        model = ov.Core().read_model(exported(folder, "openvino.xml", write))
+        data = [{name: x.numpy() for name, x in sample_inputs().items()}]
+        model = ov.Core().read_model(export_once(folder, "openvino.xml", write))
         kind = nncf.ModelType.TRANSFORMER
         ov.save_model(nncf.quantize(model, nncf.Dataset(data), model_type=kind, subset_size=1), path)
 
-    path = exported(folder, *(("openvino8.xml", quantise) if dtype == "int8" else ("openvino.xml", write)))
+    path = export_once(folder, *(("openvino8.xml", quantise) if dtype == "int8" else ("openvino.xml", write)))
     precision = "f32" if dtype == "float32" else "bf16"
     settings = {
         "PERFORMANCE_HINT": "LATENCY",
@@ -178,21 +186,23 @@ def openvino(folder: Path, dtype: str, device: str) -> Run:
 
 
 ENGINES = (
-    Engine("transformers sdpa", transformers("sdpa"), FLOATS, ("transformers",)),  # first: others are compared with it
-    Engine("transformers eager", transformers("eager"), ("float32",), ("transformers",)),
-    Engine("transformers compiled", transformers("sdpa", compiled=True), FLOATS, ("transformers",)),
+    Engine(
+        "transformers sdpa", transformers_engine("sdpa"), FLOATS, ("transformers",)
+    ),  # first: others are compared with it
+    Engine("transformers eager", transformers_engine("eager"), ("float32",), ("transformers",)),
+    Engine("transformers compiled", transformers_engine("sdpa", compiled=True), FLOATS, ("transformers",)),
     Engine(
         "transformers flash_attention_2",
-        transformers("flash_attention_2"),
+        transformers_engine("flash_attention_2"),
         ("bfloat16",),
         ("transformers", "flash_attn"),
         ("cuda",),
     ),
-    Engine("onnxruntime", onnxruntime, ("float32", "int8"), ("transformers", "onnx", "onnxruntime"), ("cpu",)),
-    Engine("OpenVINO", openvino, FLOATS, ("transformers", "openvino"), ("cpu",)),
-    Engine("OpenVINO", openvino, ("int8",), ("transformers", "openvino", "nncf"), ("cpu",)),
-    Engine("bertlite sdpa", ours("sdpa"), FLOATS),
-    Engine("bertlite packed", ours("packed"), FLOATS),
-    Engine("bertlite optimised", ours("sdpa", optimised=True), (*FLOATS, "int8")),
-    Engine("bertlite optimised packed", ours("packed", optimised=True), (*FLOATS, "int8")),
+    Engine("onnxruntime", onnxruntime_engine, ("float32", "int8"), ("transformers", "onnx", "onnxruntime"), ("cpu",)),
+    Engine("OpenVINO", openvino_engine, FLOATS, ("transformers", "openvino"), ("cpu",)),
+    Engine("OpenVINO", openvino_engine, ("int8",), ("transformers", "openvino", "nncf"), ("cpu",)),
+    Engine("bertlite sdpa", bertlite_engine("sdpa"), FLOATS),
+    Engine("bertlite packed", bertlite_engine("packed"), FLOATS),
+    Engine("bertlite optimised", bertlite_engine("sdpa", optimised=True), (*FLOATS, "int8")),
+    Engine("bertlite optimised packed", bertlite_engine("packed", optimised=True), (*FLOATS, "int8")),
 )

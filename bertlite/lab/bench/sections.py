@@ -1,4 +1,4 @@
-"""The sections of a record: which candidates stand together, on what work."""
+"""The sections of a record: each times some candidates in turn on the same work."""
 
 import math
 from collections import Counter
@@ -15,7 +15,7 @@ from torch import Tensor
 
 import bertlite
 from bertlite.lab.bench import startup
-from bertlite.lab.bench.engines import ENGINES, FLOATS, Run, states
+from bertlite.lab.bench.engines import ENGINES, FLOATS, Forward, states
 from bertlite.lab.bench.work import Work, ragged, works
 from bertlite.lab.timing import alternate, ceilings, peak_bytes, summary
 from bertlite.parity import reference
@@ -24,7 +24,7 @@ BASELINE = "transformers sdpa float32"
 ERRORS = {"float32": 1e-4, "bfloat16": 0.05, "int8": 0.2}  # above these an engine computes something else
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 KINDS = {  # of operators, by parts of their names
-    "products": ("linear", "mm"),
+    "matmuls": ("linear", "mm"),
     "attention": ("scaled_dot_product",),
     "LayerNorm": ("layer_norm",),
     "rounding": ("aminmax", "quantize"),
@@ -34,12 +34,12 @@ KINDS = {  # of operators, by parts of their names
 
 @dataclass
 class Bench:
-    """One run of the benchmark: its settings, and what sections share.
+    """One run of the benchmark: its settings, and the checkpoint and engines that sections share.
 
     Args:
         only: parts of the names of the engines to build, "" for all; the baseline is always built.
-        seconds: how long the rounds of one section may take, if there have been three of them.
-        kept: a folder for the checkpoint and what is exported from it, used again if they are there; by default a
+        seconds: time limit for the rounds of one section, if there have been `bertlite.lab.timing.FEWEST` of them.
+        kept: a folder for the checkpoint and the files exported from it, used again if they are there; by default a
             temporary one.
     """
 
@@ -53,71 +53,76 @@ class Bench:
 
     @cached_property
     def folder(self) -> Path:
-        """A checkpoint of bert-base's shape as transformers initialises it."""
+        """Folder of a checkpoint of bert-base's shape with random weights, as transformers initialises it."""
         place = self.kept or Path(self.stack.enter_context(TemporaryDirectory(prefix="bertlite-base-")))
         folder = place / "base"
         return folder if (folder / "config.json").exists() else reference.base_shaped(folder)
 
     @cached_property
-    def config(self) -> Any:
+    def config(self) -> bertlite.BertConfig:
         return bertlite.BertConfig.from_json_file(self.folder / "config.json")
 
     @cached_property
     def ceilings(self) -> dict[str, float]:
+        """Limits of the machine."""
         return ceilings(self.device)
 
     @cached_property
-    def runs(self) -> dict[str, Run]:
-        """Every engine that is wanted and can be built, by name and dtype."""
+    def runs(self) -> dict[str, Forward]:
+        """Every chosen engine that can be built, by its name with its dtype."""
         built = {}
         for engine in ENGINES:
             for dtype in engine.dtypes:
                 name = f"{engine.name} {dtype}"
                 if name != BASELINE and not any(part in name for part in self.only):
                     continue
-                lacks = engine.missing(self.device)
-                if lacks is None and dtype == "int8" and self.device != "cpu":
-                    lacks = "int8 runs on the CPU only"
-                if lacks is not None:
-                    self.missing[name] = lacks
+                reason = engine.reason_missing(self.device)
+                if reason is None and dtype == "int8" and self.device != "cpu":
+                    reason = "int8 runs on the CPU only"
+                if reason is not None:
+                    self.missing[name] = reason
                     continue
                 built[name] = engine.build(self.folder, dtype, self.device)
         return built
 
 
 def forward(work: Work, bench: Bench) -> dict[str, Any]:
-    """One batch through every engine that computes what the baseline does."""
+    """Time one batch in every engine that computes the same as the baseline."""
     batch = work.inputs(bench.config.vocab_size, bench.device)
     runs = {name: run for name, run in bench.runs.items() if work.filled < 1 or "packed" not in name}
-    errors = errors_of(runs, batch)
-    candidates = {name: partial(run, batch) for name, run in runs.items() if right(name, errors[name])}
+    errors = relative_errors(runs, batch)
+    candidates = {name: partial(run, batch) for name, run in runs.items() if is_right(name, errors[name])}
     warm = 0 if bench.device == "cpu" else 2  # all have run; on a GPU graphs are recorded at the second run
     times = alternate(candidates, bench.rounds, bench.device, warm=warm, seconds=bench.seconds)
-    found = summary(f"forward, {work.name}, {work.filled:.0%} filled", times, compared(times))
-    found |= {"tokens": work.tokens, "filled": work.filled, "floor": floors(found["seconds"], work, bench)}
+    found = summary(f"forward, {work.name}, {work.filled:.0%} filled", times, ratio_pairs(times))
+    found |= {"tokens": work.tokens, "filled": work.filled, "of_limit": limit_fractions(found["seconds"], work, bench)}
     if bench.device == "cpu":
         ours = {name: run for name, run in candidates.items() if name.startswith("bertlite optimised")}
-        found["profile"] = {name: profiled(run) for name, run in ours.items()}
+        found["profile"] = {name: operator_shares(run) for name, run in ours.items()}
     else:
         found["peak_bytes"] = {name: peak_bytes(run, bench.device) for name, run in candidates.items()}
         layers = bench.config.num_hidden_layers
-        found["asked"] = {name: asked(events_of(run), layers) for name, run in candidates.items()}
+        found["demands"] = {name: gpu_demands(gpu_events(run), layers) for name, run in candidates.items()}
     return found | {"errors": errors, "wrong": [name for name in runs if name not in candidates]}
 
 
-def errors_of(runs: Mapping[str, Run], batch: Mapping[str, Tensor]) -> dict[str, float]:
-    """How far the last hidden states of real tokens are from the baseline's, root mean square, relative to those."""
+def relative_errors(runs: Mapping[str, Forward], batch: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the relative error of each engine's last hidden states, by root mean square; the baseline is right.
+
+    Padding does not count.
+    """
     real = batch["attention_mask"].cpu().bool()
     truth = states(runs[BASELINE](batch))[real]
     return {name: float((states(run(batch))[real] - truth).norm() / truth.norm()) for name, run in runs.items()}
 
 
-def right(name: str, error: float) -> bool:
+def is_right(name: str, error: float) -> bool:
+    """Tell whether an engine with this error computes the same as the baseline, up to rounding."""
     return error <= ERRORS[name.split()[-1]]  # and never where it is nan
 
 
-def compared(times: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The pairs whose ratio says how much faster the second is: the baseline over all, OpenVINO over ours."""
+def ratio_pairs(times: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return pairs whose ratio says how much faster the second is: the baseline over all, OpenVINO over bertlite."""
     pairs = [(BASELINE, name) for name in times if name != BASELINE and BASELINE in times]
     for name in times:
         peer = f"OpenVINO {name.split()[-1]}"
@@ -126,23 +131,29 @@ def compared(times: Mapping[str, Any]) -> list[tuple[str, str]]:
     return pairs
 
 
-def floors(seconds: Mapping[str, Mapping[str, float]], work: Work, bench: Bench) -> dict[str, float]:
-    """What fraction of the machine's own limit each engine reached: of matrix products or of reading the weights,
-    whichever takes longer.  Its 8-bit limit is not measured."""
+def limit_fractions(
+    seconds: Mapping[str, Mapping[str, float]], work: Work, bench: Bench
+) -> dict[str, dict[str, float]]:
+    """Return the fraction of the machine's limit that each engine reaches, median and quartiles.
+
+    The limit is that of the matmuls or of reading the weights, whichever takes longer; for int8 it is not measured.
+    """
     config = bench.config
     layer = 4 * config.hidden_size**2 + 2 * config.hidden_size * config.intermediate_size
     fractions = {}
     for name, taken in seconds.items():
         dtype = name.split()[-1]
         if dtype in bench.ceilings:
-            products = work.operations(config) / bench.ceilings[dtype]
-            reading = config.num_hidden_layers * layer * BYTES[dtype] / (bench.ceilings["bytes"])
-            fractions[name] = max(products, reading) / taken["median"]
+            computing = work.operations(config) / bench.ceilings[dtype]
+            reading = config.num_hidden_layers * layer * BYTES[dtype] / bench.ceilings["bytes"]
+            least = max(computing, reading)
+            ends = {"low": "high", "median": "median", "high": "low"}  # the longer the time, the lower the fraction
+            fractions[name] = {end: least / taken[other] for end, other in ends.items()}
     return fractions
 
 
-def profiled(run: Callable[[], Any]) -> dict[str, float]:
-    """The share of the time on the CPU that each kind of operator takes, by torch's profiler, from most to least."""
+def operator_shares(run: Callable[[], Any]) -> dict[str, float]:
+    """Return the share of CPU time that each kind of operator takes, by torch's profiler, from most to least."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         for _ in range(3):
             run()
@@ -153,8 +164,8 @@ def profiled(run: Callable[[], Any]) -> dict[str, float]:
     return {kind: time / spent.total() for kind, time in spent.most_common()}
 
 
-def events_of(run: Callable[[], Any]) -> Iterator[tuple[str, bool]]:
-    """What torch's profiler saw of one run: names, and whether it was on the GPU."""
+def gpu_events(run: Callable[[], Any]) -> Iterator[tuple[str, bool]]:
+    """Return the events that torch's profiler sees in one run: name, and whether it is on the GPU."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         run()
@@ -163,8 +174,8 @@ def events_of(run: Callable[[], Any]) -> Iterator[tuple[str, bool]]:
         yield event.name, event.device_type.name == "CUDA"
 
 
-def asked(events: Iterable[tuple[str, bool]], layers: int) -> dict[str, float]:
-    """What a run asks of the GPU: kernels for each layer, copies, launches from the host, and waits of the host."""
+def gpu_demands(events: Iterable[tuple[str, bool]], layers: int) -> dict[str, float]:
+    """Count the kernels of each layer, and the copies, launches and waits of a run on a GPU."""
     there, here = Counter[str](), Counter[str]()
     for name, on_gpu in events:
         (there if on_gpu else here)[name] += 1
@@ -179,9 +190,9 @@ def asked(events: Iterable[tuple[str, bool]], layers: int) -> dict[str, float]:
 
 
 def training(bench: Bench, autocast: bool = False) -> dict[str, Any]:
-    """Forward, backward and a step of AdamW of a classifier, at the lengths of SST-2, dropout on.
+    """Time a classifier's forward, backward and step of AdamW, at the lengths of SST-2, dropout on.
 
-    AdamW is fused, as transformers' Trainer has it by default; with `autocast` products are in bfloat16.
+    AdamW is fused, as transformers' Trainer has it by default; with `autocast` matmuls are in bfloat16.
     """
     import transformers
 
@@ -226,7 +237,7 @@ def training(bench: Bench, autocast: bool = False) -> dict[str, Any]:
 
 
 def pruned(bench: Bench) -> dict[str, Any]:
-    """The optimised model without half of its heads, of its neurons, and of both, beside all of them."""
+    """Time the optimised model without half of its heads, of its neurons, and of both, beside the whole one."""
     work, config = works()[2], bench.config
     batch = work.inputs(config.vocab_size, bench.device)
     layers = range(config.num_hidden_layers)
@@ -254,7 +265,7 @@ Section = Callable[[Bench], dict[str, Any]]
 
 
 def sections(device: str) -> dict[str, Section]:
-    """By name, in the order of running."""
+    """Return the sections by name, in the order of running."""
     starting: dict[str, Section] = {
         "import": lambda bench: startup.imports(bench.rounds),
         "loading": lambda bench: startup.loading(bench.rounds, bench.folder),

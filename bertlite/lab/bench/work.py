@@ -1,7 +1,7 @@
-"""What is computed: batches with the lengths of real text, and how much work they are.
+"""The batches that are timed: random words with the lengths of real text, and the operations they take.
 
-`lengths.json` holds how many texts of a data set have how many tokens, and none of the texts; scripts/make/lengths.py
-writes it.
+`lengths.json` counts the texts of a data set by their number of tokens, and holds none of the texts;
+scripts/make/lengths.py writes it.
 
 Shapes:  B sequences · S positions
 """
@@ -21,22 +21,24 @@ LENGTHS = Path(__file__).with_name("lengths.json")
 
 @dataclass(frozen=True)
 class Work:
-    """One batch."""
+    """One batch to run."""
 
     name: str
     lengths: tuple[int, ...]
-    width: int  # S, to which all are padded
+    width: int  # S, to which all sequences are padded
 
     @property
     def tokens(self) -> int:
+        """Number of tokens that are not padding."""
         return sum(self.lengths)
 
     @property
     def filled(self) -> float:
+        """Share of the positions that hold tokens."""
         return self.tokens / (len(self.lengths) * self.width)
 
     def inputs(self, vocabulary: int, device: str = "cpu") -> dict[str, Tensor]:
-        """Random words; the mask tells the lengths, and there is one for full batches too, as tokenizers make it."""
+        """Return random words with an attention mask, which full batches have too, as tokenizers make it."""
         generator = torch.Generator().manual_seed(0)
         shape = (len(self.lengths), self.width)
         mask = torch.arange(self.width) < torch.tensor(self.lengths)[:, None]
@@ -44,15 +46,15 @@ class Work:
         return {"input_ids": ids.to(device), "attention_mask": mask.long().to(device)}
 
     def operations(self, config: Any) -> float:
-        """Of the real tokens, by shape: 2 for each product of two numbers, in the layers' matrices and attention."""
+        """Count the floating-point operations of the layers' matmuls and attention, over the tokens alone."""
         hidden, inner = config.hidden_size, config.intermediate_size
         matrices = 2 * self.tokens * (4 * hidden**2 + 2 * hidden * inner)
         attention = 4 * hidden * sum(n * n for n in self.lengths)
         return float(config.num_hidden_layers * (matrices + attention))
 
 
-def like(dataset: str, batch: int, width: int) -> tuple[int, ...]:
-    """Lengths of `batch` texts that stand for a data set: its quantiles, in an order that is not sorted.
+def lengths_like(dataset: str, batch: int, width: int) -> tuple[int, ...]:
+    """Return `batch` lengths that represent a data set: its quantiles, shuffled.
 
     Raises:
         ValueError: there is no such data set.
@@ -68,15 +70,17 @@ def like(dataset: str, batch: int, width: int) -> tuple[int, ...]:
 
 
 def full(batch: int, width: int) -> Work:
+    """Return a batch without padding."""
     return Work(f"{batch} x {width}", (width,) * batch, width)
 
 
 def ragged(dataset: str, batch: int, width: int) -> Work:
-    return Work(f"{batch} x {width} {dataset}", like(dataset, batch, width), width)
+    """Return a padded batch with the lengths of a data set."""
+    return Work(f"{batch} x {width} {dataset}", lengths_like(dataset, batch, width), width)
 
 
 def works(device: str = "cpu") -> Sequence[Work]:
-    """What a device is asked; a GPU also what keeps all of it busy."""
+    """Return the batches for a device; a GPU also gets some that are large enough to keep it busy."""
     small = (
         full(1, 16),
         full(1, 128),

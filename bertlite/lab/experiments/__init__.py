@@ -1,4 +1,4 @@
 """Experiments with pruned heads: data, fine-tuning, evaluation, statistics, measurements, sweeps and figures.
 
-Needs `pip install bertlite[experiments]`.  `bertlite prune` is the command over it.
+Needs `pip install bertlite[experiments]`.  `bertlite prune` is its command.
 """

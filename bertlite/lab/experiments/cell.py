@@ -1,4 +1,4 @@
-"""One cell of an experiment: score, prune, repair, retrain, evaluate, and a run folder that says so.
+"""One cell of an experiment: score, prune, repair, retrain and evaluate, recorded in a run's folder.
 
 setting = Setting(model="runs/sst2/model", task="classification", train=Source("train.tsv"), dev=Source("dev.tsv"))
 Bench(setting, device="cpu").run(Cell(criterion="michel", fraction=0.5, repair="refit"), root="runs/sst2/prune")
@@ -32,8 +32,9 @@ from bertlite.importance import (
     repair_,
 )
 from bertlite.importance.allocation import Choice
+from bertlite.importance.batches import Batch
 from bertlite.importance.criteria import criteria_for
-from bertlite.lab.experiments.data import Batch, Encoded, Source, order, read, read_tokenizer
+from bertlite.lab.experiments.data import DataSource, EncodedExamples, batch_indices, read_examples, read_tokenizer
 from bertlite.lab.experiments.evaluate import TASKS, Task, evaluate, predict
 from bertlite.lab.experiments.files import (
     mask_of,
@@ -43,6 +44,7 @@ from bertlite.lab.experiments.files import (
     write_scores,
 )
 from bertlite.lab.experiments.finetune import Recipe, finetune_
+from bertlite.lab.experiments.statistics import Array
 from bertlite.records import Run, is_finished, sha256_of
 
 MASKS, SCORES = "masks.json", "scores.json"
@@ -53,21 +55,21 @@ INVERTED = "inverted"  # remove what scores highest
 
 @dataclass(frozen=True)
 class Setting:
-    """What all cells of an experiment share.
+    """The settings that all cells of an experiment share.
 
     Args:
-        model: a folder or a hub id with its tokenizer; the dense model.
-        train: where calibration and retraining examples come from.
-        dev: what is evaluated.
-        calibration: how many training examples the criteria and the repair look at.
-        retrain: how many training examples the retraining uses; None is all.
-        recipe: of the retraining.
+        model: the dense model: a folder or a hub id with its tokenizer.
+        train: source of the examples for calibration and retraining.
+        dev: source of the examples for evaluation.
+        calibration: number of training examples for criteria and repair.
+        retrain: number of training examples for retraining; None is all.
+        recipe: settings of the retraining.
     """
 
     model: str
     task: str
-    train: Source
-    dev: Source
+    train: DataSource
+    dev: DataSource
     max_length: int = 128
     calibration: int = 512
     retrain: int | None = None
@@ -81,14 +83,14 @@ class Cell:
     Args:
         criterion: a name of `bertlite.importance.CRITERIA`, followed by options such as "taylor/batch/layer_l2"
             or "michel/kl/inverted".
-        fraction: of the heads, how many go.
-        neurons: of the intermediate neurons, how many go.
-        uniform: as many of every layer; else wherever scores are lowest.
+        fraction: share of the heads to remove.
+        neurons: share of the intermediate neurons to remove.
+        uniform: remove equally many from every layer; else those with the lowest scores anywhere.
         at_least: heads that every layer keeps.
-        steps: 1 is one-shot; in more, scores are estimated anew before each.
+        steps: 1 prunes at once; with more, scores are estimated anew before each step.
         repair: "none", or a name of `bertlite.importance.METHODS`.
-        epochs: of retraining after repair; with several steps, an equal part after each.
-        seed: of the calibration sample, of random scores and of retraining.
+        epochs: passes of retraining after repair; with several steps, an equal part after each.
+        seed: seed of the calibration sample, of random scores and of retraining.
     """
 
     criterion: str = "michel"
@@ -102,7 +104,7 @@ class Cell:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        asked = options(self.criterion)["criterion"]
+        asked = parse_criterion(self.criterion)["criterion"]
         for name in ("fraction", "neurons"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it is a share, 0 to 1")
@@ -116,8 +118,8 @@ class Cell:
             raise ValueError("neurons are pruned at once: steps must be 1")
 
 
-def options(criterion: str) -> dict[str, Any]:
-    """The keywords of `head_importance` that "michel/batch/layer_l2" stands for, and whether it is inverted.
+def parse_criterion(criterion: str) -> dict[str, Any]:
+    """Return the keywords of `head_importance` for a name like "michel/batch/layer_l2", and whether it is inverted.
 
     Raises:
         ValueError: a part is no criterion, reduction, target or normaliser.
@@ -139,11 +141,11 @@ def options(criterion: str) -> dict[str, Any]:
     return found
 
 
-class Bench:
+class Experiment:
     """A dense model with its data, read once for all cells.
 
     Raises:
-        ValueError, FileNotFoundError: of the data, the model, or labels that do not fit it; before any work.
+        ValueError, FileNotFoundError: the data or the model cannot be read, or labels do not fit the model.
     """
 
     def __init__(self, setting: Setting, device: str = "cpu") -> None:
@@ -151,7 +153,7 @@ class Bench:
             raise ValueError(f"there is no task {setting.task!r}; have: {', '.join(TASKS)}")
         self.setting, self.device = setting, device
         self.task: Task = TASKS[setting.task]
-        self.train, self.dev = read(setting.train), read(setting.dev)
+        self.train, self.dev = read_examples(setting.train), read_examples(setting.dev)
         for name, count in (("calibration", setting.calibration), ("retrain", setting.retrain)):
             if count is not None and not 0 < count <= len(self.train):
                 raise ValueError(f"{name} is {count}; {self.train.name} has {len(self.train)} examples")
@@ -162,55 +164,61 @@ class Bench:
 
     @cached_property
     def hashes(self) -> dict[str, dict[str, str]]:
+        """Hashes of the model and of the data."""
         return {
             "model": {"dense": model_sha256(self.dense)},
             "data": {"train": self.train.sha256, "dev": self.dev.sha256},
         }
 
     @cached_property
-    def dev_data(self) -> Encoded:
+    def dev_data(self) -> EncodedExamples:
+        """Examples for evaluation, as token ids."""
         return self.task.encode(self.dev, self.tokenizer)
 
     @cached_property
-    def dense_outputs(self) -> Any:
+    def dense_outputs(self) -> Array:
+        """Outputs of the dense model on `dev_data`."""
         return predict(self.dense, self.dev_data, self.task)
 
-    def sample(self, count: int | None, seed: int) -> Encoded:
+    def sample(self, count: int | None, seed: int) -> EncodedExamples:
+        """Draw training examples."""
         return self.task.encode(self.train.sample(count, seed), self.tokenizer)
 
     def calibration(self, seed: int, size: int = 32) -> list[Batch]:
-        """Batches for criteria and repair; two texts apart stand one below the other, without their label."""
+        """Return batches for criteria and repair; of texts that are embedded apart, the labels are left out."""
         data = self.sample(self.setting.calibration, seed)
-        batches = [data.batch(indices, self.task.labels) for indices in order(data, size)]
+        batches = [data.batch(indices, self.task.labels) for indices in batch_indices(data, size)]
         wanted = [name for name in batches[0] if name != "labels" or not self.task.apart]
         return [{name: batch[name].to(self.device) for name in wanted} for batch in batches]
 
     def key(self, cell: Cell) -> str:
-        """A hash of all that the cell's result follows from."""
+        """Return a hash of everything that determines the cell's result."""
         setting = {
             name: value for name, value in asdict(self.setting).items() if name not in ("model", "train", "dev")
         }
         return sha256_of(json.dumps([asdict(cell), setting, self.hashes], sort_keys=True))[:16]
 
     def folder(self, cell: Cell, root: str | Path) -> Path:
+        """Return the folder of the cell's run."""
         return Path(root) / f"{cell.criterion.replace('/', '-')}-{100 * cell.fraction:g}-{self.key(cell)}"
 
     def check(self, cell: Cell) -> None:
-        """Refuse a cell that cannot be done here, before any work.
+        """Refuse a cell that cannot be run here, before any work.
 
         Raises:
-            ValueError: so many heads cannot go; or the cell needs the loss of an example and the task compares two
-                texts.
+            ValueError: so many heads cannot be removed, or the cell needs a loss that the task does not have.
         """
-        self.choose(cell)(torch.zeros(self.known().shape).where(self.known(), math.nan), self.heads(cell))
-        asked = options(cell.criterion)
+        self.choose(cell)(
+            torch.zeros(self.heads_present().shape).where(self.heads_present(), math.nan), self.heads(cell)
+        )
+        asked = parse_criterion(cell.criterion)
         if self.task.apart and CRITERIA[asked["criterion"]].needs_loss and asked.get("target") != "kl":
             raise ValueError(f"{self.task.name} has no loss for one text: use {cell.criterion}/kl")
         if self.task.apart and cell.epochs:
             raise ValueError(f"{self.task.name} has no retraining: epochs must be 0")
 
-    def known(self) -> Tensor:
-        """(layers, heads) bool: the heads that the dense model has."""
+    def heads_present(self) -> Tensor:
+        """Return which heads the dense model has, (layers, heads) bool."""
         config = self.dense.config
         known = torch.zeros(config.num_hidden_layers, config.num_attention_heads, dtype=torch.bool)
         for layer in range(config.num_hidden_layers):
@@ -218,21 +226,22 @@ class Bench:
         return known
 
     def heads(self, cell: Cell) -> int:
-        """How many heads go."""
-        return round(cell.fraction * int(self.known().sum()))
+        """Return the number of heads to remove."""
+        return round(cell.fraction * int(self.heads_present().sum()))
 
     def choose(self, cell: Cell) -> Callable[[Tensor, int], Choice]:
+        """Return the function that chooses heads: (scores, number to remove) -> {layer: heads}."""
         return partial(rank_heads, uniform=cell.uniform, at_least=cell.at_least)
 
     def run(self, cell: Cell, root: str | Path, *, scores: str | Path | None = None, save_model: bool = False) -> Path:
-        """Do the cell and return its folder; one that is finished already is returned as it is.
+        """Run the cell unless it is finished, and return its folder.
 
         Args:
-            scores: a file of head scores (`bertlite prune score`), in place of scoring.
+            scores: a file of head scores (`bertlite prune score`), used in place of scoring.
             save_model: keep the pruned model and its tokenizer in the folder, as `model`.
 
         Raises:
-            ValueError: the cell cannot be done, or the scores are another model's.
+            ValueError: the cell cannot be run, or the scores belong to another model.
         """
         folder = self.folder(cell, root)
         if is_finished(folder):
@@ -269,10 +278,10 @@ class Bench:
         return folder
 
     def pruned(self, cell: Cell, cache: Path, given: Tensor | None, run: Run) -> Iterator[tuple[Any, Tensor]]:
-        """The model after each step, pruned, repaired and retrained; and the scores of that step."""
+        """Yield the model after each step, pruned, repaired and retrained, with the scores of that step."""
         heads, choose = self.heads(cell), self.choose(cell)
         if cell.steps > 1:
-            tune = partial(self.mend_, cell=cell, epochs=cell.epochs / cell.steps, run=run)
+            tune = partial(self.repair_and_retrain_, cell=cell, epochs=cell.epochs / cell.steps, run=run)
             score = partial(self.score, cell=cell)
             for step in iterative(self.dense, score, heads, steps=cell.steps, choose=choose, tune=tune):
                 yield step.model, step.scores
@@ -282,10 +291,11 @@ class Bench:
         if cell.neurons:
             others = self.scores(cell, cache, neurons=True)
             model = prune_neurons(model, rank_neurons(others, cell.neurons, uniform=cell.uniform))
-        self.mend_(model, cell, cell.epochs, run)
+        self.repair_and_retrain_(model, cell, cell.epochs, run)
         yield model, scores
 
-    def mend_(self, model: Any, cell: Cell, epochs: float, run: Run) -> None:
+    def repair_and_retrain_(self, model: Any, cell: Cell, epochs: float, run: Run) -> None:
+        """Repair and retrain a pruned model as the cell says."""
         if cell.repair != "none":
             repair_(model, self.dense, self.calibration(cell.seed), cell.repair)
         if epochs:
@@ -294,7 +304,7 @@ class Bench:
             finetune_(model, data, self.task, recipe, teacher=self.dense, log=run.log, device=self.device)
 
     def scores(self, cell: Cell, cache: Path, neurons: bool = False) -> Tensor:
-        """The dense model's scores, (layers, heads) or (layers, neurons); kept in a folder from cell to cell."""
+        """Return the dense model's scores, (layers, heads) or (layers, neurons); cells share them through a folder."""
         what = ["neurons" if neurons else "heads", cell.criterion, cell.seed, self.setting.calibration]
         dense = self.hashes["model"]["dense"]
         key = sha256_of(json.dumps([what, self.setting.max_length, self.hashes["data"]["train"], dense]))[:16]
@@ -306,8 +316,8 @@ class Bench:
         return found
 
     def score(self, model: Any, cell: Cell, neurons: bool = False) -> Tensor:
-        """(layers, heads) or (layers, neurons): the higher, the longer it stays."""
-        asked = options(cell.criterion)
+        """Score a model's units, (layers, heads) or (layers, neurons); the lowest are removed first."""
+        asked = parse_criterion(cell.criterion)
         inverted = asked.pop(INVERTED)
         batches = self.calibration(cell.seed) if CRITERIA[asked["criterion"]].needs_data else []
         found = (neuron_importance if neurons else head_importance)(model, batches, seed=cell.seed, **asked)

@@ -1,4 +1,4 @@
-"""`bertlite prune`: each action reads its arguments, asks the library, and prints."""
+"""The work of `bertlite prune`: each action reads its arguments, calls the library, and prints."""
 
 import argparse
 import shutil
@@ -13,39 +13,51 @@ import torch
 
 from bertlite import densify
 from bertlite.lab.experiments import plots
-from bertlite.lab.experiments.cell import MASKS, SCORES, Bench, Cell, Setting
-from bertlite.lab.experiments.compare import dense_result, interval_of, summarise, table, task_of, way_named
-from bertlite.lab.experiments.data import Source, read, read_tokenizer
+from bertlite.lab.experiments.cell import MASKS, SCORES, Cell, Experiment, Setting
+from bertlite.lab.experiments.compare import (
+    dense_result,
+    describe_way,
+    interval_of,
+    markdown_table,
+    provenance,
+    summarise,
+    task_of,
+)
+from bertlite.lab.experiments.data import DataSource, read_examples, read_tokenizer
 from bertlite.lab.experiments.evaluate import TASKS, Task, evaluate, predict
 from bertlite.lab.experiments.files import apply_mask, model_sha256, read_json, read_scores, units_kept, write_scores
-from bertlite.lab.experiments.finetune import Recipe, finetune_, is_main
+from bertlite.lab.experiments.finetune import Recipe, finetune_, is_main_process
 from bertlite.lab.experiments.measure import latency, latency_table, peak_memory
 from bertlite.lab.experiments.statistics import rank_correlations
 from bertlite.lab.experiments.sweep import grid, sweep
-from bertlite.records import Record, Run, read_runs, write_json
+from bertlite.lab.timing import check_rounds, with_spread
+from bertlite.records import Record, Run, read_runs, write_json, write_record
 
 
 def main(args: argparse.Namespace) -> int:
+    """Run an action and return the exit status."""
     return ACTIONS[args.action](args)
 
 
-def tell_json(args: argparse.Namespace, **facts: Any) -> None:
-    """What --json asks for."""
+def write_answer(args: argparse.Namespace, **facts: Any) -> None:
+    """Write the result of an action as JSON, if --json asks for it."""
     if args.json:
         write_json(args.json, {"what": f"bertlite prune {args.action}", **facts})
 
 
-def source(args: argparse.Namespace, path: str, split: str | None) -> Source:
-    return Source(path, args.text, args.label, args.columns, args.classes, split)
+def data_source(args: argparse.Namespace, path: str, split: str | None) -> DataSource:
+    """Return the source of examples that the arguments describe."""
+    return DataSource(path, args.text, args.label, args.columns, args.classes, split)
 
 
-def setting(args: argparse.Namespace) -> Setting:
+def read_setting(args: argparse.Namespace) -> Setting:
+    """Return the setting of `run` and `curve` that the arguments describe."""
     recipe = Recipe(lr=args.lr, batch_size=args.batch_size, distil=args.distil)
     return Setting(
         args.checkpoint,
         args.task,
-        source(args, args.train, args.train_split),
-        source(args, args.dev, args.dev_split),
+        data_source(args, args.train, args.train_split),
+        data_source(args, args.dev, args.dev_split),
         max_length=args.max_length,
         calibration=args.calibration,
         retrain=args.train_examples,
@@ -54,11 +66,15 @@ def setting(args: argparse.Namespace) -> Setting:
 
 
 def finetune(args: argparse.Namespace) -> int:
+    """Train a checkpoint on a task, in a run's folder."""
     task = TASKS[args.task]
     if task.apart:
         raise ValueError(f"{task.name} has no head to train; sentence-transformers trains sentence encoders")
     recipe = Recipe(epochs=args.epochs, lr=args.lr, batch_size=args.batch_size, seed=args.seed)
-    train, dev = read(source(args, args.train, args.train_split)), read(source(args, args.dev, args.dev_split))
+    train, dev = (
+        read_examples(data_source(args, args.train, args.train_split)),
+        read_examples(data_source(args, args.dev, args.dev_split)),
+    )
     torch.manual_seed(args.seed)  # the head may be drawn
     changes = {} if args.num_labels is None else {"num_labels": args.num_labels}
     model = task.load(args.checkpoint, **changes)
@@ -67,7 +83,7 @@ def finetune(args: argparse.Namespace) -> int:
     tokenizer = read_tokenizer(args.checkpoint, args.max_length)
     train = train.sample(args.train_examples, args.seed)
     data, held_out = task.encode(train, tokenizer), task.encode(dev, tokenizer)
-    if not is_main(args.device):  # another process writes
+    if not is_main_process(args.device):  # another process writes
         finetune_(model, data, task, recipe, device=args.device)
         return 0
     config = {
@@ -90,24 +106,25 @@ def finetune(args: argparse.Namespace) -> int:
         tokenizer.save(str(run.folder / "model" / "tokenizer.json"))
     print(*(f"{name} {value:.4f}" for name, value in run.results.items() if name != "sha256"), sep="   ")
     print(f"model: {run.folder / 'model'}")
-    tell_json(args, runs=as_json(read_runs(run.folder)))
+    write_answer(args, runs=run_facts(read_runs(run.folder)))
     return 0
 
 
 def score(args: argparse.Namespace) -> int:
+    """Score the heads of a checkpoint by each criterion, write the scores and draw them."""
     cells = [Cell(criterion, seed=args.seed) for criterion in args.criteria]
-    data = source(args, args.train, args.train_split)
+    data = data_source(args, args.train, args.train_split)
     setting = Setting(args.checkpoint, args.task, data, data, args.max_length, args.calibration)
-    bench = Bench(setting, args.device)
+    experiment = Experiment(setting, args.device)
     for cell in cells:
-        bench.check(cell)
+        experiment.check(cell)
     found = {}
     out = Path(args.out)
     for cell in cells:
-        given = bench.score(bench.dense, cell)
+        given = experiment.score(experiment.dense, cell)
         scores = found[cell.criterion] = given.numpy()
         name = cell.criterion.replace("/", "-")
-        write_scores(out / f"{name}.json", given, cell.criterion, bench.hashes["model"]["dense"])
+        write_scores(out / f"{name}.json", given, cell.criterion, experiment.hashes["model"]["dense"])
         plots.save(plots.heat_map(scores, title=cell.criterion), out / name)
         print(f"\n{cell.criterion}: layers down, heads across")
         print("\n".join(" ".join(f"{x:9.2e}" for x in row) for row in scores))
@@ -115,11 +132,14 @@ def score(args: argparse.Namespace) -> int:
         names, matrix = rank_correlations(found)
         plots.save(plots.rank_correlation(names, matrix), out / "rank-correlation")
     print(f"\nscores and figures: {out}")
-    tell_json(args, model=bench.hashes["model"], scores={name: scores.tolist() for name, scores in found.items()})
+    write_answer(
+        args, model=experiment.hashes["model"], scores={name: scores.tolist() for name, scores in found.items()}
+    )
     return 0
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run one cell."""
     cell = Cell(
         args.criterion,
         args.fraction,
@@ -131,16 +151,17 @@ def run(args: argparse.Namespace) -> int:
         args.epochs,
         args.seed,
     )
-    bench = Bench(setting(args), args.device)
-    folder = bench.run(cell, args.root, scores=args.scores, save_model=args.save_model)
+    experiment = Experiment(read_setting(args), args.device)
+    folder = experiment.run(cell, args.root, scores=args.scores, save_model=args.save_model)
     records = read_runs(folder)
-    tell(records)
+    print_table(records)
     print(f"run: {folder}")
-    tell_json(args, runs=as_json(records))
+    write_answer(args, runs=run_facts(records))
     return 0
 
 
 def curve(args: argparse.Namespace) -> int:
+    """Run a grid of cells."""
     cells = grid(
         args.criteria,
         args.fractions,
@@ -154,7 +175,7 @@ def curve(args: argparse.Namespace) -> int:
         steps=args.steps,
     )
     folders = sweep(
-        setting(args),
+        read_setting(args),
         cells,
         args.root,
         processes=args.processes,
@@ -163,32 +184,35 @@ def curve(args: argparse.Namespace) -> int:
         progress=True,
     )
     records = [record for folder in folders for record in read_runs(folder)]
-    tell(records)
-    tell_json(args, runs=as_json(records))
+    print_table(records)
+    write_answer(args, runs=run_facts(records))
     return 0
 
 
-def as_json(records: Sequence[Record]) -> list[dict[str, Any]]:
+def run_facts(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Return the facts of runs with their folders; JSON-ready."""
     return [{"folder": str(record.folder), **record.facts} for record in records]
 
 
-def tell(records: Sequence[Record]) -> None:
+def print_table(records: Sequence[Record]) -> None:
+    """Print the headline of runs by their way of pruning."""
     task = task_of(records)
     print(
         f"100 x {task.headline} by the share of heads removed, with 95 % intervals (runs, where there are several)\n"
     )
-    print(table(summarise(records), task.headline))
+    print(markdown_table(summarise(records), task.headline))
 
 
 def compare(args: argparse.Namespace) -> int:
+    """Compare finished runs: print a table and tests, write rows, draw figures."""
     records = [record for root in args.roots for record in read_runs(root, name="prune")]
     rows = summarise(records, args.against)
     task = task_of(records)
     dense = dense_result(records)
-    print(table(rows, task.headline))
+    print(markdown_table(rows, task.headline))
     for row in rows:
         if "p" in row:
-            name = ", ".join(filter(None, way_named(row)))
+            name = ", ".join(filter(None, describe_way(row)))
             print(
                 f"{100 * row['fraction']:g} % {name}: {100 * row['difference']:+.1f}"
                 f" [{100 * row['difference_low']:+.1f}, {100 * row['difference_high']:+.1f}] over {args.against},"
@@ -196,16 +220,16 @@ def compare(args: argparse.Namespace) -> int:
             )
     if args.json:
         commands = sorted({record.facts["command"] for record in records})
-        facts = {name: records[0].facts[name] for name in ("environment", "data", "git")}
         models = sorted({record.facts["model"]["dense"] for record in records})
-        write_json(
+        write_record(
             args.json,
             {
                 "what": "bertlite prune",
                 "task": task.name,
                 "headline": task.headline,
                 "commands": commands,
-                **facts,
+                **provenance(records),
+                "data": records[0].facts["data"],
                 "models": models,
                 "setting": records[0].config["setting"],
                 "dense": dense,
@@ -214,13 +238,13 @@ def compare(args: argparse.Namespace) -> int:
         )
         print(f"rows: {args.json}")
     if args.plots:
-        draw(records, rows, args.plots)
+        draw_figures(records, rows, args.plots)
         print(f"figures: {args.plots}")
     return 0
 
 
-def draw(records: Sequence[Record], rows: Sequence[dict[str, Any]], folder: str) -> None:
-    """Curves, heads per layer, a heat map for each criterion, and how the criteria agree."""
+def draw_figures(records: Sequence[Record], rows: Sequence[dict[str, Any]], folder: str) -> None:
+    """Draw curves, heads per layer, a heat map for each criterion, and the correlation of the criteria."""
     task, dense = task_of(records), dense_result(records)
     plots.save(plots.curves(rows, task.headline, dense[task.headline]), Path(folder) / "curves")
     first: dict[str, Record] = {}
@@ -249,6 +273,7 @@ def draw(records: Sequence[Record], rows: Sequence[dict[str, Any]], folder: str)
 
 
 def export(args: argparse.Namespace) -> int:
+    """Write the pruned checkpoint, the same with every head back in place, or the mask alone."""
     out = Path(args.out)
     if out.exists():
         raise FileExistsError(f"{out} is there already: name another path")
@@ -257,7 +282,7 @@ def export(args: argparse.Namespace) -> int:
         units = read_json(mask)
         write_json(out, units)
         print(f"mask: {out}")
-        tell_json(args, mask=str(out), units=units)
+        write_answer(args, mask=str(out), units=units)
         return 0
     model, tokenizer = pruned_checkpoint(args)
     if args.form == "full":
@@ -266,67 +291,59 @@ def export(args: argparse.Namespace) -> int:
     shutil.copy(tokenizer, out / "tokenizer.json")
     heads, neurons = units_kept(model.config)
     print(f"heads of each layer: {heads}, neurons: {neurons}\nmodel: {out}")
-    tell_json(args, model=str(out), heads_kept=heads, neurons_kept=neurons)
+    write_answer(args, model=str(out), heads_kept=heads, neurons_kept=neurons)
     return 0
 
 
 def pruned_checkpoint(args: argparse.Namespace) -> tuple[Any, Path]:
-    """The pruned model that is to be exported, and its tokenizer's file.
+    """Return the pruned model to export, and the file of its tokenizer.
 
     Raises:
-        ValueError: the run changed weights and did not keep them.
+        ValueError: the run changed weights and did not save them.
     """
     folder = Path(args.source)
     if args.mask is not None:
         model = apply_mask(args.mask, TASKS[args.task].load(args.source))
         return model, folder / "tokenizer.json"
     (record,) = read_runs(folder)
-    return model_of(record), tokenizer_of(record)
+    return pruned_model(record), tokenizer_file(record)
 
 
-def model_of(record: Record) -> Any:
-    """The pruned model of a run.
+def pruned_model(record: Record) -> Any:
+    """Return the pruned model of a run.
 
     Raises:
-        ValueError: the run changed weights and did not keep them.
+        ValueError: the run changed weights and did not save them.
     """
     cell, task = record.config["cell"], TASKS[record.config["setting"]["task"]]
     if (record.folder / "model").is_dir():
         return task.load(str(record.folder / "model"))
     if cell["repair"] != "none" or cell["epochs"]:
         raise ValueError(
-            f"{record.folder} repaired or retrained its model and did not keep it: run it with --save-model"
+            f"{record.folder} repaired or retrained its model and did not save it: run it with --save-model"
         )
     return apply_mask(record.folder / MASKS, task.load(record.config["setting"]["model"]))
 
 
-def tokenizer_of(record: Record) -> Path:
+def tokenizer_file(record: Record) -> Path:
+    """Return the file of a run's tokenizer."""
     kept = record.folder / "model" / "tokenizer.json"
     return kept if kept.is_file() else Path(record.config["setting"]["model"]) / "tokenizer.json"
 
 
 def bench(args: argparse.Namespace) -> int:
+    """Measure time and memory of pruned models beside the dense one."""
+    check_rounds(args.rounds, name="--rounds")
     records = [record for folder in args.runs for record in read_runs(folder, name="prune")]
-    task = task_of(records)
-    hashes = {record.facts["model"]["dense"] for record in records}
-    if len(hashes) > 1:
-        raise ValueError(f"the runs began with {len(hashes)} dense models; time is measured beside one")
-    setting = records[0].config["setting"]
-    dense = task.load(setting["model"], device=args.device)
-    if model_sha256(dense) not in hashes:
-        raise ValueError(f"{setting['model']} is not the model that these runs pruned: it has changed since")
-    models = {"dense": dense}
-    for record in records:  # speed follows from the shapes, whatever repair or retraining made of the weights
-        models[label_of(record)] = apply_mask(record.folder / MASKS, dense)
+    task, models = task_of(records), dense_and_pruned(records, args.device)
     config = {"runs": [str(record.folder) for record in records], "shapes": args.shapes, "rounds": args.rounds}
-    with Run("bench", config, folder=args.out, device=args.device, model={"dense": hashes.pop()}) as run:
+    hashes = {"dense": records[0].facts["model"]["dense"]}
+    with Run("bench", config, folder=args.out, device=args.device, model=hashes) as run:
         lines = latency(models, args.shapes, args.rounds, args.device)
         for line in lines:
             run.log(**line)
-        results = {
-            record_label: quality(record, task) for record_label, record in zip(list(models)[1:], records, strict=True)
-        }
-        results = {"dense": {task.headline: dense_result(records)[task.headline]}, **results}
+        results = {"dense": {task.headline: dense_result(records)[task.headline]}}
+        results |= {run_label(record): headline_with_interval(record, task) for record in records}
         batch, length = args.shapes[-1]
         for name, model in models.items():
             results[name] |= {
@@ -335,6 +352,7 @@ def bench(args: argparse.Namespace) -> int:
             }
         run.results = {"headline": task.headline, "models": results, "latency": lines}
         if args.table:
+            dense = models["dense"]
             every = dense.config.intermediate_size // 8
             neurons = range(0, dense.config.intermediate_size + 1, max(1, every))
             run.results["table"] = latency_table(
@@ -347,27 +365,46 @@ def bench(args: argparse.Namespace) -> int:
             plots.save(plots.against_latency(points, task.headline, title), run.folder / name)
     print(f"{'model':<44} {'input':>8} {'ms':>8} {'speed-up':>22} {'FLOPs':>6} {task.headline:>9}")
     for line in lines:
-        speed = line["speedup"]
         print(
             f"{line['model']:<44} {line['batch']:>3}x{line['length']:<4} {1e3 * line['seconds']['median']:8.2f}"
-            f" {speed['median']:6.2f} ({speed['low']:.2f} to {speed['high']:.2f}) {100 * line['macs']:5.0f} %"
+            f" {with_spread(line['speedup']):>22} {100 * line['macs']:4.0f} %"
             f" {results[line['model']][task.headline]:9.4f}"
         )
     print(f"run: {args.out}")
-    tell_json(args, runs=as_json(read_runs(args.out)))
+    write_answer(args, runs=run_facts(read_runs(args.out)))
     return 0
 
 
-def label_of(record: Record) -> str:
+def dense_and_pruned(records: Sequence[Record], device: str) -> dict[str, Any]:
+    """Return the dense model that runs began with, as "dense", and their pruned models by label.
+
+    Weights are the dense model's: speed depends on the shapes alone, not on repair or retraining.
+
+    Raises:
+        ValueError: the runs began with several models, or with another one than is there now.
+    """
+    hashes = {record.facts["model"]["dense"] for record in records}
+    if len(hashes) > 1:
+        raise ValueError(f"the runs began with {len(hashes)} dense models; time is measured beside one")
+    setting = records[0].config["setting"]
+    dense = TASKS[setting["task"]].load(setting["model"], device=device)
+    if model_sha256(dense) not in hashes:
+        raise ValueError(f"{setting['model']} is not the model that these runs pruned: it has changed since")
+    return {"dense": dense, **{run_label(record): apply_mask(record.folder / MASKS, dense) for record in records}}
+
+
+def run_label(record: Record) -> str:
+    """Return a run's way of pruning in words, which tables and figures show."""
     cell = record.config["cell"]
-    name, _, repair, epochs = way_named({**cell, "calibration": Setting.calibration})  # which decides no speed
+    name, _, repair, epochs = describe_way({**cell, "calibration": Setting.calibration})  # it does not affect speed
     heads = f"-{100 * cell['fraction']:g} % heads"
     neurons = f"-{100 * cell['neurons']:g} % neurons" if cell["neurons"] else ""
-    said = ", ".join(filter(None, (heads, neurons, name, repair, epochs and f"{epochs} epochs")))
-    return f"{said}, seed {cell['seed']}" if cell["seed"] else said
+    label = ", ".join(filter(None, (heads, neurons, name, repair, epochs and f"{epochs} epochs")))
+    return f"{label}, seed {cell['seed']}" if cell["seed"] else label
 
 
-def quality(record: Record, task: Task) -> dict[str, float]:
+def headline_with_interval(record: Record, task: Task) -> dict[str, float]:
+    """Return the headline of a run with the ends of its interval."""
     interval, _ = interval_of([record], task)
     return {task.headline: record.results[task.headline], "low": interval.low, "high": interval.high}
 

@@ -1,6 +1,6 @@
-"""Labelled sentences, or pairs of them: from files or the hub, to batches.
+"""Labelled sentences, or pairs of them, from files or the hub to batches.
 
-A batch is what a model takes as keywords: input_ids, attention_mask and token_type_ids (B, S), labels (B,).
+A batch holds a model's keyword arguments: input_ids, attention_mask and token_type_ids (B, S), labels (B,).
 """
 
 import csv
@@ -18,25 +18,25 @@ from torch import Tensor
 
 from bertlite.records import sha256_of
 
-Batch = dict[str, Tensor]
 FORMATS: dict[str, dict[str, Any]] = {
     ".csv": {},
     ".tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE},
     ".jsonl": {},
 }
-GROUP = 16  # shuffled batches are cut from so many batches' worth of examples, sorted by length
+GROUP = 16  # batches: shuffled examples are sorted by length within groups of so many batches
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where examples are and what their columns are called.
+class DataSource:
+    """The place of examples, and the names of their columns.
 
     Args:
         path: a .csv, .tsv or .jsonl file, or a hub data set, NAME or NAME:CONFIGURATION.
-        text: the columns of the text: one, or two for pairs.
-        columns: names for the columns of a file that has no header.
-        classes: names that stand for the labels 0, 1, …; without them labels are numbers.
-        split: of a hub data set.
+        text: names of the columns with the text: one, or two for pairs.
+        label: name of the column with the label.
+        columns: names of all columns, for a file that has no header.
+        classes: names of the labels 0, 1, …; without them labels are numbers.
+        split: split of a hub data set.
     """
 
     path: str
@@ -49,7 +49,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Examples:
-    """Texts, each one string or two, with a number each."""
+    """Labelled texts; each text is one string or two, each label a number."""
 
     name: str
     texts: tuple[tuple[str, ...], ...]
@@ -60,14 +60,14 @@ class Examples:
 
     @cached_property
     def sha256(self) -> str:
-        """Of the texts and labels in their order, whatever file they came from."""
+        """Hash of the texts and labels in their order, the same from every kind of file."""
         return sha256_of(json.dumps([self.texts, self.labels]))
 
     def sample(self, count: int | None, seed: int = 0) -> "Examples":
-        """So many of them, drawn without replacement; None is all, in their order.
+        """Draw examples without replacement; None returns all, in their order.
 
         Raises:
-            ValueError: there are fewer, or none is asked for.
+            ValueError: `count` is 0 or less, or more than there are.
         """
         if count is None:
             return self
@@ -77,12 +77,12 @@ class Examples:
         return replace(self, texts=tuple(self.texts[i] for i in chosen), labels=tuple(self.labels[i] for i in chosen))
 
 
-def read(source: Source) -> Examples:
-    """The examples of a source.
+def read_examples(source: DataSource) -> Examples:
+    """Read the examples of a source.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is empty, of another kind, lacks a column, or has a label that is no number or class.
+        ValueError: the file is empty or of another kind, a column is missing, or a label is no number or class.
     """
     if not 1 <= len(source.text) <= 2:
         raise ValueError(f"the text has one column or two; {len(source.text)} were named: {', '.join(source.text)}")
@@ -94,13 +94,14 @@ def read(source: Source) -> Examples:
             have = ", ".join(str(name) for name in row if name is not None)
             raise ValueError(f"{source.path}, row {number}: no {' and no '.join(missing)}; its columns are {have}")
         texts.append(tuple(str(row[name]) for name in source.text))
-        labels.append(label_of(row[source.label], source, number))
+        labels.append(parse_label(row[source.label], source, number))
     if not texts:
         raise ValueError(f"{source.path} has no examples")
     return Examples(Path(source.path).name, tuple(texts), tuple(labels))
 
 
-def read_file(source: Source) -> Iterator[dict[str, Any]]:
+def read_file(source: DataSource) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file."""
     path = Path(source.path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
@@ -111,7 +112,8 @@ def read_file(source: Source) -> Iterator[dict[str, Any]]:
             yield from csv.DictReader(file, fieldnames=source.columns or None, **FORMATS[path.suffix])
 
 
-def read_hub(source: Source) -> Iterator[dict[str, Any]]:
+def read_hub(source: DataSource) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a hub data set."""
     if Path(source.path).exists():
         raise ValueError(f"{source.path} is none of {', '.join(FORMATS)}")
     if source.split is None:
@@ -124,7 +126,12 @@ def read_hub(source: Source) -> Iterator[dict[str, Any]]:
     yield from datasets.load_dataset(name, configuration or None, split=source.split)
 
 
-def label_of(value: Any, source: Source, row: int) -> float:
+def parse_label(value: Any, source: DataSource, row: int) -> float:
+    """Return a label as a number.
+
+    Raises:
+        ValueError: it is no number, or none of the classes.
+    """
     if source.classes:
         if value not in source.classes:
             raise ValueError(f"{source.path}, row {row}: {value!r} is none of the classes {', '.join(source.classes)}")
@@ -136,7 +143,7 @@ def label_of(value: Any, source: Source, row: int) -> float:
 
 
 def read_tokenizer(checkpoint: str, max_length: int) -> Any:
-    """The `tokenizers.Tokenizer` of a folder or a hub id, cutting at `max_length` tokens.
+    """Load the `tokenizers.Tokenizer` of a folder or a hub id; it truncates to `max_length` tokens.
 
     Raises:
         FileNotFoundError: there is no tokenizer.json.
@@ -157,8 +164,8 @@ def read_tokenizer(checkpoint: str, max_length: int) -> Any:
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """Examples as token ids.  A text of a pair is a row of its own where `apart`, else both make one row."""
+class EncodedExamples:
+    """Examples as token ids; the two texts of a pair are two rows where `apart`, else one row with two segments."""
 
     rows: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # ids and token types of each row
     labels: tuple[float, ...]
@@ -173,10 +180,11 @@ class Encoded:
         return len(self.rows) // len(self.labels)
 
     def length(self, index: int) -> int:
+        """Return the number of tokens of an example's longest row."""
         return max(len(ids) for ids, _ in self.rows[index * self.width : (index + 1) * self.width])
 
-    def batch(self, indices: Sequence[int], dtype: torch.dtype) -> Batch:
-        """These examples, padded to the longest; the two rows of a pair stand one after the other."""
+    def batch(self, indices: Sequence[int], dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return these examples padded to the longest; the two rows of a pair follow each other."""
         rows = [self.rows[i * self.width + k] for i in indices for k in range(self.width)]
         length = max(len(ids) for ids, _ in rows)
 
@@ -192,15 +200,15 @@ class Encoded:
         }
 
 
-def encode(examples: Examples, tokenizer: Any, *, apart: bool = False) -> Encoded:
-    """Examples as token ids; pairs as one row with two segments, or with `apart` as two rows."""
+def encode_examples(examples: Examples, tokenizer: Any, *, apart: bool = False) -> EncodedExamples:
+    """Tokenize examples; pairs become one row with two segments, or with `apart` two rows."""
     texts: Any = list(chain(*examples.texts)) if apart else [t if len(t) > 1 else t[0] for t in examples.texts]
     rows = tuple((tuple(each.ids), tuple(each.type_ids)) for each in tokenizer.encode_batch(texts))
-    return Encoded(rows, examples.labels, apart)
+    return EncodedExamples(rows, examples.labels, apart)
 
 
-def order(data: Encoded, size: int, seed: int | None = None) -> list[list[int]]:
-    """Which examples make each batch: sorted by length, or with a seed shuffled among those of like length."""
+def batch_indices(data: EncodedExamples, size: int, seed: int | None = None) -> list[list[int]]:
+    """Return the indices of each batch: sorted by length, or with a seed shuffled among those of similar length."""
     if seed is None:
         indices = sorted(range(len(data)), key=data.length)
         return [indices[at : at + size] for at in range(0, len(indices), size)]

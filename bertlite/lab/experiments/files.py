@@ -1,4 +1,4 @@
-"""What experiments leave beside their runs: scores, and masks.  Both say which model they belong to."""
+"""Files of scores and of masks; both name the model that they belong to, by its hash."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from bertlite.records import sha256_of, write_json
 
 
 def model_sha256(model: Any) -> str:
-    """A hash of a model's weights, by name."""
+    """Return a hash of a model's weights with their names."""
     parts: list[str | bytes] = []
     for name, value in sorted(model.state_dict().items()):
         parts += [
@@ -25,25 +25,25 @@ def model_sha256(model: Any) -> str:
 
 
 def write_scores(path: str | Path, scores: Tensor, criterion: str, model: str) -> None:
-    """Write scores (layers, units) of the model with this hash; a unit that is gone is null."""
+    """Write scores (layers, units) of the model with this hash; a pruned unit is null."""
     rows = [[None if math.isnan(x) else x for x in row] for row in scores.tolist()]
     write_json(path, {"criterion": criterion, "model": model, "scores": rows})
 
 
 def read_scores(path: str | Path, model: str) -> Tensor:
-    """The scores (layers, units) of a file; a unit that is gone is nan.
+    """Read the scores (layers, units) of a file; a pruned unit is nan.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: they are another model's.
+        ValueError: the scores belong to another model.
     """
-    said = read_json(path)
-    refuse_other(path, said, model)
-    return torch.tensor([[math.nan if x is None else x for x in row] for row in said["scores"]], dtype=torch.float64)
+    found = read_json(path)
+    check_model_hash(path, found, model)
+    return torch.tensor([[math.nan if x is None else x for x in row] for row in found["scores"]], dtype=torch.float64)
 
 
 def mask_of(config: Any, model: str) -> dict[str, Any]:
-    """What a model has lost, beside the hash of the dense model it came from; JSON-ready."""
+    """Return the heads and neurons that a model has lost, with the hash of the dense model; JSON-ready."""
     layers = range(config.num_hidden_layers)
     heads = {layer: sorted({*range(config.num_attention_heads)} - {*kept_heads(config, layer)}) for layer in layers}
     neurons = {layer: sorted({*range(config.intermediate_size)} - {*kept_neurons(config, layer)}) for layer in layers}
@@ -55,35 +55,42 @@ def mask_of(config: Any, model: str) -> dict[str, Any]:
 
 
 def apply_mask(path: str | Path, model: Any) -> Any:
-    """The model without what a mask file names.
+    """Return a pruned copy of a model, without the heads and neurons that a mask file names.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the mask is another model's.
+        ValueError: the mask belongs to another model.
     """
-    said = read_json(path)
-    refuse_other(path, said, model_sha256(model))
-    heads, neurons = (numbered(said[name]) for name in ("pruned_heads", "pruned_neurons"))
+    mask = read_json(path)
+    check_model_hash(path, mask, model_sha256(model))
+    heads, neurons = (with_layer_numbers(mask[name]) for name in ("pruned_heads", "pruned_neurons"))
     model = prune_heads(model, heads)
     return prune_neurons(model, neurons) if neurons else model
 
 
 def units_kept(config: Any) -> tuple[list[int], list[int]]:
-    """How many heads and how many neurons each layer has."""
+    """Return the number of heads and the number of neurons of each layer."""
     layers = range(config.num_hidden_layers)
     return [len(kept_heads(config, layer)) for layer in layers], [len(kept_neurons(config, layer)) for layer in layers]
 
 
-def numbered(units: Mapping[str, list[int]]) -> dict[int, list[int]]:
+def with_layer_numbers(units: Mapping[str, list[int]]) -> dict[int, list[int]]:
+    """Turn the keys that JSON made strings back into layer numbers."""
     return {int(layer): gone for layer, gone in units.items()}
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object."""
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
-def refuse_other(path: str | Path, said: Mapping[str, Any], model: str) -> None:
-    if said.get("model") != model:
+def check_model_hash(path: str | Path, content: Mapping[str, Any], model: str) -> None:
+    """Refuse a file that belongs to another model than the one with this hash.
+
+    Raises:
+        ValueError: it does.
+    """
+    if content.get("model") != model:
         raise ValueError(
-            f"{path} belongs to the model {str(said.get('model'))[:16]}; this one is {model[:16]}: score it anew"
+            f"{path} belongs to the model {str(content.get('model'))[:16]}; this one is {model[:16]}: score it anew"
         )

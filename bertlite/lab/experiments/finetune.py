@@ -1,4 +1,4 @@
-"""Fine-tuning through accelerate: one process, or several under torchrun, on whatever device they find."""
+"""Fine-tuning through accelerate, in one process or in several under torchrun."""
 
 import math
 from collections.abc import Callable
@@ -7,18 +7,20 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from bertlite.lab.experiments.data import Encoded, order
+from bertlite.lab.experiments.data import EncodedExamples, batch_indices
 from bertlite.lab.experiments.evaluate import Task
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is trained.
+    """The settings of training.
 
     Args:
         epochs: passes over the examples; a fraction is a part of one.
-        lr: at its height; it rises over the first `warmup` of the steps and falls to 0, both in straight lines.
-        distil: share of the loss that is the distance to a teacher's logits, 0 to 1; the rest is that to the labels.
+        lr: peak learning rate; it rises linearly over the first `warmup` of the steps and falls linearly to 0.
+        warmup: share of the steps.
+        clip: largest norm of the gradients.
+        distil: weight of the distance to a teacher's logits in the loss, 0 to 1; the rest is the labels' loss.
     """
 
     epochs: float = 3
@@ -33,7 +35,7 @@ class Recipe:
 
 def finetune_(
     model: nn.Module,
-    data: Encoded,
+    data: EncodedExamples,
     task: Task,
     recipe: Recipe,
     *,
@@ -42,16 +44,16 @@ def finetune_(
     device: str = "cpu",
     progress: bool = False,
 ) -> None:
-    """Train all weights of a model on labelled examples; under torchrun, every process a share of each step's batches.
+    """Train all weights of a model on labelled examples; under torchrun the processes share the batches of each step.
 
     The model ends on the device it came from, in eval mode.
 
     Args:
-        teacher: for `recipe.distil`; not changed.
+        teacher: model for `recipe.distil`; not changed.
         log: called as log(step=, loss=, lr=) about twenty times.
 
     Raises:
-        ValueError: no steps come of it, or the recipe distils and there is no teacher.
+        ValueError: the examples and epochs make no step, or the recipe distils and there is no teacher.
     """
     from accelerate import Accelerator
     from tqdm import tqdm
@@ -63,13 +65,13 @@ def finetune_(
     home = next(model.parameters()).device
     torch.manual_seed(recipe.seed)
     accelerator = Accelerator(cpu=device == "cpu")
-    batches = plan(data, recipe)
+    batches = plan_batches(data, recipe)
     share, rank = accelerator.num_processes, accelerator.process_index
-    steps = len(batches) // share  # what is left over would leave some processes waiting
+    steps = len(batches) // share  # a remainder would leave some processes waiting
     if not steps:
         raise ValueError(f"{len(data)} examples, {recipe.epochs:g} epochs and {share} processes make no step")
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, slope(steps, recipe.warmup))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor(steps, recipe.warmup))
     wrapped, optimizer = accelerator.prepare(model, optimizer)
     if teacher is not None:
         teacher = teacher.to(accelerator.device).eval()
@@ -98,20 +100,23 @@ def finetune_(
     model.zero_grad(set_to_none=True)
 
 
-def plan(data: Encoded, recipe: Recipe) -> list[list[int]]:
-    """The batches of all epochs, each epoch shuffled anew."""
+def plan_batches(data: EncodedExamples, recipe: Recipe) -> list[list[int]]:
+    """Return the batches of all epochs as indices, each epoch shuffled anew."""
     whole = math.ceil(recipe.epochs)
-    batches = [batch for epoch in range(whole) for batch in order(data, recipe.batch_size, recipe.seed * 1000 + epoch)]
-    return batches[: round(recipe.epochs * len(order(data, recipe.batch_size)))]
+    batches = [
+        batch for epoch in range(whole) for batch in batch_indices(data, recipe.batch_size, recipe.seed * 1000 + epoch)
+    ]
+    return batches[: round(recipe.epochs * len(batch_indices(data, recipe.batch_size)))]
 
 
-def slope(steps: int, warmup: float) -> Callable[[int], float]:
+def learning_rate_factor(steps: int, warmup: float) -> Callable[[int], float]:
+    """Return the function from a step to its share of the peak learning rate."""
     rise = max(1, round(warmup * steps))
     return lambda step: min((step + 1) / rise, (steps - step) / max(1, steps - rise))
 
 
-def is_main(device: str) -> bool:
-    """Whether this process is the only one, or the one of torchrun's that writes."""
+def is_main_process(device: str) -> bool:
+    """Tell whether this process is the only one, or the one under torchrun that writes files."""
     from accelerate import PartialState
 
     return PartialState(cpu=device == "cpu").is_main_process

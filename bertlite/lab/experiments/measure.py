@@ -1,4 +1,4 @@
-"""What pruning saves, measured: time beside the dense model's, memory, and the time of each sublayer by its size."""
+"""Measurements of pruned models: time beside the dense model's, memory, and the time of each sublayer by its size."""
 
 import multiprocessing
 import statistics
@@ -12,29 +12,25 @@ from torch import Tensor
 
 from bertlite import prune_heads, prune_neurons
 from bertlite.importance import macs
-from bertlite.lab.timing import alternate
+from bertlite.lab.timing import alternate, ratios
+from bertlite.records import quartiles
 from bertlite.stack.layouts import Padded
 
 
 def random_inputs(config: Any, batch: int, length: int, device: str = "cpu", seed: int = 0) -> dict[str, Tensor]:
-    """Sequences without padding, of random words."""
+    """Return sequences of random words without padding."""
     draw = torch.Generator().manual_seed(seed)
     ids = torch.randint(config.vocab_size, (batch, length), generator=draw).to(device)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def quartiles(values: list[float]) -> dict[str, float]:
-    low, median, high = statistics.quantiles(values, n=4)
-    return {"low": low, "median": median, "high": high}
-
-
 def latency(
     models: Mapping[str, Any], shapes: Iterable[tuple[int, int]], rounds: int = 21, device: str = "cpu"
 ) -> list[dict[str, Any]]:
-    """How long each model takes beside the first, the dense one.
+    """Time each model beside the first, the dense one.
 
     Args:
-        shapes: of the inputs, (sequences, tokens).
+        shapes: (sequences, tokens) of the inputs.
 
     Returns:
         One line for each shape and model: "batch", "length", "model", "seconds" (quartiles), "speedup", the median
@@ -42,10 +38,8 @@ def latency(
         dense encoder's multiply-accumulates.
 
     Raises:
-        ValueError: fewer than two rounds, which have no quartiles.
+        ValueError: fewer rounds than `bertlite.lab.timing.FEWEST`.
     """
-    if rounds < 2:
-        raise ValueError(f"rounds is {rounds}; quartiles need 2 or more")
     dense = next(iter(models))
     lines = []
     for batch, length in shapes:
@@ -57,7 +51,6 @@ def latency(
                 device,
             )
         for name, seconds in found.items():
-            ratios = [a / b for a, b in zip(found[dense], seconds, strict=True)]
             share = macs(models[name].config, length) / macs(models[dense].config, length)
             lines.append(
                 {
@@ -65,7 +58,7 @@ def latency(
                     "length": length,
                     "model": name,
                     "seconds": quartiles(seconds),
-                    "speedup": quartiles(ratios),
+                    "speedup": quartiles(ratios(found, dense, name)),
                     "macs": share,
                 }
             )
@@ -81,13 +74,13 @@ def latency_table(
     rounds: int = 21,
     device: str = "cpu",
 ) -> dict[str, dict[int, float]]:
-    """Seconds of one attention sublayer by the heads it has, and of one feed-forward sublayer by its neurons.
+    """Time one attention sublayer by its number of heads, and one feed-forward sublayer by its number of neurons.
 
     Args:
-        neurons: the numbers to measure; the number of heads goes from 0 to all.
+        neurons: the numbers of neurons to measure; the number of heads goes from 0 to all.
 
     Returns:
-        {"heads": {kept: median seconds}, "neurons": {kept: median seconds}}: what `rank_by_latency` takes.
+        {"heads": {kept: median seconds}, "neurons": {kept: median seconds}}, the argument of `rank_by_latency`.
     """
     config = model.config
     inputs = random_inputs(config, batch, length, device)
@@ -111,9 +104,10 @@ def latency_table(
 
 
 def peak_memory(model: Any, batch: int, length: int, device: str = "cpu") -> int:
-    """Bytes that loading a model and running it once take at their height.
+    """Return the peak memory of loading a model and running it once, in bytes.
 
-    On a GPU what torch allocates; on the CPU the growth of a fresh process, so it holds what the kernels take too.
+    On a GPU it is the memory that torch allocates; on the CPU the growth of a new process, which includes the buffers
+    of kernels.
     """
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats(device)
@@ -125,11 +119,11 @@ def peak_memory(model: Any, batch: int, length: int, device: str = "cpu") -> int
     with TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            return pool.apply(growth, (type(model), folder, batch, length, torch.get_num_threads()))
+            return pool.apply(memory_growth, (type(model), folder, batch, length, torch.get_num_threads()))
 
 
-def growth(cls: Any, folder: str, batch: int, length: int, threads: int) -> int:
-    """In a process of its own: how much its peak resident memory grew by loading and running a model."""
+def memory_growth(cls: Any, folder: str, batch: int, length: int, threads: int) -> int:
+    """Return how much the peak resident memory of this process grows by loading and running a model, in bytes."""
     torch.set_num_threads(threads)
     before = peak_resident()
     model = cls.from_pretrained(folder)
@@ -139,7 +133,10 @@ def growth(cls: Any, folder: str, batch: int, length: int, threads: int) -> int:
 
 
 def peak_resident() -> int:
-    """Linux says it of this process alone; what getrusage says there, a process inherits from the one it came from."""
+    """Return the peak resident memory of this process in bytes.
+
+    On Linux it is read from /proc, since getrusage there includes the peak of the parent process.
+    """
     try:
         (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
         return 1024 * int(line.split()[1])

@@ -6,19 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from bertlite.lab.experiments.compare import way_named
+from bertlite.lab.experiments.compare import describe_way
 from bertlite.lab.experiments.statistics import Array
 
-Row = dict[str, Any]  # of `compare.summarise`
+SummaryRow = dict[str, Any]  # of `compare.summarise`
 BASELINE = "random"
-COLOURS = tuple(f"C{i}" for i in range(10) if i != 7)  # which is grey
+COLOURS = tuple(f"C{i}" for i in range(10) if i != 7)  # C7 is grey
 
 
 def pyplot() -> Any:
-    """matplotlib without a screen.
+    """Import matplotlib.pyplot for drawing without a screen.
 
     Raises:
-        ModuleNotFoundError: it is not installed.
+        ModuleNotFoundError: matplotlib is not installed.
     """
     try:
         import matplotlib
@@ -32,7 +32,7 @@ def pyplot() -> Any:
 
 
 def save(figure: Any, path: str | Path) -> list[Path]:
-    """Write the figure as PATH.png and PATH.svg and close it; the two paths."""
+    """Write the figure as PATH.png and PATH.svg, close it, and return the two paths."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     paths = [path.with_name(path.name + end) for end in (".png", ".svg")]
@@ -43,7 +43,7 @@ def save(figure: Any, path: str | Path) -> list[Path]:
 
 
 def heat_map(scores: Array, pruned: Mapping[int, Iterable[int]] | None = None, title: str = "") -> Any:
-    """Layers x heads, each head coloured by its score, those that are pruned crossed.
+    """Draw layers x heads, each head coloured by its score, pruned ones crossed.
 
     Args:
         scores: (layers, heads); nan is a head that has no score.
@@ -60,12 +60,14 @@ def heat_map(scores: Array, pruned: Mapping[int, Iterable[int]] | None = None, t
     return figure
 
 
-def curves(rows: Sequence[Row], headline: str, dense: float | None = None, title: str = "") -> Any:
-    """The headline against the share of heads removed: a panel for each repair, in it a line with its band for each
-    way; random is grey."""
-    panels: dict[str, dict[str, list[Row]]] = {}
+def curves(rows: Sequence[SummaryRow], headline: str, dense: float | None = None, title: str = "") -> Any:
+    """Draw the headline against the share of heads removed.
+
+    There is a panel for each repair, in it a line with a band for each way of pruning; random is grey.
+    """
+    panels: dict[str, dict[str, list[SummaryRow]]] = {}
     for row in rows:
-        name, neurons, repair, epochs = named(row)
+        name, neurons, repair, epochs = describe_row(row)
         way = ", ".join(filter(None, (name, neurons, epochs)))
         panels.setdefault(repair, {}).setdefault(way, []).append(row)
     ways = dict.fromkeys(way for lines in panels.values() for way in lines)
@@ -94,13 +96,14 @@ def curves(rows: Sequence[Row], headline: str, dense: float | None = None, title
     return figure
 
 
-def named(row: Row) -> tuple[str, ...]:
-    name, neurons, repair, epochs = way_named(row)
+def describe_row(row: SummaryRow) -> tuple[str, ...]:
+    """Return criterion, neurons, repair and epochs as a legend shows them; empty ones are left out there."""
+    name, neurons, repair, epochs = describe_way(row)
     return name, neurons and f"neurons {neurons}", repair, epochs and f"{epochs} epochs"
 
 
 def heads_per_layer(kept: Mapping[str, Sequence[float]], built_with: int, title: str = "") -> Any:
-    """Bars: how many heads each layer keeps; {name: heads kept in each layer}."""
+    """Draw bars for the number of heads that each layer keeps, from {name: heads kept in each layer}."""
     figure, axes = pyplot().subplots(figsize=(7, 3.5))
     width = 0.8 / len(kept)
     for i, (name, heads) in enumerate(kept.items()):
@@ -113,7 +116,7 @@ def heads_per_layer(kept: Mapping[str, Sequence[float]], built_with: int, title:
 
 
 def rank_correlation(names: Sequence[str], correlations: Array, title: str = "") -> Any:
-    """Spearman's correlation of every pair of criteria, as a matrix with its numbers."""
+    """Draw Spearman's correlation of every pair of criteria as a matrix with numbers."""
     size = 0.7 * len(names) + 2
     figure, axes = pyplot().subplots(figsize=(size, size))
     image = axes.imshow(correlations, cmap="RdBu_r", vmin=-1, vmax=1)
@@ -129,8 +132,11 @@ def rank_correlation(names: Sequence[str], correlations: Array, title: str = "")
     return figure
 
 
-def against_latency(points: Sequence[Row], headline: str, title: str = "") -> Any:
-    """The headline against the measured speed-up; each point has "model", the headline, its interval and "speedup"."""
+def against_latency(points: Sequence[SummaryRow], headline: str, title: str = "") -> Any:
+    """Draw the headline against the measured speed-up.
+
+    Each point has "model", the headline, its interval and "speedup".
+    """
     figure, axes = pyplot().subplots(figsize=(7, 4.5))
     for i, point in enumerate(points):
         speed = point["speedup"]

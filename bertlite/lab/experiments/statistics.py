@@ -1,4 +1,4 @@
-"""How sure a figure is: intervals, paired tests, agreement of rankings.  Intervals are 95 % unless said otherwise."""
+"""Intervals, paired tests and rank correlations.  Intervals are 95 % unless said otherwise."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two systems on the same examples: a - b."""
+    """The difference a - b of two systems on the same examples."""
 
     difference: float
     low: float
@@ -29,7 +29,7 @@ class Comparison:
 
 
 def wilson(right: int, total: int, level: float = 0.95) -> Interval:
-    """The interval of a proportion, such as an accuracy (Wilson 1927)."""
+    """Return the interval of a proportion, such as an accuracy (Wilson 1927)."""
     from scipy.stats import binomtest
 
     found = binomtest(right, total).proportion_ci(level, method="wilson")
@@ -37,15 +37,15 @@ def wilson(right: int, total: int, level: float = 0.95) -> Interval:
 
 
 def bootstrap(metric: Metric, predictions: Array, labels: Array, level: float = 0.95, seed: int = 0) -> Interval:
-    """The percentile interval of a metric over resampled examples."""
-    values = np.array([metric(predictions[i], labels[i]) for i in resampled(len(labels), seed)])
-    return percentiles(values, level)
+    """Return the percentile interval of a metric over resampled examples."""
+    values = np.array([metric(predictions[i], labels[i]) for i in resampled_indices(len(labels), seed)])
+    return percentile_interval(values, level)
 
 
 def paired_bootstrap(
     metric: Metric, a: Sequence[Array], b: Sequence[Array], labels: Array, level: float = 0.95, seed: int = 0
 ) -> Comparison:
-    """What the runs a are better by than the runs b, on average, on examples resampled for all of them alike.
+    """Compare the mean metric of the runs a with that of the runs b, on examples resampled for all of them alike.
 
     p counts the resamples on the other side of 0, twice (Efron and Tibshirani 1993, section 16.2).
     """
@@ -54,15 +54,15 @@ def paired_bootstrap(
         ours, theirs = ([metric(x[chosen], labels[chosen]) for x in runs] for runs in (a, b))
         return float(np.mean(ours) - np.mean(theirs))
 
-    values = np.array([difference(chosen) for chosen in resampled(len(labels), seed)])
+    values = np.array([difference(chosen) for chosen in resampled_indices(len(labels), seed)])
     beyond = min(np.sum(values <= 0), np.sum(values >= 0))
-    interval = percentiles(values, level)
+    interval = percentile_interval(values, level)
     p = min(1.0, 2 * float(beyond + 1) / (len(values) + 1))
     return Comparison(difference(slice(None)), interval.low, interval.high, p)
 
 
 def mcnemar(right_a: Array, right_b: Array) -> float:
-    """The exact two-sided p of McNemar's test: whether two systems are right on equally many examples."""
+    """Return the exact two-sided p of McNemar's test that two systems are right on equally many examples."""
     from scipy.stats import binomtest
 
     only_a, only_b = int(np.sum(right_a & ~right_b)), int(np.sum(~right_a & right_b))
@@ -70,7 +70,7 @@ def mcnemar(right_a: Array, right_b: Array) -> float:
 
 
 def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
-    """Student's interval of the mean of repeated runs.
+    """Return Student's interval of the mean of repeated runs.
 
     Raises:
         ValueError: fewer than two values.
@@ -85,7 +85,7 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
 
 
 def rank_correlations(scores: dict[str, Array]) -> tuple[list[str], Array]:
-    """Spearman's correlation of every pair of score tables, over the heads that both know."""
+    """Return Spearman's correlation of every pair of score tables, over the heads that both have scores for."""
     from scipy.stats import spearmanr
 
     names = list(scores)
@@ -98,10 +98,12 @@ def rank_correlations(scores: dict[str, Array]) -> tuple[list[str], Array]:
     return names, found
 
 
-def resampled(count: int, seed: int) -> Array:
+def resampled_indices(count: int, seed: int) -> Array:
+    """Return RESAMPLES samples of examples with replacement, (RESAMPLES, count)."""
     return np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
 
 
-def percentiles(values: Array, level: float) -> Interval:
+def percentile_interval(values: Array, level: float) -> Interval:
+    """Return the interval that holds this share of the values, cut equally at both ends."""
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(low), float(high))

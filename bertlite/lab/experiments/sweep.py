@@ -1,4 +1,4 @@
-"""Many cells, in parallel processes; a sweep that was killed goes on where it was."""
+"""Many cells in parallel processes; a sweep that was killed continues where it stopped."""
 
 import fcntl
 import multiprocessing
@@ -11,7 +11,7 @@ from itertools import product, repeat
 from pathlib import Path
 from typing import Any
 
-from bertlite.lab.experiments.cell import Bench, Cell, Setting, options
+from bertlite.lab.experiments.cell import Cell, Experiment, Setting, parse_criterion
 from bertlite.records import is_finished
 
 SEEDED = "random"  # the criterion that is run over every seed
@@ -27,11 +27,11 @@ def grid(
     random_seeds: Sequence[int] = range(5),
     **others: object,
 ) -> list[Cell]:
-    """Every combination; "random" over `random_seeds`, the other criteria over `seeds`."""
+    """Return every combination; "random" over `random_seeds`, the other criteria over `seeds`."""
     return [
         Cell(criterion, fraction, repair=repair, epochs=length, seed=seed, **others)  # type: ignore[arg-type]
         for criterion, fraction, repair, length in product(criteria, fractions, repairs, epochs)
-        for seed in (random_seeds if options(criterion)["criterion"] == SEEDED else seeds)
+        for seed in (random_seeds if parse_criterion(criterion)["criterion"] == SEEDED else seeds)
     ]
 
 
@@ -45,54 +45,60 @@ def sweep(
     save_model: bool = False,
     progress: bool = False,
 ) -> list[Path]:
-    """Do every cell that is not done yet; the folders of all, in the order of the cells.
+    """Run every cell that is not finished; return the folders of all, in the order of the cells.
 
     Each process computes on its share of the cores.  If one dies, or this one, the finished cells stay, and the next
-    sweep over the same cells does the others.
+    sweep over the same cells runs the others.
 
     Raises:
-        ValueError, FileNotFoundError: of the setting or of a cell; before any work.
+        ValueError, FileNotFoundError: the setting or a cell cannot be run; raised before any work.
         BlockingIOError: another sweep is writing to `root`.
     """
     from tqdm import tqdm
 
-    bench = Bench(setting, device)
+    experiment = Experiment(setting, device)
     for cell in cells:
-        bench.check(cell)
-    folders = [bench.folder(cell, root) for cell in cells]
-    with alone(Path(root)):
+        experiment.check(cell)
+    folders = [experiment.folder(cell, root) for cell in cells]
+    with lock_folder(Path(root)):
         todo = [cell for cell, folder in zip(cells, folders, strict=True) if not is_finished(folder)]
         with tqdm(total=len(cells), initial=len(cells) - len(todo), unit="cell", disable=not progress) as bar:
             if processes == 1:
                 for cell in todo:
-                    bench.run(cell, root, save_model=save_model)
+                    experiment.run(cell, root, save_model=save_model)
                     bar.update()
             elif todo:
                 threads = max(1, (os.cpu_count() or 1) // processes)
                 with ProcessPoolExecutor(
                     processes,
                     multiprocessing.get_context("spawn"),
-                    initializer=begin,
+                    initializer=start_worker,
                     initargs=(setting, device, threads),
                 ) as pool:
                     try:
                         scored = {
                             (cell.criterion, cell.seed, cell.neurons > 0): cell for cell in todo if cell.steps == 1
                         }
-                        for _ in pool.map(score, scored.values(), repeat(str(root))):
-                            pass  # each once: cells that share scores find them
-                        for done in as_completed([pool.submit(work, cell, str(root), save_model) for cell in todo]):
+                        for _ in pool.map(score_cell, scored.values(), repeat(str(root))):
+                            pass  # once for all cells that share scores
+                        for done in as_completed(
+                            [pool.submit(run_cell, cell, str(root), save_model) for cell in todo]
+                        ):
                             done.result()
                             bar.update()
                     except BaseException:
-                        pool.shutdown(cancel_futures=True)  # or what waits would be done before the error is told
+                        pool.shutdown(cancel_futures=True)  # or waiting cells would run before the error is raised
                         raise
     return folders
 
 
 @contextmanager
-def alone(root: Path) -> Iterator[None]:
-    """Hold a folder against other sweeps; a killed process holds nothing."""
+def lock_folder(root: Path) -> Iterator[None]:
+    """Lock a folder against other sweeps; the lock of a killed process is gone with it.
+
+    Raises:
+        BlockingIOError: another sweep holds it.
+    """
     root.mkdir(parents=True, exist_ok=True)
     with (root / ".lock").open("w") as file:
         try:
@@ -102,30 +108,33 @@ def alone(root: Path) -> Iterator[None]:
         yield
 
 
-bench_of_process: Bench
+experiment_of_process: Experiment
 
 
-def begin(setting: Setting, device: str, threads: int) -> None:
-    """Make a worker ready, and let it die with the process that started it, however that one ends."""
+def start_worker(setting: Setting, device: str, threads: int) -> None:
+    """Prepare a worker process, which ends with the process that started it, however that one ends."""
     import torch
 
     parent = multiprocessing.parent_process()
     assert parent is not None
-    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=exit_with_parent, args=(parent,), daemon=True).start()
     torch.set_num_threads(threads)
-    global bench_of_process
-    bench_of_process = Bench(setting, device)
+    global experiment_of_process
+    experiment_of_process = Experiment(setting, device)
 
 
-def end_with(parent: Any) -> None:
+def exit_with_parent(parent: Any) -> None:
+    """Wait until the parent process is gone, then end this one."""
     parent.join()
     os._exit(1)
 
 
-def score(cell: Cell, root: str) -> None:
+def score_cell(cell: Cell, root: str) -> None:
+    """Compute the scores that a cell needs, in a worker process."""
     for neurons in {False, cell.neurons > 0}:
-        bench_of_process.scores(cell, Path(root) / "scores", neurons)
+        experiment_of_process.scores(cell, Path(root) / "scores", neurons)
 
 
-def work(cell: Cell, root: str, save_model: bool) -> None:
-    bench_of_process.run(cell, root, save_model=save_model)
+def run_cell(cell: Cell, root: str, save_model: bool) -> None:
+    """Run a cell, in a worker process."""
+    experiment_of_process.run(cell, root, save_model=save_model)

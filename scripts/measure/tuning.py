@@ -1,0 +1,282 @@
+"""Find the tuned constants of bertlite by measuring candidates in turn.
+
+    python -m scripts.measure.tuning --json scripts/results/tuning.json      # three minutes on two cores
+    python -m scripts.measure.tuning --only MAX_FILL CALL_COST
+
+For each constant it prints the value in the code, the best value found, and the value to choose: the best one if its
+lead exceeds the spread of the measurement, else the one in the code.  Times are of layers of bert-base's shape.
+LAUNCH_BOUND_TOKENS is about GPUs, and is measured where there is one.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bertlite import BertConfig, BertForSequenceClassification, BertModel, optimize_for_inference
+from bertlite.lab.bench.work import Work, full, ragged
+from bertlite.lab.timing import alternate, check_rounds, ratios, with_spread
+from bertlite.records import environment, quartiles, write_record
+
+ROWS = (128, 256, 512, 1024, 2048, 0)  # candidates; 0 is all rows at once
+CALLS = (0, 256, 1024, 4096, 16384)
+FILLS = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
+POSITIONS = (16, 32, 64, 128, 256, 512)
+TOKENS = (64, 128, 256, 512, 1024, 2048, 4096)
+NEVER = sys.maxsize  # as MIN_POSITIONS or the like: no batch is so large
+VOCABULARY = 1000
+
+Ratio = dict[str, float]  # median and quartiles
+Place = tuple[Any, str, Any]  # module, name of a constant, value
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a measurement.
+
+    Args:
+        scale: share of the sequences of each batch, at most 1; tests take few.
+    """
+
+    hidden: int = 768
+    layers: int = 2
+    rounds: int = 9
+    scale: float = 1.0
+
+    def config(self, **changes: Any) -> BertConfig:
+        """Return the config of a model with layers of this shape and a small vocabulary."""
+        sizes = {
+            "vocab_size": VOCABULARY,
+            "hidden_size": self.hidden,
+            "num_attention_heads": max(1, self.hidden // 64),
+            "intermediate_size": 4 * self.hidden,
+            "num_hidden_layers": self.layers,
+        }
+        return BertConfig(**{**sizes, **changes})
+
+    def sequences(self, count: int) -> int:
+        """Return the number of sequences in a batch."""
+        return max(2, round(self.scale * count))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=CONSTANTS, default=list(CONSTANTS), metavar="NAME")
+    parser.add_argument("--hidden", type=int, default=Sizes.hidden, help="size of the states (default: %(default)s)")
+    parser.add_argument("--layers", type=int, default=Sizes.layers, help="layers of a model (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=Sizes.rounds, help="runs of each candidate (default: %(default)s)"
+    )
+    parser.add_argument("--scale", type=float, default=Sizes.scale, help="share of each batch (default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="where to write the record")
+    args = parser.parse_args(argv)
+    check_rounds(args.rounds, name="--rounds")
+    sizes = Sizes(args.hidden, args.layers, args.rounds, args.scale)
+    where = environment("cuda" if torch.cuda.is_available() else "cpu")
+    constants: dict[str, Any] = {}
+    with torch.inference_mode():
+        for name in args.only:
+            constants[name] = CONSTANTS[name](sizes)
+            show(name, constants[name])
+    if args.json:
+        record = {"what": "scripts/measure/tuning.py", "environment": where, "sizes": vars(sizes)}
+        write_record(args.json, {**record, "constants": constants})
+        print(f"record: {args.json}")
+    return 0
+
+
+def show(name: str, found: Mapping[str, Any]) -> None:
+    """Print the measurement of a constant: ratios, and the values in the code, best and to choose."""
+    if "not_measured" in found:
+        print(f"{name}: not measured here, {found['not_measured']}")
+        return
+    if "in_code" not in found:  # a value for each dtype
+        for kind, each in found.items():
+            show(f"{name}[{kind}]", each)
+        return
+    print(f"{name}: {found['in_code']} in the code, best {found['best']}, choose {found['choose']}")
+    for candidate, ratio in found["ratios"].items():
+        print(f"    {candidate:>8}  {with_spread(ratio)}  {found['ratio']}", flush=True)
+
+
+def holders(*names: str) -> list[Place]:
+    """Return every module of bertlite that has one of these constants, defined there or imported, with its value."""
+    modules = [module for path, module in list(sys.modules.items()) if path.startswith("bertlite.")]
+    return [(module, name, vars(module)[name]) for module in modules for name in names if name in vars(module)]
+
+
+def value_of(name: str) -> Any:
+    """Return the value of a constant in the code.
+
+    Raises:
+        LookupError: no module that is loaded has it.
+    """
+    for _, _, value in holders(name):
+        return value
+    raise LookupError(f"no module of bertlite has {name}: was it renamed?")
+
+
+@contextmanager
+def constants_set(places: Sequence[Place], values: Mapping[str, Any]) -> Iterator[None]:
+    """Give constants of bertlite other values within the block; `places` is what `holders` returns."""
+    try:
+        for module, name, _ in places:
+            setattr(module, name, values[name])
+        yield
+    finally:
+        for module, name, value in places:
+            setattr(module, name, value)
+
+
+def run_with(run: Callable[[], Any], **values: Any) -> Callable[[], None]:
+    """Return a function that runs with constants of bertlite set to these values."""
+    places = holders(*values)
+
+    def call() -> None:
+        with constants_set(places, values):
+            run()
+
+    return call
+
+
+def best_candidate(runs: Mapping[Any, Callable[[], Any]], in_code: Any, rounds: int) -> dict[str, Any]:
+    """Time a function for each value of a constant; `in_code` must be among them."""
+    times = alternate({str(value): run for value, run in runs.items()}, rounds)
+    found = {value: quartiles(ratios(times, str(in_code), str(value))) for value in runs}
+    best = max(found, key=lambda value: found[value]["median"])
+    return {
+        "in_code": in_code,
+        "best": best,
+        "choose": best if found[best]["low"] > 1 else in_code,
+        "ratio": f"times as fast as {in_code}",
+        "ratios": {str(value): ratio for value, ratio in found.items()},
+    }
+
+
+def best_threshold(points: Mapping[float, Ratio], in_code: float, *, pays_below: bool, ratio: str) -> dict[str, Any]:
+    """Find up to which value, or from which value on, something pays.
+
+    Args:
+        points: {value: time without it over time with it}.
+        pays_below: it is done up to the constant; else from the constant on.
+        ratio: description of the ratio.
+    """
+    best = None
+    for value in sorted(points, reverse=not pays_below):  # from where it pays most
+        if points[value]["median"] <= 1:
+            break
+        best = value
+    done = {
+        value: value <= in_code if pays_below else value >= in_code for value in points
+    }  # with the value in the code
+    wrong = any(found["high"] < 1 if done[value] else found["low"] > 1 for value, found in points.items())
+    return {
+        "in_code": in_code,
+        "best": best,
+        "choose": best if wrong and best is not None else in_code,
+        "ratio": ratio,
+        "ratios": {str(value): found for value, found in points.items()},
+    }
+
+
+def rows_per_block(sizes: Sizes) -> dict[str, Any]:
+    """Measure the rows that a feed-forward network takes at a time, for each dtype on the CPU."""
+    tokens = sizes.sequences(32) * 128
+    model = BertModel(sizes.config(num_hidden_layers=1)).eval()
+    table, found = value_of("ROWS_PER_BLOCK"), {}
+    for dtype in (torch.float32, torch.bfloat16, torch.int8):
+        x = torch.randn(tokens, sizes.hidden).to(torch.float32 if dtype == torch.int8 else dtype)
+        runs = {}
+        try:
+            for rows in sorted({*ROWS, table[dtype]}):
+                with constants_set(holders("ROWS_PER_BLOCK"), {"ROWS_PER_BLOCK": {**table, dtype: rows}}):
+                    layer: Any = optimize_for_inference(model, dtype).model.base_model.encoder.layer[0]
+                runs[rows] = partial(layer.feed_forward, x)
+        except RuntimeError as error:  # this torch or this processor lacks the operators
+            found[str(dtype)] = {"not_measured": str(error)}
+            continue
+        found[str(dtype)] = best_candidate(runs, table[dtype], sizes.rounds)
+    return found
+
+
+def call_cost(sizes: Sizes) -> dict[str, Any]:
+    """Measure what one more call of attention costs, on packed batches with the lengths of two data sets."""
+    model = BertModel(sizes.config(attn_implementation="packed")).eval()
+    works = (ragged("SST-2", sizes.sequences(32), 128), ragged("WikiText-2", sizes.sequences(8), 512))
+    batches = [work.inputs(VOCABULARY) for work in works]
+    in_code = value_of("CALL_COST")
+
+    def forward() -> None:
+        for batch in batches:
+            model(**batch)
+
+    runs = {cost: run_with(forward, CALL_COST=cost) for cost in sorted({*CALLS, in_code})}
+    return best_candidate(runs, in_code, sizes.rounds)
+
+
+def filled_batch(sequences: int, length: int, share: float) -> dict[str, Tensor]:
+    """Return a batch in which this share of the positions, 0.5 or more, holds tokens; lengths are evenly spaced."""
+    shortest = 2 * share - 1
+    lengths = [round(length * (shortest + (1 - shortest) * i / (sequences - 1))) for i in range(sequences)]
+    return Work("filled", tuple(max(1, n) for n in lengths), length).inputs(VOCABULARY)
+
+
+def packing_ratio(model: BertForSequenceClassification, batch: Mapping[str, Tensor], rounds: int) -> Ratio:
+    """Return the time with padding over the time without, of a head that reads the first tokens alone."""
+    run = partial(model, **batch)
+    runs = {"padded": run_with(run, MIN_POSITIONS=NEVER), "packed": run_with(run, MIN_POSITIONS=0, MAX_FILL=1.0)}
+    return quartiles(ratios(alternate(runs, rounds), "padded", "packed"))
+
+
+def max_fill(sizes: Sizes) -> dict[str, Any]:
+    """Measure up to which share of tokens it pays to leave padding out."""
+    model = BertForSequenceClassification(sizes.config()).eval()
+    batches = {share: filled_batch(sizes.sequences(16), 128, share) for share in FILLS}
+    points: dict[float, Ratio] = {share: packing_ratio(model, batch, sizes.rounds) for share, batch in batches.items()}
+    return best_threshold(
+        points, value_of("MAX_FILL"), pays_below=True, ratio="times as fast without padding, by share of tokens"
+    )
+
+
+def min_positions(sizes: Sizes) -> dict[str, Any]:
+    """Measure from how many positions on it pays to leave padding out."""
+    model = BertForSequenceClassification(sizes.config()).eval()
+    batches = {count: filled_batch(2, count // 2, 0.6) for count in POSITIONS}
+    points: dict[float, Ratio] = {count: packing_ratio(model, batch, sizes.rounds) for count, batch in batches.items()}
+    return best_threshold(
+        points, value_of("MIN_POSITIONS"), pays_below=False, ratio="times as fast without padding, by positions"
+    )
+
+
+@torch.no_grad()
+def launch_bound_tokens(sizes: Sizes) -> dict[str, Any]:
+    """Measure up to how many tokens a GPU is faster when its kernels are launched as one graph."""
+    if not torch.cuda.is_available():
+        return {"not_measured": f"this torch ({torch.__version__}) sees no CUDA device"}
+    model = BertModel(sizes.config(num_hidden_layers=12)).eval().to("cuda", torch.bfloat16)
+    quick = optimize_for_inference(model)
+    name, points = "LAUNCH_BOUND_TOKENS", dict[float, Ratio]()
+    for tokens in TOKENS:
+        run = partial(quick, **full(max(1, tokens // 128), min(tokens, 128)).inputs(VOCABULARY, "cuda"))
+        runs = {"apart": run_with(run, **{name: 0}), "graph": run_with(run, **{name: NEVER})}
+        times = alternate(runs, sizes.rounds, "cuda", warm=4)  # compiled at the first, recorded at the second
+        points[tokens] = quartiles(ratios(times, "apart", "graph"))
+    return best_threshold(points, value_of(name), pays_below=True, ratio="times as fast as one graph, by tokens")
+
+
+CONSTANTS: dict[str, Callable[[Sizes], dict[str, Any]]] = {
+    "ROWS_PER_BLOCK": rows_per_block,
+    "LAUNCH_BOUND_TOKENS": launch_bound_tokens,
+    "CALL_COST": call_cost,
+    "MAX_FILL": max_fill,
+    "MIN_POSITIONS": min_positions,
+}
+
+if __name__ == "__main__":
+    raise SystemExit(main())
