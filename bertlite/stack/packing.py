@@ -112,7 +112,7 @@ class Packing:
     @property
     def has_empty_sequence(self) -> bool:
         """True if some sequence has no token."""
-        return 0 in self.lengths
+        return not all(self.lengths)  # torch.compile keeps no guard on `0 in lengths`
 
     def pack(self, x: Tensor) -> Tensor:
         """Take the real tokens, (T, …), of rows (B or 1, S or 1, …)."""
