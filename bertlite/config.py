@@ -1,4 +1,4 @@
-"""What a BERT is: a frozen value with the names of config.json, checked when it is made."""
+"""The config of a BERT: a frozen value with the names of config.json, checked when it is made."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from bertlite.activations import ACTIVATIONS
 
 POSITIONS = ("absolute", "relative_key", "relative_key_query")
 PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
-SIZES = (  # a checkpoint must state these: a default would fit a bert-base file by luck and no other
+SIZES = (  # a checkpoint must state these: a default would fit a bert-base file by chance and no other
     "vocab_size",
     "hidden_size",
     "num_hidden_layers",

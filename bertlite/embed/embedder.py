@@ -43,7 +43,7 @@ MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError)
 
 
 class CheckpointSettings(TypedDict, total=False):
-    """What a checkpoint states about pooling, normalising and its longest text."""
+    """The settings that a checkpoint states: pooling, normalising and its longest text."""
 
     pooling: str
     normalize: bool

@@ -1,4 +1,4 @@
-"""What the task heads share: running BERT below them, labels and losses, and returning logits.
+"""The base of the task heads: running BERT below them, labels and losses, and returning logits.
 
 Shapes:  B sequences · S positions.  Label -100 means "no label here" wherever labels are class indices.
 """

@@ -1,4 +1,4 @@
-"""What stands on top of BERT in the task heads.  Attribute names are checkpoint keys.
+"""The layers on top of BERT in the task heads.  Attribute names are checkpoint keys.
 
 Shapes:  B sequences · S positions · D hidden;  … is (B, S) or, packed, (T,)
 """

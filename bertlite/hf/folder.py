@@ -1,4 +1,4 @@
-"""What transformers reads past in a folder, refused before transformers looks at it."""
+"""Check a folder for faults that transformers reads past, before transformers looks at it."""
 
 import os
 from collections.abc import Mapping

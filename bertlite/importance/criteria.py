@@ -90,7 +90,7 @@ class Criterion:
 
     @property
     def units(self) -> tuple[str, ...]:
-        """What it scores: "head" and perhaps "neuron"."""
+        """The units that it scores: "head" and perhaps "neuron"."""
         return self.measurement.units
 
     def reductions(self, unit: str = "head") -> tuple[str, ...]:

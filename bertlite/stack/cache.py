@@ -1,4 +1,4 @@
-"""What a decoder remembers from token to token, so that it computes each only once.
+"""The cache of a decoder: keys and values of the tokens so far, so that each is computed only once.
 
 Shapes:  B sequences · K tokens so far · N heads · H head dim
 """
@@ -31,7 +31,7 @@ class KeyValueCache:
 
     @property
     def length(self) -> int:
-        """How many tokens are remembered."""
+        """The number of tokens so far."""
         return next(iter(self.own.values()))[0].shape[1] if self.own else 0
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

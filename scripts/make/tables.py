@@ -19,6 +19,7 @@ from typing import Any
 
 from bertlite.lab.experiments.compare import describe_way
 from bertlite.lab.timing import with_spread
+from bertlite.records import commit_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "scripts" / "results"
@@ -395,7 +396,7 @@ def trust() -> str:
         noticed = record["killed"] + record["looped or crashed"]
         body.append(
             [
-                f"changes of `{record['module']}.py`, one at a time",
+                f"changes of `{record['module']}.py` as it was at {commit_of(record)['commit'][:7]}, one at a time",
                 f"the tests notice {noticed} of {record['run']}{survived}",
             ]
         )
