@@ -28,8 +28,8 @@ KINDS: dict[str, LabelKind] = {  # of a config's problem_type
 class HeadBody(Generic[Out]):
     """Base of the task heads: the BertModel below, running it, and returning logits with their loss.
 
-    Each `forward` spells out its arguments, though most are BertModel's: Trainer drops the columns of a data set that a
-    signature does not name, exporters order inputs by it, and a misspelt keyword is a TypeError.
+    Each `forward` spells out its arguments, though most are BertModel's: Trainer drops the columns of a data set that
+    a signature does not name, exporters order inputs by it, and a misspelt keyword is a TypeError.
     """
 
     config: Any  # a ConfigLike; which one is the base class's business

@@ -393,10 +393,10 @@ def trust() -> str:
         survived = (
             f"; `scripts/stress/mutants.toml` explains the other {record['survived']}" if record["survived"] else ""
         )
-        noticed = record["killed"] + record["looped or crashed"]
+        noticed, at = record["killed"] + record["looped or crashed"], (commit_of(record) or {})["commit"][:7]
         body.append(
             [
-                f"changes of `{record['module']}.py` as it was at {commit_of(record)['commit'][:7]}, one at a time",
+                f"changes of `{record['module']}.py` as it was at {at}, one at a time",
                 f"the tests notice {noticed} of {record['run']}{survived}",
             ]
         )

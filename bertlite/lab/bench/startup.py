@@ -58,7 +58,7 @@ def imports(rounds: int) -> dict[str, Any]:
 
 
 def loading(rounds: int, folder: Path) -> dict[str, Any]:
-    """Time from_pretrained of a checkpoint in both libraries, and of the same saved by bertlite, which maps all of it."""
+    """Time from_pretrained of a checkpoint in both libraries, and of the same saved by bertlite, which is mapped."""
     import transformers
 
     own = folder / "saved by bertlite"
