@@ -235,7 +235,8 @@ def test_the_command_measures_records_draws_and_checks(kept, few_rounds, tmp_pat
     for shares in section["profile"].values():
         assert min(shares["matmuls"], shares["attention"], shares["LayerNorm"]) > 0
         assert sum(shares.values()) == pytest.approx(1)
-    rounding = [section["profile"][f"bertlite optimised {dtype}"].get("rounding", 0) for dtype in ("float32", "int8")]
+    profiles = [section["profile"][f"bertlite optimised {dtype}"] for dtype in ("float32", "int8")]
+    rounding = [each.get("rounding", 0) / (1 - each["matmuls"]) for each in profiles]  # 8-bit matmuls may be slow
     assert rounding[0] < rounding[1]  # the smallest and the largest id are looked for in either
     for pair in section["ratios"]:
         section["ratios"][pair]["median"] *= 100
