@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bertlite.checkpoint.names import LoadableModel, body_prefix
-from bertlite.checkpoint.reading import ALIGNMENT, State
+from bertlite.checkpoint.reading import ALIGNMENT, State, is_plain_tensor
 from bertlite.config import BertConfig
 from bertlite.stack.modules import init_weights
 
@@ -77,7 +77,9 @@ def is_misaligned(tensor: Tensor) -> bool:
     ALIGNMENT in another order, so a saved and loaded model would differ from itself by rounding; such a matrix is
     copied.  Files that bertlite writes need no copies.
     """
-    return tensor.dim() == 2 and tensor.device.type == "cpu" and tensor.data_ptr() % ALIGNMENT != 0
+    if not is_plain_tensor(tensor) or tensor.dim() != 2 or tensor.device.type != "cpu":
+        return False  # a quantised or distributed one has no address of its own
+    return tensor.data_ptr() % ALIGNMENT != 0
 
 
 def assign_tensors_(model: Any, state: State) -> None:

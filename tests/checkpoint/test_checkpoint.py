@@ -1208,6 +1208,19 @@ def test_every_dtype_and_shape_is_written_as_safetensors_reads_it(tmp_path):
         assert file.metadata() == {"format": "pt"}
 
 
+class WithoutAddress(torch.Tensor):
+    """A matrix as quantisation and tensor parallelism make them."""
+
+    def data_ptr(self) -> int:
+        raise RuntimeError("it has no storage")
+
+
+def test_a_tensor_without_an_address_is_not_misaligned():
+    shifted = torch.zeros(64, dtype=torch.uint8)[8:24].view(2, 8)
+    assert is_misaligned(shifted)
+    assert not is_misaligned(shifted.as_subclass(WithoutAddress))
+
+
 def test_matrices_of_our_files_stay_mapped_and_those_of_others_are_copied(tmp_path, monkeypatch):
     """A matrix that a file maps anywhere but at a multiple of 64 bytes would be multiplied in another order."""
     copied = []
