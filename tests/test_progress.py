@@ -1,0 +1,71 @@
+"""The progress of long work, on a terminal and in a log."""
+
+import io
+
+import pytest
+
+from bertlite import progress
+from bertlite.progress import Progress, in_words
+
+
+class Terminal(io.StringIO):
+    """A file that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_log_gets_a_line_now_and_then_with_rate_and_time_left(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    log = io.StringIO()
+    with Progress(200, "cases", what="parity", file=log) as bar:
+        for _ in range(80):
+            now[0] += 1
+            bar.advance(2)
+    assert log.getvalue().splitlines() == [
+        "parity: 60 of 200 cases, 2.0 a second, 1 min 10 s left",
+        "parity: 120 of 200 cases, 2.0 a second, 40 s left",
+    ]
+
+
+def test_short_work_leaves_no_line_in_a_log():
+    log = io.StringIO()
+    with Progress(3, "cases", file=log) as bar:
+        bar.advance(3)
+    assert log.getvalue() == ""
+
+
+def test_a_terminal_shows_a_bar_with_rate_and_time_left():
+    terminal = Terminal()
+    with Progress(40, "cases", what="parity", file=terminal) as bar:
+        bar.advance(10)
+        bar.bar.refresh()
+    shown = terminal.getvalue()
+    assert "parity" in shown
+    assert "10/40" in shown
+    assert "cases/s" in shown
+
+
+def test_work_done_before_does_not_count_for_the_rate(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with Progress(100, "cells", done=90, file=io.StringIO()) as bar:
+        now[0] = 5.0
+        bar.advance(5)
+    assert bar.rate == pytest.approx(1)
+    assert bar.seconds_left == pytest.approx(5)
+
+
+def test_a_process_that_is_not_shown_writes_nothing():
+    terminal = Terminal()
+    with Progress(3, "rows", shown=False, file=terminal) as bar:
+        bar.advance()
+    assert terminal.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.4, "0 s"), (59.4, "59 s"), (137, "2 min 17 s"), (3900, "1 h 5 min")]
+)
+def test_durations_in_words(seconds, words):
+    assert in_words(seconds) == words
