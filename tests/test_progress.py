@@ -4,7 +4,6 @@ import io
 
 import pytest
 
-from bertlite import progress
 from bertlite.progress import Progress, in_words
 
 
@@ -17,7 +16,7 @@ class Terminal(io.StringIO):
 
 def test_a_log_gets_a_line_now_and_then_with_rate_and_time_left(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("bertlite.progress.time.monotonic", lambda: now[0])
     log = io.StringIO()
     with Progress(200, "cases", what="parity", file=log) as bar:
         for _ in range(80):
@@ -49,7 +48,7 @@ def test_a_terminal_shows_a_bar_with_rate_and_time_left():
 
 def test_work_done_before_does_not_count_for_the_rate(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("bertlite.progress.time.monotonic", lambda: now[0])
     with Progress(100, "cells", done=90, file=io.StringIO()) as bar:
         now[0] = 5.0
         bar.advance(5)
