@@ -114,7 +114,7 @@ def test_a_gpu_check_that_fails_is_printed_and_kept(tmp_path, capsys):
 def test_benchmark_writes_a_record(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(timing, "FEWEST", 3)
     path = tmp_path / "startup.json"
-    assert main(["bench", "--only", "import", "--rounds", "3", "--json", str(path)]) == 0
+    assert main(["bench", "--only", "import", "--rounds", "3", "--out", str(path)]) == 0
     record = json.loads(path.read_text())
     assert record["environment"]["versions"]["torch"]
     section = record["sections"]["import"]
