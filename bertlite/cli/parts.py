@@ -118,6 +118,12 @@ def names(text: str) -> tuple[str, ...]:
     return found
 
 
+def names_of(what: str, known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """Return a parser of a list of names, each of which must be one of these."""
+    parse_one = one_of(what, known)
+    return lambda text: tuple(map(parse_one, names(text)))
+
+
 def integers(text: str) -> tuple[int, ...]:
     """Parse "0,2,7" into (0, 2, 7)."""
     return tuple(map(integer, names(text)))

@@ -234,7 +234,7 @@ def test_the_benchmark_compares_the_same_paragraphs(checkpoint, tmp_path, monkey
     text.write_text("\n".join(f" = heading = \n\n {each} " for each in texts_of(11)))
     assert measure_embed.paragraphs(text, 99) == texts_of(11)
     monkeypatch.setattr(measure_embed, "peer", lambda model: Embedder(model, dtype="float64").encode)
-    arguments = [str(checkpoint), str(text), "--texts", "5", "--rounds", "7", "--json", str(path)]
+    arguments = [str(checkpoint), str(text), "--texts", "5", "--rounds", "7", "--out", str(path)]
     assert measure_embed.main(arguments) == 0
     record = json.loads(path.read_text())
     lengths = [len(row) for row in Embedder(checkpoint).tokenize([texts_of(11)[i] for i in (0, 2, 4, 6, 8)])]
