@@ -105,8 +105,8 @@ def as_here(example: str, home: Path) -> list[str]:
     words = shlex.split(example)
     for run in home.glob("runs/half/michel-*"):
         words = [word.replace("runs/half/RUN", f"runs/half/{run.name}") for word in words]
-    if words[0] == "parity" and "--only" not in words:
-        words += ["--only", "BertModel-sdpa-padded-float64"]
+    if words[0] == "parity":
+        words = [word for word in words if word != "--all"] + ["--only", "BertModel-sdpa-padded-float64"]
     if words[0] == "bench" and words[1].startswith("-"):
         words = [f"{word},exported" if word.endswith((".png", ".json")) else word for word in words]
         words = [word.replace("bertlite optimised", "bertlite optimised float32") for word in words]
@@ -166,6 +166,14 @@ def test_a_log_has_lines_and_no_control_characters(home, terminal) -> None:
     assert len(lines) == 8
     assert re.fullmatch(r"training: 3 of 8 steps, [\d.]+ a second, \d+ s left", lines[2])
     assert "|" not in done.output
+
+
+def test_a_warning_is_one_line_without_the_place_in_the_code(home, terminal) -> None:
+    data = ["--train", "train.tsv", "--dev", "dev.tsv", "--calibration", "8", "--criterion", "magnitude"]
+    done = terminal.run("prune", "run", "my-model", *data, "--out", "warned")
+    assert [line for line in done.output.splitlines() if "held out" in line] == [
+        "warning: 23 of the 23 examples of dev.tsv are also in train.tsv, so they are not held out"
+    ]
 
 
 def test_ctrl_c_ends_long_work_without_a_traceback(home, terminal) -> None:
