@@ -53,16 +53,22 @@ class AttentionMaps:
 
 
 def main(args: argparse.Namespace) -> int:
-    path = Path(args.out)
-    check, draw = get_drawing(path.suffix.lower())
-    tokenizer = BertTokenizer.from_pretrained(args.model, revision=args.revision)
-    model = BertModel.from_pretrained(args.model, add_pooling_layer=False, revision=args.revision)
+    drawings = {path: get_drawing(kind) for kind, path in args.out.items() if path != args.record}
+    tokenizer = BertTokenizer.from_pretrained(args.checkpoint, revision=args.revision)
+    model = BertModel.from_pretrained(args.checkpoint, add_pooling_layer=False, revision=args.revision)
+
+    def check(maps: AttentionMaps) -> None:
+        for check_size, _ in drawings.values():
+            check_size(maps)
+
     maps = attention_maps(model, tokenizer, args.text, args.pair, layers=args.layers, heads=args.heads, check=check)
-    write_bytes(path, draw(maps))
-    if args.json:
-        write_json(args.json, make_record(maps))
+    for path, (_, draw) in drawings.items():
+        write_bytes(path, draw(maps))
+    if args.record:
+        write_json(args.record, make_record(maps))
     gone = len(maps.layers) * len(maps.heads) - len(maps.weights)
-    print(f"{path}: {len(maps.tokens)} tokens; heads drawn: {len(maps.weights)}, pruned: {gone}")
+    written = ", ".join(map(str, args.out.values())) or "the record"
+    print(f"{written}: {len(maps.tokens)} tokens; heads drawn: {len(maps.weights)}, pruned: {gone}")
     return 0
 
 

@@ -1,11 +1,16 @@
-"""The parts that all commands share: --json, exit statuses, and a lazy import of the code that they run."""
+"""The parts that all commands share: help, --out and --json, lists, and a lazy import of the code that they run."""
 
 import argparse
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
 
 Commands: TypeAlias = Any  # the type that argparse's add_subparsers returns has no public name
 
+FOLDER = "FOLDER"  # a kind of output: a path whose suffix is that of no kind of file
+RECORD = ".json"
 FOOT = """exit status:
   0    success
   1    the result is negative: something differs, is worse than before, or cannot be loaded
@@ -14,32 +19,171 @@ FOOT = """exit status:
 """
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that says what is wrong in one line, and takes no abbreviation of an option."""
+
+    def __init__(self, *, examples: Sequence[str] = (), **options: Any) -> None:
+        shown = "".join(f"  bertlite {example}\n" for example in examples)
+        super().__init__(
+            **options,
+            epilog=f"examples:\n{shown}\n{FOOT}" if examples else FOOT,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.examples = tuple(examples)
+
+    def error(self, message: str) -> NoReturn:
+        """Print a message with the way to the help, and exit with status 2."""
+        self.exit(2, f"{self.prog}: {message} (see `{self.prog} --help`)\n")
+
+
 def command(
-    commands: Commands, name: str, module: str, *, summary: str, description: str, record: str
-) -> argparse.ArgumentParser:
+    commands: Commands,
+    name: str,
+    module: str,
+    *,
+    summary: str,
+    description: str,
+    examples: Sequence[str],
+    record: str,
+    out: Mapping[str, str] | None = None,
+    needs: Sequence[str] = (),
+) -> Parser:
     """Add a command and return the parser of its arguments.
+
+    The command's function finds in `args.out` the paths to write, {kind: path}; in `args.folder` the folder among them
+    and in `args.record` the path for its record, or None.  A kind is a suffix, or FOLDER.
 
     Args:
         module: the name of the module whose `main(args)` runs the command and returns the exit status.
         summary: its line in the list of commands.
-        record: the content of the file that --json writes.
+        examples: command lines, without "bertlite".
+        record: the content of the record that --json prints, and that --out FILE.json writes.
+        out: {kind: content} of what else --out writes.  Where it has ".json", such a file is not the record.
+        needs: the kinds of which --out must name one.
     """
+    kinds = {**(out or {})}
+    kinds.setdefault(RECORD, record)
 
     def run(args: argparse.Namespace) -> int:
         return import_module(module).main(args)
 
-    added: argparse.ArgumentParser = commands.add_parser(
-        name, help=summary, description=description, epilog=FOOT, formatter_class=argparse.RawDescriptionHelpFormatter
+    added: Parser = commands.add_parser(name, help=summary, description=description, examples=examples)
+    added.add_argument(
+        "--out",
+        type=paths(kinds),
+        default={},
+        metavar="PATH[,PATH]",
+        help=f"write {'; '.join(f'{kind}: {content}' for kind, content in kinds.items())}"
+        + ("" if needs else " (default: nothing is written)"),
     )
-    added.add_argument("--json", metavar="FILE", help=f"write {record}; - for standard output")
-    added.set_defaults(run=run)
+    added.add_argument(
+        "--json", action="store_true", help="print the record on standard output, and all else on standard error"
+    )
+    added.set_defaults(run=run, needs=tuple(needs), record_in_out=RECORD not in (out or {}))
     return added
 
 
+def add_device(action: Any) -> None:
+    """Add --device."""
+    action.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+
+
+# Types of arguments --------------------------------------------------------------------------------------------------
+
+
+def paths(kinds: Iterable[str]) -> Callable[[str], dict[str, Path]]:
+    """Return a parser of "a.json,b.png" into {".json": Path("a.json"), ".png": Path("b.png")}."""
+
+    def parse(text: str) -> dict[str, Path]:
+        found: dict[str, Path] = {}
+        for part in names(text):
+            suffix = Path(part).suffix.lower()
+            kind = suffix if suffix in kinds else FOLDER
+            if kind not in kinds:
+                raise argparse.ArgumentTypeError(f"{part!r} has none of the suffixes {', '.join(kinds)}")
+            if kind in found:
+                raise argparse.ArgumentTypeError(f"{text!r} names two paths of the kind {kind}; it takes one of each")
+            found[kind] = Path(part)
+        return found
+
+    return parse
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Parse "a,b" into ("a", "b")."""
+    found = tuple(part.strip() for part in text.split(","))
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty item; write a list as A,B,C")
+    return found
+
+
+def names_of(what: str, known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """Return a parser of a list of names, each of which must be one of these."""
+    parse_one = one_of(what, known)
+    return lambda text: tuple(map(parse_one, names(text)))
+
+
 def integers(text: str) -> tuple[int, ...]:
-    """Return the integers of a list of ranges: "0-2,7" is 0, 1, 2 and 7."""
-    found: list[int] = []
-    for part in text.split(","):
-        low, _, high = part.partition("-")
-        found += range(int(low), int(high or low) + 1)
+    """Parse "0,2,7" into (0, 2, 7)."""
+    return tuple(map(integer, names(text)))
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """Parse "0.5,1" into (0.5, 1.0)."""
+    return tuple(map(number, names(text)))
+
+
+def shapes(text: str) -> tuple[tuple[int, int], ...]:
+    """Parse "1x16,8x128" into ((1, 16), (8, 128))."""
+    found = []
+    for part in names(text):
+        sizes = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", part, re.ASCII)
+        if sizes is None:
+            raise argparse.ArgumentTypeError(f"{part!r} is not a shape; write sequences x tokens, such as 8x128")
+        found.append((int(sizes[1]), int(sizes[2])))
     return tuple(found)
+
+
+def integer(text: str) -> int:
+    """Parse an integer, 0 or more."""
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 0{list_of_range(text)}")
+    return int(text)
+
+
+def count(text: str) -> int:
+    """Parse an integer, 1 or more."""
+    found = integer(text)
+    if found < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is too few; it must be 1 or more")
+    return found
+
+
+def number(text: str) -> float:
+    """Parse a number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
+def list_of_range(text: str) -> str:
+    """Return what to write in place of a range, ": write 0,1,2" for "0-2"; empty for what is no range."""
+    ends = re.fullmatch(r"(\d+)-(\d+)", text, re.ASCII)
+    if ends is None or int(ends[1]) > int(ends[2]):
+        return ""
+    low, high = int(ends[1]), int(ends[2])
+    listed = map(str, range(low, high + 1)) if high - low < 16 else (str(low), str(low + 1), "…", str(high))
+    return f": write {','.join(listed)}"
+
+
+def one_of(what: str, known: Sequence[str]) -> Callable[[str], str]:
+    """Return a parser of a name that must be one of these."""
+
+    def parse(text: str) -> str:
+        if text not in known:
+            raise argparse.ArgumentTypeError(f"there is no {what} {text!r}; have: {', '.join(known)}")
+        return text
+
+    return parse
