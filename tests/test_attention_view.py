@@ -148,7 +148,7 @@ def test_a_view_that_is_too_large_is_refused_before_it_is_computed(
         "bertlite.attention_view.MOST_WEIGHTS", 6 * 9**2 - 1
     )  # heads that are drawn count, pruned ones do not
     monkeypatch.setattr("bertlite.attention_view.MOST_PIXELS", 99_999)
-    command = ["attention", TEXT, "--model", checkpoint, "--out"]
+    command = ["attention", checkpoint, TEXT, "--out"]
     assert main([*command, str(tmp_path / "a.html")]) == 2
     assert "6 maps of 9 tokens are 486 weights, and a page holds 485" in capsys.readouterr().err
     if find_spec("matplotlib"):
@@ -181,9 +181,9 @@ def test_a_picture_has_a_map_for_every_head_and_says_which_are_pruned(pruned, to
 
 def test_the_command_writes_a_page_and_the_weights(checkpoint, pruned, tokenizer, tmp_path, capsys) -> None:
     out, record = tmp_path / "deep" / "maps.html", tmp_path / "maps.json"
-    arguments = ["attention", TEXT, "--model", checkpoint, "--layers", "0-1", "--heads", "2,3"]
-    assert main([*arguments, "--out", str(out), "--json", str(record)]) == 0
-    assert capsys.readouterr().out == f"{out}: 9 tokens; heads drawn: 1, pruned: 3\n"
+    arguments = ["attention", checkpoint, TEXT, "--layers", "0,1", "--heads", "2,3"]
+    assert main([*arguments, "--out", f"{out},{record}"]) == 0
+    assert capsys.readouterr().out == f"{out}, {record}: 9 tokens; heads drawn: 1, pruned: 3\n"
     wanted = attention_maps(pruned, tokenizer, TEXT)
     assert list(data_of(out.read_text("utf-8"))["weights"]) == ["0.2"]
     found = json.loads(record.read_text())
@@ -197,28 +197,31 @@ def test_the_command_writes_a_page_and_the_weights(checkpoint, pruned, tokenizer
 def test_the_command_draws_a_png(checkpoint, tmp_path) -> None:
     image = pytest.importorskip("matplotlib.image")
     out = tmp_path / "maps.PNG"
-    assert main(["attention", "the cat", "--pair", "sat", "--model", checkpoint, "--out", str(out)]) == 0
+    assert main(["attention", checkpoint, "the cat", "--pair", "sat", "--out", str(out)]) == 0
     pixels = image.imread(out, format="png")
     assert min(pixels.shape[:2]) > 200
     assert pixels[..., :3].std() > 0.05
 
 
 def test_an_error_has_a_message_and_leaves_no_file(checkpoint, tmp_path, capsys, monkeypatch) -> None:
-    def message(*arguments: str) -> str:
-        assert main(["attention", *arguments]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        return line
+    def message(*arguments: str, model: str = checkpoint) -> str:
+        try:
+            status = main(["attention", model, *arguments])
+        except SystemExit as end:
+            status = end.code
+        assert status == 2
+        return capsys.readouterr().err.splitlines()[-1]
 
-    out, model = ["--out", str(tmp_path / "a.html")], ["--model", checkpoint]
-    assert "is .html or .png, not .svg" in message("the", *model, "--out", str(tmp_path / "a.svg"))
-    assert "not a file without a suffix" in message("the", *model, "--out", str(tmp_path / "a"))
-    assert "there is no layer 3" in message("the", *model, *out, "--layers", "3-7")
-    assert "the text has 41 tokens" in message("the " * 39, *model, *out)
-    assert "nowhere" in message("the", "--model", str(Path(checkpoint, "nowhere")), *out)
-    with pytest.raises(SystemExit, match="2"):
-        main(["attention", "the", *model, *out, "--heads", "first"])
-    assert "invalid integers value: 'first'" in capsys.readouterr().err
+    out = ["--out", str(tmp_path / "a.html")]
+    assert "a.svg' has none of the suffixes .html, .png, .json" in message("the", "--out", str(tmp_path / "a.svg"))
+    assert "a' has none of the suffixes" in message("the", "--out", str(tmp_path / "a"))
+    assert "say --out FILE.html or --out FILE.png or --out FILE.json" in message("the")
+    assert "there is no layer 3" in message("the", *out, "--layers", "3,4")
+    assert "the text has 41 tokens" in message("the " * 39, *out)
+    assert "nowhere" in message("the", *out, model=str(Path(checkpoint, "nowhere")))
+    assert "'first' is not an integer" in message("the", *out, "--heads", "first")
+    assert "'0-2' is not an integer: write every number, 0,1,2" in message("the", *out, "--heads", "0-2")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setattr(BertModel, "from_pretrained", lambda *args, **options: pytest.fail("it was loaded first"))
-    assert "pip install 'bertlite[plot]', or write .html" in message("the", *model, "--out", str(tmp_path / "a.png"))
+    assert "pip install 'bertlite[plot]', or write .html" in message("the", "--out", str(tmp_path / "a.png"))
     assert not list(tmp_path.iterdir())

@@ -18,7 +18,9 @@ DRAWINGS: dict[str, tuple[Check, Draw]] = {".html": (check_page, page), ".png": 
 
 def main(args: argparse.Namespace) -> int:
     """Compute the maps of one or two checkpoints and write what --out and --json ask for."""
-    drawings = {path: get_drawing(kind) for kind, path in args.out.items() if path != args.record}
+    drawings = {path: DRAWINGS[kind] for kind, path in args.out.items() if path != args.record}
+    if ".png" in args.out:
+        import_matplotlib()  # or raise before anything is computed
     first, second = short_names(args.checkpoint, args.against)
 
     def check(maps: AttentionMaps, against: AttentionMaps | None) -> None:
@@ -41,8 +43,9 @@ def main(args: argparse.Namespace) -> int:
         write_bytes(path, draw(maps, against))
     if args.record:
         write_json(args.record, make_record(maps, against))
+    summary = describe(maps) if against is None else f"{first}: {describe(maps)}; {second}: {describe(against)}"
     written = ", ".join(map(str, args.out.values())) or "the record"
-    print(f"{written}: {len(maps.tokens)} tokens; {'; '.join(describe(each) for each in (maps, against) if each)}")
+    print(f"{written}: {len(maps.tokens)} tokens; {summary}")
     return 0
 
 
@@ -59,9 +62,9 @@ def load_maps(
 
 
 def describe(maps: AttentionMaps) -> str:
-    """Describe how many heads of a model are drawn and how many are pruned."""
+    """Describe how many heads are drawn and how many are pruned."""
     gone = len(maps.layers) * len(maps.heads) - len(maps.weights)
-    return f"{maps.name}: heads drawn: {len(maps.weights)}, pruned: {gone}"
+    return f"heads drawn: {len(maps.weights)}, pruned: {gone}"
 
 
 def short_names(checkpoint: str, against: str | None) -> tuple[str, str]:
@@ -74,17 +77,3 @@ def short_names(checkpoint: str, against: str | None) -> tuple[str, str]:
     while one[-depth:] == other[-depth:] and depth < max(len(one), len(other)):
         depth += 1
     return "/".join(one[-depth:]), "/".join(other[-depth:])
-
-
-def get_drawing(suffix: str) -> tuple[Check, Draw]:
-    """Return the check and the drawing function of a file type, by its suffix.
-
-    Raises:
-        ValueError: DRAWINGS has no such suffix.
-        ModuleNotFoundError: it needs matplotlib, which is not installed.
-    """
-    if suffix not in DRAWINGS:
-        raise ValueError(f"a view of attention is {' or '.join(DRAWINGS)}, not {suffix or 'a file without a suffix'}")
-    if suffix == ".png":
-        import_matplotlib()
-    return DRAWINGS[suffix]

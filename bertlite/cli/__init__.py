@@ -12,7 +12,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from bertlite.cli import attention, bench, embed, inspect, parity, prune
-from bertlite.cli.parts import FOOT
+from bertlite.cli.parts import FOLDER, FOOT, RECORD
 
 COMMANDS = (inspect, attention, parity, prune, embed, bench)
 
@@ -51,7 +51,31 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run a command; with `--json -`, print its record on standard output and everything else on standard error."""
+    """Run a command; with --json, print its record on standard output and everything else on standard error.
+
+    Raises:
+        ValueError: --out names nothing of what the command must write.
+    """
+    if args.needs is None:
+        return run_with_file(args)
+    args.out = dict(args.out)
+    args.record = args.out.get(RECORD) if args.record_in_out else None
+    if args.needs and not set(args.needs) & set(args.out) and not (args.json and RECORD in args.needs):
+        ways = " or ".join(f"--out {kind if kind == FOLDER else f'FILE{kind}'}" for kind in args.needs)
+        raise ValueError(f"nothing says where to write: say {ways}")
+    if not args.json:
+        return args.run(args)
+    with tempfile.TemporaryDirectory() as folder:
+        path = args.record = args.record or Path(folder, "record.json")
+        with redirect_stdout(sys.stderr):
+            status = args.run(args)
+        if path.exists():
+            print(path.read_text(encoding="utf-8"), end="")
+    return status
+
+
+def run_with_file(args: argparse.Namespace) -> int:
+    """Run a command whose --json names a file, or - for standard output."""
     if args.json != "-":
         return args.run(args)
     with tempfile.TemporaryDirectory() as folder:
