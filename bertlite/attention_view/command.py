@@ -23,19 +23,14 @@ def main(args: argparse.Namespace) -> int:
         import_matplotlib()  # or raise before anything is computed
     first, second = short_names(args.checkpoint, args.against)
 
-    def check(maps: AttentionMaps, against: AttentionMaps | None) -> None:
-        for check_drawing, _ in drawings.values():
-            check_drawing(maps, against)
-
-    planned: list[AttentionMaps] = []
-
     def check_one(maps: AttentionMaps) -> None:
-        planned.append(maps)
-        check(maps, None)
+        for check, _ in drawings.values():
+            check(maps, None)
 
-    def check_both(maps: AttentionMaps) -> None:
-        check_comparable(planned[0], maps)
-        check(planned[0], maps)
+    def check_both(against: AttentionMaps) -> None:
+        check_comparable(maps, against)
+        for check, _ in drawings.values():
+            check(maps, against)
 
     maps = load_maps(args, args.checkpoint, first, check_one)
     against = load_maps(args, args.against, second, check_both) if args.against else None

@@ -128,7 +128,7 @@ def choose_first(maps: AttentionMaps, against: AttentionMaps | None) -> dict[str
         moved = {head: moved_share(maps, against, head) for head in shared_heads(maps, against)}
         if moved and max(moved.values()) > 0:
             head = max(moved, key=moved.__getitem__)
-            why = f"of the heads that both have, this one changed most: {moved[head]:.0%} of its attention moved"
+            why = f"of the heads that both have, this one changed most: {moved[head]:.0%} of its attention moved".replace("%", "\N{NO-BREAK SPACE}%")
             return {"head": head, "why": f"Shown first: {why}."}
     clear = {head: clarity(maps, head) for head in maps.weights}
     if not clear:
