@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bertlite.attention_view.maps import AttentionMaps, attention_maps, check_comparable, make_record
-from bertlite.attention_view.page import check_page, page
-from bertlite.attention_view.picture import check_picture, import_matplotlib, picture
+from bertlite.attention_view.pages import check_page, page
+from bertlite.attention_view.pictures import check_picture, import_matplotlib, picture
 from bertlite.model import BertModel
 from bertlite.records import write_bytes, write_json
 from bertlite.tokenizer import BertTokenizer

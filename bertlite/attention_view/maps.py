@@ -25,7 +25,7 @@ class AttentionMaps:
         tokens: S, as the vocabulary spells them.
         layers, heads: those asked for, numbered as in the unpruned model.
         weights: {(layer, head): (S, S)}, float32; without pruned heads.
-        special: positions of the special tokens, such as [CLS].
+        special: positions of the special tokens that stand for no word, such as [CLS].
         name: what a drawing calls the model.
     """
 
@@ -75,7 +75,8 @@ def attention_maps(
     indices = {  # of the heads that are kept, in the model's outputs
         (layer, head): i for layer in layers for i, head in enumerate(kept_heads(config, layer)) if head in heads
     }
-    special = tuple(i for i, token in enumerate(tokens) if token in set(tokenizer.all_special_tokens))
+    frame = {tokenizer.cls_token, tokenizer.sep_token, tokenizer.pad_token}  # [UNK] and [MASK] stand for words
+    special = tuple(i for i, token in enumerate(tokens) if token in frame)
 
     def maps_of(weights: Mapping[Head, Tensor]) -> AttentionMaps:
         return AttentionMaps(tokens, layers, heads, weights, special, name)

@@ -1,6 +1,6 @@
 """Write maps of attention as one HTML page, which needs no other file and no network.
 
-The page is put together from the files beside this one.  Its scripts and styles run by their hash alone, so that
+The page is put together from the files in web/.  Its scripts and styles run by their hash alone, so that
 nothing else in it can run, whatever the tokens are.
 """
 
@@ -25,8 +25,8 @@ from bertlite.attention_view.maps import (
     target_shares,
 )
 
-FOLDER = Path(__file__).parent
-SCRIPTS = ("page_data.js", "page_sentence.js", "page_heads.js", "page.js")
+FOLDER = Path(__file__).parent / "web"
+SCRIPTS = ("data.js", "sentence.js", "heads.js", "start.js")
 STEPS = 4_095  # a page stores each weight as a number of steps from 0 to 1
 MOST_WEIGHTS = 10_000_000  # on one page, which then has about 8 MB
 
@@ -128,7 +128,8 @@ def choose_first(maps: AttentionMaps, against: AttentionMaps | None) -> dict[str
         moved = {head: moved_share(maps, against, head) for head in shared_heads(maps, against)}
         if moved and max(moved.values()) > 0:
             head = max(moved, key=moved.__getitem__)
-            why = f"of the heads that both have, this one changed most: {moved[head]:.0%} of its attention moved".replace("%", "\N{NO-BREAK SPACE}%")
+            share = f"{100 * moved[head]:.0f}\N{NO-BREAK SPACE}%"
+            why = f"of the heads that both have, this one changed most: {share} of its attention moved"
             return {"head": head, "why": f"Shown first: {why}."}
     clear = {head: clarity(maps, head) for head in maps.weights}
     if not clear:
