@@ -45,7 +45,8 @@ function piecesOf(token) { // [text, is it a code point]
 const names = data.tokens.map(token => piecesOf(token).map(([text]) => text).join(""));
 
 const repeated = new Set(names.filter((name, i) => names.indexOf(name) !== i)); // which need their place to be told apart
-const nameOf = i => `\u2068${names[i]}\u2069${repeated.has(names[i]) ? ` (${i})` : ""}`; // isolated from its neighbours
+const shortened = i => names[i].length > 24 ? `${[...names[i]].slice(0, 22).join("")}…` : names[i];
+const nameOf = i => `\u2068${shortened(i)}\u2069${repeated.has(names[i]) ? ` (${i})` : ""}`; // isolated from its neighbours
 
 function addToken(parent, i, attributes = {}) { // the token at position i, kept apart from the direction of its neighbours
   const node = add(parent, "span", { class: special.has(i) ? "token special" : "token", ...attributes });

@@ -9,7 +9,7 @@ function labelOf(layer, head) { // what a screen reader says of a cell, and what
   if (has.includes(false)) return `${name}: pruned in ${models[has.indexOf(false)].name}`;
   if (comparing) return `${name}: ${percent(data.moved[key])} of its attention moved`;
   const shares = models[0].shares[key], most = shares.indexOf(Math.max(...shares));
-  return `${name}: the largest part of its attention, ${percent(shares[most])}, goes to ${data.targets[most]}`;
+  return `${name}: ${percent(shares[most])} of its attention goes to ${data.targets[most]}`;
 }
 
 function addGrid() {
@@ -52,6 +52,7 @@ let drawing = 0; // the number of the newest drawing of the grid; an older one s
 
 async function drawGrid() { // a few maps at a time, so that the page answers meanwhile
   const mine = ++drawing, shown = state.shown;
+  delete element("grid").dataset.drawn;
   let since = performance.now();
   for (const layer of data.layers) for (const head of data.heads) {
     const maps = await load(layer, head);

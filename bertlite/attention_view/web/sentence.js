@@ -13,7 +13,7 @@ function addView(model, m) {
   const gone = add(box, "p", { class: "gone" }), body = add(box, "div");
   const ends = add(body, "div", { class: "ends", "aria-hidden": "true" });
   add(ends, "span", { text: "from" });
-  add(ends, "span", { text: "attends to" });
+  const end = add(ends, "span");
   const tokens = add(body, "div", { class: "tokens" });
   const label = comparing ? `Tokens, in ${model.name}` : "Tokens";
   const from = add(tokens, "div", { class: "from", role: "listbox", "aria-label": label, "aria-describedby": "status" });
@@ -33,7 +33,7 @@ function addView(model, m) {
     addToken(row, i);
     return { row, bar, amount: add(row, "span", { class: "amount" }) };
   });
-  views.push({ model, gone, body, tokens, from, options, svg, targets, map: undefined });
+  views.push({ model, gone, body, end, tokens, from, options, svg, targets, map: undefined });
 }
 
 function setLayout(name) {
@@ -92,8 +92,9 @@ function drawLines(view) {
 }
 
 function drawAmounts(view) { // bars, shades and numbers: the weights of the chosen token, or what each receives on average
-  const { map, options, targets } = view, token = state.token;
+  const { map, options, targets, end } = view, token = state.token;
   if (!map) return;
+  end.textContent = token === null ? "to, on average" : "attends to";
   const amounts = token === null ? received(map) : Float64Array.from({ length: size }, (_, to) => weightOf(map, token, to));
   const strong = new Set(Array.from(amounts.keys()).sort((a, b) => amounts[b] - amounts[a]).slice(0, 5));
   targets.forEach(({ row, bar, amount }, to) => {
@@ -103,7 +104,7 @@ function drawAmounts(view) { // bars, shades and numbers: the weights of the cho
   });
   options.forEach((option, i) => {
     option.setAttribute("aria-selected", i === token);
-    option.firstElementChild.style.opacity = (0.42 * Math.sqrt(amounts[i])).toFixed(3);
+    option.firstElementChild.style.opacity = (0.4 * Math.sqrt(amounts[i])).toFixed(3);
     option.lastElementChild.textContent = token !== null && strong.has(i) && amounts[i] >= 0.01 ? percent(amounts[i]) : "";
   });
 }
@@ -118,7 +119,7 @@ function showSentence() { // everything that depends on the chosen head and toke
     drawAmounts(view);
   });
   element("status").replaceChildren(...describeToken());
-  element("every").hidden = state.kept === null;
+  element("every").toggleAttribute("data-off", state.kept === null);
 }
 
 function clearestToken(map) { // the word that attends most clearly to another word, of its own choice
@@ -135,12 +136,10 @@ function describeToken() { // what the chosen token attends to, in words
   const { token, maps } = state, has = maps.map(Boolean);
   if (!has.includes(true)) return [`Layer ${state.layer}, head ${state.head} is pruned.`];
   if (token === null) {
-    const left = `Lines of less than ${100 * FEWEST_OF_ALL[layout]}\u00a0% are left out`;
-    return [layout === "text"
-      ? `Every token: the darker, the more attention it receives. ${left}. Point at a token for its own lines.`
-      : `Every token, with what it receives on average. ${left}. Point at a token for its own lines.`];
+    const left = `Lines below ${100 * FEWEST_OF_ALL[layout]}\u00a0% are left out; point at a token for its own.`;
+    return [`Every token${layout === "text" ? ", darker where more attention goes" : ""}. ${left}`];
   }
-  const parts = [Object.assign(document.createElement("b"), { textContent: `\u2068${names[token]}\u2069` }), ` (token ${token}) attends to `];
+  const parts = [Object.assign(document.createElement("b"), { textContent: `\u2068${shortened(token)}\u2069` }), ` (token ${token}) attends to `];
   maps.forEach((map, m) => {
     if (comparing && m) parts.push("; ");
     if (!map) return parts.push(`nothing in ${models[m].name}, where this head is pruned`);
@@ -161,7 +160,7 @@ function listen({ from, options }) {
   from.addEventListener("focusin", event => {
     const i = tokenAt(event);
     options.forEach((option, j) => { option.tabIndex = i === j ? 0 : -1; });
-    if (options[i].matches(":focus-visible")) point(i);
+    point(i);
   });
   from.addEventListener("focusout", () => point(state.kept));
   from.addEventListener("click", event => tokenAt(event) !== null && keep(tokenAt(event)));

@@ -70,7 +70,7 @@ function listenToPage() {
   element("every").addEventListener("click", () => {
     state.kept = null;
     point(null);
-    views.find(view => view.map)?.options.find(option => option.tabIndex === 0)?.focus({ focusVisible: false });
+    views.find(view => view.map)?.options.find(option => option.tabIndex === 0)?.focus();
     point(null);
   });
   let width = 0;
