@@ -135,8 +135,5 @@ def choose_first(maps: AttentionMaps, against: AttentionMaps | None) -> dict[str
     if not clear:
         return {"head": (maps.layers[0], maps.heads[0]), "why": "Every head is pruned."}
     head = max(clear, key=clear.__getitem__)
-    why = (
-        "here words attend most clearly to words of their own choice,"
-        " rather than to themselves, a neighbour, a special token or one word for all"
-    )
-    return {"head": head, "why": f"Shown first: of all heads, {why}."}
+    why = "Shown first: of all heads, here words attend most clearly to other words, each to its own."
+    return {"head": head, "why": why}

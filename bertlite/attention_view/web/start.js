@@ -83,7 +83,7 @@ function listenToPage() {
 async function start() {
   if (typeof DecompressionStream === "undefined") throw new Error("this browser has no DecompressionStream; use one of 2023 or later");
   const style = document.documentElement.style;
-  style.setProperty("--row", size <= 18 ? "clamp(30px, 2vw, 40px)" : size <= 28 ? "26px" : "22px");
+  style.setProperty("--row", size <= 18 ? "clamp(30px, 2.6vw, 40px)" : size <= 28 ? "26px" : "22px");
   style.setProperty("--count", size);
   readColours();
   models.forEach(addView);
