@@ -45,8 +45,8 @@ MOST_SHOWN = 3
 
 def main(args: argparse.Namespace) -> int:
     found = inspect(args.checkpoint, revision=args.revision)
-    if args.json:
-        write_json(args.json, found)
+    if args.record:
+        write_json(args.record, found)
     print("\n".join(format_report(found)))
     return int(found["bertlite"]["outcome"] != SAME)
 

@@ -224,14 +224,14 @@ def test_weights_are_not_read(tmp_path) -> None:
 def test_the_command_prints_it(tmp_path, capsys) -> None:
     prune_heads(small(), {0: [1, 3], 1: range(4)}).save_pretrained(tmp_path)
     record = tmp_path / "record.json"
-    assert main(["inspect", str(tmp_path), "--json", str(record)]) == 0
+    assert main(["inspect", str(tmp_path), "--out", str(record)]) == 0
     printed = capsys.readouterr().out
     assert "layer 0 keeps 2 heads (0, 2), 37 neurons" in printed
     assert "layer 1 keeps 0 heads (none), 37 neurons" in printed
     assert "layer 2" not in printed
     assert "transformers 5: does not load it" in printed
     assert json.loads(record.read_text()) == inspect(tmp_path)
-    assert main(["inspect", str(tmp_path), "--json", "-"]) == 0
+    assert main(["inspect", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["heads"]["kept"][0] == [0, 2]
 
 

@@ -114,7 +114,7 @@ def test_a_gpu_check_that_fails_is_printed_and_kept(tmp_path, capsys):
 def test_benchmark_writes_a_record(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(timing, "FEWEST", 3)
     path = tmp_path / "startup.json"
-    assert main(["bench", "--only", "import", "--rounds", "3", "--json", str(path)]) == 0
+    assert main(["bench", "--only", "import", "--rounds", "3", "--out", str(path)]) == 0
     record = json.loads(path.read_text())
     assert record["environment"]["versions"]["torch"]
     section = record["sections"]["import"]
@@ -133,7 +133,7 @@ def test_benchmark_checkpointing_measures_both_axes(tmp_path, capsys, monkeypatc
     monkeypatch.setattr(timing, "FEWEST", 3)
     pytest.importorskip("transformers")
     path = tmp_path / "checkpointing.json"
-    small = ["--layers", "6", "--hidden", "64", "--length", "64", "--rounds", "3", "--json", str(path)]
+    small = ["--layers", "6", "--hidden", "64", "--length", "64", "--rounds", "3", "--out", str(path)]
     assert checkpointing.main(small) == 0
     record = json.loads(path.read_text())
     for kind, tokens in (("full", 256), ("ragged", 64 + 19 + 16 + 10)):
@@ -196,7 +196,7 @@ def test_a_mutant_runs_in_place_of_its_module(tmp_path):
         "    with pytest.raises(ValueError, match='title'):\n        raise_faults('title', ['one'])\n"
     )
     record = tmp_path / "record.json"
-    command = [sys.executable, "-m", "scripts.stress.mutation", "checkpoint/faults", "--tests", test, "--json", record]
+    command = [sys.executable, "-m", "scripts.stress.mutation", "checkpoint/faults", "--tests", test, "--out", record]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 1, ran.stderr
     counts = json.loads(record.read_text())

@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from bertlite.cli import attention, bench, embed, inspect, parity, prune
-from bertlite.cli.parts import FOLDER, FOOT, RECORD
+from bertlite.cli import attention, bench, completion, embed, inspect, parity, prune
+from bertlite.cli.parts import FOLDER, RECORD, Parser
+from bertlite.cli.spelling import answer_extra, check_spelling, leaf
 
 COMMANDS = (inspect, attention, parity, prune, embed, bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the `bertlite` command and return its exit status."""
-    args = parser().parse_args(argv)
+    args = parse(sys.argv[1:] if argv is None else argv)
     try:
         status = run(args)
         sys.stdout.flush()
@@ -36,14 +37,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def parser() -> argparse.ArgumentParser:
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the words of a command line.
+
+    Raises:
+        SystemExit: they are wrong, which is printed with status 2, or ask for help.
+    """
+    top = parser()
+    check_spelling(top, argv)
+    args, extra = top.parse_known_args(argv)
+    if extra:
+        inner, words = leaf(top, argv)
+        inner.error(answer_extra(inner, words, extra[0]))
+    return args
+
+
+def parser() -> Parser:
     """Make the parser of all commands."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="bertlite",
-        description="The BERT you can read, prove, prune and run.",
-        epilog=FOOT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="The BERT you can read, prove, prune and run.  `bertlite COMMAND --help` has examples.",
     )
+    completion.add_option(top)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in COMMANDS:
         module.add(commands)
@@ -56,31 +71,16 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ValueError: --out names nothing of what the command must write.
     """
-    if args.needs is None:
-        return run_with_file(args)
     args.out = dict(args.out)
+    args.folder = args.out.get(FOLDER)
     args.record = args.out.get(RECORD) if args.record_in_out else None
     if args.needs and not set(args.needs) & set(args.out) and not (args.json and RECORD in args.needs):
         ways = " or ".join(f"--out {kind if kind == FOLDER else f'FILE{kind}'}" for kind in args.needs)
-        raise ValueError(f"nothing says where to write: say {ways}")
+        raise ValueError(f"nothing says where to write: add {ways}")
     if not args.json:
         return args.run(args)
     with tempfile.TemporaryDirectory() as folder:
         path = args.record = args.record or Path(folder, "record.json")
-        with redirect_stdout(sys.stderr):
-            status = args.run(args)
-        if path.exists():
-            print(path.read_text(encoding="utf-8"), end="")
-    return status
-
-
-def run_with_file(args: argparse.Namespace) -> int:
-    """Run a command whose --json names a file, or - for standard output."""
-    if args.json != "-":
-        return args.run(args)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "record.json")
-        args.json = str(path)
         with redirect_stdout(sys.stderr):
             status = args.run(args)
         if path.exists():

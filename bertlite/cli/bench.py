@@ -1,13 +1,18 @@
 """The arguments of `bertlite bench`."""
 
-from pathlib import Path
-
-from bertlite.cli.parts import Commands, command
+from bertlite.cli.parts import FOLDER, Commands, add_device, command, count, names, number, shapes
 
 DESCRIPTION = """\
-Time bertlite and its peers in turn: import, loading, forward passes on full and on ragged batches, a training step and
-pruned models.  Every ratio is printed with its quartiles over the rounds.  Peers that are not installed are listed.
-Exits 1 if --check finds a ratio of bertlite that is worse than in the older record."""
+Without RUN, time bertlite and its peers in turn: import, loading, forward passes on full and on ragged batches, a
+training step and pruned models.  Every ratio is printed with its quartiles over the rounds.  Peers that are not
+installed are listed.  Exits 1 if --check finds a ratio of bertlite that is worse than in the older record.
+
+With RUN, measure time and memory of pruned models beside the dense one that they come from."""
+EXAMPLES = (
+    'bench --only forward --engines "bertlite optimised",OpenVINO --out speed.json,speed.png',
+    "bench --only pruned --rounds 7",
+    "bench runs/half --shapes 1x16,8x128 --out runs/speed",
+)
 
 
 def add(commands: Commands) -> None:
@@ -16,29 +21,40 @@ def add(commands: Commands) -> None:
         commands,
         "bench",
         "bertlite.lab.bench.command",
-        summary="measure speed beside transformers, onnxruntime and OpenVINO",
+        summary="measure speed beside other libraries, or pruned models beside the dense one",
         description=DESCRIPTION,
+        examples=EXAMPLES,
         record="a record; other sections in the file stay, if they were measured from the same commit",
+        out={
+            ".png": "the ratios of the forward passes",
+            FOLDER: "exported models, which the next run uses again; with RUN the results",
+        },
     )
-    bench.add_argument("--only", default="", metavar="A,B", help="sections whose name contains one of these")
-    bench.add_argument(
+    bench.add_argument("runs", nargs="*", metavar="RUN", help="folders of runs that pruned one dense model")
+    bench.add_argument("--rounds", type=count, default=15, help="runs of each candidate, 7 or more (default: 15)")
+    add_device(bench)
+    peers = bench.add_argument_group("without RUN")
+    peers.add_argument(
+        "--only", type=names, metavar="A,B", help="sections whose name contains one of these (default: all)"
+    )
+    peers.add_argument(
         "--engines",
-        default="",
+        type=names,
         metavar="A,B",
-        help="engines whose name contains one of these; the baseline always runs",
+        help="engines whose name contains one of these; the baseline always runs (default: all)",
     )
-    bench.add_argument(
-        "--rounds", type=int, default=15, help="runs of each candidate, 7 or more (default: %(default)s)"
-    )
-    bench.add_argument(
+    peers.add_argument(
         "--seconds",
-        type=float,
-        default=60,
-        help="time limit of a section, which then ends with fewer rounds, but at least 7 (default: %(default)s)",
+        type=number,
+        metavar="LIMIT",
+        help="time limit of a section, which then ends with fewer rounds, but at least 7 (default: 60)",
     )
-    bench.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
-    bench.add_argument(
-        "--keep", type=Path, metavar="FOLDER", help="folder that keeps exported models for the next run"
+    peers.add_argument("--check", metavar="FILE", help="older record to compare the ratios with (default: none)")
+    pruned = bench.add_argument_group("with RUN")
+    pruned.add_argument(
+        "--shapes",
+        type=shapes,
+        metavar="BxS,…",
+        help="sequences x tokens of the inputs (default: 1x16,8x128)",
     )
-    bench.add_argument("--check", metavar="FILE", help="older record to compare the ratios with")
-    bench.add_argument("--plot", metavar="FILE.png", help="draw the ratios of the forward passes")
+    pruned.add_argument("--table", action="store_true", help="also time one sublayer by its heads and neurons")

@@ -2,26 +2,34 @@
 
 import argparse
 
-from bertlite.cli.parts import Commands, command
+from bertlite.cli.parts import FOLDER, Commands, add_device, command, count, one_of
 
 DESCRIPTION = """\
 Write one vector for every row of the input into Parquet files: id, vector and, with --keep-text, text.  Started again
 after a kill, it does the files that are missing.  Under torchrun the processes divide the work."""
+EXAMPLES = (
+    "embed sentence-transformers/all-MiniLM-L6-v2 corpus.jsonl --out vectors",
+    "embed my-model a.txt b.txt --pooling mean --normalize --max-length 128 --out vectors-128",
+)
+ENGINES = ("local", "ray")
 
 
 def add(commands: Commands) -> None:
+    """Add `embed` and its arguments."""
     embed = command(
         commands,
         "embed",
         "bertlite.embed.command",
         summary="turn the texts of files of any size into vectors",
         description=DESCRIPTION,
+        examples=EXAMPLES,
         record="the manifest and the work done by this command",
+        out={FOLDER: "the Parquet files and manifest.json"},
+        needs=(FOLDER,),
     )
-    embed.add_argument("input", nargs="+", help="text (one row a line), csv, tsv, jsonl or Parquet files")
-    embed.add_argument("--model", required=True, help="a hub id or a folder")
+    embed.add_argument("checkpoint", metavar="CHECKPOINT", help="a hub id or a folder, with its tokenizer")
     embed.add_argument(
-        "--out", required=True, metavar="FOLDER", help="the folder for the Parquet files and manifest.json"
+        "input", nargs="+", metavar="INPUT", help="text (one row a line), csv, tsv, jsonl or Parquet files"
     )
     embed.add_argument("--format", help="text, csv, tsv, jsonl or parquet (default: by the files' suffixes)")
     embed.add_argument("--column", default="text", help="the column with the texts (default: %(default)s)")
@@ -34,11 +42,17 @@ def add(commands: Commands) -> None:
         help="give vectors length 1 (default: as the checkpoint states, else not)",
     )
     embed.add_argument("--dtype", help="float32, bfloat16 or float16 (default: the checkpoint's)")
-    embed.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
-    embed.add_argument("--max-length", type=int, metavar="TOKENS", help="truncate longer texts")
-    embed.add_argument("--max-tokens", type=int, default=4096, help="tokens in a batch (default: %(default)s)")
-    embed.add_argument("--shard-rows", type=int, default=10_000, help="rows in a file (default: %(default)s)")
+    add_device(embed)
     embed.add_argument(
-        "--engine", default="local", choices=("local", "ray"), help="run here or on Ray (default: %(default)s)"
+        "--max-length", type=count, metavar="TOKENS", help="truncate longer texts (default: the checkpoint's limit)"
     )
-    embed.add_argument("--workers", type=int, help="actors of --engine ray (default: 2)")
+    embed.add_argument("--max-tokens", type=count, default=4096, help="tokens in a batch (default: %(default)s)")
+    embed.add_argument("--shard-rows", type=count, default=10_000, help="rows in a file (default: %(default)s)")
+    embed.add_argument(
+        "--engine",
+        type=one_of("engine", ENGINES),
+        choices=ENGINES,
+        default="local",
+        help="local, run here; or ray, run on Ray (default: %(default)s)",
+    )
+    embed.add_argument("--workers", type=count, help="actors of --engine ray (default: 2)")

@@ -5,19 +5,27 @@ from bertlite.cli.parts import Commands, command
 DESCRIPTION = """\
 Run a checkpoint in bertlite and in transformers and compare everything they return: outputs, hidden states,
 attentions, losses and gradients.  Exits 1 if anything differs."""
+EXAMPLES = (
+    "parity google-bert/bert-base-uncased --out record.json,errors.png",
+    "parity my-model --only BertModel-sdpa-padded",
+)
 
 
 def add(commands: Commands) -> None:
+    """Add `parity` and its arguments."""
     parity = command(
         commands,
         "parity",
         "bertlite.parity.command",
         summary="prove that a checkpoint runs here as in transformers",
         description=DESCRIPTION,
+        examples=EXAMPLES,
         record="every comparison, the git commit, the versions and the machine",
+        out={".png": "the errors beside the allowed errors"},
     )
     parity.add_argument(
         "checkpoint",
+        metavar="CHECKPOINT",
         nargs="?",
         help="a hub id or a folder, such as google-bert/bert-base-uncased; by default the real MiniLM checkpoint of"
         " the demo dependency and one of bert-base's shape that transformers makes",
@@ -25,8 +33,8 @@ def add(commands: Commands) -> None:
     parity.add_argument(
         "--shapes",
         metavar="NAMES",
-        help="also check models of these shapes with random weights: base, large, or base,large; by default base"
-        " beside the demo's checkpoint and none beside another",
+        help="also check models of these shapes with random weights: base, large, or base,large (default: base"
+        " beside the demo's checkpoint and none beside another)",
     )
     parity.add_argument(
         "--device",
@@ -35,7 +43,6 @@ def add(commands: Commands) -> None:
         " and a comparison with the CPU",
     )
     parity.add_argument(
-        "--only", default="", metavar="PATTERN", help="only cases whose name contains this; see --list"
+        "--only", default="", metavar="PATTERN", help="only cases whose name contains this; see --list (default: all)"
     )
     parity.add_argument("--list", action="store_true", help="print the names of the cases and stop")
-    parity.add_argument("--plot", metavar="FILE.png", help="draw the errors beside the allowed errors")

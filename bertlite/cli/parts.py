@@ -1,10 +1,11 @@
 """The parts that all commands share: help, --out and --json, lists, and a lazy import of the code that they run."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 Commands: TypeAlias = Any  # the type that argparse's add_subparsers returns has no public name
 
@@ -18,6 +19,24 @@ FOOT = """exit status:
 """
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that says what is wrong in one line, and takes no abbreviation of an option."""
+
+    def __init__(self, *, examples: Sequence[str] = (), **options: Any) -> None:
+        shown = "".join(f"  bertlite {example}\n" for example in examples)
+        super().__init__(
+            **options,
+            epilog=f"examples:\n{shown}\n{FOOT}" if examples else FOOT,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.examples = tuple(examples)
+
+    def error(self, message: str) -> NoReturn:
+        """Print a message with the way to the help, and exit with status 2."""
+        self.exit(2, f"{self.prog}: {message} (see `{self.prog} --help`)\n")
+
+
 def command(
     commands: Commands,
     name: str,
@@ -25,15 +44,15 @@ def command(
     *,
     summary: str,
     description: str,
+    examples: Sequence[str],
     record: str,
-    examples: Sequence[str] = (),
     out: Mapping[str, str] | None = None,
     needs: Sequence[str] = (),
-) -> argparse.ArgumentParser:
+) -> Parser:
     """Add a command and return the parser of its arguments.
 
-    The command's function finds in `args.out` the paths to write, {kind: path}, and in `args.record` the path for its
-    record, or None.  A kind is a suffix, or FOLDER.
+    The command's function finds in `args.out` the paths to write, {kind: path}; in `args.folder` the folder among them
+    and in `args.record` the path for its record, or None.  A kind is a suffix, or FOLDER.
 
     Args:
         module: the name of the module whose `main(args)` runs the command and returns the exit status.
@@ -49,18 +68,7 @@ def command(
     def run(args: argparse.Namespace) -> int:
         return import_module(module).main(args)
 
-    shown = "\n".join(f"  bertlite {example}" for example in examples)
-    added: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=summary,
-        description=description,
-        epilog=f"examples:\n{shown}\n\n{FOOT}" if examples else FOOT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    if not examples:  # a command whose --out and --json are still its own
-        added.add_argument("--json", metavar="FILE", help=f"write {record}; - for standard output")
-        added.set_defaults(run=run, needs=None)
-        return added
+    added: Parser = commands.add_parser(name, help=summary, description=description, examples=examples)
     added.add_argument(
         "--out",
         type=paths(kinds),
@@ -76,12 +84,20 @@ def command(
     return added
 
 
-def paths(kinds: Mapping[str, str]) -> Callable[[str], dict[str, Path]]:
+def add_device(action: Any) -> None:
+    """Add --device."""
+    action.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+
+
+# Types of arguments --------------------------------------------------------------------------------------------------
+
+
+def paths(kinds: Iterable[str]) -> Callable[[str], dict[str, Path]]:
     """Return a parser of "a.json,b.png" into {".json": Path("a.json"), ".png": Path("b.png")}."""
 
     def parse(text: str) -> dict[str, Path]:
         found: dict[str, Path] = {}
-        for part in items(text):
+        for part in names(text):
             suffix = Path(part).suffix.lower()
             kind = suffix if suffix in kinds else FOLDER
             if kind not in kinds:
@@ -94,33 +110,80 @@ def paths(kinds: Mapping[str, str]) -> Callable[[str], dict[str, Path]]:
     return parse
 
 
-def items(text: str) -> list[str]:
-    """Return the items of a comma-separated list.
-
-    Raises:
-        argparse.ArgumentTypeError: one of them is empty.
-    """
-    found = [part.strip() for part in text.split(",")]
+def names(text: str) -> tuple[str, ...]:
+    """Parse "a,b" into ("a", "b")."""
+    found = tuple(part.strip() for part in text.split(","))
     if not all(found):
         raise argparse.ArgumentTypeError(f"{text!r} has an empty item; write a list as A,B,C")
     return found
 
 
+def names_of(what: str, known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """Return a parser of a list of names, each of which must be one of these."""
+    parse_one = one_of(what, known)
+    return lambda text: tuple(map(parse_one, names(text)))
+
+
 def integers(text: str) -> tuple[int, ...]:
     """Parse "0,2,7" into (0, 2, 7)."""
+    return tuple(map(integer, names(text)))
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """Parse "0.5,1" into (0.5, 1.0)."""
+    return tuple(map(number, names(text)))
+
+
+def shapes(text: str) -> tuple[tuple[int, int], ...]:
+    """Parse "1x16,8x128" into ((1, 16), (8, 128))."""
     found = []
-    for part in items(text):
-        if not part.removeprefix("-").isdecimal():
-            way = ranged(part) or "write integers as 0,1,2"
-            raise argparse.ArgumentTypeError(f"{part!r} is not an integer: {way}")
-        found.append(int(part))
+    for part in names(text):
+        sizes = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", part, re.ASCII)
+        if sizes is None:
+            raise argparse.ArgumentTypeError(f"{part!r} is not a shape; write sequences x tokens, such as 8x128")
+        found.append((int(sizes[1]), int(sizes[2])))
     return tuple(found)
 
 
-def ranged(part: str) -> str:
-    """Return what to write in place of a range, "0,1,2" for "0-2"; empty for what is no range."""
-    low, _, high = part.partition("-")
-    if not (low.isdecimal() and high.isdecimal() and int(low) <= int(high)):
+def integer(text: str) -> int:
+    """Parse an integer, 0 or more."""
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 0{list_of_range(text)}")
+    return int(text)
+
+
+def count(text: str) -> int:
+    """Parse an integer, 1 or more."""
+    found = integer(text)
+    if found < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is too few; it must be 1 or more")
+    return found
+
+
+def number(text: str) -> float:
+    """Parse a number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
+def list_of_range(text: str) -> str:
+    """Return what to write in place of a range, ": write 0,1,2" for "0-2"; empty for what is no range."""
+    ends = re.fullmatch(r"(\d+)-(\d+)", text, re.ASCII)
+    if ends is None or int(ends[1]) > int(ends[2]):
         return ""
-    numbers = [str(number) for number in range(int(low), int(high) + 1)]
-    return f"write every number, {','.join(numbers if len(numbers) <= 8 else [*numbers[:3], '…', numbers[-1]])}"
+    low, high = int(ends[1]), int(ends[2])
+    listed = map(str, range(low, high + 1)) if high - low < 16 else (str(low), str(low + 1), "…", str(high))
+    return f": write {','.join(listed)}"
+
+
+def one_of(what: str, known: Sequence[str]) -> Callable[[str], str]:
+    """Return a parser of a name that must be one of these."""
+
+    def parse(text: str) -> str:
+        if text not in known:
+            raise argparse.ArgumentTypeError(f"there is no {what} {text!r}; have: {', '.join(known)}")
+        return text
+
+    return parse

@@ -2,27 +2,25 @@
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 from bertlite.embed import job as local
 from bertlite.embed import on_ray
 from bertlite.embed.embedder import Embedder
-from bertlite.embed.job import Job, Progress
+from bertlite.embed.job import Job, TokenCount
 from bertlite.embed.rows import Rows
+from bertlite.progress import Progress
 from bertlite.records import write_json
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
 
 
 def main(args: argparse.Namespace) -> int:
     rank, world, device = read_placement(os.environ, args.device)
     job = Job(
         Embedder(
-            args.model,
+            args.checkpoint,
             pooling=args.pooling,
             normalize=args.normalize,
             dtype=args.dtype,
@@ -31,7 +29,7 @@ def main(args: argparse.Namespace) -> int:
             max_tokens=args.max_tokens,
         ),
         Rows(tuple(map(Path, args.input)), args.format, args.column, args.id),
-        Path(args.out),
+        args.folder,
         shard_rows=args.shard_rows,
         keep_text=args.keep_text,
         rank=rank,
@@ -39,8 +37,8 @@ def main(args: argparse.Namespace) -> int:
         engine=args.engine,
     )
     manifest = ENGINES[args.engine](job, args.workers)
-    if args.json:
-        write_json(args.json, manifest)
+    if args.record:
+        write_json(args.record, manifest)
     if rank == 0:
         done = manifest["embedded"]
         state = "complete" if manifest["complete"] else "not complete: other processes are still at work"
@@ -61,8 +59,18 @@ def read_placement(environment: Mapping[str, str], device: str) -> tuple[int, in
 def run_local(job: Job, workers: int | None) -> dict[str, Any]:
     if workers is not None:
         raise ValueError(f"--workers {workers} is for --engine ray; start several processes with torchrun instead")
-    with ProgressBar(shown=job.rank == 0 and sys.stderr.isatty()) as bar:
-        return local.run(job, bar.show)
+    with ExitStack() as stack:
+        bar: Progress | None = None
+
+        def show(tokens: TokenCount) -> None:
+            nonlocal bar
+            if bar is None:  # not before the first shard, when the number of tokens can be estimated
+                shown = Progress(tokens.total, "tokens", what="embed", done=tokens.done, shown=job.rank == 0)
+                bar = stack.enter_context(shown)
+            bar.total = tokens.total
+            bar.advance(tokens.done - bar.done)
+
+        return local.run(job, show)
 
 
 def run_ray(job: Job, workers: int | None) -> dict[str, Any]:
@@ -70,27 +78,3 @@ def run_ray(job: Job, workers: int | None) -> dict[str, Any]:
 
 
 ENGINES: dict[str, Callable[[Job, int | None], dict[str, Any]]] = {"local": run_local, "ray": run_ray}
-
-
-class ProgressBar:
-    """The progress of a job on the terminal, in tokens."""
-
-    def __init__(self, shown: bool) -> None:
-        self.shown = shown
-        self.bar: tqdm[None] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.close()
-
-    def show(self, progress: Progress) -> None:
-        from tqdm import tqdm
-
-        if self.bar is None:
-            self.bar = tqdm(disable=not self.shown, bar_format="{desc} |{bar}| {postfix}")
-        self.bar.total, self.bar.n = progress.total, progress.done
-        self.bar.set_description_str(f"{progress.done:,} of {progress.total:,} tokens", refresh=False)
-        self.bar.set_postfix_str(f"{progress.rate:,.0f}/s, {tqdm.format_interval(progress.seconds_left or 0)} left")

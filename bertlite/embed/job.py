@@ -33,7 +33,7 @@ CHARACTERS_PER_TOKEN = 8  # a text is taken to have at most so many times `max_l
 
 Row = tuple[Id, str]
 Manifest = dict[str, Any]  # JSON
-ShowProgress = Callable[["Progress"], None]
+ShowProgress = Callable[["TokenCount"], None]
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class InputSummary:
 
 
 @dataclass
-class Progress:
-    """The progress of a process in tokens, since texts differ too much in length to count them.
+class TokenCount:
+    """The tokens that a process has embedded, and an estimate of all; the number of texts tells less of their time.
 
     The number of tokens in a shard is estimated from its characters and earlier shards, until it is tokenized.
     """
@@ -132,7 +132,7 @@ def run(job: Job, show: ShowProgress = lambda _: None) -> Manifest:
     """Embed the shards that are missing and return the manifest.
 
     Args:
-        show: called after every batch.
+        show: called at the start of every shard, and after every batch.
 
     Raises:
         ValueError: the folder belongs to another job or has a damaged file, or a row cannot be read.
@@ -147,7 +147,7 @@ def run(job: Job, show: ShowProgress = lambda _: None) -> Manifest:
         shard for shard in range(job.rank, count, job.world) if not is_finished(paths[shard], found.counts[shard], key)
     }
     characters, waiting = (sum(each[shard] for shard in todo) for each in (found.sizes, found.counts))
-    progress = Progress(characters, waiting, time.monotonic)
+    progress = TokenCount(characters, waiting, time.monotonic)
     for shard, rows in job.shards() if todo else ():
         if shard in todo:
             write_shard(job, paths[shard], list(rows), key, progress, found.sizes[shard], show)
@@ -271,13 +271,14 @@ def is_finished(path: Path, rows: int, key: str) -> bool:
 
 
 def write_shard(
-    job: Job, path: Path, rows: Sequence[Row], key: str, progress: Progress, characters: int, show: ShowProgress
+    job: Job, path: Path, rows: Sequence[Row], key: str, progress: TokenCount, characters: int, show: ShowProgress
 ) -> None:
     """Embed the rows of one shard and write its file, in one step."""
     _, pq = import_pyarrow()
     names, texts = zip(*rows, strict=True)
     ids = job.embedder.tokenize(texts)
     progress.add_shard(characters, [len(row) for row in ids])
+    show(progress)
 
     def advance(tokens: int) -> None:
         progress.done += tokens

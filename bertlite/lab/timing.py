@@ -27,6 +27,7 @@ def alternate(
     warm: int = 2,
     seconds: float = math.inf,
     fewest: int | None = None,
+    after_round: Callable[[], object] = lambda: None,
 ) -> Timings:
     """Time each candidate in each round.
 
@@ -34,6 +35,7 @@ def alternate(
         warm: rounds before the timed ones, which do not count.
         seconds: time limit; no other round begins after it, if there have been `fewest`.
         fewest: rounds that there are in any case, by default FEWEST; a figure needs no fewer.
+        after_round: called after each timed round.
 
     Raises:
         ValueError: `rounds` is below `fewest`.
@@ -52,6 +54,8 @@ def alternate(
             wait_for(device)
             if i >= warm:
                 times[name].append(time.perf_counter() - start)
+        if i >= warm:
+            after_round()
     return times
 
 

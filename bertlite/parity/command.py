@@ -43,12 +43,12 @@ def main(args: argparse.Namespace) -> int:
             print(f"\n{name}: {len(chosen)} cases")
             found[name] = list(printed(check_all(chosen, args.device, where), len(chosen)))
     print(f"\n{table(found)}")
-    if args.json:
-        write_record(args.json, record(found, args.device))
-        print(f"record: {args.json}")
-    if args.plot:
-        plot(found, args.plot)
-        print(f"plot: {args.plot}")
+    if args.record:
+        write_record(args.record, record(found, args.device))
+    if picture := args.out.get(".png"):
+        plot(found, picture)
+    for path in args.out.values():
+        print(f"written: {path}")
     return print_summary([report for group in found.values() for report in group])
 
 
@@ -215,7 +215,7 @@ def as_record(report: Report) -> dict[str, object]:
     }
 
 
-def plot(found: dict[str, list[Report]], path: str) -> None:
+def plot(found: dict[str, list[Report]], path: Path) -> None:
     """Draw every tensor's error, by dtype, beside what was allowed; an exact match is drawn at the foot."""
     import matplotlib
 

@@ -1,7 +1,7 @@
 """Measure gradient checkpointing, peak memory and step time, beside transformers' own.
 
-    python -m scripts.measure.checkpointing --json scripts/results/checkpointing.json
-    python -m scripts.measure.checkpointing --device cuda --dtype bfloat16 --batch 32
+    python -m scripts.measure.checkpointing --out scripts/results/checkpointing.json
+    python -m scripts.measure.checkpointing --device cuda --dtype bfloat16 --batch-size 32
 
 One step is a forward, a loss over every token and a backward, on a random model with layers of bert-base's shape in
 training mode, dropout on.  Candidates alternate, so that a noisy machine is noisy for all of them.  Peak memory is the
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 import bertlite
+from bertlite.cli.parts import numbers
 from bertlite.lab.timing import FEWEST, alternate, check_rounds, peak_bytes, summary, with_spread
 from bertlite.parity import reference
 from bertlite.records import environment, write_record
@@ -52,33 +53,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = measure(candidates(args, inputs), args.rounds, args.device)
         record[kind] = {"tokens": int(inputs["attention_mask"].sum()), **found}
         show(kind, record[kind])
-    if args.json:
-        write_record(args.json, record)
-        print(f"\nrecord: {args.json}")
+    if args.out:
+        write_record(args.out, record)
+        print(f"\nrecord: {args.out}")
     return 0
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=4, help="sequences (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=4, help="sequences (default: %(default)s)")
     parser.add_argument("--length", type=int, default=128, help="tokens of the longest (default: %(default)s)")
     parser.add_argument(
-        "--lengths", type=float, nargs="+", default=[1.0, 0.3, 0.25, 0.15], help="of the ragged batch, as shares of it"
+        "--lengths",
+        type=numbers,
+        default="1,0.3,0.25,0.15",
+        metavar="A,B,…",
+        help="of the ragged batch, as shares of it (default: %(default)s)",
     )
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--hidden", type=int, default=768)
+    parser.add_argument("--layers", type=int, default=6, help="layers of the model (default: %(default)s)")
+    parser.add_argument("--hidden", type=int, default=768, help="size of the states (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=FEWEST, help="runs of each candidate (default: %(default)s)")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--json", help="where to write the record")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="(default: %(default)s)")
+    parser.add_argument("--out", metavar="FILE", help="where to write the record")
     return parser.parse_args(argv)
 
 
 def inputs_of(args: argparse.Namespace, kind: str) -> dict[str, Tensor]:
     shares = args.lengths if kind == "ragged" else [1.0]
-    lengths = torch.tensor([max(1, round(shares[i % len(shares)] * args.length)) for i in range(args.batch)])
+    lengths = torch.tensor([max(1, round(shares[i % len(shares)] * args.length)) for i in range(args.batch_size)])
     draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(1, VOCABULARY, (args.batch, args.length), generator=draw)
+    ids = torch.randint(1, VOCABULARY, (args.batch_size, args.length), generator=draw)
     mask = (torch.arange(args.length) < lengths[:, None]).long()
     return {"input_ids": ids.to(args.device), "attention_mask": mask.to(args.device)}
 

@@ -1,12 +1,12 @@
 """Run the libraries that people use BERT through, with bertlite's classes and with transformers' own.
 
     python -m scripts.measure.clients                            # every check; two minutes
-    python -m scripts.measure.clients --only Trainer PEFT        # those whose client or name contains a word
-    python -m scripts.measure.clients --json FILE
+    python -m scripts.measure.clients --only Trainer,PEFT        # those whose client or name contains a word
+    python -m scripts.measure.clients --out FILE
 
 Each check is a function of tests/clients/checks, where the tests find it too.  Prints one line per check, and exits 1
 if bertlite fails one; what stock fails at is recorded with its error.  Without --only the record goes to
-scripts/results/clients-VERSION.json, VERSION being transformers', unless --json names another file.
+scripts/results/clients-VERSION.json, VERSION being transformers', unless --out names another file.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from bertlite.cli.parts import names
 from bertlite.records import environment, version_of, write_record
 
 if TYPE_CHECKING:  # it imports transformers, which --help need not wait for
@@ -33,8 +34,14 @@ CLIENTS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=[""], metavar="WORD")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--only",
+        type=names,
+        default=("",),
+        metavar="A,B",
+        help="checks whose client or name contains one of these (default: all)",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the record (default: see above)")
     args = parser.parse_args(argv)
     os.environ["HF_HUB_OFFLINE"] = "1"
     warnings.simplefilter("ignore")  # the libraries' own, about each other
@@ -49,8 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.exit(f"no check matches {' or '.join(args.only)}; have: {', '.join(CHECKS)}")
     print(f"bertlite.hf and stock, transformers {transformers.__version__}")
     results = [compare(check) for check in chosen]
-    path = args.json
-    if path is None and args.only == [""]:
+    path = args.out
+    if path is None and args.only == ("",):
         path = ROOT / "scripts" / "results" / f"clients-{transformers.__version__}.json"
     if path is not None:
         where = environment()

@@ -1,6 +1,6 @@
 """Time texts to vectors, `Embedder.encode` beside sentence-transformers' `encode`, each with its own settings.
 
-    python -m scripts.measure.embed MODEL TEXT --json scripts/results/embed.json
+    python -m scripts.measure.embed MODEL TEXT --out scripts/results/embed.json
 
 Every line of TEXT that is neither empty nor a heading is a text, as in WikiText-2; --texts of them are taken, spread
 evenly over the file.  Candidates alternate, so that a noisy machine is noisy for all of them.
@@ -53,9 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "largest_difference": errors,
     }
     print(report(record))
-    if args.json:
-        write_record(args.json, record)
-        print(f"record: {args.json}")
+    if args.out:
+        write_record(args.out, record)
+        print(f"record: {args.out}")
     return 0
 
 
@@ -71,7 +71,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=150,
         help=f"time limit, after which no round begins if there have been {FEWEST} (default: %(default)s)",
     )
-    parser.add_argument("--json", metavar="FILE", help="where to write the record")
+    parser.add_argument("--out", metavar="FILE", help="where to write the record")
     return parser.parse_args(argv)
 
 

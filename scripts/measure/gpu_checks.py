@@ -29,9 +29,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def commands(out: Path, checkpoint: str) -> dict[str, list[list[str]]]:
     """Return {step: its commands}, each to be run from the checkout's root."""
     marked = sorted(str(path) for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text("utf-8"))
-    cuda = ["--device", "cuda", "--json"]
+    cuda = ["--device", "cuda", "--out"]
     bertlite = ["-m", "bertlite"]
-    memory = ["-m", "scripts.measure.checkpointing", "--dtype", "bfloat16", "--batch", "32", "--length", "512"]
+    memory = ["-m", "scripts.measure.checkpointing", "--dtype", "bfloat16", "--batch-size", "32", "--length", "512"]
     steps = {
         "tests": [["-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", *marked]],
         "parity": [

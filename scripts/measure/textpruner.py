@@ -1,6 +1,6 @@
 """Compare heads pruned by TextPruner and by bertlite: the same model, calibration examples and number of heads.
 
-    python -m scripts.measure.textpruner MODEL --train train.tsv --dev dev.tsv --root runs/textpruner --json FILE
+    python -m scripts.measure.textpruner CHECKPOINT --train train.tsv --dev dev.tsv --out runs/textpruner,FILE.json
 
 TextPruner calls `prune_heads`, which transformers 4 has and 5 lacks.  It requires numpy<1.22 from Python 3.10 on;
 `pip install --no-deps textpruner` avoids that.  MODEL is a folder or hub id of a sequence classifier.  Each cell is a
@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bertlite.cli.parts import integers
-from bertlite.cli.prune import words
+from bertlite.cli.parts import FOLDER, RECORD, integers, names, paths
 from bertlite.lab.experiments.cell import Cell, Experiment, Setting
 from bertlite.lab.experiments.compare import labels, outputs, provenance
 from bertlite.lab.experiments.data import DataSource
@@ -33,7 +32,7 @@ OURS = {"bertlite": "none", "bertlite, refit": "refit"}  # name: repair
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     train, dev = (DataSource(path, text=(args.text,), label=args.label, columns=args.columns) for path in args.data)
-    experiment = Experiment(Setting(args.model, TASK.name, train, dev, args.max_length, args.calibration))
+    experiment = Experiment(Setting(args.checkpoint, TASK.name, train, dev, args.max_length, args.calibration))
     built = experiment.dense.config.num_attention_heads
     for heads in args.heads:
         if not 0 < heads < built:
@@ -42,27 +41,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     for heads in args.heads:
         systems = {
             textpruner_name(iterations): [
-                textpruner(experiment, heads, iterations, seed, args.root) for seed in args.seeds
+                textpruner(experiment, heads, iterations, seed, args.out[FOLDER]) for seed in args.seeds
             ]
             for iterations in args.iterations
         }
         fraction = 1 - heads / built
         for name, repair in OURS.items():
             cells = [Cell(fraction=fraction, at_least=1, repair=repair, seed=seed) for seed in args.seeds]
-            systems[name] = [read_runs(experiment.run(cell, args.root))[0] for cell in cells]
+            systems[name] = [read_runs(experiment.run(cell, args.out[FOLDER]))[0] for cell in cells]
         rows += [row(name, fraction, runs, next(iter(systems.values()))) for name, runs in systems.items()]
         for line in rows[-len(systems) :]:
             print(
                 f"{100 * fraction:3.0f} % removed  {line['system']:<28} accuracy {100 * line['accuracy']:.1f}"
                 f" [{100 * line['low']:.1f}, {100 * line['high']:.1f}]  heads kept {line['heads_kept']}"
             )
-    runs = read_runs(args.root, name="textpruner")
+    runs = read_runs(args.out[FOLDER], name="textpruner")
     write_record(
-        args.json,
+        args.out[RECORD],
         {
             "what": "heads pruned by TextPruner and by bertlite",
             **{name: runs[0].facts[name] for name in ("command", "data", "model")},
-            **provenance([*runs, *read_runs(args.root, name="prune")]),
+            **provenance([*runs, *read_runs(args.out[FOLDER], name="prune")]),
             "textpruner": version_of("textpruner"),
             "dense": float(TASK.metrics["accuracy"](experiment.dense_outputs, np.array(experiment.dev.labels))),
             "calibration": args.calibration,
@@ -74,20 +73,45 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder or a hub id, with its tokenizer")
     parser.add_argument("--train", required=True, metavar="FILE", help="where calibration examples come from")
     parser.add_argument("--dev", required=True, metavar="FILE", help="what is evaluated")
-    parser.add_argument("--text", default="sentence", metavar="NAME", help="the column of the text")
-    parser.add_argument("--label", default="label", metavar="NAME", help="the column of the label")
-    parser.add_argument("--columns", type=words, default=(), metavar="A,B", help="of files without a header")
-    parser.add_argument("--max-length", type=int, default=64)
+    parser.add_argument(
+        "--text", default="sentence", metavar="NAME", help="the column of the text (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--label", default="label", metavar="NAME", help="the column of the label (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--columns",
+        type=names,
+        default=(),
+        metavar="A,B",
+        help="of files without a header (default: those of the header)",
+    )
+    parser.add_argument(
+        "--max-length", type=int, default=64, help="tokens to truncate texts to (default: %(default)s)"
+    )
     parser.add_argument("--calibration", type=int, default=512, metavar="N", help="examples (default: 512)")
-    parser.add_argument("--heads", type=integers, default=(6, 4, 2, 1), help="left, of a layer on average")
-    parser.add_argument("--iterations", type=integers, default=(1, 4), help="TextPruner's n_iters (default: 1,4)")
-    parser.add_argument("--seeds", type=integers, default=(0, 1, 2), help="of the calibration examples (default: 0-2)")
-    parser.add_argument("--root", type=Path, required=True, metavar="FOLDER", help="where the runs' folders are made")
-    parser.add_argument("--json", type=Path, required=True, metavar="FILE")
+    parser.add_argument(
+        "--heads", type=integers, default="6,4,2,1", help="left, of a layer on average (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--iterations", type=integers, default="1,4", help="TextPruner's n_iters (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seeds", type=integers, default="0,1,2", help="of the calibration examples (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--out",
+        type=paths((RECORD, FOLDER)),
+        required=True,
+        metavar="FOLDER,FILE.json",
+        help="where the folders of the runs are made, and the record is written",
+    )
     args = parser.parse_args(argv)
+    if len(args.out) < 2:
+        parser.error("--out needs a folder for the runs and a file for the record: FOLDER,FILE.json")
     args.data = args.train, args.dev
     return args
 

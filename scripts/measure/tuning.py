@@ -1,7 +1,7 @@
 """Find the tuned constants of bertlite by measuring candidates in turn.
 
-    python -m scripts.measure.tuning --json scripts/results/tuning.json      # three minutes on two cores
-    python -m scripts.measure.tuning --only MAX_FILL CALL_COST
+    python -m scripts.measure.tuning --out scripts/results/tuning.json      # three minutes on two cores
+    python -m scripts.measure.tuning --only MAX_FILL,CALL_COST
 
 For each constant it prints the value in the code, the best value found, and the value to choose: the best one if its
 lead exceeds the spread of the measurement, else the one in the code.  Times are of layers of bert-base's shape.
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from bertlite import BertConfig, BertForSequenceClassification, BertModel, optimize_for_inference
+from bertlite.cli.parts import names_of
 from bertlite.lab.bench.work import Work, full, ragged
 from bertlite.lab.timing import alternate, check_rounds, ratios, with_spread
 from bertlite.records import environment, quartiles, write_record
@@ -69,14 +70,20 @@ class Sizes:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=CONSTANTS, default=list(CONSTANTS), metavar="NAME")
+    parser.add_argument(
+        "--only",
+        type=names_of("constant", list(CONSTANTS)),
+        default=list(CONSTANTS),
+        metavar="A,B",
+        help="(default: all)",
+    )
     parser.add_argument("--hidden", type=int, default=Sizes.hidden, help="size of the states (default: %(default)s)")
     parser.add_argument("--layers", type=int, default=Sizes.layers, help="layers of a model (default: %(default)s)")
     parser.add_argument(
         "--rounds", type=int, default=Sizes.rounds, help="runs of each candidate (default: %(default)s)"
     )
     parser.add_argument("--scale", type=float, default=Sizes.scale, help="share of each batch (default: %(default)s)")
-    parser.add_argument("--json", metavar="FILE", help="where to write the record")
+    parser.add_argument("--out", metavar="FILE", help="where to write the record")
     args = parser.parse_args(argv)
     check_rounds(args.rounds, name="--rounds")
     sizes = Sizes(args.hidden, args.layers, args.rounds, args.scale)
@@ -86,10 +93,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in args.only:
             constants[name] = CONSTANTS[name](sizes)
             show(name, constants[name])
-    if args.json:
+    if args.out:
         record = {"what": "scripts/measure/tuning.py", "environment": where, "sizes": vars(sizes)}
-        write_record(args.json, {**record, "constants": constants})
-        print(f"record: {args.json}")
+        write_record(args.out, {**record, "constants": constants})
+        print(f"record: {args.out}")
     return 0
 
 

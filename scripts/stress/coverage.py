@@ -2,7 +2,7 @@
 
     python -m scripts.stress.coverage                      # all tests, on every core: minutes
     python -m scripts.stress.coverage tests/test_model.py  # what pytest is given instead
-    python -m scripts.stress.coverage --json scripts/results/coverage.json
+    python -m scripts.stress.coverage --out scripts/results/coverage.json
 
 Child processes count, however they are started, unless they are killed.  Lines that only a skipped test would run, for
 want of a GPU or a library, count as not run.  Prints every file of which a line is not run, with those lines, and
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("tests", nargs="*", default=["tests"], help="what pytest is given (tests)")
     parser.add_argument("--workers", default="auto", help="of pytest-xdist (auto)")
     parser.add_argument("--least", type=float, default=95.0, metavar="PERCENT")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write a record (default: nowhere)")
     args = parser.parse_args(argv)
     if absent := [name for name in ("coverage", "xdist") if find_spec(name) is None]:
         parser.error(f"{' and '.join(absent)} not installed: pip install coverage pytest-xdist")
@@ -79,12 +79,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{held['run'] / held['lines']:7.1%} of {held['lines']:4} lines of {name}, not {held['not_run']}")
     lines, run = (sum(held[what] for held in files.values()) for what in ("lines", "run"))
     print(f"{run / lines:7.2%} of {lines} lines")
-    if args.json:
+    if args.out:
         from bertlite.records import environment, write_record
 
         record = {"what": "scripts/stress/coverage.py", "tests": args.tests, "passed": status == 0}
         record |= {"lines": lines, "run": run, "percent": round(100 * run / lines, 2), "files": files}
-        write_record(args.json, {**record, "environment": environment()})
+        write_record(args.out, {**record, "environment": environment()})
     return int(status != 0 or run / lines < args.least / 100)
 
 

@@ -3,7 +3,7 @@
     python -m scripts.stress.fuzz                       # half a minute; what CI runs
     python -m scripts.stress.fuzz --examples 20000      # an hour or two
     python -m scripts.stress.fuzz --only zip --seed 7   # one kind of file, other changes
-    python -m scripts.stress.fuzz --examples 5000 --json scripts/results/fuzz.json
+    python -m scripts.stress.fuzz --examples 5000 --out scripts/results/fuzz.json
 
 Prints a line of JSON: for each kind of file how many changes were loaded and how many refused, the slowest of them
 in seconds, and by how many KiB memory grew.  An error that is not one of ours ends the run, as a crash would, and
@@ -26,6 +26,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from bertlite import BertModel, BertTokenizer
+from bertlite.cli.parts import names_of
 from bertlite.records import environment, write_record
 from scripts.make import hostile
 
@@ -145,15 +146,21 @@ def fuzz(kind: str, examples: int, number: int) -> dict[str, float]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=40, help="of each kind of file (40)")
-    parser.add_argument("--only", nargs="+", choices=PLACES, default=list(PLACES), help="these kinds of file")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the same, and where it was run")
+    parser.add_argument(
+        "--only",
+        type=names_of("kind of file", list(PLACES)),
+        default=list(PLACES),
+        metavar="A,B",
+        help="these kinds of file (default: all)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the same, and where it was run")
     args = parser.parse_args(argv)
     kinds = {kind: fuzz(kind, args.examples, args.seed) for kind in args.only}
     print(json.dumps(kinds))
-    if args.json:
+    if args.out:
         record = {"what": "scripts/stress/fuzz.py", "examples": args.examples, "seed": args.seed, "kinds": kinds}
-        write_record(args.json, {**record, "environment": environment()})
+        write_record(args.out, {**record, "environment": environment()})
     return 0
 
 

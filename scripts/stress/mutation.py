@@ -5,8 +5,8 @@
     python -m scripts.stress.mutation checkpoint/checks --lines 40-90 --minutes 5
     python -m scripts.stress.mutation stack/masks --list                  # print the mutants; nothing is run
     python -m scripts.stress.mutation config --tests tests/test_config.py # other tests than those of TESTS
-    python -m scripts.stress.mutation pruning --json scripts/results/mutation-pruning.json
-    python -m scripts.stress.mutation pruning --after RECORD --json NEW   # only what was not killed there, or is new
+    python -m scripts.stress.mutation pruning --out scripts/results/mutation-pruning.json
+    python -m scripts.stress.mutation pruning --after RECORD --out NEW   # only what was not killed there, or is new
 
 The package is copied, the copy is changed, and a fork of this process, which has imported torch already, runs the
 tests on it up to the first that fails: first those that reach the changed lines, and of these first the quick.
@@ -299,16 +299,21 @@ def report(found: Sequence[Mutant], reasons: Mapping[tuple[str, str, str], str])
     return [dict(zip(("line", "old", "new"), each.key, strict=True), why=reasons.get(each.key)) for each in found]
 
 
+def paths(text: str) -> list[Path]:
+    """Parse "a.py,b.py" into [Path("a.py"), Path("b.py")]."""
+    return [Path(part) for part in text.split(",")]
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("module", help="its path in bertlite without .py: stack/attention")
-    parser.add_argument("--tests", nargs="+", type=Path, help="instead of the files that TESTS names")
+    parser.add_argument("--tests", type=paths, metavar="A,B", help="instead of the files that TESTS names")
     parser.add_argument("--slice", default="1/1", help="K/N: each N-th mutant, from the K-th")
     parser.add_argument("--lines", default="1-1000000", help="FROM-TO of the module")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no mutant after so many")
     parser.add_argument("--after", type=Path, help="the record of a whole run: skip the mutants that it killed")
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
-    parser.add_argument("--json", type=Path, help="where to write a record")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write a record")
     args = parser.parse_args(argv)
     args.module = args.module.removesuffix(".py")
     if not source_of(args.module).is_file():
@@ -338,7 +343,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     counts = {"mutants": len(every), "run": sum(map(len, done.values()))}
     counts |= {name: len(each) for name, each in done.items()} | {"unexplained": len(unexplained)}
     print(", ".join(f"{n} {what}" for what, n in counts.items()))
-    if args.json:
+    if args.out:
         from bertlite.records import environment, write_record  # not before: the forks import the copy
 
         tests = [os.path.relpath(path, ROOT) for path in args.tests]
@@ -348,7 +353,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             record["after"] = {"killed": len(skipped), **commit_of(before)}
             record["after"] |= {"after": before["after"]} if "after" in before else {}
         record["minutes"] = round((time.monotonic() - start) / 60, 1)
-        write_record(args.json, {**record, "environment": environment()})
+        write_record(args.out, {**record, "environment": environment()})
     return int(bool(unexplained))
 
 

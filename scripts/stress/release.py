@@ -101,7 +101,13 @@ def check_contents(dist: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lowest", action="store_true", help="the oldest dependencies, and the tests")
-    parser.add_argument("--tests", nargs="*", default=TESTS, help=f"with --lowest ({' '.join(TESTS)})")
+    parser.add_argument(
+        "--tests",
+        type=lambda text: text.split(","),
+        default=TESTS,
+        metavar="A,B",
+        help=f"with --lowest (default: {','.join(TESTS)})",
+    )
     parser.add_argument("--python", type=Path, help="with --lowest: of an environment that has the oldest torch")
     args = parser.parse_args(argv)
     if args.lowest != bool(args.python):

@@ -1,6 +1,6 @@
 """Load, infer, prune, save and reload, over and over, and check that memory stays flat.
 
-    python -m scripts.stress.soak --minutes 60 --json scripts/results/soak.json  # random weights, no download
+    python -m scripts.stress.soak --minutes 60 --out scripts/results/soak.json  # random weights, no download
 
 Every round loads a checkpoint, runs it in every backend and optimised, prunes heads and neurons, saves, loads what was
 saved and compares outputs bit for bit.  Prints memory and open files as it goes, and writes them with a verdict and
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--every", type=float, default=30, help="seconds between two looks at memory (30)")
     parser.add_argument("--allowed", type=float, default=16, help="MiB that memory may grow by (16)")
-    parser.add_argument("--json", type=Path, help="where to write what was seen")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write what was seen")
     args = parser.parse_args(argv)
     if not Path("/proc/self/status").exists():
         parser.error("memory is read from Linux's /proc")
@@ -100,10 +100,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     grown = (rows[-1]["own"] - first) / 2**20
     leaked = rows[-1]["files"] - rows[0]["files"]
     flat = grown <= args.allowed and leaked <= 0
-    if args.json:
+    if args.out:
         verdict = {"flat": flat, "grown_mib": round(grown, 2), "allowed_mib": args.allowed, "files_left_open": leaked}
         record = {"minutes": args.minutes, "verdict": verdict, "sizes": SIZES, "rows": rows}
-        write_record(args.json, {**record, "environment": environment()})
+        write_record(args.out, {**record, "environment": environment()})
     print(f"{'flat' if flat else 'NOT flat'}: {grown:+.1f} MiB since the first fifth, {leaked:+d} open files")
     return int(not flat)
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.clients
 
 
 def test_the_record_says_what_came_of_each_run(tmp_path: Path) -> None:
-    assert clients.main(["--only", "both_ways", "loads_pruned", "--json", str(tmp_path / "out.json")]) == 0
+    assert clients.main(["--only", "both_ways,loads_pruned", "--out", str(tmp_path / "out.json")]) == 0
     record = json.loads((tmp_path / "out.json").read_text())
     lines = {line["name"]: line for line in record["checks"]}
     assert set(lines) == {"both_ways", "loads_pruned"}
@@ -37,7 +37,7 @@ def test_a_failure_of_ours_is_the_exit_status(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setitem(CHECKS, "planted", Check("none", "it fails", "planted", fails, ()))
     monkeypatch.setitem(CHECKS, "planted-absent", Check("none", "it is absent", "planted-absent", absent, ()))
-    assert clients.main(["--only", "planted", "--json", str(tmp_path / "out.json")]) == 1
+    assert clients.main(["--only", "planted", "--out", str(tmp_path / "out.json")]) == 1
     first, second = json.loads((tmp_path / "out.json").read_text())["checks"]
     assert first["bertlite.hf"] == {"result": "fails", "error": "ValueError: nothing in FOLDER/run"}
     assert second["transformers"] == {"result": "not run", "error": "MissingError: not installed: x"}

@@ -25,7 +25,7 @@ from bertlite.cli import main
 from bertlite.embed import Embedder, pool
 from bertlite.embed.command import read_placement
 from bertlite.embed.embedder import pack_weights
-from bertlite.embed.job import Job, Progress, run
+from bertlite.embed.job import Job, TokenCount, run
 from bertlite.embed.rows import Rows
 from bertlite.inference import InferenceModel
 from bertlite.parity.command import demo_checkpoint
@@ -234,7 +234,7 @@ def test_the_benchmark_compares_the_same_paragraphs(checkpoint, tmp_path, monkey
     text.write_text("\n".join(f" = heading = \n\n {each} " for each in texts_of(11)))
     assert measure_embed.paragraphs(text, 99) == texts_of(11)
     monkeypatch.setattr(measure_embed, "peer", lambda model: Embedder(model, dtype="float64").encode)
-    arguments = [str(checkpoint), str(text), "--texts", "5", "--rounds", "7", "--json", str(path)]
+    arguments = [str(checkpoint), str(text), "--texts", "5", "--rounds", "7", "--out", str(path)]
     assert measure_embed.main(arguments) == 0
     record = json.loads(path.read_text())
     lengths = [len(row) for row in Embedder(checkpoint).tokenize([texts_of(11)[i] for i in (0, 2, 4, 6, 8)])]
@@ -306,8 +306,8 @@ def test_a_row_that_cannot_be_read_is_named(tmp_path) -> None:
 
 def test_a_job_writes_every_row_once(checkpoint, lines, tmp_path, capsys) -> None:
     out, record = tmp_path / "out", tmp_path / "record.json"
-    arguments = ["embed", str(lines), "--model", str(checkpoint), "--out", str(out), "--shard-rows", "10"]
-    assert main([*arguments, "--keep-text", "--json", str(record)]) == 0
+    arguments = ["embed", str(checkpoint), str(lines), "--out", f"{out},{record}", "--shard-rows", "10"]
+    assert main([*arguments, "--keep-text"]) == 0
     assert "53 rows, 48 numbers each, complete" in capsys.readouterr().out
     got, wanted = read(out), Embedder(checkpoint).encode(texts_of(53))
     assert list(got) == list(range(53))
@@ -358,7 +358,7 @@ def test_other_settings_another_input_and_another_model_are_refused(checkpoint, 
     out = tmp_path / "out"
     run(Job(Embedder(checkpoint), Rows((lines,)), out, shard_rows=10))
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    arguments = ["embed", str(lines), "--model", str(checkpoint), "--out", str(out), "--shard-rows", "10"]
+    arguments = ["embed", str(checkpoint), str(lines), "--out", str(out), "--shard-rows", "10"]
     assert main([*arguments, "--pooling", "cls", "--normalize"]) == 2
     message = capsys.readouterr().err
     assert "settings.pooling is 'cls', there 'mean'" in message
@@ -408,7 +408,7 @@ raise SystemExit(main(sys.argv[1:]))
 
 def test_a_kill_loses_one_shard_at_most(checkpoint, lines, tmp_path) -> None:
     wanted, out = tmp_path / "wanted", tmp_path / "out"
-    arguments = ["embed", str(lines), "--model", str(checkpoint), "--shard-rows", "5", "--max-tokens", "40"]
+    arguments = ["embed", str(checkpoint), str(lines), "--shard-rows", "5", "--max-tokens", "40"]
     assert main([*arguments, "--out", str(wanted)]) == 0
     child = subprocess.Popen(
         [sys.executable, "-c", SLOW, *arguments, "--out", str(out)], env={**os.environ, "PYTHONPATH": str(ROOT)}
@@ -438,7 +438,7 @@ def test_a_kill_loses_one_shard_at_most(checkpoint, lines, tmp_path) -> None:
 
 def test_progress_counts_tokens_and_forecasts_their_time() -> None:
     now = [100.0]
-    progress = Progress(characters_left=600, rows_left=30, clock=lambda: now[0])
+    progress = TokenCount(characters_left=600, rows_left=30, clock=lambda: now[0])
     assert (progress.total, progress.rate, progress.seconds_left) == (0, 0.0, None)
     progress.add_shard(200, [5] * 10)  # 30 tokens of its own in 200 characters; 400 characters in 20 rows are left
     assert progress.total == 50 + 60 + 40
@@ -498,7 +498,7 @@ def test_ray_loses_no_row_when_a_worker_is_killed(checkpoint, lines, tmp_path, m
     monkeypatch.setattr(on_ray, "ACTOR_ROWS", 8)
     here = str(Path(__file__).parents[1])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), here, *sys.path]))
-    embedder = Dying(checkpoint)
+    embedder = Dying(checkpoint, dtype="float64")  # another division into batches rounds float32 in other places
     embedder.fatal, embedder.mark = texts_of(53)[30], str(tmp_path / "mark")
     job = Job(embedder, Rows((lines,)), tmp_path / "out", shard_rows=10, keep_text=True, engine="ray")
     try:
@@ -509,14 +509,14 @@ def test_ray_loses_no_row_when_a_worker_is_killed(checkpoint, lines, tmp_path, m
     assert manifest["complete"]
     got = read(job.out)
     assert sorted(got) == list(range(53))
-    wanted = Embedder(checkpoint).encode(texts_of(53))
-    np.testing.assert_allclose(np.array([got[i] for i in range(53)]), wanted, atol=1e-6)
+    wanted = Embedder(checkpoint, dtype="float64").encode(texts_of(53))
+    np.testing.assert_allclose(np.array([got[i] for i in range(53)]), wanted, rtol=3e-7)  # as float32 stores them
     assert sorted(path.name for path in job.out.iterdir()) == ["manifest.json", "vectors"]
 
 
 def test_without_ray_the_message_names_the_package(checkpoint, lines, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    arguments = ["embed", str(lines), "--model", str(checkpoint), "--out", str(tmp_path / "out"), "--engine", "ray"]
+    arguments = ["embed", str(checkpoint), str(lines), "--out", str(tmp_path / "out"), "--engine", "ray"]
     assert main(arguments) == 2
     assert "pip install 'bertlite[ray]'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

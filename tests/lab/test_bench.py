@@ -1,7 +1,6 @@
 """bertlite/lab/bench and timing: the work is what it says, every engine runs, and a slower record is found out."""
 
 import json
-import sys
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bertlite import BertConfig, cli
 from bertlite.lab import timing
 from bertlite.lab.bench import engines, sections
-from bertlite.lab.bench.command import PEERS, print_section, report_worse
+from bertlite.lab.bench.command import PEERS, report_worse, section_lines
 from bertlite.lab.bench.engines import ENGINES, states
 from bertlite.lab.bench.sections import BASELINE, ERRORS, Bench, gpu_demands, is_right, limit_fractions
 from bertlite.lab.bench.work import full, lengths_like, ragged, works
@@ -150,8 +149,7 @@ def test_an_engine_that_is_wrong_is_not_timed(kept, few_rounds, monkeypatch, cap
     assert "quick float32" not in found["seconds"]
     assert found["wrong"] == ["quick float32"]
     assert found["errors"]["quick float32"] > ERRORS["float32"]
-    print_section("ragged", found)
-    assert "WRONG  quick float32: error" in capsys.readouterr().out
+    assert "WRONG  quick float32: error" in "\n".join(section_lines("ragged", found))
     assert not is_right("quick float32", float("nan"))
 
 
@@ -179,8 +177,7 @@ def test_what_a_gpu_is_asked_is_counted(capsys):
     counts = gpu_demands(seen, layers=2)
     assert counts == {"kernels per layer": 3, "copies": 1, "launches": 6, "waits": 1}
     found = {"what": "it", "seconds": {"a": {"low": 1, "median": 1, "high": 1}}, "ratios": {}}
-    print_section("it", found | {"demands": {"a": counts}, "peak_bytes": {"a": 2**21}})
-    told = capsys.readouterr().out
+    told = "\n".join(section_lines("it", found | {"demands": {"a": counts}, "peak_bytes": {"a": 2**21}}))
     assert "2 MiB" in told
     assert "3 kernels per layer, 1 copies, 6 launches, 1 waits" in told
 
@@ -215,12 +212,11 @@ def test_training_steps_stand_beside_those_of_transformers(kept, few_rounds):
 def test_the_command_measures_records_draws_and_checks(kept, few_rounds, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sections, "ceilings", lambda device: {"float32": 1e9, "bfloat16": 1e9, "bytes": 1e9})
     record, only = tmp_path / "speed.json", ["--only", "forward 1 x 16", "--engines", "bertlite optimised"]
-    common = ["bench", *only, "--rounds", "3", "--keep", str(kept), "--json", str(record)]
-    drawing = []
-    if "matplotlib" in sys.modules or pytest.importorskip("matplotlib"):
-        drawing = ["--plot", str(tmp_path / "speed.png")]
-    assert cli.main([*common, *drawing]) == 0
-    assert drawing == [] or (tmp_path / "speed.png").stat().st_size > 1000
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "speed.png"
+    common = ["bench", *only, "--rounds", "3", "--out"]
+    assert cli.main([*common, f"{record},{kept},{picture}"]) == 0
+    assert picture.stat().st_size > 1000
     found = json.loads(record.read_text())
     section = found["sections"]["forward 1 x 16"]
     assert set(section["seconds"]) == {
@@ -241,7 +237,7 @@ def test_the_command_measures_records_draws_and_checks(kept, few_rounds, tmp_pat
     for pair in section["ratios"]:
         section["ratios"][pair]["median"] *= 100
     (tmp_path / "better.json").write_text(json.dumps(found))
-    assert cli.main([*common, "--check", str(tmp_path / "better.json")]) == 1
+    assert cli.main([*common, f"{record},{kept}", "--check", str(tmp_path / "better.json")]) == 1
     assert "WORSE  forward 1 x 16: transformers sdpa float32 / bertlite optimised float32" in capsys.readouterr().out
 
 
@@ -250,10 +246,7 @@ def test_missing_peers_are_named(kept, few_rounds, tmp_path, capsys, monkeypatch
     gone = replace(next(each for each in ENGINES if each.name == "onnxruntime"), needs=("no_such_package",))
     monkeypatch.setattr(sections, "ENGINES", (ENGINES[0], gone))
     record = tmp_path / "speed.json"
-    assert (
-        cli.main(["bench", "--only", "forward 1 x 16", "--rounds", "3", "--keep", str(kept), "--json", str(record)])
-        == 0
-    )
+    assert cli.main(["bench", "--only", "forward 1 x 16", "--rounds", "3", "--out", f"{record},{kept}"]) == 0
     assert "missing: onnxruntime float32: not installed: no_such_package" in capsys.readouterr().out
     assert json.loads(record.read_text())["missing"]["onnxruntime int8"] == "not installed: no_such_package"
 
@@ -276,7 +269,7 @@ def test_worse_is_worse_whichever_way_a_ratio_is_written():
 def test_a_record_of_another_machine_is_not_added_to(tmp_path, capsys):
     path = tmp_path / "speed.json"
     path.write_text(json.dumps({"environment": environment() | {"cpu": "another"}, "sections": {}}))
-    assert cli.main(["bench", "--only", "import", "--json", str(path)]) == 2
+    assert cli.main(["bench", "--only", "import", "--out", str(path)]) == 2
     assert "was measured in another environment, which differs in cpu, versions: write" in capsys.readouterr().err
 
 
@@ -284,12 +277,21 @@ def test_a_record_of_another_commit_is_not_added_to(tmp_path, capsys):
     path, there = tmp_path / "record.json", environment()
     there["versions"] |= {name: version_of(name) for name in PEERS}
     path.write_text(json.dumps({"environment": there | {"git": {"commit": "0" * 40}}, "sections": {}}))
-    assert cli.main(["bench", "--only", "import", "--json", str(path)]) == 2
+    assert cli.main(["bench", "--only", "import", "--out", str(path)]) == 2
     assert "which differs in git" in capsys.readouterr().err
 
 
 def test_bad_requests(capsys):
-    assert cli.main(["bench", "--only", "nonsense"]) == 2
+    assert cli.main(["bench", "--only", "forward,nonsense"]) == 2
+    assert "no section matches 'nonsense'; have: import, loading" in capsys.readouterr().err
+    assert cli.main(["bench", "--engines", "jax"]) == 2
+    assert "no engine matches 'jax'; have: transformers sdpa float32" in capsys.readouterr().err
+    assert cli.main(["bench", "--shapes", "1x2"]) == 2
+    assert "--shapes has no meaning without RUN" in capsys.readouterr().err
+    assert cli.main(["bench", "some-run", "--only", "import", "--out", "there"]) == 2
+    assert "--only has no meaning with RUN" in capsys.readouterr().err
+    assert cli.main(["bench", "some-run"]) == 2
+    assert "say --out FOLDER" in capsys.readouterr().err
     assert cli.main(["bench", "--rounds", "6"]) == 2
     assert "--rounds is 6; a median with its spread needs 7 or more" in capsys.readouterr().err
     assert cli.main(["bench", "--seconds", "0"]) == 2

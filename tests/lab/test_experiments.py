@@ -552,9 +552,9 @@ def test_a_sweep_in_processes_gives_what_one_gives(setting, tmp_path):
 
 @pytest.mark.slow
 def test_a_sweep_killed_goes_on_without_repeating_what_was_finished(world, tmp_path):
-    command = [sys.executable, "-m", "bertlite", "prune", "curve", *data_arguments(world), "--root", str(tmp_path)]
-    command += ["--criteria", "michel", "fisher", "random", "--fractions", "0.25,0.5,0.75", "--calibration", "11"]
-    command += ["--random-seeds", "0-5", "--repairs", "none,refit", "--processes", "2"]
+    command = [sys.executable, "-m", "bertlite", "prune", "curve", *data_arguments(world), "--out", str(tmp_path)]
+    command += ["--criteria", "michel,fisher,random", "--fractions", "0.25,0.5,0.75", "--calibration", "11"]
+    command += ["--random-seeds", "0,1,2,3,4,5", "--repairs", "none,refit", "--processes", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     total = 3 * 2 * (1 + 1 + 6)
 
@@ -654,8 +654,8 @@ def test_memory_counts_the_weights():
 @pytest.fixture(scope="module")
 def runs(world, tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
-    command = ["prune", "curve", *data_arguments(world), "--root", str(root), "--calibration", "11"]
-    assert main([*command, "--criteria", "michel", "random", "--fractions", "0.25,0.5", "--random-seeds", "0-2"]) == 0
+    command = ["prune", "curve", *data_arguments(world), "--out", str(root), "--calibration", "11"]
+    assert main([*command, "--criteria", "michel,random", "--fractions", "0.25,0.5", "--random-seeds", "0,1,2"]) == 0
     return root
 
 
@@ -710,7 +710,7 @@ def test_ways_that_differ_have_lines_of_their_own():
 
 def test_compare_writes_rows_and_every_figure(runs, tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    where = ["--json", str(tmp_path / "rows.json"), "--plots", str(tmp_path / "plots")]
+    where = ["--out", f"{tmp_path / 'rows.json'},{tmp_path / 'plots'}"]
     assert main(["prune", "compare", str(runs), "--against", "random", *where]) == 0
     said = capsys.readouterr().out
     assert "| criterion | neurons | repair | epochs | 25 % | 50 % |" in said
@@ -757,10 +757,10 @@ def test_the_heat_map_crosses_the_pruned_heads():
 
 def test_score_writes_what_run_reads(world, tmp_path, capsys):
     data = [str(world / "model"), "--train", str(world / "train.tsv"), "--calibration", "11"]
-    assert main(["prune", "score", *data, "--criteria", "michel", "magnitude", "--out", str(tmp_path / "scores")]) == 0
+    assert main(["prune", "score", *data, "--criteria", "michel,magnitude", "--out", str(tmp_path / "scores")]) == 0
     assert (tmp_path / "scores" / "rank-correlation.png").exists()
     given = ["--scores", str(tmp_path / "scores" / "michel.json")]
-    command = ["prune", "run", *data, "--dev", str(world / "dev.tsv"), "--root"]
+    command = ["prune", "run", *data, "--dev", str(world / "dev.tsv"), "--out"]
     assert main([*command, str(tmp_path / "a"), *given]) == 0
     assert main([*command, str(tmp_path / "b")]) == 0
     (a,), (b,) = read_runs(tmp_path / "a"), read_runs(tmp_path / "b")
@@ -770,8 +770,10 @@ def test_score_writes_what_run_reads(world, tmp_path, capsys):
 
 def test_export_gives_three_forms_of_one_function(runs, world, tmp_path, capsys):
     run = next(run for run in read_runs(runs) if run.config["cell"]["criterion"] == "michel")
-    for form in ("physical", "full", "mask"):
-        assert main(["prune", "export", str(run.folder), "--form", form, "--out", str(tmp_path / form)]) == 0
+    for form, name in (("physical", "physical"), ("full", "full"), ("mask", "mask.json")):
+        assert main(["prune", "export", str(run.folder), "--form", form, "--out", str(tmp_path / name)]) == 0
+    assert main(["prune", "export", str(run.folder), "--form", "mask", "--out", str(tmp_path / "folder")]) == 2
+    assert "--form mask: say --out FILE.json alone" in capsys.readouterr().err
     physical, full = (
         bertlite.BertForSequenceClassification.from_pretrained(tmp_path / form) for form in ("physical", "full")
     )
@@ -787,7 +789,7 @@ def test_export_gives_three_forms_of_one_function(runs, world, tmp_path, capsys)
         "export",
         str(world / "model"),
         "--mask",
-        str(tmp_path / "mask"),
+        str(tmp_path / "mask.json"),
         "--out",
         str(tmp_path / "again"),
     ]
@@ -815,9 +817,7 @@ def test_export_refuses_weights_that_were_not_kept(experiment, tmp_path, capsys)
 def test_bench_measures_runs_beside_their_dense_model(runs, tmp_path, capsys):
     folders = [str(run.folder) for run in read_runs(runs) if run.config["cell"]["criterion"] == "michel"][-1:]
     out = tmp_path / "bench"
-    assert (
-        main(["prune", "bench", *folders, "--shapes", "1x5,2x7", "--rounds", "7", "--table", "--out", str(out)]) == 0
-    )
+    assert main(["bench", *folders, "--shapes", "1x5,2x7", "--rounds", "7", "--table", "--out", str(out)]) == 0
     (run,) = read_runs(out)
     assert len(run.results["latency"]) == 2 * 2
     assert set(run.results["models"]) == {"dense", "-50 % heads, michel"}
@@ -835,7 +835,7 @@ def test_bench_refuses_runs_of_another_model(runs, world, tmp_path, capsys):
         facts["model"]["dense"] = "0" * 64
         (copy / "run.json").write_text(json.dumps(facts))
         both = [str(copy)] if change == "one" else [str(copy), str(folder)]
-        assert main(["prune", "bench", *both, "--out", str(tmp_path / "out")]) == 2
+        assert main(["bench", *both, "--out", str(tmp_path / "out")]) == 2
         return capsys.readouterr().err
 
     folder = read_runs(runs)[0].folder
@@ -866,7 +866,7 @@ def dense_of(world):
     return bertlite.BertForSequenceClassification.from_pretrained(world / "model")
 
 
-@pytest.mark.parametrize("action", ["finetune", "score", "run", "curve", "compare", "export", "bench"])
+@pytest.mark.parametrize("action", ["finetune", "score", "run", "curve", "compare", "export"])
 def test_every_action_explains_itself_without_heavy_imports(action):
     code = f"""
 import sys

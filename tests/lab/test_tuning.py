@@ -72,7 +72,7 @@ def test_the_script_measures_prints_and_records(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(tuning, "POSITIONS", (16, 64))
     path = tmp_path / "tuning.json"
     small = ["--hidden", "64", "--layers", "1", "--rounds", "7", "--scale", "0.05"]
-    assert tuning.main([*small, "--json", str(path)]) == 0
+    assert tuning.main([*small, "--out", str(path)]) == 0
     record = json.loads(path.read_text())
     assert list(record["constants"]) == list(tuning.CONSTANTS)
     assert record["environment"]["versions"]["torch"]

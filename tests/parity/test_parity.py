@@ -424,7 +424,7 @@ def test_float32_is_held_to_zero_only_where_the_order_of_sums_is_theirs():
 
 def test_command_exits_0_and_writes_what_it_found(tiny, tmp_path, capsys):
     path = tmp_path / "new" / "parity.json"
-    assert main(["parity", str(tiny), "--only", "BertModel-sdpa-padded", "--json", str(path)]) == 0
+    assert main(["parity", str(tiny), "--only", "BertModel-sdpa-padded", "--out", str(path)]) == 0
     record = json.loads(path.read_text())
     (found,) = record["checkpoints"].values()
     assert all(case.get("ok", True) for case in found["cases"])
@@ -447,7 +447,7 @@ def test_command_exits_1_when_a_case_differs(tiny, monkeypatch, capsys):
 def test_command_checks_shapes_beside_a_checkpoint(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(command.SHAPES, "large", {**SIZES, "hidden_size": 64})
     path = tmp_path / "record.json"
-    argv = ["parity", str(tiny), "--shapes", "large", "--only", "padded-float64", "--json", str(path)]
+    argv = ["parity", str(tiny), "--shapes", "large", "--only", "padded-float64", "--out", str(path)]
     assert main(argv) == 0
     assert "bert-large-uncased's shape (random)" in capsys.readouterr().out
     found = json.loads(path.read_text())["checkpoints"]
@@ -481,7 +481,7 @@ def test_command_lists_its_cases(capsys):
 def test_command_draws_a_plot(tiny, tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "parity.png"
-    assert main(["parity", str(tiny), "--only", "BertModel-sdpa-full", "--plot", str(path)]) == 0
+    assert main(["parity", str(tiny), "--only", "BertModel-sdpa-full", "--out", str(path)]) == 0
     assert path.read_bytes().startswith(b"\x89PNG")
 
 

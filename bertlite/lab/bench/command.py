@@ -2,67 +2,112 @@
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bertlite.lab.bench.sections import Bench, sections
+from bertlite.lab.bench.engines import ENGINES
+from bertlite.lab.bench.sections import Bench, Section, sections
 from bertlite.lab.timing import check_rounds, with_spread
+from bertlite.progress import Progress
 from bertlite.records import environment, version_of, warn_untraceable, write_json, write_record
 
 PEERS = ("onnx", "onnxruntime", "openvino", "nncf")
 SLACK = 0.15  # of a ratio: medians of one machine differ by so much from run to run
 
 
+SECONDS = 60.0  # time limit of a section
+PEERS_ALONE = ("only", "engines", "seconds", "check")  # arguments that have no meaning with RUN
+RUNS_ALONE = ("shapes", "table")  # and without
+
+
 def main(args: argparse.Namespace) -> int:
-    known = sections(args.device)
-    chosen = [name for name in known if any(part in name for part in args.only.split(","))]
-    if not chosen:
-        raise ValueError(f"no section matches {args.only!r}; have: {', '.join(known)}")
+    """Measure the peers, or the runs that are named, and return the exit status."""
     check_rounds(args.rounds, name="--rounds")
-    if not args.seconds > 0:
-        raise ValueError(f"--seconds is {args.seconds}; a section needs more than 0")
     if torch.device(args.device).type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {args.device}: this torch ({torch.__version__}) sees no CUDA device")
+    for name in PEERS_ALONE if args.runs else RUNS_ALONE:
+        if getattr(args, name):
+            how = "with RUN" if args.runs else "without RUN"
+            raise ValueError(f"--{name} has no meaning {how}: leave it out, or see `bertlite bench --help`")
+    if not args.runs:
+        return measure_peers(args)
+    if args.folder is None or ".png" in args.out:
+        raise ValueError("with RUN the results and their figures are a folder: say --out FOLDER")
+    from bertlite.lab.bench import runs  # needs bertlite[experiments]
+
+    return runs.main(args)
+
+
+def measure_peers(args: argparse.Namespace) -> int:
+    """Run sections, print and record them, and compare them with an older record."""
+    known = sections(args.device)
+    chosen = select("section", args.only, list(known))
+    select("engine", args.engines, [f"{engine.name} {dtype}" for engine in ENGINES for dtype in engine.dtypes])
+    seconds = SECONDS if args.seconds is None else args.seconds
+    if not seconds > 0:
+        raise ValueError(f"--seconds is {seconds}; a section needs more than 0")
     where = environment(args.device)
     where["versions"] |= {name: version_of(name) for name in PEERS}
-    record = open_record(args.json, where)
-    if args.json:
+    record = open_record(args.record, where)
+    if args.record:
         warn_untraceable(record)
     before = None if args.check is None else json.loads(Path(args.check).read_text(encoding="utf-8"))
-    bench = Bench(args.rounds, args.device, tuple(args.engines.split(",")), args.seconds, args.keep)
-    with bench.stack:
-        for name in chosen:
-            found = record["sections"][name] = known[name](bench)
-            print_section(name, found)
-            if args.json:
-                write_json(args.json, record)
-        if any("of_limit" in record["sections"][name] for name in chosen):
-            record["ceilings"] = bench.ceilings
-        record["missing"] = {**record.get("missing", {}), **bench.missing}
+    with Progress(len(chosen) * args.rounds, "rounds", what="bench") as progress:
+        engines = args.engines or ("",)
+        bench = Bench(args.rounds, args.device, engines, seconds, args.folder, after_round=progress.advance)
+        run_sections({name: known[name] for name in chosen}, bench, record, args.record, progress)
     for name, reason in bench.missing.items():
         print(f"missing: {name}: {reason}")
-    if args.json:
-        write_record(args.json, record)
-        print(f"\nrecord: {args.json}")
-    if args.plot:
-        plot(record, args.plot)
-        print(f"plot: {args.plot}")
+    if args.record:
+        write_record(args.record, record)
+    if picture := args.out.get(".png"):
+        plot(record, picture)
+    for path in args.out.values():
+        print(f"written: {path}")
     return 0 if before is None else report_worse(before, record, chosen)
 
 
-def open_record(path: str | None, where: dict[str, Any]) -> dict[str, Any]:
+def select(kind: str, wanted: Sequence[str] | None, known: Sequence[str]) -> list[str]:
+    """Return the names that contain one of the wanted parts; all, where none is wanted.
+
+    Raises:
+        ValueError: no name contains one of them.
+    """
+    for part in wanted or ():
+        if not any(part in name for name in known):
+            raise ValueError(f"no {kind} matches {part!r}; have: {', '.join(known)}")
+    return [name for name in known if not wanted or any(part in name for part in wanted)]
+
+
+def run_sections(
+    chosen: Mapping[str, Section], bench: Bench, record: dict[str, Any], path: Path | None, progress: Progress
+) -> None:
+    """Run sections, print each, and write the record after each."""
+    with bench.stack:
+        for i, (name, section) in enumerate(chosen.items(), start=1):
+            found = record["sections"][name] = section(bench)
+            progress.advance(i * bench.rounds - progress.done)  # with the rounds that the time limit left out
+            progress.print("\n".join(section_lines(name, found)))
+            if path:
+                write_json(path, record)
+        if any("of_limit" in record["sections"][name] for name in chosen):
+            record["ceilings"] = bench.ceilings
+        record["missing"] = {**record.get("missing", {}), **bench.missing}
+
+
+def open_record(path: Path | None, where: dict[str, Any]) -> dict[str, Any]:
     """Return the record to write; sections that are in the file stay, if they were measured in the same environment.
 
     Raises:
         ValueError: they were measured on another machine, with other versions or from another commit.
     """
     new = {"what": "bertlite bench", "environment": where, "sections": {}}
-    if path is None or not Path(path).exists():
+    if path is None or not path.exists():
         return new
-    old: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    old: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     there = old.get("environment", {})
     differing = [name for name in {**where, **there} if there.get(name) != where.get(name)]
     if differing:
@@ -73,9 +118,9 @@ def open_record(path: str | None, where: dict[str, Any]) -> dict[str, Any]:
     return old
 
 
-def print_section(name: str, found: Mapping[str, Any]) -> None:
-    """Print the times of a section, and whatever else was measured."""
-    print(f"\n{name}: {found['what']}")
+def section_lines(name: str, found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines that show the times of a section, and whatever else was measured."""
+    yield f"\n{name}: {found['what']}"
     width = max(map(len, found["seconds"]))
     for candidate, row in found["seconds"].items():
         low, median, high = (1e3 * row[which] for which in ("low", "median", "high"))
@@ -85,13 +130,13 @@ def print_section(name: str, found: Mapping[str, Any]) -> None:
         rounding = "" if error is None else f"   error {error:.1e}"
         peak = found.get("peak_bytes", {}).get(candidate)
         memory = "" if peak is None else f"   {peak / 2**20:.0f} MiB"
-        print(f"  {candidate:<{width}} {median:9.2f} ms   ({low:.2f} to {high:.2f}){limit}{memory}{rounding}")
+        yield f"  {candidate:<{width}} {median:9.2f} ms   ({low:.2f} to {high:.2f}){limit}{memory}{rounding}"
     for candidate, counts in found.get("demands", {}).items():
-        print(f"  {candidate:<{width}} {', '.join(f'{count:g} {kind}' for kind, count in counts.items())}")
+        yield f"  {candidate:<{width}} {', '.join(f'{count:g} {kind}' for kind, count in counts.items())}"
     for candidate in found.get("wrong", ()):
-        print(f"  WRONG  {candidate}: error {found['errors'][candidate]:.1e}, so it is not timed")
+        yield f"  WRONG  {candidate}: error {found['errors'][candidate]:.1e}, so it is not timed"
     for ratio, value in found["ratios"].items():
-        print(f"  {ratio:<{2 * width + 3}} {with_spread(value)}", flush=True)
+        yield f"  {ratio:<{2 * width + 3}} {with_spread(value)}"
 
 
 def report_worse(before: Mapping[str, Any], now: Mapping[str, Any], chosen: list[str]) -> int:
@@ -136,18 +181,18 @@ def common_ratios(
                 yield f"{section}: {name}, inverted", 1 / old, 1 / new
 
 
-def plot(record: Mapping[str, Any], path: str) -> None:
+def plot(record: Mapping[str, Any], path: Path) -> None:
     """Draw how many times faster than transformers' sdpa in float32 each engine is, batch by batch."""
     try:
         import matplotlib
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("--plot draws with matplotlib: pip install 'bertlite[plot]'") from None
+        raise ModuleNotFoundError("a plot is drawn with matplotlib: pip install 'bertlite[plot]'") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     found = {name: each for name, each in record["sections"].items() if name.startswith("forward")}
     if not found:
-        raise ValueError("--plot draws the forward sections, and none was run; leave out --only")
+        raise ValueError("the plot shows the forward sections, and none was run; leave out --only")
     fig, axes = plt.subplots(1, len(found), figsize=(4.5 * len(found), 6), squeeze=False)
     for ax, (name, each) in zip(axes[0], found.items(), strict=True):
         ratios = {

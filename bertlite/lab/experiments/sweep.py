@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bertlite.lab.experiments.cell import Cell, Experiment, Setting, parse_criterion
+from bertlite.progress import Progress
 from bertlite.records import is_finished
 
 SEEDED = "random"  # the criterion that is run over every seed
@@ -54,19 +55,18 @@ def sweep(
         ValueError, FileNotFoundError: the setting or a cell cannot be run; raised before any work.
         BlockingIOError: another sweep is writing to `root`.
     """
-    from tqdm import tqdm
-
     experiment = Experiment(setting, device)
     for cell in cells:
         experiment.check(cell)
     folders = [experiment.folder(cell, root) for cell in cells]
     with lock_folder(Path(root)):
         todo = [cell for cell, folder in zip(cells, folders, strict=True) if not is_finished(folder)]
-        with tqdm(total=len(cells), initial=len(cells) - len(todo), unit="cell", disable=not progress) as bar:
+        before = len(cells) - len(todo)
+        with Progress(len(cells), "cells", what="curve", done=before, shown=progress) as bar:
             if processes == 1:
                 for cell in todo:
                     experiment.run(cell, root, save_model=save_model)
-                    bar.update()
+                    bar.advance()
             elif todo:
                 threads = max(1, (os.cpu_count() or 1) // processes)
                 with ProcessPoolExecutor(
@@ -85,7 +85,7 @@ def sweep(
                             [pool.submit(run_cell, cell, str(root), save_model) for cell in todo]
                         ):
                             done.result()
-                            bar.update()
+                            bar.advance()
                     except BaseException:
                         pool.shutdown(cancel_futures=True)  # or waiting cells would run before the error is raised
                         raise

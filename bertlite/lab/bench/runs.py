@@ -1,0 +1,98 @@
+"""Pruned models beside the dense one that they come from: time, memory and quality, from the folders of runs."""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from bertlite.lab.experiments import plots
+from bertlite.lab.experiments.cell import MASKS, Setting
+from bertlite.lab.experiments.compare import dense_result, describe_way, interval_of, task_of
+from bertlite.lab.experiments.evaluate import TASKS, Task
+from bertlite.lab.experiments.files import apply_mask, model_sha256
+from bertlite.lab.experiments.measure import latency, latency_table, peak_memory
+from bertlite.lab.timing import with_spread
+from bertlite.progress import Progress
+from bertlite.records import Record, Run, read_runs, write_json
+
+SHAPES = ((1, 16), (8, 128))
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure the models of `args.runs` beside the dense one, in a run's folder, and print the table."""
+    shapes = args.shapes or SHAPES
+    records = [record for folder in args.runs for record in read_runs(folder, name="prune")]
+    task, models = task_of(records), dense_and_pruned(records, args.device)
+    config = {"runs": [str(record.folder) for record in records], "shapes": shapes, "rounds": args.rounds}
+    hashes = {"dense": records[0].facts["model"]["dense"]}
+    with Run("bench", config, folder=args.folder, device=args.device, model=hashes) as run:
+        with Progress(len(shapes) * args.rounds, "rounds", what="bench") as progress:
+            lines = latency(models, shapes, args.rounds, args.device, after_round=progress.advance)
+        for line in lines:
+            run.log(**line)
+        results = {"dense": {task.headline: dense_result(records)[task.headline]}}
+        results |= {run_label(record): headline_with_interval(record, task) for record in records}
+        batch, length = shapes[-1]
+        for name, model in models.items():
+            results[name] |= {
+                "parameters": model.num_parameters(),
+                "peak_memory": peak_memory(model, batch, length, args.device),
+            }
+        run.results = {"headline": task.headline, "models": results, "latency": lines}
+        if args.table:
+            dense = models["dense"]
+            every = dense.config.intermediate_size // 8
+            neurons = range(0, dense.config.intermediate_size + 1, max(1, every))
+            run.results["table"] = latency_table(
+                dense, batch, length, neurons=neurons, rounds=args.rounds, device=args.device
+            )
+        for shape in shapes:
+            points = [line | results[line["model"]] for line in lines if (line["batch"], line["length"]) == shape]
+            name = f"{task.headline}-against-latency-{shape[0]}x{shape[1]}"
+            title = f"{shape[0]} sequences of {shape[1]} tokens"
+            plots.save(plots.against_latency(points, task.headline, title), run.folder / name)
+    print(f"{'model':<44} {'input':>8} {'ms':>8} {'speed-up':>22} {'FLOPs':>6} {task.headline:>9}")
+    for line in lines:
+        print(
+            f"{line['model']:<44} {line['batch']:>3}x{line['length']:<4} {1e3 * line['seconds']['median']:8.2f}"
+            f" {with_spread(line['speedup']):>22} {100 * line['macs']:4.0f} %"
+            f" {results[line['model']][task.headline]:9.4f}"
+        )
+    print(f"run: {args.folder}")
+    if args.record:
+        (written,) = read_runs(args.folder)
+        write_json(args.record, {"what": "bertlite bench", "runs": [{"folder": str(args.folder), **written.facts}]})
+    return 0
+
+
+def dense_and_pruned(records: Sequence[Record], device: str) -> dict[str, Any]:
+    """Return the dense model that runs began with, as "dense", and their pruned models by label.
+
+    Weights are the dense model's: speed depends on the shapes alone, not on repair or retraining.
+
+    Raises:
+        ValueError: the runs began with several models, or with another one than is there now.
+    """
+    hashes = {record.facts["model"]["dense"] for record in records}
+    if len(hashes) > 1:
+        raise ValueError(f"the runs began with {len(hashes)} dense models; time is measured beside one")
+    setting = records[0].config["setting"]
+    dense = TASKS[setting["task"]].load(setting["model"], device=device)
+    if model_sha256(dense) not in hashes:
+        raise ValueError(f"{setting['model']} is not the model that these runs pruned: it has changed since")
+    return {"dense": dense, **{run_label(record): apply_mask(record.folder / MASKS, dense) for record in records}}
+
+
+def run_label(record: Record) -> str:
+    """Return a run's way of pruning in words, which tables and figures show."""
+    cell = record.config["cell"]
+    name, _, repair, epochs = describe_way({**cell, "calibration": Setting.calibration})  # it does not affect speed
+    heads = f"-{100 * cell['fraction']:g} % heads"
+    neurons = f"-{100 * cell['neurons']:g} % neurons" if cell["neurons"] else ""
+    label = ", ".join(filter(None, (heads, neurons, name, repair, epochs and f"{epochs} epochs")))
+    return f"{label}, seed {cell['seed']}" if cell["seed"] else label
+
+
+def headline_with_interval(record: Record, task: Task) -> dict[str, float]:
+    """Return the headline of a run with the ends of its interval."""
+    interval, _ = interval_of([record], task)
+    return {task.headline: record.results[task.headline], "low": interval.low, "high": interval.high}
