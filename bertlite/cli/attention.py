@@ -4,12 +4,12 @@ from bertlite.cli.parts import Commands, command, integers
 
 DESCRIPTION = """\
 Draw the attention weights that each head of a model gives to the tokens of a text, as an interactive HTML page or as a
-PNG.  Heads are numbered as in the unpruned model; pruned ones are blank.  --against compares two
-checkpoints, such as a dense and a pruned one, head by head."""
+PNG.  Heads are numbered as in the unpruned model; pruned ones are blank.  --against compares two checkpoints,
+such as a dense and a pruned one, head by head."""
 EXAMPLES = (
     'attention google-bert/bert-base-uncased "The cat sat on the mat." --out maps.html',
     'attention my-model "Who sat?" --pair "The cat sat." --layers 0,1,11 --heads 3 --out maps.png,maps.json',
-    'attention dense "The cat sat on the mat." --against pruned --out compared.html',
+    'attention google-bert/bert-base-uncased "The cat sat on the mat." --against my-model --out compared.html',
 )
 
 
