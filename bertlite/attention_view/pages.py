@@ -135,5 +135,5 @@ def choose_first(maps: AttentionMaps, against: AttentionMaps | None) -> dict[str
     if not clear:
         return {"head": (maps.layers[0], maps.heads[0]), "why": "Every head is pruned."}
     head = max(clear, key=clear.__getitem__)
-    why = "Shown first: of all heads, here words attend most clearly to other words, each to its own."
+    why = "Shown first: here words attend most clearly to other words, each to its own."
     return {"head": head, "why": why}

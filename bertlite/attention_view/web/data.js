@@ -72,8 +72,9 @@ async function decode(text) { // base64 of zlib: the low bytes of all steps, the
   const packed = atob(text), bytes = new Uint8Array(packed.length);
   for (let i = 0; i < packed.length; i++) bytes[i] = packed.charCodeAt(i);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  const plain = new Uint8Array(await new Response(stream).arrayBuffer()), count = size * size;
-  return Uint16Array.from({ length: count }, (_, i) => plain[i] | plain[count + i] << 8);
+  const plain = new Uint8Array(await new Response(stream).arrayBuffer()), steps = new Uint16Array(size * size);
+  for (let i = 0; i < steps.length; i++) steps[i] = plain[i] | plain[steps.length + i] << 8;
+  return steps;
 }
 
 async function load(layer, head) { // the steps of a head in each model; undefined where it is pruned
@@ -101,17 +102,18 @@ function largest(map, from, count) { // [to, weight], the largest first
 
 let palettes; // of 256 colours: the first model's, blue, the second's, orange, and of changes, from blue to orange
 
-function mix(stops, position) { // position 0 to 1 between colours written as #rrggbb
+function mix(stops, position) { // position 0 to 1 between colours written as #rrggbb; as a canvas stores a pixel
   const scaled = position * (stops.length - 1), low = Math.min(Math.floor(scaled), stops.length - 2), part = scaled - low;
-  return [1, 3, 5].map(i => {
+  const [red, green, blue] = [1, 3, 5].map(i => {
     const [a, b] = [stops[low], stops[low + 1]].map(stop => parseInt(stop.slice(i, i + 2), 16));
     return Math.round(a + (b - a) * part);
   });
+  return (255 << 24 | blue << 16 | green << 8 | red) >>> 0;
 }
 
 function readColours() {
   const style = getComputedStyle(document.documentElement), colour = name => style.getPropertyValue(`--${name}`).trim();
-  const scale = stops => Array.from({ length: 256 }, (_, i) => mix(stops, i / 255));
+  const scale = stops => Uint32Array.from({ length: 256 }, (_, i) => mix(stops, i / 255));
   const low = colour("map-low"), blue = ["map-mid", "map-high"].map(colour), orange = ["map-mid-2", "map-high-2"].map(colour);
   palettes = { 0: scale([low, ...blue]), 1: scale([low, ...orange]), change: scale([...blue.toReversed(), low, ...orange]) };
 }
@@ -120,6 +122,7 @@ function draw(canvas, value, shown, most = size) { // value(from, to) is 0 to 1,
   const block = Math.ceil(size / most), side = Math.ceil(size / block), colours = palettes[shown], change = shown === "change";
   canvas.width = canvas.height = side;
   const context = canvas.getContext("2d"), pixels = context.createImageData(side, side);
+  const cells32 = new Uint32Array(pixels.data.buffer);
   for (let y = 0; y < side; y++) for (let x = 0; x < side; x++) {
     let found = 0; // of a block of weights, the one furthest from 0
     for (let from = y * block; from < Math.min(size, (y + 1) * block); from++)
@@ -128,8 +131,7 @@ function draw(canvas, value, shown, most = size) { // value(from, to) is 0 to 1,
         if (Math.abs(each) > Math.abs(found)) found = each;
       }
     const shade = Math.sign(found) * Math.sqrt(Math.abs(found));
-    const colour = colours[Math.round(255 * (change ? (shade + 1) / 2 : shade))];
-    pixels.data.set([...colour, 255], 4 * (y * side + x));
+    cells32[y * side + x] = colours[Math.round(255 * (change ? (shade + 1) / 2 : shade))];
   }
   context.putImageData(pixels, 0, 0);
 }

@@ -136,7 +136,7 @@ function describeToken() { // what the chosen token attends to, in words
   const { token, maps } = state, has = maps.map(Boolean);
   if (!has.includes(true)) return [`Layer ${state.layer}, head ${state.head} is pruned.`];
   if (token === null) {
-    const left = `lines below ${100 * FEWEST_OF_ALL[layout]}\u00a0% are left out. Point at a token for its own.`;
+    const left = `lines below ${100 * FEWEST_OF_ALL[layout]}\u00a0% are left out. Point at one for its own.`;
     return [`Every token${layout === "text" ? ", darker where more attention goes" : ""}; ${left}`];
   }
   const parts = [Object.assign(document.createElement("b"), { textContent: `\u2068${shortened(token)}\u2069` }), ` (token ${token}) attends to `];

@@ -40,10 +40,11 @@ function addSwitch(parent, choices, chosen, use) { // choices: [value, text]
 }
 
 function writeFacts() {
-  const counts = `${data.layers.length} layers × ${data.heads.length} heads, ${size} tokens`;
+  const count = (number, unit) => `${number} ${unit}${number === 1 ? "" : "s"}`;
+  const counts = `${count(data.layers.length, "layer")} × ${count(data.heads.length, "head")}, ${count(size, "token")}`;
   element("facts").textContent = `${models.map(model => model.name).join(" and ")} · ${counts}`;
   const pruned = models.map(model => cells.size - Object.keys(model.weights).length);
-  const gone = pruned.map((count, m) => count ? `${count} ${count === 1 ? "head is" : "heads are"} pruned${comparing ? ` in ${models[m].name}` : ""} (hatched)` : "");
+  const gone = pruned.map((lost, m) => lost ? `${lost} ${lost === 1 ? "head is" : "heads are"} pruned${comparing ? ` in ${models[m].name}` : ""} (hatched)` : "");
   const colours = comparing ? `Change: blue is more weight in ${models[0].name}, orange more in ${models[1].name}.` : "";
   element("grid-note").textContent = [colours, ...gone.filter(Boolean).map(text => `${text}.`)].filter(Boolean).join(" ");
   element("rounding").textContent = `Heads have the numbers of the unpruned model. Weights on this page are rounded to 1/${data.steps},`
