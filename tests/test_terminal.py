@@ -81,9 +81,18 @@ def save_checkpoint(folder: Path, layers: int) -> None:
 def home(tmp_path_factory) -> Path:
     """A folder with everything that the examples name."""
     folder = tmp_path_factory.mktemp("home")
-    names = ("google-bert/bert-base-uncased", "sentence-transformers/all-MiniLM-L6-v2", "my-model", "exported/base")
+    names = (
+        "google-bert/bert-base-uncased",
+        "sentence-transformers/all-MiniLM-L6-v2",
+        "my-model",
+        "dense",
+        "exported/base",
+    )
     for name in names:
         save_checkpoint(folder / name, layers=2 if name == "exported/base" else 12)
+    pruned = bertlite.prune_heads(bertlite.BertModel.from_pretrained(folder / "dense"), {0: [1], 5: range(4)})
+    pruned.save_pretrained(folder / "pruned")
+    shutil.copy(folder / "dense" / "tokenizer.json", folder / "pruned")
     for name, count in (("train", 520), ("dev", 23)):
         rows = [f"{'good' if i % 3 else 'bad'} {WORDS[5 + i % 10]}\t{int(i % 3 > 0)}\n" for i in range(count)]
         (folder / f"{name}.tsv").write_text("sentence\tlabel\n" + "".join(rows))
@@ -105,7 +114,8 @@ def as_here(example: str, home: Path) -> list[str]:
     words = shlex.split(example)
     for run in home.glob("runs/half/michel-*"):
         words = [word.replace("runs/half/RUN", f"runs/half/{run.name}") for word in words]
-    if words[0] == "parity" and "--only" not in words:
+    if words[0] == "parity":
+        words = ["parity", *([] if words[1:2] and not words[1].startswith("-") else ["my-model"]), *words[1:]]
         words += ["--only", "BertModel-sdpa-padded-float64"]
     if words[0] == "bench" and words[1].startswith("-"):
         words = [f"{word},exported" if word.endswith((".png", ".json")) else word for word in words]
@@ -166,6 +176,14 @@ def test_a_log_has_lines_and_no_control_characters(home, terminal) -> None:
     assert len(lines) == 8
     assert re.fullmatch(r"training: 3 of 8 steps, [\d.]+ a second, \d+ s left", lines[2])
     assert "|" not in done.output
+
+
+def test_a_warning_is_one_line_without_the_place_in_the_code(home, terminal) -> None:
+    data = ["--train", "train.tsv", "--dev", "dev.tsv", "--calibration", "8", "--criterion", "magnitude"]
+    done = terminal.run("prune", "run", "my-model", *data, "--out", "warned")
+    assert [line for line in done.output.splitlines() if "held out" in line] == [
+        "warning: 23 of the 23 examples of dev.tsv are also in train.tsv, so they are not held out"
+    ]
 
 
 def test_ctrl_c_ends_long_work_without_a_traceback(home, terminal) -> None:
