@@ -1,9 +1,11 @@
 """`bertlite attention`: maps are the model's own weights in the right places, and a page needs no other file."""
 
 import base64
+import hashlib
 import json
 import re
 import sys
+import zlib
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,9 @@ from conftest import SIZES, make
 
 from bertlite import BertConfig, BertForMaskedLM, BertModel, BertTokenizer, kept_heads, prune_heads
 from bertlite.attention_view import AttentionMaps, attention_maps, figure, page
+from bertlite.attention_view.command import short_names
+from bertlite.attention_view.maps import clarity, moved_share, target_shares
+from bertlite.attention_view.pages import check_page
 from bertlite.cli import main
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "##s", "<", ">", "/", "script", "&", "$"]
@@ -46,6 +51,16 @@ def data_of(content: bytes | str) -> dict[str, Any]:
     text = content if isinstance(content, str) else content.decode()
     (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     return json.loads(found)
+
+
+def shown_weights(data: dict[str, Any], model: int = 0) -> dict[tuple[int, int], Any]:
+    """Return {(layer, head): weights} of a model of a page."""
+    size, found = len(data["tokens"]), {}
+    for name, text in data["models"][model]["weights"].items():
+        low, high = np.frombuffer(zlib.decompress(base64.b64decode(text)), "u1").reshape(2, size, size).astype("u2")
+        layer, head = map(int, name.split("."))
+        found[layer, head] = (low + 256 * high) / data["steps"]
+    return found
 
 
 def test_maps_are_the_weights_of_the_model_by_the_numbers_of_the_unpruned_one(pruned, tokenizer) -> None:
@@ -104,11 +119,11 @@ def test_a_page_holds_every_weight_and_no_pruned_head(pruned, tokenizer) -> None
     data = data_of(page(maps))
     assert tuple(data["tokens"]) == TOKENS
     assert (data["layers"], data["heads"]) == ([0, 1, 2], [0, 1, 2, 3])
-    assert list(data["weights"]) == ["0.0", "0.2", "2.0", "2.1", "2.2", "2.3"]
-    for name, text in data["weights"].items():
-        layer, head = map(int, name.split("."))
-        shown = np.frombuffer(base64.b64decode(text), "<u2").reshape(9, 9) / data["steps"]
-        assert np.abs(shown - maps.weights[layer, head].numpy()).max() <= 0.51 / data["steps"]
+    shown = shown_weights(data)
+    assert list(shown) == [(0, 0), (0, 2), (2, 0), (2, 1), (2, 2), (2, 3)]
+    for head, weights in shown.items():
+        assert np.abs(weights - maps.weights[head].numpy()).max() <= 0.501 / data["steps"]
+    assert 0.501 / data["steps"] < 0.00013  # as the page says: a weight is shown in tenths of a percent
 
 
 def test_a_text_cannot_break_out_of_its_page(pruned, tokenizer) -> None:
@@ -119,24 +134,153 @@ def test_a_text_cannot_break_out_of_its_page(pruned, tokenizer) -> None:
     for sign in ("<script", "</script", "<title", "&amp;&"):
         assert hostile.count(sign) == plain.count(sign), sign
     assert data_of(hostile)["tokens"][1:9] == ["<", "/", "script", ">", "<", "script", ">", "&"]
-    assert "<title>Attention: [CLS] &lt; / script &gt; &lt; script &gt; &amp; $ " in hostile
+    assert "<title>Attention: &lt; / script &gt; &lt; script &gt; &amp; $ " in hostile
+
+
+def test_a_title_holds_no_letter_that_hides_or_turns_text() -> None:
+    maps = AttentionMaps(("a\u202eb\u200b\x00\ud800c", "##d"), (0,), (0,), {(0, 0): torch.eye(2)})
+    assert b"<title>Attention: a\xef\xbf\xbdb\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbdcd</title>" in page(maps)
 
 
 def test_a_page_needs_no_other_file(pruned, tokenizer) -> None:
-    text = page(attention_maps(pruned, tokenizer, TEXT)).decode()
+    text = page(attention_maps(pruned, tokenizer, TEXT)).decode().replace("http://www.w3.org/2000/svg", "")
     assert "{{" not in text
     assert not re.search(r"https?:|\bsrc=|<link|@import|url\(|fetch\(|import\(", text)
-    assert "default-src 'none'" in text
-    assert len(text) < 12_000
+    assert len(text) < 60_000
+
+
+def test_only_the_scripts_and_styles_of_the_page_may_run(pruned, tokenizer) -> None:
+    text = page(attention_maps(pruned, tokenizer, TEXT)).decode()
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+    rules = {name: value for name, _, value in (rule.strip().partition(" ") for rule in policy.split(";"))}
+    assert (rules["default-src"], rules["base-uri"], rules["form-action"]) == ("'none'",) * 3
+    for name, element in (("script-src", "script"), ("style-src", "style")):
+        (content,) = re.findall(rf"<{element}>(.*?)</{element}>", text, re.DOTALL)
+        assert rules[name] == f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text)
+
+
+def test_the_size_of_a_page_is_sane() -> None:
+    """Of bert-base with 200 tokens, with random weights, which do not compress as real ones do."""
+    random = torch.Generator().manual_seed(0)
+    weights = {
+        (layer, head): (4 * torch.randn(200, 200, generator=random)).softmax(-1)
+        for layer in range(12)
+        for head in range(12)
+    }
+    maps = AttentionMaps(("a",) * 200, tuple(range(12)), tuple(range(12)), weights)
+    check_page(maps)
+    assert len(page(maps)) < 8_000_000
+
+
+# What is in a map ----------------------------------------------------------------------------------------------------
+
+
+def test_the_shares_of_a_head_are_of_its_words_and_sum_to_1() -> None:
+    weights = torch.tensor([[0.0, 0, 0, 1], [0.1, 0.2, 0.3, 0.4], [0.5, 0.1, 0.2, 0.2], [1, 0, 0, 0]])
+    maps = AttentionMaps(("[CLS]", "a", "b", "c"), (0,), (0,), {(0, 0): weights}, special=(0,))
+    # of a, b and c: itself 0.2 0.2 0; before, where b's is a and c's is b: - 0.1 0; after 0.3 0.2 -; [CLS] 0.1 0.5 1
+    assert target_shares(maps, (0, 0)) == pytest.approx([0.4 / 3, 0.1 / 3, 0.5 / 3, 1.6 / 3, 0.4 / 3])
+
+
+def test_a_page_opens_on_the_head_whose_words_attend_to_words_of_their_own(pruned, tokenizer) -> None:
+    size = 8
+    places = torch.arange(size)
+    special = (places == 0).float().expand(size, size)
+    heads = {
+        (0, 0): special.clone(),
+        (0, 1): torch.eye(size),
+        (0, 2): torch.eye(size)[(places - 1).clamp(min=0)],  # the token before
+        (1, 0): torch.full((size, size), 1 / size),
+        (1, 1): (places == 5).float().expand(size, size).clone(),  # one word for all
+        (1, 2): torch.eye(size)[[0, 4, 6, 7, 1, 2, 3, 5]],
+    }
+    maps = AttentionMaps(tuple("Cabcdefg"), (0, 1), (0, 1, 2), heads, special=(0,))
+    scores = {head: clarity(maps, head) for head in heads}
+    assert scores[1, 2] > 0.5
+    assert all(score < 0.01 for head, score in scores.items() if head != (1, 2))
+    first = data_of(page(maps))["first"]
+    assert first["head"] == [1, 2]
+    assert first["why"].startswith("Shown first: here words attend most clearly to other words")
+    only_special = AttentionMaps(("[CLS]", "[SEP]"), (0,), (0,), {(0, 0): torch.eye(2)}, special=(0, 1))
+    assert data_of(page(only_special))["first"]["head"] == [0, 0]
+    nothing = AttentionMaps(("a", "b"), (3,), (2, 5), {})
+    assert data_of(page(nothing))["first"] == {"head": [3, 2], "why": "Every head is pruned."}
+
+
+# Two checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def test_a_comparison_holds_both_models_and_opens_on_what_changed_most(pruned, tokenizer) -> None:
+    dense = make(config=CONFIG).float()
+    before = attention_maps(dense, tokenizer, TEXT, name="dense")
+    after = attention_maps(pruned, tokenizer, TEXT, name="pruned")
+    data = data_of(page(before, after))
+    assert [model["name"] for model in data["models"]] == ["dense", "pruned"]
+    for model, maps in enumerate((before, after)):
+        shown = shown_weights(data, model)
+        assert shown.keys() == maps.weights.keys()
+        assert all(np.abs(shown[head] - maps.weights[head].numpy()).max() < 0.00013 for head in shown)
+    moved = {head: moved_share(before, after, head) for head in after.weights}
+    assert data["moved"] == {f"{layer}.{head}": round(moved[layer, head], 4) for layer, head in moved}
+    assert data["moved"]["0.0"] == 0  # no layer before it has changed
+    most = max(moved, key=moved.__getitem__)
+    assert tuple(data["first"]["head"]) == most
+    assert most[0] == 2
+    assert f"{100 * moved[most]:.0f}\N{NO-BREAK SPACE}% of its attention moved" in data["first"]["why"]
+    assert data_of(page(before, before))["first"]["head"] == data_of(page(before))["first"]["head"]
+
+
+def test_what_cannot_be_compared_is_refused(pruned, tokenizer) -> None:
+    here = attention_maps(pruned, tokenizer, "the cat sat", name="here")
+    words = [*WORDS[:5], "the", "c", "sat", "##s", "##a", "##t"]
+    other = make(config=BertConfig(**{**SIZES, "vocab_size": len(words)})).float()
+    for text, message in (
+        ("the cat sat", "token 2 is 'cat' and 'c'; compare checkpoints with the same tokenizer"),
+        ("the", "token 2 is 'cat' and '\\[SEP\\]'"),
+    ):
+        with pytest.raises(ValueError, match=f"here and there tokenize the text differently: {message}"):
+            page(here, attention_maps(other, BertTokenizer(words), text, name="there"))
+    there = attention_maps(make(config=CONFIG, num_hidden_layers=2).float(), tokenizer, "the cat sat", name="there")
+    with pytest.raises(
+        ValueError, match="here has the layers 0, 1, 2 and there 0, 1: compare checkpoints of one model"
+    ):
+        page(here, there)
+    some = attention_maps(pruned, tokenizer, "the cat sat", heads=[1, 2], name="some")
+    pytest.importorskip("matplotlib")
+    with pytest.raises(ValueError, match="here has the heads 0 to 3 and some 1, 2"):
+        figure(here, some)
+
+
+def test_a_picture_of_two_has_both_rows_for_each_layer(pruned, tokenizer) -> None:
+    pytest.importorskip("matplotlib")
+    before = attention_maps(make(config=CONFIG).float(), tokenizer, "the cat", layers=[1, 2], name="dense")
+    after = attention_maps(pruned, tokenizer, "the cat", layers=[1, 2], name="pruned")
+    axes = figure(before, after).axes[:16]
+    rows = [("dense", before, 1), ("pruned", after, 1), ("dense", before, 2), ("pruned", after, 2)]
+    assert [each.get_ylabel() for each in axes[::4]] == [f"{name}\nlayer {layer}" for name, _, layer in rows]
+    for place, each in enumerate(axes):
+        _, maps, layer = rows[place // 4]
+        weights = maps.weights.get((layer, place % 4))
+        assert [text.get_text() for text in each.texts] == (["pruned"] if weights is None else [])
+        assert [np.array_equal(image.get_array(), weights) for image in each.images] == [True] * (weights is not None)
+
+
+# Limits --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_view_that_is_too_large_is_refused() -> None:
-    weights = {(0, head): torch.empty(400, 400) for head in range(16)}
-    maps = AttentionMaps(("a",) * 400, (0,), tuple(range(16)), weights)
-    with pytest.raises(ValueError, match=r"16 maps of 400 tokens are 2,560,000 weights, and a page holds 2,000,000"):
+    weights = {(0, head): torch.empty(400, 400) for head in range(63)}
+    maps = AttentionMaps(("a",) * 400, (0,), tuple(range(63)), weights)
+    with pytest.raises(ValueError, match=r"63 maps of 400 tokens are 10,080,000 weights, and a page holds 10,000,000"):
         page(maps)
+    half = AttentionMaps(
+        ("a",) * 400, (0,), tuple(range(63)), {(0, head): torch.empty(400, 400) for head in range(32)}
+    )
+    with pytest.raises(ValueError, match=r"64 maps of 400 tokens are 10,240,000 weights"):
+        page(half, half)
     pytest.importorskip("matplotlib")
-    with pytest.raises(ValueError, match=r"16 maps of 400 tokens are a PNG of \d+ million pixels, beyond 40: choose"):
+    with pytest.raises(ValueError, match=r"63 maps of 400 tokens are a PNG of \d+ million pixels, beyond 40: choose"):
         figure(maps)
 
 
@@ -145,9 +289,9 @@ def test_a_view_that_is_too_large_is_refused_before_it_is_computed(
 ) -> None:
     monkeypatch.setattr(BertModel, "forward", lambda *args, **options: pytest.fail("it was computed first"))
     monkeypatch.setattr(
-        "bertlite.attention_view.MOST_WEIGHTS", 6 * 9**2 - 1
+        "bertlite.attention_view.pages.MOST_WEIGHTS", 6 * 9**2 - 1
     )  # heads that are drawn count, pruned ones do not
-    monkeypatch.setattr("bertlite.attention_view.MOST_PIXELS", 99_999)
+    monkeypatch.setattr("bertlite.attention_view.pictures.MOST_PIXELS", 99_999)
     command = ["attention", checkpoint, TEXT, "--out"]
     assert main([*command, str(tmp_path / "a.html")]) == 2
     assert "6 maps of 9 tokens are 486 weights, and a page holds 485" in capsys.readouterr().err
@@ -185,13 +329,56 @@ def test_the_command_writes_a_page_and_the_weights(checkpoint, pruned, tokenizer
     assert main([*arguments, "--out", f"{out},{record}"]) == 0
     assert capsys.readouterr().out == f"{out}, {record}: 9 tokens; heads drawn: 1, pruned: 3\n"
     wanted = attention_maps(pruned, tokenizer, TEXT)
-    assert list(data_of(out.read_text("utf-8"))["weights"]) == ["0.2"]
+    assert list(shown_weights(data_of(out.read_text("utf-8")))) == [(0, 2)]
     found = json.loads(record.read_text())
     assert tuple(found["tokens"]) == TOKENS
     assert found["weights"]["1"] == {"2": None, "3": None}
     assert found["weights"]["0"]["3"] is None
     assert torch.equal(torch.tensor(found["weights"]["0"]["2"]), wanted.weights[0, 2])
     assert [path.name for path in out.parent.iterdir()] == ["maps.html"]
+
+
+def test_the_command_compares_two_checkpoints(checkpoint, tokenizer, tmp_path, capsys) -> None:
+    dense = tmp_path / "a" / "model"
+    make(config=CONFIG).float().save_pretrained(dense)
+    tokenizer.save_pretrained(dense)
+    out, record = tmp_path / "maps.html", tmp_path / "maps.json"
+    outputs = [out, record, *([tmp_path / "maps.png"] if find_spec("matplotlib") else [])]
+    arguments = ["attention", str(dense), TEXT, "--against", checkpoint, "--out", ",".join(map(str, outputs))]
+    assert main(arguments) == 0
+    name = Path(checkpoint).name
+    said = f"9 tokens; model: heads drawn: 12, pruned: 0; {name}: heads drawn: 6, pruned: 6\n"
+    assert capsys.readouterr().out == f"{', '.join(map(str, outputs))}: {said}"
+    data = data_of(out.read_text("utf-8"))
+    assert [model["name"] for model in data["models"]] == ["model", name]
+    assert [len(shown_weights(data, model)) for model in (0, 1)] == [12, 6]
+    found = json.loads(record.read_text())
+    assert found["weights"]["1"].keys() == found["against"]["weights"]["1"].keys()
+    assert (found["model"], found["against"]["model"]) == ("model", name)
+    assert found["against"]["weights"]["1"] == {"0": None, "1": None, "2": None, "3": None}
+    assert all(path.stat().st_size > 5000 for path in outputs)
+
+
+def test_another_tokenizer_is_refused_before_anything_is_written(checkpoint, tmp_path, capsys) -> None:
+    other = tmp_path / "other"
+    make(config=CONFIG).float().save_pretrained(other)
+    BertTokenizer([*WORDS[:6], "c", "##at", *WORDS[8:]]).save_pretrained(other)
+    out = tmp_path / "maps.html"
+    assert main(["attention", checkpoint, TEXT, "--against", str(other), "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert f"{Path(checkpoint).name} and other tokenize the text differently: token 2 is 'cat' and 'c'" in error
+    assert not out.exists()
+
+
+def test_names_of_checkpoints_are_short_and_differ(tmp_path) -> None:
+    for folder in ("dense/model", "pruned/model", "pruned/best"):
+        (tmp_path / folder).mkdir(parents=True)
+    dense, pruned, best = (str(tmp_path / name) for name in ("dense/model", "pruned/model", "pruned/best/"))
+    assert short_names(dense, pruned) == ("dense/model", "pruned/model")
+    assert short_names(dense, best) == ("model", "best")
+    assert short_names(dense, None)[0] == "model"
+    assert short_names("google-bert/bert-base-uncased", best) == ("google-bert/bert-base-uncased", "best")
+    assert short_names(dense, dense)[0].endswith("dense/model")
 
 
 def test_the_command_draws_a_png(checkpoint, tmp_path) -> None:

@@ -1,0 +1,74 @@
+"""Run `bertlite attention`."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from bertlite.attention_view.maps import AttentionMaps, attention_maps, check_comparable, make_record
+from bertlite.attention_view.pages import check_page, page
+from bertlite.attention_view.pictures import check_picture, import_matplotlib, picture
+from bertlite.model import BertModel
+from bertlite.records import write_bytes, write_json
+from bertlite.tokenizer import BertTokenizer
+
+Check = Callable[[AttentionMaps, AttentionMaps | None], object]
+Draw = Callable[[AttentionMaps, AttentionMaps | None], bytes]
+DRAWINGS: dict[str, tuple[Check, Draw]] = {".html": (check_page, page), ".png": (check_picture, picture)}
+
+
+def main(args: argparse.Namespace) -> int:
+    """Compute the maps of one or two checkpoints and write what --out and --json ask for."""
+    drawings = {path: DRAWINGS[kind] for kind, path in args.out.items() if path != args.record}
+    if ".png" in args.out:
+        import_matplotlib()  # or raise before anything is computed
+    first, second = short_names(args.checkpoint, args.against)
+
+    def check_one(maps: AttentionMaps) -> None:
+        for check, _ in drawings.values():
+            check(maps, None)
+
+    def check_both(against: AttentionMaps) -> None:
+        check_comparable(maps, against)
+        for check, _ in drawings.values():
+            check(maps, against)
+
+    maps = load_maps(args, args.checkpoint, first, check_one)
+    against = load_maps(args, args.against, second, check_both) if args.against else None
+    for path, (_, draw) in drawings.items():
+        write_bytes(path, draw(maps, against))
+    if args.record:
+        write_json(args.record, make_record(maps, against))
+    summary = describe(maps) if against is None else f"{first}: {describe(maps)}; {second}: {describe(against)}"
+    written = ", ".join(map(str, args.out.values())) or "the record"
+    print(f"{written}: {len(maps.tokens)} tokens; {summary}")
+    return 0
+
+
+def load_maps(
+    args: argparse.Namespace, checkpoint: str, name: str, check: Callable[[AttentionMaps], object]
+) -> AttentionMaps:
+    """Compute the maps of one checkpoint for the text of the command line."""
+    revision = args.revision if checkpoint == args.checkpoint else None
+    tokenizer = BertTokenizer.from_pretrained(checkpoint, revision=revision)
+    model = BertModel.from_pretrained(checkpoint, add_pooling_layer=False, revision=revision)
+    return attention_maps(
+        model, tokenizer, args.text, args.pair, layers=args.layers, heads=args.heads, name=name, check=check
+    )
+
+
+def describe(maps: AttentionMaps) -> str:
+    """Describe how many heads are drawn and how many are pruned."""
+    gone = len(maps.layers) * len(maps.heads) - len(maps.weights)
+    return f"heads drawn: {len(maps.weights)}, pruned: {gone}"
+
+
+def short_names(checkpoint: str, against: str | None) -> tuple[str, str]:
+    """Return a short name of each checkpoint: a folder's own, with as many above it as tell the two apart."""
+    one, other = (
+        Path(path).resolve().parts[1:] if path and Path(path).is_dir() else (path or "",)
+        for path in (checkpoint, against)
+    )
+    depth = 1
+    while one[-depth:] == other[-depth:] and depth < max(len(one), len(other)):
+        depth += 1
+    return "/".join(one[-depth:]), "/".join(other[-depth:])

@@ -1,0 +1,201 @@
+"""Compute maps of attention, and measure what is in them.
+
+Shapes:  S tokens, special ones included.  A map is (S, S): row i holds the weights of token i, and sums to 1.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bertlite.config import kept_heads
+from bertlite.model import BertPreTrainedModel
+from bertlite.tokenizer import BertTokenizer
+
+Head = tuple[int, int]  # its layer and its number there
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMaps:
+    """The maps of one text for some layers and heads.
+
+    Args:
+        tokens: S, as the vocabulary spells them.
+        layers, heads: those asked for, numbered as in the unpruned model.
+        weights: {(layer, head): (S, S)}, float32; without pruned heads.
+        special: positions of the special tokens that stand for no word, such as [CLS].
+        name: what a drawing calls the model.
+    """
+
+    tokens: tuple[str, ...]
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    weights: Mapping[Head, Tensor]
+    special: tuple[int, ...] = ()
+    name: str = "model"
+
+
+@torch.no_grad()
+def attention_maps(
+    model: BertPreTrainedModel,
+    tokenizer: BertTokenizer,
+    text: str,
+    pair: str | None = None,
+    *,
+    layers: Iterable[int] | None = None,
+    heads: Iterable[int] | None = None,
+    name: str = "model",
+    check: Callable[[AttentionMaps], object] | None = None,
+) -> AttentionMaps:
+    """Compute the attention weights of a model for a text.
+
+    Args:
+        model: in eval mode; in training mode attention has dropout.
+        pair: a second text, after the first one's [SEP].
+        layers, heads: numbered as in the unpruned model; by default all.
+        name: what a drawing calls the model.
+        check: called with the maps before they are computed, their weights on the meta device; raises if they cannot
+            be drawn, such as `check_page`.
+
+    Raises:
+        ValueError: there is no such layer or head; the text has more tokens than the model takes; the weights are
+            nan, as in a damaged checkpoint.
+    """
+    config = model.config
+    layers = select_numbers("layer", layers, config.num_hidden_layers)
+    heads = select_numbers("head", heads, config.num_attention_heads)
+    encoded = tokenizer(text, pair, return_tensors="pt")
+    tokens = tuple(encoded.tokens())
+    if len(tokens) > config.max_position_embeddings:
+        raise ValueError(
+            f"the text has {len(tokens)} tokens, and this model takes {config.max_position_embeddings}: shorten it"
+        )
+    indices = {  # of the heads that are kept, in the model's outputs
+        (layer, head): i for layer in layers for i, head in enumerate(kept_heads(config, layer)) if head in heads
+    }
+    frame = {tokenizer.cls_token, tokenizer.sep_token, tokenizer.pad_token}  # [UNK] and [MASK] stand for words
+    special = tuple(i for i, token in enumerate(tokens) if token in frame)
+
+    def maps_of(weights: Mapping[Head, Tensor]) -> AttentionMaps:
+        return AttentionMaps(tokens, layers, heads, weights, special, name)
+
+    if check is not None:
+        check(maps_of(dict.fromkeys(indices, torch.empty(len(tokens), len(tokens), device="meta"))))
+    attentions = model.base_model(**encoded.to(model.device), output_attentions=True).attentions
+    assert attentions is not None  # they were asked for
+    weights = {(layer, head): attentions[layer][0, i].to("cpu", torch.float32) for (layer, head), i in indices.items()}
+    for (layer, head), each in weights.items():
+        if each.isnan().any():
+            raise ValueError(f"the attention of layer {layer}, head {head} is nan: is the checkpoint damaged?")
+    return maps_of(weights)
+
+
+def select_numbers(unit: str, numbers: Iterable[int] | None, count: int) -> tuple[int, ...]:
+    """Return the layers or heads that were asked for, sorted, each once; by default all.
+
+    Raises:
+        ValueError: the model was not built with one of them, or none was asked for.
+    """
+    if numbers is None:
+        return tuple(range(count))
+    asked = tuple(sorted(set(numbers)))
+    for number in asked:
+        if not 0 <= number < count:
+            raise ValueError(f"there is no {unit} {number}: this model was built with {count}, 0 to {count - 1}")
+    if not asked:
+        raise ValueError(f"no {unit} was chosen; leave the choice out to have all {count}")
+    return asked
+
+
+def check_comparable(maps: AttentionMaps, against: AttentionMaps) -> None:
+    """Check that two models can be compared head by head and token by token.
+
+    Raises:
+        ValueError: their tokens, layers or heads differ.
+    """
+    if maps.tokens != against.tokens:
+        pairs = zip((*maps.tokens, "nothing"), (*against.tokens, "nothing"), strict=False)
+        place, (one, other) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
+        raise ValueError(
+            f"{maps.name} and {against.name} tokenize the text differently: token {place} is {one!r} and {other!r};"
+            " compare checkpoints with the same tokenizer"
+        )
+    for unit, one_has, other_has in (
+        ("layers", maps.layers, against.layers),
+        ("heads", maps.heads, against.heads),
+    ):
+        if one_has != other_has:
+            raise ValueError(
+                f"{maps.name} has the {unit} {format_numbers(one_has)} and {against.name} {format_numbers(other_has)}:"
+                " compare checkpoints of one model, such as a dense and a pruned one"
+            )
+
+
+def format_numbers(numbers: tuple[int, ...]) -> str:
+    """Format 0, 1, 2, 7 as "0, 1, 2, 7", and a long range by its ends."""
+    whole = len(numbers) > 3 and numbers == tuple(range(numbers[0], numbers[-1] + 1))
+    return f"{numbers[0]} to {numbers[-1]}" if whole else ", ".join(map(str, numbers))
+
+
+def make_record(maps: AttentionMaps, against: AttentionMaps | None = None) -> dict[str, Any]:
+    """Return the maps JSON-ready: weights[layer][head] is S lists of S numbers, or None for a pruned head."""
+
+    def rows(source: AttentionMaps, layer: int, head: int) -> list[list[float]] | None:
+        weights = source.weights.get((layer, head))
+        return None if weights is None else weights.tolist()
+
+    def nested(source: AttentionMaps) -> dict[str, Any]:
+        return {str(layer): {str(head): rows(source, layer, head) for head in maps.heads} for layer in maps.layers}
+
+    record = {"what": "bertlite attention", "tokens": list(maps.tokens), "weights": nested(maps)}
+    if against is not None:
+        record |= {"model": maps.name, "against": {"model": against.name, "weights": nested(against)}}
+    return record
+
+
+# Measurements --------------------------------------------------------------------------------------------------------
+
+TARGETS = ("itself", "the token before", "the token after", "special tokens", "other words")
+
+
+def target_shares(maps: AttentionMaps, head: Head) -> list[float]:
+    """Return the share of a head's attention that goes to each of TARGETS; on average over the words, summing to 1."""
+    weights, words = maps.weights[head], word_positions(maps)
+    size = len(maps.tokens)
+    places = torch.arange(size)
+    offsets = places - places[:, None]  # of the attended token from the attending one
+    special = torch.zeros(size, dtype=torch.bool)
+    special[list(maps.special)] = True
+    kinds = torch.full((size, size), TARGETS.index("other words"))
+    kinds[offsets == 1] = TARGETS.index("the token after")
+    kinds[offsets == -1] = TARGETS.index("the token before")
+    kinds[special.expand(size, size)] = TARGETS.index("special tokens")
+    kinds[offsets == 0] = TARGETS.index("itself")
+    return [(weights * (kinds == kind))[words].sum(1).mean().item() for kind in range(len(TARGETS))]
+
+
+def clarity(maps: AttentionMaps, head: Head) -> float:
+    """Return how clearly the words attend to other words, each to its own.
+
+    It is the largest weight of a word beyond what the attended word receives on average, its neighbours and special
+    tokens left out; on average over the words.  A head that looks at [SEP], at the word before, or with all words at
+    one has little of it.
+    """
+    weights, words = maps.weights[head], word_positions(maps)
+    places = torch.tensor(words)
+    beyond = (weights - weights[words].mean(0))[words][:, words]
+    far = (places - places[:, None]).abs() > 1
+    return (beyond * far).amax(1).clamp(min=0).mean().item()
+
+
+def word_positions(maps: AttentionMaps) -> list[int]:
+    """Return the positions of the tokens that are not special; all of them if every token is."""
+    words = [i for i in range(len(maps.tokens)) if i not in maps.special]
+    return words or list(range(len(maps.tokens)))
+
+
+def moved_share(maps: AttentionMaps, against: AttentionMaps, head: Head) -> float:
+    """Return the share of a head's attention that goes to other tokens in `against`, on average over the tokens."""
+    return (maps.weights[head] - against.weights[head]).abs().sum(1).mean().item() / 2

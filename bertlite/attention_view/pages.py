@@ -1,0 +1,139 @@
+"""Write maps of attention as one HTML page, which needs no other file and no network.
+
+The page is put together from the files in web/.  Its scripts and styles run by their hash alone, so that
+nothing else in it can run, whatever the tokens are.
+"""
+
+import base64
+import hashlib
+import html
+import json
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from bertlite.attention_view.maps import (
+    TARGETS,
+    AttentionMaps,
+    Head,
+    check_comparable,
+    clarity,
+    moved_share,
+    target_shares,
+)
+
+FOLDER = Path(__file__).parent / "web"
+SCRIPTS = ("data.js", "sentence.js", "heads.js", "start.js")
+STEPS = 4_095  # a page stores each weight as a number of steps from 0 to 1
+MOST_WEIGHTS = 10_000_000  # on one page, which then has about 8 MB
+
+
+def check_page(maps: AttentionMaps, against: AttentionMaps | None = None) -> None:
+    """Raise ValueError if the maps have more than MOST_WEIGHTS weights, too many for a page."""
+    drawn = len(maps.weights) + (len(against.weights) if against else 0)
+    count = drawn * len(maps.tokens) ** 2
+    if count > MOST_WEIGHTS:
+        raise ValueError(
+            f"{drawn} maps of {len(maps.tokens)} tokens are {count:,} weights, and a page holds"
+            f" {MOST_WEIGHTS:,}: choose layers or heads, or shorten the text"
+        )
+
+
+def page(maps: AttentionMaps, against: AttentionMaps | None = None) -> bytes:
+    """Write an HTML page: choose a head in the map of all heads, and a token to see what it attends to.
+
+    Args:
+        against: maps of another checkpoint for the same tokens; the page then compares the two.
+
+    Raises:
+        ValueError: there are more than MOST_WEIGHTS weights, or the two cannot be compared.
+    """
+    check_page(maps, against)
+    if against is not None:
+        check_comparable(maps, against)
+    models = [maps] if against is None else [maps, against]
+    data = {
+        "tokens": maps.tokens,
+        "special": maps.special,
+        "layers": maps.layers,
+        "heads": maps.heads,
+        "steps": STEPS,
+        "targets": TARGETS,
+        "first": choose_first(maps, against),
+        "models": [describe_model(each) for each in models],
+        "moved": {}
+        if against is None
+        else {format_head(head): round(moved_share(maps, against, head), 4) for head in shared_heads(maps, against)},
+    }
+    style = read("page.css")
+    script = '"use strict";\n' + "".join(map(read, SCRIPTS))
+    parts = {
+        "title": html.escape("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in title_of(maps))),
+        "style": style,
+        "style_hash": content_hash(style),
+        "script": script,
+        "script_hash": content_hash(script),
+        "data": json.dumps(data).replace("<", "\\u003c"),  # or a token could end the script element
+    }
+    return re.sub(r"{{(\w+)}}", lambda mark: parts[mark[1]], read("page.html")).encode()
+
+
+def title_of(maps: AttentionMaps) -> str:
+    """Return the words of the text, for the title of the page."""
+    words = " ".join(token for i, token in enumerate(maps.tokens) if i not in maps.special).replace(" ##", "")
+    return words if len(words) <= 80 else f"{words[:79]}…"
+
+
+def read(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+def content_hash(content: str) -> str:
+    """Return the hash by which a content security policy names an inline script or style."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}"
+
+
+def format_head(head: Head) -> str:
+    return f"{head[0]}.{head[1]}"
+
+
+def describe_model(maps: AttentionMaps) -> dict[str, Any]:
+    """Return a model's name, its weights, and where each head's attention goes."""
+    return {
+        "name": maps.name,
+        "weights": {format_head(head): encode_weights(weights) for head, weights in maps.weights.items()},
+        "shares": {format_head(head): [round(x, 3) for x in target_shares(maps, head)] for head in maps.weights},
+    }
+
+
+def encode_weights(weights: Tensor) -> str:
+    """Encode a map in base64: the low bytes of all its steps, row by row, then the high ones, compressed by zlib."""
+    steps = (weights * STEPS).round().numpy().astype("<u2")
+    return base64.b64encode(
+        zlib.compress((steps & 255).astype("u1").tobytes() + (steps >> 8).astype("u1").tobytes())
+    ).decode()
+
+
+def shared_heads(maps: AttentionMaps, against: AttentionMaps) -> list[Head]:
+    """Return the heads that both models have."""
+    return [head for head in maps.weights if head in against.weights]
+
+
+def choose_first(maps: AttentionMaps, against: AttentionMaps | None) -> dict[str, Any]:
+    """Choose the head that the page opens on, and say why."""
+    if against is not None:
+        moved = {head: moved_share(maps, against, head) for head in shared_heads(maps, against)}
+        if moved and max(moved.values()) > 0:
+            head = max(moved, key=moved.__getitem__)
+            share = f"{100 * moved[head]:.0f}\N{NO-BREAK SPACE}%"
+            why = f"of the heads that both have, this one changed most: {share} of its attention moved"
+            return {"head": head, "why": f"Shown first: {why}."}
+    clear = {head: clarity(maps, head) for head in maps.weights}
+    if not clear:
+        return {"head": (maps.layers[0], maps.heads[0]), "why": "Every head is pruned."}
+    head = max(clear, key=clear.__getitem__)
+    why = "Shown first: here words attend most clearly to other words, each to its own."
+    return {"head": head, "why": why}

@@ -1,0 +1,189 @@
+// The tokens, and lines from each to those that it attends to: two columns, or flowing text where there are many.
+
+const SVG = "http://www.w3.org/2000/svg";
+const FEWEST = 0.005; // lines of a chosen token with less are left out
+const FEWEST_OF_ALL = { lines: long ? 0.15 : 0.04, text: 0.3 }; // and those of all tokens, in each layout
+const MOST_LINES = 3000;
+const views = []; // of each model: its nodes
+let layout = long ? "text" : "lines";
+
+function addView(model, m) {
+  const box = add(element("views"), "div", { class: m ? "view second" : "view" });
+  if (comparing) add(box, "h3", { text: model.name });
+  const gone = add(box, "p", { class: "gone" }), body = add(box, "div");
+  const ends = add(body, "div", { class: "ends", "aria-hidden": "true" });
+  add(ends, "span", { text: "from" });
+  const end = add(ends, "span");
+  const tokens = add(body, "div", { class: "tokens" });
+  const label = comparing ? `Tokens, in ${model.name}` : "Tokens";
+  const from = add(tokens, "div", { class: "from", role: "listbox", "aria-label": label, "aria-describedby": "status" });
+  const options = data.tokens.map((_, i) => {
+    const option = addToken(from, i, { role: "option", "aria-selected": "false", tabindex: i ? -1 : 0, "data-token": i });
+    option.setAttribute("aria-label", `${names[i]}, token ${i}`);
+    option.prepend(add(option, "span", { class: "shade" }));
+    add(option, "span", { class: "amount" });
+    return option;
+  });
+  const svg = tokens.appendChild(document.createElementNS(SVG, "svg"));
+  svg.setAttribute("class", "curves");
+  svg.setAttribute("aria-hidden", "true");
+  const to = add(tokens, "div", { class: "to", "aria-hidden": "true" });
+  const targets = data.tokens.map((_, i) => {
+    const row = add(to, "div"), bar = add(row, "span", { class: "bar" });
+    addToken(row, i);
+    return { row, bar, amount: add(row, "span", { class: "amount" }) };
+  });
+  views.push({ model, gone, body, end, tokens, from, options, svg, targets, map: undefined });
+}
+
+function setLayout(name) {
+  layout = name;
+  element("views").className = `${name}${comparing ? " two" : ""}`;
+  for (const button of element("layouts").children) button.setAttribute("aria-pressed", button.dataset.layout === name);
+  views.forEach(drawLines);
+}
+
+function curve(view, places, from, to) { // the path of a line
+  if (layout === "lines") {
+    const [a, b] = [from + 0.5, to + 0.5];
+    return `M0 ${a} C45 ${a} 55 ${b} 100 ${b}`;
+  }
+  const [a, b] = [places[from], places[to]];
+  if (from === to) return `M${a.x - 7} ${a.top} C${a.x - 12} ${a.top - 16} ${a.x + 12} ${a.top - 16} ${a.x + 7} ${a.top}`;
+  const lift = 12 + Math.abs(a.x - b.x) / 14, middle = (a.x + b.x) / 2;
+  return `M${a.x} ${a.top} Q${middle} ${Math.min(a.top, b.top) - lift} ${b.x} ${b.top}`;
+}
+
+function linesOf(view, token) { // [from, to, weight], the heaviest last so that it lies on top
+  const found = [], { map } = view;
+  const fewest = token === null ? FEWEST_OF_ALL[layout] : layout === "text" ? 0.01 : FEWEST;
+  const [first, end] = token === null ? [0, size] : [token, token + 1];
+  for (let i = first * size; i < end * size; i++)
+    if (map[i] >= fewest * data.steps) found.push([Math.floor(i / size), i % size, map[i] / data.steps]);
+  const kept = layout === "text" && token === null ? found.filter(([from, to]) => !special.has(from) && !special.has(to)) : found;
+  return kept.sort((a, b) => a[2] - b[2]).slice(-MOST_LINES);
+}
+
+function drawLines(view) {
+  const { map, svg, tokens, options } = view, token = state.token;
+  svg.replaceChildren();
+  if (!map) return;
+  let places;
+  if (layout === "lines") {
+    svg.setAttribute("viewBox", `0 0 100 ${size}`);
+    svg.setAttribute("preserveAspectRatio", "none");
+  } else { // measure all tokens at once, before anything is drawn
+    const origin = tokens.getBoundingClientRect();
+    places = options.map(option => option.getBoundingClientRect())
+      .map(box => ({ x: box.left + box.width / 2 - origin.left, top: box.top - origin.top }));
+    svg.removeAttribute("viewBox");
+    svg.removeAttribute("preserveAspectRatio");
+  }
+  const faint = layout === "text" && token === null ? 0.5 : 1, base = token === null ? 0.16 : 0.36;
+  const drawn = document.createDocumentFragment();
+  for (const [from, to, weight] of linesOf(view, token)) {
+    const path = drawn.appendChild(document.createElementNS(SVG, "path"));
+    path.setAttribute("d", curve(view, places, from, to));
+    path.setAttribute("stroke-width", (0.8 + (layout === "text" ? 3 : token === null ? 6 : 9) * weight).toFixed(2));
+    path.setAttribute("stroke-opacity", (faint * Math.min(0.95, base + 0.9 * weight)).toFixed(2));
+    if (special.has(to)) path.setAttribute("class", "to-special");
+  }
+  svg.append(drawn);
+}
+
+function drawAmounts(view) { // bars, shades and numbers: the weights of the chosen token, or what each receives on average
+  const { map, options, targets, end } = view, token = state.token;
+  if (!map) return;
+  end.textContent = token === null ? "to, on average" : "attends to";
+  const amounts = token === null ? received(map) : Float64Array.from({ length: size }, (_, to) => weightOf(map, token, to));
+  const strong = new Set(Array.from(amounts.keys()).sort((a, b) => amounts[b] - amounts[a]).slice(0, 5));
+  targets.forEach(({ row, bar, amount }, to) => {
+    bar.style.width = `${100 * amounts[to]}%`;
+    amount.textContent = amounts[to] >= 0.0005 ? percent(amounts[to]) : "";
+    row.classList.toggle("strong", token !== null && strong.has(to) && amounts[to] >= 0.05);
+  });
+  options.forEach((option, i) => {
+    option.setAttribute("aria-selected", i === token);
+    option.firstElementChild.style.opacity = (0.4 * Math.sqrt(amounts[i])).toFixed(3);
+    option.lastElementChild.textContent = token !== null && strong.has(i) && amounts[i] >= 0.01 ? percent(amounts[i]) : "";
+  });
+}
+
+function showSentence() { // everything that depends on the chosen head and token
+  views.forEach((view, m) => {
+    view.map = state.maps[m];
+    view.gone.hidden = Boolean(view.map);
+    view.body.hidden = !view.map;
+    view.gone.textContent = `Layer ${state.layer}, head ${state.head} is pruned: ${view.model.name} does not have it.`;
+    drawLines(view);
+    drawAmounts(view);
+  });
+  element("status").replaceChildren(...describeToken());
+  element("every").toggleAttribute("data-off", state.kept === null);
+}
+
+function clearestToken(map) { // the word that attends most clearly to another word, of its own choice
+  const usual = received(map);
+  let found = 0, most = -Infinity;
+  for (let i = 0; i < map.length; i++) {
+    const from = Math.floor(i / size), to = i % size, beyond = map[i] / data.steps - usual[to];
+    if (beyond > most && Math.abs(from - to) > 1 && !special.has(from) && !special.has(to)) [found, most] = [from, beyond];
+  }
+  return found;
+}
+
+function describeToken() { // what the chosen token attends to, in words
+  const { token, maps } = state, has = maps.map(Boolean);
+  if (!has.includes(true)) return [`Layer ${state.layer}, head ${state.head} is pruned.`];
+  if (token === null) {
+    const left = `lines below ${100 * FEWEST_OF_ALL[layout]}\u00a0% are left out. Point at one for its own.`;
+    return [`Every token${layout === "text" ? ", darker where more attention goes" : ""}; ${left}`];
+  }
+  const parts = [Object.assign(document.createElement("b"), { textContent: `\u2068${shortened(token)}\u2069` }), ` (token ${token}) attends to `];
+  maps.forEach((map, m) => {
+    if (comparing && m) parts.push("; ");
+    if (!map) return parts.push(`nothing in ${models[m].name}, where this head is pruned`);
+    parts.push(largest(map, token, comparing ? 3 : 5).filter(([, weight]) => weight >= 0.0005)
+      .map(([to, weight]) => `${nameOf(to)} ${percent(weight)}`).join(", ") + (comparing ? ` in ${models[m].name}` : ""));
+  });
+  return [...parts, "."];
+}
+
+// A token is chosen for as long as the pointer or the focus is on it, and kept by a click, Enter or Space.
+function listen({ from, options }) {
+  const tokenAt = event => {
+    const option = event.target.closest("[data-token]");
+    return option ? Number(option.dataset.token) : null;
+  };
+  from.addEventListener("pointerover", event => event.pointerType === "mouse" && tokenAt(event) !== null && point(tokenAt(event)));
+  from.addEventListener("pointerleave", event => event.pointerType === "mouse" && point(state.kept));
+  from.addEventListener("focusin", event => {
+    const i = tokenAt(event);
+    options.forEach((option, j) => { option.tabIndex = i === j ? 0 : -1; });
+    point(i);
+  });
+  from.addEventListener("focusout", () => point(state.kept));
+  from.addEventListener("click", event => tokenAt(event) !== null && keep(tokenAt(event)));
+  from.addEventListener("keydown", event => {
+    const i = tokenAt(event), last = size - 1;
+    const next = { ArrowDown: i + 1, ArrowRight: i + 1, ArrowUp: i - 1, ArrowLeft: i - 1, Home: 0, End: last }[event.key];
+    if (next !== undefined) options[Math.min(Math.max(next, 0), last)].focus();
+    else if (event.key === "Enter" || event.key === " ") keep(i);
+    else return;
+    event.preventDefault();
+  });
+}
+
+function point(token) { // show one token's lines, or every token's for null
+  if (token === state.token) return;
+  state.token = token;
+  showSentence();
+  showCross();
+  showTable();
+}
+
+function keep(token) { // keep it shown when the pointer leaves; once more lets go
+  state.kept = state.kept === token ? null : token;
+  state.token = undefined;
+  point(state.kept);
+}

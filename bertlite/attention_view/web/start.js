@@ -1,0 +1,116 @@
+// What is chosen, and the start.
+
+const state = {
+  layer: null, head: null, maps: models.map(() => undefined), // the chosen head, and its maps
+  token: null, // whose lines are shown; null for every token
+  kept: null, // which token is shown when none is pointed at
+  to: null, // the column that is pointed at in the map
+  shown: comparing ? "change" : 0, // in the map of all heads
+};
+
+let asked = 0; // the number of the newest choice; an older one that is still loading is dropped
+
+async function choose(layer, head, focus = false) {
+  const mine = ++asked;
+  Object.assign(state, { layer, head });
+  markCell();
+  const cell = cells.get(keyOf(layer, head));
+  if (focus) cell.focus({ preventScroll: false });
+  const maps = await load(layer, head);
+  if (mine !== asked) return;
+  state.maps = maps;
+  const isFirst = layer === data.first.head[0] && head === data.first.head[1];
+  element("chosen").textContent = `Layer ${layer}, head ${head}`;
+  element("why").textContent = isFirst ? data.first.why : sentenceOf(labelOf(layer, head));
+  element("pointed").textContent = sentenceOf(labelOf(layer, head));
+  showSentence();
+  showFigures();
+  showTable();
+  showShares();
+}
+
+function addSwitch(parent, choices, chosen, use) { // choices: [value, text]
+  for (const [value, text] of choices) {
+    const button = add(parent, "button", { type: "button", text, title: text, "aria-pressed": value === chosen });
+    button.addEventListener("click", () => {
+      for (const other of parent.children) other.setAttribute("aria-pressed", other === button);
+      use(value);
+    });
+  }
+}
+
+function writeFacts() {
+  const count = (number, unit) => `${number} ${unit}${number === 1 ? "" : "s"}`;
+  const counts = `${count(data.layers.length, "layer")} × ${count(data.heads.length, "head")}, ${count(size, "token")}`;
+  element("facts").textContent = `${models.map(model => model.name).join(" and ")} · ${counts}`;
+  const pruned = models.map(model => cells.size - Object.keys(model.weights).length);
+  const gone = pruned.map((lost, m) => lost ? `${lost} ${lost === 1 ? "head is" : "heads are"} pruned${comparing ? ` in ${models[m].name}` : ""} (hatched)` : "");
+  const colours = comparing ? `Change: blue is more weight in ${models[0].name}, orange more in ${models[1].name}.` : "";
+  element("grid-note").textContent = [colours, ...gone.filter(Boolean).map(text => `${text}.`)].filter(Boolean).join(" ");
+  element("rounding").textContent = `Heads have the numbers of the unpruned model. Weights on this page are rounded to 1/${data.steps},`
+    + ` so that each is right to within ${(50 / data.steps).toFixed(3)} percentage points.`;
+}
+
+function listenToPage() {
+  document.addEventListener("keydown", event => {
+    if (event.key !== "Escape") return;
+    state.kept = null;
+    state.token = undefined;
+    point(null);
+  });
+  const redraw = () => {
+    readColours();
+    showFigures();
+    drawGrid();
+  };
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  for (const [event, printing] of [["beforeprint", true], ["afterprint", false]]) addEventListener(event, () => {
+    document.documentElement.toggleAttribute("data-print", printing);
+    if (matchMedia("(prefers-color-scheme: dark)").matches) redraw();
+  });
+  element("every").addEventListener("click", () => {
+    state.kept = null;
+    point(null);
+    views.find(view => view.map)?.options.find(option => option.tabIndex === 0)?.focus();
+    point(null);
+  });
+  let width = 0;
+  new ResizeObserver(([{ contentRect }]) => {
+    if (contentRect.width !== width && layout === "text") views.forEach(drawLines);
+    width = contentRect.width;
+  }).observe(element("views"));
+}
+
+async function start() {
+  if (typeof DecompressionStream === "undefined") throw new Error("this browser has no DecompressionStream; use one of 2023 or later");
+  const style = document.documentElement.style;
+  style.setProperty("--row", size <= 18 ? "clamp(30px, 2.6vw, 40px)" : size <= 28 ? "26px" : "22px");
+  style.setProperty("--count", size);
+  readColours();
+  models.forEach(addView);
+  addSwitch(element("layouts"), [["lines", "Columns"], ["text", "Text"]], layout, setLayout);
+  [...element("layouts").children].forEach((button, i) => { button.dataset.layout = ["lines", "text"][i]; });
+  if (comparing) addSwitch(element("shown"), [[0, models[0].name], [1, models[1].name], ["change", "Change"]], "change", shown => {
+    state.shown = shown;
+    drawGrid();
+  });
+  addGrid();
+  addFigures();
+  writeFacts();
+  document.querySelector("main").className = comparing ? "two" : "";
+  document.querySelector("main").hidden = false;
+  setLayout(layout);
+  await choose(...data.first.head);
+  const map = state.maps.find(Boolean);
+  if (long && map) keep(clearestToken(map)); // since the lines of all tokens are too many to read
+  views.forEach(listen);
+  listenToPage();
+  document.documentElement.dataset.ready = "";
+  await drawGrid();
+}
+
+start().catch(error => {
+  element("failure").textContent = `This page could not be drawn: ${error.message}`;
+  element("failure").hidden = false;
+  throw error;
+});

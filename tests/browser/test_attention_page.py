@@ -1,0 +1,692 @@
+"""The page of `bertlite attention` in a real browser, used as people use it: mouse, keyboard, touch, screen reader."""
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import SIZES, make
+from torch import Tensor
+
+from bertlite import BertConfig, BertTokenizer, prune_heads
+from bertlite.attention_view import AttentionMaps, attention_maps, page
+from bertlite.cli import main
+from scripts.make import chromium
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "##s", "on", "a", "mat", "."]
+TEXT = "The cats sat on the mat."
+TOKENS = ("[CLS]", "the", "cat", "##s", "sat", "on", "the", "mat", ".", "[SEP]")
+SIZE = len(TOKENS)
+GONE = {0: [1, 3], 1: range(4)}
+CONFIG = BertConfig(**{**SIZES, "vocab_size": len(WORDS)})
+PAUSE = 15_000  # milliseconds until an element must be there, on a machine that does other things too
+
+HOSTILE = {  # token: how it must look; None: as it is spelled
+    "<script>document.title = 'run'; alert(1)</script>": None,
+    "</script><script>alert(2)</script>": None,
+    "<img src=x onerror=alert(3)>": None,
+    "<!--": None,
+    "{{script}}": None,
+    "&lt;b&gt;": None,
+    "'\"`${alert(4)}\\": None,
+    "__proto__": None,
+    "שלום": None,
+    "مرحبا": None,
+    "👩‍👩‍👧": None,
+    "\u202eturned": "U+202Eturned",
+    "\u200b": "U+200B",
+    "\ufeff": "U+FEFF",
+    "a\x00b\x1b": "aU+0000bU+001B",
+    "\u2028": "U+2028",
+    "\ud800": "U+D800",
+    "": "empty",
+    "  ": "space",
+    "\u0301": "◌\u0301",
+    "##": None,
+    "###": None,
+    "x" * 300: None,
+    "a" + "\u0301" * 60: None,
+}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    reason = chromium.missing()
+    if reason:
+        pytest.skip(reason)
+    with chromium.open_chromium() as opened:
+        yield opened
+
+
+@pytest.fixture
+def visit(browser) -> Iterator[Callable[..., Any]]:
+    """Open a page; at the end, nothing may have been printed, asked, raised or fetched."""
+    noise: list[str] = []
+    contexts = []
+
+    def open_page(path: Path, width: int = 1280, height: int = 900, ready: bool = True, **options: Any) -> Any:
+        context = browser.new_context(viewport={"width": width, "height": height}, **options)
+        contexts.append(context)
+        context.set_default_timeout(PAUSE)
+        opened = context.new_page()
+        opened.on("console", lambda message: noise.append(f"console: {message.text}"))
+        opened.on("pageerror", lambda error: noise.append(f"error: {error}"))
+        opened.on("dialog", lambda dialog: (noise.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        opened.on("request", lambda request: noise.append(f"request: {request.url[:80]}"))
+        opened.goto(chromium.address(path))
+        assert noise == [f"request: {chromium.address(path)[:80]}"]  # the file itself
+        noise.clear()
+        if ready:
+            opened.wait_for_selector("html[data-ready]")
+            opened.wait_for_selector("#grid[data-drawn]")
+        return opened
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert noise == []
+
+
+def save(folder: Path, model: Any, words: list[str] = WORDS) -> str:
+    model.save_pretrained(folder)
+    BertTokenizer(words).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def dense() -> Any:
+    return make(config=CONFIG).float()
+
+
+@pytest.fixture(scope="module")
+def pruned(dense) -> Any:
+    return prune_heads(dense, GONE)
+
+
+@pytest.fixture(scope="module")
+def folder(dense, pruned, tmp_path_factory) -> Path:
+    """A folder with both checkpoints, a page of the pruned one, and a page that compares them."""
+    root = tmp_path_factory.mktemp("pages")
+    small, large = save(root / "pruned", pruned), save(root / "dense", dense)
+    assert main(["attention", small, TEXT, "--out", str(root / "one.html")]) == 0
+    assert main(["attention", large, TEXT, "--against", small, "--out", str(root / "two.html")]) == 0
+    return root
+
+
+def weights_of(model: Any) -> dict[tuple[int, int], Tensor]:
+    maps = attention_maps(model, BertTokenizer(WORDS), TEXT)
+    assert maps.tokens == TOKENS
+    return dict(maps.weights)
+
+
+def number(text: str) -> float:
+    """Return a weight from what the page shows: "4.2 %" is 0.042."""
+    return float(text.replace("<", "").replace("\N{NO-BREAK SPACE}%", "")) / 100 if text else 0.0
+
+
+def shown_weights(opened: Any, view: int = 0) -> list[float]:
+    """Return the numbers beside the attended tokens."""
+    return [number(text) for text in opened.locator(".view").nth(view).locator(".to .amount").all_text_contents()]
+
+
+def assert_near(shown: list[float], wanted: Tensor) -> None:
+    """Within rounding: half of 1 % from 10 % on, else half of 0.1 %, and what the page itself rounds."""
+    for one, other in zip(shown, wanted.tolist(), strict=True):
+        assert abs(one - other) <= (0.0052 if other > 0.099 else 0.00065), (one, other)
+
+
+def lines(opened: Any) -> int:
+    return opened.locator("svg.curves path").count()
+
+
+PIXELS = """canvas => {
+  const copy = document.createElement("canvas");
+  [copy.width, copy.height] = [canvas.width, canvas.height];
+  const context = copy.getContext("2d", { willReadFrequently: true });
+  context.drawImage(canvas, 0, 0);
+  return [copy.width, copy.height, Array.from(context.getImageData(0, 0, copy.width, copy.height).data)];
+}"""
+
+
+def pixels(opened: Any, selector: str) -> Tensor:
+    """Return the red, green and blue of a canvas."""
+    width, height, values = opened.locator(selector).evaluate(PIXELS)
+    return torch.tensor(values).view(height, width, 4)[..., :3]
+
+
+def cell(opened: Any, layer: int, head: int) -> Any:
+    return opened.get_by_role("gridcell", name=re.compile(rf"^layer {layer}, head {head}:"))
+
+
+def option(opened: Any, token: int, view: int = 0) -> Any:
+    return opened.get_by_role("listbox").nth(view).get_by_role("option").nth(token)
+
+
+# What is on the page -------------------------------------------------------------------------------------------------
+
+
+def test_it_opens_on_the_sentence_beside_the_map_of_all_heads(visit, folder, pruned) -> None:
+    opened = visit(folder / "one.html")
+    assert opened.title() == "Attention: the cats sat on the mat ."
+    first = json.loads(opened.locator("#data").text_content())["first"]["head"]
+    assert opened.get_by_role("heading", level=2).first.text_content() == f"Layer {first[0]}, head {first[1]}"
+    assert opened.locator("#why").text_content().startswith("Shown first: here words attend most clearly")
+    assert opened.get_by_role("option").all_text_contents() == [*TOKENS]
+    weights = weights_of(pruned)
+    wanted = weights[tuple(first)]
+    assert lines(opened) == (wanted >= 0.04).sum()
+    assert_near(shown_weights(opened), wanted.mean(0))
+    sentence, heads = (opened.locator(name).bounding_box() for name in ("#sentence", "#heads"))
+    assert sentence["y"] == heads["y"]
+    assert sentence["x"] + sentence["width"] < heads["x"]
+    assert opened.get_by_role("gridcell").count() == 12
+    drawn = opened.locator(".cell canvas").count()
+    assert drawn == len(weights) == 6
+    assert opened.locator(".cell.missing").all_inner_texts() == ["pruned"] * 6
+    assert "6 heads are pruned (hatched)." in opened.locator("#grid-note").text_content()
+    assert (
+        "rounded to 1/4095, so that each is right to within 0.012 percentage" in opened.locator("footer").inner_text()
+    )
+
+
+def test_a_click_on_a_head_shows_its_weights(visit, folder, pruned) -> None:
+    opened = visit(folder / "one.html")
+    for head, weights in weights_of(pruned).items():
+        cell(opened, *head).click()
+        assert opened.locator("#chosen").text_content() == f"Layer {head[0]}, head {head[1]}"
+        assert_near(shown_weights(opened), weights.mean(0))
+        assert cell(opened, *head).get_attribute("aria-selected") == "true"
+        assert opened.locator(".cell[aria-selected=true]").count() == 1
+        strongest = opened.locator("#table-box td.number").all_text_contents()
+        assert_near(list(map(number, strongest)), weights.amax(1))
+
+
+def test_maps_have_the_colours_of_their_weights(visit, folder, pruned) -> None:
+    opened = visit(folder / "one.html")
+    cell(opened, 2, 1).click()
+    shades = weights_of(pruned)[2, 1].sqrt()
+    stops = torch.tensor([[0xFF, 0xFF, 0xFF], [0x8A, 0xA9, 0xE8], [0x12, 0x2C, 0x75]])  # white, blue, dark blue
+    low = (2 * shades).floor().clamp(max=1).long()
+    part = (2 * shades - low)[..., None]
+    wanted = stops[low] * (1 - part) + stops[low + 1] * part
+    for selector in ("#maps canvas", ".cell[aria-selected=true] canvas"):
+        assert (pixels(opened, selector) - wanted).abs().max() < 3  # a 256th of the scale, and rounding
+
+
+def test_a_pruned_head_is_blank_and_says_so(visit, folder) -> None:
+    opened = visit(folder / "one.html")
+    cell(opened, 1, 2).click()
+    assert opened.locator("#chosen").text_content() == "Layer 1, head 2"
+    assert opened.locator(".gone").text_content() == "Layer 1, head 2 is pruned: pruned does not have it."
+    for hidden in (".tokens", "#weights", "#map", "#shares"):
+        assert not opened.locator(hidden).is_visible(), hidden
+    cell(opened, 2, 0).click()
+    for visible in (".tokens", "#weights", "#map", "#shares"):
+        assert opened.locator(visible).is_visible(), visible
+
+
+# Pointer, keyboard, touch --------------------------------------------------------------------------------------------
+
+
+def test_a_token_that_is_pointed_at_shows_its_lines_alone(visit, folder, pruned) -> None:
+    opened = visit(folder / "one.html")
+    cell(opened, 2, 3).click()
+    weights = weights_of(pruned)[2, 3]
+    every = lines(opened)
+    option(opened, 4).hover()
+    assert_near(shown_weights(opened), weights[4])
+    assert lines(opened) == (weights[4] >= 0.005).sum()
+    words = opened.locator("#status").text_content()
+    assert words.startswith("\u2068sat\u2069 (token 4) attends to ")
+    top = weights[4].topk(5)
+    assert re.findall(r"\u2068(\S+)\u2069", words)[1:] == [TOKENS[i] for i in top.indices]
+    assert_near([number(text) for text in re.findall(r"[\d.<]+\N{NO-BREAK SPACE}%", words)], top.values)
+    assert "Largest weights of sat (token 4)" in opened.locator("#table-box caption").text_content()
+    assert_near(
+        [number(text) for text in opened.locator("#table-box td.number").all_text_contents()],
+        weights[4].sort(descending=True).values,
+    )
+    opened.locator("h1").hover()
+    assert lines(opened) == every
+
+
+def test_a_click_keeps_a_token_and_escape_lets_go(visit, folder, pruned) -> None:
+    opened = visit(folder / "one.html")
+    every, button = lines(opened), opened.get_by_role("button", name="Every token")
+    assert not button.is_visible()
+    option(opened, 2).click()
+    opened.locator("h1").hover()
+    assert option(opened, 2).get_attribute("aria-selected") == "true"
+    cell(opened, 2, 2).click()  # another head, the same token
+    opened.locator("h1").hover()
+    assert_near(shown_weights(opened), weights_of(pruned)[2, 2][2])
+    opened.keyboard.press("Escape")
+    assert option(opened, 2).get_attribute("aria-selected") == "false"
+    option(opened, 3).click()
+    button.click()
+    opened.locator("h1").hover()
+    assert opened.locator("[role=option][aria-selected=true]").count() == 0
+    assert not button.is_visible()
+    assert opened.evaluate("document.activeElement.getAttribute('role')") == "option"
+    opened.keyboard.press("Escape")
+    assert every > 0
+
+
+def test_the_arrow_keys_choose_heads(visit, folder) -> None:
+    opened = visit(folder / "one.html")
+    cell(opened, 0, 0).click()
+    for key, head in (
+        ("ArrowRight", (0, 1)),
+        ("ArrowDown", (1, 1)),
+        ("End", (1, 3)),
+        ("ArrowRight", (1, 3)),  # there is no further one
+        ("Control+End", (2, 3)),
+        ("ArrowLeft", (2, 2)),
+        ("Home", (2, 0)),
+        ("ArrowUp", (1, 0)),
+        ("Control+Home", (0, 0)),
+    ):
+        opened.keyboard.press(key)
+        assert opened.locator("#chosen").text_content() == f"Layer {head[0]}, head {head[1]}", key
+        label = opened.evaluate("document.activeElement.getAttribute('aria-label')")
+        assert label.startswith(f"layer {head[0]}, head {head[1]}: ")
+    outline = opened.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+
+
+def test_everything_is_reached_by_tab_in_the_order_of_the_page(visit, folder) -> None:
+    opened = visit(folder / "one.html")
+    order = []
+    for _ in range(6):
+        opened.keyboard.press("Tab")
+        order.append(
+            opened.evaluate(
+                "[document.activeElement.tagName, document.activeElement.getAttribute('role'),"
+                " getComputedStyle(document.activeElement).outlineStyle]"
+            )
+        )
+    kinds = [("SUMMARY", None), ("BUTTON", None), ("BUTTON", None), ("SPAN", "option"), ("DIV", "gridcell")]
+    assert [tuple(each) for each in order] == [(*kind, "solid") for kind in [*kinds, ("DIV", "group")]]
+
+
+def test_tokens_are_chosen_by_keys(visit, folder, pruned) -> None:
+    opened = visit(folder / "one.html")
+    cell(opened, 2, 1).click()
+    weights, every = weights_of(pruned)[2, 1], lines(opened)
+    for _ in range(2):  # from the grid back to the tokens is one stop; the layout is between no two of them
+        opened.keyboard.press("Shift+Tab")
+    opened.keyboard.press("Tab")
+    for key, token in (("ArrowDown", 1), ("End", 9), ("ArrowRight", 9), ("ArrowUp", 8), ("Home", 0), ("ArrowDown", 1)):
+        opened.keyboard.press(key)
+        assert option(opened, token).evaluate("node => node === document.activeElement"), key
+        assert_near(shown_weights(opened), weights[token])
+    opened.keyboard.press("Enter")
+    opened.keyboard.press("Tab")  # it is kept when the focus goes on
+    assert_near(shown_weights(opened), weights[1])
+    opened.keyboard.press("Escape")
+    assert lines(opened) == every
+
+
+def test_a_tap_shows_the_lines_of_a_token(visit, folder, pruned) -> None:
+    opened = visit(folder / "one.html", 360, 740, has_touch=True, is_mobile=True, device_scale_factor=2)
+    cell(opened, 2, 1).tap()
+    option(opened, 4).tap()
+    assert_near(shown_weights(opened), weights_of(pruned)[2, 1][4])
+    opened.get_by_role("button", name="Every token").tap()
+    assert opened.locator("[role=option][aria-selected=true]").count() == 0
+    pitch = cell(opened, 2, 2).bounding_box()["x"] - cell(opened, 2, 1).bounding_box()["x"]
+    assert pitch >= 24  # two targets must be that far apart, WCAG 2.5.8
+
+
+def test_the_map_of_a_head_answers_the_pointer(visit, folder, pruned) -> None:
+    opened = visit(folder / "one.html")
+    cell(opened, 2, 2).click()
+    box = opened.locator(".plot").bounding_box()
+    opened.mouse.move(box["x"] + 7.5 / SIZE * box["width"], box["y"] + 4.5 / SIZE * box["height"])
+    words = opened.locator("figcaption").text_content()
+    weights = weights_of(pruned)[2, 2]
+    assert words.startswith("\u2068sat\u2069 → \u2068mat\u2069 ")
+    assert_near([number(words.rpartition(" ")[2])], weights[4, 7:8])
+    assert_near(shown_weights(opened), weights[4])
+
+
+def test_tokens_flow_as_text_when_asked(visit, folder, pruned) -> None:
+    opened = visit(folder / "one.html")
+    cell(opened, 2, 2).click()
+    opened.get_by_role("button", name="Text").click()
+    assert not opened.locator(".to").is_visible()
+    tops = {option(opened, i).bounding_box()["y"] for i in range(5)}
+    assert len(tops) == 1
+    option(opened, 2).hover()
+    weights = weights_of(pruned)[2, 2]
+    assert lines(opened) == (weights[2] >= 0.01).sum()
+    shades = opened.locator(".from .shade").evaluate_all("all => all.map(node => Number(node.style.opacity))")
+    assert (torch.tensor(shades)[weights[2].argsort()].diff() >= -0.002).all()
+    numbers = [number(text) for text in opened.locator(".from .amount").all_text_contents() if text]
+    assert_near(sorted(numbers), weights[2].topk(len(numbers)).values.sort().values)
+    opened.get_by_role("button", name="Columns").click()
+    assert opened.locator(".to").is_visible()
+
+
+# Screens, colours, media ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_it_fills_every_screen_and_never_scrolls_sideways(visit, folder, name) -> None:
+    opened = visit(folder / f"{name}.html")
+    for width in (320, 360, 768, 1000, 1440, 1920):
+        opened.set_viewport_size({"width": width, "height": 800})
+        assert opened.evaluate("document.documentElement.scrollWidth") == width
+        assert opened.locator("main").bounding_box()["width"] > 0.93 * width
+        boxes = [box for each in opened.locator("section").all() if (box := each.bounding_box())]
+        assert max(box["x"] + box["width"] for box in boxes) > 0.96 * width
+        assert (boxes[0]["y"] == boxes[1]["y"]) == (width >= 1000)  # the sentence and the heads, side by side
+        grid = opened.locator("#grid").bounding_box()
+        assert grid["x"] + grid["width"] <= width
+
+
+def test_nothing_moves_under_the_pointer(visit, folder) -> None:
+    opened = visit(folder / "two.html", 1000, 800)
+    places = set()
+    for layout in ("Columns", "Text"):
+        opened.get_by_role("button", name=layout).click()
+        for token in (0, 4, 7):
+            option(opened, token).hover()
+            places.add((layout, option(opened, 2).bounding_box()["y"], opened.locator("#map").bounding_box()["y"]))
+        option(opened, 5).click()
+        opened.locator("h1").hover()
+        places.add((layout, option(opened, 2).bounding_box()["y"], opened.locator("#map").bounding_box()["y"]))
+    assert len(places) == 2
+
+
+CONTRASTS = """() => {
+  const parse = text => text.match(/[\\d.]+/g).map(Number);
+  const over = (top, below, alpha) => below.map((value, i) => top[i] * alpha + value * (1 - alpha));
+  const light = colour => {
+    const [r, g, b] = colour.map(value => value / 255)
+      .map(value => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = node => {
+    if (!node) return [255, 255, 255];
+    const [r, g, b, alpha = 1] = parse(getComputedStyle(node).backgroundColor);
+    let found = over([r, g, b], alpha < 1 ? ground(node.parentElement) : [0, 0, 0], alpha);
+    for (const shade of node.querySelectorAll(":scope > .shade, :scope > .bar")) {
+      const style = getComputedStyle(shade);
+      if (style.display !== "none") found = over(parse(style.backgroundColor), found, Number(style.opacity));
+    }
+    return found;
+  };
+  const walker = document.createTreeWalker(document.querySelector("body"), NodeFilter.SHOW_TEXT), found = [];
+  while (walker.nextNode()) {
+    const node = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !node.checkVisibility() || node.closest("script, noscript")) continue;
+    const [one, other] = [parse(getComputedStyle(node).color), ground(node)].map(light).sort((a, b) => b - a);
+    found.push([(one + 0.05) / (other + 0.05), walker.currentNode.data, node.className || node.tagName]);
+  }
+  return found.sort((a, b) => a[0] - b[0]);
+}"""
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_has_the_contrast_of_wcag_aa(visit, folder, scheme, name) -> None:
+    opened = visit(folder / f"{name}.html", color_scheme=scheme, reduced_motion="reduce")
+    opened.locator("summary").click()
+    background = opened.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", background))) < 200) == (scheme == "dark")
+    counts = []
+    for layout in ("Columns", "Text"):
+        opened.get_by_role("button", name=layout).click()
+        for head in ((2, 1), (1, 2), (2, 3)):
+            cell(opened, *head).click()
+            for token in (None, 4):
+                if token is not None and opened.get_by_role("listbox").first.is_visible():
+                    option(opened, token).hover()
+                found = opened.evaluate(CONTRASTS)
+                assert found[0][0] >= 4.5, found[:3]
+                counts.append(len(found))
+    assert min(counts) > 20
+
+
+def test_maps_follow_the_colour_scheme(visit, folder, pruned) -> None:
+    opened = visit(folder / "one.html", color_scheme="light")
+    cell(opened, 2, 1).click()
+    light = pixels(opened, "#maps canvas").sum(-1)
+    opened.emulate_media(color_scheme="dark")
+    deadline = time.monotonic() + 15
+    while (dark := pixels(opened, "#maps canvas").sum(-1)).equal(light):
+        assert time.monotonic() < deadline, "the map kept its colours"
+    weights = weights_of(pruned)[2, 1].flatten()
+    least, most = weights.argmin(), weights.argmax()
+    assert light.flatten()[least] > light.flatten()[most]  # on white, more is darker
+    assert dark.flatten()[least] < dark.flatten()[most]  # on black, lighter
+
+
+def test_motion_stops_where_it_is_not_wanted(visit, folder) -> None:
+    duration = "getComputedStyle(document.querySelector('.to .bar')).transitionDuration"
+    assert visit(folder / "one.html", reduced_motion="reduce").evaluate(duration) == "0s"
+    assert visit(folder / "one.html", reduced_motion="no-preference").evaluate(duration) == "0.15s"
+
+
+def test_it_prints_in_light_colours_without_its_controls(visit, folder) -> None:
+    opened = visit(folder / "one.html", color_scheme="dark")
+    opened.evaluate(
+        "addEventListener('beforeprint', () => { window.printed = getComputedStyle(document.body).backgroundColor; })"
+    )
+    document = opened.pdf(print_background=True)
+    assert document.startswith(b"%PDF")
+    assert len(document) > 20_000
+    assert opened.evaluate("window.printed") == "rgb(245, 246, 248)"
+    assert opened.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(15, 19, 25)"
+    opened.emulate_media(media="print")
+    assert not opened.locator("#layouts").is_visible()
+    assert not opened.locator("details").is_visible()
+    assert opened.locator("#weights").is_visible()
+
+
+def test_it_says_so_without_javascript(visit, folder) -> None:
+    opened = visit(folder / "one.html", ready=False, java_script_enabled=False)
+    message = opened.locator("noscript p")
+    assert message.is_visible()
+    assert message.inner_text() == "This page draws with JavaScript, which is switched off in this browser."
+    assert not opened.locator("main").is_visible()
+
+
+# Screen readers ------------------------------------------------------------------------------------------------------
+
+
+def test_a_screen_reader_finds_names_and_weights(visit, folder, pruned) -> None:
+    opened = visit(folder / "one.html")
+    cell(opened, 2, 1).click()
+    option(opened, 4).focus()
+    tree = opened.locator("body").aria_snapshot()
+    for line in (
+        'heading "Attention" [level=1]',
+        'heading "Layer 2, head 1" [level=2]',
+        'grid "All heads"',
+        'columnheader "head 3"',
+        'rowheader "layer 1"',
+        'gridcell "layer 1, head 2: pruned"',
+        'listbox "Tokens"',
+        'option "sat, token 4"',
+        'region "Weights"',
+        'group "Table of weights"',
+        'img "pruned, layer 2, head 1: the weights of 10 tokens; the table has them as text"',
+        'table "Largest weights of',
+        'columnheader "weight"',
+    ):
+        assert line in tree, f"{line}\n{tree}"
+    assert re.search(r'gridcell "layer 2, head 1: [\d.]+.% of its attention goes to', tree)
+    assert tree.count("[selected]") >= 1
+    top = weights_of(pruned)[2, 1][4].topk(3)
+    rows = opened.locator("#table-box tbody th bdi").all_text_contents()
+    assert rows[:3] == [TOKENS[i] for i in top.indices]
+    assert opened.get_by_role("status").text_content().startswith("\u2068sat\u2069 (token 4) attends to ")
+    assert opened.evaluate(
+        "[...document.querySelectorAll('canvas')].every(c => c.ariaHidden === 'true' || c.ariaLabel) &&"
+        " [...document.querySelectorAll('svg')].every(s => s.getAttribute('aria-hidden') === 'true') &&"
+        " document.documentElement.lang === 'en'"
+    )
+
+
+# Any token, any number of tokens -------------------------------------------------------------------------------------
+
+
+def random_maps(tokens: tuple[str, ...], layers: int, heads: int, special: tuple[int, ...] = ()) -> AttentionMaps:
+    generator = torch.Generator().manual_seed(0)
+    size = len(tokens)
+    weights = {
+        (layer, head): (3 * torch.randn(size, size, generator=generator)).softmax(-1)
+        for layer in range(layers)
+        for head in range(heads)
+    }
+    return AttentionMaps(tokens, tuple(range(layers)), tuple(range(heads)), weights, special, name="<b>model</b>")
+
+
+def test_no_token_runs_anything_or_is_hidden(visit, tmp_path) -> None:
+    tokens = tuple(HOSTILE)
+    maps = random_maps(tokens, 2, 3)
+    (tmp_path / "hostile.html").write_bytes(page(maps, maps))
+    opened = visit(tmp_path / "hostile.html", 900, 800)
+    looks = [token if look is None else look for token, look in HOSTILE.items()]
+    for view in (0, 1):
+        assert opened.locator(".from").nth(view).locator("bdi").all_text_contents() == looks
+        assert opened.locator(".to").nth(view).locator("bdi").all_text_contents() == looks
+    for i in range(len(tokens)):
+        option(opened, i).hover()
+        option(opened, i).focus()
+    opened.get_by_role("button", name="Text").click()
+    for i in range(len(tokens)):
+        option(opened, i).hover()
+    counts = [
+        opened.locator(selector).count() for selector in ("script", "img", "b:not(#status b, .cell b)", "bdi bdi")
+    ]
+    assert counts == [2, 0, 0, 0]
+    assert opened.title().startswith("Attention: <script>")
+    assert opened.evaluate("document.documentElement.scrollWidth") == 900
+    widest = max(option(opened, i).bounding_box()["width"] for i in range(len(tokens)))
+    assert 100 < widest < 400
+
+
+def test_scripts_that_are_not_its_own_do_not_run(browser, folder) -> None:
+    context = browser.new_context()
+    opened = context.new_page()
+    opened.goto(chromium.address(folder / "one.html"))
+    opened.evaluate("try { document.body.innerHTML += '<img src=x onerror=\"window.ran = 1\">'; } catch {}")
+    opened.evaluate(
+        "try { const made = document.createElement('script'); made.append('window.ran = 2');"
+        " document.body.append(made); } catch {}"
+    )
+    assert opened.evaluate("window.ran") is None
+    assert opened.evaluate("fetch('https://example.com').then(() => 'fetched', () => 'refused')") == "refused"
+    context.close()
+
+
+@pytest.fixture(scope="module")
+def long_page(tmp_path_factory) -> Path:
+    """A page of bert-base's heads for 200 tokens."""
+    path = tmp_path_factory.mktemp("long") / "long.html"
+    tokens = ("[CLS]", *(f"word{i % 90}" for i in range(198)), "[SEP]")
+    path.write_bytes(page(random_maps(tokens, 12, 12, (0, 199))))
+    assert path.stat().st_size < 8_000_000
+    return path
+
+
+@contextmanager
+def stopwatch(opened: Any, limit: float) -> Iterator[None]:
+    """Fail if what is done on the page takes longer than a limit in milliseconds."""
+    before = opened.evaluate("performance.now()")
+    yield
+    took = opened.evaluate("performance.now()") - before
+    assert took < limit, f"{took:.0f} ms"
+
+
+def test_two_hundred_tokens_are_quick(visit, long_page) -> None:
+    """The limits leave room for a machine that does other things too."""
+    opened = visit(long_page)
+    navigation = opened.evaluate("performance.getEntriesByType('navigation')[0].domInteractive")
+    assert navigation < 5000
+    assert opened.locator(".view").get_attribute("class") == "view"
+    assert opened.locator("#views").get_attribute("class") == "text"
+    assert opened.locator("[role=option][aria-selected=true]").count() == 1  # it opens on the lines of one token
+    for key in ("ArrowLeft", "ArrowRight", "ArrowDown"):
+        opened.locator(".cell[tabindex='0']").focus()
+        before = opened.locator("#chosen").text_content()
+        with stopwatch(opened, 1000):
+            opened.keyboard.press(key)
+            opened.wait_for_function("before => document.querySelector('#chosen').textContent !== before", arg=before)
+    with stopwatch(opened, 3000):
+        for token in range(10, 40, 10):
+            option(opened, token).hover()
+    for layout in ("Columns", "Text"):
+        with stopwatch(opened, 3000):
+            opened.get_by_role("button", name=layout).click()
+    assert option(opened, 150).bounding_box()["y"] < 1500  # as text, all tokens are on a screen or two
+
+
+def test_two_hundred_tokens_fit_a_phone(visit, long_page) -> None:
+    opened = visit(long_page, 360, 740, has_touch=True, is_mobile=True)
+    assert opened.evaluate("document.documentElement.scrollWidth") == 360
+    opened.get_by_role("button", name="Columns").tap()
+    assert opened.evaluate("document.documentElement.scrollWidth") == 360
+    option(opened, 120).tap()
+    assert opened.locator("#status").text_content().startswith("\u2068word29\u2069 (token 120) attends to ")
+
+
+# Two checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def test_a_comparison_shows_both_side_by_side(visit, folder, dense, pruned) -> None:
+    opened = visit(folder / "two.html")
+    before, after = weights_of(dense), weights_of(pruned)
+    assert opened.locator(".view h3").all_text_contents() == ["dense", "pruned"]
+    left, right = (opened.locator(".view").nth(i).bounding_box() for i in (0, 1))
+    assert left["y"] == right["y"]
+    assert left["x"] + left["width"] <= right["x"]
+    cell(opened, 2, 1).click()
+    option(opened, 4, view=1).hover()
+    for view, weights in enumerate((before, after)):
+        assert_near(shown_weights(opened, view), weights[2, 1][4])
+    for row in opened.locator("#table-box tbody tr").all():
+        name, (one, other, change) = row.locator("th bdi").text_content(), row.locator("td").all_text_contents()
+        place = row.locator("th .place").text_content().strip("()") if row.locator("th .place").count() else None
+        to = int(place) if place else TOKENS.index(name)
+        wanted = torch.stack([before[2, 1][4, to], after[2, 1][4, to]])
+        assert_near([number(one), number(other)], wanted)
+        assert float(change.replace("−", "-").replace("±", "")) / 100 == pytest.approx(
+            (wanted[1] - wanted[0]).item(), abs=0.0008
+        )
+    assert opened.locator("#maps figure:visible").count() == 3
+
+
+def test_a_comparison_says_which_heads_are_gone(visit, folder, dense) -> None:
+    opened = visit(folder / "two.html")
+    assert "6 heads are pruned in pruned (hatched)." in opened.locator("#grid-note").text_content()
+    assert opened.locator(".cell.missing").count() == 6  # the map shows the change
+    gone = opened.get_by_role("gridcell", name="layer 1, head 2: pruned in pruned")
+    gone.click()
+    assert opened.locator(".gone:visible").all_text_contents() == [
+        "Layer 1, head 2 is pruned: pruned does not have it."
+    ]
+    assert opened.locator("#maps figure:visible figcaption").all_text_contents() == ["dense"]
+    option(opened, 4).hover()
+    assert_near(shown_weights(opened, 0), weights_of(dense)[1, 2][4])
+    assert "nothing in pruned, where this head is pruned" in opened.locator("#status").text_content()
+    opened.get_by_role("button", name="dense").click()
+    opened.wait_for_selector("#grid[data-drawn='0']")
+    assert opened.locator(".cell.missing").count() == 0
+    opened.get_by_role("button", name="pruned", exact=True).click()
+    opened.wait_for_selector("#grid[data-drawn='1']")
+    assert opened.locator(".cell.missing").count() == 6
+    opened.get_by_role("button", name="Change").click()
+    opened.wait_for_selector("#grid[data-drawn='change']")
+    moved = json.loads(opened.locator("#data").text_content())["moved"]
+    for name, share in moved.items():
+        label = cell(opened, *map(int, name.split("."))).get_attribute("aria-label")
+        assert_near([number(re.search(r": ([\d.<]+.%) of its attention moved", label)[1])], torch.tensor([share]))
