@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from bertlite.checkpoint.files import Source
+from bertlite.checkpoint.hub import push_folder
 from bertlite.tokenizer.encoding import (
     PADDING,
     TRUNCATION,
@@ -43,6 +44,7 @@ from bertlite.tokenizer.files import (
 from bertlite.tokenizer.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
+    from huggingface_hub import CommitInfo
     from tokenizers import AddedToken
 
 NO_LIMIT = 10**30  # the value in transformers of a model_max_length that is not known
@@ -358,6 +360,27 @@ class BertTokenizer(Vocabulary):
             The paths of the files.  A vocabulary whose ids have gaps has no vocab.txt.
         """
         return write_files(Path(folder), self._tokenizer, self._config())
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        commit_message: str = "Upload tokenizer",
+        private: bool | None = None,
+        token: str | bool | None = None,
+        revision: str | None = None,
+        create_pr: bool = False,
+    ) -> "CommitInfo":
+        """Upload what `save_pretrained` writes to a repository of the hub, as `BertModel.push_to_hub` does."""
+        return push_folder(
+            self.save_pretrained,
+            repo_id,
+            commit_message=commit_message,
+            private=private,
+            token=token,
+            revision=revision,
+            create_pr=create_pr,
+        )
 
     def _config(self) -> dict[str, Any]:
         """Return the content of tokenizer_config.json."""
