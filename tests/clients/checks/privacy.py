@@ -1,11 +1,34 @@
-"""The optional tier: Opacus, differentially private training."""
+"""Gradients of each example: torch.func and, in the optional tier, Opacus, differentially private training."""
 
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from tests.clients.checks.common import ROUNDING, Observed, Side, check, equal, gradients, tiny, tiny_batch
+
+
+@check("torch.func", "vmap(grad): the gradients of each example")
+def mapped_gradients(side: Side, folder: Path) -> Observed:
+    from torch.func import functional_call, grad, vmap
+
+    cls = "BertForSequenceClassification"
+    model = side.load(cls, tiny(folder, cls, dtype=torch.float64), dtype=torch.float64).eval()
+    side.owns(model)
+    batch, labels = tiny_batch(4), torch.tensor([0, 1, 1, 0])
+
+    def loss(parameters: dict[str, Tensor], example: dict[str, Tensor], label: Tensor) -> Tensor:
+        logits = functional_call(model, parameters, (), {name: x[None] for name, x in example.items()}).logits
+        return F.cross_entropy(logits, label[None])
+
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    got = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, batch, labels)
+    for row in range(4):
+        one = {name: x[row : row + 1] for name, x in batch.items()}
+        F.cross_entropy(model(**one).logits, labels[row : row + 1]).backward()
+        equal({name: g[row] for name, g in got.items()}, gradients(model), ROUNDING, f"gradients of example {row}")
+    return {"gradients": got}
 
 
 @check("Opacus", "per-example gradients of every parameter, pruned", "opacus", pruned=True)
