@@ -210,9 +210,10 @@ def drop_layers_(model: Model, layers: Iterable[int]) -> Model:
     for layer in sorted({*gone}, reverse=True):
         del model.base_model.encoder.layer[layer]
     for new, block in enumerate(layers_of(model)):
-        for module in block.modules():
-            if "layer_idx" in vars(module):  # the layer; in bertlite.hf also what attends
-                module.layer_idx = new
+        parts: Iterator[Any] = block.modules()
+        for part in parts:
+            if "layer_idx" in vars(part):  # the layer; in bertlite.hf also what attends
+                part.layer_idx = new
     set_config(model, after)
     return model
 
