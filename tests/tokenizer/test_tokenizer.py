@@ -650,6 +650,7 @@ def test_it_loads_no_model_and_reads_no_weights(small, tmp_path) -> None:
         "bertlite.checkpoint.faults",
         "bertlite.checkpoint.files",
         "bertlite.checkpoint.folders",
+        "bertlite.checkpoint.hub",
     }
     assert "safetensors" not in loaded
 
