@@ -5,26 +5,26 @@ Shapes:  B sequences · S positions · D hidden
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from os import PathLike
-from typing import Any, ClassVar, Self
+from functools import update_wrapper
+from types import FunctionType
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from bertlite.checkpoint.files import Source
-from bertlite.checkpoint.loading import load_model
 from bertlite.checkpoint.names import rename_legacy_keys_
-from bertlite.checkpoint.saving import save_model
+from bertlite.checkpoint.pretrained import Pretrained
 from bertlite.config import BertConfig
 from bertlite.pruning import prune_heads_
+from bertlite.resizing import Resizable
 from bertlite.stack.attention import check_backend
 from bertlite.stack.body import BertBody, set_config
 from bertlite.stack.modules import BertLayer, Checkpointing, init_weights
 from bertlite.stack.outputs import BertModelOutput
 
 
-class BertPreTrainedModel(nn.Module):
-    """Base of all models: loads, saves, prunes heads, checkpoints layers."""
+class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
+    """Base of all models: loads, saves, resizes embeddings, prunes heads, checkpoints layers."""
 
     _config: BertConfig
     base_model_prefix: ClassVar[str] = "bert"
@@ -108,61 +108,6 @@ class BertPreTrainedModel(nn.Module):
         check_backend(name)
         set_config(self, replace(self.config, attn_implementation=name))
 
-    @classmethod
-    def from_pretrained(
-        cls,
-        source: str | PathLike[str],
-        *,
-        dtype: torch.dtype | str | None = None,
-        device: torch.device | str | None = None,
-        attn_implementation: str = "auto",
-        add_pooling_layer: bool | None = None,
-        revision: str | None = None,
-        subfolder: str | None = None,
-        variant: str | None = None,
-        cache_dir: str | PathLike[str] | None = None,
-        token: str | bool | None = None,
-        local_files_only: bool = False,
-        **overrides: Any,
-    ) -> Self:
-        """Load the model of a checkpoint, in eval mode.
-
-        Args:
-            source: a hub id, a folder, or a weights file with its config.json beside it.
-            dtype: of the weights; by default the file's own.
-            device: by default the CPU, where weights stay mapped from the file: read once, to refuse nan, and shared
-                with other processes.  A matrix that the file does not lay at a multiple of 64 bytes is copied;
-                `save_pretrained` lays all of them so.
-            attn_implementation: a name of `bertlite.stack.attention.BACKENDS`, or "auto".
-            add_pooling_layer: for BertModel; whether it has a pooler.
-            revision, subfolder, variant, cache_dir, token, local_files_only: as for `huggingface_hub`.
-            overrides: fields of the config to replace, such as num_labels=3.
-
-        Raises:
-            FileNotFoundError: there is no such checkpoint, or a file of it is missing.
-            ValueError: config.json or the tensors are not this model's; every fault is listed, with the file's name.
-            TypeError: an override that is no field of BertConfig.
-        """
-        options = {} if add_pooling_layer is None else {"add_pooling_layer": add_pooling_layer}
-        return load_model(
-            cls,
-            Source(source, revision, subfolder, variant, cache_dir, token, local_files_only),
-            options=options,
-            overrides={"attn_implementation": attn_implementation, **overrides},
-            dtype=dtype,
-            device=device,
-        )
-
-    def save_pretrained(self, folder: str | PathLike[str], *, max_shard_size: int | str = "5GB") -> None:
-        """Write config.json and safetensors that bertlite and transformers load.
-
-        The folder is replaced in one step: a crash leaves the old one or the new one.  Other files in it are kept.
-
-        Args:
-            max_shard_size: bytes, or a string such as "500MB"; a larger model is written as several files.
-        """
-        save_model(self, folder, max_shard_size=max_shard_size)
-
     def prune_heads(self, heads: Mapping[int, Iterable[int]]) -> None:
         """Remove heads from this model: `bertlite.prune_heads_`."""
         prune_heads_(self, heads)
@@ -215,6 +160,19 @@ class BertPreTrainedModel(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
+def with_own_forward(cls: Any) -> Any:
+    """Give a class that inherits `forward` one of its own name, which Python's errors for wrong arguments quote."""
+    inherited = cls.forward
+    if "forward" not in vars(cls):
+        code, closure = inherited.__code__, inherited.__closure__
+        cls.forward = FunctionType(code, inherited.__globals__, "forward", inherited.__defaults__, closure)
+        cls.forward.__kwdefaults__ = inherited.__kwdefaults__
+        update_wrapper(cls.forward, inherited)
+        cls.forward.__qualname__ = f"{cls.__qualname__}.forward"
+    return cls
+
+
+@with_own_forward
 class BertModel(BertBody[BertModelOutput], BertPreTrainedModel):
     """BERT without a head: token vectors, and the pooler's vector for the sequence.
 

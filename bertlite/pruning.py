@@ -1,4 +1,4 @@
-"""Remove attention heads and intermediate neurons from a model, and make a full-size model of a pruned one.
+"""Remove attention heads, intermediate neurons and layers from a model, and make a full-size model of a pruned one.
 
 Heads and neurons always have their numbers in the unpruned model, so that pruning composes.  A layer may lose every
 head: its attention is then the bias of its output projection.  It may lose every neuron likewise.  A checkpoint keeps
@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune as torch_prune
 
 from bertlite.config import (
     BertConfig,
@@ -81,13 +82,14 @@ def merge_units(before: Heads, more: Heads) -> dict[int, list[int]]:
     return {layer: sorted({*before.get(layer, ()), *more.get(layer, ())}) for layer in sorted({*before, *more})}
 
 
-def with_fields(config: Config, pruned: Mapping[str, Any]) -> Config:
-    """Return a config with other `pruned_heads` or `pruned_neurons`; the one given stays as it is."""
+def with_fields(config: Config, fields: Mapping[str, Any]) -> Config:
+    """Return a config with other fields, such as `pruned_heads`; the one given stays as it is."""
     if isinstance(config, BertConfig):
-        return replace(config, **pruned)
+        return replace(config, **fields)
     config = copy.deepcopy(config)  # transformers' own, which can be changed
-    for field, units in pruned.items():
-        setattr(config, field, {layer: gone for layer, gone in units.items() if gone})
+    for field, value in fields.items():
+        by_layer = isinstance(value, Mapping)
+        setattr(config, field, {layer: gone for layer, gone in value.items() if gone} if by_layer else value)
     return config
 
 
@@ -119,7 +121,7 @@ def prune_heads_(model: Model, heads: Heads) -> Model:
     if not changed:
         return model
     for layer, attention in changed:
-        check_attention(layer, attention)
+        check_linear_parts(attention_parts(layer, attention))
     for layer, attention in changed:
         remaining = set(kept_heads(after, layer))
         kept = [i for i, head in enumerate(kept_heads(before, layer)) if head in remaining]
@@ -162,7 +164,7 @@ def prune_neurons_(model: Model, neurons: Neurons) -> Model:
     if not changed:
         return model
     for layer, block in changed:
-        check_feed_forward(layer, block)
+        check_linear_parts(feed_forward_parts(layer, block))
     for layer, block in changed:
         remaining = set(kept_neurons(after, layer))
         kept = [i for i, neuron in enumerate(kept_neurons(before, layer)) if neuron in remaining]
@@ -172,6 +174,124 @@ def prune_neurons_(model: Model, neurons: Neurons) -> Model:
         resize_(second, second.weight[:, rows], second.bias)
     set_config(model, after)
     return model
+
+
+def drop_layers(model: Model, layers: Iterable[int]) -> Model:
+    """Return a copy of the model without these layers; the model is not changed.  See `drop_layers_`."""
+    return drop_layers_(copy.deepcopy(model), layers)
+
+
+def drop_layers_(model: Model, layers: Iterable[int]) -> Model:
+    """Remove whole layers from the model; what remains is numbered from 0 again.
+
+    `num_hidden_layers`, `pruned_heads` and `pruned_neurons` of the config follow, so that every BERT loader reads the
+    checkpoint of a model without pruned heads.  Parameters stay, but those of the layers that go.
+
+    Args:
+        layers: by their numbers in this model, such as [9, 10, 11].
+
+    Raises:
+        ValueError: there is no such layer.
+    """
+    before = model.config
+    count, gone = before.num_hidden_layers, list(layers)
+    for layer in gone:
+        if not isinstance(layer, int) or isinstance(layer, bool) or not 0 <= layer < count:
+            raise ValueError(f"there is no layer {layer!r}: the model has {count} layers, 0 to {count - 1}")
+    kept = [layer for layer in range(count) if layer not in gone]
+
+    def renumber(units: Heads) -> dict[int, Iterable[int]]:
+        return {new: units[old] for new, old in enumerate(kept) if old in units}
+
+    fields: dict[str, Any] = {"num_hidden_layers": len(kept), "pruned_heads": renumber(pruned_heads(before))}
+    if pruned_neurons(before):
+        fields["pruned_neurons"] = renumber(pruned_neurons(before))
+    after = with_fields(before, fields)
+    for layer in sorted({*gone}, reverse=True):
+        del model.base_model.encoder.layer[layer]
+    for new, block in enumerate(layers_of(model)):
+        parts: Iterator[Any] = block.modules()
+        for part in parts:
+            if "layer_idx" in vars(part):  # the layer; in bertlite.hf also what attends
+                part.layer_idx = new
+    set_config(model, after)
+    return model
+
+
+def compact(model: Model) -> Model:
+    """Return a copy of the model without the heads and neurons that do nothing; the model is not changed.
+
+    See `compact_`.
+    """
+    done = {id(tensor): tensor.detach().clone() for tensor in masked_tensors(model)}  # deepcopy takes no masked ones
+    return compact_(copy.deepcopy(model, done))
+
+
+@torch.no_grad()
+def compact_(model: Model) -> Model:
+    """Remove the heads and neurons whose weights are zero, as movement pruning or torch.nn.utils.prune leaves them.
+
+    A head goes if each of its dimensions has zeros for its row of the value's weight, or for its column of the output
+    projection; a neuron goes if its row of the first feed-forward matrix is zero, or its column of the second.  Zero
+    is 0.0 and nothing near it.  A zero row leaves a constant, what its bias makes, which moves into the bias of the
+    output.  So outputs in eval mode are those of before, but for rounding; they differ for a query that may attend to
+    nothing, which now gets that constant too.  Masks of torch.nn.utils.prune are made permanent, in all modules.
+    A head without queries and keys attends evenly, and stays.
+
+    Raises:
+        TypeError: as for `prune_heads_` and `prune_neurons_`.
+    """
+    masked = {id(module) for module, _ in pruning_masks(model)}
+    for layer, block in enumerate(layers_of(model)):
+        for name, part in {**attention_parts(layer, block.attention), **feed_forward_parts(layer, block)}.items():
+            if id(part) not in masked:
+                check_linear(name, part)
+    for module, name in pruning_masks(model):
+        torch_prune.remove(module, name)
+    heads, neurons, constants = {}, {}, []
+    for layer, block in enumerate(layers_of(model)):
+        attention, first, second = block.attention, block.intermediate, block.output
+        value, dense, size = attention.self.value, attention.output.dense, attention.self.attention_head_size
+        idle = idle_columns(value, dense).unflatten(0, (-1, size) if len(value.weight) else (0, size)).all(1)
+        heads[layer] = [
+            head for head, gone in zip(kept_heads(model.config, layer), idle.tolist(), strict=True) if gone
+        ]
+        constants.append((dense, constant_of(dense, value.bias, idle.repeat_interleave(size))))
+        idle = idle_columns(first.dense, second.dense)
+        numbers = kept_neurons(model.config, layer)
+        neurons[layer] = [neuron for neuron, gone in zip(numbers, idle.tolist(), strict=True) if gone]
+        active = first.intermediate_act_fn(first.dense.bias)
+        constants.append((second.dense, constant_of(second.dense, active, idle)))
+    prune_neurons_(prune_heads_(model, heads), neurons)
+    for part, constant in constants:
+        if constant.any():
+            part.bias.copy_(part.bias.double() + constant)
+    return model
+
+
+def idle_columns(first: nn.Linear, second: nn.Linear) -> Tensor:
+    """Return which numbers between two matrices are constant, or are not read: True by row of the first."""
+    return (first.weight == 0).all(1) | (second.weight == 0).all(0)
+
+
+def constant_of(part: nn.Linear, values: Tensor, idle: Tensor) -> Tensor:
+    """Return what the idle inputs of a linear layer add to its output, in float64."""
+    return part.weight[:, idle].double() @ values[idle].double()
+
+
+def pruning_masks(model: BertLike) -> list[tuple[nn.Module, str]]:
+    """Return the modules that torch.nn.utils.prune masks, each with the name of the masked parameter."""
+    return [
+        (module, hook._tensor_name)
+        for module in model.modules()
+        for hook in module._forward_pre_hooks.values()
+        if isinstance(hook, torch_prune.BasePruningMethod)
+    ]
+
+
+def masked_tensors(model: BertLike) -> list[Tensor]:
+    """Return the tensors that torch.nn.utils.prune computes from a parameter and its mask."""
+    return [getattr(module, name) for module, name in pruning_masks(model)]
 
 
 def densify(model: Model) -> Model:
@@ -190,10 +310,10 @@ def densify(model: Model) -> Model:
     for layer, block in enumerate(layers_of(model)):
         heads, neurons = kept_heads(before, layer), kept_neurons(before, layer)
         if len(heads) < full.num_attention_heads:
-            check_attention(layer, block.attention)
+            check_linear_parts(attention_parts(layer, block.attention))
             densify_attention_(block.attention, heads, full)
         if len(neurons) < full.intermediate_size:
-            check_feed_forward(layer, block)
+            check_linear_parts(feed_forward_parts(layer, block))
             densify_feed_forward_(block, neurons, full)
     set_config(model, full)
     return model
@@ -267,15 +387,22 @@ def head_rows(heads: Iterable[int], head_size: int, device: torch.device) -> Ten
     return (starts[:, None] + torch.arange(head_size, device=device)).flatten()
 
 
-def check_attention(layer: int, attention: BertAttention) -> None:
+def attention_parts(layer: int, attention: BertAttention) -> dict[str, nn.Module]:
+    """Return the linear layers of a layer's attention, by name."""
     parts = {"self.query": attention.self.query, "self.key": attention.self.key, "self.value": attention.self.value}
-    for name, part in {**parts, "output.dense": attention.output.dense}.items():
-        check_linear(f"encoder.layer.{layer}.attention.{name}", part)
+    parts["output.dense"] = attention.output.dense
+    return {f"encoder.layer.{layer}.attention.{name}": part for name, part in parts.items()}
 
 
-def check_feed_forward(layer: int, block: BertLayer) -> None:
-    check_linear(f"encoder.layer.{layer}.intermediate.dense", block.intermediate.dense)
-    check_linear(f"encoder.layer.{layer}.output.dense", block.output.dense)
+def feed_forward_parts(layer: int, block: BertLayer) -> dict[str, nn.Module]:
+    """Return the linear layers of a layer's feed-forward network, by name."""
+    parts = {"intermediate.dense": block.intermediate.dense, "output.dense": block.output.dense}
+    return {f"encoder.layer.{layer}.{name}": part for name, part in parts.items()}
+
+
+def check_linear_parts(parts: Mapping[str, nn.Module]) -> None:
+    for name, part in parts.items():
+        check_linear(name, part)
 
 
 def check_linear(name: str, part: nn.Module) -> None:
@@ -284,12 +411,15 @@ def check_linear(name: str, part: nn.Module) -> None:
     Raises:
         TypeError: an adapter wraps it, or its weights are quantised.
     """
-    if type(part) is not nn.Linear or type(part.weight) is not nn.Parameter:
-        kind = type(part) if type(part) is not nn.Linear else type(part.weight)
-        raise TypeError(
-            f"{name} is a {kind.__module__}.{kind.__qualname__}, not a plain nn.Linear:"
-            " merge adapters before pruning, and quantise after it"
-        )
+    tensors = (getattr(part, "weight", None), getattr(part, "bias", None))
+    odd = [tensor for tensor in tensors if tensor is not None and type(tensor) is not nn.Parameter]
+    if type(part) is nn.Linear and not odd:
+        return
+    kind = type(part) if type(part) is not nn.Linear else type(odd[0])
+    way = "merge adapters before pruning, and quantise after it"
+    if any(isinstance(hook, torch_prune.BasePruningMethod) for hook in part._forward_pre_hooks.values()):
+        way += "; masks of torch.nn.utils.prune become permanent by its remove, or by bertlite.compact"
+    raise TypeError(f"{name} is a {kind.__module__}.{kind.__qualname__}, not a plain nn.Linear: {way}")
 
 
 @torch.no_grad()

@@ -8,7 +8,11 @@ from bertlite.importance import head_importance, neuron_importance, rank_heads, 
 from bertlite.inference.optimize import optimize_for_inference
 from bertlite.model import BertModel
 from bertlite.pruning import (
+    compact,
+    compact_,
     densify,
+    drop_layers,
+    drop_layers_,
     prune_heads,
     prune_heads_,
     prune_neurons,
@@ -26,7 +30,11 @@ __all__ = [
     "BertModel",
     "BertTokenizer",
     "KeyValueCache",
+    "compact",
+    "compact_",
     "densify",
+    "drop_layers",
+    "drop_layers_",
     "head_importance",
     "kept_heads",
     "kept_neurons",

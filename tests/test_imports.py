@@ -21,6 +21,7 @@ ORDER = (  # a room imports from the rows above its own; inside a room modules i
     ("stack",),
     ("checkpoint",),
     ("pruning", "tokenizer"),
+    ("resizing",),
     ("model",),
     ("heads",),
     ("importance", "inference"),
@@ -151,7 +152,7 @@ def test_files_need_no_model(module: str) -> None:
 
 @pytest.mark.parametrize("module", [name for name in MODULES if room_of(name) == "tokenizer"])
 def test_a_tokenizer_needs_no_model(module: str) -> None:
-    allowed = {"bertlite.checkpoint.faults", "bertlite.checkpoint.files", "bertlite.checkpoint.folders"}
+    allowed = {f"bertlite.checkpoint.{name}" for name in ("faults", "files", "folders", "hub")}
     assert {name for name in needed_by(module) if room_of(name) != "tokenizer"} <= allowed
     loaded = {name for name in loaded_by(f"import {module}") if name.partition(".")[0] == "bertlite"}
     assert {room_of(name) for name in loaded} <= {"bertlite", "checkpoint", "tokenizer"}

@@ -4,17 +4,19 @@ import copy
 import inspect
 import pickle
 import weakref
+from collections import UserDict
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import F64, SIZES, assert_same, distance, full_outputs, make, make_batch
+from conftest import F64, HEADED, SIZES, assert_same, distance, full_outputs, make, make_batch
 from torch import Tensor, nn
 
-from bertlite import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel, prune_heads
+from bertlite import BatchEncoding, BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel, prune_heads
 from bertlite.model import BertPreTrainedModel
 
 B, S, D, N, L = 2, 11, 48, 4, 3
@@ -145,6 +147,80 @@ def test_a_misspelt_input_is_a_TypeError(model: BertModel, batch: dict[str, Tens
     with pytest.raises(TypeError, match="headmask"):
         model(**batch, headmask=torch.ones(N))
     assert inspect.signature(model.forward).parameters["head_mask"].default is None
+
+
+@pytest.mark.parametrize("cls", [BertModel, *HEADED])
+def test_a_misspelt_input_names_the_class_that_was_called(cls: Any) -> None:
+    with pytest.raises(TypeError, match=rf"^{cls.__name__}\.forward\(\) got an unexpected keyword argument 'mask'"):
+        make(cls)(torch.ones(2, 5, dtype=torch.long), mask=None)
+
+    class Mine(cls):  # type: ignore[misc]
+        pass
+
+    name = "Mine" if cls is not BertModel else "BertModel"
+    with pytest.raises(TypeError, match=rf"{name}\.forward\(\) got an unexpected keyword argument 'mask'"):
+        make(Mine)(mask=None)
+
+
+@pytest.mark.parametrize("cls", [BertModel, *HEADED])
+def test_what_is_no_tensor_is_refused_with_the_way_out(cls: Any) -> None:
+    model, batch = make(cls), make_batch()
+    if "MultipleChoice" in cls.__name__:
+        batch = {name: x[:, None].expand(-1, 7, -1) for name, x in batch.items()}
+    ids = batch["input_ids"]
+    for whole in (batch, BatchEncoding(batch), UserDict(batch)):
+        with pytest.raises(
+            TypeError, match=rf"input_ids is a {type(whole).__name__}, a whole batch: .* model\(\*\*batch"
+        ):
+            model(whole)
+    with pytest.raises(TypeError, match=r"input_ids is a list; make it a tensor, as in torch\.tensor\(input_ids\)"):
+        model(ids.tolist())
+    with pytest.raises(TypeError, match="input_ids is a ndarray; make it a tensor"):
+        model(ids.numpy())
+    with pytest.raises(TypeError, match=r"input_ids is the text 'hello': encode it, as in model\(\*\*tokenizer\("):
+        model("hello")
+    if "MultipleChoice" not in cls.__name__:
+        for name in ("attention_mask", "token_type_ids", "position_ids", "head_mask"):
+            with pytest.raises(TypeError, match=rf"{name} is a list; make it a tensor"):
+                model(ids, **{name: [1] * 4})
+    labels = {
+        "BertForQuestionAnswering": {"start_positions": [1, 1], "end_positions": [1, 1]},
+        "BertForPreTraining": {"labels": ids.tolist(), "next_sentence_label": [0, 1]},
+    }.get(cls.__name__, {"labels": [0, 1]})
+    if cls is not BertModel:
+        with pytest.raises(TypeError, match=r"(labels|positions) is a list; make it a tensor"):
+            model(ids, **labels)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("decoder", [False, True])
+def test_a_traced_graph_has_no_operator_that_coremltools_lacks(decoder: bool, batch: dict[str, Tensor]) -> None:
+    model = make(is_decoder=decoder, use_cache=False, return_dict=False)
+    mask = batch["attention_mask"].clone()
+    mask[0] = 0  # its queries may look at nothing
+    traced = torch.jit.trace(model, (batch["input_ids"], mask), strict=False, check_trace=False)
+    graph = str(traced.inlined_graph)
+    assert "aten::logical_or" in graph
+    assert "aten::__or__" not in graph
+    assert "aten::__ior__" not in graph
+    assert_same(traced(batch["input_ids"], mask), model(batch["input_ids"], mask))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"torch_dtype": torch.float16},
+            r"torch_dtype=torch\.float16 is an argument of transformers; here it is dtype=",
+        ),
+        ({"device_map": "auto"}, "device_map='auto' is an argument of transformers; here it is device="),
+        ({"use_auth_token": True}, "use_auth_token=True is an argument of transformers; here it is token="),
+    ],
+)
+def test_an_argument_of_transformers_is_refused_with_ours(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+    make().save_pretrained(tmp_path)
+    with pytest.raises(TypeError, match=message):
+        BertModel.from_pretrained(tmp_path, **given)
 
 
 def ids(*shape: int, fill: int = 1) -> Tensor:

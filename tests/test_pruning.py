@@ -472,6 +472,8 @@ def test_a_projection_that_is_not_a_plain_Linear_is_refused_by_name(kind: str, n
     config, parts = model.config, dict(model.named_parameters())
     before = {k: x.clone() for k, x in parts.items()}
     says = f"encoder.layer.1.attention.{name} is a {called}, not a plain nn.Linear: merge adapters before pruning"
+    if kind == "masked":
+        says += ", and quantise after it; masks of torch.nn.utils.prune become permanent by its remove, or by bertlite"
     for prune in (prune_heads_, prune_heads)[: 1 if kind == "masked" else 2]:  # which torch itself cannot copy
         with pytest.raises(TypeError, match=says.replace(".", "\\.")):
             prune(model, {0: [1], 1: [2]})  # layer 0 would do

@@ -187,16 +187,25 @@ class Embedder:
             self._loaded = tokenizer, pack_weights(model)
         return self._loaded
 
-    def encode(self, texts: Sequence[str]) -> "NDArray[float32]":
-        """Return the vectors of texts, in their order: (texts, D), float32.
+    def encode(self, texts: str | Sequence[str]) -> "NDArray[float32]":
+        """Return the vectors of texts, in their order: (texts, D), float32; of one text its vector, (D,).
 
         Raises:
             ValueError: a text that is no string.
         """
+        if isinstance(texts, str):
+            vector: NDArray[float32] = self.encode([texts])[0]
+            return vector
         return self.encode_ids(self.tokenize(texts))
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of texts, special ones included."""
+        """Return the token ids of texts, special ones included.
+
+        Raises:
+            ValueError: a text that is no string, or one text that is not in a list.
+        """
+        if isinstance(texts, str):
+            raise ValueError(f"texts is the string {texts!r:.80}; pass a list, such as [text]")
         tokenizer, _ = self.load()
         encoded = tokenizer(
             list(texts),
@@ -263,11 +272,13 @@ class Embedder:
     @overload
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]: ...
     @overload
-    def __call__(self, batch: "Sequence[str] | NDArray[Any]") -> "NDArray[float32]": ...
+    def __call__(self, batch: "str | Sequence[str] | NDArray[Any]") -> "NDArray[float32]": ...
     def __call__(
-        self, batch: "Mapping[str, Any] | Sequence[str] | NDArray[Any]"
+        self, batch: "Mapping[str, Any] | str | Sequence[str] | NDArray[Any]"
     ) -> "dict[str, Any] | NDArray[float32]":
         """Return the vectors of a batch of texts, or a batch of columns with the vectors as one more column.
+
+        One text, alone or as the value of its column, gets one vector.
 
         Raises:
             ValueError: the columns do not hold the texts.
@@ -282,8 +293,10 @@ class Embedder:
         return {**vars(self), "_loaded": None}
 
 
-def to_texts(column: Any) -> list[str]:
-    """Return a column of texts as a list: one of numpy, pandas or pyarrow, or any sequence."""
+def to_texts(column: Any) -> str | list[str]:
+    """Return a column of texts as a list: one of numpy, pandas or pyarrow, or any sequence; one text as it is."""
+    if isinstance(column, str):
+        return column
     for method in ("to_pylist", "tolist"):
         if hasattr(column, method):
             return list(getattr(column, method)())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bertlite.config import ConfigLike
 from bertlite.heads.layers import BertLMPredictionHead
 from bertlite.heads.losses import Items, check_labels, cross_entropy, pack_labels
-from bertlite.model import BertModel
+from bertlite.model import BertModel, with_own_forward
 from bertlite.stack.body import pick
 from bertlite.stack.outputs import Encoded, LogitsOutput
 
@@ -38,6 +38,10 @@ class HeadBody(Generic[Out]):
     output_type: ClassVar[type[Any]] = LogitsOutput
     needs_pooler: ClassVar[bool] = False
     needs_tokens: ClassVar[bool] = True  # and not the pooler alone
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        with_own_forward(cls)
 
     if TYPE_CHECKING:
 

@@ -9,6 +9,7 @@ from math import prod
 from torch import Tensor
 from torch.nn import functional as F
 
+from bertlite.stack.inputs import check_tensor
 from bertlite.stack.layouts import Layout
 from bertlite.stack.masks import values_readable
 
@@ -22,6 +23,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels", items: I
     Raises:
         ValueError: labels of another shape, not integers, or (on the CPU, where looking is free) out of range.
     """
+    check_tensor(name, labels)
     if isinstance(labels, Tensor):  # torch.fx traces with stand-ins
         check_labels(logits, labels, name)
     classes = logits.shape[-1]
@@ -62,6 +64,7 @@ def inside(positions: Tensor, logits: Tensor, real: Tensor | None = None) -> Ten
 
     Those past the end do not count, nor do those on padding that was left out, where `real`, (B, S), is False.
     """
+    check_tensor("positions", positions)
     labels = positions.clamp(min=0).masked_fill(positions >= logits.shape[1], IGNORED)
     if real is None:
         return labels
@@ -70,6 +73,7 @@ def inside(positions: Tensor, logits: Tensor, real: Tensor | None = None) -> Ten
 
 def pack_labels(layout: Layout, labels: Tensor) -> Tensor:
     """Return labels of the tokens that were computed: where padding is left out, those of real tokens alone."""
+    check_tensor("labels", labels)
     rows = layout.packed_rows
     if rows is None:
         return labels
@@ -79,6 +83,7 @@ def pack_labels(layout: Layout, labels: Tensor) -> Tensor:
 
 def shifted(labels: Tensor) -> Tensor:
     """Return labels (…, S) so that each position is judged by the one after it, the last by none."""
+    check_tensor("labels", labels)
     return F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
 
 

@@ -24,6 +24,7 @@ from bertlite.heads.losses import (
     without_padding,
 )
 from bertlite.model import BertPreTrainedModel
+from bertlite.stack.inputs import check_tensor
 from bertlite.stack.outputs import CausalLMOutput, Encoded, LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
 
 __all__ = [
@@ -213,6 +214,7 @@ class SequenceClassificationBody(ClassifierBody[Out]):
         self.loss(logits, labels)
 
     def loss(self, logits: Tensor, labels: Tensor, items: Items = None) -> Tensor:
+        check_tensor("labels", labels)
         problem = self.config.problem_type
         if problem is None:  # transformers' rule, but the config stays as it is
             if self.config.num_labels == 1:
@@ -269,6 +271,7 @@ class MultipleChoiceBody(ClassifierBody[Out]):
             LogitsOutput with logits (B, choices); hidden states and attentions have B·choices rows.
         """
         first, rank = (input_ids, 3) if inputs_embeds is None else (inputs_embeds, 4)
+        check_tensor("input_ids" if rank == 3 else "inputs_embeds", first)
         if first is not None and first.dim() != rank:
             shape = "(batch, choices, length" + (", hidden_size)" if rank == 4 else ")")
             raise ValueError(

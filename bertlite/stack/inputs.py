@@ -3,6 +3,7 @@
 Values are looked at on the CPU, where it costs nothing; on CUDA the device looks, so that the host need not wait.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -14,6 +15,10 @@ from bertlite.config import ConfigLike
 from bertlite.stack.masks import values_readable
 
 Shapes = tuple[tuple[int, ...], ...]  # any of them will do
+TENSORS = (
+    *("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "head_mask"),
+    *("encoder_hidden_states", "encoder_attention_mask", "cu_seqlens"),
+)
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,23 @@ def check_combination(inputs: Inputs, config: ConfigLike, cached: bool, recomput
         raise ValueError("first_token_only=True is for encoders: a decoder's first token sees no other")
 
 
+def check_tensor(name: str, given: Any) -> None:
+    """Refuse a whole batch, a text, a list or an array where a tensor belongs; torch.fx traces with stand-ins."""
+    if isinstance(given, (Tensor, type(None))):
+        return
+    kind = type(given).__name__
+    if isinstance(given, Mapping):
+        raise TypeError(f"{name} is a {kind}, a whole batch: unpack it, as in model(**batch)")
+    if isinstance(given, str):
+        raise TypeError(f"{name} is the text {given!r:.80}: encode it, as in model(**tokenizer(text, …))")
+    if isinstance(given, (list, tuple)) or type(given).__module__ == "numpy":
+        raise TypeError(f"{name} is a {kind}; make it a tensor, as in torch.tensor({name})")
+
+
 def check_inputs(inputs: Inputs, config: ConfigLike, past: int) -> None:
     """Refuse what would fail later and less clearly, or not at all; `past` tokens are in the cache already."""
+    for name in TENSORS:
+        check_tensor(name, getattr(inputs, name))
     if inputs.cu_seqlens is None:
         check_rows(inputs, config, past)
     else:

@@ -117,7 +117,9 @@ def masked(allowed: Tensor, bias: Tensor | None = None) -> Mask:
             return Mask(bias=bias)
         if everyone:
             return Mask(allowed, bias)
-    return Mask(allowed | ~has_keys, bias, has_keys)  # such a query looks at everything, for now: no kernel sees -inf
+    return Mask(
+        torch.logical_or(allowed, ~has_keys), bias, has_keys
+    )  # such a query sees all, for now: no kernel sees -inf
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor | None:

@@ -48,6 +48,8 @@ class BertEmbeddings(nn.Module):
         if self.absolute:
             if position_ids is None:
                 position_ids = torch.arange(x.shape[-2], device=x.device)[None]
+                if hasattr(self.position_embeddings.weight, "grad_sample"):  # of Opacus, which wants (B, S)
+                    position_ids = position_ids.expand(x.shape[:-1])
             x = x + self.position_embeddings(position_ids)
         return self.dropout(self.LayerNorm(x))
 

@@ -23,12 +23,24 @@ def packing_of(x: Tensor, mask: Tensor | None, name: str) -> Packing:
     Raises:
         ValueError: the mask is not (B, S), of 0 and 1; it names the backend.
     """
+    if any(is_mapped(tensor) for tensor in (x, mask)):
+        raise ValueError(f"backend {name!r} cannot run in torch.func.vmap, which cannot count tokens; use 'auto'")
     if mask is None:
         mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
     if mask.dim() != 2:
         raise ValueError(f"backend {name!r} takes a 2-D attention_mask, not {mask.dim()}-D; use 'sdpa' or 'auto'")
     check_shape(mask, (x.shape[0], 1, x.shape[1], x.shape[1]), "attention_mask")
     return Packing.of_mask(read_ones(mask, "attention_mask").to(x.device))
+
+
+def is_mapped(tensor: Tensor | None) -> bool:
+    """Return whether torch.func.vmap runs over a tensor; torch.func.grad may have wrapped it again."""
+    functorch = torch._C._functorch
+    while tensor is not None and functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
 
 
 def packing_that_pays(x: Tensor, mask: Tensor) -> Packing | None:

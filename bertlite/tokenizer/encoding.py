@@ -109,6 +109,8 @@ def look_up(name: str, value: bool | str | None, table: Mapping[Any, str | None]
 def read_texts(text: Any, pair: Any, is_split_into_words: bool) -> tuple[list[TextOrPair], bool]:
     """Return a list of the texts, those with a pair as tuples, and True if they were given as a batch.
 
+    As in transformers, one text with an empty pair is a text without a pair; in a batch an empty pair is a pair.
+
     Raises:
         ValueError: they are no texts.
     """
@@ -118,7 +120,8 @@ def read_texts(text: Any, pair: Any, is_split_into_words: bool) -> tuple[list[Te
         raise ValueError(f"the text is {text!r:.80}, a {type(text).__name__}; expected {wanted}")
     batched = listed and (not is_split_into_words or (len(text) > 0 and isinstance(text[0], list | tuple)))
     if not batched:
-        texts = [text] if pair is None else [(text, pair)]
+        empty = pair is None or (isinstance(pair, str | list | tuple) and not pair)
+        texts = [text] if empty else [(text, pair)]
     elif pair is None:
         texts = [tuple(each) if is_pair(each, is_split_into_words) else each for each in text]
     elif isinstance(pair, list | tuple) and len(pair) == len(text):

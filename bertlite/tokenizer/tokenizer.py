@@ -12,9 +12,10 @@ import threading
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from bertlite.checkpoint.files import Source
+from bertlite.checkpoint.hub import push_folder
 from bertlite.tokenizer.encoding import (
     PADDING,
     TRUNCATION,
@@ -42,14 +43,18 @@ from bertlite.tokenizer.files import (
 )
 from bertlite.tokenizer.vocabulary import Vocabulary
 
+if TYPE_CHECKING:
+    from huggingface_hub import CommitInfo
+    from tokenizers import AddedToken
+
 NO_LIMIT = 10**30  # the value in transformers of a model_max_length that is not known
 
 
 class BertTokenizer(Vocabulary):
     """Texts to token ids and back, as transformers' BertTokenizer.
 
-    A tokenizer is a value: its vocabulary and settings are chosen when it is made.  It can be pickled and shared by
-    threads.
+    Its vocabulary and settings are chosen when it is made; only `add_tokens` changes them.  It can be pickled and
+    shared by threads.
 
     Args:
         vocab: {token: id}, the tokens in the order of their ids, or a vocab.txt.
@@ -180,7 +185,8 @@ class BertTokenizer(Vocabulary):
 
         Args:
             text: a string, or a list of strings or of pairs; if `is_split_into_words`, one list of words, or several.
-            text_pair: the second text, after the first [SEP], or a list with one for each text.
+            text_pair: the second text, after the first [SEP], or a list with one for each text.  An empty one is left
+                out for one text, and has its [SEP] in a batch, as in transformers.
             padding: True or "longest", to the longest of these texts; "max_length"; or False.
             truncation: True or "longest_first", which shortens the longer one of a pair; "only_first"; "only_second";
                 or False.
@@ -275,6 +281,29 @@ class BertTokenizer(Vocabulary):
         """Return the tokens of a text, and of its pair."""
         return self(text, pair, add_special_tokens=add_special_tokens).tokens()
 
+    # Tokens ----------------------------------------------------------------------------------------------------------
+
+    def add_tokens(
+        self, new_tokens: "str | AddedToken | Sequence[str | AddedToken]", special_tokens: bool = False
+    ) -> int:
+        """Add whole words that are never cut, as transformers does; `save_pretrained` keeps them.
+
+        A token of the vocabulary keeps its id, others get the ids after the last one: give the model their rows with
+        `model.resize_token_embeddings(len(tokenizer))`.
+
+        Args:
+            new_tokens: one or several; a `tokenizers.AddedToken` says how it is matched.
+            special_tokens: `decode(skip_special_tokens=True)` leaves them out, and text is not normalised to match.
+
+        Returns:
+            How many were added; those that were added before, or are empty, do not count.
+
+        Raises:
+            ValueError: a token is no string, or the ids have gaps, which new tokens would fill.
+        """
+        with self._lock:
+            return self._add_tokens(new_tokens, special_tokens)
+
     # Batches ---------------------------------------------------------------------------------------------------------
 
     def pad(
@@ -331,6 +360,27 @@ class BertTokenizer(Vocabulary):
             The paths of the files.  A vocabulary whose ids have gaps has no vocab.txt.
         """
         return write_files(Path(folder), self._tokenizer, self._config())
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        commit_message: str = "Upload tokenizer",
+        private: bool | None = None,
+        token: str | bool | None = None,
+        revision: str | None = None,
+        create_pr: bool = False,
+    ) -> "CommitInfo":
+        """Upload what `save_pretrained` writes to a repository of the hub, as `BertModel.push_to_hub` does."""
+        return push_folder(
+            self.save_pretrained,
+            repo_id,
+            commit_message=commit_message,
+            private=private,
+            token=token,
+            revision=revision,
+            create_pr=create_pr,
+        )
 
     def _config(self) -> dict[str, Any]:
         """Return the content of tokenizer_config.json."""

@@ -118,6 +118,24 @@ class Vocabulary:
         """Return the number of special tokens in a sequence of one text, or of a pair."""
         return self._tokenizer.num_special_tokens_to_add(pair)
 
+    def _add_tokens(self, new_tokens: "str | AddedToken | Sequence[str | AddedToken]", special: bool) -> int:
+        from tokenizers import AddedToken
+
+        tokens = [new_tokens] if isinstance(new_tokens, str | AddedToken) else list(new_tokens)
+        for token in tokens:
+            if not isinstance(token, str | AddedToken):
+                raise ValueError(
+                    f"token {token!r:.80} is a {type(token).__name__}; expected a string or an AddedToken"
+                )
+        if len(self) != len(self._ids):
+            raise ValueError(
+                f"the ids go to {self._ids[-1]} for {len(self)} tokens: they have gaps, which new tokens would fill"
+            )
+        add = self._tokenizer.add_special_tokens if special else self._tokenizer.add_tokens
+        added = add(tokens)
+        self._ids = range(len(self))
+        return added
+
     # Tokens to ids and back ------------------------------------------------------------------------------------------
 
     @overload

@@ -170,6 +170,17 @@ def test_no_texts_give_no_vectors(checkpoint) -> None:
     assert Embedder(checkpoint).encode([]).shape == (0, 48)
 
 
+def test_one_text_is_one_vector(checkpoint) -> None:
+    embedder = Embedder(checkpoint)
+    wanted = embedder.encode(["hello"])[0]
+    for got in (embedder.encode("hello"), embedder("hello"), embedder({"text": "hello"})["vector"]):
+        assert got.shape == (48,)
+        assert got.dtype == np.float32
+        assert (got == wanted).all()
+    with pytest.raises(ValueError, match=r"texts is the string 'hello'; pass a list, such as \[text\]"):
+        embedder.tokenize("hello")
+
+
 def test_an_embedder_is_a_small_value_until_it_is_used(checkpoint) -> None:
     embedder = Embedder(checkpoint)
     before = pickle.dumps(embedder)

@@ -250,3 +250,38 @@ def test_adapters_are_not_lost_in_silence(place: str) -> None:
     assert_same(dict(model.state_dict()), dict(before), atol=0)  # layer 0, which could have been, was not either
     assert model.config.pruned_heads == {}
     model.prune_heads({0: [1]})  # another layer can
+
+
+# compact and drop_layers
+
+
+@EVERY
+def test_heads_and_neurons_of_zeros_go_and_no_output_changes(name: str, tmp_path: Path) -> None:
+    model, inputs = ours_of(name), inputs_of(name)
+    with torch.no_grad():
+        model.base_model.encoder.layer[0].attention.output.dense.weight[:, H : 2 * H] = 0
+        model.base_model.encoder.layer[2].attention.self.value.weight[:H] = 0
+        model.base_model.encoder.layer[1].intermediate.dense.weight[[3, 4]] = 0
+    small = bertlite.compact(model)
+    assert small.config.pruned_heads == {0: [1], 2: [0]}
+    assert small.config.pruned_neurons == {1: [3, 4]}
+    assert not getattr(model.config, "pruned_heads", None)
+    assert_same(dict(small(**inputs)), dict(model(**inputs)))
+    small.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path, dtype=F64)
+    assert_same(dict(again(**inputs)), dict(small(**inputs)), atol=0)
+
+
+@EVERY
+def test_layers_that_remain_run_as_before_and_take_their_heads_along(name: str, tmp_path: Path) -> None:
+    model, inputs = bertlite.prune_heads(ours_of(name), {0: [1], 2: [3]}), inputs_of(name)
+    small = bertlite.drop_layers(model, [1])
+    assert small.config.pruned_heads == {0: [1], 1: [3]}
+    assert (small.config.num_hidden_layers, model.config.num_hidden_layers) == (2, 3)
+    layers = model.base_model.encoder.layer
+    assert [layer.attention.self.layer_idx for layer in small.base_model.encoder.layer] == [0, 1]
+    model.base_model.encoder.layer = nn.ModuleList([layers[0], layers[2]])
+    wanted, got = model(**inputs), small(**inputs)
+    assert_same(got[0], wanted[0], atol=0)
+    small.save_pretrained(tmp_path)
+    assert_same(type(small).from_pretrained(tmp_path, dtype=F64)(**inputs)[0], wanted[0], atol=0)

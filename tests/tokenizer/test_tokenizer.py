@@ -199,6 +199,44 @@ def test_pairs_truncation_padding_and_overflow_are_those_of_transformers(ours, s
     assert refused < len(texts) / 8
 
 
+def test_empty_second_texts_are_those_of_transformers(ours, stock) -> None:
+    rng = random.Random(8)
+    texts = fuzzed(1000, seed=9)
+
+    def some(words: bool) -> Any:
+        """Return a text, or a list of words; every other one is empty."""
+        text = rng.choice(texts) if rng.random() < 0.5 else ""
+        return text.split() if words else text
+
+    alone = 0
+    for _ in range(1200):
+        words, batched = rng.random() < 0.5, rng.random() < 0.5
+        options: dict[str, Any] = {
+            "is_split_into_words": words,
+            "add_special_tokens": rng.random() < 0.9,
+            "return_offsets_mapping": True,
+            "return_special_tokens_mask": True,
+            "padding": rng.choice([False, True]),
+        }
+        if rng.random() < 0.3:
+            options |= {"truncation": True, "max_length": rng.randint(6, 20), "return_overflowing_tokens": True}
+        args = (some(words), some(words))
+        if batched:
+            count = rng.randint(1, 4)
+            first = [["first"] if words else some(False), *(some(words) for _ in range(count - 1))]
+            args = (first, [some(words) for _ in range(count)])
+        got, wanted = ours(*args, **options), stock(*args, **options)
+        assert dict(got) == dict(wanted.data), (args, options)
+        alone += not batched and not args[1] and options["add_special_tokens"]
+        if not batched and not words:
+            assert ours.encode(*args) == stock.encode(*args)
+            assert ours.tokenize(*args) == stock.tokenize(*args)
+    assert alone > 100
+    assert ours.encode("a", "") == ours.encode("a")
+    assert ours.encode(["a"], "", is_split_into_words=True) == ours.encode("a")
+    assert ours(["a"], [""])["input_ids"] != [ours.encode("a")]
+
+
 def test_one_text_and_one_pair_are_flat_as_in_transformers(ours, stock) -> None:
     for args in (("a b",), ("a", "b c"), (["a", "b c"],), ([("a", "b"), ("c d", "e")],), (["a"], ["b"]), (("a b",),)):
         assert dict(ours(*args)) == dict(stock(*args).data), args
@@ -351,6 +389,44 @@ def test_added_tokens_survive(tmp_path) -> None:
         BertTokenizer(words, added_tokens={3: {"content": "<x>"}})
 
 
+def test_tokens_are_added_as_transformers_adds_them(tmp_path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import AddedToken
+
+    BertTokenizer(vocabulary("uncased")).save_pretrained(tmp_path)
+    ours, stock = BertTokenizer.from_pretrained(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    before = len(ours)
+    calls: list[tuple[Any, bool]] = [
+        ("newword", False),
+        (["[E1]", "[/E1]"], True),
+        (["newword", "Zürich", "", "the"], False),
+        (AddedToken("<x>", lstrip=True, rstrip=True), False),
+        ([AddedToken("stock", single_word=True), "two words"], False),
+        ("the", False),
+        ([], False),
+    ]
+    for tokens, special in calls:
+        assert ours.add_tokens(tokens, special_tokens=special) == stock.add_tokens(tokens, special_tokens=special)
+    assert before < len(ours) == len(stock)
+    assert ours.vocab_size == stock.vocab_size == before
+    texts = ["a newword Newword zürich [E1] the [/E1] b <x> c stocks stock two words [e1]", "thenewword", *fuzzed(200)]
+    wanted = stock(texts)["input_ids"]
+    ours.save_pretrained(tmp_path / "saved")
+    reloaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    for each in (ours, pickle.loads(pickle.dumps(ours)), BertTokenizer.from_pretrained(tmp_path / "saved"), reloaded):
+        assert each(texts)["input_ids"] == wanted
+        assert each.get_vocab() == stock.get_vocab()
+        assert each.decode(wanted[0], skip_special_tokens=True) == stock.decode(wanted[0], skip_special_tokens=True)
+        assert each.convert_ids_to_tokens(len(ours) - 1) == "two words"
+
+
+def test_no_token_is_added_into_a_gap_of_the_ids() -> None:
+    tokenizer = BertTokenizer({token: 2 * number for number, token in enumerate(SPECIAL)})
+    with pytest.raises(ValueError, match="the ids go to 8 for 5 tokens: they have gaps"):
+        tokenizer.add_tokens("new")
+    assert len(tokenizer) == 5
+
+
 def test_special_tokens_of_other_names(tmp_path) -> None:
     words = ["<pad>", "<unk>", "<s>", "</s>", "<mask>", "a", "b"]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
@@ -490,6 +566,7 @@ def test_it_feeds_a_model(small) -> None:
         (lambda t: t(["a", "b c"], return_tensors="pt"), "input_ids has rows of 3 to 4 .* pass padding=True"),
         (lambda t: t("a", return_tensors="tf"), "return_tensors='tf' is unknown; have: 'pt', 'np'"),
         (lambda t: t("a", padding=True, padding_side="top"), "padding_side is 'top'; it must be right or left"),
+        (lambda t: t.add_tokens(["a", 3]), "token 3 is a int; expected a string or an AddedToken"),
         (lambda t: t.decode([-100, 5]), "-100 is no token id; this tokenizer has 0 to"),
         (lambda t: t.convert_ids_to_tokens(10**6), "1000000 is no token id"),
         (lambda t: t.pad([{"ids": [1]}]), "an encoding to pad has ids; it needs input_ids"),
@@ -573,6 +650,7 @@ def test_it_loads_no_model_and_reads_no_weights(small, tmp_path) -> None:
         "bertlite.checkpoint.faults",
         "bertlite.checkpoint.files",
         "bertlite.checkpoint.folders",
+        "bertlite.checkpoint.hub",
     }
     assert "safetensors" not in loaded
 

@@ -8,6 +8,7 @@ from tests.clients.checks import (
     interchange,
     launch,
     pipelines,
+    privacy,
     tools,
     trainer,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "interchange",
     "launch",
     "pipelines",
+    "privacy",
     "tools",
     "trainer",
 ]

@@ -1,0 +1,41 @@
+"""Upload a folder to a repository of the hub."""
+
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitInfo
+
+
+def push_folder(
+    save: Callable[[str], object],
+    repo_id: str,
+    *,
+    commit_message: str,
+    private: bool | None,
+    token: str | bool | None,
+    revision: str | None,
+    create_pr: bool,
+) -> "CommitInfo":
+    """Upload the files that `save` writes into a folder, in one commit; `bertlite.BertModel.push_to_hub` has the rest.
+
+    Nothing is made on the hub before the files are written.
+    """
+    from huggingface_hub import HfApi
+
+    with TemporaryDirectory(prefix="bertlite-") as parent:
+        folder = Path(parent) / "checkpoint"
+        save(str(folder))
+        api = HfApi(token=token)
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        if revision is not None and not create_pr:
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
+        return api.upload_folder(
+            repo_id=repo_id,
+            folder_path=folder,
+            commit_message=commit_message,
+            revision=revision,
+            create_pr=create_pr,
+        )

@@ -1,0 +1,130 @@
+"""The methods of a model that read and write checkpoints, as transformers calls them."""
+
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import torch
+
+from bertlite.checkpoint.files import Source
+from bertlite.checkpoint.hub import push_folder
+from bertlite.checkpoint.loading import load_model
+from bertlite.checkpoint.names import LoadableModel
+from bertlite.checkpoint.saving import save_model
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitInfo
+
+RENAMED = {  # argument of transformers: ours in its place
+    "torch_dtype": "dtype=, such as dtype=torch.float16",
+    "device_map": 'device=, such as device="cuda"',
+    "use_auth_token": "token=",
+}
+
+
+class Pretrained:
+    """The part of a model class that loads, saves and publishes checkpoints."""
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | PathLike[str],
+        *,
+        dtype: torch.dtype | str | None = None,
+        device: torch.device | str | None = None,
+        attn_implementation: str = "auto",
+        add_pooling_layer: bool | None = None,
+        revision: str | None = None,
+        subfolder: str | None = None,
+        variant: str | None = None,
+        cache_dir: str | PathLike[str] | None = None,
+        token: str | bool | None = None,
+        local_files_only: bool = False,
+        **overrides: Any,
+    ) -> Self:
+        """Load the model of a checkpoint, in eval mode.
+
+        Args:
+            source: a hub id, a folder, or a weights file with its config.json beside it.
+            dtype: of the weights; by default the file's own.
+            device: by default the CPU, where weights stay mapped from the file: read once, to refuse nan, and shared
+                with other processes.  A matrix that the file does not lay at a multiple of 64 bytes is copied;
+                `save_pretrained` lays all of them so.
+            attn_implementation: a name of `bertlite.stack.attention.BACKENDS`, or "auto".
+            add_pooling_layer: for BertModel; whether it has a pooler.
+            revision, subfolder, variant, cache_dir, token, local_files_only: as for `huggingface_hub`.
+            overrides: fields of the config to replace, such as num_labels=3.
+
+        Raises:
+            FileNotFoundError: there is no such checkpoint, or a file of it is missing.
+            ValueError: config.json or the tensors are not this model's; every fault is listed, with the file's name.
+            TypeError: an override that is no field of BertConfig.
+        """
+        for theirs, ours in RENAMED.items():
+            if theirs in overrides:
+                raise TypeError(f"{theirs}={overrides[theirs]!r} is an argument of transformers; here it is {ours}")
+        options = {} if add_pooling_layer is None else {"add_pooling_layer": add_pooling_layer}
+        model: Self = load_model(
+            cast(Any, cls),
+            Source(source, revision, subfolder, variant, cache_dir, token, local_files_only),
+            options=options,
+            overrides={"attn_implementation": attn_implementation, **overrides},
+            dtype=dtype,
+            device=device,
+        )
+        return model
+
+    def save_pretrained(
+        self: LoadableModel, folder: str | PathLike[str], *, max_shard_size: int | str = "5GB"
+    ) -> None:
+        """Write config.json and safetensors that bertlite and transformers load.
+
+        The folder is replaced in one step: a crash leaves the old one or the new one.  Other files in it are kept.
+
+        Args:
+            max_shard_size: bytes, or a string such as "500MB"; a larger model is written as several files.
+        """
+        save_model(self, folder, max_shard_size=max_shard_size)
+
+    def push_to_hub(
+        self: LoadableModel,
+        repo_id: str,
+        *,
+        commit_message: str = "Upload model",
+        private: bool | None = None,
+        token: str | bool | None = None,
+        revision: str | None = None,
+        create_pr: bool = False,
+        max_shard_size: int | str = "5GB",
+    ) -> "CommitInfo":
+        """Upload what `save_pretrained` writes to a repository of the hub, in one commit.
+
+        The repository is made if there is none, and the branch too.  Other files in the repository are kept.
+
+        Args:
+            repo_id: such as "me/my-bert".
+            private: make a new repository private; by default as your account or organisation has it.
+            token: by default that of `hf auth login`.
+            revision: the branch; by default main.
+            create_pr: open a pull request in place of a commit.
+            max_shard_size: as for `save_pretrained`.
+
+        Returns:
+            The commit; `commit_url` has its address.
+
+        Raises:
+            ValueError: as for `save_pretrained`, before anything is made on the hub.
+            huggingface_hub.errors.HfHubHTTPError: the hub refuses.
+        """
+
+        def save(folder: str) -> None:
+            save_model(self, folder, max_shard_size=max_shard_size)
+
+        return push_folder(
+            save,
+            repo_id,
+            commit_message=commit_message,
+            private=private,
+            token=token,
+            revision=revision,
+            create_pr=create_pr,
+        )

@@ -1,0 +1,133 @@
+"""Change how many tokens and positions a model has embeddings for."""
+
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from bertlite.config import BertConfig
+from bertlite.pruning import check_linear, layers_of, resize_
+from bertlite.stack.body import set_config
+
+
+class ResizableModel(Protocol):
+    """A model of bertlite, with or without a head."""
+
+    config: BertConfig
+
+    @property
+    def base_model(self) -> Any: ...
+
+    def get_input_embeddings(self) -> nn.Embedding: ...
+
+    def tie_weights(self) -> None: ...
+
+
+class Resizable:
+    """The part of a model class that resizes its embeddings."""
+
+    def resize_token_embeddings(
+        self: Any, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None
+    ) -> nn.Embedding:
+        """Give the model embeddings for another number of tokens, as after `tokenizer.add_tokens`.
+
+        Each new row is the mean of the old rows, and so is each new number of a language model's bias: a new token is
+        as likely as the average one until it is trained.  A decoder, tied or not, gets the same rows.  Fewer tokens
+        drop the last rows.  Parameters are replaced: make the optimizer afterwards.
+
+        Args:
+            new_num_tokens: such as len(tokenizer); by default as many as there are.
+            pad_to_multiple_of: make it the next multiple of this, such as 64 for the matrix units of a GPU.
+
+        Returns:
+            The word embeddings.
+
+        Raises:
+            ValueError: a number below 1, or too few tokens for the padding token.
+            TypeError: the embeddings or the decoder are quantised or wrapped by an adapter.
+        """
+        model: ResizableModel = self
+        size = model.config.vocab_size if new_num_tokens is None else positive("new_num_tokens", new_num_tokens)
+        if pad_to_multiple_of is not None:
+            size += -size % positive("pad_to_multiple_of", pad_to_multiple_of)
+        config = replace(model.config, vocab_size=size)
+        words, decoder = model.get_input_embeddings(), getattr(model, "get_output_embeddings", lambda: None)()
+        check_embedding("word_embeddings", words)
+        if decoder is not None:
+            check_linear("cls.predictions.decoder", decoder)
+            resize_(decoder, with_mean_rows(decoder.weight, size), with_mean_rows(decoder.bias, size))
+        set_rows_(words, with_mean_rows(words.weight, size))
+        set_config(model, config)
+        model.tie_weights()
+        return words
+
+    def resize_position_embeddings(self: Any, new_num_position_embeddings: int) -> None:
+        """Let the model take longer texts, or shorter ones alone.
+
+        Old positions keep their embeddings, so that a text which fitted before gives the outputs that it gave.  New
+        ones repeat them from the first on, as Longformer's began (Beltagy et al. 2020, arXiv:2004.05150, section 5);
+        with relative positions a larger distance begins as the largest one so far.  Train them before use.
+        Parameters are replaced: make the optimizer afterwards.
+
+        A tokenizer truncates at its own `model_max_length`: set it too, and save the tokenizer.
+
+        Args:
+            new_num_position_embeddings: the longest text, in tokens.
+
+        Raises:
+            ValueError: a number below 1.
+            TypeError: the embeddings are quantised or wrapped by an adapter.
+        """
+        model: ResizableModel = self
+        size = positive("new_num_position_embeddings", new_num_position_embeddings)
+        config, old = replace(model.config, max_position_embeddings=size), model.config.max_position_embeddings
+        positions = model.base_model.embeddings.position_embeddings
+        relative = [
+            layer.attention.self
+            for layer in layers_of(self)
+            if layer.attention.self.position_embedding_type != "absolute"
+        ]
+        check_embedding("position_embeddings", positions)
+        for attention in relative:
+            check_embedding("distance_embedding", attention.distance_embedding)
+        set_rows_(positions, positions.weight[torch.arange(size) % old])
+        distances = torch.arange(1 - size, size).clamp(1 - old, old - 1)
+        for attention in relative:
+            set_rows_(attention.distance_embedding, attention.distance_embedding.weight[distances + old - 1])
+            attention.max_position_embeddings = size
+        set_config(model, config)
+
+
+def positive(name: str, value: int) -> int:
+    """Return a number of 1 or more; raise ValueError for others."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} is {value!r}; it must be an integer, 1 or more")
+    return value
+
+
+def check_embedding(name: str, part: nn.Module) -> None:
+    """Refuse a table that is not a plain nn.Embedding: its rows cannot be replaced.
+
+    Raises:
+        TypeError: an adapter wraps it, or its weights are quantised.
+    """
+    if type(part) is not nn.Embedding or type(part.weight) is not nn.Parameter:
+        kind = type(part) if type(part) is not nn.Embedding else type(part.weight)
+        raise TypeError(
+            f"{name} is a {kind.__module__}.{kind.__qualname__}, not a plain nn.Embedding: resize before adapters are"
+            " added and weights quantised"
+        )
+
+
+def with_mean_rows(table: Tensor, size: int) -> Tensor:
+    """Return the first `size` rows of a table; rows that it lacks are the mean of all."""
+    mean = table.mean(0, dtype=torch.promote_types(table.dtype, torch.float32)).to(table.dtype)
+    return torch.cat([table[:size], mean.expand(max(0, size - len(table)), *mean.shape)])
+
+
+@torch.no_grad()
+def set_rows_(part: nn.Embedding, weight: Tensor) -> None:
+    """Give an embedding another table.  Its hooks and mode stay; its gradient is dropped."""
+    part.weight = nn.Parameter(weight.detach().clone(), requires_grad=part.weight.requires_grad)
+    part.num_embeddings = len(weight)
