@@ -114,7 +114,7 @@ def execute(path: Path) -> Any:
     )
     client.execute(env={**os.environ, **ENVIRONMENT, "PYTHONPATH": python_path})
     for cell in code_cells(notebook):
-        cell.outputs = [stored_output(output, f"{path.name}, cell {cell.id}") for output in cell.outputs]
+        cell.outputs = merge_text([stored_output(output, f"{path.name}, cell {cell.id}") for output in cell.outputs])
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
@@ -147,6 +147,17 @@ def stored_output(output: Any, where: str) -> Any:
         output.metadata = {}
         return output
     raise ValueError(f"{where}: print text or draw with matplotlib; a {output.output_type} is not stored: {output}")
+
+
+def merge_text(outputs: Sequence[Any]) -> list[Any]:
+    """Return the outputs, with text that came in pieces in one: where a text is cut depends on the clock."""
+    merged: list[Any] = []
+    for output in outputs:
+        if merged and output.output_type == merged[-1].output_type == "stream":
+            merged[-1].text += output.text
+        else:
+            merged.append(output)
+    return merged
 
 
 def small_png(encoded: str) -> str:
