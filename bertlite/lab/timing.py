@@ -3,6 +3,7 @@
 A ratio, taken round by round, is a result; a time on a shared machine is not.
 """
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -128,16 +129,17 @@ def peak_bytes(run: Callable[[], Any], device: str = "cpu") -> int:
         before = torch.cuda.memory_allocated()
         run()
         return torch.cuda.max_memory_allocated() - before
+    return max(memory_in_use(run))
+
+
+def memory_in_use(run: Callable[[], Any]) -> list[int]:
+    """Return the bytes in use on the CPU after each allocation and release of a run; the first is 0, its start."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         run()
     assert profile.profiler is not None
     assert profile.profiler.kineto_results is not None
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    used = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        used += event.nbytes()
-        peak = max(peak, used)
-    return peak
+    return list(itertools.accumulate((e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())), initial=0))
 
 
 def wait_for(device: str) -> None:
