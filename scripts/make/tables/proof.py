@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from bertlite.records import commit_of
-from scripts.make.tables.read import ROOT, measured_on, records, rows
+from scripts.make.tables.read import ROOT, measured_on, parity_records, records, rows
 
 CLIENTS = ("accelerate", "sentence-transformers", "peft", "datasets", "torchao", "captum", "bertviz", "textpruner")
 
 
 def parity(names: str) -> str:
     """Table of the claims of parity by checkpoint and dtype."""
-    body, files = [], records(names)
+    body, files = [], parity_records(names)
     for record in files:
         version = record["environment"]["versions"]["transformers"]
         for name, found in record["checkpoints"].items():
