@@ -43,7 +43,7 @@ def expected(tests: Sequence[str], durations: Mapping[str, float]) -> dict[str, 
     """Return the seconds that each test will take: its share of its file, or the mean where the file is new."""
     counts = Counter(map(file_of, tests))
     known = [name for name in counts if name in durations]
-    mean = sum(durations[name] for name in known) / max(sum(counts[name] for name in known), 1)
+    mean = sum(durations[name] for name in known) / sum(counts[name] for name in known) if known else 1.0
     return {test: durations.get(file_of(test), mean * counts[file_of(test)]) / counts[file_of(test)] for test in tests}
 
 
