@@ -1,8 +1,8 @@
 """`bertlite inspect` predicts what loading a checkpoint does."""
 
 import json
-import time
 import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
