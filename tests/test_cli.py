@@ -1,7 +1,9 @@
-"""The command line: --help, --json and exit statuses of all commands."""
+"""The command line: help, --out and --json, lists, answers to wrong words, and exit statuses of all commands."""
 
 import argparse
 import json
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,16 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from bertlite.cli import COMMANDS, main, parser
-from bertlite.cli.parts import FOOT
+from bertlite.cli import COMMANDS, main, parser, parts, prune
+from bertlite.cli.parts import FOOT, Parser
+from bertlite.cli.spelling import OLD, subcommands
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def leaves(top: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+def leaves(top: Parser, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Parser]]:
     """Yield the words and the parser of every command."""
-    below = [action for action in top._actions if isinstance(action, argparse._SubParsersAction)]
-    for name, inner in ((name, inner) for action in below for name, inner in action.choices.items()):
+    below = subcommands(top)
+    for name, inner in below.items():
         yield from leaves(inner, (*words, name))
     if not below:
         yield " ".join(words), top
@@ -43,7 +46,7 @@ print(json.dumps([said, sorted(sys.modules)]))
 
 def test_every_help_ends_with_the_exit_statuses_and_imports_nothing_heavy() -> None:
     words = ["", *LEAVES, "prune"]
-    assert len(words) == len(COMMANDS) + 1 + 7  # prune is one of the commands and has seven actions
+    assert len(words) == len(COMMANDS) + 1 + 6  # prune is one of the commands and has six actions
     child = subprocess.run(
         [sys.executable, "-c", HELP, json.dumps(words)], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -58,10 +61,171 @@ def test_every_help_ends_with_the_exit_statuses_and_imports_nothing_heavy() -> N
 
 
 @pytest.mark.parametrize("words", LEAVES)
-def test_every_command_has_json(words: str) -> None:
-    (option,) = [each for each in LEAVES[words]._actions if "--json" in each.option_strings]
-    assert option.help.startswith(("write ", "print "))
-    assert not option.default
+def test_help_shows_examples_and_every_default(words: str) -> None:
+    command = LEAVES[words]
+    assert command.examples
+    shown = command.format_help()
+    assert shown.index("options:") < shown.index("examples:\n  bertlite ") < shown.index("exit status:")
+    for example in command.examples:
+        assert example.startswith(f"{words} ")
+        assert f"  bertlite {example}\n" in shown
+    for option in command._actions:
+        if not option.option_strings or option.nargs == 0 or option.required or "--out" in option.option_strings:
+            continue
+        text = command._get_formatter()._expand_help(option) if option.help else ""
+        assert "(default: " in text, f"{words} {option.option_strings}: its help says no default"
+        if option.default is not None and option.default != ():
+            assert f"(default: {option.default}" in text.replace("cpu or cuda ", ""), text
+
+
+@pytest.mark.parametrize("words", LEAVES)
+def test_every_command_has_out_and_json(words: str) -> None:
+    options = {name: each for each in LEAVES[words]._actions for name in each.option_strings}
+    assert options["--json"].nargs == 0
+    assert options["--json"].default is False
+    assert options["--out"].metavar == "PATH[,PATH]"
+    assert ".json: " in options["--out"].help
+
+
+SAME_WORDS = {  # what all commands call it, and what none does
+    "--device": ("--gpu", "--cuda"),
+    "--batch-size": ("--batch", "--batches"),
+    "--max-length": ("--length", "--truncate"),
+    "--seed": ("--random-seed",),
+    "--out": ("--output", "--root", "--plot", "--plots", "--keep", "--dir"),
+    "--only": ("--filter", "--pattern"),
+    "CHECKPOINT": ("--model", "--checkpoint"),
+}
+
+
+@pytest.mark.parametrize("words", LEAVES)
+def test_the_same_things_have_the_same_names(words: str) -> None:
+    names = {name for each in LEAVES[words]._actions for name in each.option_strings}
+    assert names.isdisjoint(other for others in SAME_WORDS.values() for other in others)
+    positional = [each.metavar for each in LEAVES[words]._actions if not each.option_strings]
+    assert "CHECKPOINT" not in positional[1:]
+
+
+def test_the_choices_of_the_help_are_those_of_the_work() -> None:
+    pytest.importorskip("sklearn")
+    pytest.importorskip("accelerate")
+    from bertlite.lab.experiments.evaluate import TASKS
+
+    assert tuple(TASKS) == prune.TASKS
+    from bertlite.lab.experiments.cell import REPAIRS
+
+    repairs = next(each for each in LEAVES["prune curve"]._actions if "--repairs" in each.option_strings)
+    assert str(repairs.help).startswith(f"of {', '.join(REPAIRS)} ")
+
+
+# Types of arguments --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "wanted"),
+    [
+        (parts.names, "a,b c, d", ("a", "b c", "d")),
+        (parts.integers, "0,2,11", (0, 2, 11)),
+        (parts.numbers, "0.5,1,1e-3", (0.5, 1.0, 0.001)),
+        (parts.shapes, "1x16,8x128", ((1, 16), (8, 128))),
+        (parts.names_of("fruit", ["fig", "plum"]), "plum,fig", ("plum", "fig")),
+        (parts.paths((".json", "FOLDER")), "a.JSON,b/c", {".json": Path("a.JSON"), "FOLDER": Path("b/c")}),
+        (parts.paths((".json", "FOLDER")), "runs/v1.2", {"FOLDER": Path("runs/v1.2")}),
+    ],
+)
+def test_a_list_has_commas(parse, text, wanted) -> None:
+    assert parse(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "message"),
+    [
+        (parts.names, "a,,b", "'a,,b' has an empty item; write a list as A,B,C"),
+        (parts.integers, "0,x", "'x' is not an integer from 0"),
+        (parts.integers, "0,3-5", "'3-5' is not an integer from 0: write 3,4,5"),
+        (parts.integers, "0-99", "'0-99' is not an integer from 0: write 0,1,…,99"),
+        (parts.integers, "-1", "'-1' is not an integer from 0"),
+        (parts.numbers, "0.5,half", "'half' is not a number"),
+        (parts.shapes, "8", "'8' is not a shape; write sequences x tokens, such as 8x128"),
+        (parts.shapes, "0x4", "'0x4' is not a shape"),
+        (parts.count, "0", "'0' is too few; it must be 1 or more"),
+        (parts.names_of("fruit", ["fig", "plum"]), "fig,leek", "there is no fruit 'leek'; have: fig, plum"),
+        (parts.paths((".html", ".json")), "a.txt", "'a.txt' has none of the suffixes .html, .json"),
+        (parts.paths((".html",)), "a.html,b.html", "names two paths of the kind .html; it takes one of each"),
+    ],
+)
+def test_an_item_that_is_wrong_is_named(parse, text, message) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=re.escape(message)):
+        parse(text)
+
+
+# Wrong words ---------------------------------------------------------------------------------------------------------
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Return the one line that a command line which cannot be run is answered with."""
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("prun", "bertlite: there is no command 'prun'; did you mean 'prune'? (see `bertlite --help`)"),
+        ("zebra", "bertlite: there is no command 'zebra'; have: inspect, attention, parity, prune, embed, bench ("),
+        ("prune scores x", "bertlite prune: there is no command 'prune scores'; did you mean 'score'? ("),
+        ("inspect x --jsn", "bertlite inspect: there is no option --jsn; did you mean '--json'? ("),
+        ("embed a b --out c --dvice=cpu", "bertlite embed: there is no option --dvice; did you mean '--device'? ("),
+        ("inspect", "bertlite inspect: the following arguments are required: CHECKPOINT ("),
+        ("inspect a b", "bertlite inspect: 'b' is one word too many ("),
+        ("prune export a --form ful", "argument --form: there is no form 'ful'; have: physical, full, mask ("),
+        ("prune run a --train t --dev d --steps 0", "argument --steps: '0' is too few; it must be 1 or more ("),
+    ],
+)
+def test_a_wrong_word_is_answered_with_the_nearest(words, message, capsys) -> None:
+    assert message in answer(capsys, *words.split())
+
+
+OLD_LINES = {  # of each entry of OLD, a command line as it was
+    "--json FILE": "inspect x --json found.json",
+    "--json -": "inspect x --json -",
+    "TEXT --model CHECKPOINT": "attention text --model x --out a.html",
+    "INPUT --model CHECKPOINT": "embed a.txt --model x --out a",
+    "--plot FILE.png": "bench --plot=a.png",
+    "--keep FOLDER": "bench --keep there",
+    "--root FOLDER": "prune run x --train t --dev d --root runs",
+    "--plots FOLDER": "prune compare runs --plots there",
+    "--criteria A B": "prune score x --train t --criteria michel fisher --out there",
+    "--seeds 0-2": "prune curve x --train t --dev d --seeds 0-4 --out runs",
+    "--random-seeds 0-2": "prune curve x --train t --dev d --random-seeds=0-4 --out runs",
+    "--layers 0-2": "attention x text --layers 0-2,11 --out a.html",
+    "--heads 0-2": "attention x text --heads 3,5-7 --out a.html",
+    "prune bench RUN": "prune bench runs",
+}
+
+
+@pytest.mark.parametrize("old", OLD, ids=lambda each: each.old)
+def test_an_old_spelling_is_answered_with_the_new(old, capsys) -> None:
+    line = answer(capsys, *OLD_LINES[old.old].split())
+    if old.old == "--criteria A B":
+        assert "'fisher' is one word too many; a list has commas: --criteria michel,fisher (" in line
+    else:
+        assert f": say `{old.new}`, which was `{old.old}` before (" in line
+
+
+def test_a_spelling_of_today_is_no_old_one() -> None:
+    for words, command in LEAVES.items():
+        for example in command.examples:
+            rest = shlex.split(example)[len(words.split()) :]
+            assert [each.old for each in OLD if each.is_in(words, rest)] == []
+
+
+# Running -------------------------------------------------------------------------------------------------------------
 
 
 def replace_work(monkeypatch: pytest.MonkeyPatch, work: Callable[[argparse.Namespace], int]) -> None:
@@ -69,16 +233,35 @@ def replace_work(monkeypatch: pytest.MonkeyPatch, work: Callable[[argparse.Names
     monkeypatch.setattr("bertlite.parity.command.main", work)
 
 
-def test_json_to_standard_output_is_alone_there(monkeypatch, capsys) -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_json_is_alone_on_standard_output(named, monkeypatch, capsys, tmp_path) -> None:
     def work(args: argparse.Namespace) -> int:
         print("words")
-        Path(args.json).write_text('{"a": 1}\n')
+        args.record.write_text('{"a": 1}\n')
         return 1
 
     replace_work(monkeypatch, work)
-    assert main(["parity", "--json", "-"]) == 1
+    out = tmp_path / "record.json"
+    assert main(["parity", "--json", *(["--out", str(out)] if named else [])]) == 1
     printed = capsys.readouterr()
     assert (json.loads(printed.out), printed.err) == ({"a": 1}, "words\n")
+    assert out.exists() == named
+
+
+def test_the_work_finds_its_paths_by_their_kinds(monkeypatch) -> None:
+    seen = []
+    replace_work(monkeypatch, lambda args: seen.append((args.out, args.folder, args.record)) or 0)
+    assert main(["parity"]) == 0
+    assert main(["parity", "--out", "a.PNG,b.json"]) == 0
+    record = Path("b.json")
+    assert seen == [({}, None, None), ({".png": Path("a.PNG"), ".json": record}, None, record)]
+
+
+def test_a_command_that_must_write_says_so(capsys) -> None:
+    assert main(["embed", "model", "input.txt"]) == 2
+    assert capsys.readouterr().err == "bertlite embed: nothing says where to write: add --out FOLDER\n"
+    assert main(["embed", "model", "input.txt", "--out", "record.json"]) == 2
+    assert "add --out FOLDER" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -112,10 +295,3 @@ def test_a_reader_may_stop_reading() -> None:
     child.stdout.close()
     assert child.stderr.read() == b""
     assert child.wait() == 0
-
-
-def test_an_unknown_command_is_refused(capsys) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["prove"])
-    assert end.value.code == 2
-    assert "invalid choice: 'prove'" in capsys.readouterr().err

@@ -7,6 +7,7 @@ import argparse
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -21,6 +22,8 @@ COMMANDS = (inspect, attention, parity, prune, embed, bench)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the `bertlite` command and return its exit status."""
     args = parse(sys.argv[1:] if argv is None else argv)
+    usual = warnings.formatwarning
+    warnings.formatwarning = format_warning
     try:
         status = run(args)
         sys.stdout.flush()
@@ -35,6 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    finally:
+        warnings.formatwarning = usual
+
+
+def format_warning(message: Warning | str, *_: object, **__: object) -> str:
+    """Return the line that shows a warning, without the place in the code."""
+    return f"warning: {message}\n"
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -9,9 +9,9 @@ installed are listed.  Exits 1 if --check finds a ratio of bertlite that is wors
 
 With RUN, measure time and memory of pruned models beside the dense one that they come from."""
 EXAMPLES = (
-    "bench --only forward --out speed.json,speed.png",
-    'bench --only "forward 1 x 16" --engines "bertlite optimised" --rounds 7',
-    "bench runs/curve --shapes 1x16,8x128 --out runs/speed",
+    'bench --only forward --engines "bertlite optimised",OpenVINO --out speed.json,speed.png',
+    "bench --only pruned --rounds 7",
+    "bench runs/half --shapes 1x16,8x128 --out runs/speed",
 )
 
 

@@ -2,19 +2,24 @@
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
+
+from bertlite.cli.parts import Parser
+from bertlite.cli.spelling import subcommands
 
 SHELLS = ("bash", "zsh", "tcsh")
+PATHS = ("CHECKPOINT", "DATA", "FILE", "FOLDER", "INPUT", "PATH[,PATH]", "RUN", "SOURCE")  # metavars of what is a path
 
 
-def add_option(top: argparse.ArgumentParser) -> None:
+def add_option(top: Parser) -> None:
     """Add --print-completion to the parser of all commands."""
     top.add_argument(
         "--print-completion",
         action=PrintCompletion,
         choices=SHELLS,
         metavar="SHELL",
-        help=f"print a script that completes commands and options in {', '.join(SHELLS)}; needs the package shtab"
-        " (default: none is printed)",
+        help=f"print a script that completes commands, options and paths in {', '.join(SHELLS)}; needs the package"
+        " shtab (default: none is printed)",
     )
 
 
@@ -25,12 +30,23 @@ class PrintCompletion(argparse.Action):
         self,
         parser: argparse.ArgumentParser,
         namespace: argparse.Namespace,
-        values: str | Sequence[object] | None,
+        values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
         try:
             import shtab
         except ModuleNotFoundError:
             parser.error("the completion is written by shtab, which is not installed: pip install shtab")
+        assert isinstance(parser, Parser)
+        complete_paths_(parser, shtab.FILE)
         print(shtab.complete(parser, shell=str(values)))
         parser.exit(0)
+
+
+def complete_paths_(parser: Parser, how: dict[str, str]) -> None:
+    """Let shtab complete the arguments that are paths, of all commands below this parser."""
+    for action in parser._actions:
+        if action.metavar in PATHS:
+            action.complete = how  # type: ignore[attr-defined]  # where shtab looks for it
+    for below in subcommands(parser).values():
+        complete_paths_(below, how)

@@ -9,7 +9,7 @@ Write one vector for every row of the input into Parquet files: id, vector and, 
 after a kill, it does the files that are missing.  Under torchrun the processes divide the work."""
 EXAMPLES = (
     "embed sentence-transformers/all-MiniLM-L6-v2 corpus.jsonl --out vectors",
-    "embed my-model a.txt b.txt --pooling mean --normalize --max-length 128 --out vectors",
+    "embed my-model a.txt b.txt --pooling mean --normalize --max-length 128 --out vectors-128",
 )
 ENGINES = ("local", "ray")
 

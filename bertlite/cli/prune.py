@@ -235,7 +235,7 @@ def add_run(actions: Commands) -> None:
         "score, prune, repair, retrain and evaluate once",
         record="the run",
         out={FOLDER: "the folder of the run is made in this one"},
-        examples=(f"runs/dense/model {DATA} --fraction 0.5 --repair refit --out runs/half",),
+        examples=(f"runs/dense/model {DATA} --fraction 0.5 --repair refit --save-model --out runs/half",),
     )
     add_pruning(action)
     action.add_argument("--criterion", default="michel", help=criterion_help())
@@ -322,7 +322,7 @@ def add_export(actions: Commands) -> None:
         record="the path and the heads and neurons that are kept",
         out={FOLDER: "a checkpoint", ".json": "the mask, with --form mask"},
         examples=(
-            "runs/half/RUN --form full --out pruned",
+            "runs/half/RUN --form full --out all-heads",
             "runs/dense/model --mask runs/half/RUN/masks.json --out pruned",
         ),
         needs=(FOLDER, ".json"),

@@ -64,7 +64,7 @@ def run_local(job: Job, workers: int | None) -> dict[str, Any]:
 
         def show(tokens: TokenCount) -> None:
             nonlocal bar
-            if bar is None:  # not before the first batch: only then can the number of tokens be estimated
+            if bar is None:  # not before the first shard, when the number of tokens can be estimated
                 shown = Progress(tokens.total, "tokens", what="embed", done=tokens.done, shown=job.rank == 0)
                 bar = stack.enter_context(shown)
             bar.total = tokens.total

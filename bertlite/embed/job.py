@@ -132,7 +132,7 @@ def run(job: Job, show: ShowProgress = lambda _: None) -> Manifest:
     """Embed the shards that are missing and return the manifest.
 
     Args:
-        show: called after every batch.
+        show: called at the start of every shard, and after every batch.
 
     Raises:
         ValueError: the folder belongs to another job or has a damaged file, or a row cannot be read.
@@ -278,6 +278,7 @@ def write_shard(
     names, texts = zip(*rows, strict=True)
     ids = job.embedder.tokenize(texts)
     progress.add_shard(characters, [len(row) for row in ids])
+    show(progress)
 
     def advance(tokens: int) -> None:
         progress.done += tokens

@@ -11,7 +11,7 @@ from itertools import product, repeat
 from pathlib import Path
 from typing import Any
 
-from bertlite.lab.experiments.cell import Cell, Experiment, Setting, parse_criterion
+from bertlite.lab.experiments.cell import MODEL, Cell, Experiment, Setting, parse_criterion
 from bertlite.progress import Progress
 from bertlite.records import is_finished
 
@@ -60,7 +60,11 @@ def sweep(
         experiment.check(cell)
     folders = [experiment.folder(cell, root) for cell in cells]
     with lock_folder(Path(root)):
-        todo = [cell for cell, folder in zip(cells, folders, strict=True) if not is_finished(folder)]
+        todo = [
+            cell
+            for cell, folder in zip(cells, folders, strict=True)
+            if not is_finished(folder) or (save_model and not (folder / MODEL).exists())
+        ]
         before = len(cells) - len(todo)
         with Progress(len(cells), "cells", what="curve", done=before, shown=progress) as bar:
             if processes == 1:

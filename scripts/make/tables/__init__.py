@@ -1,4 +1,4 @@
-"""Put the figures of scripts/results, and the criteria of the library, into README.md and the pages of notebooks/docs.
+"""Put the figures of scripts/results, and the commands and criteria of the library, into README.md and notebooks/docs.
 
     python -m scripts.make.tables            # rewrite the tables
     python -m scripts.make.tables --check    # exit 1 if a page holds other figures than the records
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from scripts.make.tables import brief, criteria, proof, pruning, speed
+from scripts.make.tables import brief, commands, criteria, proof, pruning, speed
 from scripts.make.tables.read import ROOT, OldRecordError
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "notebooks" / "docs").glob("*.md")))
@@ -77,6 +77,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "checkpointing": partial(speed.checkpointing, "checkpointing.json"),
     "embed": speed.embed,
     "criteria": criteria.table,
+    "commands": commands.table,
+    "examples": commands.examples,
+    "spellings": commands.spellings,
     "oneshot": partial(pruning.pruning, "sst2"),
     "similarity": partial(pruning.pruning, "stsb"),
     "subnetworks": pruning.subnetworks,

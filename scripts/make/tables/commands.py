@@ -1,0 +1,54 @@
+"""The tables of commands, their examples and the spellings of earlier versions, from the commands themselves."""
+
+import argparse
+from collections.abc import Iterator
+
+from bertlite.cli import parser
+from bertlite.cli.parts import FOLDER, Parser
+from bertlite.cli.spelling import OLD, subcommands
+
+
+def table() -> str:
+    """Return a line for each command: how it is called, and what it does."""
+    lines = [f"| `{call(each)}` | {summary} |" for each, summary in commands(parser())]
+    return "\n".join(["| command | what it does |", "|---|---|", *lines])
+
+
+def examples() -> str:
+    """Return the examples of every --help as one block."""
+    lines = [f"bertlite {example}" for each, _ in commands(parser()) for example in each.examples]
+    return "\n".join(["```", *lines, "```"])
+
+
+def spellings() -> str:
+    """Return a line for each spelling of earlier versions."""
+    lines = [
+        f"| {', '.join(f'`{name}`' for name in each.commands) or 'all'} | `{each.old}` | `{each.new}` |"
+        for each in OLD
+    ]
+    return "\n".join(["| command | before | now |", "|---|---|---|", *lines])
+
+
+def commands(top: Parser, summary: str = "") -> Iterator[tuple[Parser, str]]:
+    """Yield every command with its line in the list of commands."""
+    below = subcommands(top)
+    if not below:
+        yield top, summary
+    (action,) = [each for each in top._actions if isinstance(each, argparse._SubParsersAction)] if below else [None]
+    for each, name in zip(action._choices_actions if action else (), below, strict=True):
+        yield from commands(below[name], each.help or "")
+
+
+def call(command: Parser) -> str:
+    """Return the words that a command is called with: its name, its positional arguments and what it must be given."""
+    words = [command.prog]
+    for action in command._actions:
+        if action.option_strings and not action.required:
+            continue
+        name = " ".join([*action.option_strings, str(action.metavar or action.dest.upper())])
+        forms = {"?": f"[{name}]", "*": f"[{name}…]", "+": f"{name}…"}
+        words.append(forms.get(str(action.nargs), name))
+    needs = command.get_default("needs")
+    if needs:
+        words.append(f"--out {'FILE' if FOLDER not in needs else FOLDER if len(needs) == 1 else 'PATH'}")
+    return " ".join(words)

@@ -1,0 +1,271 @@
+"""The commands on a real terminal, as a user runs them: the examples of every --help, progress, Ctrl-C, completion."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import make
+from terminal import COLUMNS, Terminal
+
+import bertlite
+from bertlite.cli import main as bertlite_main
+from bertlite.cli import parser
+from bertlite.cli.completion import SHELLS
+from bertlite.cli.parts import Parser
+from bertlite.cli.spelling import subcommands
+
+for library in ("transformers", "accelerate", "datasets", "sklearn", "matplotlib", "pyarrow"):
+    if find_spec(library) is None:
+        pytest.skip(f"an example needs {library}", allow_module_level=True)
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals")
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "good",
+    "bad",
+    "film",
+    "plot",
+    "the",
+    "a",
+    "is",
+    "who",
+    "cat",
+    "sat",
+]
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+BAR = re.compile(r"\d+%\|.*\| *[\d.]+/[\d.]+ \[\d\d:\d\d<\d\d:\d\d, +[\d.]+ ?[a-z/ ]+\]")  # a rate, and the time left
+
+
+def leaves(top: Parser) -> Iterator[Parser]:
+    """Yield the parser of every command."""
+    below = subcommands(top)
+    for inner in below.values():
+        yield from leaves(inner)
+    if not below:
+        yield top
+
+
+EXAMPLES = [example for each in leaves(parser()) for example in each.examples]
+
+
+def save_checkpoint(folder: Path, layers: int) -> None:
+    """Write a checkpoint with small layers, with a classifier and a tokenizer."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    sizes = {"hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": layers, "max_position_embeddings": 512}
+    model = make(bertlite.BertForSequenceClassification, num_labels=2, **sizes).float()
+    model.save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """A folder with everything that the examples name."""
+    folder = tmp_path_factory.mktemp("home")
+    names = ("google-bert/bert-base-uncased", "sentence-transformers/all-MiniLM-L6-v2", "my-model", "exported/base")
+    for name in names:
+        save_checkpoint(folder / name, layers=2 if name == "exported/base" else 12)
+    for name, count in (("train", 520), ("dev", 23)):
+        rows = [f"{'good' if i % 3 else 'bad'} {WORDS[5 + i % 10]}\t{int(i % 3 > 0)}\n" for i in range(count)]
+        (folder / f"{name}.tsv").write_text("sentence\tlabel\n" + "".join(rows))
+    rows = [json.dumps({"text": f"the {WORDS[5 + i % 10]} sat"}) for i in range(300)]
+    (folder / "corpus.jsonl").write_text("\n".join(rows))
+    for name in "ab":
+        (folder / f"{name}.txt").write_text("the cat sat\nwho is bad\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def terminal(home) -> Iterator[Terminal]:
+    with Terminal(home) as started:
+        yield started
+
+
+def as_here(example: str, home: Path) -> list[str]:
+    """Return the words of an example, with less work: its measurements are short, its proof of one case."""
+    words = shlex.split(example)
+    for run in home.glob("runs/half/michel-*"):
+        words = [word.replace("runs/half/RUN", f"runs/half/{run.name}") for word in words]
+    if words[0] == "parity":
+        words = [word for word in words if word != "--all"] + ["--only", "BertModel-sdpa-padded-float64"]
+    if words[0] == "bench" and words[1].startswith("-"):
+        words = [f"{word},exported" if word.endswith((".png", ".json")) else word for word in words]
+        words = [word.replace("bertlite optimised", "bertlite optimised float32") for word in words]
+        words += ["--seconds", "0.01"]
+        words += [] if "--out" in words else ["--out", "exported"]
+    return words
+
+
+def outputs_of(words: list[str]) -> list[str]:
+    return words[words.index("--out") + 1].split(",") if "--out" in words else []
+
+
+def record_in(output: str) -> dict[str, Any]:
+    """Return the record that --json printed on a terminal, below what went to standard error."""
+    found: dict[str, Any] = json.loads(output[output.index("{\r\n") :])
+    return found
+
+
+def test_there_is_an_example_of_every_command() -> None:
+    assert [each.prog for each in leaves(parser()) if not each.examples] == []
+    assert len(EXAMPLES) == len(set(EXAMPLES))
+
+
+@pytest.mark.parametrize("example", EXAMPLES)  # in this order: later ones read what earlier ones wrote
+def test_the_example_runs_and_writes_what_it_names(example, home, terminal) -> None:
+    words = as_here(example, home)
+    done = terminal.run(*words)
+    assert done.status == 0, done.output
+    assert "Traceback" not in done.output
+    assert [path for path in outputs_of(words) if not (home / path).exists()] == []
+    if "--json" in words:
+        assert record_in(done.output)["what"] == f"bertlite {words[0]}"
+    if words[:2] in (["prune", "finetune"], ["prune", "curve"]) or words[0] == "bench":
+        assert BAR.search(done.output), done.output
+
+
+def test_an_exported_checkpoint_is_read_again(home, terminal) -> None:
+    done = terminal.run("inspect", "all-heads", "--json")
+    assert done.status == 0
+    assert record_in(done.output)["bertlite"]["outcome"] == "same"
+
+
+def test_the_bar_is_gone_when_the_work_is_done(home, terminal) -> None:
+    done = terminal.run("embed", "my-model", "corpus.jsonl", "--out", "bar", "--max-tokens", "40")
+    assert BAR.search(done.output)
+    assert max(map(len, re.split(r"[\r\n]+", done.output))) <= COLUMNS
+    last = done.output.rstrip().splitlines()[-2].rpartition("\r")[2]
+    assert last.startswith("bar: 300 rows, 32 numbers each, complete")
+
+
+def test_a_log_has_lines_and_no_control_characters(home, terminal) -> None:
+    data = ["--train", "train.tsv", "--dev", "dev.tsv", "--epochs", "0.5"]
+    done = terminal.run("prune", "finetune", "my-model", *data, "--out", "logged", log=True, between=0.0)
+    assert done.status == 0, done.output
+    assert CONTROL.search(done.output) is None
+    lines = [line for line in done.output.splitlines() if line.startswith("training: ")]
+    assert len(lines) == 8
+    assert re.fullmatch(r"training: 3 of 8 steps, [\d.]+ a second, \d+ s left", lines[2])
+    assert "|" not in done.output
+
+
+def test_a_warning_is_one_line_without_the_place_in_the_code(home, terminal) -> None:
+    data = ["--train", "train.tsv", "--dev", "dev.tsv", "--calibration", "8", "--criterion", "magnitude"]
+    done = terminal.run("prune", "run", "my-model", *data, "--out", "warned")
+    assert [line for line in done.output.splitlines() if "held out" in line] == [
+        "warning: 23 of the 23 examples of dev.tsv are also in train.tsv, so they are not held out"
+    ]
+
+
+def test_ctrl_c_ends_long_work_without_a_traceback(home, terminal) -> None:
+    grid = ["--fractions", "0.1,0.2,0.3,0.4,0.5,0.6,0.7", "--seeds", ",".join(map(str, range(40)))]
+    data = ["--train", "train.tsv", "--dev", "dev.tsv", "--criteria", "michel", "--calibration", "8"]
+    done = terminal.run("prune", "curve", "my-model", *data, *grid, "--out", "stopped", interrupt="2/280 [")
+    assert done.status == 130
+    assert "Traceback" not in done.output
+    assert any((home / "stopped").glob("*/run.json"))
+
+
+@pytest.mark.parametrize("words", ["", "prune", *(each.prog.removeprefix("bertlite ") for each in leaves(parser()))])
+def test_help_is_plain_text_on_a_terminal(words, terminal) -> None:
+    done = terminal.run(*words.split(), "--help")
+    assert done.status == 0
+    assert done.output.startswith("usage: bertlite")
+    assert CONTROL.sub("", done.output.replace("\r\n", "\n")) == done.output.replace("\r\n", "\n")
+
+
+def test_the_installed_command_runs_from_cold(home) -> None:
+    """Through a shell, without the process that the other tests fork."""
+    import pty
+
+    script = f"{shlex.quote(sys.executable)} -m bertlite inspect my-model | head -1"
+    output = []
+
+    def read(descriptor: int) -> bytes:
+        output.append(os.read(descriptor, 4096))
+        return output[-1]
+
+    here = Path.cwd()
+    try:
+        os.chdir(home)
+        status = pty.spawn(["/bin/sh", "-c", script], read, lambda _: b"")
+    finally:
+        os.chdir(here)
+    assert status == 0
+    assert b"my-model" in b"".join(output)
+
+
+# Completion ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bash_completion(tmp_path_factory) -> Path:
+    """The file that `bertlite --print-completion bash` prints."""
+    pytest.importorskip("shtab")
+    if shutil.which("bash") is None:
+        pytest.skip("there is no bash")
+    path = tmp_path_factory.mktemp("bash") / "bertlite"
+    command = [sys.executable, "-m", "bertlite", "--print-completion", "bash"]
+    path.write_text(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("bertlite p", ["parity", "prune"]),
+        ("bertlite prune c", ["compare", "curve"]),
+        ("bertlite prune curve --rep", ["--repairs"]),
+        ("bertlite prune run --task r", ["regression"]),
+        ("bertlite inspect my-", ["my-model"]),
+        ("bertlite prune score my-model --train tr", ["train.tsv"]),
+        ("bertlite prune zzz", []),
+    ],
+)
+def test_bash_completes(line, found, bash_completion, home) -> None:
+    words = line.split()
+    script = f"""
+source {shlex.quote(str(bash_completion))}
+COMP_WORDS=({line}) COMP_CWORD={len(words) - 1} COMP_LINE={shlex.quote(line)} COMP_POINT={len(line)}
+complete -p bertlite > /dev/null
+_shtab_bertlite
+printf '%s\n' "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(["bash", "-c", script], cwd=home, capture_output=True, text=True, check=True)
+    assert sorted(done.stdout.split()) == found
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion_is_printed_for_each_shell(shell, capsys) -> None:
+    pytest.importorskip("shtab")
+    with pytest.raises(SystemExit) as end:
+        bertlite_main(["--print-completion", shell])
+    assert end.value.code == 0
+    assert "bertlite" in capsys.readouterr().out
+
+
+def test_without_shtab_the_message_names_the_package(monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    with pytest.raises(SystemExit) as end:
+        bertlite_main(["--print-completion", "bash"])
+    assert end.value.code == 2
+    assert "shtab, which is not installed: pip install shtab" in capsys.readouterr().err
