@@ -8,7 +8,7 @@ attentions, losses and gradients.  Unless --all is given, code chooses few cases
 dtype, kind of mask, head and feature; they take about a minute.  Exits 1 if anything differs."""
 EXAMPLES = (
     "parity google-bert/bert-base-uncased",
-    "parity --all --out record.json,errors.png",
+    "parity my-model --all --out record.json,errors.png",
     "parity my-model --only float64,eager -v",
 )
 
