@@ -14,7 +14,7 @@ import bertlite
 from bertlite.config import BertConfig, ConfigLike
 from bertlite.model import BertPreTrainedModel
 from bertlite.parity import reference
-from bertlite.parity.cases import CASES, KERNELS, Case
+from bertlite.parity.cases import CASES, GRADIENTS, KERNELS, Case
 from bertlite.parity.compare import (
     Report,
     Row,
@@ -34,7 +34,6 @@ from bertlite.parity.modes import LAUNCHERS, AttentionWatch, kernel_of, matmul_p
 
 Tamper = Callable[[nn.Module], object]
 Output = Mapping[str, Tensor | tuple[Tensor, ...]]
-GRADIENTS = ("gradients", "checkpointed")
 OTHER_ORDER_OF_SUMS = ("head_mask", "pruned", "pruned_layer", "relative_key", "relative_key_query")
 
 

@@ -7,11 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeAlias
 
-from bertlite.parity.cases import Case
+from bertlite.parity.cases import GRADIENTS, Case
 
 Facet: TypeAlias = tuple[str, ...]  # its name and its values, such as ("backend × dtype", "sdpa", "float64")
 
-GRADIENTS = ("gradients", "checkpointed")
 SINGLE: dict[str, Callable[[Case], str]] = {
     "model": lambda case: case.model,
     "backend": lambda case: case.backend,
