@@ -81,9 +81,18 @@ def save_checkpoint(folder: Path, layers: int) -> None:
 def home(tmp_path_factory) -> Path:
     """A folder with everything that the examples name."""
     folder = tmp_path_factory.mktemp("home")
-    names = ("google-bert/bert-base-uncased", "sentence-transformers/all-MiniLM-L6-v2", "my-model", "exported/base")
+    names = (
+        "google-bert/bert-base-uncased",
+        "sentence-transformers/all-MiniLM-L6-v2",
+        "my-model",
+        "dense",
+        "exported/base",
+    )
     for name in names:
         save_checkpoint(folder / name, layers=2 if name == "exported/base" else 12)
+    pruned = bertlite.prune_heads(bertlite.BertModel.from_pretrained(folder / "dense"), {0: [1], 5: range(4)})
+    pruned.save_pretrained(folder / "pruned")
+    shutil.copy(folder / "dense" / "tokenizer.json", folder / "pruned")
     for name, count in (("train", 520), ("dev", 23)):
         rows = [f"{'good' if i % 3 else 'bad'} {WORDS[5 + i % 10]}\t{int(i % 3 > 0)}\n" for i in range(count)]
         (folder / f"{name}.tsv").write_text("sentence\tlabel\n" + "".join(rows))
@@ -106,7 +115,8 @@ def as_here(example: str, home: Path) -> list[str]:
     for run in home.glob("runs/half/michel-*"):
         words = [word.replace("runs/half/RUN", f"runs/half/{run.name}") for word in words]
     if words[0] == "parity":
-        words = [word for word in words if word != "--all"] + ["--only", "BertModel-sdpa-padded-float64"]
+        words = ["parity", *([] if words[1:2] and not words[1].startswith("-") else ["my-model"]), *words[1:]]
+        words += ["--only", "BertModel-sdpa-padded-float64"]
     if words[0] == "bench" and words[1].startswith("-"):
         words = [f"{word},exported" if word.endswith((".png", ".json")) else word for word in words]
         words = [word.replace("bertlite optimised", "bertlite optimised float32") for word in words]

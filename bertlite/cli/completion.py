@@ -1,7 +1,7 @@
 """Completion of the command line in a shell."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertlite.cli.parts import Parser
@@ -43,7 +43,7 @@ class PrintCompletion(argparse.Action):
         parser.exit(0)
 
 
-def complete_paths_(parser: Parser, how: dict[str, str]) -> None:
+def complete_paths_(parser: Parser, how: Mapping[str, Any]) -> None:
     """Let shtab complete the arguments that are paths, of all commands below this parser."""
     for action in parser._actions:
         if action.metavar in PATHS:

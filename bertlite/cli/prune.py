@@ -323,7 +323,7 @@ def add_export(actions: Commands) -> None:
         out={FOLDER: "a checkpoint", ".json": "the mask, with --form mask"},
         examples=(
             "runs/half/RUN --form full --out all-heads",
-            "runs/dense/model --mask runs/half/RUN/masks.json --out pruned",
+            "runs/dense/model --mask runs/half/RUN/masks.json --out half-the-heads",
         ),
         needs=(FOLDER, ".json"),
     )
