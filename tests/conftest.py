@@ -16,7 +16,9 @@ from bertlite import BertConfig, BertModel
 from bertlite.heads import models
 from bertlite.stack.attention import BACKENDS
 from bertlite.stack.kernels import Needs
+from tests.schedule import pytest_addoption, pytest_collection_modifyitems, pytest_configure  # hooks of pytest
 
+__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_configure"]
 F64 = torch.float64
 ON_CPU = [name for name, backend in BACKENDS.items() if backend.missing(Needs()) is None]  # backends that run here
 HEADED: list[Any] = [getattr(models, name) for name in models.__all__ if name != "BertLMHeadModel"]  # encoders
@@ -30,13 +32,6 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 40,
     "type_vocab_size": 5,
 }
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give a file to one worker, for its fixtures, but each notebook, which takes long, to any worker."""
-    for item in items:
-        if item.path.name != "test_notebooks.py":
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @torch.no_grad()

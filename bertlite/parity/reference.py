@@ -63,6 +63,15 @@ def require(case: Case) -> None:
             raise UnsupportedError(f"transformers {version()} does not honour {need}")
 
 
+def vouches(case: Case) -> bool:
+    """Return whether the installed transformers does what the case asks."""
+    try:
+        require(case)
+    except UnsupportedError:
+        return False
+    return True
+
+
 def backend_for(case: Case) -> str:
     """Return the backend to compare with: the case's own, if transformers' can do what the case asks."""
     no_weights = case.feature == "attentions"  # 5.x returns none under sdpa
@@ -83,6 +92,16 @@ def load(
     cls = getattr(transformers, model)
     loaded: nn.Module = cls.from_pretrained(checkpoint, config=config, dtype=dtype, attn_implementation=backend)
     return loaded.to(device).eval()
+
+
+def weights_of_layers(checkpoint: str | Path) -> int:
+    """Return how many weights the matrices of all layers hold."""
+    version()
+    import transformers
+
+    config = transformers.BertConfig.from_pretrained(checkpoint)
+    per_layer = 4 * config.hidden_size**2 + 2 * config.hidden_size * config.intermediate_size
+    return int(config.num_hidden_layers * per_layer)
 
 
 def config_of(model: nn.Module) -> ConfigLike:

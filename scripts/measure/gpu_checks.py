@@ -35,7 +35,7 @@ def commands(out: Path, checkpoint: str) -> dict[str, list[list[str]]]:
     steps = {
         "tests": [["-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", *marked]],
         "parity": [
-            [*bertlite, "parity", checkpoint, "--shapes", "base,large", *cuda, f"{out}/parity-cuda.json"],
+            [*bertlite, "parity", checkpoint, "--all", "--shapes", "base,large", *cuda, f"{out}/parity-cuda.json"],
         ],
         "speed": [[*bertlite, "bench", *cuda, f"{out}/speed-cuda.json"]],
         "checkpointing": [

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 from compilers import require_cpp_compiler
-from conftest import assert_same, make_batch
+from conftest import assert_same, make, make_batch
 from optimised import PRUNED, full, onednn, skip_without
 from torch._dynamo.testing import CompileCounter
 from torch._inductor import config
@@ -124,8 +124,9 @@ def test_a_test_that_compiles_is_skipped_where_no_compiler_is_found():
 
 
 @pytest.mark.slow
-def test_inductor_compiles_it(model, batch):
+def test_inductor_compiles_it(batch):
     require_cpp_compiler()
+    model = make(num_hidden_layers=2)
     quick = optimize_for_inference(model.float(), backend="inductor")
     got = full(quick, batch).last_hidden_state
     torch.testing.assert_close(got, full(model, batch).last_hidden_state, rtol=0, atol=1e-5)
@@ -133,9 +134,10 @@ def test_inductor_compiles_it(model, batch):
     torch.testing.assert_close(full(again, batch).last_hidden_state, got, rtol=0, atol=1e-5)
 
 
-def test_the_tenth_model_is_compiled_like_the_first(model, batch, monkeypatch):
+def test_the_tenth_model_is_compiled_like_the_first(batch, monkeypatch):
     """torch gives up on code that it has compiled 8 times."""
     torch._dynamo.reset()
+    model = make(num_hidden_layers=1)
     counter = CompileCounter()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
     for i in range(10):

@@ -422,16 +422,28 @@ def test_float32_is_held_to_zero_only_where_the_order_of_sums_is_theirs():
 # The command
 
 
+def verdict(capsys: pytest.CaptureFixture) -> str:
+    """Return the last line that was printed."""
+    return capsys.readouterr().out.splitlines()[-1]
+
+
+def unchecked(found: dict) -> int:
+    return sum("not_checked" in case for case in found["cases"])
+
+
 def test_command_exits_0_and_writes_what_it_found(tiny, tmp_path, capsys):
     path = tmp_path / "new" / "parity.json"
-    assert main(["parity", str(tiny), "--only", "BertModel-sdpa-padded", "--out", str(path)]) == 0
+    assert main(["parity", str(tiny), "--all", "--only", "BertModel-sdpa-padded", "--out", str(path)]) == 0
     record = json.loads(path.read_text())
+    assert (record["choice"], record["only"]) == ("all", ["BertModel-sdpa-padded"])
     (found,) = record["checkpoints"].values()
     assert all(case.get("ok", True) for case in found["cases"])
     assert record["environment"]["versions"]["transformers"] == reference.version()
     assert record["environment"]["git"] == git_state()
     assert {claim["dtype"] for claim in found["claims"]} == {"float64", "float32", "bfloat16", "float16"}
-    assert "0 differ" in capsys.readouterr().out
+    names = [case["name"] for case in found["cases"]]
+    assert names == [case.name for case in CASES if "BertModel-sdpa-padded" in case.name]
+    assert verdict(capsys).startswith(f"equal: {len(found['cases']) - unchecked(found)} cases, ")
 
 
 def test_command_exits_1_when_a_case_differs(tiny, monkeypatch, capsys):
@@ -442,12 +454,16 @@ def test_command_exits_1_when_a_case_differs(tiny, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "DIFFER" in out
     assert "first module to differ: encoder.layer.0.attention.output" in out
+    (row,) = [line for line in out.splitlines() if line.startswith("float64")]
+    assert int(row.split()[-3]) > 0
+    assert out.splitlines()[-1].startswith("DIFFERS: 1 of 1 cases, ")
+    assert "the first is BertModel-sdpa-long-float64" in out.splitlines()[-1]
 
 
 def test_command_checks_shapes_beside_a_checkpoint(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(command.SHAPES, "large", {**SIZES, "hidden_size": 64})
     path = tmp_path / "record.json"
-    argv = ["parity", str(tiny), "--shapes", "large", "--only", "padded-float64", "--out", str(path)]
+    argv = ["parity", str(tiny), "--all", "--shapes", "large", "--only", "padded-float64", "--out", str(path)]
     assert main(argv) == 0
     assert "bert-large-uncased's shape (random)" in capsys.readouterr().out
     found = json.loads(path.read_text())["checkpoints"]
@@ -476,6 +492,69 @@ def test_command_exits_2_when_it_cannot_ask(argv, message, capsys):
 def test_command_lists_its_cases(capsys):
     assert main(["parity", "--list"]) == 0
     assert capsys.readouterr().out.split() == [case.name for case in CASES]
+
+
+def test_command_takes_several_words(tiny, tmp_path):
+    path = tmp_path / "record.json"
+    assert main(["parity", str(tiny), "--all", "--only", "full-float64,embeds-float16", "--out", str(path)]) == 0
+    (found,) = json.loads(path.read_text())["checkpoints"].values()
+    names = {case["name"] for case in found["cases"]}
+    assert names == {case.name for case in CASES if "full-float64" in case.name or "embeds-float16" in case.name}
+
+
+def test_command_runs_the_quick_choice_and_says_how_it_stands(tiny, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "record.json"
+    monkeypatch.setattr("bertlite.progress.SECONDS_BETWEEN_LINES", 0.0)
+    assert main(["parity", str(tiny), "--out", str(path)]) == 0
+    printed = capsys.readouterr()
+    record = json.loads(path.read_text())
+    (found,) = record["checkpoints"].values()
+    chosen = command.quick_choice(CASES, tiny)
+    assert [case["name"] for case in found["cases"]] == [case.name for case in chosen]
+    assert (record["choice"], record["only"]) == ("quick", [])
+    assert f"{len(chosen)} of {len(CASES)} cases, which together touch all that those do; --all" in printed.out
+    assert len(printed.out.splitlines()) <= 25
+    assert not [line for line in printed.out.splitlines() if line.startswith(("  ok  ", "DIFFER"))]
+    tensors = sum(case.get("tensors", 0) for case in found["cases"])
+    checked = len(chosen) - unchecked(found)
+    assert f"equal: {checked} cases, {tensors:,} tensors" in printed.out.splitlines()[-1]
+    assert f"parity: {len(chosen)} of {len(chosen)} cases, " in printed.err
+
+
+def test_command_prints_every_case_if_asked(tiny, capsys):
+    assert main(["parity", str(tiny), "--only", "mask3d-float64", "-v"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ok  ")]
+    assert [line.split()[1] for line in lines] == ["BertModel-eager-mask3d-float64", "BertModel-sdpa-mask3d-float64"]
+
+
+def test_command_prints_its_record_alone(tiny, capsys):
+    assert main(["parity", str(tiny), "--only", "full-float64", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["what"] == "bertlite parity"
+    assert printed.err.splitlines()[-1].startswith("equal: ")
+
+
+def test_the_table_of_both_checkpoints_is_short():
+    """With every claim of every dtype that a run makes."""
+    rows = {
+        dtype: [Row("x", 0.0, allowed), Row("grad.x", 0.0, 1.0), Row(f"x, {NOT_FINITE}", 0.0, 0.0)]
+        for dtype, allowed in (("float64", 1.0), ("float32", 0.0), ("bfloat16", 1.0), ("float16", 1.0))
+    }
+    reports = [Report(f"BertModel-sdpa-full-{dtype}", tuple(each)) for dtype, each in rows.items()]
+    whole = command.table({"all-MiniLM-L6-v2 (trained)": reports, "bert-base-uncased's shape (random)": reports})
+    assert len(whole.splitlines()) <= 25
+    assert max(map(len, whole.splitlines())) <= 120
+
+
+def test_a_plot_without_matplotlib_is_refused_before_the_work(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["parity", str(tiny), "--out", str(tmp_path / "errors.png")]) == 2
+    printed = capsys.readouterr()
+    assert (
+        printed.err
+        == "bertlite parity: --out FILE.png needs matplotlib, which is not installed: pip install matplotlib\n"
+    )
+    assert printed.out == ""
 
 
 def test_command_draws_a_plot(tiny, tmp_path):

@@ -4,7 +4,7 @@ from typing import Any
 
 from bertlite.lab.experiments.compare import describe_way
 from scripts.make.tables.pruning import within
-from scripts.make.tables.read import SPREAD, measured_on, records, rows, spread
+from scripts.make.tables.read import SPREAD, measured_on, parity_records, records, rows, spread
 from scripts.make.tables.speed import forward_sections, heads_of
 
 WORKS = ("1 x 16", "8 x 128", "32 x 128 SST-2")
@@ -20,7 +20,7 @@ SHARES = (0.3, 0.5, 0.7, 0.9)
 
 def proof() -> str:
     """Table of the claims of parity by dtype, over all checkpoints and versions of transformers."""
-    files = records("parity-[0-9]*.json")
+    files = parity_records("parity-[0-9]*.json")
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for record in files:
         for checkpoint in record["checkpoints"].values():

