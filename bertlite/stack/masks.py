@@ -100,12 +100,21 @@ def read_scores(mask: Tensor, name: str) -> Mask:
         return masked(mask)
     if not mask.is_floating_point():
         raise ValueError(f"a 4-D {name} is bool or additive floats, not {mask.dtype}; use mask.bool()")
-    if values_readable(mask) and bool((mask == 1).any()) and bool(((mask == 0) | (mask == 1)).all()):
-        raise ValueError(f"a 4-D float {name} is added to the scores, but this one holds 0 and 1; use mask.bool()")
-    if values_readable(mask) and bool((mask.isnan() | mask.isposinf()).any()):
-        raise ValueError(f"{name} holds nan or +inf; scores are finite, or -inf to forbid")
+    if values_readable(mask):
+        is_flags = (mask == 1).any() & ((mask == 0) | (mask == 1)).all()
+        refuse_if(is_flags, f"a 4-D float {name} is added to the scores, but this one holds 0 and 1; use mask.bool()")
+        invalid = (mask.isnan() | mask.isposinf()).any()
+        refuse_if(invalid, f"{name} holds nan or +inf; scores are finite, or -inf to forbid")
     allowed = mask > torch.finfo(mask.dtype).min
     return masked(allowed, bias=mask.masked_fill(~allowed, 0))
+
+
+def refuse_if(wrong: Tensor, message: str) -> None:
+    """Raise ValueError if it is True; of a GPU the message comes with the next call that waits for it."""
+    if wrong.is_cuda:
+        torch._assert_async(~wrong, message)
+    elif wrong:
+        raise ValueError(message)
 
 
 def masked(allowed: Tensor, bias: Tensor | None = None) -> Mask:
@@ -113,10 +122,8 @@ def masked(allowed: Tensor, bias: Tensor | None = None) -> Mask:
     has_keys = allowed.any(-1, keepdim=True)
     if values_readable(allowed):
         everything, everyone = torch.stack([allowed.all(), has_keys.all()]).tolist()  # a GPU is waited for once
-        if everything:
-            return Mask(bias=bias)
         if everyone:
-            return Mask(allowed, bias)
+            return Mask(None if everything else allowed, bias)
     return Mask(allowed | ~has_keys, bias, has_keys)  # such a query looks at everything, for now: no kernel sees -inf
 
 

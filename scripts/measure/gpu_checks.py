@@ -88,11 +88,15 @@ def run(step: str, words: Sequence[str], out: Path) -> bool:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", nargs="?", help="a folder of a trained BERT with its tokenizer.json")
-    parser.add_argument("--out", type=Path, metavar="PATH", help="a folder for the records; of a rehearsal a .json file")
+    parser.add_argument(
+        "--out", type=Path, metavar="PATH", help="a folder for the records; of a rehearsal a .json file"
+    )
     parser.add_argument("--steps", default=",".join(STEPS), metavar="A,B", help="which (default: %(default)s)")
     parser.add_argument("--pack", type=Path, metavar="FOLDER", help="write the demo's checkpoint there, and stop")
     parser.add_argument("--rehearse", action="store_true", help="run the forward paths on a pretended GPU, and stop")
-    parser.add_argument("--only", default="", metavar="A,B", help="rehearse the paths that have one of these in the name")
+    parser.add_argument(
+        "--only", default="", metavar="A,B", help="rehearse the paths that have one of these in the name"
+    )
     args = parser.parse_args(argv)
     unknown = [name for name in args.steps.split(",") if name not in STEPS]
     if unknown:

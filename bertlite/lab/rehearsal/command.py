@@ -74,12 +74,14 @@ def main(only: str = "", out: str | File | None = None) -> int:
     if not chosen:
         raise ValueError(f"no path matches {only!r}; paths have names such as {paths()[0].name!r}")
     print(f"{NO_PROOF}\ntorch {torch.__version__}; {len(chosen)} paths\n")
+    print(f"{'verdict':<14}  {'waits':>5} {'allowed':>7}  path")
     results = []
     with Progress(len(chosen), "paths", what="rehearsal") as progress:
         for path in chosen:
             results.append(rehearse(path))
+            print(row(results[-1]), end="", flush=True)
             progress.advance()
-    print(table(results))
+    print(*(f"not rehearsed: {what}: {why}" for what, why in not_rehearsed(results)), sep="\n")
     if out is not None:
         write_record(out, record(results))
         print(f"\nrecord: {out}")
@@ -87,17 +89,13 @@ def main(only: str = "", out: str | File | None = None) -> int:
     return int(any(result.is_fault for result in results))
 
 
-def table(results: Sequence[Result]) -> str:
-    """Return a row for each path, with its lines below it where it does not pass, and what was not rehearsed."""
-    width = max(len(result.path) for result in results)
-    rows = [f"{'path':<{width}}  {'verdict':<14}  waits (allowed)"]
-    for result in results:
-        if result.verdict == SKIPPED:
-            continue
-        rows.append(f"{result.path:<{width}}  {result.verdict:<14}  {result.waits} ({result.allowed})")
-        shown = [result.reason, *result.lines] if result.is_fault else result.lines
-        rows += [f"    {line}" for line in dict.fromkeys(shown) if line]
-    return "\n".join([*rows, "", *(f"not rehearsed: {what}: {why}" for what, why in not_rehearsed(results))])
+def row(result: Result) -> str:
+    """Return the row of a path, with its lines below it; empty if it was not rehearsed."""
+    if result.verdict == SKIPPED:
+        return ""
+    lines = [f"{result.verdict:<14}  {result.waits:>5} {result.allowed:>7}  {result.path}"]
+    lines += [f"{'':<32}{line}" for line in dict.fromkeys((result.reason, *result.lines)) if line]
+    return "\n".join(lines) + "\n"
 
 
 def not_rehearsed(results: Iterable[Result]) -> list[tuple[str, str]]:

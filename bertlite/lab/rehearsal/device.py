@@ -10,6 +10,7 @@ way, and what is noted is
 A fused kernel is one operation here, and what it does inside is not seen.
 """
 
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -105,7 +106,9 @@ class PretendedDevice(TorchDispatchMode):
         except (DataDependentOutputException, DynamicOutputShapeException):
             return UNKNOWN
         except RuntimeError as error:
-            if "different devices" not in str(error) or not any(is_on(x, "cpu") for x in given):
+            if not re.search("(different|two) devices|same device", str(error)) or not any(
+                is_on(x, "cpu") for x in given
+            ):
                 raise
             self.notes.mix_ups.append(Note(f"{func.name()} of CUDA and CPU tensors", line_of_caller()))
             args, kwargs = tree_unflatten([self.place(values(x)) if is_on(x, "cpu") else x for x in given], spec)
@@ -224,11 +227,13 @@ def copied(packet: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str
         target = kwargs.get("device")
         if target is None:
             return ""
-        source, end = args[0].fake_device.type, torch.device(target).type
+        source, end = args[0], torch.device(target).type
     else:
-        source, end = args[1].fake_device.type, args[0].fake_device.type
+        source, end = args[1], args[0].fake_device.type
+    if not source.numel():
+        return ""
     return {("cuda", "cpu"): "values are copied to the CPU", ("cpu", "cuda"): "values are copied to the GPU"}.get(
-        (source, end), ""
+        (source.fake_device.type, end), ""
     )
 
 
@@ -311,7 +316,11 @@ STAND_INS: dict[str, Callable[..., Any]] = {
 }
 
 
-OPERATIONS: dict[Any, Any] = {Tensor.__invert__: aten.bitwise_not, Tensor.nonzero: aten.nonzero}
+OPERATIONS: dict[Any, Any] = {
+    Tensor.__invert__: aten.bitwise_not,
+    Tensor.nonzero: aten.nonzero,
+    Tensor.contiguous: aten.contiguous,
+}
 
 
 class IndexingWithoutGuard(TorchFunctionMode):
@@ -336,13 +345,13 @@ class IndexingWithoutGuard(TorchFunctionMode):
 def indexed_by_slices(x: Tensor, index: Any) -> tuple[Tensor, list[Tensor | None]]:
     """Return x indexed by the numbers, slices and new axes of an index, and the tensors that are left of it."""
     parts = list(index) if isinstance(index, tuple) else [index]
-    taken = sum(part.dim() if is_mask(part) else 1 for part in parts if part is not None and part is not ...)
-    if ... in [part for part in parts if not isinstance(part, Tensor)]:
-        at = next(i for i, part in enumerate(parts) if part is ...)
-        parts[at : at + 1] = [slice(None)] * (x.dim() - taken + 1)
+    at = next((i for i, part in enumerate(parts) if part is ...), None)
+    if at is not None:
+        taken = sum(part.dim() if is_mask(part) else 1 for part in parts if part is not None and part is not ...)
+        parts[at : at + 1] = [slice(None)] * (x.dim() - taken)
     indices: list[Tensor | None] = []
+    dim = 0
     for part in parts:
-        dim = len(indices)
         if isinstance(part, int):
             x = x.select(dim, part)
             continue
@@ -351,15 +360,27 @@ def indexed_by_slices(x: Tensor, index: Any) -> tuple[Tensor, list[Tensor | None
         elif isinstance(part, slice):
             x = aten.slice(x, dim, part.start, part.stop, 1 if part.step is None else part.step)
         else:
-            found = part if isinstance(part, Tensor) else torch.tensor(part)
-            indices += [found.to(x.device)] + [None] * (found.dim() - 1 if is_mask(found) else 0)
+            part = part if isinstance(part, Tensor) else torch.tensor(part)
+            indices.append(part.to(x.device))
+            dim += part.dim() if is_mask(part) else 1
             continue
         indices.append(None)
+        dim += 1
     return x, indices if any(each is not None for each in indices) else []
 
 
 def is_mask(part: Any) -> bool:
     return isinstance(part, Tensor) and part.dtype == torch.bool
+
+
+def deepcopied(x: Tensor, memo: dict[int, Any]) -> Tensor:
+    """Copy a FakeTensor and its values; torch's own way swaps storages, which FakeTensors have not."""
+    if id(x) not in memo:
+        with torch.no_grad():
+            copied = x.detach().clone()
+        memo[id(x)] = nn.Parameter(copied, x.requires_grad) if isinstance(x, nn.Parameter) else copied
+    found: Tensor = memo[id(x)]
+    return found
 
 
 @contextmanager
@@ -390,6 +411,7 @@ def pretended_device() -> Iterator[PretendedDevice]:
         mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
         mock.patch.object(torch.cuda, "is_bf16_supported", lambda *_, **__: True),
         mock.patch.object(FakeTensor, "tolist", tolist),
+        mock.patch.object(FakeTensor, "__deepcopy__", deepcopied),
         mock.patch.object(varlen, "_should_use_cudnn", lambda _: False),
     ]
     with ExitStack() as stack:

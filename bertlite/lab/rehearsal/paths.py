@@ -147,7 +147,7 @@ class Path:
         if self.pruned:
             bertlite.prune_heads_(model, PRUNED_HEADS)
             bertlite.prune_neurons_(model, PRUNED_NEURONS)
-        return model.to(getattr(torch, self.dtype)).eval()
+        return model.to(getattr(torch, self.dtype)).eval().requires_grad_(self.mode in RECORDED)
 
     def inputs(self) -> Given:
         """Return the keyword arguments of the forward, on the CPU."""
@@ -364,7 +364,12 @@ def decoders() -> Iterator[Path]:
 def task_heads() -> Iterator[Path]:
     """Yield the task heads, with labels."""
     for model in HEADS:
-        for backend, dtype in (("eager", "float32"), ("sdpa", "float32"), ("packed", "float32"), ("packed", "bfloat16")):
+        for backend, dtype in (
+            ("eager", "float32"),
+            ("sdpa", "float32"),
+            ("packed", "float32"),
+            ("packed", "bfloat16"),
+        ):
             yield Path(CORE, "labels", model, backend, dtype, "2-D mask", waits=1)
     items = {"num_items_in_batch": lambda: torch.tensor(7)}
     yield Path(CORE, "num_items_in_batch", "BertForMaskedLM", mask="2-D mask", waits=1, options=items)
