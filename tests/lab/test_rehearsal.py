@@ -11,8 +11,9 @@ from conftest import assert_same, gradients, make, make_batch
 from bertlite import BertConfig, BertModel
 from bertlite.lab.rehearsal import command, paths
 from bertlite.lab.rehearsal.backward import backward
-from bertlite.lab.rehearsal.device import aten, indexed_by_slices, pretended_device
+from bertlite.lab.rehearsal.device import pretended_device
 from bertlite.lab.rehearsal.paths import CORE, Path
+from bertlite.lab.rehearsal.stand_ins import aten, indexed_by_slices
 from bertlite.stack.modules import BertIntermediate, BertPooler
 from scripts.measure import gpu_checks
 
@@ -25,7 +26,7 @@ needs_cuda_build = pytest.mark.skipif(
 def line_of(function, text: str) -> str:
     """Return the line, file:number, of a function's source that holds a text."""
     code = function.__code__
-    lines = open(code.co_filename, encoding="utf-8").read().splitlines()
+    lines = File(code.co_filename).read_text(encoding="utf-8").splitlines()
     return next(f":{n}" for n, line in enumerate(lines, 1) if n >= code.co_firstlineno and text in line)
 
 
@@ -259,6 +260,6 @@ def test_what_was_patched_is_as_before():
 
     before = masks.TRACERS, torch.cuda.synchronize
     with pretended_device():
-        assert masks.TRACERS != before[0]
+        assert before[0] != masks.TRACERS
     assert (masks.TRACERS, torch.cuda.synchronize) == before
     assert BertModel(BertConfig(**paths.SIZES)).device.type == "cpu"

@@ -18,7 +18,7 @@ def backward(loss: Tensor) -> None:
     """Give every leaf tensor that a loss was computed from its gradient, in `.grad`."""
     grads: dict[Node, list[Tensor | None]] = {}
     add_gradient(grads, (loss.grad_fn, loss.output_nr), torch.ones_like(loss))
-    with mock.patch.object(torch._C, "_current_graph_task_id", lambda: 0):  # checkpoints run a layer again once
+    with mock.patch.object(torch._C, "_current_graph_task_id", return_value=0):  # checkpoints run a layer again once
         for node in in_order(loss.grad_fn):
             given = grads.pop(node, None)
             if given is None:

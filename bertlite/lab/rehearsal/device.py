@@ -13,7 +13,7 @@ A fused kernel is one operation here, and what it does inside is not seen.
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path as File
@@ -29,10 +29,10 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from bertlite.lab.rehearsal.stand_ins import STAND_INS, IndexingWithoutGuard, is_mask
 from bertlite.stack import masks
 
 aten = torch.ops.aten
@@ -100,6 +100,8 @@ class PretendedDevice(TorchDispatchMode):
     def run_fake(self, func: Any, given: list[Any], spec: Any) -> Any:
         """Run an operation on FakeTensors alone; return `UNKNOWN` where its result depends on values."""
         args, kwargs = tree_unflatten(given, spec)
+        if func.overloadpacket in (aten.index, aten._unsafe_index) and any(is_mask(x) for x in args[1]):
+            return UNKNOWN
         try:
             with self.fakes:
                 return func(*args, **kwargs)
@@ -254,13 +256,14 @@ def line_of_caller() -> str:
     while frame is not None:
         path = File(frame.f_code.co_filename)
         if path.is_relative_to(HERE):
-            pass
+            if path.stem == "backward":
+                return "the backward pass"
         elif path.is_relative_to(PACKAGE):
             return f"{path.relative_to(PACKAGE.parent)}:{frame.f_lineno}"
         elif not other and "torch" not in path.parts:
             other = f"{path.name}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]  # the outermost frame has None
-    return other or "the backward pass"
+    return other or "no line of bertlite"
 
 
 def line_of_error(error: BaseException) -> str:
@@ -272,105 +275,6 @@ def line_of_error(error: BaseException) -> str:
             lines.append(f"{path.relative_to(PACKAGE.parent)}:{trace.tb_lineno}")
         trace = trace.tb_next
     return lines[-1]
-
-
-def sequences(cu_q: Tensor, cu_k: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield the queries and the keys of each packed sequence."""
-    starts, ends = cu_q.tolist(), cu_k.tolist()
-    for i in range(len(starts) - 1):
-        yield slice(starts[i], starts[i + 1]), slice(ends[i], ends[i + 1])
-
-
-def varlen_stand_in(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    """Compute what torch's kernel for packed sequences would, which has no CPU version."""
-    out = torch.zeros_like(q)
-    for queries, keys in sequences(cu_q, cu_k):
-        weights = attention_weights(q[queries], k[keys])
-        out[queries] = torch.einsum("nqk,knh->qnh", weights, v[keys].float()).to(q.dtype)
-    return out, q.new_zeros(q.shape[1], q.shape[0]).float(), torch.zeros(2).to(torch.uint64)
-
-
-def varlen_backward_stand_in(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, _: Tensor, __: Tensor, cu_q: Tensor, cu_k: Tensor, *rest: Any
-) -> tuple[Tensor, ...]:
-    """Compute the gradients of queries, keys and values; modes of torch run below autograd, so by hand."""
-    grads = [torch.zeros_like(x) for x in (q, k, v)]
-    scale = q.shape[-1] ** -0.5
-    for queries, keys in sequences(cu_q, cu_k):
-        weights, g = attention_weights(q[queries], k[keys]), grad[queries].float()
-        by_weights = torch.einsum("qnh,knh->nqk", g, v[keys].float())
-        scores = weights * (by_weights - (by_weights * weights).sum(-1, keepdim=True)) * scale
-        grads[0][queries] += torch.einsum("nqk,knh->qnh", scores, k[keys].float()).to(q.dtype)
-        grads[1][keys] += torch.einsum("nqk,qnh->knh", scores, q[queries].float()).to(q.dtype)
-        grads[2][keys] += torch.einsum("nqk,qnh->knh", weights, g).to(q.dtype)
-    return tuple(grads)
-
-
-def attention_weights(q: Tensor, k: Tensor) -> Tensor:
-    return torch.einsum("qnh,knh->nqk", q.float(), k.float()).mul(q.shape[-1] ** -0.5).softmax(-1)
-
-
-STAND_INS: dict[str, Callable[..., Any]] = {
-    "torch_attn::_varlen_attn": varlen_stand_in,
-    "torch_attn::_varlen_attn_backward": varlen_backward_stand_in,
-}
-
-
-OPERATIONS: dict[Any, Any] = {
-    Tensor.__invert__: aten.bitwise_not,
-    Tensor.nonzero: aten.nonzero,
-    Tensor.contiguous: aten.contiguous,
-}
-
-
-class IndexingWithoutGuard(TorchFunctionMode):
-    """A mode of torch in which tensors are indexed by operations, for builds of torch without CUDA.
-
-    There Python's brackets, and `OPERATIONS`, look for the device's guard, which such a build lacks.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func is Tensor.__getitem__:
-            viewed, indices = indexed_by_slices(*args)
-            return aten.index(viewed, indices) if indices else viewed
-        if func is Tensor.__setitem__:
-            viewed, indices = indexed_by_slices(*args[:2])
-            value = args[2] if isinstance(args[2], Tensor) else torch.full((), args[2], dtype=viewed.dtype)
-            return viewed.index_put_(indices, value) if indices else viewed.copy_(value)
-        return OPERATIONS.get(func, func)(*args, **(kwargs or {}))
-
-
-def indexed_by_slices(x: Tensor, index: Any) -> tuple[Tensor, list[Tensor | None]]:
-    """Return x indexed by the numbers, slices and new axes of an index, and the tensors that are left of it."""
-    parts = list(index) if isinstance(index, tuple) else [index]
-    at = next((i for i, part in enumerate(parts) if part is ...), None)
-    if at is not None:
-        taken = sum(part.dim() if is_mask(part) else 1 for part in parts if part is not None and part is not ...)
-        parts[at : at + 1] = [slice(None)] * (x.dim() - taken)
-    indices: list[Tensor | None] = []
-    dim = 0
-    for part in parts:
-        if isinstance(part, int):
-            x = x.select(dim, part)
-            continue
-        if part is None:
-            x = x.unsqueeze(dim)
-        elif isinstance(part, slice):
-            x = aten.slice(x, dim, part.start, part.stop, 1 if part.step is None else part.step)
-        else:
-            part = part if isinstance(part, Tensor) else torch.tensor(part)
-            indices.append(part.to(x.device))
-            dim += part.dim() if is_mask(part) else 1
-            continue
-        indices.append(None)
-        dim += 1
-    return x, indices if any(each is not None for each in indices) else []
-
-
-def is_mask(part: Any) -> bool:
-    return isinstance(part, Tensor) and part.dtype == torch.bool
 
 
 def deepcopied(x: Tensor, memo: dict[int, Any]) -> Tensor:
@@ -406,13 +310,13 @@ def pretended_device() -> Iterator[PretendedDevice]:
 
     patches: list[Any] = [
         mock.patch.object(masks, "TRACERS", tracers),
-        mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
+        mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=False),
         mock.patch.object(torch.cuda, "synchronize", synchronize),
-        mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
-        mock.patch.object(torch.cuda, "is_bf16_supported", lambda *_, **__: True),
+        mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
+        mock.patch.object(torch.cuda, "is_bf16_supported", return_value=True),
         mock.patch.object(FakeTensor, "tolist", tolist),
         mock.patch.object(FakeTensor, "__deepcopy__", deepcopied),
-        mock.patch.object(varlen, "_should_use_cudnn", lambda _: False),
+        mock.patch.object(varlen, "_should_use_cudnn", return_value=False),
     ]
     with ExitStack() as stack:
         for patch in patches:
