@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path as File
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -71,7 +72,7 @@ class PretendedDevice(TorchDispatchMode):
     """A mode of torch in which FakeTensors on CUDA have values; each operation is noted and computed on both."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.fakes = FakeTensorMode()
         self.notes = Notes()
 
@@ -252,7 +253,8 @@ def indexed(packet: Any, args: tuple[Any, ...]) -> str:
 
 def line_of_caller() -> str:
     """Return the innermost line of bertlite that is running, or else of what called torch."""
-    frame, other = sys._getframe(1), ""
+    frame: FrameType | None = sys._getframe(1)
+    other = ""
     while frame is not None:
         path = File(frame.f_code.co_filename)
         if path.is_relative_to(HERE):
@@ -262,7 +264,7 @@ def line_of_caller() -> str:
             return f"{path.relative_to(PACKAGE.parent)}:{frame.f_lineno}"
         elif not other and "torch" not in path.parts:
             other = f"{path.name}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]  # the outermost frame has None
+        frame = frame.f_back
     return other or "no line of bertlite"
 
 
