@@ -241,7 +241,7 @@ def decoding(path: Path, device: PretendedDevice, model: Any, given: Given) -> A
     ids, types, mask = whole.pop("input_ids"), whole.pop("token_type_ids"), whole.pop("attention_mask", None)
     for end in (5, 6, 7):
         seen = {} if mask is None else {"attention_mask": mask[:, :end]}
-        past = None if out is None else out.past_key_values
+        past: Any = None if out is None else out.past_key_values
         with torch.no_grad():
             out = model(
                 ids[:, start:end], token_type_ids=types[:, start:end], past_key_values=past, use_cache=True,
