@@ -154,9 +154,8 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
         return self.base_model.encoder.layer  # type: ignore[return-value]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        rename_legacy_keys_(
-            state_dict, prefix, self
-        )  # here, so that load_state_dict of any model around this one does it too
+        # here, so that load_state_dict of any model around this one does it too
+        rename_legacy_keys_(state_dict, prefix, self)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

@@ -6,7 +6,7 @@ tests/durations.json holds the seconds of every file's tests.  `scripts/test --s
 import json
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ def expected(tests: Sequence[str], durations: Mapping[str, float]) -> dict[str, 
 
 def longest_first(tests: Sequence[str], durations: Mapping[str, float]) -> list[int]:
     """Return the positions of the tests with the longest group first; within a group their order stays."""
-    seconds, groups = expected(tests, durations), Counter[str]()
+    seconds, groups = expected(tests, durations), defaultdict[str, float](float)
     for test in tests:
         groups[group_of(test)] += seconds[test]
     first = {group_of(test): i for i, test in reversed(list(enumerate(tests)))}
@@ -62,7 +62,7 @@ class TimeLeft:
     def __init__(self, config: pytest.Config) -> None:
         self.config, self.seconds = config, dict[str, float]()
         self.finished: set[str] = set()
-        self.measured: Counter[str] = Counter()
+        self.measured: defaultdict[str, float] = defaultdict(float)
         self.started = self.last_line = time.monotonic()
 
     def begin(self, tests: Iterable[str]) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import SIZES, assert_same, gradients, make, make_batch
 
-from bertlite import BertModel, optimize_for_inference
+from bertlite import BertModel, optimize_for_inference, prune_heads
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,15 +39,34 @@ def waits(run: Callable[[], object]) -> int:
     return sum("synchroniz" in str(each.message) for each in caught)
 
 
-@pytest.mark.parametrize(("backend", "allowed"), [("eager", 1), ("sdpa", 1), ("packed", 2)])
-def test_a_forward_waits_for_the_gpu_to_know_its_mask_and_for_nothing_else(backend, allowed, there):
-    """A packed forward must know the lengths, and then the positions of the tokens."""
-    model = make(attn_implementation=backend, hidden_size=64).cuda().bfloat16()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "packed"])
+def test_a_forward_waits_for_the_gpu_to_know_its_mask_and_for_nothing_else(backend, dtype, there):
+    """As in `bertlite.lab.rehearsal`, which lists every path and what it may wait for."""
+    model = make(attn_implementation=backend, hidden_size=64).cuda().to(dtype)
     with torch.no_grad():
-        assert waits(lambda: model(**there)) <= allowed
-        if backend != "packed":
-            del there["attention_mask"]
-            assert waits(lambda: model(**there)) == 0
+        assert waits(lambda: model(**there)) <= 1
+        del there["attention_mask"]
+        assert waits(lambda: model(**there)) == 0
+
+
+def test_a_mask_of_scores_is_waited_for_once_and_gates_of_a_pruned_model_never(there):
+    model = prune_heads(make(hidden_size=64), {0: [1, 3]}).cuda()
+    mask = there.pop("attention_mask")[:, None, None].double().log().expand(-1, 1, 11, 11)
+    with torch.no_grad():
+        assert waits(lambda: model(**there, attention_mask=mask)) <= 1
+        assert waits(lambda: model(**there, head_mask=torch.ones(3, 4, device="cuda"))) == 0
+
+
+@pytest.mark.parametrize(("device", "allowed"), [("cuda", 1), ("cpu", 0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_input_is_waited_for_only_to_read_the_ends_of_its_sequences(device, allowed, dtype, there):
+    model = make(attn_implementation="packed", hidden_size=64).cuda().to(dtype)
+    ends = torch.tensor([0, 11, 18], dtype=torch.int32, device=device)
+    ids = there["input_ids"].flatten()[:18]
+    with torch.no_grad():
+        assert waits(lambda: model(ids, cu_seqlens=ends)) <= allowed
+        assert_same(model(ids, cu_seqlens=ends), model(ids, cu_seqlens=ends.cuda()), atol=0)
 
 
 def test_a_gpu_computes_what_the_cpu_does(model, batch, there):

@@ -53,7 +53,7 @@ def reporting(monkeypatch: pytest.MonkeyPatch, store: bool = False) -> tuple[Tim
     config = SimpleNamespace(
         pluginmanager=SimpleNamespace(get_plugin=lambda name: terminal), getoption=lambda name: store
     )
-    monkeypatch.setattr(schedule.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(f"{schedule.__name__}.time.monotonic", lambda: clock[0])
     monkeypatch.setattr(schedule, "stored", lambda: SECONDS)
     plugin = TimeLeft(config)
     clock[0] = 110.0  # collection does not count

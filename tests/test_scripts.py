@@ -67,7 +67,7 @@ def test_scripts_that_are_named_exist(folder):
 
 def test_gpu_checks_name_files_and_commands_that_exist(tmp_path):
     steps = gpu_checks.commands(tmp_path, "checkpoint")
-    assert list(steps) == ["tests", "parity", "speed", "checkpointing"]
+    assert tuple(steps) == gpu_checks.STEPS == ("tests", "parity", "speed", "checkpointing")
     for python, flag, module, *words in (command for runs in steps.values() for command in runs):
         assert (python, flag) == (sys.executable, "-m")
         assert find_spec(module) is not None
@@ -98,9 +98,9 @@ def test_gpu_checks_pack_the_checkpoint_in_16_bits(tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_gpu_checks_need_a_gpu(tmp_path, capsys):
     with pytest.raises(SystemExit, match="sees no CUDA device"):
-        gpu_checks.main([str(tmp_path), "--checkpoint", "c"])
+        gpu_checks.main(["c", "--out", str(tmp_path)])
     with pytest.raises(SystemExit):
-        gpu_checks.main([str(tmp_path), "--checkpoint", "c", "--steps", "nonsense"])
+        gpu_checks.main(["c", "--out", str(tmp_path), "--steps", "nonsense"])
     assert "--steps: there is no 'nonsense'; have: tests, parity" in capsys.readouterr().err
 
 

@@ -16,18 +16,13 @@ from bertlite.config import ConfigLike
 from bertlite.stack.attention import Backend, packs, select
 from bertlite.stack.cache import KeyValueCache
 from bertlite.stack.gates import read_gates, refuse_pruned
-from bertlite.stack.inputs import (
-    Inputs,
-    check_combination,
-    check_devices,
-    check_encoder_states,
-    check_inputs,
-)
+from bertlite.stack.inputs import Inputs, check_combination, check_devices, check_encoder_states, check_rows
 from bertlite.stack.kernels import Needs
 from bertlite.stack.layouts import Attention, Layout, Padded
 from bertlite.stack.modules import NO_MEMORY, BertEmbeddings, BertEncoder, BertPooler, First, Memory
 from bertlite.stack.outputs import BertModelOutput, Encoded, ModelOutput
 from bertlite.stack.packed import Packed, packing_of, packing_that_pays
+from bertlite.stack.packed_inputs import check_packed
 from bertlite.stack.packing import Packing
 
 Out = TypeVar("Out")
@@ -93,7 +88,8 @@ class BertBody(Generic[Out]):
             past_key_values: the keys and values of the tokens before these; extended in place.
             use_cache: whether to return them; by default a decoder does, unless its layers are checkpointed.
             cu_seqlens: (B + 1,) int32, for sequences that come packed, one after another without padding: where each
-                begins, and where the last one ends.  All that is (B, S) is then (T,), and so are the outputs.
+                begins, and where the last one ends; on the CPU it makes nobody wait for a GPU.  All that is (B, S) is
+                then (T,), and so are the outputs.
             first_token_only: the last layer computes the first token of each sequence alone, [CLS]: last_hidden_state
                 is (B, 1, D), of packed sequences (B, D).
             output_attentions, output_hidden_states, return_dict: by default what the config says.
@@ -113,7 +109,8 @@ class BertBody(Generic[Out]):
         )  # fmt: skip
         check_combination(inputs, self.config, past_key_values is not None, self.recomputes())
         cache = self.cache_for(past_key_values, use_cache, encoder_hidden_states is not None)
-        check_inputs(inputs, self.config, 0 if cache is None else cache.length)
+        check = check_rows if cu_seqlens is None else check_packed
+        check(inputs, self.config, 0 if cache is None else cache.length)
         check_devices(self.embeddings, inputs)
         encoded = self.encode(inputs, cache)
         encoded.past_key_values = self.cache_out(cache) if self.returns_cache(use_cache) else None
@@ -191,7 +188,7 @@ class BertBody(Generic[Out]):
             if mask is not None:
                 raise ValueError("give attention_mask or cu_seqlens, not both: packed sequences have no padding")
             self.check_encoder("packed")
-            return Packing.of_ends(inputs.cu_seqlens)
+            return Packing.of_ends(inputs.cu_seqlens, inputs.ends, inputs.tokens.device)
         if name == "auto":
             seen = not inputs.first_token_only or cached or self.config.is_decoder or self.embeddings.training
             if seen or mask is None or not self.may_skip_padding():

@@ -3,6 +3,8 @@
 Shapes:  B sequences · S positions · L layers · N heads as built
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -36,7 +38,12 @@ def read_gates(head_mask: Tensor, config: ConfigLike, batch: int, length: int, d
     gate = gate.to(dtype)[..., None]  # (L, B or 1, S or 1, N, 1)
     if not any(config.pruned_heads.values()):
         return list(gate)
-    return [gate[layer][:, :, list(kept_heads(config, layer))] for layer in range(layers)]
+    return [keep_heads(gate[layer], kept_heads(config, layer)) for layer in range(layers)]
+
+
+def keep_heads(gate: Tensor, heads: Sequence[int]) -> Tensor:
+    """Return these heads of a gate, (B or 1, S or 1, N, 1), by slices: a GPU is waited for to be sent a list."""
+    return gate[:, :, :0] if not heads else torch.cat([gate[:, :, head : head + 1] for head in heads], 2)
 
 
 def refuse_pruned(config: ConfigLike, what: str) -> None:

@@ -5,7 +5,7 @@ Values are looked at on the CPU, where it costs nothing; on CUDA the device look
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -45,22 +45,10 @@ class Inputs:
         assert given is not None  # or it has been refused
         return given
 
-
-def check_combination(inputs: Inputs, config: ConfigLike, cached: bool, recomputes: bool) -> None:
-    """Refuse inputs that exclude each other.
-
-    Args:
-        cached: whether the caller gave a cache.
-        recomputes: whether layers are run again in the backward pass.
-    """
-    if inputs.first_token_only and (inputs.output_attentions or inputs.output_hidden_states):
-        raise ValueError("first_token_only=True leaves no hidden states or attentions to return; ask for one of them")
-    if cached and recomputes:
-        raise ValueError("past_key_values with gradient checkpointing would be extended twice; turn one off")
-    if cached and inputs.cu_seqlens is not None:
-        raise ValueError("give past_key_values or cu_seqlens, not both: packed attention keeps no keys")
-    if inputs.first_token_only and config.is_decoder:
-        raise ValueError("first_token_only=True is for encoders: a decoder's first token sees no other")
+    @cached_property
+    def ends(self) -> list[int]:
+        """cu_seqlens as numbers; a GPU is waited for once."""
+        return [] if self.cu_seqlens is None else self.cu_seqlens.tolist()
 
 
 def check_tensor(name: str, given: Any) -> None:
@@ -76,26 +64,33 @@ def check_tensor(name: str, given: Any) -> None:
         raise TypeError(f"{name} is a {kind}; make it a tensor, as in torch.tensor({name})")
 
 
-def check_inputs(inputs: Inputs, config: ConfigLike, past: int) -> None:
-    """Refuse what would fail later and less clearly, or not at all; `past` tokens are in the cache already."""
+def check_combination(inputs: Inputs, config: ConfigLike, cached: bool, recomputes: bool) -> None:
+    """Refuse inputs that are no tensors, or that exclude each other.
+
+    Args:
+        cached: whether the caller gave a cache.
+        recomputes: whether layers are run again in the backward pass.
+    """
     for name in TENSORS:
         check_tensor(name, getattr(inputs, name))
-    if inputs.cu_seqlens is None:
-        check_rows(inputs, config, past)
-    else:
-        check_packed(inputs, inputs.cu_seqlens, config)
+    if inputs.first_token_only and (inputs.output_attentions or inputs.output_hidden_states):
+        raise ValueError("first_token_only=True leaves no hidden states or attentions to return; ask for one of them")
+    if cached and recomputes:
+        raise ValueError("past_key_values with gradient checkpointing would be extended twice; turn one off")
+    if cached and inputs.cu_seqlens is not None:
+        raise ValueError("give past_key_values or cu_seqlens, not both: packed attention keeps no keys")
+    if inputs.first_token_only and config.is_decoder:
+        raise ValueError("first_token_only=True is for encoders: a decoder's first token sees no other")
     if inputs.encoder_hidden_states is None and inputs.encoder_attention_mask is not None:
         raise ValueError("encoder_attention_mask was given without encoder_hidden_states")
 
 
 def check_rows(inputs: Inputs, config: ConfigLike, past: int) -> None:
-    """Refuse rows, (B, S), whose shapes or values do not fit the model or each other."""
+    """Refuse rows, (B, S), that would fail later and less clearly, or not at all; `past` tokens are in the cache."""
     ids, embeds = inputs.input_ids, inputs.inputs_embeds
     if (ids is None) == (embeds is None):
-        raise ValueError(
-            f"give {'either' if ids is not None else 'one of'} input_ids or inputs_embeds, not "
-            f"{'both' if ids is not None else 'neither'}"
-        )
+        few, many = ("either", "both") if ids is not None else ("one of", "neither")
+        raise ValueError(f"give {few} input_ids or inputs_embeds, not {many}")
     if ids is not None:
         if ids.dim() != 2:
             raise ValueError(f"input_ids has shape {tuple(ids.shape)}; expected (batch, length)")
@@ -114,49 +109,6 @@ def check_rows(inputs: Inputs, config: ConfigLike, past: int) -> None:
         )
     one_segment = (batch, 1)  # for a whole sequence
     check_beside(inputs, config, ((batch, length), one_segment), ((batch, length), (1, length), (length,)))
-
-
-def check_packed(inputs: Inputs, cu_seqlens: Tensor, config: ConfigLike) -> None:
-    """Refuse packed tokens, (T,), that do not fit the model, or where `cu_seqlens` says that sequences end."""
-    ids, embeds = inputs.input_ids, inputs.inputs_embeds
-    if (ids is None) == (embeds is None):
-        raise ValueError("give either input_ids or inputs_embeds beside cu_seqlens, and not both")
-    given, name, wanted = inputs.tokens, "input_ids", "(tokens,)"
-    fits = given.dim() == 1
-    if embeds is not None:
-        name, wanted = "inputs_embeds", f"(tokens, {config.hidden_size})"
-        fits = given.dim() == 2 and given.shape[-1] == config.hidden_size
-    if not fits:
-        raise ValueError(f"{name} has shape {tuple(given.shape)}; beside cu_seqlens expected {wanted}")
-    if ids is not None:
-        check_ids("input_ids", ids, config.vocab_size, "vocab_size")
-    else:
-        check_embeds(given)
-    longest = check_ends(cu_seqlens, given, name)
-    if counts_positions(inputs, config) and longest > config.max_position_embeddings:
-        raise ValueError(
-            f"the longest sequence has {longest} tokens; this model takes 1 to {config.max_position_embeddings}"
-            " (max_position_embeddings): truncate it"
-        )
-    tokens = (given.shape[0],)
-    check_beside(inputs, config, (tokens,), (tokens,))
-
-
-def check_ends(cu_seqlens: Tensor, given: Tensor, name: str) -> int:
-    """Refuse ends of sequences that are not those of the tokens given; return the longest sequence's length."""
-    if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1 or not len(cu_seqlens):
-        raise ValueError(
-            f"cu_seqlens is {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}; expected torch.int32, (batch + 1,)"
-        )
-    if cu_seqlens.device != given.device:
-        raise ValueError(f"cu_seqlens is on {cu_seqlens.device} and {name} on {given.device}; move one of them")
-    ends, tokens = cu_seqlens.tolist(), given.shape[0]
-    lengths = [end - start for start, end in pairwise(ends)]
-    if ends[0] or ends[-1] != tokens or min(lengths, default=0) < 0:
-        raise ValueError(
-            f"cu_seqlens goes from {ends[0]} to {ends[-1]}; it must rise from 0 to the {tokens} tokens there are"
-        )
-    return max(lengths, default=0)
 
 
 def counts_positions(inputs: Inputs, config: ConfigLike) -> bool:

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-ScoreBias = Callable[
-    [Tensor, Tensor, bool], Tensor
-]  # (B, N, S, H), (B, N, K, H) -> (B, N, S, K), added to the scaled scores; the queries are the keys' last, or first
+# (B, N, S, H), (B, N, K, H) -> (B, N, S, K), added to the scaled scores; the queries are the keys' last, or first
+ScoreBias = Callable[[Tensor, Tensor, bool], Tensor]
 
 
 @dataclass(frozen=True)

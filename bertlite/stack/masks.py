@@ -100,26 +100,30 @@ def read_scores(mask: Tensor, name: str) -> Mask:
         return masked(mask)
     if not mask.is_floating_point():
         raise ValueError(f"a 4-D {name} is bool or additive floats, not {mask.dtype}; use mask.bool()")
-    if values_readable(mask) and bool((mask == 1).any()) and bool(((mask == 0) | (mask == 1)).all()):
-        raise ValueError(f"a 4-D float {name} is added to the scores, but this one holds 0 and 1; use mask.bool()")
-    if values_readable(mask) and bool((mask.isnan() | mask.isposinf()).any()):
-        raise ValueError(f"{name} holds nan or +inf; scores are finite, or -inf to forbid")
+    faults: dict[str, Tensor] = {}
+    if values_readable(mask):
+        zeros_and_ones = (mask == 1).any() & ((mask == 0) | (mask == 1)).all()
+        faults = {
+            f"a 4-D float {name} is added to the scores, but this one holds 0 and 1; use mask.bool()": zeros_and_ones,
+            f"{name} holds nan or +inf; scores are finite, or -inf to forbid": (mask.isnan() | mask.isposinf()).any(),
+        }
     allowed = mask > torch.finfo(mask.dtype).min
-    return masked(allowed, bias=mask.masked_fill(~allowed, 0))
+    return masked(allowed, mask.masked_fill(~allowed, 0), faults)
 
 
-def masked(allowed: Tensor, bias: Tensor | None = None) -> Mask:
-    """Set apart the queries that may look at nothing, and drop what restricts nothing."""
+def masked(allowed: Tensor, bias: Tensor | None = None, faults: dict[str, Tensor] | None = None) -> Mask:
+    """Set apart the queries that may look at nothing, and drop what restricts nothing; `faults`: {message: bool}."""
+    faults = faults or {}
     has_keys = allowed.any(-1, keepdim=True)
     if values_readable(allowed):
-        everything, everyone = torch.stack([allowed.all(), has_keys.all()]).tolist()  # a GPU is waited for once
-        if everything:
-            return Mask(bias=bias)
+        flags = [allowed.all(), has_keys.all(), *faults.values()]
+        everything, everyone, *wrong = torch.stack(flags).tolist()  # a GPU is waited for once
+        if any(wrong):
+            raise ValueError(list(faults)[wrong.index(True)])
         if everyone:
-            return Mask(allowed, bias)
-    return Mask(
-        torch.logical_or(allowed, ~has_keys), bias, has_keys
-    )  # such a query sees all, for now: no kernel sees -inf
+            return Mask(None if everything else allowed, bias)
+    sees_all = torch.logical_or(allowed, ~has_keys)  # a query without a key sees all, for now: no kernel sees -inf
+    return Mask(sees_all, bias, has_keys)
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor | None:

@@ -26,7 +26,7 @@ def packing_of(x: Tensor, mask: Tensor | None, name: str) -> Packing:
     if any(is_mapped(tensor) for tensor in (x, mask)):
         raise ValueError(f"backend {name!r} cannot run in torch.func.vmap, which cannot count tokens; use 'auto'")
     if mask is None:
-        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        return Packing.of_full(x.shape[0], x.shape[1], x.device)
     if mask.dim() != 2:
         raise ValueError(f"backend {name!r} takes a 2-D attention_mask, not {mask.dim()}-D; use 'sdpa' or 'auto'")
     check_shape(mask, (x.shape[0], 1, x.shape[1], x.shape[1]), "attention_mask")

@@ -7,6 +7,7 @@ Shapes:  B sequences · S positions · T tokens, of all sequences together · P 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -69,15 +70,23 @@ class Packing:
         """Pack rows whose real tokens have a 1 or True in `real`, (B, S)."""
         counts = real.sum(-1)
         lengths = tuple(counts.tolist())
-        shape = (real.shape[0], real.shape[1])
-        full = sum(lengths) == real.numel()
-        return cls(lengths, counts, None if full else real.flatten().nonzero().squeeze(-1), shape)
+        tokens, shape = sum(lengths), (real.shape[0], real.shape[1])
+        if tokens == real.numel():
+            return cls(lengths, counts, None, shape)
+        if real.is_cuda:  # their number is known, and `nonzero` would wait to count them again
+            return cls(lengths, counts, real.flatten().byte().argsort(descending=True, stable=True)[:tokens], shape)
+        return cls(lengths, counts, real.flatten().nonzero().squeeze(-1), shape)
 
     @classmethod
-    def of_ends(cls, cu_seqlens: Tensor) -> "Packing":
-        """Take tokens that come packed; sequence i is cu_seqlens[i] up to cu_seqlens[i + 1]."""
-        counts = cu_seqlens.diff()
-        return cls(tuple(counts.tolist()), counts)
+    def of_full(cls, batch: int, length: int, device: torch.device) -> "Packing":
+        """Pack rows that have no padding."""
+        return cls((length,) * batch, torch.full((batch,), length, device=device), None, (batch, length))
+
+    @classmethod
+    def of_ends(cls, cu_seqlens: Tensor, ends: Sequence[int], device: torch.device) -> "Packing":
+        """Take tokens that come packed; sequence i is ends[i] up to ends[i + 1], which are cu_seqlens's numbers."""
+        lengths = tuple(end - start for start, end in pairwise(ends))
+        return cls(lengths, cu_seqlens.to(device, non_blocking=True).diff())
 
     @property
     def device(self) -> torch.device:
@@ -175,7 +184,7 @@ class Packing:
             members = [self.lengths[i] for i in order[row : row + size]]  # from the longest to the shortest
             real = None
             if members[-1] < members[0]:
-                ends = torch.tensor(members, device=self.device)[:, None, None, None]
+                ends = self.tensor(members)[:, None, None, None]
                 real = torch.arange(members[0], device=self.device) < ends
             groups.append(Group(start, size, members[0], real))
             start, row = start + size * members[0], row + size
@@ -187,15 +196,14 @@ class Packing:
         row_of = torch.arange(len(order), device=self.device).repeat_interleave(widths, output_size=start)
         within = torch.arange(start, device=self.device) - slots[row_of]
         token_at = begin[row_of] + within.minimum(lengths[row_of] - 1)
-        slot_of = torch.zeros(self.tokens, dtype=torch.long, device=self.device)
-        real = within < lengths[row_of]
-        slot_of[token_at[real]] = real.nonzero().squeeze(-1)
+        moves = torch.zeros_like(self.counts, dtype=torch.long).index_copy(0, turn, slots - begin)
+        slot_of = torch.arange(self.tokens, device=self.device) + self.repeat(moves)
         rank = turn.argsort()
         return Groups(tuple(groups), rank.argsort(), rank, token_at, slot_of)
 
     def tensor(self, numbers: Sequence[int]) -> Tensor:
-        """Put numbers where the tokens are."""
-        return torch.tensor(numbers, dtype=torch.long, device=self.device)
+        """Put numbers where the tokens are; a GPU is sent them without waiting for it."""
+        return torch.tensor(numbers, dtype=torch.long).to(self.device, non_blocking=True)
 
 
 def group_lengths(lengths: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -89,5 +89,10 @@ def works(device: str = "cpu") -> Sequence[Work]:
         ragged("SST-2", 32, 128),
         ragged("WikiText-2", 8, 512),
     )
-    large = (full(32, 512), ragged("SST-2", 256, 128), ragged("WikiText-2", 64, 512))
+    large = (  # the ragged ones with 65,536 positions
+        full(64, 128),
+        full(16, 512),
+        ragged("SST-2", 512, 128),
+        ragged("WikiText-2", 128, 512),
+    )
     return small if device == "cpu" else (*small, *large)
