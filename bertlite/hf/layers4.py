@@ -126,7 +126,7 @@ class BertEncoder(Encoder):
             gate,
             others.encoder_states,
             mask_for(layer, others.encoder_mask),
-            past_key_values=others.past,
+            others.past,  # by its place: transformers drops it by its name where layers are checkpointed
             output_attentions=others.output_attentions,
             cache_position=others.cache_position,
         )

@@ -152,7 +152,7 @@ class BertEncoder(Encoder):
             mask_for(layer, mask),
             others.encoder_states,
             mask_for(layer, others.encoder_mask),
-            past_key_values=others.past,
+            others.past,  # by its place: transformers drops it by its name where layers are checkpointed
             **options,
         )
         if not isinstance(out, Tensor):
