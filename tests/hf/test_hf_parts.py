@@ -1,4 +1,4 @@
-"""Parts of bertlite.hf are built, called and hooked as transformers' are, and classes of one's own are made of them."""
+"""Parts of bertlite.hf are built, called and hooked as transformers' are, and one's own classes are made of them."""
 
 import copy
 import inspect
@@ -72,6 +72,8 @@ def test_a_part_is_built_of_a_config_and_is_one_of_transformers(name: str) -> No
 @BOTH
 @pytest.mark.parametrize("name", ["BertSelfAttention", "BertAttention", "BertLayer", "BertEncoder"])
 def test_a_part_returns_what_the_installed_one_returns(name: str, backend: str) -> None:
+    if not V5 and name == "BertSelfAttention" and backend == "sdpa":
+        pytest.skip("4.57 has a class of another name for it")
     theirs, ours = parts_of(name, backend)
     for mask in (None, added_mask()):
         alike(ours(hidden(), attention_mask=mask), theirs(hidden(), attention_mask=mask))

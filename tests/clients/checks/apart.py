@@ -200,7 +200,7 @@ class ExitError(Exception):
         self.logits, self.layer = logits, layer
 
 
-def deebert_class(bert: ModuleType) -> type[Any]:
+def dee_encoder_class(bert: ModuleType) -> type[Any]:
     class Highway(nn.Module):
         def __init__(self, config: BertConfig) -> None:
             super().__init__()
@@ -228,11 +228,15 @@ def deebert_class(bert: ModuleType) -> type[Any]:
                     raise ExitError(logits, i)
             return hidden_states, states, exits
 
+    return DeeEncoder
+
+
+def deebert_class(bert: ModuleType) -> type[Any]:
     class DeeModel(bert.BertPreTrainedModel):
         def __init__(self, config: BertConfig) -> None:
             super().__init__(config)
             self.embeddings = bert.BertEmbeddings(config)
-            self.encoder = DeeEncoder(config)
+            self.encoder = dee_encoder_class(bert)(config)
             self.pooler = bert.BertPooler(config)
             self.init_weights()
 
