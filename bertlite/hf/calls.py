@@ -55,10 +55,10 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
         wanted = {"output_attentions": inputs.output_attentions, "output_hidden_states": inputs.output_hidden_states}
         options |= {name: True for name, value in wanted.items() if value}
         out = self.encoder(x, mask_for(self.encoder, mask), **options)
-        x, states = out[0], getattr(out, "hidden_states", None)
+        x, every = out[0], getattr(out, "hidden_states", None)
         return Encoded(
             last_hidden_state=x,
-            hidden_states=None if states is None else tuple(map(layout.unpack, states)),
+            hidden_states=None if every is None else tuple(map(layout.unpack, every)),
             attentions=getattr(out, "attentions", None),
             cross_attentions=getattr(out, "cross_attentions", None),
             layout=layout.firsts() if inputs.first_token_only else layout,

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,8 +59,9 @@ class SelfAttention(modules.BertSelfAttention):
             keys = (x if encoder_states is None else encoder_states).shape[1] + cached
             causal = self.is_causal and encoder_states is None
             read = settle(mask, self.config, x, keys, output_attentions, causal)
-        attend, source = read.attend, read.source if encoder_states is None else encoder_states
-        if cache is not None:
+        attend = read.attend
+        source: Any = read.source if encoder_states is None else encoder_states
+        if cache is not None and self.layer_idx is not None:
             known = None if encoder_states is None else cache.kept(self.layer_idx)
             if known is None:
                 remember = cache.extend if encoder_states is None else cache.keep
@@ -99,7 +100,8 @@ class Attention(modules.BertAttention, WithoutStock, stock.BertAttention):
         They are entered in the config that a model and its parts share; any other model that was made of the same
         config object then has them too.  `model.prune_heads` gives the model a config of its own.
         """
-        config, layer = self.self.config, self.self.layer_idx
+        config: Any = self.self.config
+        layer: Any = self.self.layer_idx
         number = 0 if layer is None else layer
         gone = self.pruned_heads.union(*heads_by_layer({number: heads}, config).values())
         if gone == self.pruned_heads:
@@ -162,13 +164,11 @@ class Layer(modules.BertLayer, WithoutStock, stock.BertLayer):
 class Encoder(modules.BertEncoder, WithoutStock, stock.BertEncoder):
     """The layers, one after the other."""
 
-    layer_class: ClassVar[type[Layer]]
-
     def __init__(self, config: Any, layer_idx: int | None = None) -> None:
         nn.Module.__init__(self)
         complete_config_(config)
         self.config, self.gradient_checkpointing = config, False
-        self.layer = nn.ModuleList(self.layer_class(config, layer_idx=i) for i in range(config.num_hidden_layers))
+        self.layer = nn.ModuleList(self.layer_class(config, i) for i in range(config.num_hidden_layers))
 
     def call_layer(
         self, layer: nn.Module, x: Tensor, mask: SettledMask, gate: Tensor | None, others: "EncoderInputs"

@@ -10,6 +10,7 @@ from bertlite.hf import compat
 from bertlite.hf.layers import Attention, Encoder, EncoderInputs, Layer, SelfAttention
 from bertlite.hf.masks import SettledMask, mask_for, own
 from bertlite.hf.parts import WithoutStock
+from bertlite.stack import modules
 
 
 class BertSelfAttention(SelfAttention, WithoutStock, stock.BertSelfAttention):
@@ -24,7 +25,7 @@ class BertSelfAttention(SelfAttention, WithoutStock, stock.BertSelfAttention):
         super().__init__(config, layer_idx, is_cross_attention, position_embedding_type)
 
     @own
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         hidden_states: Tensor,
         attention_mask: Any = None,
@@ -54,7 +55,7 @@ class BertAttention(Attention):
         super().__init__(attention, config, layer_idx, is_cross_attention)
 
     @own
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         hidden_states: Tensor,
         attention_mask: Any = None,
@@ -82,7 +83,7 @@ class BertLayer(Layer):
         return BertAttention(config, positions, layer_idx, is_cross_attention=cross)
 
     @own
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         hidden_states: Tensor,
         attention_mask: Any = None,
@@ -115,7 +116,7 @@ class BertLayer(Layer):
 
 
 class BertEncoder(Encoder):
-    layer_class = BertLayer
+    layer_class: type[modules.BertLayer] = BertLayer
 
     def call_layer(
         self, layer: Any, x: Tensor, mask: SettledMask, gate: Tensor | None, others: EncoderInputs
@@ -133,7 +134,7 @@ class BertEncoder(Encoder):
         return (out, ()) if isinstance(out, Tensor) else (out[0], out[1:])
 
     @own
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         hidden_states: Tensor,
         attention_mask: Any = None,

@@ -12,6 +12,7 @@ from transformers.models.bert import modeling_bert as stock
 from bertlite.hf.layers import Attention, Encoder, EncoderInputs, Layer, SelfAttention
 from bertlite.hf.masks import SettledMask, mask_for, own, settled
 from bertlite.hf.parts import WithoutStock
+from bertlite.stack import modules
 
 IGNORED = {  # names that transformers hands to every layer, whatever they mean to it
     *("cache_position", "position_ids", "use_cache", "output_hidden_states", "return_dict", "num_items_in_batch"),
@@ -36,7 +37,7 @@ class BertSelfAttention(SelfAttention, WithoutStock, stock.BertSelfAttention):
         self.is_causal = is_causal
 
     @own
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         hidden_states: Tensor,
         attention_mask: Any = None,
@@ -57,7 +58,7 @@ class BertCrossAttention(SelfAttention, WithoutStock, getattr(stock, "BertCrossA
         self.is_causal = is_causal
 
     @own
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         hidden_states: Tensor,
         encoder_hidden_states: Tensor | None = None,
@@ -84,7 +85,7 @@ class BertAttention(Attention):
         super().__init__(attention, config, layer_idx, is_cross_attention)
 
     @own
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         hidden_states: Tensor,
         attention_mask: Any = None,
@@ -109,7 +110,7 @@ class BertLayer(Layer):
         return BertAttention(config, config.is_decoder and not cross, layer_idx, cross)
 
     @own
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         hidden_states: Tensor,
         attention_mask: Any = None,
@@ -138,7 +139,7 @@ class BertLayer(Layer):
 
 
 class BertEncoder(Encoder):
-    layer_class = BertLayer
+    layer_class: type[modules.BertLayer] = BertLayer
 
     def call_layer(
         self, layer: Any, x: Tensor, mask: SettledMask, gate: Tensor | None, others: EncoderInputs
@@ -160,7 +161,7 @@ class BertEncoder(Encoder):
         return out, mask.weights[found] if mask.weights is not None and len(mask.weights) > found else ()
 
     @own
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         hidden_states: Tensor,
         attention_mask: Any = None,

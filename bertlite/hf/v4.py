@@ -101,7 +101,7 @@ if compat.V5:
         base_class = BertModel
 
 else:
-    from bertlite.hf.modeling import (  # type: ignore[assignment]
+    from bertlite.hf.modeling import (
         BertForMaskedLM,
         BertForMultipleChoice,
         BertForNextSentencePrediction,

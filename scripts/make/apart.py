@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 VERSION = "4.57.6"
 FILE = Path(__file__).resolve().parents[2] / "tests" / "clients" / f"apart-{VERSION}.safetensors"
@@ -27,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.exit(f"this is transformers {transformers.__version__}; the file holds what {VERSION} gives")
     from tests.clients.checks import CHECKS, STOCK, apart
 
-    found = {}
+    found: dict[str, Any] = {}
     for check in CHECKS.values():
         if check.function.func.__module__ == apart.__name__:  # type: ignore[attr-defined]  # a partial
             with TemporaryDirectory(prefix="bertlite-apart-") as folder:

@@ -7,7 +7,7 @@ few of them.  Each imports its classes from one place: transformers, or with tha
 import math
 from collections.abc import Callable
 from pathlib import Path
-from types import MethodType, ModuleType
+from types import MethodType
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ RECORDED = Path(__file__).resolve().parents[1] / "apart-4.57.6.safetensors"
 F64 = torch.float64
 
 
-def bert_of(side: Side) -> ModuleType:
+def bert_of(side: Side) -> Any:
     """Return the module that a program imports BERT from."""
     return v4 if side is OURS else stock
 
@@ -118,7 +118,7 @@ def warper(side: Side, folder: Path) -> Observed:
 # PABEE: a classifier after every layer, and patience -----------------------------------------------------------------
 
 
-def pabee_class(bert: ModuleType) -> type[Any]:
+def pabee_class(bert: Any) -> type[Any]:
     class EncoderWithPabee(bert.BertEncoder):
         def adaptive_forward(
             self, hidden_states: Tensor, current_layer: int, attention_mask: Any, head_mask: Any
@@ -200,7 +200,7 @@ class ExitError(Exception):
         self.logits, self.layer = logits, layer
 
 
-def dee_encoder_class(bert: ModuleType) -> type[Any]:
+def dee_encoder_class(bert: Any) -> type[Any]:
     class Highway(nn.Module):
         def __init__(self, config: BertConfig) -> None:
             super().__init__()
@@ -218,7 +218,8 @@ def dee_encoder_class(bert: ModuleType) -> type[Any]:
             self.early_exit_entropy = [-1.0] * config.num_hidden_layers
 
         def forward(self, hidden_states: Tensor, attention_mask: Tensor, head_mask: Any) -> tuple[Any, ...]:
-            exits, states = (), (hidden_states,)
+            exits: tuple[Tensor, ...] = ()
+            states: tuple[Tensor, ...] = (hidden_states,)
             for i, layer in enumerate(self.layer):
                 hidden_states = layer(hidden_states, attention_mask, head_mask[i], None, None)[0]
                 states += (hidden_states,)
@@ -231,7 +232,7 @@ def dee_encoder_class(bert: ModuleType) -> type[Any]:
     return DeeEncoder
 
 
-def deebert_class(bert: ModuleType) -> type[Any]:
+def deebert_class(bert: Any) -> type[Any]:
     class DeeModel(bert.BertPreTrainedModel):
         def __init__(self, config: BertConfig) -> None:
             super().__init__(config)
@@ -284,7 +285,7 @@ def deebert(side: Side, folder: Path) -> Observed:
 # ColBERT and SimCSE: classes of one's own around BertModel -----------------------------------------------------------
 
 
-def colbert_class(bert: ModuleType) -> type[Any]:
+def colbert_class(bert: Any) -> type[Any]:
     class ColBERT(bert.BertPreTrainedModel):
         def __init__(self, config: BertConfig, dim: int = 7) -> None:
             super().__init__(config)
@@ -321,7 +322,7 @@ def colbert(side: Side, folder: Path) -> Observed:
     return as_recorded("colbert", {"losses": losses, "scores": scores.detach(), "pruned": pruned.detach()})
 
 
-def simcse_class(bert: ModuleType) -> type[Any]:
+def simcse_class(bert: Any) -> type[Any]:
     class BertForCL(bert.BertPreTrainedModel):
         def __init__(self, config: BertConfig, *, temperature: float = 0.05, mlm_weight: float = 0.1) -> None:
             super().__init__(config)
@@ -355,7 +356,7 @@ def simcse_class(bert: ModuleType) -> type[Any]:
 
 @check("SimCSE", "contrastive learning from dropout, with a language modelling head")
 def simcse(side: Side, folder: Path) -> Observed:
-    fields = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    fields: dict[str, Any] = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
     options = {"dtype": F64, "attn_implementation": "eager"}
     model = simcse_class(bert_of(side)).from_pretrained(tiny(folder, dtype=F64, **fields), **options).train()
     seeded(model, "lm_head", "mlp")
