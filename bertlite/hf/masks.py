@@ -47,6 +47,12 @@ class SettledMask:
     source: Tensor | None = None
     weights: list[Sequence[Tensor | None]] | None = None
 
+    @property
+    def has_tensor(self) -> bool:
+        """True if another's part can be given a tensor."""
+        whole = self.first is None and self.source is None
+        return whole and isinstance(self.attend, RegisteredAttention | RowAttention)
+
     def tensor(self) -> Any:
         """Return the mask for a part that is not ours: scores to add, (B, 1, 1 or S, K), or what its function wants.
 
@@ -91,7 +97,10 @@ def is_own(module: nn.Module) -> bool:
 
 def mask_for(module: nn.Module, mask: Any) -> Any:
     """Return a mask in the form that a module takes."""
-    return mask.tensor() if isinstance(mask, SettledMask) and not is_own(module) else mask
+    if not isinstance(mask, SettledMask) or is_own(module):
+        return mask
+    wrapped = getattr(type(module).forward, "takes_settled_mask", False)  # a function around ours, which hands it on
+    return mask if wrapped and not mask.has_tensor else mask.tensor()
 
 
 def settled(mask: Any) -> SettledMask | None:
