@@ -78,7 +78,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
         if self.config._attn_implementation not in OURS:
             return False  # "sdpa", the default, computes what it computes there
         layers = getattr(self.encoder, "layer", ())
-        if not (is_own(self.encoder) and all(map(is_own, layers))):
+        if not (getattr(type(self.encoder).forward, "takes_settled_mask", False) and all(map(is_own, layers))):
             return False
         return all(is_own(layer.attention) and is_own(layer.attention.self) for layer in layers)
 
