@@ -15,6 +15,9 @@ GRAPH = "Unsupported: "  # a graph break
 STACK = "RuntimeError: stack expects each tensor to be equal size"  # one gradient of the positions for all examples
 EACH = {name: STACK for name in CHECKS if CHECKS[name].client == "Opacus"}
 EACH["mapped_gradients"] = "RuntimeError: vmap: It looks like you're either"  # it looks at the mask's values
+UNTIED = (
+    "AttributeError: .* has no attribute 'all_tied_weights_keys'"  # post_init makes it; 4 needs init_weights alone
+)
 WEIGHED = "AssertionError: loss is .* for the same 8 rows in one"  # accumulated batches: 5 adds means, 4 averages
 STOCK_FAILS = {
     5: {
@@ -35,6 +38,10 @@ STOCK_FAILS = {
         "text_pruner": "AttributeError: .* has no attribute 'prune_heads'",
         "mask_3d": "RuntimeError: expand",
         "head_view": "RuntimeError: stack expects a non-empty TensorList",
+        **dict.fromkeys(("pabee", "deebert", "colbert", "simcse"), UNTIED),
+        "warper": "AttributeError: 'BertModel' object has no attribute 'get_extended_attention_mask'",
+        "swapped": "RuntimeError: mat1 and mat2 shapes cannot be multiplied",  # a mask for every query
+        "bottlenecks": "AttributeError: 'tuple' object has no attribute 'shape'",  # layers return no tuples
     },
     4: {
         **EACH,
@@ -56,7 +63,7 @@ WITHIN = {  # elsewhere what the two saw is equal bit for bit
 }
 if not V5:  # its attention divides where 5 multiplies: float32 and float64 round differently
     WITHIN |= dict.fromkeys(("attentions", "head_view", "head_view-pruned"), ROUNDING32)
-    WITHIN |= dict.fromkeys(("head_mask", "loads_relative"), ROUNDING)
+    WITHIN |= dict.fromkeys(("head_mask", "loads_relative", "simcse", "bottlenecks"), ROUNDING)
     WITHIN |= dict.fromkeys(("trains_embeddings", "trains_embeddings-pruned"), 5e-3)  # Adam makes rounding a step
 
 

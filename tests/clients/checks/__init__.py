@@ -2,6 +2,7 @@
 
 from tests.clients.checks import (
     adapters,
+    apart,
     compilers,
     distributed,
     embeddings,
@@ -36,6 +37,7 @@ __all__ = [
     "Observed",
     "Side",
     "adapters",
+    "apart",
     "compilers",
     "distributed",
     "embeddings",

@@ -1,0 +1,114 @@
+"""BERT as transformers 4.57 builds, calls and answers, on any transformers: for code that takes BERT apart.
+
+    from bertlite.hf.v4 import BertLayer, BertModel, BertPreTrainedModel
+
+`bertlite.hf` follows the transformers that is installed, whose layers return a tuple in 4 and a tensor in 5: code
+of transformers 4 that reads `layer(…)[0]` would silently get the first example of a batch there.  Here the parts have
+4.57's signatures and tuples under both, and the fifth positional argument of BertModel is `head_mask`.  Under
+transformers 4.57 both are the same classes.
+"""
+
+from bertlite.hf import (
+    BertConfig,
+    BertEmbeddings,
+    BertForPreTrainingOutput,
+    BertIntermediate,
+    BertLMPredictionHead,
+    BertOnlyMLMHead,
+    BertOnlyNSPHead,
+    BertOutput,
+    BertPooler,
+    BertPredictionHeadTransform,
+    BertPreTrainedModel,
+    BertPreTrainingHeads,
+    BertSelfOutput,
+    BertTokenizer,
+    BertTokenizerFast,
+    apply_chunking_to_forward,
+    compat,
+    find_pruneable_heads_and_indices,
+    modeling,
+    prune_linear_layer,
+)
+from bertlite.hf.layers4 import BertAttention, BertEncoder, BertLayer, BertSelfAttention
+from bertlite.hf.signatures import ORDER_OF_4, in_order
+
+__all__ = [
+    "BertAttention",
+    "BertConfig",
+    "BertEmbeddings",
+    "BertEncoder",
+    "BertForMaskedLM",
+    "BertForMultipleChoice",
+    "BertForNextSentencePrediction",
+    "BertForPreTraining",
+    "BertForPreTrainingOutput",
+    "BertForQuestionAnswering",
+    "BertForSequenceClassification",
+    "BertForTokenClassification",
+    "BertIntermediate",
+    "BertLMHeadModel",
+    "BertLMPredictionHead",
+    "BertLayer",
+    "BertModel",
+    "BertOnlyMLMHead",
+    "BertOnlyNSPHead",
+    "BertOutput",
+    "BertPooler",
+    "BertPreTrainedModel",
+    "BertPreTrainingHeads",
+    "BertPredictionHeadTransform",
+    "BertSelfAttention",
+    "BertSelfOutput",
+    "BertTokenizer",
+    "BertTokenizerFast",
+    "apply_chunking_to_forward",
+    "find_pruneable_heads_and_indices",
+    "prune_linear_layer",
+]
+
+if compat.V5:
+
+    @in_order(ORDER_OF_4)
+    class BertModel(modeling.BertModel):
+        """BertModel with layers of transformers 4."""
+
+        encoder_class = BertEncoder
+        _can_record_outputs = {"hidden_states": BertLayer, "attentions": BertSelfAttention}
+
+    class BertForMaskedLM(modeling.BertForMaskedLM):
+        base_class = BertModel
+
+    class BertForMultipleChoice(modeling.BertForMultipleChoice):
+        base_class = BertModel
+
+    class BertForNextSentencePrediction(modeling.BertForNextSentencePrediction):
+        base_class = BertModel
+
+    class BertForPreTraining(modeling.BertForPreTraining):
+        base_class = BertModel
+
+    class BertForQuestionAnswering(modeling.BertForQuestionAnswering):
+        base_class = BertModel
+
+    class BertForSequenceClassification(modeling.BertForSequenceClassification):
+        base_class = BertModel
+
+    class BertForTokenClassification(modeling.BertForTokenClassification):
+        base_class = BertModel
+
+    class BertLMHeadModel(modeling.BertLMHeadModel):
+        base_class = BertModel
+
+else:
+    from bertlite.hf.modeling import (
+        BertForMaskedLM,
+        BertForMultipleChoice,
+        BertForNextSentencePrediction,
+        BertForPreTraining,
+        BertForQuestionAnswering,
+        BertForSequenceClassification,
+        BertForTokenClassification,
+        BertLMHeadModel,
+        BertModel,
+    )

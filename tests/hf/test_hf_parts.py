@@ -1,0 +1,279 @@
+"""Parts of bertlite.hf are built, called and hooked as transformers' are, and one's own classes are made of them."""
+
+import copy
+import inspect
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from conftest import F64, assert_same, randomise_
+from pairs import BOTH, CROSS, MODELS, V5, B, L, N, S, config_of, inputs_of, ours_of, pair, present, states_of
+from torch import Tensor, nn
+from transformers import pytorch_utils
+from transformers.models.bert import modeling_bert as stock
+
+from bertlite import hf
+from bertlite.hf import v4
+
+PARTS = [
+    *("BertEmbeddings", "BertSelfAttention", "BertSelfOutput", "BertAttention", "BertIntermediate", "BertOutput"),
+    *("BertLayer", "BertEncoder", "BertPooler", "BertPredictionHeadTransform", "BertLMPredictionHead"),
+    *("BertOnlyMLMHead", "BertOnlyNSPHead", "BertPreTrainingHeads"),
+]
+
+
+def parts_of(name: str, backend: str = "eager", **changes: Any) -> tuple[Any, Any]:
+    """Make transformers' part, of the config alone, and ours with its weights."""
+    config = config_of(backend=backend, **changes)
+    theirs = randomise_(getattr(stock, name)(config)).to(F64).eval()
+    ours = getattr(hf, name)(config).to(F64).eval()
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+def hidden() -> Tensor:
+    return torch.randn(B, S, 48, generator=torch.Generator().manual_seed(3), dtype=F64)
+
+
+def added_mask() -> Tensor:
+    allowed = inputs_of()["attention_mask"].bool()[:, None, None]
+    return torch.zeros(allowed.shape, dtype=F64).masked_fill(~allowed, torch.finfo(F64).min)
+
+
+def alike(got: Any, wanted: Any) -> None:
+    """Assert that two returns have the same form and values."""
+    assert type(got) is type(wanted)
+    if isinstance(wanted, Tensor):
+        assert_same(got, wanted)
+    elif wanted is not None:
+        values = [tuple(each.values()) if hasattr(each, "values") else each for each in (got, wanted)]
+        assert len(values[0]) == len(values[1])
+        for have, want in zip(*values, strict=True):
+            alike(have, want)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_is_built_of_a_config_and_is_one_of_transformers(name: str) -> None:
+    theirs, ours = parts_of(name)
+    assert isinstance(ours, getattr(stock, name))
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    assert [key for key, _ in ours.named_buffers()] == [key for key, _ in theirs.named_buffers()]
+    assert (
+        list(inspect.signature(type(ours)).parameters)[: len(inspect.signature(type(theirs)).parameters)][0]
+        == "config"
+    )
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(ours)))
+    assert_same(dict(twin.state_dict()), dict(ours.state_dict()), atol=0)
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["BertSelfAttention", "BertAttention", "BertLayer", "BertEncoder"])
+def test_a_part_returns_what_the_installed_one_returns(name: str, backend: str) -> None:
+    if not V5 and name == "BertSelfAttention" and backend == "sdpa":
+        pytest.skip("4.57 has a class of another name for it")
+    theirs, ours = parts_of(name, backend)
+    for mask in (None, added_mask()):
+        alike(ours(hidden(), attention_mask=mask), theirs(hidden(), attention_mask=mask))
+        alike(ours(hidden(), mask), theirs(hidden(), mask))
+
+
+def test_the_small_parts_return_what_the_installed_ones_return() -> None:
+    for name, inputs in {
+        "BertSelfOutput": (hidden(), hidden()),
+        "BertIntermediate": (hidden(),),
+        "BertPooler": (hidden(),),
+        "BertOnlyMLMHead": (hidden(),),
+        "BertPreTrainingHeads": (hidden(), hidden()[:, 0]),
+    }.items():
+        theirs, ours = parts_of(name)
+        alike(ours(*inputs), theirs(*inputs))
+
+
+def test_embeddings_count_from_the_length_of_what_came_before() -> None:
+    theirs, ours = parts_of("BertEmbeddings")
+    ids = inputs_of()["input_ids"]
+    alike(ours(ids, past_key_values_length=5), theirs(ids, past_key_values_length=5))
+    ours.position_ids += 2  # as for weights of another model
+    alike(ours(ids), theirs(ids, position_ids=torch.arange(S)[None] + 2))
+
+
+@pytest.mark.parametrize("form", [hf, v4], ids=["hf", "v4"])
+def test_an_encoder_obeys_a_head_mask_of_transformers_4(form: Any) -> None:
+    model = randomise_(form.BertModel(config_of(backend="eager"))).to(F64).eval()
+    gate = torch.linspace(-0.5, 1.5, L * N, dtype=F64).view(L, N)
+    x = model.embeddings(inputs_of()["input_ids"], inputs_of()["token_type_ids"])
+    out = model.encoder(x, added_mask(), head_mask=model.get_head_mask(gate, L), return_dict=False)
+    assert isinstance(out, tuple)
+    assert_same(out[0], model(**inputs_of(), head_mask=gate)[0])
+
+
+def test_layers_of_v4_return_tuples_and_chunks_are_the_whole() -> None:
+    config = config_of(backend="eager", chunk_size_feed_forward=4)
+    layer = randomise_(v4.BertLayer(config)).to(F64).eval()
+    out = layer(hidden(), added_mask(), None, None, None, None, True)
+    assert isinstance(out, tuple)
+    assert [x.shape for x in out] == [(B, S, 48), (B, N, S, S)]
+    layer.chunk_size_feed_forward = 0
+    assert_same(layer(hidden(), added_mask())[0], out[0])
+    assert_same(layer.feed_forward_chunk(layer.attention(hidden(), added_mask())[0]), out[0])
+
+
+def test_v4_is_bertlite_hf_under_transformers_4() -> None:
+    assert (v4.BertLayer is hf.BertLayer) is not V5
+    model = randomise_(v4.BertForMaskedLM(config_of())).to(F64).eval()
+    other = hf.BertForMaskedLM(config_of()).to(F64).eval()
+    other.load_state_dict(model.state_dict())
+    assert_same(dict(model(**inputs_of(), output_attentions=True)), dict(other(**inputs_of(), output_attentions=True)))
+    gate = torch.linspace(0, 1, N, dtype=F64)
+    given = list(inputs_of().values())[:1]
+    assert_same(model.bert(*given, None, None, None, gate)[0], other.bert(*given, head_mask=gate)[0])
+
+
+# Hooks
+
+
+@BOTH
+@pytest.mark.parametrize("changes", [{}, CROSS], ids=["encoder", "decoder"])
+def test_hooks_see_what_they_see_in_the_installed_transformers(backend: str, changes: dict[str, Any]) -> None:
+    if changes and not V5 and backend == "sdpa":
+        pytest.skip("4.57's causal mask overflows in float64")
+    seen: list[dict[str, Any]] = []
+    for model in pair("BertModel", backend, **changes):
+        outputs: dict[str, Any] = {}
+        for name, part in model.named_modules():
+            if name.endswith(("self", "attention", "crossattention")) or type(part).__name__ == "BertLayer":
+                part.register_forward_hook(lambda part, args, out, name=name, to=outputs: to.update({name: out}))
+        model(**inputs_of(), **(states_of() if changes else {}), use_cache=False)
+        seen.append(outputs)
+    assert list(seen[0]) == list(seen[1])
+    assert len(seen[0]) >= 3 * L
+    for name, wanted in seen[0].items():
+        alike(seen[1][name], wanted)
+    if backend == "eager":
+        assert seen[1]["encoder.layer.1.attention.self"][1].shape == (B, N, S, S)
+
+
+# Parts that are another's
+
+
+def test_a_replaced_attention_is_given_the_mask_and_its_weights_are_returned() -> None:
+    class Uniform(nn.Module):
+        def forward(self, hidden_states: Tensor, attention_mask: Any = None, **others: Any) -> tuple[Tensor, Tensor]:
+            weights = attention_mask.softmax(-1).expand(B, N, S, S)
+            return weights.mean(1) @ hidden_states, weights
+
+    model = ours_of("BertModel", "eager")
+    model.encoder.layer[1].attention.self = Uniform()
+    out = model(**inputs_of(), output_attentions=True)
+    assert_same(
+        out.attentions[1][1, 0, 0], inputs_of()["attention_mask"][1].to(F64) / inputs_of()["attention_mask"][1].sum()
+    )
+    packed = ours_of("BertModel", "packed")
+    packed.encoder.layer[1].attention.self = Uniform()
+    with pytest.raises(ValueError, match="packed attention runs bertlite's own layers alone"):
+        packed(**inputs_of())
+    with pytest.raises(ValueError, match="first_token_only=True runs bertlite's own layers alone"):
+        model(**inputs_of(), first_token_only=True)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "auto"])
+def test_a_function_around_a_layer_changes_nothing(backend: str) -> None:
+    model = ours_of("BertModel", backend)
+    inputs = inputs_of()
+    inputs["attention_mask"][1] = 0  # a query that may look at nothing
+    wanted = dict(model(**inputs, output_attentions=True))
+    for layer in model.encoder.layer:
+        plain = layer.forward
+        layer.forward = lambda x, attention_mask=None, *args, plain=plain, **options: plain(
+            x, attention_mask, *args, **options
+        )
+    assert_same(dict(model(**inputs, output_attentions=True)), wanted, atol=0)
+
+
+def test_heads_of_one_layer_are_pruned_and_saved(tmp_path: Path) -> None:
+    model, whole = ours_of("BertModel"), ours_of("BertModel")
+    model.encoder.layer[0].attention.prune_heads([1, 3])
+    model.encoder.layer[0].attention.prune_heads([1])
+    whole.prune_heads({0: [1, 3]})
+    assert model.config.pruned_heads == {0: [1, 3]}
+    assert_same(model(**inputs_of())[0], whole(**inputs_of())[0], atol=0)
+    model.save_pretrained(tmp_path)
+    assert_same(hf.BertModel.from_pretrained(tmp_path, dtype=F64)(**inputs_of())[0], whole(**inputs_of())[0])
+
+
+# Classes
+
+
+@pytest.mark.parametrize("name", [*MODELS, "BertLMHeadModel"])
+def test_models_are_transformers_models(name: str) -> None:
+    model = ours_of(name)
+    assert isinstance(model, getattr(transformers, name))
+    assert isinstance(model, transformers.BertPreTrainedModel)
+    names = list(inspect.signature(model.forward).parameters)
+    theirs = list(inspect.signature(getattr(transformers, name).forward).parameters)[1:]
+    assert [each for each in names if each in theirs][:7] == [each for each in theirs if each in names][:7]
+
+
+def test_positional_arguments_are_those_of_the_installed_transformers() -> None:
+    theirs, ours = pair("BertModel")
+    ids, mask, types = (inputs_of()[name] for name in ("input_ids", "attention_mask", "token_type_ids"))
+    embedded = theirs.embeddings.word_embeddings(ids)
+    given = (None, mask, types, None, embedded) if V5 else (None, mask, types, None, None, embedded)
+    assert_same(present(ours(*given)), present(theirs(*given)))
+    with pytest.raises(TypeError, match="given twice"):
+        ours(*given, inputs_embeds=embedded)
+    with pytest.raises(TypeError, match="positional arguments"):
+        ours(*given, *[None] * 20)
+
+
+class Regressor(hf.BertPreTrainedModel):
+    """As code of transformers 4 is written."""
+
+    def __init__(self, config: Any, width: int = 1) -> None:
+        super().__init__(config)
+        self.bert = hf.BertModel(config)
+        self.head = nn.Linear(config.hidden_size, width)
+        self.init_weights()
+
+    def forward(self, **inputs: Any) -> Tensor:
+        return self.head(self.bert(**inputs)[1])
+
+
+def test_a_class_of_ones_own_loads_prunes_and_saves(tmp_path: Path) -> None:
+    ours_of("BertModel").save_pretrained(tmp_path / "bert")
+    model = Regressor.from_pretrained(tmp_path / "bert", dtype=F64, width=5).eval()
+    assert_same(dict(model.bert.state_dict()), dict(ours_of("BertModel").state_dict()), atol=0)
+    before = model(**inputs_of())
+    model.prune_heads({0: [1, 3], 2: [0]})
+    assert model.bert.config is model.config
+    after = model(**inputs_of())
+    assert (after - before).abs().max() > 1e-9
+    model.save_pretrained(tmp_path / "pruned")
+    assert_same(Regressor.from_pretrained(tmp_path / "pruned", dtype=F64, width=5).eval()(**inputs_of()), after)
+
+
+# What transformers 5 has lost
+
+
+def test_functions_that_cut_do_what_those_of_transformers_do() -> None:
+    gone, index = hf.find_pruneable_heads_and_indices([0, 2, 3], 3, 2, {2})
+    assert gone == {0, 3}
+    assert index.tolist() == [2, 3]
+    layer = nn.Linear(6, 5)
+    for rows, dim in ((torch.tensor([0, 3]), 0), (torch.tensor([1, 2, 5]), 1)):
+        theirs, ours = (lib.prune_linear_layer(layer, rows, dim) for lib in (pytorch_utils, hf))
+        assert_same(dict(ours.state_dict()), dict(theirs.state_dict()), atol=0)
+        assert (ours.in_features, ours.out_features) == (theirs.in_features, theirs.out_features)
+    x = torch.arange(24.0).view(2, 6, 2)
+    assert hf.apply_chunking_to_forward(lambda a: a.cumsum(1), 3, 1, x).equal(
+        pytorch_utils.apply_chunking_to_forward(lambda a: a.cumsum(1), 3, 1, x)
+    )
+    with pytest.raises(ValueError, match="no multiple of chunk size 4"):
+        hf.apply_chunking_to_forward(lambda a: a, 4, 1, x)
+    if not V5:
+        found = pytorch_utils.find_pruneable_heads_and_indices([0, 2, 3], 3, 2, {2})
+        assert found[0] == gone
+        assert found[1].equal(index)
