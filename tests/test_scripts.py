@@ -19,7 +19,7 @@ from bertlite.lab import timing
 from bertlite.lab.bench.startup import COLD
 from bertlite.parity.command import demo_checkpoint
 from scripts.measure import checkpointing, gpu_checks
-from scripts.stress import mutation, release
+from scripts.stress import hf_suites, mutation, release
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -207,6 +207,60 @@ def test_a_mutant_runs_in_place_of_its_module(tmp_path):
 
 def test_the_tests_of_a_release_exist():
     assert all((ROOT / "tests" / name).exists() for name in release.TESTS)
+
+
+SUITE = """
+import unittest
+
+from transformers import AutoModel, BertConfig, BertForMaskedLM
+from transformers.models.bert import modeling_bert
+
+CONFIG = BertConfig(vocab_size=97, hidden_size=48, num_hidden_layers=1, num_attention_heads=4, intermediate_size=37)
+
+
+class BertModelTest(unittest.TestCase):
+    def test_everywhere(self):
+        assert BertForMaskedLM is modeling_bert.BertForMaskedLM
+        assert type(AutoModel.from_config(CONFIG)) is modeling_bert.BertModel
+
+    def test_of_stock(self):
+        for name in ("first", "second"):
+            with self.subTest(name):
+                assert BertForMaskedLM.__module__.startswith("transformers."), "these are not stock classes"
+
+    def test_of_ours(self):
+        BertForMaskedLM(CONFIG).prune_heads({0: [1]})
+        assert BertForMaskedLM.__module__.startswith("bertlite."), "these are stock classes"
+
+    def test_left_out(self):
+        pass
+"""
+
+
+def test_the_suites_of_transformers_run_with_both_classes(tmp_path, capsys):
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "src" / "transformers").mkdir(parents=True)
+    (tmp_path / "src" / "transformers" / "__init__.py").write_text(f'__version__ = "{transformers.__version__}"\n')
+    path = tmp_path / hf_suites.FILES[0]
+    path.parent.mkdir(parents=True)
+    path.write_text(SUITE)
+    assert hf_suites.main([str(tmp_path), "--only", "everywhere,of_"]) == 1
+    said = capsys.readouterr().out
+    assert re.search(
+        r"^only with bertlite: .*test_of_stock\n    AssertionError: these are not stock", said, re.MULTILINE
+    )
+    assert re.search(r"^with transformers' own classes too: .*test_of_ours\n", said, re.MULTILINE)
+    assert "2 of 3 tests pass with its own classes, and 1 of these with bertlite's" in said
+
+
+def test_the_suites_must_be_of_the_transformers_that_is_installed(tmp_path):
+    pytest.importorskip("transformers")
+    with pytest.raises(SystemExit, match="is no checkout of transformers"):
+        hf_suites.main([str(tmp_path)])
+    (tmp_path / "src" / "transformers").mkdir(parents=True)
+    (tmp_path / "src" / "transformers" / "__init__.py").write_text('__version__ = "3.5.1"\n')
+    with pytest.raises(SystemExit, match=r"is 3\.5\.1 and .* is installed: check out that version"):
+        hf_suites.main([str(tmp_path)])
 
 
 def test_both_cold_starts_give_the_same_vector():

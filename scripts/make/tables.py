@@ -97,19 +97,24 @@ def rows(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
-def measured_on(record: dict[str, Any]) -> str:
+def measured_on(record: dict[str, Any], name_torch: bool = True) -> str:
     """Name the machine and the versions of a record."""
     where = record["environment"]
     threads = "1 thread" if where["threads"] == 1 else f"{where['threads']} threads"
     gpu = f"{where['gpu']}, driver {where['driver']}, " if "gpu" in where else ""
-    return f"{gpu}{where['cpu']}, {threads}, torch {where['versions']['torch']}, Python {where['python']}"
+    torch = f"torch {where['versions']['torch']}, " if name_torch else ""
+    return f"{gpu}{where['cpu']}, {threads}, {torch}Python {where['python']}"
 
 
 def parity(names: str) -> str:
-    """Table of the claims of parity by checkpoint and dtype."""
+    """Table of the claims of parity by checkpoint and dtype; it names torch where there are records of several."""
     body, files = [], records(names)
+    torches = {record["environment"]["versions"]["torch"].partition("+")[0] for record in files}
     for record in files:
-        version = record["environment"]["versions"]["transformers"]
+        versions = record["environment"]["versions"]
+        version = versions["transformers"]
+        if len(torches) > 1:
+            version += f", torch {versions['torch'].partition('+')[0]}"
         for name, found in record["checkpoints"].items():
             for claim in found["claims"]:
                 rounds = claim["max_ratio"] is not None and claim["max_error"] > 0  # then the ratio says it
@@ -118,7 +123,7 @@ def parity(names: str) -> str:
                 verdict = "all" if not claim["failed"] else f"{claim['failed']} fail"
                 body.append([version, name, claim["dtype"], claim["claim"], claim["tensors"], verdict, error, ratio])
     head = ["transformers", "checkpoint", "dtype", "claim", "tensors", "hold", "largest error", "largest ratio"]
-    return f"{rows(head, body)}\n\nMeasured on {measured_on(files[0])}."
+    return f"{rows(head, body)}\n\nMeasured on {measured_on(files[0], name_torch=len(torches) == 1)}."
 
 
 def startup() -> str:

@@ -7,8 +7,9 @@ import pytest
 import torch
 import transformers
 from conftest import SIZES, make
-from pairs import ours_of
+from pairs import only_4, ours_of
 from torch import Tensor
+from transformers.testing_utils import CaptureLogger
 
 import bertlite
 from bertlite import hf
@@ -118,6 +119,20 @@ def test_a_bad_input_is_refused_by_name(case: str, made: str) -> None:
 def test_an_unknown_keyword_is_a_TypeError(made: str) -> None:
     with pytest.raises(TypeError, match="foo"):
         MODELS[made]()(IDS, foo=1)
+
+
+@only_4  # the BERT of transformers 5 no longer warns
+@pytest.mark.parametrize("name", ["BertModel", "BertForSequenceClassification"])
+def test_padding_without_a_mask_is_warned_of_by_the_logger_of_transformers(name: str) -> None:
+    logger = transformers.logging.get_logger("transformers.modeling_utils")
+    ids = torch.arange(1, 12).view(1, 11)
+    model = ours_of(name)
+    for padded, mask, warns in ((False, None, False), (True, torch.ones_like(ids), False), (True, None, True)):
+        ids[0, -1] = model.config.pad_token_id if padded else 11
+        logger.warning_once.cache_clear()
+        with CaptureLogger(logger) as report:
+            model(ids, attention_mask=mask)
+        assert ("We strongly recommend passing in an `attention_mask`" in report.out) == warns
 
 
 @pytest.mark.parametrize("made", MODELS)

@@ -26,6 +26,7 @@ from pairs import (
     theirs_of,
 )
 from safetensors.torch import load, load_file, save_file
+from transformers.testing_utils import CaptureLogger
 
 import bertlite
 from bertlite import hf
@@ -226,6 +227,21 @@ def test_another_number_of_labels_needs_ignore_mismatched_sizes(tmp_path: Path) 
     named = {key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]}  # 5.x adds the shapes
     assert named == {"classifier.weight", "classifier.bias"}
     same(model.bert, hf.BertModel.from_pretrained(tmp_path, dtype=F64))
+
+
+@pytest.mark.parametrize("changes", [{"num_labels": 9}, {"vocab_size": 11}], ids=str)
+def test_mismatched_sizes_are_reported_by_the_logger_of_transformers(changes: dict[str, int], tmp_path: Path) -> None:
+    file_of(tmp_path, "BertForSequenceClassification")
+    logger = transformers.logging.get_logger("transformers.modeling_utils")
+    with CaptureLogger(logger) as report:
+        hf.BertForSequenceClassification.from_pretrained(tmp_path, **changes, ignore_mismatched_sizes=True)
+    assert ("Reinit due to size mismatch" if V5 else "the shapes did not match") in report.out
+
+
+def test_a_meta_default_device_is_refused_in_the_words_of_transformers(tmp_path: Path) -> None:
+    file_of(tmp_path)
+    with torch.device("meta"), pytest.raises(RuntimeError, match="`from_pretrained` with a meta device context"):
+        hf.BertModel.from_pretrained(tmp_path)
 
 
 def test_a_config_may_be_given(tmp_path: Path) -> None:
