@@ -4,7 +4,10 @@ A block that cannot run here says why in the line above it: <!-- not run: it nee
 """
 
 import re
+import shutil
 import string
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from conftest import SIZES
 from bertlite import BertConfig, BertForMaskedLM, BertTokenizer
 
 BLOCK = re.compile(r"(?:<!-- not run: (?P<reason>[^>]+) -->\n)?```python\n(?P<code>.*?)```", re.DOTALL)
+HUB_ID, COMMIT = "google-bert/bert-base-uncased", "0" * 40
 LIBRARIES = {"bertlite.hf": "transformers", "import datasets": "datasets"}  # what a block needs that may be missing
 
 
@@ -26,12 +30,33 @@ def blocks(page: Path) -> list[str]:
 def run(page: Path, folder: Path) -> dict[str, Any]:
     """Run the blocks of a page, in order, in one namespace that has what the pages speak of; return the namespace."""
     names = given(folder)
-    for i, code in enumerate(blocks(page)):
-        for words, library in LIBRARIES.items():
-            if words in code:
-                pytest.importorskip(library)
-        exec(compile(code, f"{page.name}, block {i}", "exec"), names)
+    with hub(names["checkpoint"], folder), chdir(folder):
+        for i, code in enumerate(blocks(page)):
+            for words, library in LIBRARIES.items():
+                if words in code:
+                    pytest.importorskip(library)
+            exec(compile(code, f"{page.name}, block {i}", "exec"), names)
     return names
+
+
+def hub_cache(checkpoint: Path, folder: Path) -> Path:
+    """Make a cache of the hub that has the checkpoint as google-bert/bert-base-uncased; return its path."""
+    repository = folder / "hub" / f"models--{HUB_ID.replace('/', '--')}"
+    shutil.copytree(checkpoint, repository / "snapshots" / COMMIT, dirs_exist_ok=True)
+    (repository / "refs").mkdir(exist_ok=True)
+    (repository / "refs" / "main").write_text(COMMIT)
+    return folder / "hub"
+
+
+@contextmanager
+def hub(checkpoint: Path, folder: Path) -> Iterator[None]:
+    """Let huggingface_hub find google-bert/bert-base-uncased in a cache that has the checkpoint under this name."""
+    from huggingface_hub import constants
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "HF_HUB_CACHE", str(hub_cache(checkpoint, folder)))
+        patch.setattr(constants, "HF_HUB_OFFLINE", True)
+        yield
 
 
 def given(folder: Path) -> dict[str, Any]:

@@ -1,46 +1,72 @@
 """README.md: its code runs, and its figures are those of the records."""
 
+import contextlib
 import json
+import os
+import pty
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import blocks
 import pytest
 
 from scripts.make import tables
+from scripts.make.tables import read
 
 ROOT = Path(__file__).resolve().parents[1]
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {page: page.read_text(encoding="utf-8") for page in tables.PAGES}
+SECTIONS = [
+    "Install",
+    "Use",
+    "What transformers 5 lost",
+    "Proof",
+    "Speed",
+    "Pruning",
+    "Commands",
+    "Where things are",
+    "Limits",
+]
 
 
-def test_the_figures_are_those_of_the_records() -> None:
-    filled, outdated = tables.filled(README)
-    assert filled == README, "run python -m scripts.make.tables"
+def test_the_readme_is_short_and_in_order() -> None:
+    assert len(README.encode()) <= 12_000
+    assert re.findall("^## (.*)$", README, re.MULTILINE) == SECTIONS
+    (introduction,) = re.findall(r"^# bertlite\n\n(.*?)\n\n## ", README, re.DOTALL)
+    assert len(re.findall(r"\.(?=\s|$)", introduction)) == 3, "three sentences: what it is, what it keeps, for whom"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_figures_are_those_of_the_records(page: Path) -> None:
+    filled, outdated = tables.filled(PAGES[page])
+    assert filled == PAGES[page], "run python -m scripts.make.tables"
     assert outdated == []
 
 
-def test_every_table_is_in_the_readme() -> None:
+def test_every_table_is_on_one_page() -> None:
     """Those of a GPU once there are records of one."""
-    on_gpu = any(tables.RESULTS.glob("*-cuda*.json"))
-    wanted = {name for name in tables.TABLES if on_gpu or not name.startswith("gpu")}
-    assert {name for name in tables.TABLES if f"<!-- {name} -->" in README} == wanted
+    on_gpu = any((ROOT / "scripts" / "results").glob("*-cuda*.json"))
+    wanted = sorted(name for name in tables.TABLES if on_gpu or not name.startswith("gpu"))
+    assert sorted(re.findall(r"^<!-- ([a-z]+) -->$", "\n".join(PAGES.values()), re.MULTILINE)) == wanted
 
 
 def test_a_figure_that_was_changed_by_hand_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     forged = tmp_path / "README.md"
-    forged.write_text(README.replace("<!-- parity -->\n", "<!-- parity -->\n9.99\n"))
-    assert tables.main(["--check", "--readme", str(forged)]) == 1
+    forged.write_text(README.replace("<!-- proofbrief -->\n", "<!-- proofbrief -->\n9.99\n"))
+    assert tables.main(["--check", str(forged)]) == 1
     assert "README.md differs from the records" in capsys.readouterr().err
 
 
 def test_no_ratio_is_printed_without_its_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table stays as it is while its record is too old, and the record is named."""
-    record = json.loads((tables.RESULTS / "startup.json").read_text())
+    record = json.loads((read.RESULTS / "startup.json").read_text())
     for section in record["sections"].values():
         section["ratios"] = dict.fromkeys(section["ratios"], 1.25)
     (tmp_path / "startup.json").write_text(json.dumps(record))
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(read, "RESULTS", tmp_path)
     page = "<!-- startup -->\nas it was\n<!-- /startup -->\n"
     same, outdated = tables.filled(page)
     assert same == page
@@ -52,24 +78,57 @@ def test_no_ratio_is_printed_without_its_spread(tmp_path: Path, monkeypatch: pyt
     assert "bertlite / torch = 1.25 (1.20–1.50)" in new
     assert outdated == []
     (tmp_path / "README.md").write_text(page)
-    assert tables.main(["--readme", str(tmp_path / "README.md")]) == 0
+    assert tables.main([str(tmp_path / "README.md")]) == 0
     assert (tmp_path / "README.md").read_text() == new
 
 
 def test_the_code_runs_from_top_to_bottom(tmp_path: Path) -> None:
     names = blocks.run(ROOT / "README.md", tmp_path)
-    pruned = names["same"].config.pruned_heads
+    pruned = names["smaller"].config.pruned_heads
     assert {layer: tuple(heads) for layer, heads in pruned.items()} == {0: (1, 5), 3: tuple(range(12))}
 
 
-def test_the_files_it_names_exist() -> None:
+def test_the_first_lines_are_ten_at_most_and_those_of_the_documentation() -> None:
+    first = blocks.blocks(ROOT / "README.md")[0]
+    assert len([line for line in first.splitlines() if line]) <= 10
+    assert blocks.blocks(ROOT / "notebooks" / "docs" / "index.md") == [first]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_the_first_lines_run_as_they_stand_in_a_terminal(tmp_path: Path) -> None:
+    """Typed into an interactive Python, with bert-base-uncased in the hub's cache and no network."""
+    cache = blocks.hub_cache(blocks.given(tmp_path)["checkpoint"], tmp_path)
+    environment = {**os.environ, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    ours, theirs = pty.openpty()
+    lines = blocks.blocks(ROOT / "README.md")[0] + "exit()\n"
+    python = subprocess.Popen(
+        [sys.executable, "-q", "-i"], stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path, env=environment
+    )
+    os.close(theirs)
+    os.write(ours, lines.encode())
+    shown = b""
+    with contextlib.suppress(OSError):  # a terminal whose program has ended
+        while found := os.read(ours, 4096):
+            shown += found
+    os.close(ours)
+    assert python.wait() == 0
+    text = shown.decode().replace("\r\n", "\n")
+    assert "Error" not in text
+    assert "\ntorch.Size([2, " in text
+    assert "\n{0: (1, 5), 3: (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)}\n" in text
+    assert (tmp_path / "pruned" / "config.json").exists()
+
+
+def test_the_files_it_names_and_links_to_exist() -> None:
     for path in re.findall(r"(?:scripts|tests|bertlite|notebooks)/[\w./-]*\w", README):
         assert (ROOT / path).exists(), f"README.md names {path}"
+    for path in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / path).exists(), f"README.md links to {path}"
 
 
 def test_the_table_of_parity_names_torch_where_there_are_records_of_several(tmp_path, monkeypatch):
-    record = json.loads((tables.RESULTS / "parity-5.23.0.json").read_text())
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    record = json.loads((read.RESULTS / "parity-5.23.0.json").read_text())
+    monkeypatch.setattr(read, "RESULTS", tmp_path)
     (tmp_path / "parity-5.23.0.json").write_text(json.dumps(record))
     page = "<!-- parity -->\n<!-- /parity -->\n"
     said, _ = tables.filled(page)
@@ -93,7 +152,7 @@ def test_the_tables_of_a_gpu_need_only_its_records(tmp_path, monkeypatch):
     }
     spread = {"low": 0.4, "median": 0.5, "high": 0.625}
     for name, like in found.items():
-        record = json.loads((tables.RESULTS / f"{like}.json").read_text())
+        record = json.loads((read.RESULTS / f"{like}.json").read_text())
         record["environment"] |= {"gpu": "a GPU", "driver": "570.1"}
         for section in record.get("sections", {}).values():
             section["demands"] = {engine: {"kernels per layer": 7.5, "waits": 1} for engine in section["seconds"]}
@@ -104,7 +163,7 @@ def test_the_tables_of_a_gpu_need_only_its_records(tmp_path, monkeypatch):
             if kind in record:
                 record[kind]["ratios"] = {f"{each} / transformers, plain": spread for each in record[kind]["rows"]}
         (tmp_path / f"{name}.json").write_text(json.dumps(record))
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(read, "RESULTS", tmp_path)
     names = [name for name in tables.TABLES if name.startswith("gpu")]
     said, outdated = tables.filled("".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in names))
     assert outdated == []

@@ -18,9 +18,10 @@ from bertlite.importance import CRITERIA, NEURON_CRITERIA, REDUCTIONS, Criterion
 from bertlite.importance.criteria import GATE_GRADIENTS, criteria_for
 from bertlite.importance.scores import describe_criteria
 from bertlite.lab.experiments.cell import Cell
-from scripts.make import criteria as page
+from scripts.make import tables
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "notebooks" / "docs" / "pruning.md"
 L, N, W = 3, 4, 37
 
 
@@ -58,8 +59,8 @@ def test_a_new_entry_is_a_criterion_of_the_library(cube: Criterion, labelled: An
 def test_a_new_entry_is_in_the_docstrings_and_on_the_page(cube: Criterion) -> None:
     for unit in cube.units:
         assert describe_criteria(unit).endswith('- "cube": mean |g|³ (Nobody 2001).')
-    assert "| `cube` | mean \\|g\\|³ (Nobody 2001) | heads and neurons |" in page.table()
-    assert page.main(["--check"]) == 1
+    assert "| `cube` | mean \\|g\\|³ (Nobody 2001) | heads and neurons |" in tables.criteria.table()
+    assert tables.main(["--check", str(PAGE)]) == 1
 
 
 def test_a_new_entry_is_a_criterion_of_the_command_line(cube: Criterion, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,23 +71,22 @@ def test_a_new_entry_is_a_criterion_of_the_command_line(cube: Criterion, capsys:
 
 
 def test_the_page_and_the_docstrings_have_every_criterion() -> None:
-    assert page.main(["--check"]) == 0, "run python -m scripts.make.criteria"
+    assert tables.main(["--check", str(PAGE)]) == 0, "run python -m scripts.make.tables"
     for function, unit in ((head_importance, "head"), (neuron_importance, "neuron")):
         assert describe_criteria(unit) in function.__doc__
         assert [name for name in CRITERIA if f'- "{name}": ' in function.__doc__] == list(criteria_for(unit))
 
 
-def test_the_page_can_be_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_can_be_written_again(tmp_path: Path) -> None:
     copy = tmp_path / "pruning.md"
     copy.write_text("before\n<!-- criteria -->\nold\n<!-- /criteria -->\nafter\n", encoding="utf-8")
-    monkeypatch.setattr(page, "PAGE", copy)
-    assert page.main(["--check"]) == 1
-    assert page.main([]) == 0
-    assert page.main(["--check"]) == 0
+    assert tables.main(["--check", str(copy)]) == 1
+    assert tables.main([str(copy)]) == 0
+    assert tables.main(["--check", str(copy)]) == 0
     text = copy.read_text(encoding="utf-8")
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
-    assert page.table() in text
+    assert tables.criteria.table() in text
 
 
 def test_the_command_line_prunes_neurons_by_every_criterion_that_scores_them() -> None:

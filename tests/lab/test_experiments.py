@@ -128,6 +128,12 @@ def test_bad_data_is_refused_by_name(tmp_path, name, text, options, said):
         read_examples(DataSource(str(tmp_path / name), **options))
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path):
+    for name, text in (("a.csv", "sentence,label\ngood,1\n"), ("a.jsonl", '{"sentence": "good", "label": 1}\n')):
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        assert read_examples(DataSource(str(tmp_path / name))).texts == (("good",),)
+
+
 def test_missing_data_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no file .*x\.tsv"):
         read_examples(DataSource(str(tmp_path / "x.tsv")))
@@ -522,6 +528,55 @@ def test_cached_scores_are_used_and_belong_to_what_they_were_made_from(setting, 
             Experiment(changed).scores(cell, tmp_path)
 
 
+def test_runs_by_two_files_of_scores_are_two(experiment, tmp_path):
+    """The second is not the first, found again: it removes other heads."""
+    dense = experiment.hashes["model"]["dense"]
+    scores = torch.arange(12, dtype=torch.float64).reshape(3, 4)
+    for name, values in (("a", scores), ("b", -scores)):
+        write_scores(tmp_path / f"{name}.json", values, "michel", dense)
+    folders = [
+        experiment.run(Cell("michel", 0.25, at_least=1), tmp_path / "runs", scores=tmp_path / f"{n}.json")
+        for n in "ab"
+    ]
+    kept = [run.results["heads_kept"] for folder in folders for run in read_runs(folder)]
+    assert kept == [[1, 4, 4], [4, 4, 1]]
+
+
+def test_the_model_of_a_finished_run_can_be_kept_later(experiment, setting, tmp_path):
+    cell = Cell("michel", 0.5, repair="refit", epochs=1.0)
+    folder = experiment.run(cell, tmp_path)
+    assert not (folder / "model").exists()
+    before = (folder / "run.json").read_bytes()
+    assert sweep(setting, [cell], tmp_path, save_model=True) == [folder]
+    assert (folder / "run.json").read_bytes() == before
+    kept = bertlite.BertForSequenceClassification.from_pretrained(folder / "model")
+    outputs = [line["outputs"] for run in read_runs(folder) for line in run.predictions]
+    np.testing.assert_allclose(predict(kept, experiment.dev_data, experiment.task), outputs, atol=2e-6)
+    assert (folder / "model" / "tokenizer.json").exists()
+
+
+def test_a_model_that_no_longer_gives_what_the_run_recorded_is_not_kept(experiment, tmp_path):
+    folder = experiment.run(Cell("michel", 0.5), tmp_path)
+    lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+    lines[3]["outputs"][0] += 0.5
+    (folder / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(
+        ValueError, match=r"cannot be repeated here: its outputs differ by 5\.0e-01.*remove the folder"
+    ):
+        experiment.run(Cell("michel", 0.5), tmp_path, save_model=True)
+    assert not (folder / "model").exists()
+
+
+def test_examples_that_are_in_both_files_are_counted(setting, world, tmp_path):
+    header, *lines = (world / "train.tsv").read_text().splitlines(keepends=True)
+    texts = {line.partition("\t")[0] for line in lines}
+    unseen = "film film film film film film film\t1\n"
+    (tmp_path / "dev.tsv").write_text("".join([header, *lines[:7], unseen]))
+    assert unseen.partition("\t")[0] not in texts
+    with pytest.warns(UserWarning, match=r"7 of the 8 examples of dev\.tsv are also in train\.tsv"):
+        Experiment(replace(setting, dev=DataSource(str(tmp_path / "dev.tsv"))))
+
+
 def test_options_are_read_from_the_name():
     assert parse_criterion("taylor/batch/layer_l2") == {
         "criterion": "taylor",
@@ -706,6 +761,24 @@ def test_ways_that_differ_have_lines_of_their_own():
         {"calibration": 513},
     )
     assert len({compare.describe_way({**base, **change}) for change in changes}) == len(changes)
+
+
+@pytest.mark.parametrize(
+    ("changed", "shown"), [({"distil": 0.5}, "2, distil 0.5"), ({"lr": 1e-4}, "2, lr 0.0001"), ({}, "2, 9 examples")]
+)
+def test_runs_that_trained_otherwise_are_not_taken_for_seeds(runs, changed, shown):
+    pair = [run for run in read_runs(runs) if run.config["cell"]["criterion"] == "random"][:2]
+    for run in pair:
+        run.config["cell"] |= {"fraction": 0.5, "epochs": 2}
+    setting = pair[1].config["setting"]
+    setting["recipe"] = {**setting["recipe"], **changed}
+    setting["retrain"] = None if changed else 9
+    rows = compare.summarise(pair)
+    assert [row["runs"] for row in rows] == [1, 1]
+    assert sorted(compare.describe_way(row)[3] for row in rows) == ["2", shown]
+    for run in pair:
+        run.config["cell"]["epochs"] = 0
+    assert [row["runs"] for row in compare.summarise(pair)] == [2], "without training its settings say nothing"
 
 
 def test_compare_writes_rows_and_every_figure(runs, tmp_path, capsys):

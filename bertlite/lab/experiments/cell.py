@@ -6,6 +6,9 @@ Bench(setting, device="cpu").run(Cell(criterion="michel", fraction=0.5, repair="
 
 import json
 import math
+import os
+import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
@@ -34,7 +37,14 @@ from bertlite.importance import (
 from bertlite.importance.allocation import Choice
 from bertlite.importance.batches import Batch
 from bertlite.importance.criteria import criteria_for
-from bertlite.lab.experiments.data import DataSource, EncodedExamples, batch_indices, read_examples, read_tokenizer
+from bertlite.lab.experiments.data import (
+    DataSource,
+    EncodedExamples,
+    Examples,
+    batch_indices,
+    read_examples,
+    read_tokenizer,
+)
 from bertlite.lab.experiments.evaluate import TASKS, Task, evaluate, predict
 from bertlite.lab.experiments.files import (
     mask_of,
@@ -45,9 +55,10 @@ from bertlite.lab.experiments.files import (
 )
 from bertlite.lab.experiments.finetune import Recipe, finetune_
 from bertlite.lab.experiments.statistics import Array
-from bertlite.records import Run, is_finished, sha256_of
+from bertlite.records import Run, is_finished, read_runs, sha256_of
 
-MASKS, SCORES = "masks.json", "scores.json"
+MASKS, SCORES, MODEL = "masks.json", "scores.json", "model"
+REPEATED = 1e-3  # how far the outputs of a run that is repeated may be from those recorded
 COUNTED = 128  # tokens of the sequence whose multiply-accumulates are counted
 REPAIRS = ("none", *METHODS)
 INVERTED = "inverted"  # remove what scores highest
@@ -141,6 +152,17 @@ def parse_criterion(criterion: str) -> dict[str, Any]:
     return found
 
 
+def warn_of_overlap(train: Examples, dev: Examples) -> None:
+    """Warn where examples for evaluation are also among those for training."""
+    known = set(train.texts)
+    shared = sum(texts in known for texts in dev.texts)
+    if shared:
+        warnings.warn(
+            f"{shared} of the {len(dev)} examples of {dev.name} are also in {train.name}, so they are not held out",
+            stacklevel=3,
+        )
+
+
 class Experiment:
     """A dense model with its data, read once for all cells.
 
@@ -161,6 +183,8 @@ class Experiment:
         for examples in (self.train, self.dev):
             self.task.check(examples, self.dense.config)
         self.tokenizer = read_tokenizer(setting.model, setting.max_length)
+        if setting.dev != setting.train:  # `score` evaluates nothing
+            warn_of_overlap(self.train, self.dev)
 
     @cached_property
     def hashes(self) -> dict[str, dict[str, str]]:
@@ -191,16 +215,17 @@ class Experiment:
         wanted = [name for name in batches[0] if name != "labels" or not self.task.apart]
         return [{name: batch[name].to(self.device) for name in wanted} for batch in batches]
 
-    def key(self, cell: Cell) -> str:
-        """Return a hash of everything that determines the cell's result."""
+    def key(self, cell: Cell, scores: str | Path | None = None) -> str:
+        """Return a hash of everything that determines the cell's result, a file of scores included."""
         setting = {
             name: value for name, value in asdict(self.setting).items() if name not in ("model", "train", "dev")
         }
-        return sha256_of(json.dumps([asdict(cell), setting, self.hashes], sort_keys=True))[:16]
+        parts = [json.dumps([asdict(cell), setting, self.hashes], sort_keys=True)]
+        return sha256_of(*parts, *([] if scores is None else [Path(scores).read_bytes()]))[:16]
 
-    def folder(self, cell: Cell, root: str | Path) -> Path:
+    def folder(self, cell: Cell, root: str | Path, scores: str | Path | None = None) -> Path:
         """Return the folder of the cell's run."""
-        return Path(root) / f"{cell.criterion.replace('/', '-')}-{100 * cell.fraction:g}-{self.key(cell)}"
+        return Path(root) / f"{cell.criterion.replace('/', '-')}-{100 * cell.fraction:g}-{self.key(cell, scores)}"
 
     def check(self, cell: Cell) -> None:
         """Refuse a cell that cannot be run here, before any work.
@@ -238,22 +263,26 @@ class Experiment:
 
         Args:
             scores: a file of head scores (`bertlite prune score`), used in place of scoring.
-            save_model: keep the pruned model and its tokenizer in the folder, as `model`.
+            save_model: keep the pruned model and its tokenizer in the folder, as `model`; of a finished run they are
+                made again.
 
         Raises:
-            ValueError: the cell cannot be run, or the scores belong to another model.
+            ValueError: the cell cannot be run, the scores belong to another model, or the model of a finished run
+                that is made again gives other outputs.
         """
-        folder = self.folder(cell, root)
-        if is_finished(folder):
-            return folder
-        self.check(cell)
         dense = self.hashes["model"]["dense"]
         given = None if scores is None else read_scores(scores, dense)
+        folder = self.folder(cell, root, scores)
+        if is_finished(folder):
+            if save_model and not (folder / MODEL).exists():
+                self.save_model_again(cell, Path(root) / "scores", given, folder)
+            return folder
+        self.check(cell)
         config = {"cell": asdict(cell), "setting": asdict(self.setting)}
         data, model = self.hashes["data"], self.hashes["model"]
         with Run("prune", config, folder=folder, seed=cell.seed, data=data, model=model, device=self.device) as run:
             labels = np.array(self.dev.labels)
-            for pruned, used in self.pruned(cell, Path(root) / "scores", given, run):
+            for pruned, used in self.pruned(cell, Path(root) / "scores", given, run.log):
                 outputs = predict(pruned, self.dev_data, self.task)
                 found = evaluate(outputs, labels, self.task, self.dense_outputs)
                 heads, neurons = units_kept(pruned.config)
@@ -265,8 +294,7 @@ class Experiment:
                 for label, row in zip(self.dev.labels, outputs.tolist(), strict=True)
             )
             if save_model:
-                pruned.save_pretrained(folder / "model")
-                self.tokenizer.save(str(folder / "model" / "tokenizer.json"))
+                self.save_model(pruned, folder)
             run.results = {
                 **found,
                 "dense": evaluate(self.dense_outputs, labels, self.task),
@@ -277,11 +305,38 @@ class Experiment:
             }
         return folder
 
-    def pruned(self, cell: Cell, cache: Path, given: Tensor | None, run: Run) -> Iterator[tuple[Any, Tensor]]:
+    def save_model(self, pruned: Any, folder: Path) -> None:
+        """Save a pruned model with its tokenizer as `model` in the folder, whole or not at all."""
+        unfinished = folder / f"{MODEL}.part"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        pruned.save_pretrained(unfinished)
+        self.tokenizer.save(str(unfinished / "tokenizer.json"))
+        os.replace(unfinished, folder / MODEL)
+
+    def save_model_again(self, cell: Cell, cache: Path, given: Tensor | None, folder: Path) -> None:
+        """Make and save the model of a finished run, which was run without keeping it.
+
+        Raises:
+            ValueError: its outputs are not those that the run recorded.
+        """
+        *_, (pruned, _) = self.pruned(cell, cache, given, lambda **_: None)
+        (record,) = read_runs(folder)
+        recorded = np.array([line["outputs"] for line in record.predictions])
+        difference = float(np.abs(predict(pruned, self.dev_data, self.task) - recorded).max())
+        if not difference <= REPEATED:
+            raise ValueError(
+                f"{folder} cannot be repeated here: its outputs differ by {difference:.1e}, more than {REPEATED:g};"
+                " remove the folder to run it anew"
+            )
+        self.save_model(pruned, folder)
+
+    def pruned(
+        self, cell: Cell, cache: Path, given: Tensor | None, log: Callable[..., None]
+    ) -> Iterator[tuple[Any, Tensor]]:
         """Yield the model after each step, pruned, repaired and retrained, with the scores of that step."""
         heads, choose = self.heads(cell), self.choose(cell)
         if cell.steps > 1:
-            tune = partial(self.repair_and_retrain_, cell=cell, epochs=cell.epochs / cell.steps, run=run)
+            tune = partial(self.repair_and_retrain_, cell=cell, epochs=cell.epochs / cell.steps, log=log)
             score = partial(self.score, cell=cell)
             for step in iterative(self.dense, score, heads, steps=cell.steps, choose=choose, tune=tune):
                 yield step.model, step.scores
@@ -291,17 +346,17 @@ class Experiment:
         if cell.neurons:
             others = self.scores(cell, cache, neurons=True)
             model = prune_neurons(model, rank_neurons(others, cell.neurons, uniform=cell.uniform))
-        self.repair_and_retrain_(model, cell, cell.epochs, run)
+        self.repair_and_retrain_(model, cell, cell.epochs, log)
         yield model, scores
 
-    def repair_and_retrain_(self, model: Any, cell: Cell, epochs: float, run: Run) -> None:
+    def repair_and_retrain_(self, model: Any, cell: Cell, epochs: float, log: Callable[..., None]) -> None:
         """Repair and retrain a pruned model as the cell says."""
         if cell.repair != "none":
             repair_(model, self.dense, self.calibration(cell.seed), cell.repair)
         if epochs:
             recipe = replace(self.setting.recipe, epochs=epochs, seed=cell.seed)
             data = self.sample(self.setting.retrain, cell.seed)
-            finetune_(model, data, self.task, recipe, teacher=self.dense, log=run.log, device=self.device)
+            finetune_(model, data, self.task, recipe, teacher=self.dense, log=log, device=self.device)
 
     def scores(self, cell: Cell, cache: Path, neurons: bool = False) -> Tensor:
         """Return the dense model's scores, (layers, heads) or (layers, neurons); cells share them through a folder."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from bertlite.lab.experiments.cell import REPAIRS, Setting
 from bertlite.lab.experiments.evaluate import TASKS, Task
+from bertlite.lab.experiments.finetune import Recipe
 from bertlite.lab.experiments.statistics import (
     Array,
     Interval,
@@ -19,14 +20,18 @@ from bertlite.lab.experiments.statistics import (
 )
 from bertlite.records import Record, commit_of
 
-Way = tuple[tuple[str, Any], ...]  # a way of pruning: the fields of a cell but its seed, and "calibration"
+Way = tuple[tuple[str, Any], ...]  # a way of pruning: the fields of a cell but its seed, and of the setting
+TRAINING = ("distil", "lr", "batch_size", "warmup", "weight_decay", "clip")  # fields of a recipe that cells share
 
 
 def way_of(run: Record, **changes: Any) -> Way:
-    """Return the way in which a run pruned, with some fields changed."""
-    cell = {**run.config["cell"], "calibration": run.config["setting"]["calibration"], **changes}
-    del cell["seed"]
-    return tuple(sorted(cell.items()))
+    """Return the way in which a run pruned and, if it retrained, trained, with some fields changed."""
+    setting = run.config["setting"]
+    way = {**run.config["cell"], "calibration": setting["calibration"], **changes}
+    del way["seed"]
+    if way["epochs"]:
+        way |= {"train_examples": setting["retrain"], **{name: setting["recipe"][name] for name in TRAINING}}
+    return tuple(sorted(way.items()))
 
 
 def group_by_way(runs: Iterable[Record]) -> dict[Way, list[Record]]:
@@ -44,7 +49,8 @@ def summarise(runs: Sequence[Record], against: str | None = None) -> list[dict[s
         against: a criterion; every other row is then compared with the runs that differ in the criterion alone.
 
     Returns:
-        Rows with the fields of a `Cell` but its seed, "calibration" (examples), "runs", their "seeds" and "values" of
+        Rows with the fields of a `Cell` but its seed, "calibration" (examples), those of training where the runs
+        retrained, "runs", their "seeds" and "values" of
         the headline, the mean of every metric, "low" and "high" of the headline's interval, and "over", the sample of
         the interval: "runs" (Student's t) where there are several and else "examples" (Wilson's for an accuracy, the
         bootstrap's for others).  With `against` also "difference", "difference_low", "difference_high" and "p" (paired
@@ -163,8 +169,19 @@ def describe_way(row: dict[str, Any]) -> tuple[str, str, str, str]:
         name,
         neurons,
         "" if row["repair"] == "none" else row["repair"],
-        f"{row['epochs']:g}" if row["epochs"] else "",
+        describe_training(row),
     )
+
+
+def describe_training(row: dict[str, Any]) -> str:
+    """Return the epochs of retraining, and what differs from the default recipe: "3, distil 0.5, 1000 examples"."""
+    if not row["epochs"]:
+        return ""
+    other = [
+        f"{name} {row[name]:g}" for name in TRAINING if row.get(name, getattr(Recipe, name)) != getattr(Recipe, name)
+    ]
+    other += [f"{row['train_examples']} examples"] if row.get("train_examples") else []
+    return ", ".join([f"{row['epochs']:g}", *other])
 
 
 def dense_result(runs: Sequence[Record]) -> dict[str, float]:

@@ -105,7 +105,7 @@ def read_file(source: DataSource) -> Iterator[dict[str, Any]]:
     path = Path(source.path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets begin a file with a byte-order mark
         if path.suffix == ".jsonl":
             yield from (json.loads(line) for line in file if line.strip())
         else:

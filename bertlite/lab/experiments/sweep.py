@@ -11,7 +11,7 @@ from itertools import product, repeat
 from pathlib import Path
 from typing import Any
 
-from bertlite.lab.experiments.cell import Cell, Experiment, Setting, parse_criterion
+from bertlite.lab.experiments.cell import MODEL, Cell, Experiment, Setting, parse_criterion
 from bertlite.records import is_finished
 
 SEEDED = "random"  # the criterion that is run over every seed
@@ -61,7 +61,11 @@ def sweep(
         experiment.check(cell)
     folders = [experiment.folder(cell, root) for cell in cells]
     with lock_folder(Path(root)):
-        todo = [cell for cell, folder in zip(cells, folders, strict=True) if not is_finished(folder)]
+        todo = [
+            cell
+            for cell, folder in zip(cells, folders, strict=True)
+            if not is_finished(folder) or (save_model and not (folder / MODEL).exists())
+        ]
         with tqdm(total=len(cells), initial=len(cells) - len(todo), unit="cell", disable=not progress) as bar:
             if processes == 1:
                 for cell in todo:

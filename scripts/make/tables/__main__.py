@@ -1,0 +1,5 @@
+"""python -m scripts.make.tables."""
+
+from scripts.make.tables import main
+
+raise SystemExit(main())

@@ -1,0 +1,73 @@
+"""The short tables of README.md: one each for the proof, speed and pruning, out of the records of the long ones."""
+
+from typing import Any
+
+from bertlite.lab.experiments.compare import describe_way
+from scripts.make.tables.pruning import within
+from scripts.make.tables.read import SPREAD, measured_on, records, rows, spread
+from scripts.make.tables.speed import forward_sections, heads_of
+
+WORKS = ("1 x 16", "8 x 128", "32 x 128 SST-2")
+ENGINES = ("OpenVINO", "bertlite optimised", "bertlite optimised packed")
+DTYPES = ("float32", "bfloat16")
+WAYS = {  # (criterion, repair): its row
+    ("random", ""): "chosen at random",
+    ("michel", ""): "chosen by `michel`",
+    ("michel, 1 a layer or more", "refit"): "chosen by `michel`, one or more a layer, `repair`",
+}
+SHARES = (0.3, 0.5, 0.7, 0.9)
+
+
+def proof() -> str:
+    """Table of the claims of parity by dtype, over all checkpoints and versions of transformers."""
+    files = records("parity-[0-9]*.json")
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for record in files:
+        for checkpoint in record["checkpoints"].values():
+            for claim in checkpoint["claims"]:
+                dtype = "each" if claim["claim"].endswith("finite numbers") else claim["dtype"]
+                found.setdefault((dtype, claim["claim"]), []).append(claim)
+    body = []
+    for (dtype, what), claims in found.items():
+        failed = sum(claim["failed"] for claim in claims)
+        tensors = sum(claim["tensors"] for claim in claims)
+        body.append([dtype, what, f"{tensors:,}", "all" if not failed else f"{failed} fail"])
+    versions = dict.fromkeys(record["environment"]["versions"]["transformers"] for record in files)
+    torches = dict.fromkeys(record["environment"]["versions"]["torch"] for record in files)
+    checkpoints = dict.fromkeys(name for record in files for name in record["checkpoints"])
+    return (
+        f"{rows(['dtype', 'claim', 'tensors', 'hold'], body)}\n\n{' and '.join(checkpoints)}, beside transformers"
+        f" {' and '.join(versions)}, torch {' and '.join(torches)}, on {files[0]['environment']['cpu']}."
+    )
+
+
+def speed() -> str:
+    """Table of the speed of the optimised models and of OpenVINO on three works."""
+    (record,) = records("speed.json")
+    every = forward_sections(record)
+    forward = {name: every[name] for name in WORKS}
+    base = "transformers sdpa float32"
+    body = []
+    for dtype in DTYPES:
+        for engine in (f"{name} {dtype}" for name in ENGINES):
+            pairs = [(section["ratios"], f"{base} / {engine}") for section in forward.values()]
+            cells = [spread(ratios, pair) if pair in ratios else "" for ratios, pair in pairs]
+            body.append([engine, *cells])
+    note = f"Times faster than {base}. {SPREAD}"
+    return f"{rows(['', *heads_of(forward)], body)}\n\n{note} bert-base's shape, {measured_on(record)}."
+
+
+def pruning() -> str:
+    """Table of SST-2's accuracy by the share of heads removed, for three ways of choosing them."""
+    (record,) = records("pruning/sst2.json")
+    found = {}
+    for row in record["rows"]:
+        criterion, _, repair, _ = describe_way(row)
+        found[criterion, repair, row["fraction"]] = within(row, record["headline"])
+    body = [[words, *(found[*way, share] for share in SHARES)] for way, words in WAYS.items()]
+    dense = 100 * record["dense"][record["headline"]]
+    head = ["heads removed, nothing retrained", *(f"{100 * share:g} %" for share in SHARES)]
+    return (
+        f"{rows(head, body)}\n\nSST-2, 100 × {record['headline']}, a fine-tuned MiniLM, dense {dense:.1f}; ± is half"
+        f" of a 95 % interval over seeds, {record['setting']['calibration']} calibration examples."
+    )

@@ -1,0 +1,83 @@
+"""Tables of pruning experiments."""
+
+from typing import Any
+
+from bertlite.lab.experiments.compare import describe_way
+from bertlite.lab.timing import with_spread
+from scripts.make.tables.read import measured_on, records, rows
+
+
+def pruning(name: str) -> str:
+    """Table with a line for each way of pruning and a column for each share of heads removed."""
+    (record,) = records(f"pruning/{name}.json")
+    fractions = sorted({row["fraction"] for row in record["rows"]})
+    lines: dict[tuple[str, ...], dict[float, str]] = {}
+    for row in record["rows"]:
+        criterion, _, repair, _ = describe_way(row)
+        lines.setdefault((criterion, repair), {})[row["fraction"]] = within(row, record["headline"])
+    body = [[*way, *(found.get(fraction, "") for fraction in fractions)] for way, found in lines.items()]
+    table = rows(["criterion", "repair", *(f"{100 * fraction:g} %" for fraction in fractions)], body)
+    return f"{table}\n\n{intervals_of(record)}"
+
+
+def within(row: dict[str, Any], headline: str) -> str:
+    """Write a mean and half the width of its interval, in percent."""
+    return f"{100 * row[headline]:.1f} ±{50 * (row['high'] - row['low']):.1f}"
+
+
+def intervals_of(record: dict[str, Any]) -> str:
+    """Write the metric, the dense model's result and the kind of interval."""
+    counts = sorted({row["runs"] for row in record["rows"]})
+    seeds = " or ".join(str(count) for count in counts if count > 1)
+    over = [f"over {seeds} seeds"] if seeds else []
+    over += ["over the examples where there is one run"] if 1 in counts else []
+    return (
+        f"100 × {record['headline']}, dense {100 * record['dense'][record['headline']]:.1f};"
+        f" {record['setting']['calibration']} calibration examples where nothing else is said;"
+        f" ± is half of a 95 % interval, {', '.join(over)}."
+    )
+
+
+def subnetworks() -> str:
+    """Table of the best, random and worst masks, before and after retraining."""
+    (record,) = records("pruning/subnetworks.json")
+    names = {"michel": "the highest scores", "random": "drawn at random", "michel/inverted": "the lowest scores"}
+    found = {(row["criterion"], row["epochs"]): within(row, record["headline"]) for row in record["rows"]}
+    epochs = sorted({row["epochs"] for row in record["rows"]})
+    body = [[what, *(found[name, count] for count in epochs)] for name, what in names.items()]
+    head = ["heads kept", *("not retrained" if not count else f"retrained, {count:g} epoch" for count in epochs)]
+    share = 100 * record["rows"][0]["fraction"]
+    return f"{rows(head, body)}\n\n{share:g} % of the heads removed. {intervals_of(record)}"
+
+
+def beside_textpruner() -> str:
+    """Table of accuracy beside TextPruner."""
+    (record,) = records("pruning/textpruner.json")
+    fractions = sorted({row["fraction"] for row in record["rows"]})
+    found = {(row["system"], row["fraction"]): within(row, "accuracy") for row in record["rows"]}
+    systems = dict.fromkeys(row["system"] for row in record["rows"])
+    body = [[system, *(found[system, fraction] for fraction in fractions)] for system in systems]
+    table = rows(["", *(f"{100 * fraction:.0f} %" for fraction in fractions)], body)
+    version = record["environment"]["versions"]["transformers"]
+    seeds = len(record["rows"][0]["values"])
+    return (
+        f"{table}\n\n100 × accuracy, dense {100 * record['dense']:.1f}, {record['calibration']} calibration"
+        f" examples, ± half of a 95 % interval over {seeds} samples of them. TextPruner {record['textpruner']},"
+        f" transformers {version}."
+    )
+
+
+def pruned_speed() -> str:
+    """Table of measured speed, multiply-accumulates and accuracy of pruned models."""
+    (record,) = records("pruning/speed.json")
+    results = record["results"]
+    shapes = list(dict.fromkeys((line["batch"], line["length"]) for line in results["latency"]))
+    lines = {(line["model"], line["batch"], line["length"]): line for line in results["latency"]}
+    body = []
+    for name, model in results["models"].items():
+        each = [lines[name, *shape] for shape in shapes]
+        speeds = [with_spread(line["speedup"]) for line in each]
+        share = 100 * each[-1]["macs"]
+        body.append([name, f"{share:.0f} %", *speeds, f"{100 * model[results['headline']]:.1f}"])
+    head = ["model", "MACs", *(f"{batch} × {length} tokens" for batch, length in shapes), results["headline"]]
+    return f"{rows(head, body)}\n\nTimes faster than dense, median and quartiles. Measured on {measured_on(record)}."
