@@ -123,16 +123,21 @@ def prune_heads_(model: Model, heads: Heads) -> Model:
     for layer, attention in changed:
         remaining = set(kept_heads(after, layer))
         kept = [i for i, head in enumerate(kept_heads(before, layer)) if head in remaining]
-        rows = head_rows(kept, attention.self.attention_head_size, attention.output.dense.weight.device)
-        for part in (attention.self.query, attention.self.key, attention.self.value):
-            resize_(part, part.weight[rows], part.bias[rows])
-        dense = attention.output.dense
-        resize_(dense, dense.weight[:, rows], dense.bias)
-        attention.self.num_attention_heads = len(kept)
-        attention.self.all_head_size = len(rows)
+        cut_heads_(attention, kept)
         attention.pruned_heads = set(after.pruned_heads[layer])
     set_config(model, after)
     return model
+
+
+def cut_heads_(attention: BertAttention, kept: Sequence[int]) -> None:
+    """Leave an attention these of its heads, named by their places in its matrices."""
+    rows = head_rows(kept, attention.self.attention_head_size, attention.output.dense.weight.device)
+    for part in (attention.self.query, attention.self.key, attention.self.value):
+        resize_(part, part.weight[rows], part.bias[rows])
+    dense = attention.output.dense
+    resize_(dense, dense.weight[:, rows], dense.bias)
+    attention.self.num_attention_heads = len(kept)
+    attention.self.all_head_size = len(rows)
 
 
 def prune_neurons(model: Model, neurons: Neurons) -> Model:

@@ -1,16 +1,9 @@
 """bertlite as a drop-in for transformers' BERT: `from bertlite.hf import BertModel`, on transformers 4.57 and 5.x."""
 
-from transformers import BertConfig
+from transformers import BertConfig, BertTokenizer, BertTokenizerFast
+from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 
-from bertlite.heads.layers import (
-    BertLMPredictionHead,
-    BertOnlyMLMHead,
-    BertOnlyNSPHead,
-    BertPredictionHeadTransform,
-    BertPreTrainingHeads,
-)
 from bertlite.hf.modeling import (
-    BertEncoder,
     BertForMaskedLM,
     BertForMultipleChoice,
     BertForNextSentencePrediction,
@@ -18,21 +11,30 @@ from bertlite.hf.modeling import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
-    BertLayer,
     BertLMHeadModel,
     BertModel,
     BertPreTrainedModel,
+    layers,
 )
-from bertlite.hf.registry import export_remote_code, register, registered, unregister
-from bertlite.stack.modules import (
-    BertAttention,
+from bertlite.hf.parts import (
     BertEmbeddings,
     BertIntermediate,
+    BertLMPredictionHead,
+    BertOnlyMLMHead,
+    BertOnlyNSPHead,
     BertOutput,
     BertPooler,
-    BertSelfAttention,
+    BertPredictionHeadTransform,
+    BertPreTrainingHeads,
     BertSelfOutput,
 )
+from bertlite.hf.registry import export_remote_code, register, registered, unregister
+from bertlite.hf.removed import apply_chunking_to_forward, find_pruneable_heads_and_indices, prune_linear_layer
+
+BertAttention = layers.BertAttention
+BertEncoder = layers.BertEncoder
+BertLayer = layers.BertLayer
+BertSelfAttention = layers.BertSelfAttention
 
 __all__ = [
     "BertAttention",
@@ -43,6 +45,7 @@ __all__ = [
     "BertForMultipleChoice",
     "BertForNextSentencePrediction",
     "BertForPreTraining",
+    "BertForPreTrainingOutput",
     "BertForQuestionAnswering",
     "BertForSequenceClassification",
     "BertForTokenClassification",
@@ -60,7 +63,12 @@ __all__ = [
     "BertPredictionHeadTransform",
     "BertSelfAttention",
     "BertSelfOutput",
+    "BertTokenizer",
+    "BertTokenizerFast",
+    "apply_chunking_to_forward",
     "export_remote_code",
+    "find_pruneable_heads_and_indices",
+    "prune_linear_layer",
     "register",
     "registered",
     "unregister",

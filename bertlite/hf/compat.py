@@ -72,6 +72,16 @@ def zeros_(tensor: Tensor) -> None:
         tensor.data.zero_()
 
 
+def fill_buffers_(embeddings: Any) -> None:
+    """Fill the buffers of embeddings at initialisation; 5.x makes a model without values."""
+    if V5:
+        from transformers import initialization
+
+        positions = embeddings.position_ids
+        initialization.copy_(positions, torch.arange(positions.shape[-1], device=positions.device)[None])
+        initialization.zeros_(embeddings.token_type_ids)
+
+
 def auto_classes() -> list[Any]:
     """Every AutoModel… class of this version."""
     from transformers.models.auto import modeling_auto

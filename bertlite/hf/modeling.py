@@ -1,13 +1,13 @@
 """bertlite's bodies as transformers models: the same stack on PreTrainedModel, with transformers' own outputs."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 import transformers
 from torch import Tensor, nn
 from transformers import BertConfig, GenerationMixin
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutputWithPoolingAndCrossAttentions,
     CausalLMOutputWithCrossAttentions,
@@ -18,6 +18,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
+from transformers.models.bert import modeling_bert as stock
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.utils import logging
 
@@ -26,26 +27,39 @@ from bertlite.checkpoint.checks import NONFINITE, nonfinite_tensors
 from bertlite.checkpoint.faults import raise_faults
 from bertlite.checkpoint.skeleton import is_misaligned
 from bertlite.heads import models as heads
+from bertlite.heads.body import HeadBody
 from bertlite.heads.layers import BertLMPredictionHead
 from bertlite.heads.losses import Items
-from bertlite.hf import compat
+from bertlite.hf import compat, layers4, layers5, parts
 from bertlite.hf.attention import RegisteredAttention, additive_scores
 from bertlite.hf.cache import LayerCache
 from bertlite.hf.config import complete_config_, heads_by_layer
 from bertlite.hf.folder import check_folder
-from bertlite.stack import modules
+from bertlite.hf.masks import OURS, SettledMask, is_own, mask_for
+from bertlite.hf.signatures import in_stocks_order
 from bertlite.stack.attention import BACKENDS
 from bertlite.stack.body import BertBody, pick
+from bertlite.stack.gates import read_gates
+from bertlite.stack.inputs import Inputs
 from bertlite.stack.layouts import Attention, Layout
 from bertlite.stack.masks import values_readable
+from bertlite.stack.modules import First
+from bertlite.stack.outputs import Encoded
 
 logger = logging.get_logger(__name__)
-OURS = ("auto", "packed", "varlen")  # names that transformers does not know
 NAMES = {None: "auto", "sdpa": "auto", "auto": "auto"}  # transformers' default name lets the best kernel run
 
 
-class BertPreTrainedModel(transformers.PreTrainedModel):
-    """transformers' PreTrainedModel around a bertlite body, with the head pruning that transformers 5 removed."""
+layers = layers5 if compat.V5 else layers4
+
+
+class BertPreTrainedModel(stock.BertPreTrainedModel):
+    """transformers' PreTrainedModel around a bertlite body, with the head pruning that transformers 5 removed.
+
+    Base of classes of one's own too, which attach their parts after `super().__init__(config)` and then call
+    `self.init_weights()` or `self.post_init()`.  Models are real subclasses of transformers' for the reason given in
+    `bertlite.hf.parts`, and their constructors do not run either.
+    """
 
     config_class = BertConfig
     base_model_prefix = "bert"
@@ -57,10 +71,11 @@ class BertPreTrainedModel(transformers.PreTrainedModel):
     _no_split_modules = ["BertEmbeddings", "BertLayer"]
 
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
-        super().__init__(config)
+        transformers.PreTrainedModel.__init__(self, config)
         complete_config_(self.config)
-        self.build(self.config, *args, **options)
-        self.post_init()
+        if isinstance(self, HeadBody | BertBody):
+            self.build(self.config, *args, **options)
+            self.post_init()
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **options: Any) -> Any:
@@ -97,9 +112,20 @@ class BertPreTrainedModel(transformers.PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
+        transformers.PreTrainedModel._init_weights(self, module)
         if isinstance(module, BertLMPredictionHead):
             compat.zeros_(module.bias)
+        elif isinstance(module, parts.BertEmbeddings):
+            compat.fill_buffers_(module)
+
+    if compat.V5:  # where code of transformers 4 calls this alone
+
+        def init_weights(self) -> None:
+            """Initialise the weights that are new; 5 wants `post_init`, which calls this."""
+            if "all_tied_weights_keys" in vars(self):
+                super().init_weights()
+            else:
+                self.post_init()
 
     def get_head_mask(
         self, head_mask: Tensor | None, num_hidden_layers: int, is_attention_chunked: bool = False
@@ -141,18 +167,6 @@ class BertPreTrainedModel(transformers.PreTrainedModel):
             super().gradient_checkpointing_enable(gradient_checkpointing_kwargs or {"use_reentrant": False})
 
 
-class BertLayer(modules.BertLayer, GradientCheckpointingLayer):
-    """A layer that transformers turns checkpointing on and off for, in the way of its version."""
-
-    @property
-    def recomputes(self) -> bool:
-        return bool(self.gradient_checkpointing and self.training and torch.is_grad_enabled())
-
-
-class BertEncoder(modules.BertEncoder):
-    layer_class = BertLayer
-
-
 def select_states(states: tuple[Tensor, ...] | None, indices: Sequence[int]) -> tuple[Tensor | None, ...] | None:
     """Return the hidden states at these indices, which count from the end too, in their places; None in the others."""
     if states is None:
@@ -164,24 +178,23 @@ def select_states(states: tuple[Tensor, ...] | None, indices: Sequence[int]) -> 
     return tuple(state if i in wanted else None for i, state in enumerate(states))
 
 
-class BertModel(BertBody[BaseModelOutputWithPoolingAndCrossAttentions], BertPreTrainedModel):
+@in_stocks_order
+class BertModel(BertBody[BaseModelOutputWithPoolingAndCrossAttentions], BertPreTrainedModel, stock.BertModel):
     """`transformers.BertModel` with bertlite's stack."""
 
     output_type = BaseModelOutputWithPoolingAndCrossAttentions
-    _can_record_outputs = {"hidden_states": BertLayer, "attentions": modules.BertSelfAttention}
-    encoder_class = BertEncoder
+    _can_record_outputs = {"hidden_states": layers.BertLayer, "attentions": layers.BertSelfAttention}
+    encoder_class = layers.BertEncoder
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config, add_pooling_layer=add_pooling_layer)
 
     def build(self, config: Any, add_pooling_layer: bool = True) -> None:
-        super().build(config, add_pooling_layer)
-        for layer in self.encoder.layer:
-            parts = {"attention": config.is_decoder, "crossattention": False}
-            for name, causal in parts.items():
-                if hasattr(layer, name):  # what attention functions of transformers look at
-                    attention: Any = getattr(layer, name).self
-                    attention.config, attention.is_causal, attention.layer_idx = config, causal, layer.layer_idx
+        self.embeddings = parts.BertEmbeddings(config)
+        self.encoder = self.encoder_class(config)
+        self.pooler = parts.BertPooler(config) if add_pooling_layer else None
+        self.attn_implementation = config._attn_implementation  # as in 4.57
+        self.position_embedding_type = config.position_embedding_type
 
     def forward(
         self,
@@ -250,8 +263,59 @@ class BertModel(BertBody[BaseModelOutputWithPoolingAndCrossAttentions], BertPreT
         name = self.config._attn_implementation
         return NAMES.get(name, name)
 
+    def encode(self, inputs: Inputs, cache: Any) -> Encoded:
+        """Run the parts as transformers calls them, so that any of them may be another's; see `BertBody.encode`."""
+        layout = self.choose(inputs, cache)
+        x = self.embeddings(
+            layout.pack_ids(inputs.input_ids),
+            layout.pack_ids(inputs.token_type_ids),
+            layout.positions(inputs.position_ids),
+            layout.pack_ids(inputs.inputs_embeds),
+        )
+        attend = self.attention(layout, x, inputs.attention_mask, inputs.output_attentions, cache)
+        first = First(layout.first, partial(attend, first=True)) if inputs.first_token_only else None
+        rows = (x.shape[0], x.shape[-2] + (0 if cache is None else cache.length))
+        mask = SettledMask(attend, rows, x.dtype, x.device, first)
+        options: dict[str, Any] = {}
+        if inputs.head_mask is not None:
+            options["head_mask"] = self.head_gates(inputs.head_mask, layout, x, first)
+        if inputs.encoder_hidden_states is not None:
+            states = inputs.encoder_hidden_states
+            crossed = self.memory(inputs, x, cache).attend
+            options["encoder_hidden_states"] = states
+            others = SettledMask(crossed, (x.shape[0], states.shape[1]), x.dtype, x.device)
+            options["encoder_attention_mask"] = mask_for(self.encoder, others)
+        if cache is not None:
+            options |= {"past_key_values": cache.cache, "use_cache": True}
+        wanted = {"output_attentions": inputs.output_attentions, "output_hidden_states": inputs.output_hidden_states}
+        options |= {name: True for name, value in wanted.items() if value}
+        out = self.encoder(x, mask_for(self.encoder, mask), **options)
+        x, states = out[0], getattr(out, "hidden_states", None)
+        return Encoded(
+            last_hidden_state=x,
+            hidden_states=None if states is None else tuple(map(layout.unpack, states)),
+            attentions=getattr(out, "attentions", None),
+            cross_attentions=getattr(out, "cross_attentions", None),
+            layout=layout.firsts() if inputs.first_token_only else layout,
+        )
+
+    def head_gates(self, head_mask: Tensor, layout: Layout, x: Tensor, first: First | None) -> list[Tensor]:
+        """Return a mask of heads for each layer, (B or 1, N, S or 1, 1); where padding is left out (T or 1, N, 1)."""
+        gates = [layout.gate(g) for g in read_gates(head_mask, self.config, *layout.gate_shape, x.dtype)]
+        if first is not None and gates:
+            gates[-1] = first.of(gates[-1])
+        return [gate.transpose(1, 2) if gate.dim() == 4 else gate for gate in gates]
+
+    def recomputes(self) -> bool:
+        return any(getattr(layer, "recomputes", False) for layer in getattr(self.encoder, "layer", ()))
+
     def may_skip_padding(self) -> bool:
-        return self.config._attn_implementation in OURS  # "sdpa", the default, computes what it computes there
+        if self.config._attn_implementation not in OURS:
+            return False  # "sdpa", the default, computes what it computes there
+        layers = getattr(self.encoder, "layer", ())
+        if not (is_own(self.encoder) and all(map(is_own, layers))):
+            return False
+        return all(is_own(layer.attention) and is_own(layer.attention.self) for layer in layers)
 
     def attention(
         self, layout: Layout, x: Tensor, mask: Tensor | None, weights: bool, cache: Any = None
@@ -260,7 +324,7 @@ class BertModel(BertBody[BaseModelOutputWithPoolingAndCrossAttentions], BertPreT
             mask = mask[..., : cache.length + x.shape[1]]  # generate masks all the room in a cache of fixed size
         name = self.attention_name()
         if layout.packed_rows is not None or name == "auto" or name in BACKENDS:
-            return super().attention(layout, x, mask, weights, cache)
+            return super().attention(layout, x, mask, weights or name == "eager", cache)
         past, causal = None if cache is None else cache.cache, bool(self.config.is_decoder)
         return RegisteredAttention(name, compat.registered_mask(self.config, x, mask, past, None, causal), weights)
 
@@ -269,7 +333,7 @@ class BertModel(BertBody[BaseModelOutputWithPoolingAndCrossAttentions], BertPreT
     ) -> Attention | RegisteredAttention:
         name = self.attention_name()
         if name == "auto" or name in BACKENDS:
-            return super().cross_attention(x, keys, mask, weights)
+            return super().cross_attention(x, keys, mask, weights or name == "eager")
         states = x.new_empty(x.shape[0], keys, x.shape[2])  # only its shape is looked at
         return RegisteredAttention(name, compat.registered_mask(self.config, x, mask, None, states, False), weights)
 
@@ -296,22 +360,32 @@ class TiedDecoder:
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     }
 
+    head_class: ClassVar[type[nn.Module]] = parts.BertOnlyMLMHead
+
     def build_head(self: Any, config: Any) -> None:
-        super().build_head(config)  # type: ignore[misc]  # of the body beside it
-        self.cls.predictions.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.cls = self.head_class(config)
 
     def _tie_weights(self: Any) -> None:  # 4.57 asks here for what 5.x reads in the table
         self.cls.predictions.decoder.bias = self.cls.predictions.bias
 
 
-class BertForPreTraining(TiedDecoder, heads.PreTrainingBody[BertForPreTrainingOutput], BertPreTrainedModel):
+@in_stocks_order
+class BertForPreTraining(
+    TiedDecoder, heads.PreTrainingBody[BertForPreTrainingOutput], BertPreTrainedModel, stock.BertForPreTraining
+):
     base_class = BertModel
+    head_class = parts.BertPreTrainingHeads
     output_type = BertForPreTrainingOutput
     accepts_loss_kwargs = False  # it has two losses, and num_items_in_batch counts the labels of one
 
 
+@in_stocks_order
 class BertLMHeadModel(
-    TiedDecoder, heads.CausalLMBody[CausalLMOutputWithCrossAttentions], BertPreTrainedModel, GenerationMixin
+    TiedDecoder,
+    heads.CausalLMBody[CausalLMOutputWithCrossAttentions],
+    BertPreTrainedModel,
+    stock.BertLMHeadModel,
+    GenerationMixin,
 ):
     base_class = BertModel
     output_type = CausalLMOutputWithCrossAttentions
@@ -366,18 +440,25 @@ class BertLMHeadModel(
         )
 
 
-class BertForMaskedLM(TiedDecoder, heads.MaskedLMBody[MaskedLMOutput], BertPreTrainedModel):
+@in_stocks_order
+class BertForMaskedLM(TiedDecoder, heads.MaskedLMBody[MaskedLMOutput], BertPreTrainedModel, stock.BertForMaskedLM):
     base_class = BertModel
     output_type = MaskedLMOutput
     accepts_loss_kwargs = True
 
 
+@in_stocks_order
 class BertForNextSentencePrediction(
-    heads.NextSentencePredictionBody[NextSentencePredictorOutput], BertPreTrainedModel
+    heads.NextSentencePredictionBody[NextSentencePredictorOutput],
+    BertPreTrainedModel,
+    stock.BertForNextSentencePrediction,
 ):
     base_class = BertModel
     output_type = NextSentencePredictorOutput
     accepts_loss_kwargs = True
+
+    def build_head(self, config: Any) -> None:
+        self.cls = parts.BertOnlyNSPHead(config)
 
 
 class Labelled:
@@ -388,28 +469,45 @@ class Labelled:
         self.num_labels = config.num_labels
 
 
+@in_stocks_order
 class BertForSequenceClassification(
-    Labelled, heads.SequenceClassificationBody[SequenceClassifierOutput], BertPreTrainedModel
+    Labelled,
+    heads.SequenceClassificationBody[SequenceClassifierOutput],
+    BertPreTrainedModel,
+    stock.BertForSequenceClassification,
 ):
     base_class = BertModel
     output_type = SequenceClassifierOutput
     accepts_loss_kwargs = True
 
 
-class BertForMultipleChoice(heads.MultipleChoiceBody[MultipleChoiceModelOutput], BertPreTrainedModel):
+@in_stocks_order
+class BertForMultipleChoice(
+    heads.MultipleChoiceBody[MultipleChoiceModelOutput], BertPreTrainedModel, stock.BertForMultipleChoice
+):
     base_class = BertModel
     output_type = MultipleChoiceModelOutput
     accepts_loss_kwargs = True
 
 
-class BertForTokenClassification(Labelled, heads.TokenClassificationBody[TokenClassifierOutput], BertPreTrainedModel):
+@in_stocks_order
+class BertForTokenClassification(
+    Labelled,
+    heads.TokenClassificationBody[TokenClassifierOutput],
+    BertPreTrainedModel,
+    stock.BertForTokenClassification,
+):
     base_class = BertModel
     output_type = TokenClassifierOutput
     accepts_loss_kwargs = True
 
 
+@in_stocks_order
 class BertForQuestionAnswering(
-    Labelled, heads.QuestionAnsweringBody[QuestionAnsweringModelOutput], BertPreTrainedModel
+    Labelled,
+    heads.QuestionAnsweringBody[QuestionAnsweringModelOutput],
+    BertPreTrainedModel,
+    stock.BertForQuestionAnswering,
 ):
     base_class = BertModel
     output_type = QuestionAnsweringModelOutput

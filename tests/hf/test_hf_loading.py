@@ -311,10 +311,12 @@ def test_an_unknown_argument_is_an_error(tmp_path: Path) -> None:
 
 
 def test_loading_leaves_no_trace_in_the_positions(tmp_path: Path) -> None:
-    """transformers 5 builds on the meta device and fills buffers that are not saved with garbage; we have none."""
+    """transformers 5 builds on the meta device, and buffers that are not saved are filled at initialisation."""
     file_of(tmp_path)
     model = hf.BertModel.from_pretrained(tmp_path)
-    assert not list(model.named_buffers())
+    positions = torch.arange(model.config.max_position_embeddings)[None]
+    assert model.embeddings.position_ids.equal(positions)
+    assert model.embeddings.token_type_ids.equal(torch.zeros_like(positions))
     assert all(not p.is_meta for p in model.parameters())
 
 

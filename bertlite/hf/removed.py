@@ -1,0 +1,71 @@
+"""Functions that transformers 4 has in `pytorch_utils`, and 5 has lost in part: code that cuts BERT imports them."""
+
+import inspect
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from bertlite.stack.modules import linear
+
+
+def find_pruneable_heads_and_indices(
+    heads: Iterable[int], n_heads: int, head_size: int, already_pruned_heads: set[int]
+) -> tuple[set[int], Tensor]:
+    """Return the heads that are still there, of those named, and the rows that are left without them.
+
+    Args:
+        heads: to prune, numbered as in the unpruned layer.
+        n_heads: how many the layer has now.
+        head_size: the rows of each.
+        already_pruned_heads: those that it has lost, numbered as in the unpruned layer.
+    """
+    found = set(heads) - already_pruned_heads
+    gone = {head - sum(before < head for before in already_pruned_heads) for head in found}
+    wrong = [head for head in gone if not -n_heads <= head < n_heads]
+    if wrong:
+        raise IndexError(f"there is no head {wrong[0]} among the {n_heads} that are left")
+    kept = torch.ones(n_heads, head_size, dtype=torch.bool)
+    kept[list(gone)] = False
+    return found, kept.flatten().nonzero().squeeze(-1)
+
+
+def prune_linear_layer(layer: nn.Linear, index: Tensor, dim: int = 0) -> nn.Linear:
+    """Return a new linear layer with these outputs of another (dim 0), or these inputs (dim 1).
+
+    Its parameters have the dtype and the device of the old ones, and are trained.
+    """
+    index = index.to(layer.weight.device)
+    weight = layer.weight.detach().index_select(dim, index).clone()
+    new = linear(weight.shape[1], weight.shape[0])
+    new.weight = nn.Parameter(weight)
+    new.bias = None  # type: ignore[assignment]  # as nn.Linear has it without one
+    if layer.bias is not None:
+        bias = layer.bias.detach()
+        new.bias = nn.Parameter((bias if dim == 1 else bias.index_select(0, index)).clone())
+    return new
+
+
+def apply_chunking_to_forward(
+    forward_fn: Callable[..., Tensor], chunk_size: int, chunk_dim: int, *input_tensors: Tensor
+) -> Tensor:
+    """Apply a function to tensors in parts of `chunk_size` along one axis, 0 being all at once, and join the results.
+
+    Raises:
+        ValueError: the function takes another number of tensors, or the axis is not a multiple of `chunk_size`.
+    """
+    if not input_tensors:
+        raise ValueError("there is no tensor to apply the function to; give one or more")
+    wanted = len(inspect.signature(forward_fn).parameters)
+    if wanted != len(input_tensors):
+        raise ValueError(f"the function takes {wanted} arguments and {len(input_tensors)} tensors are given")
+    if chunk_size <= 0:
+        return forward_fn(*input_tensors)
+    lengths = {x.shape[chunk_dim] for x in input_tensors}
+    if len(lengths) > 1:
+        raise ValueError(f"the tensors have lengths {sorted(lengths)} along axis {chunk_dim}; they must be equal")
+    (length,) = lengths
+    if length % chunk_size:
+        raise ValueError(f"axis {chunk_dim} has length {length}, which is no multiple of chunk size {chunk_size}")
+    parts = zip(*(x.split(chunk_size, chunk_dim) for x in input_tensors), strict=True)
+    return torch.cat([forward_fn(*part) for part in parts], dim=chunk_dim)
