@@ -1,12 +1,13 @@
 """Every bad input that transformers meets obscurely or in silence is refused by name, here and in the core alike."""
 
+import inspect
 import re
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from conftest import SIZES, make
+from conftest import SIZES, assert_same, make
 from pairs import only_4, ours_of
 from torch import Tensor
 from transformers.testing_utils import CaptureLogger
@@ -196,3 +197,11 @@ def test_a_config_that_no_bert_has_is_refused(case: str, package: Any) -> None:
     changes, message = CONFIGS[case]
     with pytest.raises(ValueError, match=re.escape(message)):
         package.BertModel(package.BertConfig(**{**SIZES, **changes}))
+
+
+@pytest.mark.parametrize("name", ["BertModel", "BertForSequenceClassification", "BertForQuestionAnswering"])
+def test_every_argument_may_be_passed_by_place(name: str) -> None:
+    """In the order of the signature, as torch.onnx passes them."""
+    model, ids = ours_of(name), torch.arange(1, 12).view(1, 11)
+    defaults = [each.default for each in inspect.signature(model.forward).parameters.values()]
+    assert_same(dict(model(ids, *defaults[1:])), dict(model(ids)), atol=0)

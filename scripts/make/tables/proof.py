@@ -7,7 +7,10 @@ from typing import Any
 from bertlite.records import commit_of
 from scripts.make.tables.read import ROOT, measured_on, records, rows
 
-CLIENTS = ("accelerate", "sentence-transformers", "peft", "datasets", "torchao", "captum", "bertviz", "textpruner")
+CLIENTS = (
+    *("accelerate", "sentence-transformers", "peft", "datasets", "optimum-onnx"),
+    *("torchao", "captum", "bertviz", "textpruner"),
+)
 
 
 def parity(names: str) -> str:
