@@ -61,7 +61,12 @@ def test_scripts_that_are_named_exist(folder):
                 if not (ROOT / name).exists() and "VERSION" not in name
             }
             modules = re.findall(r"-m (scripts(?:\.\w+)+)", text)
-            missing |= {name for name in modules if not (ROOT / f"{name.replace('.', '/')}.py").exists()}
+            files = {name: name.replace(".", "/") for name in modules}
+            missing |= {
+                name
+                for name, file in files.items()
+                if not any((ROOT / path).exists() for path in (f"{file}.py", f"{file}/__main__.py"))
+            }
     assert missing == set()
 
 
@@ -207,6 +212,40 @@ def test_a_mutant_runs_in_place_of_its_module(tmp_path):
 
 def test_the_tests_of_a_release_exist():
     assert all((ROOT / "tests" / name).exists() for name in release.TESTS)
+
+
+def test_a_release_is_tried_beside_one_end_of_the_versions_at_a_time(capsys):
+    for argv, message in (
+        (["--newest"], "--python goes with"),
+        (["--python", "python"], "--python goes with"),
+        (["--lowest", "--newest", "--python", "python"], "not allowed with"),
+        (["--lowest", "--python", "python", "--out", "results"], "--out goes with --newest"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            release.main(argv)
+        assert message in capsys.readouterr().err
+
+
+def test_the_newest_torch_is_tried_with_all_else_as_pinned(tmp_path, monkeypatch):
+    ran: list[list[str]] = []
+    monkeypatch.setattr(release, "step", lambda *command, cwd: ran.append([str(part) for part in command]))
+    monkeypatch.setattr(
+        release, "version_in", lambda _, package: {"torch": "99.1.0", "transformers": "5.23.0"}[package]
+    )
+    release.run_newest(Path("python"), tmp_path / "bertlite.whl", [""], tmp_path, tmp_path)
+    pins = (tmp_path / "constraints.txt").read_text().splitlines()
+    wanted = (ROOT / "constraints.txt").read_text().splitlines()
+    assert [line for line in pins if line.startswith("torch=")] == ["torch==99.1.0"]
+    assert set(wanted) - set(pins) == {line for line in wanted if line.startswith("torch=")}
+    tests, parity = ran[-2:]
+    assert tests[1:3] == ["-m", "pytest"]
+    assert Path(tests[-1]) == ROOT / "tests"
+    assert parity[1:4] == ["-m", "bertlite", "parity"]
+    assert Path(parity[-1]) == tmp_path / "parity-5.23.0-torch-99.1.0.json"
+    monkeypatch.setattr(
+        release, "version_in", lambda _, package: dict(line.split("==") for line in wanted if "==" in line)[package]
+    )
+    assert release.record_name(Path("python")) in {path.name for path in (ROOT / "scripts" / "results").iterdir()}
 
 
 SUITE = """
