@@ -122,7 +122,7 @@ def run_newest(python: Path, wheel: Path, tests: Sequence[str], out: Path | None
     step(python, "-m", "pip", "-q", "install", "-c", pins, "--no-deps", DEMO, cwd=folder)  # it asks for another torch
     files = [ROOT / "tests" / name for name in tests]
     step(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *PARALLEL, *files, cwd=ROOT)
-    record = [] if out is None else ["--out", out.resolve() / record_name(python)]
+    record: list[str | Path] = [] if out is None else ["--out", out.resolve() / record_name(python)]
     step(python, "-m", "bertlite", "parity", *record, cwd=ROOT)
 
 
