@@ -143,6 +143,22 @@ def test_the_files_it_names_and_links_to_exist() -> None:
         assert (ROOT / path).exists(), f"README.md links to {path}"
 
 
+def test_the_table_of_parity_names_torch_where_there_are_records_of_several(tmp_path, monkeypatch):
+    record = json.loads((read.RESULTS / "parity-5.23.0.json").read_text())
+    monkeypatch.setattr(read, "RESULTS", tmp_path)
+    (tmp_path / "parity-5.23.0.json").write_text(json.dumps(record))
+    page = "<!-- parity -->\n<!-- /parity -->\n"
+    said, _ = tables.filled(page)
+    assert said.count("torch") == 1
+    record["environment"]["versions"]["torch"] = "99.1.0+cu999"
+    (tmp_path / "parity-5.23.0-torch-99.1.0.json").write_text(json.dumps(record))
+    both, _ = tables.filled(page)
+    lines = said.splitlines()[3:]
+    claims = sum(line.startswith("| 5.23.0 |") for line in lines)
+    assert both.count("| 5.23.0, torch 99.1.0 |") == both.count("| 5.23.0, torch 2.") == claims > 0
+    assert "torch" not in both.splitlines()[-2]
+
+
 def test_the_tables_of_a_gpu_need_only_its_records(tmp_path, monkeypatch):
     """Made here of the CPU's, with what a GPU's have beside that."""
     found = {

@@ -19,7 +19,7 @@ from bertlite.lab import timing
 from bertlite.lab.bench.startup import COLD
 from bertlite.parity.command import demo_checkpoint
 from scripts.measure import checkpointing, gpu_checks
-from scripts.stress import mutation, release
+from scripts.stress import hf_suites, mutation, release
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -61,7 +61,12 @@ def test_scripts_that_are_named_exist(folder):
                 if not (ROOT / name).exists() and "VERSION" not in name
             }
             modules = re.findall(r"-m (scripts(?:\.\w+)+)", text)
-            missing |= {name for name in modules if not (ROOT / f"{name.replace('.', '/')}.py").exists()}
+            files = {name: name.replace(".", "/") for name in modules}
+            missing |= {
+                name
+                for name, file in files.items()
+                if not any((ROOT / path).exists() for path in (f"{file}.py", f"{file}/__main__.py"))
+            }
     assert missing == set()
 
 
@@ -207,6 +212,94 @@ def test_a_mutant_runs_in_place_of_its_module(tmp_path):
 
 def test_the_tests_of_a_release_exist():
     assert all((ROOT / "tests" / name).exists() for name in release.TESTS)
+
+
+def test_a_release_is_tried_beside_one_end_of_the_versions_at_a_time(capsys):
+    for argv, message in (
+        (["--newest"], "--python goes with"),
+        (["--python", "python"], "--python goes with"),
+        (["--lowest", "--newest", "--python", "python"], "not allowed with"),
+        (["--lowest", "--python", "python", "--out", "results"], "--out goes with --newest"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            release.main(argv)
+        assert message in capsys.readouterr().err
+
+
+def test_the_newest_torch_is_tried_with_all_else_as_pinned(tmp_path, monkeypatch):
+    ran: list[list[str]] = []
+    monkeypatch.setattr(release, "step", lambda *command, cwd: ran.append([str(part) for part in command]))
+    monkeypatch.setattr(
+        release, "version_in", lambda _, package: {"torch": "99.1.0", "transformers": "5.23.0"}[package]
+    )
+    release.run_newest(Path("python"), tmp_path / "bertlite.whl", [""], tmp_path, tmp_path)
+    pins = (tmp_path / "constraints.txt").read_text().splitlines()
+    wanted = (ROOT / "constraints.txt").read_text().splitlines()
+    assert [line for line in pins if line.startswith("torch=")] == ["torch==99.1.0"]
+    assert set(wanted) - set(pins) == {line for line in wanted if line.startswith("torch=")}
+    tests, parity = ran[-2:]
+    assert tests[1:3] == ["-m", "pytest"]
+    assert Path(tests[-1]) == ROOT / "tests"
+    assert parity[1:4] == ["-m", "bertlite", "parity"]
+    assert Path(parity[-1]) == tmp_path / "parity-5.23.0-torch-99.1.0.json"
+    monkeypatch.setattr(
+        release, "version_in", lambda _, package: dict(line.split("==") for line in wanted if "==" in line)[package]
+    )
+    assert release.record_name(Path("python")) in {path.name for path in (ROOT / "scripts" / "results").iterdir()}
+
+
+SUITE = """
+import unittest
+
+from transformers import AutoModel, BertConfig, BertForMaskedLM
+from transformers.models.bert import modeling_bert
+
+CONFIG = BertConfig(vocab_size=97, hidden_size=48, num_hidden_layers=1, num_attention_heads=4, intermediate_size=37)
+
+
+class BertModelTest(unittest.TestCase):
+    def test_everywhere(self):
+        assert BertForMaskedLM is modeling_bert.BertForMaskedLM
+        assert type(AutoModel.from_config(CONFIG)) is modeling_bert.BertModel
+
+    def test_of_stock(self):
+        for name in ("first", "second"):
+            with self.subTest(name):
+                assert BertForMaskedLM.__module__.startswith("transformers."), "these are not stock classes"
+
+    def test_of_ours(self):
+        BertForMaskedLM(CONFIG).prune_heads({0: [1]})
+        assert BertForMaskedLM.__module__.startswith("bertlite."), "these are stock classes"
+
+    def test_left_out(self):
+        pass
+"""
+
+
+def test_the_suites_of_transformers_run_with_both_classes(tmp_path, capsys):
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "src" / "transformers").mkdir(parents=True)
+    (tmp_path / "src" / "transformers" / "__init__.py").write_text(f'__version__ = "{transformers.__version__}"\n')
+    path = tmp_path / hf_suites.FILES[0]
+    path.parent.mkdir(parents=True)
+    path.write_text(SUITE)
+    assert hf_suites.main([str(tmp_path), "--only", "everywhere,of_"]) == 1
+    said = capsys.readouterr().out
+    assert re.search(
+        r"^only with bertlite: .*test_of_stock\n    AssertionError: these are not stock", said, re.MULTILINE
+    )
+    assert re.search(r"^with transformers' own classes too: .*test_of_ours\n", said, re.MULTILINE)
+    assert "2 of 3 tests pass with its own classes, and 1 of these with bertlite's" in said
+
+
+def test_the_suites_must_be_of_the_transformers_that_is_installed(tmp_path):
+    pytest.importorskip("transformers")
+    with pytest.raises(SystemExit, match="is no checkout of transformers"):
+        hf_suites.main([str(tmp_path)])
+    (tmp_path / "src" / "transformers").mkdir(parents=True)
+    (tmp_path / "src" / "transformers" / "__init__.py").write_text('__version__ = "3.5.1"\n')
+    with pytest.raises(SystemExit, match=r"is 3\.5\.1 and .* is installed: check out that version"):
+        hf_suites.main([str(tmp_path)])
 
 
 def test_both_cold_starts_give_the_same_vector():

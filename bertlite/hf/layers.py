@@ -106,7 +106,7 @@ class Attention(modules.BertAttention, WithoutStock, stock.BertAttention):
         gone = self.pruned_heads.union(*heads_by_layer({number: heads}, config).values())
         if gone == self.pruned_heads:
             return
-        pruning.check_attention(number, self)
+        pruning.check_linear_parts(pruning.attention_parts(number, self))
         before = [head for head in range(config.num_attention_heads) if head not in self.pruned_heads]
         pruning.cut_heads_(self, [i for i, head in enumerate(before) if head not in gone])
         self.pruned_heads = gone

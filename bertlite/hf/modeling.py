@@ -77,7 +77,8 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
             ValueError: a folder whose config or weights `bertlite.hf.folder.check_folder` refuses, or nan or inf in
                 the weights of any checkpoint.
         """
-        check_folder(pretrained_model_name_or_path, options)
+        with torch.device("cpu"):  # a default device of "meta" is transformers' to refuse, in its own words
+            check_folder(pretrained_model_name_or_path, options)
         loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **options)
         model = loaded[0] if isinstance(loaded, tuple) else loaded  # with output_loading_info=True
         for parameter in model.parameters():

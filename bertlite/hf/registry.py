@@ -1,22 +1,30 @@
 """Making transformers use our classes for `bert` checkpoints, and undoing it.  Importing changes nothing."""
 
+import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import transformers
 from transformers import BertConfig
 
 from bertlite.hf import compat, modeling
 from bertlite.records import write_json, write_text
 
 _before: dict[Any, Any] = {}  # what a mapping held for BertConfig before us; absent where it held nothing
+_optimum: list[tuple[Any, str, Any]] = []  # optimum's TasksManager, and the methods of it that we replaced
+INFER = ("_infer_library_from_model_or_model_class", "_infer_task_from_model_or_model_class")
 
 
 def register() -> None:
-    """Make AutoModel and its kin, and what loads through them, use bertlite for BERT checkpoints in this process."""
+    """Make AutoModel and its kin, and what loads through them, use bertlite for BERT checkpoints in this process.
+
+    Where optimum is installed its exporters take our classes for models of transformers, too.
+    """
+    _register_with_optimum()
     for auto in compat.auto_classes():
         mapping = auto._model_mapping
         if auto in _before or BertConfig not in mapping:
@@ -35,6 +43,42 @@ def unregister() -> None:
         else:
             auto._model_mapping._extra_content[BertConfig] = before
     _before.clear()
+    while _optimum:
+        setattr(*_optimum.pop())
+
+
+def _register_with_optimum() -> None:
+    """Make optimum's exporters infer for our classes what they infer for transformers' class of that name.
+
+    They ask whether the name of a class's module begins with "transformers", even where the caller named the library.
+    """
+    if _optimum or not _is_installed("optimum.exporters.tasks"):
+        return
+    from optimum.exporters.tasks import TasksManager
+
+    for name in filter(vars(TasksManager).__contains__, INFER):
+        _optimum.append((TasksManager, name, vars(TasksManager)[name]))
+        setattr(TasksManager, name, classmethod(_asking_for_stock(getattr(TasksManager, name))))
+
+
+def _asking_for_stock(infer: Callable[..., str]) -> Callable[..., str]:
+    """Return a class method that calls `infer` with transformers' class in place of ours, or of a model of ours."""
+
+    def inferred(cls: type, model: Any = None, model_class: Any = None) -> str:
+        asked = type(model) if model_class is None else model_class
+        stock = getattr(transformers, asked.__name__, None)
+        if asked.__module__ == modeling.__name__ and stock is not None and (model is None or model_class is None):
+            return infer(model_class=stock)
+        return infer(model=model, model_class=model_class)
+
+    return inferred
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a package above it is missing
+        return False
 
 
 @contextmanager

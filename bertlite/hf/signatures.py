@@ -29,10 +29,11 @@ def in_order(order: Sequence[str]) -> Callable[[Class], Class]:
         plain = cls.forward
         signature = inspect.signature(plain)
         ours = signature.parameters
+        every = [*order, *(name for name in ours if name not in ("self", *order))]  # torch.onnx places these too
 
         def forward(self: Any, *args: Any, **options: Any) -> Any:
             if len(args) > SAME:
-                options = by_name(order, args, ours, options)
+                options = by_name(every, args, ours, options)
             return plain(self, *args[:SAME], **options)
 
         functools.update_wrapper(forward, plain)

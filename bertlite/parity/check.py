@@ -54,7 +54,7 @@ def check(case: Case, device: str = "cpu", checkpoint: str | Path = "", tamper: 
     """
     try:
         reference.require(case)
-        with matmul_precision(case.mode), kernel_of(case.mode):
+        with reference.silent(), matmul_precision(case.mode), kernel_of(case.mode):
             return compare_sides(case, device, checkpoint, tamper)
     except reference.UnsupportedError as reason:
         return Report(case.name, not_checked=str(reason))

@@ -4,7 +4,8 @@ transformers is imported inside functions: bertlite works without it.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import cast
@@ -45,9 +46,24 @@ def version() -> str:
         raise ModuleNotFoundError(
             "the parity check compares with transformers, which is not installed: pip install 'bertlite[hf]'"
         ) from None
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
     return str(transformers.__version__)
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Print neither the warnings of transformers nor its progress bars, and leave its logging as it was."""
+    version()
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def honours(feature: str) -> bool:
@@ -81,6 +97,7 @@ def backend_for(case: Case) -> str:
     return "sdpa" if case.backend == "packed" else case.backend
 
 
+@silent()
 def load(
     checkpoint: str | Path, model: str, overrides: Overrides, dtype: torch.dtype, backend: str, device: str
 ) -> nn.Module:
@@ -138,6 +155,7 @@ def complete(checkpoint: str | Path, model: str, overrides: Overrides, folder: P
     return folder
 
 
+@silent()
 def base_shaped(folder: Path, **sizes: int) -> Path:
     """Save a checkpoint of bert-base-uncased's shape that transformers initialises, and return its folder.
 

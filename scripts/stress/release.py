@@ -2,13 +2,16 @@
 
     python -m scripts.stress.release                            # this environment's torch, the newest of all else
     python -m scripts.stress.release --lowest --python PYTHON   # the oldest of all that pyproject.toml allows
+    python -m scripts.stress.release --newest --python PYTHON   # the newest torch, the rest as in constraints.txt
 
 Makes an empty environment in a temporary folder, outside the checkout, and installs the wheel there without extras;
 torch, which is large, is lent by the environment that runs this.  There `import bertlite` must work and import no
 more than its dependencies, `bertlite --help` must run, a model must be saved and loaded again, and its version must
 be pyproject.toml's, the only place that states one.  With --lowest the wheel goes into the environment of PYTHON,
-which has the oldest torch already and is changed, and the tests of --tests run there too.  Takes minutes and a
-package index; exits 1 at the first step that fails.
+which has the oldest torch already and is changed, and the tests of --tests run there too.  With --newest so does the
+newest torch of the index, and what developers install, at the versions of constraints.txt; all tests run there, and
+`bertlite parity`, which writes its record into --out.  Takes minutes, --newest an hour, and a package index; exits 1
+at the first step that fails.  `scripts/stress/hf_suites.py` runs transformers' own tests.
 """
 
 import argparse
@@ -26,11 +29,14 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
+from bertlite.parity.command import DEMO
+
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = (  # files and folders of tests/
     *("test_config.py", "test_model.py", "test_pruning.py", "heads", "tokenizer", "checkpoint/test_checkpoint.py"),
     *("stack/test_attention.py", "stack/test_modules.py", "stack/test_packed.py"),
 )
+PARALLEL = ("-n", "auto", "--dist", "loadgroup")  # as scripts/test does
 TRY = """
 import sys, tempfile, importlib.metadata, torch, bertlite
 extras = {"transformers", "accelerate", "datasets", "pyarrow", "matplotlib", "scipy", "sklearn"} & sys.modules.keys()
@@ -72,6 +78,9 @@ def lend_torch(python: Path) -> None:
 def step(*command: str | Path, cwd: Path) -> None:
     print("==", *command, flush=True)
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    if "pytest" in command:
+        clean |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        clean["OMP_NUM_THREADS"] = "1"  # the workers share the cores
     subprocess.run([str(part) for part in command], check=True, cwd=cwd, env=clean)
 
 
@@ -98,20 +107,62 @@ def check_contents(dist: Path) -> None:
         sys.exit(f"{sdist.name} lacks what one needs to build on it")
 
 
+def run_lowest(python: Path, tests: Sequence[str], folder: Path) -> None:
+    """Run tests against the wheel, not the checkout."""
+    step(python, "-m", "pip", "-q", "install", "pytest", "hypothesis", cwd=folder)
+    files = [ROOT / "tests" / name for name in tests]
+    step(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "pythonpath=", *files, cwd=folder)
+
+
+def run_newest(python: Path, wheel: Path, tests: Sequence[str], out: Path | None, folder: Path) -> None:
+    """Run what README names beside the newest torch: the tests, which import the checkout's scripts, and parity."""
+    pins = folder / "constraints.txt"
+    pins.write_text(other_than_torch() + f"torch=={version_in(python, 'torch')}\n", encoding="utf-8")
+    step(python, "-m", "pip", "-q", "install", "-c", pins, f"{wheel}[dev]", cwd=folder)
+    step(python, "-m", "pip", "-q", "install", "-c", pins, "--no-deps", DEMO, cwd=folder)  # it asks for another torch
+    files = [ROOT / "tests" / name for name in tests]
+    step(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *PARALLEL, *files, cwd=ROOT)
+    record: list[str | Path] = [] if out is None else ["--out", out.resolve() / record_name(python)]
+    step(python, "-m", "bertlite", "parity", "--all", *record, cwd=ROOT)
+
+
+def other_than_torch() -> str:
+    """Return constraints.txt without the line that chooses torch."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("torch=="))
+
+
+def version_in(python: Path, package: str) -> str:
+    """Return the version of a package in another environment, without what follows a plus sign."""
+    code = f"from importlib.metadata import version; print(version({package!r}).partition('+')[0])"
+    return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def record_name(python: Path) -> str:
+    """Return the name of a parity record; it names torch if constraints.txt has another."""
+    torch = f"torch=={version_in(python, 'torch')}"
+    pinned = torch in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return f"parity-{version_in(python, 'transformers')}{'' if pinned else '-' + torch.replace('==', '-')}.json"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lowest", action="store_true", help="the oldest dependencies, and the tests")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--lowest", action="store_true", help="the oldest dependencies, and the tests")
+    which.add_argument("--newest", action="store_true", help="the newest torch, the tests and parity")
     parser.add_argument(
         "--tests",
         type=lambda text: text.split(","),
-        default=TESTS,
         metavar="A,B",
-        help=f"with --lowest (default: {','.join(TESTS)})",
+        help=f"tests to run (default: with --lowest {','.join(TESTS)}; with --newest all)",
     )
-    parser.add_argument("--python", type=Path, help="with --lowest: of an environment that has the oldest torch")
+    parser.add_argument("--python", type=Path, help="of an environment that has the oldest, or the newest, torch")
+    parser.add_argument("--out", type=Path, help="with --newest: the folder for the record of parity")
     args = parser.parse_args(argv)
-    if args.lowest != bool(args.python):
-        parser.error("--lowest and --python go together")
+    if (args.lowest or args.newest) != bool(args.python):
+        parser.error("--python goes with --lowest or --newest, and they with it")
+    if args.out and not args.newest:
+        parser.error("--out goes with --newest")
     facts = project()
     check_version(facts["version"])
     with tempfile.TemporaryDirectory() as place:
@@ -120,22 +171,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_contents(folder / "dist")
         [wheel] = (folder / "dist").glob("*.whl")
         python: Path = args.python or folder / "env" / "bin" / "python"
-        if args.lowest:
-            pins = lowest(facts["dependencies"])
+        pins = lowest(facts["dependencies"]) if args.lowest else []
+        if args.python:
             step(python, "-m", "pip", "-q", "uninstall", "-y", "bertlite", cwd=folder)  # pip keeps one of this version
         else:
-            pins = []
             venv.create(folder / "env", with_pip=True)
             lend_torch(python)
+        if args.newest:
+            step(python, "-m", "pip", "-q", "install", "--upgrade", "torch", cwd=folder)
         step(python, "-m", "pip", "-q", "install", *pins, wheel, cwd=folder)
         step(python, "-m", "pip", "-q", "check", cwd=folder)
         step(python, "-I", "-c", TRY, facts["version"], cwd=folder)
         step(python.parent / "bertlite", "--help", cwd=folder)
         if args.lowest:
-            step(python, "-m", "pip", "-q", "install", "pytest", "hypothesis", cwd=folder)
-            files = [ROOT / "tests" / name for name in args.tests]
-            options = ["-q", "-p", "no:cacheprovider", "-o", "pythonpath="]  # the wheel is tested, not the checkout
-            step(python, "-m", "pytest", *options, *files, cwd=folder)
+            run_lowest(python, TESTS if args.tests is None else args.tests, folder)
+        if args.newest:
+            run_newest(python, wheel, ("",) if args.tests is None else args.tests, args.out, folder)
     print("the release is sound")
     return 0
 

@@ -16,7 +16,15 @@ pytestmark = [
     pytest.mark.clients,
     pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning"),  # clients ask under the old name
 ]
-OPTIONAL = ("ONNX", "torchao", "captum", "bertviz", "TextPruner", "Opacus")  # few need them, and CI installs none
+OPTIONAL = (
+    "ONNX",
+    "optimum",
+    "torchao",
+    "captum",
+    "bertviz",
+    "TextPruner",
+    "Opacus",
+)  # few need them, and CI installs none
 
 
 def marked(names: Iterable[str]) -> list[Any]:

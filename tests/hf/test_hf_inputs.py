@@ -1,14 +1,16 @@
 """Every bad input that transformers meets obscurely or in silence is refused by name, here and in the core alike."""
 
+import inspect
 import re
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from conftest import SIZES, make
-from pairs import ours_of
+from conftest import SIZES, assert_same, make
+from pairs import only_4, ours_of
 from torch import Tensor
+from transformers.testing_utils import CaptureLogger
 
 import bertlite
 from bertlite import hf
@@ -120,6 +122,20 @@ def test_an_unknown_keyword_is_a_TypeError(made: str) -> None:
         MODELS[made]()(IDS, foo=1)
 
 
+@only_4  # the BERT of transformers 5 no longer warns
+@pytest.mark.parametrize("name", ["BertModel", "BertForSequenceClassification"])
+def test_padding_without_a_mask_is_warned_of_by_the_logger_of_transformers(name: str) -> None:
+    logger = transformers.logging.get_logger("transformers.modeling_utils")
+    ids = torch.arange(1, 12).view(1, 11)
+    model = ours_of(name)
+    for padded, mask, warns in ((False, None, False), (True, torch.ones_like(ids), False), (True, None, True)):
+        ids[0, -1] = model.config.pad_token_id if padded else 11
+        logger.warning_once.cache_clear()
+        with CaptureLogger(logger) as report:
+            model(ids, attention_mask=mask)
+        assert ("We strongly recommend passing in an `attention_mask`" in report.out) == warns
+
+
 @pytest.mark.parametrize("made", MODELS)
 def test_an_empty_batch_gives_an_empty_output(made: str) -> None:
     assert MODELS[made]()(IDS[:0]).last_hidden_state.shape == (0, S, 48)
@@ -181,3 +197,11 @@ def test_a_config_that_no_bert_has_is_refused(case: str, package: Any) -> None:
     changes, message = CONFIGS[case]
     with pytest.raises(ValueError, match=re.escape(message)):
         package.BertModel(package.BertConfig(**{**SIZES, **changes}))
+
+
+@pytest.mark.parametrize("name", ["BertModel", "BertForSequenceClassification", "BertForQuestionAnswering"])
+def test_every_argument_may_be_passed_by_place(name: str) -> None:
+    """In the order of the signature, as torch.onnx passes them."""
+    model, ids = ours_of(name), torch.arange(1, 12).view(1, 11)
+    defaults = [each.default for each in inspect.signature(model.forward).parameters.values()]
+    assert_same(dict(model(ids, *defaults[1:])), dict(model(ids)), atol=0)

@@ -1,6 +1,8 @@
 """from_pretrained and save_pretrained, with the arguments that people pass, between transformers' classes and ours."""
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from pairs import (
     theirs_of,
 )
 from safetensors.torch import load, load_file, save_file
+from transformers.testing_utils import CaptureLogger
 
 import bertlite
 from bertlite import hf
@@ -228,6 +231,21 @@ def test_another_number_of_labels_needs_ignore_mismatched_sizes(tmp_path: Path) 
     same(model.bert, hf.BertModel.from_pretrained(tmp_path, dtype=F64))
 
 
+@pytest.mark.parametrize("changes", [{"num_labels": 9}, {"vocab_size": 11}], ids=str)
+def test_mismatched_sizes_are_reported_by_the_logger_of_transformers(changes: dict[str, int], tmp_path: Path) -> None:
+    file_of(tmp_path, "BertForSequenceClassification")
+    logger = transformers.logging.get_logger("transformers.modeling_utils")
+    with CaptureLogger(logger) as report:
+        hf.BertForSequenceClassification.from_pretrained(tmp_path, **changes, ignore_mismatched_sizes=True)
+    assert ("Reinit due to size mismatch" if V5 else "the shapes did not match") in report.out
+
+
+def test_a_meta_default_device_is_refused_in_the_words_of_transformers(tmp_path: Path) -> None:
+    file_of(tmp_path)
+    with torch.device("meta"), pytest.raises(RuntimeError, match="`from_pretrained` with a meta device context"):
+        hf.BertModel.from_pretrained(tmp_path)
+
+
 def test_a_config_may_be_given(tmp_path: Path) -> None:
     file_of(tmp_path)
     config = hf.BertConfig.from_pretrained(tmp_path, hidden_dropout_prob=0.25)
@@ -404,3 +422,53 @@ def test_the_core_and_hf_read_each_others_files(name: str, tmp_path: Path) -> No
     again, info = getattr(hf, name).from_pretrained(tmp_path / "core", dtype=F64, output_loading_info=True)
     assert not any(info.values())
     assert_same(dict(again(**inputs_of(name))), dict(ours(**inputs_of(name))), atol=0)
+
+
+# optimum
+
+
+OPTIMUM = """
+class TasksManager:  # asks what optimum 2.1 asks
+    @classmethod
+    def _infer_library_from_model_or_model_class(cls, model=None, model_class=None):
+        if (model is None) == (model_class is None):
+            raise ValueError("one of both")
+        if not (model_class or type(model)).__module__.startswith("transformers"):
+            raise ValueError("The library name could not be automatically inferred")
+        return "transformers"
+"""
+
+
+@pytest.fixture
+def optimum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Put a package of that name in place of the one that may be installed."""
+
+    def loaded() -> list[str]:
+        return [name for name in sys.modules if name.partition(".")[0] == "optimum"]
+
+    exporters = tmp_path / "optimum" / "exporters"
+    exporters.mkdir(parents=True)
+    (exporters / "tasks.py").write_text(OPTIMUM)
+    (exporters.parent / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in loaded():
+        monkeypatch.delitem(sys.modules, name)
+    yield
+    for name in loaded():
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("optimum")
+def test_optimum_infers_the_library_of_a_registered_class() -> None:
+    with hf.registered():
+        from optimum.exporters.tasks import TasksManager
+
+        infer = TasksManager._infer_library_from_model_or_model_class
+        assert infer(model=ours_of("BertForMaskedLM")) == infer(model_class=hf.BertModel) == "transformers"
+        assert infer(theirs_of("BertModel")) == "transformers"
+        with pytest.raises(ValueError, match="could not be automatically inferred"):
+            infer(model_class=bertlite.BertModel)
+        with pytest.raises(ValueError, match="one of both"):
+            infer(ours_of("BertModel"), hf.BertModel)
+    with pytest.raises(ValueError, match="could not be automatically inferred"):
+        TasksManager._infer_library_from_model_or_model_class(model_class=hf.BertModel)

@@ -56,6 +56,24 @@ def minilm():
     forget()
 
 
+def test_a_check_leaves_the_logging_of_transformers_as_it_was(tiny):
+    """What transformers reports later, such as sizes that differ, must not be lost."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    try:
+        logging.set_verbosity_warning()
+        logging.enable_progress_bar()
+        reference.version.cache_clear()  # as in a process that has compared nothing
+        assert check(CASES[0], checkpoint=tiny).ok
+        assert logging.get_verbosity() == logging.WARNING
+        assert logging.is_progress_bar_enabled()
+    finally:
+        logging.set_verbosity(before[0])
+        if not before[1]:
+            logging.disable_progress_bar()
+
+
 def require_equal(report: Report, case: Case) -> None:
     """Check that a report found everything equal, with the backend that the case names; skip where it says why not."""
     if report.not_checked:

@@ -6,14 +6,21 @@ from typing import Any
 from bertlite.records import commit_of
 from scripts.make.tables.read import measured_on, parity_records, records, rows
 
-CLIENTS = ("accelerate", "sentence-transformers", "peft", "datasets", "torchao", "captum", "bertviz", "textpruner")
+CLIENTS = (
+    *("accelerate", "sentence-transformers", "peft", "datasets", "optimum-onnx"),
+    *("torchao", "captum", "bertviz", "textpruner"),
+)
 
 
 def parity(names: str) -> str:
-    """Table of the claims of parity by checkpoint and dtype."""
+    """Table of the claims of parity by checkpoint and dtype; it names torch where there are records of several."""
     body, files = [], parity_records(names)
+    torches = {record["environment"]["versions"]["torch"].partition("+")[0] for record in files}
     for record in files:
-        version = record["environment"]["versions"]["transformers"]
+        versions = record["environment"]["versions"]
+        version = versions["transformers"]
+        if len(torches) > 1:
+            version += f", torch {versions['torch'].partition('+')[0]}"
         for name, found in record["checkpoints"].items():
             for claim in found["claims"]:
                 rounds = claim["max_ratio"] is not None and claim["max_error"] > 0  # then the ratio says it
@@ -22,7 +29,7 @@ def parity(names: str) -> str:
                 verdict = "all" if not claim["failed"] else f"{claim['failed']} fail"
                 body.append([version, name, claim["dtype"], claim["claim"], claim["tensors"], verdict, error, ratio])
     head = ["transformers", "checkpoint", "dtype", "claim", "tensors", "hold", "largest error", "largest ratio"]
-    return f"{rows(head, body)}\n\nMeasured on {measured_on(files[0])}."
+    return f"{rows(head, body)}\n\nMeasured on {measured_on(files[0], name_torch=len(torches) == 1)}."
 
 
 def clients() -> str:

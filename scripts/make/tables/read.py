@@ -61,9 +61,10 @@ def rows(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
-def measured_on(record: dict[str, Any]) -> str:
+def measured_on(record: dict[str, Any], name_torch: bool = True) -> str:
     """Name the machine and the versions of a record."""
     where = record["environment"]
     threads = "1 thread" if where["threads"] == 1 else f"{where['threads']} threads"
     gpu = f"{where['gpu']}, driver {where['driver']}, " if "gpu" in where else ""
-    return f"{gpu}{where['cpu']}, {threads}, torch {where['versions']['torch']}, Python {where['python']}"
+    torch = f"torch {where['versions']['torch']}, " if name_torch else ""
+    return f"{gpu}{where['cpu']}, {threads}, {torch}Python {where['python']}"

@@ -82,6 +82,14 @@ def first_line(error: Exception) -> str:
     return text.partition("\n")[0].strip()
 
 
+def is_installed(module: str) -> bool:
+    """Return whether a module can be imported, or with a dot in its name a part of a package."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package itself is missing
+        return False
+
+
 @dataclass(frozen=True)
 class Check:
     client: str
@@ -100,7 +108,7 @@ class Check:
             MissingError: a library or the MiniLM checkpoint is not installed.
             Exception: the claim does not hold.
         """
-        missing = [name for name in self.needs if importlib.util.find_spec(name) is None]
+        missing = [name for name in self.needs if not is_installed(name)]
         if missing:
             raise MissingError(f"not installed: {', '.join(missing)}")
         folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""torch.compile, torch.export and ONNX."""
+"""torch.compile, torch.export and ONNX, by torch and by optimum."""
 
 import io
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from tests.clients.checks.common import (
     tiny_batch,
 )
 
-COMPILE, EXPORT, ONNX = "torch.compile", "torch.export", "ONNX"
+COMPILE, EXPORT, ONNX, OPTIMUM = "torch.compile", "torch.export", "ONNX", "optimum"
 CLS = "BertForMaskedLM"
 
 
@@ -119,8 +119,6 @@ def exported(side: Side, folder: Path, pruned: bool = False) -> Observed:
 @check(ONNX, "exported by torch, run by onnxruntime, any batch and length", "onnx", "onnxruntime", "onnxscript")
 @torch.no_grad()
 def onnx(side: Side, folder: Path, pruned: bool = False) -> Observed:
-    import onnxruntime
-
     model = side.load(CLS, tiny(folder, CLS, pruned)).eval()
     file = folder / "model.onnx"
     torch.onnx.export(
@@ -133,13 +131,66 @@ def onnx(side: Side, folder: Path, pruned: bool = False) -> Observed:
         dynamo=True,
         verbose=False,
     )
+    return run_by_onnxruntime(file, model)
+
+
+def run_by_onnxruntime(file: Path, model: nn.Module) -> Observed:
+    """Run an exported model on batches of several shapes, and compare its first output with the model's."""
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session, seen = onnxruntime.InferenceSession(str(file), options), {}
     for rows, length in ((2, 11), (5, 3), (1, 17)):
         batch = tiny_batch(rows, length)
-        (got, *_) = session.run(["logits"], {name: x.numpy() for name, x in batch.items()})
+        (got, *_) = session.run(None, {name: x.numpy() for name, x in batch.items()})
         seen[f"{rows}x{length}"] = torch.from_numpy(got)
-        wanted: Tensor = model(**batch).logits
+        with torch.no_grad():
+            wanted: Tensor = model(**batch)[0]
         equal(seen[f"{rows}x{length}"], wanted, within=1e-4, what="onnxruntime and torch")  # other kernels: 7e-6 seen
     return seen
+
+
+TASKS = {
+    "BertModel": "feature-extraction",
+    "BertForMaskedLM": "fill-mask",
+    "BertForSequenceClassification": "text-classification",
+}
+EXPORTER = ("optimum.exporters.onnx", "onnxruntime")
+
+
+@check(OPTIMUM, "a model exported, library and task inferred, pruned", *EXPORTER, cls="BertModel", pruned=True)
+@check(OPTIMUM, "a model exported, library and task inferred", *EXPORTER, cls="BertModel")
+@check(OPTIMUM, "a classifier exported, library and task inferred", *EXPORTER, cls="BertForSequenceClassification")
+def optimum_model(side: Side, folder: Path, cls: str, pruned: bool = False) -> Observed:
+    from optimum.exporters.onnx import onnx_export_from_model
+
+    model = side.load(cls, tiny(folder, cls, pruned)).eval()
+    with side.loading():
+        onnx_export_from_model(model, folder / "onnx")
+    return run_by_onnxruntime(folder / "onnx" / "model.onnx", model)
+
+
+@check(OPTIMUM, "a folder exported, library named, pruned", *EXPORTER, cls=CLS, pruned=True)
+@check(OPTIMUM, "a folder exported, library named", *EXPORTER, cls=CLS)
+@check(OPTIMUM, "a folder exported, library named", *EXPORTER, cls="BertForSequenceClassification")
+def optimum_folder(side: Side, folder: Path, cls: str, pruned: bool = False) -> Observed:
+    from optimum.exporters.onnx import main_export
+
+    path = tiny(folder, cls, pruned)
+    with side.loading():
+        main_export(str(path), folder / "onnx", task=TASKS[cls], library_name="transformers")
+    return run_by_onnxruntime(folder / "onnx" / "model.onnx", side.load(cls, path).eval())
+
+
+@check(OPTIMUM, "ORTModel loads and exports a folder, pruned", *EXPORTER, "optimum.onnxruntime", pruned=True)
+@check(OPTIMUM, "ORTModel loads and exports a folder", *EXPORTER, "optimum.onnxruntime")
+def optimum_runtime(side: Side, folder: Path, pruned: bool = False) -> Observed:
+    from optimum.onnxruntime import ORTModelForMaskedLM
+
+    path, batch = tiny(folder, CLS, pruned), tiny_batch()
+    with side.loading():
+        logits: Tensor = ORTModelForMaskedLM.from_pretrained(path, export=True)(**batch).logits
+    with torch.no_grad():
+        equal(logits, side.load(CLS, path).eval()(**batch).logits, within=1e-4, what="optimum and torch")
+    return {"logits": logits}

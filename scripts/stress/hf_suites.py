@@ -1,0 +1,142 @@
+"""Run transformers' own tests of BERT, once with its classes and once with bertlite's in their place.
+
+    git clone --depth 1 --branch v5.23.0 https://github.com/huggingface/transformers CHECKOUT
+    python -m scripts.stress.hf_suites CHECKOUT                        # tests of the model and of its configuration
+    python -m scripts.stress.hf_suites CHECKOUT --only meta,mismatched # tests with one of these in their name
+
+The checkout must be of the version of transformers that this Python has installed, since its tests hold for no other;
+run it beside each version that is supported.  Needs pytest, and `parameterized`, which those tests import.  A test
+counts against bertlite if it passes with transformers' classes and not with bertlite's; it is printed with its error,
+and the exit status is then 1.  Nothing is installed and the checkout is not changed.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = ("tests/models/bert/test_modeling_bert.py",)
+PLUGIN = "scripts.stress.hf_suites"  # this module is also the plugin of the pytest that it starts
+Outcomes = dict[str, str]  # of each test that was not skipped: "passed", or its error
+
+
+def put_ours_in_place() -> None:
+    """Make every name by which transformers knows a BERT class mean bertlite's, in this process."""
+    import transformers
+    from transformers.models.bert import modeling_bert
+
+    from bertlite import hf
+
+    for name in hf.__all__:
+        ours = getattr(hf, name)
+        if isinstance(ours, type) and issubclass(ours, transformers.PreTrainedModel):
+            for module in (transformers, transformers.models.bert, modeling_bert):
+                setattr(module, name, ours)
+    hf.register()
+
+
+class Recorder:
+    """Notes the outcome of every test, and writes them to a file at the end."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.outcomes: Outcomes = {}
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:  # a subtest that fails reports under the name of its test
+            lines = [line for line in report.longreprtext.splitlines() if line.startswith("E  ")]
+            self.outcomes[report.nodeid] = lines[0][1:].strip() if lines else "failed"
+        elif report.when == "call" and report.passed:
+            self.outcomes.setdefault(report.nodeid, "passed")
+
+    def pytest_sessionfinish(self) -> None:
+        Path(self.path).write_text(json.dumps(self.outcomes), encoding="utf-8")
+
+
+def pytest_addoption(parser: Any) -> None:
+    parser.addoption("--outcomes", required=True, help="where to write what came of each test")
+    parser.addoption("--ours", action="store_true", help="put bertlite's classes in place of transformers'")
+
+
+def pytest_configure(config: Any) -> None:
+    config.pluginmanager.register(Recorder(config.getoption("--outcomes")))
+    if config.getoption("--ours"):
+        put_ours_in_place()
+
+
+def check_version(checkout: Path) -> None:
+    """Exit if the checkout is of another version than the transformers that is installed."""
+    source = checkout / "src" / "transformers" / "__init__.py"
+    if not source.is_file():
+        sys.exit(f"{checkout} is no checkout of transformers: it has no src/transformers/__init__.py")
+    found = re.search(r'^__version__ = "([^"]+)"', source.read_text(encoding="utf-8"), re.MULTILINE)
+    if not found or found[1] != version("transformers"):
+        theirs = found[1] if found else "of no version"
+        sys.exit(f"{checkout} is {theirs} and {version('transformers')} is installed: check out that version")
+
+
+def outcomes(checkout: Path, files: Sequence[str], only: Sequence[str], ours: bool) -> Outcomes:
+    """Run the tests in a process of their own and return what came of each that was not skipped."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "outcomes.json"
+        options = [
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            PLUGIN,
+            "--outcomes",
+            str(path),
+            *(["--ours"] if ours else []),
+        ]
+        chosen = ["-k", " or ".join(only)] if only else []
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        code = subprocess.run(
+            [sys.executable, "-m", "pytest", *options, *chosen, *files],
+            cwd=checkout,
+            env={**os.environ, **offline, "PYTHONPATH": os.pathsep.join(paths)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        found: Outcomes = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if code.returncode not in (0, 1) or not found:  # 1: tests failed
+        sys.exit(f"the tests did not run:\n{code.stdout[-3000:]}{code.stderr[-3000:]}")
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", type=Path, help="a source tree of transformers with its tests")
+    parser.add_argument("--tests", type=lambda s: s.split(","), default=FILES, help=f"files ({','.join(FILES)})")
+    parser.add_argument("--only", type=lambda s: s.split(","), default=(), help="parts of names (default: all)")
+    args = parser.parse_args(argv)
+    check_version(args.checkout)
+    missing = [name for name in args.tests if not (args.checkout / name).is_file()]
+    if missing:
+        sys.exit(f"{args.checkout} has no {missing[0]}: a source distribution lacks it, a git checkout has it")
+    stocks, ours = (outcomes(args.checkout, args.tests, args.only, ours) for ours in (False, True))
+    passed = [name for name, outcome in stocks.items() if outcome == "passed"]
+    worse = {name: ours.get(name, "skipped") for name in passed if ours.get(name) != "passed"}
+    for name, error in worse.items():
+        print(f"only with bertlite: {name}\n    {error}")
+    for name in stocks.keys() - passed:
+        print(f"with transformers' own classes too: {name}\n    {stocks[name]}")
+    print(
+        f"transformers {version('transformers')}, torch {version('torch')}: {len(passed)} of {len(stocks)} tests pass"
+        f" with its own classes, and {len(passed) - len(worse)} of these with bertlite's"
+    )
+    return int(bool(worse))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
