@@ -16,9 +16,14 @@ from bertlite import BertConfig, BertModel
 from bertlite.heads import models
 from bertlite.stack.attention import BACKENDS
 from bertlite.stack.kernels import Needs
-from tests.schedule import pytest_addoption, pytest_collection_modifyitems, pytest_configure  # hooks of pytest
+from tests.schedule import (  # hooks of pytest
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_xdist_make_scheduler,
+)
 
-__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_configure"]
+__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_configure", "pytest_xdist_make_scheduler"]
 F64 = torch.float64
 ON_CPU = [name for name, backend in BACKENDS.items() if backend.missing(Needs()) is None]  # backends that run here
 HEADED: list[Any] = [getattr(models, name) for name in models.__all__ if name != "BertLMHeadModel"]  # encoders

@@ -68,7 +68,7 @@ class TimeLeft:
     def begin(self, tests: Iterable[str]) -> None:
         """Take the tests that will run."""
         if not self.seconds:
-            self.seconds = expected([without_group(test) for test in tests], stored())
+            self.seconds = expected(list(tests), stored())
             self.started = self.last_line = time.monotonic()
 
     @pytest.hookimpl(optionalhook=True)
@@ -80,7 +80,7 @@ class TimeLeft:
             self.begin([item.nodeid for item in session.items])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        test = without_group(report.nodeid)
+        test = report.nodeid
         self.measured[file_of(test)] += report.duration
         if report.when == "teardown":
             self.finished.add(test)
@@ -105,11 +105,6 @@ class TimeLeft:
             write_json(DURATIONS, {name: round(self.measured[name], 1) for name in sorted(self.measured)})
 
 
-def without_group(test: str) -> str:
-    """Return a test's id without the name of the group that pytest-xdist appends to it."""
-    return test.rpartition("@")[0] if test.rfind("@") > test.rfind("]") else test
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--store-durations", action="store_true", help="measure tests/durations.json anew; for a run of all tests"
@@ -121,11 +116,20 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(TimeLeft(config), "time-left")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give a file to one worker, for its fixtures, and have workers begin with the groups that take longest."""
-    for item in items:
-        if item.path.name not in ALONE:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let workers begin with the groups that take longest."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         tests = [item.nodeid for item in items]
         items[:] = [items[i] for i in longest_first(tests, stored())]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each group to one worker, whatever --dist says."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return ByGroup(config, log)

@@ -25,7 +25,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 SCRIPTS = [
-    ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sorted((ROOT / "scripts").glob("*/*.py"))
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in sorted((ROOT / "scripts").glob("*/*.py"))
+    if "__name__ ==" in path.read_text(encoding="utf-8")
 ]
 
 

@@ -146,7 +146,7 @@ class Padded:
         return None
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # not frozen: torch 2.6 cannot compile a call of a value that is
 class RowAttention:
     """Attention among rows, by a kernel that sees them head-first and never a query without a key."""
 

@@ -42,7 +42,7 @@ def measure(tests: Sequence[str], folder: Path, workers: str) -> tuple[int, dict
     env = {"OMP_NUM_THREADS": "1", **os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
     tool = [sys.executable, "-m", "coverage"]
-    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", workers, "--dist", "loadgroup", *tests]
+    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", workers, *tests]
     status = subprocess.run([*tool, "run", f"--rcfile={rules}", *pytest], cwd=ROOT, env=env, check=False).returncode
     for command in (["combine", "-q"], ["json", "-q", "-o", str(report)]):
         subprocess.run([*tool, command[0], f"--rcfile={rules}", *command[1:]], cwd=ROOT, env=env, check=True)

@@ -66,7 +66,7 @@ def test_a_new_entry_is_in_the_docstrings_and_on_the_page(cube: Criterion) -> No
 def test_a_new_entry_is_a_criterion_of_the_command_line(cube: Criterion, capsys: pytest.CaptureFixture[str]) -> None:
     for action in ("score", "run", "curve"):
         assert "random or cube; options" in help_of(action, capsys)
-    assert "magnitude, random or cube (default: 0)" in help_of("run", capsys)
+    assert "magnitude, random or cube (default: 0.0)" in help_of("run", capsys)
     assert Cell("cube/batch", neurons=0.5).criterion == "cube/batch"
 
 
