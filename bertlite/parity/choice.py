@@ -33,15 +33,15 @@ def facets_of(case: Case, pairs: bool = True) -> frozenset[Facet]:
     """Return the facets of a case.
 
     Args:
-        pairs: False leaves out all pairs but backend and dtype, and model and gradients.
+        pairs: False, for a large checkpoint, leaves out all pairs but backend and dtype, and the longest batch.
     """
     value = {name: read(case) for name, read in SINGLE.items()}
     found: set[Facet] = {*value.items()}
     found |= {(f"{a} × {b}", value[a], value[b]) for a, b in PAIRS if pairs or b == "dtype"}
+    if not pairs:
+        return frozenset(found - {("mask", "long")})
     if case.feature in GRADIENTS:
-        found.add(("gradients of", case.model))
-        if pairs:
-            found.add(("gradients in", case.dtype))
+        found |= {("gradients of", case.model), ("gradients in", case.dtype)}
     return frozenset(found)
 
 

@@ -56,7 +56,7 @@ def test_the_facets_are_what_a_case_has():
     assert {case.backend for case in shape} == {*BACKENDS, "packed"}
     assert {case.model for case in shape} == {"BertModel", *HEADS, "BertLMHeadModel"}
     assert {case.feature for case in shape} == {"", "head_mask", "pruned", "gradients"}
-    assert {case.batch for case in shape} == {"full", "padded", "long"}
+    assert {case.batch for case in shape} == {"full", "padded"}
     assert set(SINGLE) >= {name for pair in PAIRS for name in pair}
 
 
@@ -71,8 +71,9 @@ def test_a_case_that_is_not_vouched_for_stands_for_its_facet_alone():
 def test_a_dear_case_is_chosen_only_where_nothing_cheaper_will_do():
     short, long = Case(batch="padded"), Case(batch="long")
     assert seconds_of(long, ()) > seconds_of(short, ()) > seconds_of(short, {("BertModel", "{}", "float64")})
-    heads = [case for case in choose(cases_for("cpu", True), reference.vouches, False) if case.batch == "long"]
-    assert len(heads) == 1
+    assert "long" in {case.batch for case in choose(CASES, reference.vouches)}
+    shape = choose(cases_for("cpu", True), reference.vouches, pairs=False)
+    assert "long" not in {case.batch for case in shape}, "of a large checkpoint it takes longer than all else"
 
 
 def test_a_large_checkpoint_has_fewer_cases(tmp_path, monkeypatch):
