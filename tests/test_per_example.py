@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import assert_same, make, make_batch
+from conftest import SIZES, assert_same, make, make_batch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
@@ -70,8 +70,14 @@ def positions_seen(model: Any) -> tuple[tuple[int, ...], Any]:
     return shape, out
 
 
-def test_positions_are_those_of_each_example_only_where_opacus_asks() -> None:
+@pytest.mark.parametrize("room", ["core", "hf"])
+def test_positions_are_those_of_each_example_only_where_opacus_asks(room) -> None:
     model = make(BertForSequenceClassification)
+    if room == "hf":
+        hf, transformers = pytest.importorskip("bertlite.hf"), pytest.importorskip("transformers")
+        state = model.state_dict()
+        model = hf.BertForSequenceClassification(transformers.BertConfig(**SIZES)).double().eval()
+        model.load_state_dict(state)
     shape, plain = positions_seen(model)
     assert shape == (1, 11)  # what transformers looks up, and adds to every sequence
     for p in model.parameters():

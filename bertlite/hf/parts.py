@@ -51,6 +51,8 @@ class BertEmbeddings(modules.BertEmbeddings, WithoutStock, stock.BertEmbeddings)
         if position_ids is None and tokens is not None:
             length = tokens.shape[1]
             position_ids = self.position_ids[:, past_key_values_length : past_key_values_length + length]
+            if hasattr(self.position_embeddings.weight, "grad_sample"):  # of Opacus, which wants (B, S)
+                position_ids = position_ids.expand(tokens.shape[:2])
         return super().forward(input_ids, token_type_ids, position_ids, inputs_embeds)
 
 
