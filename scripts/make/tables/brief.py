@@ -28,7 +28,7 @@ def proof() -> str:
                 dtype = "each" if claim["claim"].endswith("finite numbers") else claim["dtype"]
                 found.setdefault((dtype, claim["claim"]), []).append(claim)
     body = []
-    for (dtype, what), claims in found.items():
+    for (dtype, what), claims in sorted(found.items(), key=lambda item: item[0][0] == "each"):  # last
         failed = sum(claim["failed"] for claim in claims)
         tensors = sum(claim["tensors"] for claim in claims)
         body.append([dtype, what, f"{tensors:,}", "all" if not failed else f"{failed} fail"])
