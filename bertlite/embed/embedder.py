@@ -40,6 +40,7 @@ LEGACY_POOLINGS = {  # keys of 1_Pooling/config.json in sentence-transformers be
 }
 MAX_TOKENS = 4096  # in a batch
 MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError)
+NO_PRIMITIVE = "could not create a primitive"  # what oneDNN says if memory runs out, and of a matmul it cannot do
 
 
 class CheckpointSettings(TypedDict, total=False):
@@ -247,9 +248,8 @@ class Embedder:
         try:
             return self.embed(ids).cpu()
         except (RuntimeError, MemoryError) as error:
-            if not isinstance(error, MEMORY_ERRORS) and "can't allocate memory" not in str(
-                error
-            ):  # torch's on the CPU
+            known = isinstance(error, MEMORY_ERRORS) or "can't allocate memory" in str(error)  # torch's on the CPU
+            if not known and (len(ids) == 1 or NO_PRIMITIVE not in str(error)):
                 raise
             if len(ids) == 1:
                 advice = "lower max_length, or use a smaller dtype"

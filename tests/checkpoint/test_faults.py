@@ -422,6 +422,27 @@ def test_memory_that_really_runs_out_on_the_CPU_halves_the_batch(vectors):
     assert in_child(work) == 0
 
 
+def test_memory_that_runs_out_inside_oneDNN_halves_the_batch_too(vectors, monkeypatch):
+    """oneDNN says the same of a matmul that it cannot do at all: that error is raised as it is, for one text."""
+    plain = vectors.embed
+
+    def fits(at_most: int) -> Any:
+        def embed(ids: Any) -> Any:
+            if len(ids) > at_most:
+                raise RuntimeError("could not create a primitive")
+            return plain(ids)
+
+        return embed
+
+    texts = ["a b", "c", "a b c", "d"]
+    wanted = vectors.encode(texts)
+    monkeypatch.setattr(vectors, "embed", fits(1))
+    assert abs(vectors.encode(texts) - wanted).max() < 1e-5
+    monkeypatch.setattr(vectors, "embed", fits(0))
+    with pytest.raises(RuntimeError, match="could not create a primitive"):
+        vectors.encode(texts)
+
+
 def test_a_text_that_memory_does_not_hold_says_what_to_do(vectors, monkeypatch):
     def none(self: Embedder, ids: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
