@@ -123,10 +123,6 @@ class TokenCount:
         passed = 0.0 if self.started is None else self.clock() - self.started
         return self.done / passed if passed > 0 else 0.0
 
-    @property
-    def seconds_left(self) -> float | None:
-        return (self.total - self.done) / self.rate if self.rate else None
-
 
 def run(job: Job, show: ShowProgress = lambda _: None) -> Manifest:
     """Embed the shards that are missing and return the manifest.

@@ -26,7 +26,7 @@ def refuse_unknown(options: dict[str, Any]) -> None:
     Raises:
         TypeError: it names them.
     """
-    unknown = sorted(set(options) - IGNORED)
+    unknown = sorted(options.keys() - IGNORED)
     if unknown:
         raise TypeError(f"attention has no argument {', '.join(unknown)}")
 

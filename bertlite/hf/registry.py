@@ -16,6 +16,7 @@ from bertlite.records import write_json, write_text
 
 _before: dict[Any, Any] = {}  # what a mapping held for BertConfig before us; absent where it held nothing
 _optimum: list[tuple[Any, str, Any]] = []  # optimum's TasksManager, and the methods of it that we replaced
+OURS = (modeling.__name__, f"{__package__}.v4")  # the modules of our model classes
 INFER = ("_infer_library_from_model_or_model_class", "_infer_task_from_model_or_model_class")
 
 
@@ -67,7 +68,7 @@ def _asking_for_stock(infer: Callable[..., str]) -> Callable[..., str]:
     def inferred(cls: type, model: Any = None, model_class: Any = None) -> str:
         asked = type(model) if model_class is None else model_class
         stock = getattr(transformers, asked.__name__, None)
-        if asked.__module__ == modeling.__name__ and stock is not None and (model is None or model_class is None):
+        if asked.__module__ in OURS and stock is not None and (model is None or model_class is None):
             return infer(model_class=stock)
         return infer(model=model, model_class=model_class)
 

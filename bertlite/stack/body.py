@@ -109,8 +109,10 @@ class BertBody(Generic[Out]):
         )  # fmt: skip
         check_combination(inputs, self.config, past_key_values is not None, self.recomputes())
         cache = self.cache_for(past_key_values, use_cache, encoder_hidden_states is not None)
-        check = check_rows if cu_seqlens is None else check_packed
-        check(inputs, self.config, 0 if cache is None else cache.length)
+        if cu_seqlens is None:
+            check_rows(inputs, self.config, 0 if cache is None else cache.length)
+        else:
+            check_packed(inputs, self.config)
         check_devices(self.embeddings, inputs)
         encoded = self.encode(inputs, cache)
         encoded.past_key_values = self.cache_out(cache) if self.returns_cache(use_cache) else None

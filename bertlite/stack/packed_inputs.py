@@ -11,7 +11,7 @@ from bertlite.config import ConfigLike
 from bertlite.stack.inputs import Inputs, check_beside, check_embeds, check_ids, counts_positions
 
 
-def check_packed(inputs: Inputs, config: ConfigLike, _: int = 0) -> None:
+def check_packed(inputs: Inputs, config: ConfigLike) -> None:
     """Refuse packed tokens, (T,), that do not fit the model, or the ends of their sequences."""
     ids, embeds = inputs.input_ids, inputs.inputs_embeds
     if (ids is None) == (embeds is None):

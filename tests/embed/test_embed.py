@@ -23,12 +23,13 @@ import bertlite
 from bertlite import BertConfig, BertModel, BertTokenizer
 from bertlite.cli import main
 from bertlite.embed import Embedder, pool
-from bertlite.embed.command import read_placement
+from bertlite.embed.command import read_placement, run_local
 from bertlite.embed.embedder import pack_weights
 from bertlite.embed.job import Job, TokenCount, run
 from bertlite.embed.rows import Rows
 from bertlite.inference import InferenceModel
 from bertlite.parity.command import demo_checkpoint
+from bertlite.progress import Progress
 from scripts.measure import embed as measure_embed
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -450,19 +451,19 @@ def test_a_kill_loses_one_shard_at_most(checkpoint, lines, tmp_path) -> None:
 def test_progress_counts_tokens_and_forecasts_their_time() -> None:
     now = [100.0]
     progress = TokenCount(characters_left=600, rows_left=30, clock=lambda: now[0])
-    assert (progress.total, progress.rate, progress.seconds_left) == (0, 0.0, None)
+    assert (progress.total, progress.rate) == (0, 0.0)
     progress.add_shard(200, [5] * 10)  # 30 tokens of its own in 200 characters; 400 characters in 20 rows are left
     assert progress.total == 50 + 60 + 40
     now[0], progress.done = 110.0, 25
     assert progress.rate == 2.5
-    assert progress.seconds_left == 50.0
+    assert (progress.total - progress.done) / progress.rate == 50.0
     progress.add_shard(400, [7] * 20)  # the rest has more tokens than was estimated
     assert progress.total == 190
-    assert progress.seconds_left == 66.0
+    assert (progress.total - progress.done) / progress.rate == 66.0
 
 
 def test_the_forecast_is_right_on_texts_of_very_different_lengths(checkpoint, tmp_path, monkeypatch) -> None:
-    """With a second for every 1000 tokens and texts sorted by length, the forecast is the time that is left."""
+    """With a second for every 1000 tokens and texts sorted by length, the bar's forecast is the time that is left."""
     path = tmp_path / "sorted.txt"
     path.write_text("".join(f"{'ab ' * (i // 12 + 1)}\n" for i in range(240)))
     now, shown = [0.0], []
@@ -474,9 +475,19 @@ def test_the_forecast_is_right_on_texts_of_very_different_lengths(checkpoint, tm
         return plain(self, ids)
 
     monkeypatch.setattr(Embedder, "embed", timed)
-    monkeypatch.setattr("bertlite.embed.job.time", SimpleNamespace(monotonic=lambda: now[0]))
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("bertlite.embed.job.time", clock)
+    monkeypatch.setattr("bertlite.progress.time", clock)
+
+    class Bar(Progress):
+        def advance(self, count: float = 1) -> None:
+            super().advance(count)
+            if self.done:
+                shown.append((now[0], self.seconds_left, self.done / self.total))
+
+    monkeypatch.setattr("bertlite.embed.command.Progress", Bar)
     job = Job(embedder, Rows((path,)), tmp_path / "out", shard_rows=40)
-    run(job, lambda progress: shown.append((now[0], progress.seconds_left, progress.done / progress.total)))
+    run_local(job, None)
     end = now[0]
     errors = [abs(at + left - end) / end for at, left, share in shown if share > 0.3]
     assert errors

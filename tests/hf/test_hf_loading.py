@@ -32,6 +32,7 @@ from transformers.testing_utils import CaptureLogger
 
 import bertlite
 from bertlite import hf
+from bertlite.hf import v4
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -466,6 +467,7 @@ def test_optimum_infers_the_library_of_a_registered_class() -> None:
         infer = TasksManager._infer_library_from_model_or_model_class
         assert infer(model=ours_of("BertForMaskedLM")) == infer(model_class=hf.BertModel) == "transformers"
         assert infer(theirs_of("BertModel")) == "transformers"
+        assert infer(model_class=v4.BertModel) == infer(model_class=v4.BertForMaskedLM) == "transformers"
         with pytest.raises(ValueError, match="could not be automatically inferred"):
             infer(model_class=bertlite.BertModel)
         with pytest.raises(ValueError, match="one of both"):

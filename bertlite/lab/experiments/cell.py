@@ -6,8 +6,7 @@ Bench(setting, device="cpu").run(Cell(criterion="michel", fraction=0.5, repair="
 
 import json
 import math
-import os
-import shutil
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from bertlite import kept_heads, prune_heads, prune_neurons
+from bertlite.checkpoint.folders import replacing
 from bertlite.importance import (
     CRITERIA,
     METHODS,
@@ -310,11 +310,9 @@ class Experiment:
 
     def save_model(self, pruned: Any, folder: Path) -> None:
         """Save a pruned model with its tokenizer as `model` in the folder, whole or not at all."""
-        unfinished = folder / f"{MODEL}.part"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        pruned.save_pretrained(unfinished)
-        self.tokenizer.save(str(unfinished / "tokenizer.json"))
-        os.replace(unfinished, folder / MODEL)
+        with replacing(folder / MODEL, superseded=re.compile(".*")) as new:
+            pruned.save_pretrained(new)
+            self.tokenizer.save(str(new / "tokenizer.json"))
 
     def save_model_again(self, cell: Cell, cache: Path, given: Tensor | None, folder: Path) -> None:
         """Make and save the model of a finished run, which was run without keeping it.

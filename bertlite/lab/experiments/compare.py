@@ -49,12 +49,12 @@ def summarise(runs: Sequence[Record], against: str | None = None) -> list[dict[s
         against: a criterion; every other row is then compared with the runs that differ in the criterion alone.
 
     Returns:
-        Rows with the fields of a `Cell` but its seed, "calibration" (examples), those of training where the runs
-        retrained, "runs", their "seeds" and "values" of
-        the headline, the mean of every metric, "low" and "high" of the headline's interval, and "over", the sample of
-        the interval: "runs" (Student's t) where there are several and else "examples" (Wilson's for an accuracy, the
-        bootstrap's for others).  With `against` also "difference", "difference_low", "difference_high" and "p" (paired
-        bootstrap over examples), and "mcnemar" where both sides are one run of a classifier.
+        Rows with the fields of a `Cell` but its seed, "calibration" (examples), the fields of training where the runs
+        retrained, "runs", their "seeds" and "values" of the headline, the mean of every metric, "low" and "high" of
+        the headline's interval, and "over", the sample of the interval: "runs" (Student's t) where there are several
+        and else "examples" (Wilson's for an accuracy, the bootstrap's for others).  With `against` also "difference",
+        "difference_low", "difference_high" and "p" (paired bootstrap over examples), and "mcnemar" where both sides
+        are one run of a classifier.
 
     Raises:
         ValueError: there are no runs, they have several tasks or data sets, or no run has the criterion.

@@ -4,6 +4,7 @@ import fcntl
 import multiprocessing
 import os
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -124,7 +125,8 @@ def start_worker(setting: Setting, device: str, threads: int) -> None:
     threading.Thread(target=exit_with_parent, args=(parent,), daemon=True).start()
     torch.set_num_threads(threads)
     global experiment_of_process
-    experiment_of_process = Experiment(setting, device)
+    with warnings.catch_warnings(action="ignore"):  # the first process has said what there is to say of the data
+        experiment_of_process = Experiment(setting, device)
 
 
 def exit_with_parent(parent: Any) -> None:

@@ -29,7 +29,7 @@ def backward(loss: Tensor) -> None:
                 continue
             run = node.apply if isinstance(node, torch.autograd.function.BackwardCFunction) else node
             results = run(*given)
-            for edge, result in zip(node.next_functions, as_tuple(results), strict=False):
+            for edge, result in zip(node.next_functions, as_tuple(results), strict=True):
                 if edge[0] is not None and result is not None:
                     add_gradient(grads, edge, result)
 
