@@ -60,10 +60,8 @@ def packing_that_pays(x: Tensor, mask: Tensor) -> Packing | None:
 
 
 def packing_from_first(x: Tensor, mask: Tensor | None) -> Packing | None:
-    """Return which tokens of x, (B, S, …), are real, if the mask is 2-D or none and each sequence begins with one."""
-    if mask is None:
-        return Packing.of_full(x.shape[0], x.shape[1], x.device)
-    if mask.dim() != 2:
+    """Return which tokens of x, (B, S, …), are real, if a 2-D mask says so and each sequence begins with one."""
+    if mask is None or mask.dim() != 2:
         return None
     check_shape(mask, (x.shape[0], 1, x.shape[1], x.shape[1]), "attention_mask")
     real = read_ones(mask, "attention_mask")

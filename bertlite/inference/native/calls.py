@@ -1,4 +1,4 @@
-"""The C functions of the kernels, and their structs as ctypes sees them: those of kernels/encoder.h, field by field."""
+"""The C functions of the kernels, and their structs as ctypes sees them: field by field those of kernels/encoder.h."""
 
 import ctypes
 from ctypes import POINTER, Structure, c_double, c_long, c_void_p

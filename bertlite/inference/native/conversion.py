@@ -9,7 +9,7 @@ from bertlite.inference.fusion import copy_sharing_matrices, fix_linears, make_l
 from bertlite.inference.linear import FixedLinear, PackedLinear
 from bertlite.inference.native.calls import Kernels
 from bertlite.inference.native.encoder import NativeEncoder
-from bertlite.inference.native.library import NoKernels, load_kernels
+from bertlite.inference.native.library import NativeKernelsError, load_kernels
 from bertlite.inference.native.support import missing_for_native, name_of
 from bertlite.inference.native.weights import NativeWeights
 from bertlite.inference.support import missing_for_onednn
@@ -21,7 +21,7 @@ def require_native(model: BertPreTrainedModel, dtype: torch.dtype) -> Kernels:
 
     Raises:
         ValueError: they cannot run this model in this dtype.
-        NoKernels: they cannot be had on this machine.
+        NativeKernelsError: they cannot be had on this machine.
     """
     missing = missing_for_native(model, dtype)
     if missing is not None:
@@ -30,12 +30,12 @@ def require_native(model: BertPreTrainedModel, dtype: torch.dtype) -> Kernels:
 
 
 def kernels_if_any(model: BertPreTrainedModel, dtype: torch.dtype) -> Kernels | None:
-    """Return the kernels where they can run this model in this dtype; None, with one warning, if they cannot be had."""
+    """Return the kernels if they can run this model in this dtype; None, with one warning, if they cannot be had."""
     if missing_for_native(model, dtype) is not None:
         return None
     try:
         return load_kernels()
-    except NoKernels as error:
+    except NativeKernelsError as error:
         warn_once(f"optimize_for_inference takes backend 'onednn', which is slower than 'native': {error}")
         return None
 

@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -10,15 +11,15 @@ from torch import Tensor, nn
 from bertlite.inference.linear import TensorBytes
 from bertlite.inference.native.calls import Batch, Kernels
 from bertlite.inference.native.library import load_kernels
-from bertlite.inference.native.weights import NativeWeights
+from bertlite.inference.native.weights import NativeWeights, Shape
 from bertlite.stack.attention import Attend
 from bertlite.stack.layouts import RowAttention
 from bertlite.stack.masks import Mask
-from bertlite.stack.modules import NO_MEMORY, First, Memory
+from bertlite.stack.modules import NO_MEMORY, BertEncoder, First, Memory
 from bertlite.stack.packed import PackedAttention
 
 
-class NativeEncoder(nn.Module):
+class NativeEncoder(BertEncoder):
     """All layers at once, in place of BertEncoder.
 
     Shapes:  B sequences · S positions · T tokens · D hidden · N heads;  … is (B, S) or, packed, (T,)
@@ -27,7 +28,7 @@ class NativeEncoder(nn.Module):
     leaves_padding_out = True
 
     def __init__(self, weights: NativeWeights, kernels: Kernels) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.layer = nn.ModuleList()  # none that could be called one by one
         self.weights, self.kernels = weights, kernels
 
@@ -36,10 +37,11 @@ class NativeEncoder(nn.Module):
         return {**state, "weights": (self.weights.shape, TensorBytes.of(self.weights.data)), "kernels": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        shape, data = state["weights"]  # type: ignore[misc]
-        super().__setstate__({**state, "weights": NativeWeights(shape, data.tensor()), "kernels": load_kernels()})  # type: ignore[no-untyped-call]
+        shape, data = cast(tuple[Shape, TensorBytes], state["weights"])
+        own = {"weights": NativeWeights(shape, data.tensor()), "kernels": load_kernels()}
+        super().__setstate__({**state, **own})  # type: ignore[no-untyped-call]
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(
         self,
         hidden_states: Tensor,
@@ -76,8 +78,9 @@ class NativeEncoder(nn.Module):
         if gates is not None:
             held += add_gates(batch, gates, x)
         if weights[0]:
-            held.append(addresses(weight for (weight,) in weights))
-            batch.probabilities = ctypes.addressof(held[-1])
+            pointers = addresses(weight for (weight,) in weights)
+            batch.probabilities = ctypes.addressof(pointers)
+            held.append(pointers)
         self.kernels.run(self.weights.shape.numbers, self.weights.model, batch, torch.get_num_threads())
         return out, list(states), weights
 

@@ -36,7 +36,7 @@ AVX512 = ("-DBERTLITE_AVX512", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx51
 VNNI, BF16 = "-mavx512vnni", "-mavx512bf16"
 
 
-class NoKernels(RuntimeError):
+class NativeKernelsError(RuntimeError):
     """Raised where the native kernels cannot be had, with the reason and the way out."""
 
 
@@ -95,23 +95,23 @@ def best_instruction_set() -> InstructionSet:
     """Return the best set that this processor has; BERTLITE_NATIVE names another, such as for a comparison."""
     asked = os.environ.get("BERTLITE_NATIVE")
     if asked and asked not in INSTRUCTION_SETS:
-        raise NoKernels(f"BERTLITE_NATIVE={asked!r} is unknown; have: {', '.join(INSTRUCTION_SETS)}")
+        raise NativeKernelsError(f"BERTLITE_NATIVE={asked!r} is unknown; have: {', '.join(INSTRUCTION_SETS)}")
     for each in [INSTRUCTION_SETS[asked]] if asked else INSTRUCTION_SETS.values():
         if each.needs <= processor_flags():
             return each
     missing = sorted(INSTRUCTION_SETS[str(asked)].needs - processor_flags())
-    raise NoKernels(f"BERTLITE_NATIVE={asked!r} needs a processor with {', '.join(missing)}; unset it")
+    raise NativeKernelsError(f"BERTLITE_NATIVE={asked!r} needs a processor with {', '.join(missing)}; unset it")
 
 
 def load_kernels() -> Kernels:
     """Return the kernels for this processor, compiling them the first time.
 
     Raises:
-        NoKernels: they are not compiled and cannot be; the message says what to install.
+        NativeKernelsError: they are not compiled and cannot be; the message says what to install.
     """
     reason = missing_platform()
     if reason is not None:
-        raise NoKernels(reason)
+        raise NativeKernelsError(reason)
     return kernels_for(best_instruction_set().name)
 
 
@@ -126,7 +126,7 @@ def kernels_for(name: str) -> Kernels:
     try:
         return Kernels(str(path))
     except OSError as error:
-        raise NoKernels(f"{path} cannot be loaded: {error}; delete it, or use backend='onednn'") from error
+        raise NativeKernelsError(f"{path} cannot be loaded: {error}; delete it, or use backend='onednn'") from error
 
 
 def file_name(wanted: InstructionSet) -> str:
@@ -151,7 +151,7 @@ def compile_once(wanted: InstructionSet, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = open(path.with_suffix(".lock"), "w")  # noqa: SIM115  # the lock ends with the block below
     except OSError as error:
-        raise NoKernels(
+        raise NativeKernelsError(
             f"{path.parent} cannot be written: {error}; set BERTLITE_CACHE to a folder that can"
         ) from error
     with lock:
@@ -176,8 +176,9 @@ def compile_kernels(wanted: InstructionSet, path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True)
         print(f" {time.monotonic() - start:.0f} s", file=sys.stderr)
         if done.returncode:
-            raise NoKernels(
-                f"{shlex.join(command)}\nfailed:\n{done.stderr[-2000:]}\nUse backend='onednn', or set CXX to GCC 11 or newer."
+            raise NativeKernelsError(
+                f"{shlex.join(command)}\nfailed:\n{done.stderr[-2000:]}\nSet CXX to GCC 11 or newer, or use"
+                " backend='onednn'."
             )
         os.replace(built, path)
 
@@ -189,7 +190,7 @@ def find_compiler() -> list[str]:
         if shutil.which(command[0]):
             return command
     tried = own[0] if own else "c++, g++ or clang++"
-    raise NoKernels(
+    raise NativeKernelsError(
         f"no C++ compiler was found ({tried}): install one, as by `apt-get install g++` or `conda install gxx`, or use"
         " backend='onednn'"
     )

@@ -3,8 +3,7 @@
 Shapes:  D hidden · N heads · H head dim · I neurons
 """
 
-import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -58,8 +57,8 @@ class Shape:
         for i, layer in enumerate(self.layers):
             for name in MATRICES:
                 outputs, inputs = self.matrix(layer, name)
-                padded = -(-outputs // BLOCK) * BLOCK
-                yield i, name, "words", padded * -(-inputs // per_word) * 4
+                padded = round_up(outputs, BLOCK)
+                yield i, name, "words", padded * round_up(inputs, per_word) // per_word * 4
                 yield i, name, "bias", padded * 4
                 if self.numbers == "int8":
                     yield i, name, "scales", padded * 4
@@ -67,41 +66,44 @@ class Shape:
             for name in VECTORS:
                 yield i, name, "", self.hidden_size * 4
 
+    def size(self) -> int:
+        """Return how many bytes everything takes."""
+        return sum(round_up(count, ALIGNMENT) for *_, count in self.pieces())
+
 
 class NativeWeights:
     """The weights of all layers in one tensor of bytes, packed for the kernels."""
 
     def __init__(self, shape: Shape, data: Tensor) -> None:
+        if data.numel() != shape.size():
+            raise ValueError(f"packed weights have {data.numel()} bytes; a model of this shape has {shape.size()}")
         self.shape, self.data = shape, data
         self.at: dict[tuple[int, str, str], tuple[int, int]] = {}
-        size = 0
+        start = 0
         for i, name, part, count in shape.pieces():
-            self.at[i, name, part] = size, count
-            size += -(-count // ALIGNMENT) * ALIGNMENT
-        if data.numel() != size:
-            raise ValueError(f"packed weights have {data.numel()} bytes; {size} are expected of this model")
+            self.at[i, name, part] = start, count
+            start += round_up(count, ALIGNMENT)
         self.model = self.describe()
 
     @classmethod
-    def of(cls, layers: nn.ModuleList, config: ConfigLike, numbers: str, kernels: Kernels) -> "NativeWeights":
+    def of(cls, layers: Iterable[nn.Module], config: ConfigLike, numbers: str, kernels: Kernels) -> "NativeWeights":
         """Pack the weights of a stack."""
-        first = [layer.attention.self for layer in layers]
+        stack = [layer for layer in layers if isinstance(layer, BertLayer)]
         shape = Shape(
-            numbers,
-            config.hidden_size,
-            config.hidden_size // config.num_attention_heads,
-            config.hidden_act,
-            config.layer_norm_eps,
-            tuple(
-                LayerShape(own.num_attention_heads, layer.intermediate.dense.out_features)
-                for own, layer in zip(first, layers, strict=True)
+            numbers=numbers,
+            hidden_size=config.hidden_size,
+            head_size=config.hidden_size // config.num_attention_heads,
+            activation=config.hidden_act,
+            epsilon=config.layer_norm_eps,
+            layers=tuple(
+                LayerShape(layer.attention.self.num_attention_heads, layer.intermediate.dense.out_features)
+                for layer in stack
             ),
         )
-        size = sum(-(-count // ALIGNMENT) * ALIGNMENT for *_, count in shape.pieces())
-        data = aligned(size)
-        ask_for_huge_pages(data.data_ptr(), size)
+        data = aligned(shape.size())
+        ask_for_huge_pages(data.data_ptr(), data.numel())
         weights = cls(shape, data)
-        for i, layer in enumerate(layers):
+        for i, layer in enumerate(stack):
             weights.pack_layer(i, layer, kernels)
         return weights
 
@@ -160,6 +162,10 @@ class NativeWeights:
         return Model(
             layers, len(layers), shape.hidden_size, shape.head_size, ACTIVATIONS[shape.activation], shape.epsilon
         )
+
+
+def round_up(n: int, to: int) -> int:
+    return -(-n // to) * to
 
 
 def aligned(size: int) -> Tensor:
