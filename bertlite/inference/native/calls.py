@@ -21,6 +21,7 @@ ACTIVATIONS = {  # by transformers' names, as `enum class Activation` of kernels
     "sigmoid": 7,
 }
 MESSAGE_SIZE = 512
+OUT_OF_MEMORY = 2  # what a function of kernels/native.cpp returns then
 
 
 class Matrix(Structure):
@@ -93,13 +94,20 @@ class Kernels:
     def run(self, numbers: str, model: Model, batch: Batch, threads: int) -> None:
         """Run the layers on a batch; other Python threads run meanwhile."""
         message = ctypes.create_string_buffer(MESSAGE_SIZE)
-        if self._run(NUMBERS[numbers], model, batch, threads, message, MESSAGE_SIZE):
-            raise RuntimeError(f"native kernels: {message.value.decode(errors='replace')}")
+        failed = self._run(NUMBERS[numbers], model, batch, threads, message, MESSAGE_SIZE)
+        self.raise_failure(failed, message.value)
 
     def pack(
         self, numbers: str, weight: int, shape: tuple[int, int], words: int, scales: int, starts: int, threads: int
     ) -> None:
         """Lay a weight of floats out; all that points somewhere is an address."""
         message = ctypes.create_string_buffer(MESSAGE_SIZE)
-        if self._pack(NUMBERS[numbers], weight, *shape, words, scales, starts, threads, message, MESSAGE_SIZE):
-            raise RuntimeError(f"native kernels: {message.value.decode(errors='replace')}")
+        failed = self._pack(NUMBERS[numbers], weight, *shape, words, scales, starts, threads, message, MESSAGE_SIZE)
+        self.raise_failure(failed, message.value)
+
+    @staticmethod
+    def raise_failure(failed: int, message: bytes) -> None:
+        if failed == OUT_OF_MEMORY:
+            raise MemoryError("the native kernels found no memory for this batch: use a smaller one")
+        if failed:
+            raise RuntimeError(f"native kernels: {message.decode(errors='replace')}")

@@ -1,4 +1,4 @@
-// The functions that Python calls, through ctypes.  Those that can fail return 0 or write why they could not.
+// The functions that Python calls, through ctypes.  They return 0, or 2 where memory runs out, or 1 and a message.
 #include "encoder.h"
 #include "weights.h"
 
@@ -11,6 +11,8 @@ long without_exceptions(char* message, long size, Work work) {
     try {
         work();
         return 0;
+    } catch (const std::bad_alloc&) {
+        return 2;
     } catch (const std::exception& error) {
         std::strncpy(message, error.what(), size - 1);
         message[size - 1] = 0;
