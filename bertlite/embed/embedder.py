@@ -20,6 +20,7 @@ from bertlite.checkpoint.checks import parse_dtype
 from bertlite.checkpoint.files import Source, find_checkpoint, locate
 from bertlite.config import BertConfig
 from bertlite.inference import InferenceModel, optimize_for_inference
+from bertlite.inference.optimize import BACKENDS
 from bertlite.model import BertModel
 from bertlite.records import sha256_of
 from bertlite.tokenizer import BertTokenizer
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from numpy import float32
     from numpy.typing import NDArray
 
+INT8 = ("int8", torch.int8)
+AUTO = "onednn"  # the backend that "auto" tries
 POOLINGS = ("cls", "mean", "max")
 LEGACY_POOLINGS = {  # keys of 1_Pooling/config.json in sentence-transformers before it had one `pooling_mode`
     "pooling_mode_cls_token": "cls",
@@ -96,8 +99,10 @@ class Embedder:
         pooling: "cls", "mean" or "max"; by default that of the checkpoint, as sentence-transformers writes it, else
             "mean".
         normalize: give vectors length 1; by default as the checkpoint states, else not.
-        dtype: the dtype that the model computes in; by default the checkpoint's own.
+        dtype: the dtype that the model computes in, on the CPU int8 too; by default the checkpoint's own.
         device: "cpu", "cuda" or "cuda:1".
+        backend: of `optimize_for_inference`.  "auto" packs the weights where that is possible; any other name does
+            what it says, or raises when the model is loaded.
         max_length: in tokens; longer texts are truncated.  By default that of the checkpoint, at most the number of
             the model's positions.
         max_tokens: tokens in a batch; a longer text is a batch of its own.
@@ -117,6 +122,7 @@ class Embedder:
         normalize: bool | None = None,
         dtype: torch.dtype | str | None = None,
         device: str = "cpu",
+        backend: str = "auto",
         max_length: int | None = None,
         max_tokens: int = MAX_TOKENS,
         text: str = "text",
@@ -132,7 +138,11 @@ class Embedder:
             raise ValueError(f"max_tokens is {max_tokens}; it must be 1 or more")
         if torch.device(device).type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device {device!r}: this torch ({torch.__version__}) sees no CUDA device")
-        parse_dtype(dtype)
+        if dtype not in INT8:
+            parse_dtype(dtype)
+        if backend not in BACKENDS:
+            raise ValueError(f"backend {backend!r} is unknown; have: {', '.join(BACKENDS)}")
+        self.backend = backend
         self.source = Source(model, revision, None, None, cache_dir, token, local_files_only)
         self.dtype, self.device, self.max_tokens, self.text, self.vector = dtype, device, max_tokens, text, vector
         stated = read_settings(self.source)
@@ -176,8 +186,9 @@ class Embedder:
                 "local_files_only": source.local_files_only,
             }
             tokenizer = BertTokenizer.from_pretrained(source.name, **hub)
+            loaded = torch.float32 if self.dtype in INT8 else self.dtype
             model = BertModel.from_pretrained(
-                source.name, dtype=self.dtype, device=self.device, add_pooling_layer=False, **hub
+                source.name, dtype=loaded, device=self.device, add_pooling_layer=False, **hub
             )
             last, words = max(tokenizer.get_vocab().values()), model.config.vocab_size
             if last >= words:
@@ -185,7 +196,7 @@ class Embedder:
                     f"{source.name}: the tokenizer has ids up to {last}, but the model's vocab_size is {words}:"
                     " one of the two is another checkpoint's"
                 )
-            self._loaded = tokenizer, pack_weights(model)
+            self._loaded = tokenizer, pack_weights(model, torch.int8 if self.dtype in INT8 else None, self.backend)
         return self._loaded
 
     def encode(self, texts: str | Sequence[str]) -> "NDArray[float32]":
@@ -303,10 +314,18 @@ def to_texts(column: Any) -> str | list[str]:
     return list(column)
 
 
-def pack_weights(model: BertModel) -> BertModel | InferenceModel:
-    """Return a model with packed weights; where they cannot be packed, log a warning and return the model itself."""
+def pack_weights(
+    model: BertModel, dtype: torch.dtype | None = None, backend: str = "auto"
+) -> BertModel | InferenceModel:
+    """Return a model with packed weights, in its own dtype if none is named.
+
+    With the backend "auto", where the weights cannot be packed, log a warning and return the model itself; int8 is
+    nothing without them, and raises.
+    """
+    if backend != "auto" or dtype is not None:
+        return optimize_for_inference(model, dtype, AUTO if backend == "auto" else backend)
     try:
-        return optimize_for_inference(model, backend="onednn")
+        return optimize_for_inference(model, backend=AUTO)
     except (ValueError, RuntimeError) as error:  # for this device or dtype; for this torch or processor
         log.warning("embedding runs without packed weights: %s", str(error).partition(";")[0])
         return model

@@ -218,7 +218,8 @@ def test_settings_that_make_no_sense_are_refused(checkpoint, tmp_path) -> None:
         ({"pooling": "sum"}, "pooling 'sum' is unknown; have: cls, mean, max"),
         ({"max_length": 41}, "max_length is 41; this model takes 3 to 40 tokens"),
         ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"dtype": "int8"}, "int8"),
+        ({"dtype": "int4"}, "int4"),
+        ({"backend": "fast"}, "backend 'fast' is unknown; have: auto, onednn"),
     ):
         with pytest.raises(ValueError, match=message):
             Embedder(checkpoint, **options)

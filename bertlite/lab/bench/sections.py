@@ -416,8 +416,8 @@ def sections(
 
 def section_suffix(model: str, threads: int | None) -> str:
     """Return what follows the name of a section: its model and threads, where they are not the usual ones."""
-    number = "" if threads is None else f", {threads} thread{'s' * (threads > 1)}"
-    return f"{'' if model == 'bert-base' else f', {model}'}{number}"
+    number = "" if threads is None else f" {threads} thread{'s' * (threads > 1)}"
+    return f"{'' if model == 'bert-base' else f' {model}'}{number}"
 
 
 def at(section: Section, model: str, threads: int | None) -> Section:
