@@ -192,7 +192,7 @@ def quantise(loaded: Any, texts: Sequence[str]) -> None:
 
 
 def ratio_pairs(timed: Sequence[str]) -> list[tuple[str, str]]:
-    """Return pairs of peer and engine, whose ratio says how much faster the engine is, and the shares of tokenizing."""
+    """Return pairs of peer and engine, whose ratio says how much faster the engine is; and tokenizing's share."""
     base = f"{TORCH} float32"
     own = [name for name in timed if name.startswith("bertlite") and name != TOKENIZING]
     pairs = [(base, name) for name in timed if base in timed and name not in (base, TOKENIZING)]
