@@ -68,6 +68,8 @@ def measure_peers(args: argparse.Namespace) -> int:
     record = open_record(args.record, where)
     if args.record:
         warn_untraceable(record)
+    if args.resume and not args.record:
+        raise ValueError("--resume keeps sections of a record: say --out FILE.json")
     settings = {"rounds": args.rounds, "seconds": seconds, "engines": list(args.engines or ())}
     there = [name for name in chosen if record["sections"].get(name, {}).get("settings") == settings]
     if args.resume:
