@@ -57,11 +57,11 @@ def alternate(
             break
         for name, run in candidates.items():
             wait_until_idle()
-            seconds = time_calls(run, calls[name], device)
+            took = time_calls(run, calls[name], device)
             if i >= warm:
-                times[name].append(seconds)
-            elif seconds < burst:
-                calls[name] = min(MOST_CALLS, math.ceil(burst / max(seconds, burst / MOST_CALLS)))
+                times[name].append(took)
+            elif took < burst:
+                calls[name] = min(MOST_CALLS, math.ceil(burst / max(took, burst / MOST_CALLS)))
         if i >= warm:
             after_round()
     return times

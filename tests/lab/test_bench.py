@@ -403,7 +403,7 @@ def test_a_run_that_was_killed_is_resumed(kept, few_rounds, tmp_path, capsys, mo
     assert found["forward 1 x 16"] == first
     assert set(found) == {"forward 1 x 16", "forward 1 x 128"}
     assert cli.main([*common, "--rounds", "4", "--only", "forward 1 x 16"]) == 0  # with other options it is not kept
-    assert json.loads(record.read_text())["sections"]["forward 1 x 16"]["settings"]["rounds"] == 4
+    assert json.loads(record.read_text())["sections"]["forward 1 x 16"]["rounds"] == 4
 
 
 def test_missing_peers_are_named(kept, few_rounds, tmp_path, capsys, monkeypatch):
