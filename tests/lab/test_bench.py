@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import threading
 import time
 from dataclasses import replace
 
@@ -20,7 +19,7 @@ from bertlite.lab.bench.command import PEERS, report_worse, section_lines
 from bertlite.lab.bench.engines import ENGINES, reason_without_backend
 from bertlite.lab.bench.sections import BASELINE, Bench, gpu_demands, limit_fractions, limit_times, ratio_pairs
 from bertlite.lab.bench.work import full, lengths_like, ragged, works
-from bertlite.lab.timing import FEWEST, SETTLE, alternate, summary, wait_until_idle, with_spread
+from bertlite.lab.timing import FEWEST, LONGEST_SPIN, SETTLE, alternate, summary, wait_until_idle, with_spread
 from bertlite.records import environment, version_of
 
 TINY = {**SIZES, "vocab_size": 1000, "num_attention_heads": 4, "max_position_embeddings": 512, "num_hidden_layers": 2}
@@ -69,28 +68,36 @@ def test_a_short_candidate_runs_several_times_in_a_round():
         alternate({"a": short}, 2, warm=0, fewest=2, burst=0.02)
 
 
-def test_a_candidate_waits_for_the_threads_of_the_one_before():
-    """They spin; what they use of the processor is measured."""
+class Clock:
+    """The module time of a process whose threads use the processor for some seconds, and then no more."""
 
-    def spin(seconds):
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            pass
+    def __init__(self, busy):
+        self.now, self.busy = 100.0, busy
 
-    assert wait_until_idle() < SETTLE
-    thread = threading.Thread(target=spin, args=(0.15,))
-    thread.start()
-    began = time.perf_counter()
-    assert wait_until_idle() > 5 * SETTLE
-    assert time.perf_counter() - began > 5 * SETTLE
-    thread.join(0.1)
-    assert not thread.is_alive()
-    thread = threading.Thread(target=spin, args=(0.5,))
-    thread.start()
-    began = time.perf_counter()
-    wait_until_idle(longest=0.05)
-    assert time.perf_counter() - began < 0.4  # it does not wait for ever
-    thread.join()
+    def perf_counter(self):
+        return self.now
+
+    def process_time(self):
+        return min(self.now - 100.0, self.busy)
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def test_a_candidate_waits_until_the_threads_of_the_one_before_no_longer_spin(monkeypatch):
+    for busy, waited in ((0.0, SETTLE), (0.2, 0.2 + SETTLE), (9.0, LONGEST_SPIN)):
+        clock = Clock(busy)
+        monkeypatch.setattr(timing, "time", clock)
+        spent = wait_until_idle()
+        assert clock.now - 100 == pytest.approx(waited, abs=1.01 * SETTLE)
+        assert spent == pytest.approx(min(busy, LONGEST_SPIN), abs=1.01 * SETTLE)
+    clock = Clock(0.0)
+    monkeypatch.setattr(timing, "time", clock)
+
+    def spinning():
+        clock.busy = clock.process_time() + 0.3
+
+    assert timing.spin_after(spinning) == pytest.approx(0.3, abs=1.01 * SETTLE)
 
 
 def test_a_figure_needs_seven_rounds():
@@ -172,7 +179,7 @@ def test_the_limit_is_products_or_reading():
 
 def test_the_fastest_matmul_is_the_ceiling(monkeypatch):
     monkeypatch.setattr(ceiling, "SIZE", {"cpu": 64})
-    monkeypatch.setattr(ceiling, "quickest", lambda run, device: run())
+    monkeypatch.setattr(ceiling, "alternate", lambda runs, *_: {name: [9.0, run()] for name, run in runs.items()})
     slow_and_quick = {"a": lambda: 2.0, "b": lambda: 0.5}
     monkeypatch.setattr(ceiling, "matmuls", lambda dtype, device: {} if dtype == "int8" else slow_and_quick)
     found = ceiling.find_ceilings("cpu")

@@ -15,9 +15,10 @@ from torch.nn import functional as F
 
 from bertlite.inference.linear import PackedLinear
 from bertlite.inference.support import INT8_OPERATORS, missing_for_onednn
-from bertlite.lab.timing import quickest
+from bertlite.lab.timing import alternate, quickest
 
 SIZE = {"cpu": 2048, "cuda": 8192}  # of the square matrices
+ROUNDS = 15  # of which the fastest counts
 COPIED = {"cpu": 2**28, "cuda": 2**30}  # bytes, beyond any cache
 
 
@@ -39,18 +40,14 @@ class Ceiling:
 
 def find_ceilings(device: str) -> dict[str, Ceiling]:
     """Return the fastest matmul of each dtype that some library computes on this device."""
-    found = {}
+    operations, found = 2.0 * SIZE[torch.device(device).type] ** 3, {}
     for dtype in ("float32", "bfloat16", "int8"):
-        ceilings = [measure(library, run, device) for library, run in matmuls(dtype, device).items()]
+        runs = matmuls(dtype, device)
+        times = alternate(runs, ROUNDS, device)  # in turn, so that a noisy machine is noisy for all libraries
+        ceilings = [Ceiling(name, run, operations, operations / min(times[name])) for name, run in runs.items()]
         if ceilings:
             found[dtype] = max(ceilings, key=lambda ceiling: ceiling.rate)
     return found
-
-
-def measure(library: str, run: Callable[[], Any], device: str) -> Ceiling:
-    """Return a matmul with its rate."""
-    operations = 2.0 * SIZE[torch.device(device).type] ** 3
-    return Ceiling(library, run, operations, operations / quickest(run, device))
 
 
 def copy_rate(device: str) -> float:

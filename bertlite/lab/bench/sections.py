@@ -154,7 +154,8 @@ def forward(work: Work, bench: Bench) -> dict[str, Any]:
     limits = limit_times(times, work, bench)
     times = {name: times[name] for name in candidates}
     section = summary(f"forward, {work.name}, {work.filled:.0%} filled", times, ratio_pairs(times))
-    section |= {"model": bench.model, "threads": bench.threads, "tokens": work.tokens, "filled": work.filled}
+    section |= {"model": bench.model, "threads": bench.threads, "work": work.name}
+    section |= {"tokens": work.tokens, "filled": work.filled}
     section |= {"of_limit": limit_fractions(times, limits), "ceilings": ceiling_facts(limits, work, bench)}
     section |= {"errors": {name: each.error for name, each in found.items()}, "spins": spins}
     section |= {"cosines": {name: each.cosine for name, each in found.items()}}
