@@ -50,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     wrong = [name for name, each in found.items() if not each.is_right(name.split()[-1])]
     candidates = {name: partial(each, texts) for name, each in engines.items() if name not in wrong}
     if not any(name.startswith("bertlite") for name in candidates):
-        raise ValueError(f"no engine of bertlite can be timed: {missing or wrong}")
+        reasons = "; ".join([*(f"{name}: {reason}" for name, reason in missing.items()), *wrong])
+        print(f"no engine of bertlite can be timed: {reasons or 'none matches --only'}", file=sys.stderr)
+        return 2
     candidates[TOKENIZING] = partial(truth.tokenize, texts)
     times = alternate(candidates, args.rounds, warm=1, seconds=args.seconds)
     lengths = [len(row) for row in truth.tokenize(texts)]
