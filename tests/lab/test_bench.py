@@ -11,6 +11,7 @@ from conftest import SIZES
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bertlite import BertConfig, cli
+from bertlite.inference import optimize
 from bertlite.lab import timing
 from bertlite.lab.bench import ceiling, engines, sections
 from bertlite.lab.bench.accuracy import ERRORS, Accuracy, accuracies, accuracy
@@ -268,9 +269,9 @@ def test_pruned_models_stand_beside_the_whole(kept, few_rounds, monkeypatch):
 
 
 def test_a_backend_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setattr(engines.optimize, "BACKENDS", ("auto", "onednn"))
+    monkeypatch.setattr(optimize, "BACKENDS", ("auto", "onednn"))
     assert reason_without_backend("native", "float32") == "this version of bertlite has no backend 'native'"
-    monkeypatch.setattr(engines.optimize, "BACKENDS", ("auto", "onednn", "native"))
+    monkeypatch.setattr(optimize, "BACKENDS", ("auto", "onednn", "native"))
     assert reason_without_backend("native", "float32") is None
 
 

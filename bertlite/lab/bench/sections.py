@@ -20,7 +20,7 @@ from torch import Tensor
 
 import bertlite
 from bertlite.lab.bench import startup
-from bertlite.lab.bench.accuracy import accuracies, accuracies_of
+from bertlite.lab.bench.accuracy import Accuracy, accuracies, accuracies_of
 from bertlite.lab.bench.ceiling import Ceiling, copy_rate, find_ceilings
 from bertlite.lab.bench.engines import ALL, ENGINES, FLOATS, OWN_BACKENDS, forward_of, reason_without_backend
 from bertlite.lab.bench.work import Forward, Work, ragged, works
@@ -326,7 +326,8 @@ def pruned(bench: Bench) -> dict[str, Any]:
     """Time optimised models without half of their heads, of their neurons, and of both, beside the whole one."""
     work, config = works()[2], bench.config
     batch = work.inputs(config.vocab_size, bench.device)
-    runs, found = {}, {}
+    runs: dict[str, Forward] = {}
+    found: dict[str, Accuracy] = {}
     for what, model in pruned_models(bench).items():
         mine = {}
         for backend, dtype in own_engines(bench):
