@@ -20,6 +20,7 @@ from bertlite.checkpoint.checks import parse_dtype
 from bertlite.checkpoint.files import Source, find_checkpoint, locate
 from bertlite.config import BertConfig
 from bertlite.inference import InferenceModel, optimize_for_inference
+from bertlite.inference.optimize import BACKENDS
 from bertlite.model import BertModel
 from bertlite.records import sha256_of
 from bertlite.tokenizer import BertTokenizer
@@ -99,6 +100,8 @@ class Embedder:
         dtype: what the model computes in; by default the checkpoint's own dtype.  "int8" rounds the layers' matrices
             and their inputs to 8 bits, on the CPU alone.
         device: "cpu", "cuda" or "cuda:1".
+        backend: of `optimize_for_inference`.  "auto" packs the weights where that is possible; any other name does
+            what it says, or raises when the model is loaded.
         max_length: in tokens; longer texts are truncated.  By default that of the checkpoint, at most the number of
             the model's positions.
         max_tokens: tokens in a batch; a longer text is a batch of its own.
@@ -118,6 +121,7 @@ class Embedder:
         normalize: bool | None = None,
         dtype: torch.dtype | str | None = None,
         device: str = "cpu",
+        backend: str = "auto",
         max_length: int | None = None,
         max_tokens: int = MAX_TOKENS,
         text: str = "text",
@@ -134,6 +138,9 @@ class Embedder:
         if torch.device(device).type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device {device!r}: this torch ({torch.__version__}) sees no CUDA device")
         self.dtype = parse_embedding_dtype(dtype)
+        if backend not in BACKENDS:
+            raise ValueError(f"backend {backend!r} is unknown; have: {', '.join(BACKENDS)}")
+        self.backend = backend
         self.source = Source(model, revision, None, None, cache_dir, token, local_files_only)
         self.device, self.max_tokens, self.text, self.vector = device, max_tokens, text, vector
         stated = read_settings(self.source)
@@ -187,7 +194,7 @@ class Embedder:
                     f"{source.name}: the tokenizer has ids up to {last}, but the model's vocab_size is {words}:"
                     " one of the two is another checkpoint's"
                 )
-            self._loaded = tokenizer, pack_weights(model, self.dtype)
+            self._loaded = tokenizer, pack_weights(model, self.dtype, self.backend)
         return self._loaded
 
     def encode(self, texts: str | Sequence[str]) -> "NDArray[float32]":
@@ -310,12 +317,16 @@ def parse_embedding_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None
     return torch.int8 if dtype in ("int8", torch.int8) else parse_dtype(dtype)
 
 
-def pack_weights(model: BertModel, dtype: torch.dtype | None = None) -> BertModel | InferenceModel:
-    """Return a model with packed weights; where they cannot be packed, log a warning and return the model itself.
+def pack_weights(
+    model: BertModel, dtype: torch.dtype | None = None, backend: str = "auto"
+) -> BertModel | InferenceModel:
+    """Return a model with packed weights, in its own dtype if none is named.
 
-    Raises:
-        ValueError, RuntimeError: 8-bit integers were asked for and are not to be had.
+    With the backend "auto", where the weights cannot be packed, log a warning and return the model itself; int8 is
+    nothing without them, and raises.
     """
+    if backend != "auto":
+        return optimize_for_inference(model, dtype, backend)
     try:
         return optimize_for_inference(model, dtype, "auto" if model.device.type == "cpu" else "onednn")
     except (ValueError, RuntimeError) as error:  # for this device or dtype; for this torch or processor
