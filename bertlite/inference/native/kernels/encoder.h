@@ -111,9 +111,14 @@ struct Team {
 template <class Kind>
 using AttentionOf = std::conditional_t<std::is_same_v<Kind, Int8>, BFloat16s, Kind>;
 
-constexpr long ROWS = 128;          // tokens that a thread takes through the second phase at a time
-constexpr long FEW_ROWS = 48;       // with fewer for each thread, outputs are shared out
-constexpr long OUTPUTS_SHARED = 32;  // in pieces of so many
+// scripts/measure/native_steps.py compares these figures with others; its record is scripts/results/native_steps.json.
+#if !defined(BERTLITE_ROWS)
+#define BERTLITE_ROWS 128
+#define BERTLITE_FEW_ROWS 48
+#endif
+constexpr long ROWS = BERTLITE_ROWS;          // tokens that a thread takes through the second phase at a time
+constexpr long FEW_ROWS = BERTLITE_FEW_ROWS;  // with fewer for each thread, outputs are shared out
+constexpr long OUTPUTS_SHARED = 32;           // in pieces of so many
 
 template <class Kind>
 class Encoder {

@@ -19,6 +19,10 @@ namespace bertlite {
 
 constexpr long BLOCK = 64;  // outputs in a block of a weight
 constexpr long TILE_ROWS = 6;
+#if !defined(BERTLITE_TILES_AHEAD)
+#define BERTLITE_TILES_AHEAD 2
+#endif
+constexpr long TILES_AHEAD = BERTLITE_TILES_AHEAD;  // the first tiles of a block, each of which fetches half of the next one
 
 inline long divide_up(long n, long by) { return (n + by - 1) / by; }
 inline long round_up(long n, long to) { return divide_up(n, to) * to; }
@@ -187,11 +191,10 @@ void multiply(const typename Kind::Value* rows, long stride, long count, const B
             if (by_torch) {
                 multiply_by_torch<Kind>(rows + row * stride, stride, size, from, weight.inputs, begin, sums);
             } else {
-                // the first two tiles bring half of the next block each
                 const char* next = reinterpret_cast<const char*>(weight.block(block + 1)) + tile * weight.inputs * 128;
                 multiply_tile<Kind>(size, columns, reinterpret_cast<const char*>(rows + row * stride),
                                     stride * sizeof(typename Kind::Value), from, weight.inputs, begin, sums,
-                                    more && tile < 2 ? next : nullptr);
+                                    more && tile < TILES_AHEAD ? next : nullptr);
             }
             finish(row, size, column, columns, sums);
             row += size;
