@@ -25,6 +25,8 @@ from bertlite import (
 )
 from bertlite.importance import CRITERIA, NEURON_CRITERIA, head_gradients, normalise
 from bertlite.importance.batches import example_losses
+from bertlite.importance.measurements import ScoringTask, loss_increases
+from bertlite.importance.structures import HEADS
 from bertlite.stack.modules import BertIntermediate
 
 L, N, H, W, S, V = 3, 4, 12, 37, 11, 97
@@ -182,7 +184,7 @@ def test_leave_one_out_computes_once_what_a_head_cannot_change(
         return forward(module, x)
 
     monkeypatch.setattr(BertIntermediate, "forward", counted)
-    scores = head_importance(model, [batch], "leave_one_out", reduction="batch")
+    (increases,) = loss_increases(ScoringTask(model, HEADS), [batch])  # (examples, layers, heads)
     assert len(runs) == 1 + 2, "layer 0 runs for the whole model and for its own two heads"
     inputs = {name: value for name, value in batch.items() if name != "labels"}
 
@@ -194,7 +196,7 @@ def test_leave_one_out_computes_once_what_a_head_cannot_change(
     for layer, head in ((0, 0), (0, 2), (2, 0), (2, 3)):
         gate = torch.ones(L, 5, N)
         gate[layer, :, head] = 0
-        assert torch.equal(scores[layer, head], (losses(gate) - whole).double().mean())
+        assert torch.equal(increases[:, layer, head], (losses(gate) - whole).double())
 
 
 def test_signed_is_leave_one_out_to_first_order() -> None:

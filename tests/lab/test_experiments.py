@@ -139,9 +139,9 @@ def test_missing_data_is_refused(tmp_path):
         read_examples(DataSource(str(tmp_path / "x.tsv")))
     with pytest.raises(ValueError, match="for a hub data set name a split"):
         read_examples(DataSource("someone/something"))
-    (tmp_path / "x.parquet").write_text("PAR1")
-    with pytest.raises(ValueError, match=r"x\.parquet is none of \.csv"):
-        read_examples(DataSource(str(tmp_path / "x.parquet")))
+    (tmp_path / "x.ods").write_text("PK")
+    with pytest.raises(ValueError, match=r"x\.ods is none of \.csv, \.tsv, \.jsonl, \.parquet"):
+        read_examples(DataSource(str(tmp_path / "x.ods")))
     with pytest.raises(ValueError, match="50 examples of x were asked for; it has 2"):
         Examples("x", (("a",), ("b",)), (0, 1)).sample(50)
 
@@ -249,6 +249,52 @@ def test_paired_tests_see_what_unpaired_intervals_hide():
     assert statistics.mcnemar(right_a, right_a) == 1
 
 
+def simulated(draw, models, examples, spread):
+    """Accuracies that vary by model and by example; return (models, examples) bool and the true mean."""
+    skill, ease = draw.normal(1.2, spread, (models, 1)), draw.normal(0, 1, (1, examples))
+    return draw.normal(size=(models, examples)) < skill + ease
+
+
+def test_an_interval_over_models_and_examples_covers_as_often_as_it_says():
+    """Of new models on new examples; an interval over the examples of these models alone covers far less."""
+    draw = np.random.default_rng(0)
+    truth = float(np.mean(simulated(draw, 2000, 2000, 0.5)))
+    inside, alone = 0, 0
+    for seed in range(200):
+        right = simulated(draw, 3, 150, 0.5)
+        found = statistics.crossed_estimate(lambda chosen, right=right: [right[:, chosen].mean(1)], 150, seed)
+        interval = found.interval(0, 1)
+        assert 0 <= interval.low <= found.value <= interval.high <= 1
+        inside += interval.low <= truth <= interval.high
+        fixed = statistics.crossed_estimate(
+            lambda chosen, right=right: [right[:, chosen].mean(0).mean()[None]], 150, seed
+        )
+        narrow = fixed.interval(0, 1)
+        alone += narrow.low <= truth <= narrow.high
+    assert 186 <= inside <= 200, inside  # 95 % of 200 is 190, with a standard error of 3
+    assert alone < 150, alone
+
+
+def test_a_crossed_estimate_adds_the_variances_of_models_and_of_examples():
+    draw = np.random.default_rng(1)
+    right = simulated(draw, 4, 500, 0.5)
+    of_models, of_examples = right.mean(1), right.mean(0)
+    found = statistics.crossed_estimate(lambda chosen: [right[:, chosen].mean(1)], 500)
+    variances = of_models.var(ddof=1) / 4, of_examples.var(ddof=1) / 500
+    assert found.value == pytest.approx(right.mean())
+    assert found.error == pytest.approx(sum(variances) ** 0.5, rel=0.03)  # the bootstrap's own noise: 1 / √(2 · 1000)
+    assert 3 < found.freedom < 3 + 500
+    fewer = statistics.crossed_estimate(lambda chosen: [right[:2, chosen].mean(1), right[2:, chosen].mean(1)], 500)
+    assert fewer.value == pytest.approx(of_models[:2].mean() - of_models[2:].mean())
+
+
+def test_where_nothing_varies_there_is_no_interval():
+    found = statistics.crossed_estimate(lambda chosen: [np.full(3, 0.5)], 40)
+    assert found.interval() is None
+    assert found.p == 0
+    assert statistics.crossed_estimate(lambda chosen: [np.zeros(3)], 40).p == 1
+
+
 def test_one_value_has_no_interval_over_seeds():
     with pytest.raises(ValueError, match="two values or more; 1 given"):
         statistics.mean_interval([0.5])
@@ -283,6 +329,33 @@ def test_metrics_are_what_they_say():
     assert TASKS["similarity"].metrics["spearman"](0 * rising, rising[:, 0]) == 0
 
 
+@pytest.mark.parametrize("classes", [2, 5])
+def test_metrics_are_scikit_learns(classes):
+    from sklearn.metrics import f1_score, matthews_corrcoef
+
+    draw = np.random.default_rng(0)
+    labels = draw.choice(classes, 60, p=[0.6, *[0.4 / (classes - 1)] * (classes - 1)])
+    outputs = draw.normal(size=(60, classes)) + np.eye(classes)[labels]
+    predicted, metrics = outputs.argmax(1), TASKS["classification"].metrics
+    assert metrics["mcc"](outputs, labels) == pytest.approx(matthews_corrcoef(labels, predicted), abs=1e-12)
+    assert metrics["macro-f1"](outputs, labels) == pytest.approx(
+        f1_score(labels, predicted, average="macro"), abs=1e-12
+    )
+    kind = "binary" if classes == 2 else "macro"
+    assert metrics["f1"](outputs, labels) == pytest.approx(f1_score(labels, predicted, average=kind), abs=1e-12)
+    constant = np.zeros_like(outputs)
+    assert (metrics["mcc"](constant, labels), metrics["f1"](constant[:, :2], labels % 2)) == (0, 0)
+    words, truth = outputs.reshape(6, 10, classes), labels.reshape(6, 10).copy()
+    truth[:, 7:], words[:, 7:] = -100, np.nan
+    counted = truth != -100
+    named = [name for name in range(1, classes)]
+    wanted = f1_score(truth[counted], words[counted].argmax(1), labels=named, average="micro")
+    assert TASKS["tokens"].metrics["f1"](words, truth) == pytest.approx(wanted, abs=1e-12)
+    assert TASKS["tokens"].metrics["accuracy"](words, truth) == pytest.approx(
+        np.mean(truth[counted] == words[counted].argmax(1))
+    )
+
+
 def test_outputs_come_in_the_order_of_the_examples(experiment):
     outputs = predict(experiment.dense, experiment.dev_data, experiment.task, batch_size=4)
     for i in (0, 7, 22):
@@ -306,6 +379,41 @@ def test_similarity_is_the_cosine_of_mean_vectors(world):
         vectors.append(out.last_hidden_state[0].mean(0))
     assert outputs[0, 0] == pytest.approx(torch.cosine_similarity(*vectors, dim=0).item(), abs=1e-5)
     assert outputs[1, 0] == pytest.approx(1, abs=1e-5)
+
+
+def test_similarity_pools_as_the_checkpoint_says(world, tmp_path):
+    """As `bertlite embed` does."""
+    from bertlite.embed import Embedder
+
+    folder = shutil.copytree(world / "encoder", tmp_path / "encoder")
+    pairs = [("good film", "bad plot the"), ("a", "is the film")]
+    columns = {"columns": ("a", "b", "score"), "text": ("a", "b"), "label": "score"}
+    train, dev = (DataSource(str(world / f"{name}-pairs.csv"), **columns) for name in ("train", "dev"))
+    assert TASKS["similarity"].of_checkpoint(str(folder)).pooling == "mean"
+    modules = [
+        {"type": f"sentence_transformers.models.{n}", "path": p} for n, p in (("Transformer", ""), ("Pooling", "1"))
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1").mkdir()
+    found = {}
+    for pooling in ("mean", "cls", "max"):
+        (folder / "1" / "config.json").write_text(json.dumps({"pooling_mode": pooling}))
+        experiment = Experiment(Setting(str(folder), "similarity", train, dev, calibration=11))
+        data = experiment.task.encode(Examples("x", tuple(pairs), (1.0, 2.0)), experiment.tokenizer)
+        outputs = predict(experiment.dense, data, experiment.task)
+        embedder = Embedder(folder, pooling=pooling)
+        for (a, b), output in zip(pairs, outputs, strict=True):
+            x, y = (torch.from_numpy(embedder.encode_ids([list(ids)])[0]) for ids in encoded(experiment, (a, b)))
+            assert output[0] == pytest.approx(torch.cosine_similarity(x, y, dim=0).item(), abs=1e-5)
+        found[pooling] = outputs.tolist(), experiment.key(Cell("random"))
+    assert len({str(outputs) for outputs, _ in found.values()}) == len({key for _, key in found.values()}) == 3
+    (folder / "1" / "config.json").write_text(json.dumps({"pooling_mode": "lasttoken"}))
+    with pytest.raises(ValueError, match="pools by 'lasttoken'; similarity has cls, mean, max"):
+        TASKS["similarity"].of_checkpoint(str(folder))
+
+
+def encoded(experiment, texts):
+    return [each.ids for each in experiment.tokenizer.encode_batch(list(texts))]
 
 
 @pytest.mark.parametrize(
@@ -375,6 +483,63 @@ def test_distillation_brings_a_student_to_its_teacher(setting):
         finetune_(student, data, experiment.task, recipe)
 
 
+@pytest.mark.parametrize("killed_at", [1, 7, 19])
+def test_a_killed_training_goes_on_bit_for_bit(setting, tmp_path, killed_at):
+    """With dropout, AdamW's moments and the schedule; `state` is written about twenty times."""
+
+    def trained(state, dies_at=None, seed=0):
+        experiment, lines = Experiment(setting), []
+        for module in experiment.dense.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.1
+
+        def log(**line):
+            lines.append(line)
+            if line["step"] == dies_at:
+                raise KeyboardInterrupt
+
+        recipe, data = Recipe(epochs=5, lr=1e-3, batch_size=8, seed=seed), experiment.sample(None, 0)
+        try:
+            finetune_(experiment.dense, data, experiment.task, recipe, log=log, state=state)
+        except KeyboardInterrupt:
+            torch.manual_seed(99)  # whatever another process does
+        return experiment.dense.state_dict(), lines
+
+    whole, log = trained(None)
+    state = tmp_path / "training.pt"
+    _, before = trained(state, dies_at=killed_at)
+    assert state.exists() == (killed_at > 1)
+    resumed, after = trained(state)
+    assert [*before[: killed_at - 1], *after] == log
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    if killed_at == 7:
+        with pytest.raises(ValueError, match=r"training\.pt is the state of a training with other data, settings"):
+            trained(state, seed=1)
+
+
+@pytest.mark.slow
+def test_a_killed_finetune_is_gone_on_with(world, tmp_path):
+    command = [sys.executable, "-m", "bertlite", "prune", "finetune", *data_arguments(world), "--epochs", "60"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    options = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([*command, "--out", str(tmp_path / "killed")], **options)
+    deadline = time.monotonic() + 100
+    while not (tmp_path / "killed" / "training.pt").exists():
+        assert process.poll() is None, "the training ended before it was killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert read_runs(tmp_path) == []
+    for name in ("killed", "whole"):
+        assert subprocess.run([*command, "--out", str(tmp_path / name)], **options, timeout=150).returncode == 0
+    killed, whole = read_runs(tmp_path)
+    assert killed.results == whole.results
+    assert killed.metrics == whole.metrics
+    assert killed.predictions == whole.predictions
+    assert not (tmp_path / "killed" / "training.pt").exists()
+
+
 @pytest.mark.slow
 def test_two_processes_under_torchrun_train_one_model(world, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -396,7 +561,7 @@ def test_two_processes_under_torchrun_train_one_model(world, tmp_path):
 
 
 def test_a_cell_leaves_a_folder_that_tells_it(experiment, tmp_path):
-    folder = experiment.run(Cell("michel", 0.5), tmp_path)
+    folder = experiment.run(Cell("michel", 0.5, repair="none"), tmp_path)
     (run,) = read_runs(folder)
     assert run.config["cell"]["criterion"] == "michel"
     assert sum(run.results["heads_kept"]) == 6
@@ -413,7 +578,7 @@ def test_a_cell_leaves_a_folder_that_tells_it(experiment, tmp_path):
 def test_inverted_removes_what_matters_most(experiment, tmp_path):
     kept = {}
     for criterion in ("michel", "michel/inverted"):
-        folder = experiment.run(Cell(criterion, 1 / 3), tmp_path)
+        folder = experiment.run(Cell(criterion, 1 / 3, at_least=0), tmp_path)
         gone = json.loads((folder / "masks.json").read_text())["pruned_heads"]
         kept[criterion] = {(layer, head) for layer, heads in gone.items() for head in heads}
     scores = experiment.score(experiment.dense, Cell("michel"))
@@ -426,11 +591,11 @@ def test_steps_neurons_repair_and_retraining_all_act(experiment, tmp_path):
     plain, stepped, repaired, retrained, slim = (
         read_runs(experiment.run(cell, tmp_path))[0]
         for cell in (
-            Cell("michel", 0.5),
+            Cell("michel", 0.5, repair="none"),
             Cell("michel", 0.5, steps=3),
             Cell("michel", 0.5, repair="refit"),
-            Cell("michel", 0.5, epochs=1),
-            Cell("michel", 0.5, neurons=0.4),
+            Cell("michel", 0.5, repair="none", epochs=1),
+            Cell("michel", 0.5, repair="none", neurons=0.4),
         )
     )
     assert [line["heads"] for line in stepped.metrics] == [10, 8, 6]
@@ -481,7 +646,10 @@ def test_a_target_that_cannot_be_met_is_refused_before_any_work(experiment, tmp_
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"task": "translation"}, "there is no task 'translation'; have: classification, regression, similarity"),
+        (
+            {"task": "translation"},
+            "there is no task 'translation'; have: classification, tokens, regression, similarity",
+        ),
         ({"calibration": 41}, "calibration is 41; train.tsv has 40 examples"),
         ({"retrain": 0}, "retrain is 0; train.tsv has 40 examples"),
         ({"task": "regression"}, "the head has 2 outputs; regression has 1"),
@@ -631,7 +799,7 @@ def test_a_sweep_killed_goes_on_without_repeating_what_was_finished(world, tmp_p
     assert done.returncode == 0, done.stderr
     assert len(read_runs(tmp_path)) == len(read_runs(tmp_path, unfinished=True)) == total
     assert {folder: (folder / "run.json").stat().st_mtime_ns for folder in finished} == finished
-    assert "| random, 11 examples |" in done.stdout
+    assert "| random, 1 a layer or more, 11 examples |" in done.stdout
 
 
 def test_an_error_in_a_process_reaches_the_caller(setting, tmp_path, monkeypatch):
@@ -710,6 +878,7 @@ def test_memory_counts_the_weights():
 def runs(world, tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     command = ["prune", "curve", *data_arguments(world), "--out", str(root), "--calibration", "11"]
+    command += ["--repairs", "none", "--at-least", "0"]
     assert main([*command, "--criteria", "michel,random", "--fractions", "0.25,0.5", "--random-seeds", "0,1,2"]) == 0
     return root
 
@@ -719,15 +888,15 @@ def test_rows_say_what_their_interval_is_over(runs):
     assert [(row["criterion"], row["fraction"], row["runs"], row["over"]) for row in rows] == [
         ("michel", 0.25, 1, "examples"),
         ("michel", 0.5, 1, "examples"),
-        ("random", 0.25, 3, "runs"),
-        ("random", 0.5, 3, "runs"),
+        ("random", 0.25, 3, "seeds and examples"),
+        ("random", 0.5, 3, "seeds and examples"),
     ]
     for row in rows:
         assert row["low"] <= row["accuracy"] <= row["high"]
         assert ("p" in row) == (row["criterion"] == "michel")
     group = [run.results["accuracy"] for run in read_runs(runs) if run.config["cell"]["criterion"] == "random"]
     assert rows[2]["accuracy"] + rows[3]["accuracy"] == pytest.approx(2 * np.mean(group))
-    with pytest.raises(ValueError, match="no run has the criterion 'fisher'; have: michel, random"):
+    with pytest.raises(ValueError, match="no run has the criterion 'fisher'; have: dense, michel, random"):
         compare.summarise(read_runs(runs), against="fisher")
     with pytest.raises(ValueError, match="no finished runs"):
         compare.summarise([])
@@ -753,7 +922,7 @@ def test_ways_that_differ_have_lines_of_their_own():
     changes = (
         {},
         {"uniform": True},
-        {"at_least": 1},
+        {"at_least": 2},
         {"steps": 2},
         {"neurons": 0.5},
         {"repair": "mean"},

@@ -15,7 +15,9 @@ from bertlite.lab.experiments.data import EncodedExamples, batch_indices
 from bertlite.lab.experiments.evaluate import Task
 from bertlite.lab.experiments.files import model_sha256
 from bertlite.progress import Progress
-from bertlite.records import sha256_of
+from bertlite.records import read_lines, sha256_of, write_text
+
+STATE = "training.pt"  # in the folder of a run that is not finished
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,14 @@ def read_state(path: Path, training: str) -> dict[str, Any] | None:
             " it, or remove it to begin anew"
         )
     return found
+
+
+def keep_metrics(metrics: Path, state: Path) -> None:
+    """Keep the lines of a killed training up to the step of its state; of one that left no state, none."""
+    step = torch.load(state, map_location="cpu", weights_only=True)["step"] if state.exists() else 0
+    lines = [line for line in read_lines(metrics) if line["step"] <= step]
+    if metrics.exists():
+        write_text(metrics, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def plan_batches(data: EncodedExamples, recipe: Recipe) -> list[list[int]]:

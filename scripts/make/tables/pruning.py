@@ -22,15 +22,18 @@ def pruning(name: str) -> str:
 
 def within(row: dict[str, Any], headline: str) -> str:
     """Write a mean and half the width of its interval, in percent."""
-    return f"{100 * row[headline]:.1f} ±{50 * (row['high'] - row['low']):.1f}"
+    figure = f"{100 * row[headline]:.1f}"
+    return figure if row["low"] is None else f"{figure} ±{50 * (row['high'] - row['low']):.1f}"
 
 
 def intervals_of(record: dict[str, Any]) -> str:
     """Write the metric, the dense model's result and the kind of interval."""
-    counts = sorted({row["runs"] for row in record["rows"]})
-    seeds = " or ".join(str(count) for count in counts if count > 1)
-    over = [f"over {seeds} seeds"] if seeds else []
-    over += ["over the examples where there is one run"] if 1 in counts else []
+    found = {row["over"]: row for row in record["rows"]}
+    over = [f"over {kind}" for kind in ("models and examples", "seeds and examples") if kind in found]
+    if "runs" in found:  # of older records: Student's t over the seeds alone
+        counts = sorted({row["runs"] for row in record["rows"] if row["over"] == "runs"})
+        over.append(f"over {' or '.join(map(str, counts))} seeds")
+    over += ["over the examples where there is one run"] if "examples" in found else []
     return (
         f"100 × {record['headline']}, dense {100 * record['dense'][record['headline']]:.1f};"
         f" {record['setting']['calibration']} calibration examples where nothing else is said;"
