@@ -119,6 +119,11 @@ def test_the_same_examples_from_every_format(tmp_path):
             "'good' is none of the classes bad, poor",
         ),
         ("x.txt", "fine", {}, "x.txt is none of .csv, .tsv, .jsonl"),
+        ("x.csv", "sentence,label\nfine, or so,1\n", {}, "row 1: 3 cells for 2 columns; a text that contains"),
+        ("x.csv", "fine,1\n", {"text": ("text",)}, "x.csv has no examples"),
+        ("x.csv", "fine,1\nbad,0\n", {}, "no sentence and no label; its columns are fine, 1; name others with --text"),
+        ("x.jsonl", '{"sentence": "fine", "label": 1}\nfine\n', {}, "x.jsonl, row 2 is no JSON"),
+        ("x.jsonl", "[1]\n", {}, "x.jsonl, row 1 is a JSON list; expected an object"),
         ("x.csv", "a,b,c,label\n1,2,3,0\n", {"text": ("a", "b", "c")}, "one column or two; 3 were named: a, b, c"),
     ],
 )
@@ -126,6 +131,78 @@ def test_bad_data_is_refused_by_name(tmp_path, name, text, options, said):
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=said):
         read_examples(DataSource(str(tmp_path / name), **options))
+
+
+def test_parquet_is_read_where_pyarrow_is_installed(tmp_path, monkeypatch):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "x.parquet"
+    table = pa.table(
+        {"words": [["a", "b"], ["c"]], "tags": [["O", "B"], ["O"]], "sentence": ["x", "y"], "label": [1, 0]}
+    )
+    parquet.write_table(table, path)
+    found = read_examples(DataSource(str(path)))
+    assert (found.texts, found.labels) == ((("x",), ("y",)), (1.0, 0.0))
+    source = DataSource(str(path), text=("words",), label="tags")
+    assert read_examples(source, words=True, collect=True).labels == ((0.0, 1.0), (0.0,))
+    with pytest.raises(ValueError, match=r"x\.parquet: no txt; its columns are words, tags, sentence, label"):
+        read_examples(DataSource(str(path), text=("txt",)))
+    with pytest.raises(ValueError, match=r"names its columns itself; --columns is for \.csv and \.tsv"):
+        read_examples(DataSource(str(path), columns=("sentence", "label")))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ModuleNotFoundError, match=r"need `pyarrow`: pip install 'bertlite\[experiments\]'"):
+        read_examples(DataSource(str(path)))
+
+
+def test_names_of_labels_are_collected_once_and_then_known(tmp_path):
+    (tmp_path / "train.csv").write_text("sentence,label\na,poor\nb,good\nc,fair\n")
+    (tmp_path / "dev.csv").write_text("sentence,label\na,good\nb,bad\n")
+    source = DataSource(str(tmp_path / "train.csv"))
+    train = read_examples(source, collect=True)
+    assert (train.classes, train.labels) == (("fair", "good", "poor"), (2, 1, 0))
+    assert read_examples(source, classes=("good", "fair", "poor")).labels == (2, 0, 1), "in the order of the model"
+    with pytest.raises(ValueError, match=r"dev\.csv, row 2: 'bad' is none of the classes fair, good, poor"):
+        read_examples(DataSource(str(tmp_path / "dev.csv")), classes=train.classes)
+    with pytest.raises(ValueError, match=r"row 1: the label 'poor' is no number; name the classes with --classes"):
+        read_examples(source)
+    numbers = tmp_path / "numbers.tsv"
+    numbers.write_text("sentence\tlabel\na\t1\nb\tnan\n")
+    with pytest.raises(ValueError, match="row 2: the label 'nan' is no number"):
+        read_examples(DataSource(str(numbers)))
+    numbers.write_text("sentence\tlabel\na\t1\nb\t0\n")
+    assert read_examples(DataSource(str(numbers)), classes=("neg", "pos"), collect=True).labels == (1, 0)
+
+
+def test_words_have_labels_each(world, tmp_path):
+    lines = [{"sentence": ["good", "films", "end"], "label": ["B", "O", "O"]}, {"sentence": "a b", "label": "O B"}]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    source = DataSource(str(tmp_path / "x.jsonl"))
+    found = read_examples(source, words=True, collect=True)
+    assert (found.classes, found.labels) == (("O", "B"), ((1, 0, 0), (0, 1)))
+    tokenizer = read_tokenizer(str(world / "model"), 9)
+    data = encode_examples(found, tokenizer, words=True)
+    assert data.labels == ((-100, 1, 0, 0, -100), (-100, 0, 1, -100))
+    assert data.batch([0, 1], torch.long)["labels"].tolist() == [[-100, 1, 0, 0, -100], [-100, 0, 1, -100, -100]]
+    assert data.targets().tolist() == [[1, 0, 0], [0, 1, -100]]
+    (tmp_path / "x.jsonl").write_text(json.dumps({"sentence": "a b c", "label": "O O"}) + "\n")
+    with pytest.raises(ValueError, match="row 1: 3 words in sentence and 2 labels in label; each word has one label"):
+        read_examples(source, words=True)
+    with pytest.raises(ValueError, match="words have one column; 2 were named"):
+        read_examples(DataSource("x.jsonl", text=("a", "b")), words=True)
+
+
+def test_the_classes_of_a_hub_data_set_are_its_own(monkeypatch):
+    rows = [{"sentence": "good film", "label": 1}, {"sentence": "a plot", "label": 0}]
+
+    class Rows(list):
+        def __init__(self, rows):
+            super().__init__(rows)
+            self.features = {"label": SimpleNamespace(names=["bad", "good"])}
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, split: Rows(rows)))
+    found = read_examples(DataSource("someone/something", split="train"))
+    assert (found.classes, found.labels) == (("bad", "good"), (1, 0))
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path):
@@ -271,7 +348,7 @@ def test_an_interval_over_models_and_examples_covers_as_often_as_it_says():
         )
         narrow = fixed.interval(0, 1)
         alone += narrow.low <= truth <= narrow.high
-    assert 186 <= inside <= 200, inside  # 95 % of 200 is 190, with a standard error of 3
+    assert inside >= 190 - 3 * 3.08, inside  # 95 % of 200, less three standard errors
     assert alone < 150, alone
 
 
@@ -283,7 +360,13 @@ def test_a_crossed_estimate_adds_the_variances_of_models_and_of_examples():
     variances = of_models.var(ddof=1) / 4, of_examples.var(ddof=1) / 500
     assert found.value == pytest.approx(right.mean())
     assert found.error == pytest.approx(sum(variances) ** 0.5, rel=0.03)  # the bootstrap's own noise: 1 / √(2 · 1000)
-    assert 3 < found.freedom < 3 + 500
+    assert [freedom for _, freedom in found.parts] == [3, 499]
+    reach = found.value - found.interval().low
+    assert reach == pytest.approx(
+        sum((x * y**0.5) ** 2 for x, y in zip((3.182, 1.965), variances, strict=True)) ** 0.5, rel=0.03
+    )
+    shifted = statistics.Estimate(reach, found.parts)  # whose interval ends at 0
+    assert shifted.p == pytest.approx(0.05)
     fewer = statistics.crossed_estimate(lambda chosen: [right[:2, chosen].mean(1), right[2:, chosen].mean(1)], 500)
     assert fewer.value == pytest.approx(of_models[:2].mean() - of_models[2:].mean())
 
@@ -348,7 +431,7 @@ def test_metrics_are_scikit_learns(classes):
     words, truth = outputs.reshape(6, 10, classes), labels.reshape(6, 10).copy()
     truth[:, 7:], words[:, 7:] = -100, np.nan
     counted = truth != -100
-    named = [name for name in range(1, classes)]
+    named = list(range(1, classes))
     wanted = f1_score(truth[counted], words[counted].argmax(1), labels=named, average="micro")
     assert TASKS["tokens"].metrics["f1"](words, truth) == pytest.approx(wanted, abs=1e-12)
     assert TASKS["tokens"].metrics["accuracy"](words, truth) == pytest.approx(
@@ -399,21 +482,22 @@ def test_similarity_pools_as_the_checkpoint_says(world, tmp_path):
     for pooling in ("mean", "cls", "max"):
         (folder / "1" / "config.json").write_text(json.dumps({"pooling_mode": pooling}))
         experiment = Experiment(Setting(str(folder), "similarity", train, dev, calibration=11))
+        assert experiment.task.pooling == Embedder(folder).pooling == pooling
         data = experiment.task.encode(Examples("x", tuple(pairs), (1.0, 2.0)), experiment.tokenizer)
-        outputs = predict(experiment.dense, data, experiment.task)
-        embedder = Embedder(folder, pooling=pooling)
-        for (a, b), output in zip(pairs, outputs, strict=True):
-            x, y = (torch.from_numpy(embedder.encode_ids([list(ids)])[0]) for ids in encoded(experiment, (a, b)))
-            assert output[0] == pytest.approx(torch.cosine_similarity(x, y, dim=0).item(), abs=1e-5)
+        outputs, vectors = predict(experiment.dense, data, experiment.task), []
+        for ids, types in data.rows:
+            with torch.no_grad():
+                (states,) = experiment.dense(
+                    torch.tensor([ids]), token_type_ids=torch.tensor([types])
+                ).last_hidden_state
+            vectors.append({"mean": states.mean(0), "cls": states[0], "max": states.amax(0)}[pooling])
+        wanted = torch.cosine_similarity(torch.stack(vectors[::2]), torch.stack(vectors[1::2]))
+        np.testing.assert_allclose(outputs[:, 0], wanted, atol=1e-5)
         found[pooling] = outputs.tolist(), experiment.key(Cell("random"))
     assert len({str(outputs) for outputs, _ in found.values()}) == len({key for _, key in found.values()}) == 3
     (folder / "1" / "config.json").write_text(json.dumps({"pooling_mode": "lasttoken"}))
     with pytest.raises(ValueError, match="pools by 'lasttoken'; similarity has cls, mean, max"):
         TASKS["similarity"].of_checkpoint(str(folder))
-
-
-def encoded(experiment, texts):
-    return [each.ids for each in experiment.tokenizer.encode_batch(list(texts))]
 
 
 @pytest.mark.parametrize(
@@ -904,6 +988,149 @@ def test_rows_say_what_their_interval_is_over(runs):
     other.facts["data"]["dev"] = "0" * 64
     with pytest.raises(ValueError, match="the runs have 2 evaluation data; compare those of one"):
         compare.summarise([*read_runs(runs), other])
+
+
+def of_models(runs, models, criteria=("michel",)):
+    """Runs of several dense models, each with predictions of its own: made up, on 400 examples."""
+    draw, made = np.random.default_rng(3), []
+    first = next(run for run in read_runs(runs) if run.config["cell"]["criterion"] == "michel")
+    labels, ease = draw.integers(2, size=400), draw.normal(0, 1, 400)
+    for model in range(models):
+        dense = draw.normal(1.5, 0.4) + ease
+        for worse, criterion in enumerate(criteria, start=1):
+            run = replace(first, facts=json.loads(json.dumps(first.facts)))
+            run.facts["model"]["dense"] = f"{model}" * 64
+            run.config["cell"] |= {"criterion": criterion, "fraction": 0.5}
+            lines = []
+            for label, d in zip(labels.tolist(), dense, strict=True):
+                outputs = [(d if right else d - worse + draw.normal(0, 0.3)) for right in (True, False)]
+                logits = [[-x, x] if label else [x, -x] for x in outputs]
+                lines.append({"label": label, "dense": logits[0], "outputs": logits[1]})
+            run.__dict__["predictions"] = lines
+            metrics = TASKS["classification"].metrics
+            found = {name: metric(compare.outputs(run), labels) for name, metric in metrics.items()}
+            run.facts["results"] |= {
+                **found,
+                "dense": {n: m(compare.dense_outputs(run), labels) for n, m in metrics.items()},
+            }
+            made.append(run)
+    return made
+
+
+def test_several_models_are_compared_over_models_and_examples(runs):
+    made = of_models(runs, 3, ("michel", "random"))
+    better, worse = compare.summarise(made, against="dense")
+    assert [(row["models"], row["runs"], row["over"]) for row in (better, worse)] == [
+        (3, 3, "models and examples")
+    ] * 2
+    alone = [compare.summarise([run])[0] for run in made if run.config["cell"]["criterion"] == "michel"]
+    assert better["accuracy"] == pytest.approx(np.mean([row["accuracy"] for row in alone]))
+    assert better["high"] - better["low"] > max(row["high"] - row["low"] for row in alone), "models differ too"
+    for row, runs_of in ((better, made[::2]), (worse, made[1::2])):
+        dense = np.mean([run.results["dense"]["accuracy"] for run in runs_of])
+        assert row["difference"] == pytest.approx(row["accuracy"] - dense)
+        assert row["difference_low"] < row["difference"] < row["difference_high"] < 0
+        assert row["p"] < 0.05
+        assert row["difference_high"] - row["difference_low"] < row["high"] - row["low"], "pairs of models agree"
+    found, other = compare.summarise(made, against="random")
+    assert found["difference"] == pytest.approx(better["accuracy"] - worse["accuracy"])
+    assert "p" not in other
+    with pytest.raises(ValueError, match="began with other models: run both sides on the same ones"):
+        compare.summarise([made[0], made[3]], against="random")
+
+
+def test_a_row_may_be_of_another_metric(runs):
+    made = of_models(runs, 2)
+    (row,) = compare.summarise(made, against="dense", metric="mcc")
+    dense = np.mean([run.results["dense"]["mcc"] for run in made])
+    assert row["values"] == [run.results["mcc"] for run in made]
+    assert row["difference"] == pytest.approx(row["mcc"] - dense)
+    assert -1 <= row["low"] < row["mcc"] < row["high"] <= 1
+    del made[0].results["macro-f1"]  # of a run that was made before it was recorded
+    assert compare.summarise(made, metric="macro-f1")[0]["values"][0] == pytest.approx(
+        TASKS["classification"].metrics["macro-f1"](compare.outputs(made[0]), compare.labels(made[0]))
+    )
+    with pytest.raises(ValueError, match="classification has no metric 'spearman'; have: accuracy, f1, macro-f1, mcc"):
+        compare.summarise(made, metric="spearman")
+
+
+def test_the_metric_of_the_data_is_the_default(runs):
+    made = of_models(runs, 1)
+    assert compare.metric_of(made) == "accuracy"
+    for path, wanted in (
+        ("nyu-mll/glue:cola", "mcc"),
+        ("glue:mrpc", "f1"),
+        ("glue:sst2", "accuracy"),
+        ("x:cola", "accuracy"),
+    ):
+        made[0].config["setting"]["dev"]["path"] = path
+        assert compare.metric_of(made) == wanted
+        assert compare.metric_of(made, "macro-f1") == "macro-f1"
+    assert compare.note_on_balance(made, "accuracy") is None
+    for line in made[0].predictions[:150]:
+        line["label"] = 1
+    assert "of the examples have the same label" in compare.note_on_balance(made, "accuracy")
+    assert compare.note_on_balance(made, "mcc") is None
+
+
+def test_predictions_that_never_change_have_no_interval(runs):
+    made = of_models(runs, 2)
+    for run in made:
+        for line in run.predictions:
+            line["outputs"] = [1.0, 0.0]
+        run.results["mcc"] = 0.0
+    (row,) = compare.summarise(made, metric="mcc")
+    assert (row["mcc"], row["low"], row["high"]) == (0, None, None)
+    assert "| 0.0 (2) |" in compare.markdown_table([row], "mcc")
+    plots.pyplot().close(plots.curves([row], "mcc"))
+
+
+def test_runs_without_the_outputs_of_their_dense_model_say_so(runs):
+    made = of_models(runs, 1)
+    for line in made[0].predictions:
+        del line["dense"]
+    with pytest.raises(ValueError, match="does not hold the outputs of its dense model: remove it and run it again"):
+        compare.summarise(made, against="dense")
+
+
+def test_runs_that_read_other_lengths_are_not_pooled(runs):
+    made = of_models(runs, 2)
+    made[0].config["setting"]["max_length"] += 1
+    with pytest.raises(ValueError, match="the runs have 2 values of max_length"):
+        compare.summarise(made)
+
+
+def test_distillation_is_named_beside_a_run_of_bench(runs):
+    from bertlite.lab.bench.runs import run_label
+
+    (run,) = of_models(runs, 1)
+    run.config["cell"]["epochs"] = 3
+    run.config["setting"]["recipe"]["distil"] = 0.5
+    assert run_label(run) == "-50 % heads, michel, epochs 3, distil 0.5"
+
+
+def test_the_controls_are_one_command_each(world, tmp_path):
+    """Random heads with one a layer and refit, at two sizes of the calibration sample."""
+    curve = [
+        "prune",
+        "curve",
+        *data_arguments(world),
+        "--criteria",
+        "random",
+        "--fractions",
+        "0.5",
+        "--random-seeds",
+        "0,1",
+    ]
+    for size in ("11", "40"):
+        assert main([*curve, "--calibration", size, "--out", str(tmp_path)]) == 0
+    rows = compare.summarise(read_runs(tmp_path), against="dense")
+    assert [(row["calibration"], row["at_least"], row["repair"], row["runs"]) for row in rows] == [
+        (11, 1, "refit", 2),
+        (40, 1, "refit", 2),
+    ]
+    assert all("p" in row for row in rows)
+    assert all(min(kept) >= 1 for run in read_runs(tmp_path) for kept in [run.results["heads_kept"]])
 
 
 def test_two_runs_alone_are_compared_by_mcnemar_too(runs):

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bertlite.checkpoint.files import Source, locate
 from bertlite.records import sha256_of
 
 FORMATS: dict[str, dict[str, Any]] = {  # of files without types, with the options of csv.reader
@@ -276,14 +277,10 @@ def read_tokenizer(checkpoint: str, max_length: int) -> Any:
     """
     from tokenizers import Tokenizer
 
-    folder = Path(checkpoint)
-    if folder.is_dir():
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise FileNotFoundError(f"{folder} has no tokenizer.json, so its texts cannot be read")
-        tokenizer = Tokenizer.from_file(str(path))
-    else:
-        tokenizer = Tokenizer.from_pretrained(checkpoint)
+    path = locate(Source(checkpoint)).get("tokenizer.json")
+    if path is None:
+        raise FileNotFoundError(f"{checkpoint} has no tokenizer.json, so its texts cannot be read")
+    tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_length)
     return tokenizer
