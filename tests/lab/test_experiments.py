@@ -996,7 +996,7 @@ def of_models(runs, models, criteria=("michel",)):
     first = next(run for run in read_runs(runs) if run.config["cell"]["criterion"] == "michel")
     labels, ease = draw.integers(2, size=400), draw.normal(0, 1, 400)
     for model in range(models):
-        dense = draw.normal(1.5, 0.4) + ease
+        dense = draw.normal(1.5, 0.2) + ease
         for worse, criterion in enumerate(criteria, start=1):
             run = replace(first, facts=json.loads(json.dumps(first.facts)))
             run.facts["model"]["dense"] = f"{model}" * 64
@@ -1351,3 +1351,37 @@ except SystemExit:
     )
     assert done.returncode == 0, done.stderr
     assert "usage: " in done.stdout
+
+
+def test_the_plan_of_the_figures_is_made_of_commands_and_has_its_controls(tmp_path):
+    """`scripts/make/pruning_figures` with a python that only prints what it is given."""
+    from bertlite.cli import parser
+
+    script = tmp_path / "scripts" / "make" / "pruning_figures"
+    script.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "make" / "pruning_figures", script)
+    stub = tmp_path / "python"
+    stub.write_text('#!/bin/sh\nprintf "%s\\n" "$*"\n')
+    stub.chmod(0o755)
+    for made in ("a-figures/curves.png", "bench/run.json"):
+        (tmp_path / "runs" / made).parent.mkdir(parents=True)
+        (tmp_path / "runs" / made).touch()
+    (tmp_path / "runs" / "bench" / "run.json").unlink()
+    done = subprocess.run(
+        ["bash", script, tmp_path, tmp_path, "selection", "sst2", "subnetworks", "stsb"],
+        env={**os.environ, "PYTHON": str(stub)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    commands = [
+        line.removeprefix("-m bertlite ").split() for line in done.stdout.splitlines() if "-m bertlite" in line
+    ]
+    plan = [parser().parse_args(words) for words in commands]
+    assert len(plan) > 30
+    controls = {
+        (args.checkpoint, args.calibration)
+        for args in plan
+        if args.action == "curve" and "random" in args.criteria and args.at_least == 1 and "refit" in args.repairs
+    }
+    assert {(f"runs/sst2-seed{seed}/model", size) for seed in range(3) for size in (512, 4096)} <= controls

@@ -8,15 +8,21 @@ from scripts.make.tables.read import measured_on, records, rows
 
 
 def pruning(name: str) -> str:
-    """Table with a line for each way of pruning and a column for each share of heads removed."""
+    """Table with a line for each way of pruning and a column for each share of heads removed.
+
+    Neurons, epochs and what training differs in, such as distillation, have columns where a row has any.
+    """
     (record,) = records(f"pruning/{name}.json")
     fractions = sorted({row["fraction"] for row in record["rows"]})
     lines: dict[tuple[str, ...], dict[float, str]] = {}
     for row in record["rows"]:
-        criterion, _, repair, _ = describe_way(row)
-        lines.setdefault((criterion, repair), {})[row["fraction"]] = within(row, record["headline"])
-    body = [[*way, *(found.get(fraction, "") for fraction in fractions)] for way, found in lines.items()]
-    table = rows(["criterion", "repair", *(f"{100 * fraction:g} %" for fraction in fractions)], body)
+        lines.setdefault(describe_way(row), {})[row["fraction"]] = within(row, record["headline"])
+    names = ("criterion", "neurons", "repair", "epochs")
+    used = [i for i, what in enumerate(names) if what in ("criterion", "repair") or any(way[i] for way in lines)]
+    body = [
+        [*(way[i] for i in used), *(found.get(fraction, "") for fraction in fractions)] for way, found in lines.items()
+    ]
+    table = rows([*(names[i] for i in used), *(f"{100 * fraction:g} %" for fraction in fractions)], body)
     return f"{table}\n\n{intervals_of(record)}"
 
 
