@@ -605,8 +605,9 @@ def test_a_killed_training_goes_on_bit_for_bit(setting, tmp_path, killed_at):
 def test_a_killed_finetune_is_gone_on_with(world, tmp_path):
     command = [sys.executable, "-m", "bertlite", "prune", "finetune", *data_arguments(world), "--epochs", "60"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    options = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen([*command, "--out", str(tmp_path / "killed")], **options)
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "killed")], env=environment, stderr=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 100
     while not (tmp_path / "killed" / "training.pt").exists():
         assert process.poll() is None, "the training ended before it was killed"
@@ -616,7 +617,7 @@ def test_a_killed_finetune_is_gone_on_with(world, tmp_path):
     process.wait()
     assert read_runs(tmp_path) == []
     for name in ("killed", "whole"):
-        assert subprocess.run([*command, "--out", str(tmp_path / name)], **options, timeout=150).returncode == 0
+        subprocess.run([*command, "--out", str(tmp_path / name)], env=environment, timeout=150, check=True)
     killed, whole = read_runs(tmp_path)
     assert killed.results == whole.results
     assert killed.metrics == whole.metrics
@@ -679,7 +680,7 @@ def test_steps_neurons_repair_and_retraining_all_act(experiment, tmp_path):
             Cell("michel", 0.5, steps=3),
             Cell("michel", 0.5, repair="refit"),
             Cell("michel", 0.5, repair="none", epochs=1),
-            Cell("michel", 0.5, repair="none", neurons=0.4),
+            Cell("taylor", 0.5, repair="none", neurons=0.4),
         )
     )
     assert [line["heads"] for line in stepped.metrics] == [10, 8, 6]
@@ -734,7 +735,7 @@ def test_a_target_that_cannot_be_met_is_refused_before_any_work(experiment, tmp_
             {"task": "translation"},
             "there is no task 'translation'; have: classification, tokens, regression, similarity",
         ),
-        ({"calibration": 41}, "calibration is 41; train.tsv has 40 examples"),
+        ({"calibration": 41}, "calibration is 41; train.tsv has 40 examples: say --calibration 40, or fewer"),
         ({"retrain": 0}, "retrain is 0; train.tsv has 40 examples"),
         ({"task": "regression"}, "the head has 2 outputs; regression has 1"),
         ({"task": "similarity"}, "similarity compares two texts; name two text columns"),

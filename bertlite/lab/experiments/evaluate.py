@@ -250,7 +250,7 @@ def predict(model: Any, data: EncodedExamples, task: Task, batch_size: int = 64)
     with torch.inference_mode(), eval_mode(model):
         for indices in batch_indices(data, batch_size):
             batch = {name: value.to(device) for name, value in data.batch(indices, task.labels).items()}
-            rows = outputs_of(model, batch, task).float().cpu().numpy()
+            rows: list[Array] = list(outputs_of(model, batch, task).float().cpu().numpy())
             if task.words:
                 real = (batch["labels"] != NO_LABEL).cpu().numpy()
                 rows = [row[counted] for row, counted in zip(rows, real, strict=True)]

@@ -71,8 +71,6 @@ def finetune_(
     """
     from accelerate import Accelerator
 
-    from bertlite.importance import distillation_loss
-
     if recipe.distil and teacher is None:
         raise ValueError(f"distil is {recipe.distil}; that needs a teacher")
     home = next(model.parameters()).device
@@ -90,27 +88,17 @@ def finetune_(
     if saved is not None:
         model.load_state_dict(saved["model"])
     wrapped, optimizer = accelerator.prepare(model, optimizer)
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    first = 0 if saved is None else resume(saved, parts, rank, accelerator.device)
     if teacher is not None:
         teacher = teacher.to(accelerator.device).eval()
     wrapped.train()
     every = max(1, steps // 20)
     shown = progress and accelerator.is_local_main_process
-    first = 0
-    if saved is not None:
-        first = saved["step"]
-        optimizer.load_state_dict(saved["optimizer"])
-        schedule.load_state_dict(saved["schedule"])
-        set_random_state(saved["random"][rank], accelerator.device)
     with Progress(steps, "steps", what="training", done=first, shown=shown) as bar:
         for step in range(first, steps):
             batch = data.batch(batches[step * share + rank], task.labels)
-            batch = {name: value.to(accelerator.device) for name, value in batch.items()}
-            out = wrapped(**batch)
-            loss = out.loss
-            if recipe.distil and teacher is not None:
-                with torch.no_grad():
-                    wanted = teacher(**{name: value for name, value in batch.items() if name != "labels"})
-                loss = (1 - recipe.distil) * loss + recipe.distil * distillation_loss(out, wanted)
+            loss = training_loss(wrapped, {k: x.to(accelerator.device) for k, x in batch.items()}, recipe, teacher)
             accelerator.backward(loss)
             accelerator.clip_grad_norm_(wrapped.parameters(), recipe.clip)
             optimizer.step()
@@ -121,14 +109,33 @@ def finetune_(
             if state is not None and (step + 1) % every == 0:
                 random = accelerator.gather(random_state(accelerator.device)[None].to(accelerator.device)).cpu()
                 if accelerator.is_main_process:
-                    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
-                    found = {name: part.state_dict() for name, part in parts.items()}
-                    write_state(state, {"training": what, "step": step + 1, "random": random, **found})
+                    write_state(state, {"training": what, "step": step + 1, "random": random}, parts)
             bar.advance()
     accelerator.wait_for_everyone()
     accelerator.free_memory()
     model.to(home).eval()
     model.zero_grad(set_to_none=True)
+
+
+def training_loss(model: nn.Module, batch: Mapping[str, Tensor], recipe: Recipe, teacher: nn.Module | None) -> Tensor:
+    """Return the loss of a batch: of its labels, and with `recipe.distil` of the distance to the teacher."""
+    from bertlite.importance import distillation_loss
+
+    out = model(**batch)
+    loss: Tensor = out.loss
+    if not recipe.distil or teacher is None:
+        return loss
+    with torch.no_grad():
+        wanted = teacher(**{name: value for name, value in batch.items() if name != "labels"})
+    return (1 - recipe.distil) * loss + recipe.distil * distillation_loss(out, wanted)
+
+
+def resume(saved: Mapping[str, Any], parts: Mapping[str, Any], rank: int, device: torch.device) -> int:
+    """Put optimizer, schedule and random numbers into a saved state, and return the step that it was saved after."""
+    for name in ("optimizer", "schedule"):
+        parts[name].load_state_dict(saved[name])
+    set_random_state(saved["random"][rank], device)
+    return int(saved["step"])
 
 
 def fingerprint(
@@ -153,10 +160,10 @@ def set_random_state(state: Tensor, device: torch.device) -> None:
         torch.cuda.set_rng_state(state[size:].clone(), device)
 
 
-def write_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write the state of a training, never half."""
+def write_state(path: Path, facts: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
+    """Write the state of a training, never half: some facts, and the state of model, optimizer and schedule."""
     new = path.with_name(f".{path.name}.new")
-    torch.save(dict(state), new)
+    torch.save({**facts, **{name: part.state_dict() for name, part in parts.items()}}, new)
     os.replace(new, path)
 
 
