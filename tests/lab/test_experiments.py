@@ -33,7 +33,7 @@ from bertlite.lab.experiments.data import (
     read_tokenizer,
 )
 from bertlite.lab.experiments.evaluate import TASKS, evaluate, predict
-from bertlite.lab.experiments.files import apply_mask, mask_of, model_sha256, read_scores, write_scores
+from bertlite.lab.experiments.files import apply_mask, class_names, mask_of, model_sha256, read_scores, write_scores
 from bertlite.lab.experiments.finetune import Recipe, finetune_
 from bertlite.lab.experiments.statistics import mcnemar
 from bertlite.lab.experiments.sweep import grid, sweep
@@ -201,8 +201,11 @@ def test_the_classes_of_a_hub_data_set_are_its_own(monkeypatch):
             self.features = {"label": SimpleNamespace(names=["bad", "good"])}
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, split: Rows(rows)))
-    found = read_examples(DataSource("someone/something", split="train"))
+    source = DataSource("someone/something", split="train")
+    found = read_examples(source)
     assert (found.classes, found.labels) == (("bad", "good"), (1, 0))
+    models = read_examples(source, classes=("good", "fair", "bad"))
+    assert (models.classes, models.labels) == (("good", "fair", "bad"), (0, 2)), "the model's, in its own order"
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path):
@@ -1320,6 +1323,31 @@ def test_finetune_refuses_what_makes_no_step_and_tasks_without_a_head(world, tmp
     assert "similarity has no head to train; sentence-transformers trains" in capsys.readouterr().err
     assert main(["prune", "finetune", *data_arguments(world), "--epochs", "0", *out]) == 2
     assert "40 examples, 0 epochs and 1 processes make no step" in capsys.readouterr().err
+
+
+def test_a_head_that_names_its_classes_keeps_their_order(world, tmp_path, capsys):
+    for name, count in (("train", 12), ("dev", 5)):
+        rows = [f"{'good' if i % 3 else 'bad'} film {i},{'good' if i % 3 else 'bad'}" for i in range(count)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["sentence,label", *rows]))
+    data = ["--train", str(tmp_path / "train.csv"), "--dev", str(tmp_path / "dev.csv"), "--epochs", "1"]
+    command = ["prune", "finetune", str(world / "model"), *data]
+    assert main([*command, "--classes", "good,bad", "--out", str(tmp_path / "one")]) == 0
+    one = tmp_path / "one" / "model"
+    assert main([*command[:2], str(one), *data, "--out", str(tmp_path / "two")]) == 0
+    for folder in (one, tmp_path / "two" / "model"):
+        assert class_names(bertlite.BertConfig.from_json_file(folder / "config.json")) == ("good", "bad")
+    (first, second) = read_runs(tmp_path)
+    assert [line["label"] for line in first.predictions] == [line["label"] for line in second.predictions]
+    assert main([*command, "--num-labels", "3", "--out", str(tmp_path / "three")]) == 2
+    assert "train.csv has 2 classes, bad, good: leave --num-labels 3 out" in capsys.readouterr().err
+    assert main([*command, "--task", "regression", "--out", str(tmp_path / "four")]) == 2
+    assert "row 1: the label 'bad' is no number" in capsys.readouterr().err
+    (tmp_path / "train.csv").write_text("sentence,label\na,good\nb,good\n")
+    assert main([*command, "--out", str(tmp_path / "five")]) == 2
+    assert "train.csv has 2 examples of one class, good; name two or more" in capsys.readouterr().err
+    (tmp_path / "dev.csv").write_text("sentence,label\na,good\nb,fair\n")
+    assert main([*command, "--classes", "good,bad", "--out", str(tmp_path / "six")]) == 2
+    assert "dev.csv, row 2: 'fair' is none of the classes good, bad" in capsys.readouterr().err
 
 
 def test_finetune_makes_a_checkpoint_that_the_rest_takes(world, tmp_path, capsys):

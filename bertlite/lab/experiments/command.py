@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from bertlite import densify
+from bertlite import BertConfig, densify
+from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.lab.experiments import plots
 from bertlite.lab.experiments.cell import MASKS, SCORES, Cell, Experiment, Setting, warn_of_overlap
 from bertlite.lab.experiments.compare import (
@@ -27,6 +28,7 @@ from bertlite.lab.experiments.data import NO_LABEL, DataSource, Examples, read_e
 from bertlite.lab.experiments.evaluate import TASKS, Task, evaluate, predict
 from bertlite.lab.experiments.files import (
     apply_mask,
+    class_names,
     model_sha256,
     prediction_lines,
     read_json,
@@ -78,7 +80,7 @@ def finetune(args: argparse.Namespace) -> int:
     if task.apart:
         raise ValueError(f"{task.name} has no head to train; sentence-transformers trains sentence encoders")
     recipe = Recipe(epochs=args.epochs, lr=args.lr, batch_size=args.batch_size, seed=args.seed)
-    train = read_examples(data_source(args, args.train, args.train_split), words=task.words, collect=True)
+    train = read_training_data(args, task)
     dev = read_examples(data_source(args, args.dev, args.dev_split), words=task.words, classes=train.classes)
     torch.manual_seed(args.seed)  # the head may be drawn
     model = task.load(args.checkpoint, **head_changes(train, task, args.num_labels))
@@ -121,6 +123,16 @@ def finetune(args: argparse.Namespace) -> int:
     print(f"model: {run.folder / 'model'}")
     write_answer(args, runs=run_facts(read_runs(run.folder)))
     return 0
+
+
+def read_training_data(args: argparse.Namespace, task: Task) -> Examples:
+    """Read the examples to train on; names of labels are classes, those of the checkpoint where it has them all."""
+    source = data_source(args, args.train, args.train_split)
+    train = read_examples(source, words=task.words, collect=task.labels is torch.long)
+    known = class_names(BertConfig.from_json_file(find_checkpoint(Source(args.checkpoint)).config))
+    if train.classes and train.classes != known and set(train.classes) <= set(known) and not args.classes:
+        return read_examples(source, words=task.words, classes=known)
+    return train
 
 
 def head_changes(train: Examples, task: Task, num_labels: int | None) -> dict[str, Any]:

@@ -132,6 +132,9 @@ def read_examples(
     if not texts:
         raise ValueError(f"{source.path} has no examples")
     known = source.classes or named or tuple(classes)
+    if classes and named != tuple(classes) and named and set(named) <= set(classes) and not source.classes:
+        known = tuple(classes)  # the model's classes, in its own order
+        found = [rename(each, named) for each in found]
     if collect and not known:
         known = collect_classes(found)
     labels = (
@@ -139,6 +142,13 @@ def read_examples(
         for i, each in enumerate(found, start=1)
     )
     return Examples(Path(source.path).name, tuple(texts), tuple(labels), known)
+
+
+def rename(label: Any, names: Sequence[str]) -> Any:
+    """Return the name of a label's number, or those of the labels of words; a number without one stays."""
+    if isinstance(label, list):
+        return [rename(each, names) for each in label]
+    return names[label] if isinstance(label, int) and 0 <= label < len(names) else label
 
 
 def as_words(value: Any) -> list[Any]:
