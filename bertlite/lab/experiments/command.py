@@ -81,9 +81,10 @@ def finetune(args: argparse.Namespace) -> int:
         raise ValueError(f"{task.name} has no head to train; sentence-transformers trains sentence encoders")
     recipe = Recipe(epochs=args.epochs, lr=args.lr, batch_size=args.batch_size, seed=args.seed)
     train = read_training_data(args, task)
+    changes = head_changes(train, task, args.num_labels)
     dev = read_examples(data_source(args, args.dev, args.dev_split), words=task.words, classes=train.classes)
     torch.manual_seed(args.seed)  # the head may be drawn
-    model = task.load(args.checkpoint, **head_changes(train, task, args.num_labels))
+    model = task.load(args.checkpoint, **changes)
     for examples in (train, dev):
         task.check(examples, model.config)
     warn_of_overlap(train, dev)
