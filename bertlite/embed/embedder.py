@@ -3,13 +3,12 @@
 Shapes:  B sequences · T tokens, of all sequences together · D hidden
 """
 
-import json
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypedDict, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
@@ -21,61 +20,21 @@ from bertlite.checkpoint.files import Source, find_checkpoint, locate
 from bertlite.config import BertConfig
 from bertlite.inference import InferenceModel, optimize_for_inference
 from bertlite.inference.optimize import BACKENDS
+from bertlite.inference.pooling import POOLINGS, pool, read_settings
 from bertlite.model import BertModel
 from bertlite.records import sha256_of
 from bertlite.tokenizer import BertTokenizer
-from bertlite.tokenizer.files import read_json
 
 if TYPE_CHECKING:
     from numpy import float32
     from numpy.typing import NDArray
 
-POOLINGS = ("cls", "mean", "max")
-LEGACY_POOLINGS = {  # keys of 1_Pooling/config.json in sentence-transformers before it had one `pooling_mode`
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
 MAX_TOKENS = 4096  # in a batch
 MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError)
 NO_PRIMITIVE = "could not create a primitive"  # what oneDNN says if memory runs out, and of a matmul it cannot do
 
 
-class CheckpointSettings(TypedDict, total=False):
-    """The settings that a checkpoint states: pooling, normalising and its longest text."""
-
-    pooling: str
-    normalize: bool
-    max_length: int | None
-
-
 log = logging.getLogger("bertlite")
-
-
-def pool(states: Tensor, lengths: Sequence[int], pooling: str) -> Tensor:
-    """Return one vector for each sequence: that of its first token, or the mean or the maximum over its tokens.
-
-    Args:
-        states: (T, D), the tokens of one sequence after another.
-        lengths: of the sequences, in tokens.
-        pooling: a name of POOLINGS.
-
-    Returns:
-        (B, D), in float32 where the states are in half precision.
-
-    Raises:
-        ValueError: another name.
-    """
-    states = states.float() if states.dtype in (torch.float16, torch.bfloat16) else states
-    counts = torch.tensor(lengths, device=states.device)
-    if pooling == "cls":
-        return states[counts.cumsum(0) - counts]
-    if pooling not in POOLINGS:
-        raise ValueError(f"pooling {pooling!r} is unknown; have: {', '.join(POOLINGS)}")
-    return torch.segment_reduce(states, pooling, lengths=counts)
 
 
 class Embedder:
@@ -334,35 +293,3 @@ def pack_weights(
             raise
         log.warning("embedding runs without packed weights: %s", str(error).partition(";")[0])
         return model
-
-
-def read_settings(source: Source) -> CheckpointSettings:
-    """Read a checkpoint's pooling, normalising and longest text, as sentence-transformers writes them.
-
-    Raises:
-        ValueError: the checkpoint has other modules, or a file is damaged.
-    """
-    place = locate(source)
-    path = place.get("modules.json")
-    if path is None:
-        return {}
-    try:
-        modules = [
-            (module["type"].rpartition(".")[2], module["path"]) for module in json.loads(path.read_text("utf-8"))
-        ]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): fetch it again") from None
-    kinds = [kind for kind, _ in modules]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise ValueError(f"{path}: the model is {' + '.join(kinds)}; bertlite does Transformer + Pooling + Normalize")
-    folders = dict(modules)
-    found: CheckpointSettings = {"normalize": "Normalize" in folders}
-    pooling = place.get(f"{folders['Pooling']}/config.json")
-    if pooling is not None:
-        values = read_json(pooling)
-        modes = values.get("pooling_mode") or [name for key, name in LEGACY_POOLINGS.items() if values.get(key)]
-        found["pooling"] = modes if isinstance(modes, str) else "+".join(modes)
-    limits = place.get("/".join(filter(None, [folders["Transformer"], "sentence_bert_config.json"])))
-    if limits is not None:
-        found["max_length"] = read_json(limits).get("max_seq_length")
-    return found
