@@ -51,7 +51,7 @@ class Format:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what exporters say of values that are read while a graph is traced; the comparison finds what matters."""
+    """Silence what exporters say of values that are read while tracing; the comparison finds what matters."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
