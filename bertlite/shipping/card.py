@@ -53,6 +53,7 @@ class Facts:
     Args:
         cls: name of its class.
         origin: the card's data of the source, and its hub id as "base_model" where one is known.
+        left: the config that says which heads and neurons are left; not the model's own where all are back in place.
         sentences: it is a model of sentence-transformers.
         figures: what was measured.
         how: in one sentence each, how it was made.
@@ -61,6 +62,7 @@ class Facts:
 
     cls: str
     origin: Mapping[str, Any]
+    left: BertConfig
     sentences: bool = False
     figures: Sequence[Figure] = ()
     how: Sequence[str] = ()
@@ -102,7 +104,8 @@ def front_matter(config: BertConfig, facts: Facts) -> str:
     from huggingface_hub import ModelCardData
 
     stock = "sentence-transformers" if facts.sentences else "transformers"
-    tags = ["bert", "bertlite", *(["pruned"] if is_pruned(config) else []), *([stock] if facts.sentences else [])]
+    pruned = ["pruned"] if is_pruned(facts.left) else []
+    tags = ["bert", "bertlite", *pruned, *([stock] if facts.sentences else [])]
     pipeline = "sentence-similarity" if facts.sentences else PIPELINES.get(facts.cls)
     data = ModelCardData(
         library_name="bertlite" if is_pruned(config) else stock, pipeline_tag=pipeline, tags=tags, **facts.origin
@@ -114,15 +117,15 @@ def body(config: BertConfig, facts: Facts) -> Iterator[str]:
     """Yield the lines below the YAML."""
     base = facts.origin.get("base_model")
     name = base[0] if isinstance(base, list) else base
-    what = "pruned BERT" if is_pruned(config) else "BERT"
+    what = "pruned BERT" if is_pruned(facts.left) else "BERT"
     yield f"# {name.rpartition('/')[2]}, {what}" if name else f"# {facts.cls}, {what}"
     yield ""
     made = f"from [{name}](https://huggingface.co/{name}) " if name else ""
     yield f"A `{facts.cls}`, made {made}with bertlite. {' '.join(facts.how)}".rstrip()
     if facts.figures:
         yield from figure_table(facts.figures)
-    if is_pruned(config):
-        yield from layer_table(config, facts.picture)
+    if is_pruned(facts.left):
+        yield from layer_table(facts.left, facts.picture)
     yield from loading(config, facts)
 
 

@@ -40,6 +40,7 @@ def write_model(
     how: Sequence[str] = (),
     report: Mapping[str, Any] | None = None,
     base_model: str | None = None,
+    pruned: BertConfig | None = None,
 ) -> Path:
     """Write a model with all that others need to run it: a folder that is whole or not there, and that is returned.
 
@@ -55,6 +56,8 @@ def write_model(
         how: in a sentence each, how the model was made.
         report: more for report.json, such as an environment and settings; JSON-ready.
         base_model: hub id of the model that this one comes from; by default the source's, or what its card names.
+        pruned: the config that says what was removed, of a model in which it is back in place with weights that add
+            nothing; by default the model's own.
 
     Raises:
         FileNotFoundError: the source has no tokenizer.
@@ -66,6 +69,7 @@ def write_model(
     if base_model is not None:
         origin["base_model"] = base_model
     cls = type(model).__name__
+    left = config if pruned is None else pruned
     layers = range(config.num_hidden_layers)
     with replacing(Path(folder), superseded=WRITTEN) as new:
         model.save_pretrained(new)
@@ -76,19 +80,19 @@ def write_model(
         sentences = cls == "BertModel" and carry_modules(source, new)
         if is_pruned(config):
             export_remote_code(new)
-        picture = PICTURE if is_pruned(config) and can_draw() else ""
+        picture = PICTURE if is_pruned(left) and can_draw() else ""
         if picture:
-            (new / picture).write_bytes(draw_layers(config))
-        facts = Facts(cls, origin, sentences, figures, how, picture)
+            (new / picture).write_bytes(draw_layers(left))
+        facts = Facts(cls, origin, left, sentences, figures, how, picture)
         (new / CARD).write_text(make_card(config, facts), encoding="utf-8")
         found = {
             "what": "bertlite model",
             "class": cls,
             **({"base_model": origin["base_model"]} if "base_model" in origin else {}),
             "parameters": model.num_parameters(),
-            "heads_kept": [len(kept_heads(config, layer)) for layer in layers],
-            "neurons_kept": [len(kept_neurons(config, layer)) for layer in layers],
-            "picture": picture or ("" if not is_pruned(config) else "not drawn: matplotlib is not installed"),
+            "heads_kept": [len(kept_heads(left, layer)) for layer in layers],
+            "neurons_kept": [len(kept_neurons(left, layer)) for layer in layers],
+            "picture": picture or ("" if not is_pruned(left) else "not drawn: matplotlib is not installed"),
             "how": list(how),
             "figures": [figure.to_dict() for figure in figures],
             **(report or {}),
