@@ -8,7 +8,7 @@ is run beside the model at several shapes with padding, and kept only if its err
 folder also gets what sentence-transformers and optimum need; it may be the checkpoint's own."""
 EXAMPLES = (
     "export sentence-transformers/all-MiniLM-L6-v2 --out minilm-onnx",
-    "export runs/half/RUN/model --format onnx,openvino --out half-the-heads",
+    "export runs/half/RUN/model --format openvino --out half-the-heads-openvino",
 )
 FORMATS = ("onnx", "openvino")
 CLASSES = (

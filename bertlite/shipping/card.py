@@ -1,5 +1,6 @@
 """The model card, README.md: what the hub reads of it, and what people do."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -75,6 +76,7 @@ def read_origin(source: Source) -> dict[str, Any]:
     That is the source itself, or of a folder the "base_model" of its card, if it names one.
     """
     from huggingface_hub import ModelCard
+    from yaml import YAMLError
 
     place = locate(source)
     path = place.get(CARD)
@@ -82,8 +84,11 @@ def read_origin(source: Source) -> dict[str, Any]:
     if path is not None:
         try:
             known = ModelCard.load(path, ignore_metadata_errors=True).data.to_dict()
-        except ValueError:  # front matter that is no YAML: the card of somebody else, which nothing here depends on
-            known = {}
+        except (ValueError, YAMLError) as error:
+            reason = str(error).partition("\n")[0]
+            warnings.warn(
+                f"{path} has no YAML at its top that can be read ({reason}): its license is left out", stacklevel=3
+            )
     found = {name: known[name] for name in CARRIED if known.get(name)}
     base = known.get("base_model") if isinstance(place, Folder) else str(source.name)
     return {**found, "base_model": base} if base else found

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from bertlite.checkpoint.files import Folder, Source, find_checkpoint, locate
-from bertlite.checkpoint.folders import replacing
+from bertlite.checkpoint.folders import carry, replacing
 from bertlite.checkpoint.saving import write_sorted_json
 from bertlite.config import BertConfig
 from bertlite.heads import models as heads
@@ -97,6 +97,8 @@ def export(
         write_json(new / RECORD, record)
         if not own:
             write_beside(source, new, model)
+        if (out / target.parent.name).is_dir():  # quantised graphs of others, and the like
+            carry(out / target.parent.name, target.parent, re.compile(re.escape(target.stem) + r"\..*"))
     return record
 
 
