@@ -71,7 +71,7 @@ def write_onnx(graph: Graph, path: Path) -> None:
         program = torch.onnx.export(
             graph,
             (),
-            kwargs=graph.sample(2, 7),
+            kwargs=graph.sample(2, min(7, graph.longest)),
             input_names=list(INPUTS),
             output_names=list(graph.outputs),
             dynamic_shapes=dict.fromkeys(INPUTS, axes),
@@ -114,7 +114,7 @@ def write_openvino(graph: Graph, path: Path) -> None:
     import openvino
 
     with quiet(), torch.no_grad():
-        model = openvino.convert_model(graph, example_input=graph.sample(2, 7))
+        model = openvino.convert_model(graph, example_input=graph.sample(2, min(7, graph.longest)))
     for given, name in zip(model.inputs, INPUTS, strict=True):
         given.get_tensor().set_names({name})
     for out, name in zip(model.outputs, graph.outputs, strict=True):

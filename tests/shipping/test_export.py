@@ -16,7 +16,8 @@ from worlds import PRUNED, add_pooling, in_hub_cache, save
 import bertlite
 import bertlite.embed
 from bertlite import BertForSequenceClassification, BertModel
-from bertlite.cli import main
+from bertlite.cli import main, parser
+from bertlite.cli.spelling import subcommands
 from bertlite.heads import models as heads
 from bertlite.shipping import formats
 from bertlite.shipping.export import SHAPES, choose_class, export
@@ -214,6 +215,16 @@ def test_a_hub_id_is_exported(source, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert export("someone/else", tmp_path / "out")["formats"]["onnx"]["class"] == "BertForSequenceClassification"
     assert (tmp_path / "out" / "tokenizer.json").exists()
+
+
+def test_the_commands_of_the_page_are_examples_of_help():
+    """And those are run by tests/test_terminal.py."""
+    page = (Path(__file__).parents[2] / "notebooks" / "docs" / "shipping.md").read_text(encoding="utf-8")
+    shown = [line.removeprefix("bertlite ") for line in page.splitlines() if line.startswith("bertlite ")]
+    top = subcommands(parser())
+    known = {*top["export"].examples, *(line for each in subcommands(top["prune"]).values() for line in each.examples)}
+    assert len(shown) == 4
+    assert set(shown) <= known
 
 
 # The real formats ----------------------------------------------------------------------------------------------------
