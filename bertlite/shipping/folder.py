@@ -105,10 +105,12 @@ def with_class_names(config: BertConfig, names: Sequence[str]) -> BertConfig:
     """Return a config whose labels have these names, unless it has names of its own.
 
     Raises:
-        ValueError: there are more or fewer names than labels.
+        ValueError: there are more or fewer names than labels, or two are equal.
     """
     if not names or config.id2label != default_labels(config.num_labels):
         return config
+    if len(set(names)) < len(names):
+        raise ValueError(f"the class names {', '.join(names)} are not all different")
     if len(names) != config.num_labels:
         raise ValueError(f"there are {len(names)} class names, and the head has {config.num_labels} outputs")
-    return replace(config, id2label=dict(enumerate(names)), label2id=None)
+    return replace(config, id2label=dict(enumerate(names)), label2id={name: i for i, name in enumerate(names)})

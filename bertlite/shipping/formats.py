@@ -64,7 +64,7 @@ def quiet() -> Iterator[None]:
 
 
 def write_onnx(graph: Graph, path: Path) -> None:
-    """Write an ONNX file: by torch.export, since a traced graph is wrong where a sequence is padding alone."""
+    """Write an ONNX file by torch.export; what the older exporter (dynamo=False) writes computes something else."""
     sizes = {"length": torch.export.Dim("length", min=1, max=graph.longest)}
     axes = {i: sizes.get(name) or torch.export.Dim(name, min=1) for i, name in enumerate(graph.axes)}
     with quiet(), torch.no_grad():

@@ -22,7 +22,7 @@ from bertlite.heads import models as heads
 from bertlite.shipping import formats
 from bertlite.shipping.export import SHAPES, choose_class, export
 from bertlite.shipping.formats import FORMATS
-from bertlite.shipping.graphs import Graph
+from bertlite.shipping.graphs import INPUTS, Graph
 
 TINY = {"num_hidden_layers": 1, "hidden_size": 24, "intermediate_size": 37}
 CLASSES = [BertModel, *(getattr(heads, name) for name in heads.__all__)]
@@ -279,7 +279,7 @@ def test_an_onnx_file_tells_nothing_of_this_machine_and_names_its_axes(tmp_path)
         value.name: [axis.dim_param or axis.dim_value for axis in value.type.tensor_type.shape.dim]
         for value in graph.input
     }
-    assert axes == {name: ["batch", "length"] for name in formats.INPUTS}
+    assert axes == {name: ["batch", "length"] for name in INPUTS}
     assert [value.name for value in graph.output] == ["logits"]
 
 

@@ -101,6 +101,8 @@ def test_labels_have_the_names_of_the_data_unless_the_model_has_its_own(source, 
     assert read(tmp_path / "again" / "config.json")["id2label"] == config["id2label"]
     with pytest.raises(ValueError, match="there are 2 class names, and the head has 3 outputs"):
         write_model(tmp_path / "two", pruned, source, class_names=["bad", "good"])
+    with pytest.raises(ValueError, match="the class names bad, good, bad are not all different"):
+        write_model(tmp_path / "two", pruned, source, class_names=["bad", "good", "bad"])
     assert not (tmp_path / "two").exists()
 
 
