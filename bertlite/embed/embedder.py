@@ -96,7 +96,8 @@ class Embedder:
         pooling: "cls", "mean" or "max"; by default that of the checkpoint, as sentence-transformers writes it, else
             "mean".
         normalize: give vectors length 1; by default as the checkpoint states, else not.
-        dtype: the dtype that the model computes in; by default the checkpoint's own.
+        dtype: what the model computes in; by default the checkpoint's own dtype.  "int8" rounds the layers' matrices
+            and their inputs to 8 bits, on the CPU alone.
         device: "cpu", "cuda" or "cuda:1".
         max_length: in tokens; longer texts are truncated.  By default that of the checkpoint, at most the number of
             the model's positions.
@@ -132,9 +133,9 @@ class Embedder:
             raise ValueError(f"max_tokens is {max_tokens}; it must be 1 or more")
         if torch.device(device).type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device {device!r}: this torch ({torch.__version__}) sees no CUDA device")
-        parse_dtype(dtype)
+        self.dtype = parse_embedding_dtype(dtype)
         self.source = Source(model, revision, None, None, cache_dir, token, local_files_only)
-        self.dtype, self.device, self.max_tokens, self.text, self.vector = dtype, device, max_tokens, text, vector
+        self.device, self.max_tokens, self.text, self.vector = device, max_tokens, text, vector
         stated = read_settings(self.source)
         self.pooling = pooling or stated.get("pooling") or "mean"
         self.normalize = bool(stated.get("normalize")) if normalize is None else normalize
@@ -176,8 +177,9 @@ class Embedder:
                 "local_files_only": source.local_files_only,
             }
             tokenizer = BertTokenizer.from_pretrained(source.name, **hub)
+            stored = torch.float32 if self.dtype == torch.int8 else self.dtype
             model = BertModel.from_pretrained(
-                source.name, dtype=self.dtype, device=self.device, add_pooling_layer=False, **hub
+                source.name, dtype=stored, device=self.device, add_pooling_layer=False, **hub
             )
             last, words = max(tokenizer.get_vocab().values()), model.config.vocab_size
             if last >= words:
@@ -185,7 +187,7 @@ class Embedder:
                     f"{source.name}: the tokenizer has ids up to {last}, but the model's vocab_size is {words}:"
                     " one of the two is another checkpoint's"
                 )
-            self._loaded = tokenizer, pack_weights(model)
+            self._loaded = tokenizer, pack_weights(model, self.dtype)
         return self._loaded
 
     def encode(self, texts: str | Sequence[str]) -> "NDArray[float32]":
@@ -303,11 +305,22 @@ def to_texts(column: Any) -> str | list[str]:
     return list(column)
 
 
-def pack_weights(model: BertModel) -> BertModel | InferenceModel:
-    """Return a model with packed weights; where they cannot be packed, log a warning and return the model itself."""
+def parse_embedding_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """Return the dtype that a name stands for; beside those of a checkpoint there are 8-bit integers."""
+    return torch.int8 if dtype in ("int8", torch.int8) else parse_dtype(dtype)
+
+
+def pack_weights(model: BertModel, dtype: torch.dtype | None = None) -> BertModel | InferenceModel:
+    """Return a model with packed weights; where they cannot be packed, log a warning and return the model itself.
+
+    Raises:
+        ValueError, RuntimeError: 8-bit integers were asked for and are not to be had.
+    """
     try:
-        return optimize_for_inference(model, backend="onednn")
+        return optimize_for_inference(model, dtype, "auto" if model.device.type == "cpu" else "onednn")
     except (ValueError, RuntimeError) as error:  # for this device or dtype; for this torch or processor
+        if dtype == torch.int8:
+            raise
         log.warning("embedding runs without packed weights: %s", str(error).partition(";")[0])
         return model
 

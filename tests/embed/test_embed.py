@@ -218,12 +218,28 @@ def test_settings_that_make_no_sense_are_refused(checkpoint, tmp_path) -> None:
         ({"pooling": "sum"}, "pooling 'sum' is unknown; have: cls, mean, max"),
         ({"max_length": 41}, "max_length is 41; this model takes 3 to 40 tokens"),
         ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"dtype": "int8"}, "int8"),
+        ({"dtype": "int4"}, "int4"),
     ):
         with pytest.raises(ValueError, match=message):
             Embedder(checkpoint, **options)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         Embedder(tmp_path / "nowhere")
+
+
+def test_8_bit_integers_give_vectors_near_those_of_floats(checkpoint) -> None:
+    wanted, rounded = Embedder(checkpoint).encode(texts_of(9)), Embedder(checkpoint, dtype="int8")
+    got = rounded.encode(texts_of(9))
+    assert rounded.settings["dtype"] == "int8"
+    assert got.dtype == np.float32
+    cosine = (got * wanted).sum(-1) / np.linalg.norm(got, axis=-1) / np.linalg.norm(wanted, axis=-1)
+    assert cosine.min() > 0.99
+    assert np.abs(got - wanted).max() > 1e-4, "nothing was rounded"
+
+
+def test_8_bit_integers_that_are_not_to_be_had_are_an_error(checkpoint, monkeypatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match=r"torch\.int8"):
+        Embedder(checkpoint, dtype="int8").load()
 
 
 def test_a_model_that_does_more_than_pool_is_refused(checkpoint, tmp_path) -> None:
