@@ -28,6 +28,7 @@ ORDER = (  # a room imports from the rows above its own; inside a room modules i
     ("public",),
     ("bertlite",),
     ("attention_view", "hf", "inspection", "parity"),
+    ("shipping",),
     ("embed", "lab"),
     ("cli",),
     ("__main__",),

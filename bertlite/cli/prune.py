@@ -342,7 +342,7 @@ def add_export(actions: Commands) -> None:
         "export",
         "write a pruned checkpoint, the same with every head back in place, or the mask alone",
         record="the path and the heads and neurons that are kept",
-        out={FOLDER: "a checkpoint", ".json": "the mask, with --form mask"},
+        out={FOLDER: "a checkpoint, with card and tokenizer", ".json": "the mask, with --form mask"},
         examples=(
             "runs/half/RUN --form full --out all-heads",
             "runs/dense/model --mask runs/half/RUN/masks.json --out half-the-heads",
@@ -352,6 +352,11 @@ def add_export(actions: Commands) -> None:
     action.add_argument("source", metavar="SOURCE", help="folder of a run, or a dense checkpoint with --mask")
     action.add_argument(
         "--mask", metavar="FILE", help="masks.json of a run, to prune a dense checkpoint with (default: the run's)"
+    )
+    action.add_argument(
+        "--base-model",
+        metavar="ID",
+        help="hub id of the model that this one comes from, for the card (default: what the source's card says)",
     )
     add_task(action, "task of a dense checkpoint")
     action.add_argument(

@@ -22,7 +22,7 @@ pytest.importorskip("accelerate")
 
 import bertlite
 from bertlite.cli import main
-from bertlite.lab.experiments import compare, measure, plots, statistics
+from bertlite.lab.experiments import compare, measure, plots, predictions, statistics
 from bertlite.lab.experiments.cell import Cell, Experiment, Setting, parse_criterion
 from bertlite.lab.experiments.data import (
     DataSource,
@@ -1012,7 +1012,7 @@ def of_models(runs, models, criteria=("michel",)):
                 lines.append({"label": label, "dense": logits[0], "outputs": logits[1]})
             run.__dict__["predictions"] = lines
             metrics = TASKS["classification"].metrics
-            found = {name: metric(compare.outputs(run), labels) for name, metric in metrics.items()}
+            found = {name: metric(predictions.outputs(run), labels) for name, metric in metrics.items()}
             run.facts["results"] |= {
                 **found,
                 "dense": {n: m(compare.dense_outputs(run), labels) for n, m in metrics.items()},
@@ -1052,7 +1052,7 @@ def test_a_row_may_be_of_another_metric(runs):
     assert -1 <= row["low"] < row["mcc"] < row["high"] <= 1
     del made[0].results["macro-f1"]  # of a run that was made before it was recorded
     assert compare.summarise(made, metric="macro-f1")[0]["values"][0] == pytest.approx(
-        TASKS["classification"].metrics["macro-f1"](compare.outputs(made[0]), compare.labels(made[0]))
+        TASKS["classification"].metrics["macro-f1"](predictions.outputs(made[0]), predictions.labels(made[0]))
     )
     with pytest.raises(ValueError, match="classification has no metric 'spearman'; have: accuracy, f1, macro-f1, mcc"):
         compare.summarise(made, metric="spearman")
@@ -1142,7 +1142,7 @@ def test_two_runs_alone_are_compared_by_mcnemar_too(runs):
     for run, criterion in zip(pair, ("one", "two"), strict=True):
         run.config["cell"] |= {"criterion": criterion, "fraction": 0.5}
     rows = compare.summarise(pair, against="two")
-    wrong = [compare.outputs(run).argmax(1) != compare.labels(run) for run in pair]
+    wrong = [predictions.outputs(run).argmax(1) != predictions.labels(run) for run in pair]
     assert rows[0]["mcnemar"] == pytest.approx(mcnemar(~wrong[0], ~wrong[1]))
     assert 0 <= rows[0]["mcnemar"] <= 1
     assert "mcnemar" not in rows[1]

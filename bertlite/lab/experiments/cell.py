@@ -6,7 +6,6 @@ Bench(setting, device="cpu").run(Cell(criterion="michel", fraction=0.5, repair="
 
 import json
 import math
-import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -19,7 +18,6 @@ import torch
 from torch import Tensor
 
 from bertlite import kept_heads, prune_heads, prune_neurons
-from bertlite.checkpoint.folders import replacing
 from bertlite.importance import (
     CRITERIA,
     METHODS,
@@ -56,8 +54,9 @@ from bertlite.lab.experiments.files import (
     write_scores,
 )
 from bertlite.lab.experiments.finetune import Recipe, finetune_
+from bertlite.lab.experiments.ship import write_run
 from bertlite.lab.experiments.statistics import Array
-from bertlite.records import Run, is_finished, read_runs, sha256_of
+from bertlite.records import Record, Run, is_finished, read_runs, sha256_of
 
 MASKS, SCORES, MODEL = "masks.json", "scores.json", "model"
 REPEATED = 1e-3  # how far the outputs of a run that is repeated may be from those recorded
@@ -303,8 +302,6 @@ class Experiment:
                 write_scores(folder / SCORES, used, cell.criterion, dense)
             run.save(MASKS, mask_of(pruned.config, dense))
             run.save_predictions(prediction_lines(labels, outputs=outputs, dense=self.dense_outputs))
-            if save_model:
-                self.save_model(pruned, folder)
             run.results = {
                 **found,
                 "dense": evaluate(self.dense_outputs, labels, self.task),
@@ -314,13 +311,13 @@ class Experiment:
                 "macs": macs(pruned.config, COUNTED) / macs(self.dense.config, COUNTED),
                 **({"pooling": self.task.pooling} if self.task.apart else {}),
             }
+            if save_model:
+                self.save_model(pruned, Record(folder, {**run.facts, "results": run.results}))
         return folder
 
-    def save_model(self, pruned: Any, folder: Path) -> None:
-        """Save a pruned model with its tokenizer as `model` in the folder, whole or not at all."""
-        with replacing(folder / MODEL, superseded=re.compile(".*")) as new:
-            pruned.save_pretrained(new)
-            self.tokenizer.save(str(new / "tokenizer.json"))
+    def save_model(self, pruned: Any, record: Record) -> None:
+        """Save the pruned model of a run in its folder as `model`, with all that others need to run it."""
+        write_run(record.folder / MODEL, pruned, record, self.task, self.setting.model)
 
     def save_model_again(self, cell: Cell, cache: Path, given: Tensor | None, folder: Path) -> None:
         """Make and save the model of a finished run, which was run without keeping it.
@@ -339,7 +336,7 @@ class Experiment:
                 f"{folder} cannot be repeated here: its outputs differ by {difference:.1e}, more than {REPEATED:g};"
                 " remove the folder to run it anew"
             )
-        self.save_model(pruned, folder)
+        self.save_model(pruned, record)
 
     def pruned(
         self, cell: Cell, cache: Path, given: Tensor | None, log: Callable[..., None]

@@ -1,7 +1,6 @@
 """The work of `bertlite prune`: each action reads its arguments, calls the library, and prints."""
 
 import argparse
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -37,10 +36,14 @@ from bertlite.lab.experiments.files import (
     write_scores,
 )
 from bertlite.lab.experiments.finetune import STATE, Recipe, finetune_, is_main_process, keep_metrics
+from bertlite.lab.experiments.ship import describe_finetuning, figures_of, report_of, write_run
 from bertlite.lab.experiments.statistics import rank_correlations
 from bertlite.lab.experiments.sweep import grid, sweep
 from bertlite.progress import Progress
 from bertlite.records import METRICS, Record, Run, read_runs, write_json, write_record
+from bertlite.shipping.folder import write_model
+
+FULL = "Heads that were removed are back in place, with weights that add nothing."
 
 
 def main(args: argparse.Namespace) -> int:
@@ -117,8 +120,15 @@ def finetune(args: argparse.Namespace) -> int:
         outputs, labels = predict(model, held_out, task), held_out.targets()
         run.results = {**evaluate(outputs, labels, task), "sha256": model_sha256(model)}
         run.save_predictions(prediction_lines(labels, outputs=outputs))
-        model.save_pretrained(run.folder / "model")
-        tokenizer.save(str(run.folder / "model" / "tokenizer.json"))
+        write_model(
+            run.folder / "model",
+            model,
+            args.checkpoint,
+            class_names=class_names(model.config),
+            figures=figures_of(outputs, labels, task, dev.name, run.results, {}),
+            how=describe_finetuning(recipe, train.name),
+            report=report_of(run.facts, run.results),
+        )
         state.unlink(missing_ok=True)
     print(*(f"{name} {value:.4f}" for name, value in run.results.items() if name != "sha256"), sep="   ")
     print(f"model: {run.folder / 'model'}")
@@ -350,29 +360,32 @@ def export(args: argparse.Namespace) -> int:
         print(f"mask: {out}")
         write_answer(args, mask=str(out), units=units)
         return 0
-    model, tokenizer = pruned_checkpoint(args)
-    if args.form == "full":
-        model = densify(model)
-    model.save_pretrained(out)
-    shutil.copy(tokenizer, out / "tokenizer.json")
+    model = write_export(args)
     heads, neurons = units_kept(model.config)
     print(f"heads of each layer: {heads}, neurons: {neurons}\nmodel: {out}")
     write_answer(args, model=str(out), heads_kept=heads, neurons_kept=neurons)
     return 0
 
 
-def pruned_checkpoint(args: argparse.Namespace) -> tuple[Any, Path]:
-    """Return the pruned model to export, and the file of its tokenizer.
+def write_export(args: argparse.Namespace) -> Any:
+    """Write the checkpoint that `export` was asked for, and return its model.
 
     Raises:
         ValueError: the run changed weights and did not save them.
     """
-    folder = Path(args.source)
+    full = args.form == "full"
     if args.mask is not None:
-        model = apply_mask(args.mask, TASKS[args.task].load(args.source))
-        return model, folder / "tokenizer.json"
-    (record,) = read_runs(folder)
-    return pruned_model(record), tokenizer_file(record)
+        pruned = apply_mask(args.mask, TASKS[args.task].load(args.source))
+        model = densify(pruned) if full else pruned
+        how = ["Heads and neurons were removed by a mask.", *([FULL] if full else [])]
+        write_model(args.folder, model, args.source, how=how, base_model=args.base_model, pruned=pruned.config)
+        return model
+    (record,) = read_runs(Path(args.source))
+    pruned = pruned_model(record)
+    model = densify(pruned) if full else pruned
+    options = {"base_model": args.base_model, "pruned": pruned.config, "note": FULL if full else ""}
+    write_run(args.folder, model, record, TASKS[record.config["setting"]["task"]], source_of(record), **options)
+    return model
 
 
 def pruned_model(record: Record) -> Any:
@@ -391,10 +404,10 @@ def pruned_model(record: Record) -> Any:
     return apply_mask(record.folder / MASKS, task.load(record.config["setting"]["model"]))
 
 
-def tokenizer_file(record: Record) -> Path:
-    """Return the file of a run's tokenizer."""
-    kept = record.folder / "model" / "tokenizer.json"
-    return kept if kept.is_file() else Path(record.config["setting"]["model"]) / "tokenizer.json"
+def source_of(record: Record) -> str:
+    """Return the checkpoint whose tokenizer and modules the model of a run has: its own where it was saved."""
+    kept = record.folder / "model"
+    return str(kept) if (kept / "tokenizer.json").is_file() else str(record.config["setting"]["model"])
 
 
 ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {

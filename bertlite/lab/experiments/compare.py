@@ -7,22 +7,20 @@ from typing import Any
 import numpy as np
 
 from bertlite.lab.experiments.cell import REPAIRS, Setting
-from bertlite.lab.experiments.data import NO_LABEL, pad_rows
+from bertlite.lab.experiments.data import NO_LABEL
 from bertlite.lab.experiments.evaluate import RANGES, TASKS, Task
 from bertlite.lab.experiments.finetune import Recipe
+from bertlite.lab.experiments.predictions import DENSE, dense_outputs, interval_over_examples, labels, outputs
 from bertlite.lab.experiments.statistics import (
     Array,
     Interval,
-    bootstrap,
     crossed_estimate,
     mcnemar,
     paired_bootstrap,
-    wilson,
 )
 from bertlite.records import Record, commit_of
 
 Way = tuple[tuple[str, Any], ...]  # a way of pruning: the fields of a cell but its seed, and of the setting
-DENSE = "dense"  # the other side of a comparison with the unpruned models
 METRIC_OF = {"cola": "mcc", "mrpc": "f1", "qqp": "f1"}  # of GLUE's configurations, where it is no task's headline
 UNBALANCED = 0.6  # share of one label above which an accuracy hides much
 NO_DIFFERENCE = {"difference_low": None, "difference_high": None}
@@ -152,39 +150,6 @@ def sort_key(way: Way) -> tuple[Any, ...]:
     return tuple(cell[name] for name in names)
 
 
-def outputs(run: Record, name: str = "outputs") -> Array:
-    """Return the outputs of a run's model, (examples, classes), (examples, 1) or (examples, words, classes)."""
-    return as_array([line[name] for line in run.predictions], np.nan)
-
-
-def dense_outputs(run: Record) -> Array:
-    """Return the outputs of the dense model that a run pruned.
-
-    Raises:
-        ValueError: the run was made before they were recorded.
-    """
-    if DENSE not in run.predictions[0]:
-        raise ValueError(
-            f"{run.folder} does not hold the outputs of its dense model: remove it and run it again to compare with"
-            f" {DENSE}"
-        )
-    return outputs(run, DENSE)
-
-
-def labels(run: Record) -> Array:
-    """Return the labels of the examples that a run was evaluated on, (examples,) or (examples, words)."""
-    return as_array([line["label"] for line in run.predictions], NO_LABEL)
-
-
-def as_array(rows: Sequence[Any], padding: float) -> Array:
-    """Return rows of numbers as an array; those of words, of several lengths, filled up."""
-    nested = [isinstance(row, list) and (padding == NO_LABEL or not row or isinstance(row[0], list)) for row in rows]
-    if not any(nested):
-        return np.array(rows)
-    width = next(np.shape(row)[1:] for row in rows if row)
-    return pad_rows([np.array(row, float).reshape(len(row), *width) for row in rows], padding)
-
-
 def runs_by_model(group: Sequence[Record]) -> dict[str, list[Record]]:
     """Return runs by the hash of the dense model that they began with."""
     found: dict[str, list[Record]] = defaultdict(list)
@@ -210,10 +175,7 @@ def interval_of(group: Sequence[Record], task: Task, metric: str | None = None) 
     found, truth, figure = by_model(group), labels(group[0]), task.metrics[metric]
     if len(group) == 1:
         ((only,),) = found.values()
-        if metric == "accuracy" and truth.ndim == 1:
-            return wilson(int(np.sum(only.argmax(1) == truth)), len(truth)), "examples"
-        interval = bootstrap(figure, only, truth)
-        return interval if interval.high > interval.low else None, "examples"
+        return interval_over_examples(only, truth, task, metric), "examples"
 
     def figures(chosen: Array) -> list[Array]:
         values = [[figure(x[chosen], truth[chosen]) for x in runs] for runs in found.values()]
