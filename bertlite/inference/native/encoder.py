@@ -13,7 +13,7 @@ from bertlite.inference.native.library import load_kernels
 from bertlite.inference.native.weights import NativeWeights
 from bertlite.stack.attention import Attend
 from bertlite.stack.layouts import RowAttention
-from bertlite.stack.masks import Mask
+from bertlite.stack.masks import Mask, values_readable
 from bertlite.stack.modules import NO_MEMORY, First, Memory
 from bertlite.stack.packed import PackedAttention
 
@@ -51,6 +51,8 @@ class NativeEncoder(nn.Module):
         first: First | None = None,
     ) -> tuple[Tensor, list[Tensor], list[tuple[Tensor, ...]]]:
         """Run the layers; arguments and results are those of BertEncoder."""
+        if not values_readable(hidden_states):
+            raise RuntimeError("native kernels cannot be traced, exported or mapped; use the model that was optimised")
         layers, x = self.weights.shape.layers, hidden_states.contiguous()
         lengths = sequence_lengths(x, attend)
         out = torch.empty_like(x) if first is None else torch.empty_like(first.of(x))
@@ -58,7 +60,7 @@ class NativeEncoder(nn.Module):
         weights = attention_weights(x, attend, [layer.heads for layer in layers], first is not None)
         if not (layers and x.numel()):
             return x if first is None else first.of(x), list(states), weights
-        starts = torch.tensor([0, *accumulate(lengths)])
+        starts = torch.tensor([0, *accumulate(lengths)], device=x.device)
         batch = Batch(
             tokens=sum(lengths),
             sequences=len(lengths),
@@ -79,7 +81,7 @@ class NativeEncoder(nn.Module):
             held.append(addresses(weight for (weight,) in weights))
             batch.probabilities = ctypes.addressof(held[-1])
         self.kernels.run(self.weights.shape.numbers, self.weights.model, batch, torch.get_num_threads())
-        return out, list(states), weights
+        return out, list(states), [tuple(weight.to(x.dtype) for weight in given) for given in weights]
 
 
 def sequence_lengths(x: Tensor, attend: Attend) -> list[int]:
@@ -94,14 +96,14 @@ def attention_weights(x: Tensor, attend: Attend, heads: list[int], first: bool) 
     if not (isinstance(attend, RowAttention) and attend.weights):
         return [()] * len(heads)
     queries = 1 if first else x.shape[1]
-    return [(torch.zeros(x.shape[0], n, queries, x.shape[1], dtype=torch.float32),) for n in heads]
+    return [(torch.zeros(x.shape[0], n, queries, x.shape[1], dtype=torch.float32, device=x.device),) for n in heads]
 
 
 def add_mask(batch: Batch, mask: Mask) -> list[object]:
     """Tell the kernels what a query may look at; return what must be kept meanwhile."""
     held: list[object] = []
     if mask.allowed is not None or mask.bias is not None:
-        bias = torch.zeros(()) if mask.bias is None else mask.bias.float()
+        bias = torch.zeros((), dtype=torch.float32, device="cpu") if mask.bias is None else mask.bias.float()
         if mask.allowed is not None:
             bias = torch.where(mask.allowed, bias, -torch.inf)
         keys = batch.tokens // batch.sequences
