@@ -14,7 +14,7 @@ from bertlite.inference.native.library import load_kernels
 from bertlite.inference.native.weights import NativeWeights, Shape
 from bertlite.stack.attention import Attend
 from bertlite.stack.layouts import RowAttention
-from bertlite.stack.masks import Mask
+from bertlite.stack.masks import Mask, values_readable
 from bertlite.stack.modules import NO_MEMORY, BertEncoder, First, Memory
 from bertlite.stack.packed import PackedAttention
 
@@ -41,7 +41,6 @@ class NativeEncoder(BertEncoder):
         own = {"weights": NativeWeights(shape, data.tensor()), "kernels": load_kernels()}
         super().__setstate__({**state, **own})  # type: ignore[no-untyped-call]
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(
         self,
         hidden_states: Tensor,
@@ -53,6 +52,8 @@ class NativeEncoder(BertEncoder):
         first: First | None = None,
     ) -> tuple[Tensor, list[Tensor], list[tuple[Tensor, ...]]]:
         """Run the layers; arguments and results are those of BertEncoder."""
+        if not values_readable(hidden_states):
+            raise RuntimeError("native kernels cannot be traced, exported or mapped; use the model that was optimised")
         layers, x = self.weights.shape.layers, hidden_states.contiguous()
         lengths = sequence_lengths(x, attend)
         out = torch.empty_like(x) if first is None else torch.empty_like(first.of(x))
@@ -60,7 +61,7 @@ class NativeEncoder(BertEncoder):
         weights = attention_weights(x, attend, [layer.heads for layer in layers], first is not None)
         if not (layers and x.numel()):
             return x if first is None else first.of(x), list(states), weights
-        starts = torch.tensor([0, *accumulate(lengths)])
+        starts = torch.tensor([0, *accumulate(lengths)], device=x.device)
         batch = Batch(
             tokens=sum(lengths),
             sequences=len(lengths),
@@ -82,7 +83,7 @@ class NativeEncoder(BertEncoder):
             batch.probabilities = ctypes.addressof(pointers)
             held.append(pointers)
         self.kernels.run(self.weights.shape.numbers, self.weights.model, batch, torch.get_num_threads())
-        return out, list(states), weights
+        return out, list(states), [tuple(weight.to(x.dtype) for weight in given) for given in weights]
 
 
 def sequence_lengths(x: Tensor, attend: Attend) -> list[int]:
@@ -97,14 +98,14 @@ def attention_weights(x: Tensor, attend: Attend, heads: list[int], first: bool) 
     if not (isinstance(attend, RowAttention) and attend.weights):
         return [()] * len(heads)
     queries = 1 if first else x.shape[1]
-    return [(torch.zeros(x.shape[0], n, queries, x.shape[1], dtype=torch.float32),) for n in heads]
+    return [(torch.zeros(x.shape[0], n, queries, x.shape[1], dtype=torch.float32, device=x.device),) for n in heads]
 
 
 def add_mask(batch: Batch, mask: Mask) -> list[object]:
     """Tell the kernels what a query may look at; return what must be kept meanwhile."""
     held: list[object] = []
     if mask.allowed is not None or mask.bias is not None:
-        bias = torch.zeros(()) if mask.bias is None else mask.bias.float()
+        bias = torch.zeros((), dtype=torch.float32, device="cpu") if mask.bias is None else mask.bias.float()
         if mask.allowed is not None:
             bias = torch.where(mask.allowed, bias, -torch.inf)
         keys = batch.tokens // batch.sequences

@@ -215,14 +215,14 @@ void lay_out(const typename Kind::Weight* weight, long outputs, long inputs, lon
             for (long word = 0; word < words; word += 16) {
                 const long columns = std::min<long>(16, words - word);
                 std::memset(staged, 0, sizeof staged);
-                const uint32_t* from[16];
+                const void* from[16];
                 for (long i = 0; i < 16; i++) {
                     const long output = block * BLOCK + group + i;
                     from[i] = staged[i];
                     if (output >= outputs) continue;
                     const auto* row = weight + output * stride + word * per;
                     if (inputs - word * per >= 16 * per)
-                        from[i] = reinterpret_cast<const uint32_t*>(row);
+                        from[i] = row;
                     else
                         std::memcpy(staged[i], row, (inputs - word * per) * sizeof *row);
                 }
@@ -231,7 +231,7 @@ void lay_out(const typename Kind::Weight* weight, long outputs, long inputs, lon
                     transpose_words(from, start, BLOCK);
                 } else {
                     for (long column = 0; column < columns; column++)
-                        for (long i = 0; i < 16; i++) start[column * BLOCK + i] = from[i][column];
+                        for (long i = 0; i < 16; i++) start[column * BLOCK + i] = staged[i][column];
                 }
             }
 }

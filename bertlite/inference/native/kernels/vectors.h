@@ -84,8 +84,8 @@ inline void store_with_offset(uint8_t* to, Vector v) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtusepi32_epi8(integers));  // too large becomes 255
 }
 
-// 16 words, transposed: to[column * stride + row] = from row, column
-inline void transpose_words(const uint32_t* const (&from)[16], uint32_t* to, long stride) {
+// 16 words of 16 rows, which may begin anywhere, transposed: to[column * stride + row] = from row, column
+inline void transpose_words(const void* const (&from)[16], uint32_t* to, long stride) {
     __m512i r[16], t[16];
     for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(from[i]);
     for (int i = 0; i < 16; i += 2) {  // pairs of words of two rows
@@ -455,10 +455,13 @@ inline void add_int8_products(IntegerSums& sums, const Words& a, const Words& b)
 
 #if !defined(BERTLITE_AVX512)
 
-// 16 words, transposed: to[column * stride + row] = from row, column
-inline void transpose_words(const uint32_t* const (&from)[16], uint32_t* to, long stride) {
-    for (int column = 0; column < 16; column++)
-        for (int row = 0; row < 16; row++) to[column * stride + row] = from[row][column];
+// 16 words of 16 rows, which may begin anywhere, transposed: to[column * stride + row] = from row, column
+inline void transpose_words(const void* const (&from)[16], uint32_t* to, long stride) {
+    uint32_t words[16];
+    for (int row = 0; row < 16; row++) {
+        std::memcpy(words, from[row], sizeof words);
+        for (int column = 0; column < 16; column++) to[column * stride + row] = words[column];
+    }
 }
 
 // two rows of 16 bfloat16, interleaved

@@ -18,14 +18,18 @@ struct Packers {
 template <class Kind>
 void round_weights(const float* from, long count, typename Kind::Weight* to, float* scale, int32_t* start) {
     if constexpr (std::is_same_v<Kind, Int8>) {
-        float most = 0;
-        for (long i = 0; i < count; i++) most = std::max(most, std::fabs(from[i]));
-        *scale = most > 0 ? most / 127 : 1;
+        float most = 0, nothing = 0;
+        for (long i = 0; i < count; i++) {
+            most = std::max(most, std::fabs(from[i]));
+            nothing += from[i] * 0;  // 0, or nan if the weight is infinite or nan
+        }
+        const float step = most / 127 > 0 ? most / 127 : 1;
         int32_t total = 0;
         for (long i = 0; i < count; i++) {
-            to[i] = int8_t(std::nearbyint(from[i] / *scale));
+            to[i] = nothing == 0 ? int8_t(std::nearbyint(from[i] / step)) : 0;
             total += to[i];
         }
+        *scale = step + nothing;  // integers cannot say nan, so the scale does
         *start = -128 * total;
     } else if constexpr (std::is_same_v<Kind, BFloat16s>) {
         long i = 0;
