@@ -283,17 +283,18 @@ def test_choices_are_rows_of_one_example() -> None:
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "auto", "packed"])
 def test_heads_are_ablated_within_a_block(backend: str) -> None:
-    model = prune_heads(classifier(attn_implementation=backend), {0: [1]})
-    (batch, *_), heads = data(), {0: [0, 1], 2: [3]}
+    model = prune_heads(classifier(), {0: [1]})
+    (batch, *_), heads, own = data(), {0: [0, 1], 2: [3]}, means(model, others())
+    model.set_attn_implementation(backend)
     with torch.no_grad():
         before = model(**batch).logits
         with ablated(model, heads):
             found = model(**batch).logits
         assert_same(found, prune_heads(model, heads)(**batch).logits)
         assert_same(model(**batch).logits, before, atol=0)
-        own = means(model, others())
         with ablated(model, heads, mean_contexts(model, others())):
             found = torch.stack([model(**single).loss for single in rows([batch])])
+        model.set_attn_implementation("eager")
         values = {0: {0: own[0][None, :H]}, 2: {3: own[2][None, 3 * H : 4 * H]}}
         assert_same(found, torch.stack([loss_with(model, single, values) for single in rows([batch])]))
 
@@ -426,11 +427,11 @@ def test_values_are_those_of_every_coalition_counted_out(method: str) -> None:
 
 def test_standard_errors_say_how_far_other_orders_lead() -> None:
     model, batches = prune_heads(classifier(), PRUNED), data(3)
-    drawn = [shapley_values(model, batches, orders=8, seed=seed) for seed in range(30)]
+    drawn = [shapley_values(model, batches, orders=8, seed=seed) for seed in range(24)]
     spread = torch.stack([each.values for each in drawn]).std(0)
     said = torch.stack([each.standard_errors.square() for each in drawn]).mean(0).sqrt()
     ratio = (said / spread)[~spread.isnan()]
-    assert float(ratio.min()) > 0.6  # of 30 draws
+    assert float(ratio.min()) > 0.6  # of 24 draws
     assert float(ratio.max()) < 1.6
 
 
