@@ -128,12 +128,12 @@ def patch(
     found, ends, name = [], [], ""
     with eval_mode(model), torch.no_grad():
         for one in pairs:
-            pair, values = read_pair(one, place, direction)
+            pair, given = read_pair(one, place, direction)
             name, measure = metric_of(metric, pair)
             base = measured(measure, pair.clean_out, pair.clean), measured(measure, pair.corrupted_out, pair.corrupted)
             ends.append(torch.stack(base).double().cpu())
             spots = list(all_spots(model, place, positions))
-            found.append(patched(pair, place, values, direction, positions, measure, spots))
+            found.append(patched(pair, place, given, direction, positions, measure, spots))
     clean_value, corrupted_value = torch.cat(ends, 1)
     values = tidy(torch.cat(found), place, positions)
     return Patching(values, clean_value, corrupted_value, direction, name)

@@ -56,12 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             alone[layer, head] = float(outcome(model, chosen_on, {layer: rest}, None)[1].mean())
             progress.advance()
             rows.append(row)
-        best = {layer: max(kept, key=lambda head, layer=layer: alone[layer, head]) for layer, kept in layers.items()}
-        rests = {layer: [head for head in kept if head != best[layer]] for layer, kept in layers.items()}
+        best = {layer: max((alone[layer, head], -head) for head in kept) for layer, kept in layers.items() if kept}
+        chosen = {layer: -minus for layer, (_, minus) in best.items()}  # of equals the first
+        rests = {layer: [head for head in layers[layer] if head != chosen[layer]] for layer in chosen}
         single = []
         for layer, rest in rests.items():
             single.append(
-                {"layer": layer, "head": best[layer], **changes(dense, outcome(model, dev, {layer: rest}, None))}
+                {"layer": layer, "head": chosen[layer], **changes(dense, outcome(model, dev, {layer: rest}, None))}
             )
             progress.advance()
     record = {

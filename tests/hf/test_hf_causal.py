@@ -51,9 +51,9 @@ def test_patching_finds_what_it_finds_of_bertlites_own(name: str) -> None:
     metric = None if name == "BertModel" else "kl"
     found, wanted = (patch(model, clean, corrupted, metric=metric) for model in (theirs, own))
     same(found.values, wanted.values)
-    found, wanted = (attribution_patch(model, clean, corrupted, metric=metric, verify=2) for model in (theirs, own))
-    same(found.estimates, wanted.estimates)
-    same(found.exact, wanted.exact)
+    quick, own_quick = (attribution_patch(model, clean, corrupted, metric=metric, verify=2) for model in (theirs, own))
+    same(quick.estimates, own_quick.estimates)
+    same(quick.exact, own_quick.exact)
 
 
 @pytest.mark.parametrize("site", SITES)
@@ -74,8 +74,8 @@ def test_ablation_and_shapley_values_too(backend: str) -> None:
     for method in ("zero", "mean", "resample"):
         found, wanted = (ablate(model, batches, method) for model in (theirs, own))
         same(found.increases, wanted.increases)
-    found, wanted = (shapley_values(model, batches, orders=4, method="mean") for model in (theirs, own))
-    same(found.values, wanted.values)
+    shares, own_shares = (shapley_values(model, batches, orders=4, method="mean") for model in (theirs, own))
+    same(shares.values, own_shares.values)
     contexts = mean_contexts(own, batches)
     with ablated(theirs, {2: [1]}, contexts), ablated(own, {2: [1]}, contexts), torch.no_grad():
         assert_same(theirs(**batches[0]).logits, own(**batches[0]).logits, atol=10 * EXACT)
