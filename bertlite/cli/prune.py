@@ -259,7 +259,10 @@ def add_run(actions: Commands) -> None:
         "score, prune, repair, retrain and evaluate once",
         record="the run",
         out={FOLDER: "the folder of the run is made in this one"},
-        examples=(f"runs/dense/model {DATA} --fraction 0.5 --repair refit --save-model --out runs/half",),
+        examples=(
+            f"runs/dense/model {DATA} --fraction 0.5 --repair refit --save-model --out runs/half",
+            f"runs/dense/model {DATA} --allocate macs --fraction 0.5 --criterion fisher --out runs/half-the-macs",
+        ),
     )
     add_pruning(action)
     action.add_argument("--criterion", default="michel", help=criterion_help())
