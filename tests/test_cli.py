@@ -112,6 +112,7 @@ def test_the_choices_of_the_help_are_those_of_the_work() -> None:
     from bertlite.lab.experiments.evaluate import TASKS
 
     assert tuple(TASKS) == prune.TASKS
+    assert set(prune.METRICS) == {name for task in TASKS.values() for name in task.metrics}
     from bertlite.lab.experiments.cell import REPAIRS
 
     repairs = next(each for each in LEAVES["prune curve"]._actions if "--repairs" in each.option_strings)

@@ -138,7 +138,7 @@ CRITERIA = table(
         ),
         Criterion(
             "leave_one_out",
-            "measured increase of the loss without the unit; one forward for each",
+            "measured increase of the loss without the unit; for each a forward from its layer on",
             "",
             LOSS_INCREASES,
             lambda increases: increases,

@@ -37,6 +37,7 @@ from bertlite.importance.criteria import (
     Measurement,
 )
 from bertlite.importance.predictions import predictions
+from bertlite.importance.replay import recorded_layers, replayed_layers
 from bertlite.importance.shapley import draw_orders, increases_along
 from bertlite.importance.structures import EVERY_TOKEN, HEADS, Structure, run
 from bertlite.pruning import BertLike, layers_of, scatter_heads
@@ -175,19 +176,25 @@ def weight_gradients(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Te
 
 @torch.no_grad()
 def loss_increases(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tensor]:
-    """Yield (K, L, N) of every batch: the increase of the target when one unit is gated off."""
+    """Yield (K, L, N) of every batch: the increase of the target when one unit is gated off.
+
+    What a unit cannot change, the layers below its own and the contexts of its own, is computed once.
+    """
     model, structure = task.model, task.structure
     present = structure.present(model)
     for batch in task.labelled(batches):
         objective = task.objective(batch)
         gate = torch.ones(len(present), count_examples(batch), present.shape[1], device=model.device)
-        whole = task.losses(objective, structure.run_gated(model, batch, gate), batch)
+        with recorded_layers(model) as known:
+            whole = task.losses(objective, structure.run_gated(model, batch, gate), batch)
         increase = torch.full((count_examples(batch), *present.shape), torch.nan, dtype=torch.float64)
-        for layer, unit in present.nonzero().tolist():
-            gate[layer, :, unit] = 0
-            without = task.losses(objective, structure.run_gated(model, batch, gate), batch)
-            increase[:, layer, unit] = (without - whole).double().cpu()
-            gate[layer, :, unit] = 1
+        for layer in range(len(present)):
+            with replayed_layers(model, known, layer):
+                for unit in present[layer].nonzero()[:, 0].tolist():
+                    gate[layer, :, unit] = 0
+                    without = task.losses(objective, structure.run_gated(model, batch, gate), batch)
+                    increase[:, layer, unit] = (without - whole).double().cpu()
+                    gate[layer, :, unit] = 1
         increase = increase[~whole.isnan().cpu()]
         yield increase.mean(0, keepdim=True) if task.reduction == "batch" and len(increase) else increase
 

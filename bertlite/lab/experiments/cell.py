@@ -56,8 +56,10 @@ from bertlite.lab.experiments.data import (
 )
 from bertlite.lab.experiments.evaluate import TASKS, Task, evaluate, predict
 from bertlite.lab.experiments.files import (
+    class_names,
     mask_of,
     model_sha256,
+    prediction_lines,
     read_scores,
     units_kept,
     write_scores,
@@ -70,6 +72,7 @@ MASKS, SCORES, MODEL = "masks.json", "scores.json", "model"
 REPEATED = 1e-3  # how far the outputs of a run that is repeated may be from those recorded
 COUNTED = 128  # tokens of the sequence whose multiply-accumulates are counted
 REPAIRS = ("none", *METHODS)
+OPTIONS = {"calibration": "calibration", "retrain": "train-examples"}  # of the command, for fields of a Setting
 INVERTED = "inverted"  # remove what scores highest
 
 
@@ -123,9 +126,9 @@ class Cell:
     fraction: float = 0.5
     neurons: float = 0.0
     uniform: bool = False
-    at_least: int = 0
+    at_least: int = 1
     steps: int = 1
-    repair: str = "none"
+    repair: str = "refit"
     epochs: float = 0.0
     seed: int = 0
     allocate: str = "scores"
@@ -206,11 +209,16 @@ class Experiment:
             raise ValueError(f"there is no task {setting.task!r}; have: {', '.join(TASKS)}")
         self.setting, self.device, self.progress = setting, device, progress
         self.task: Task = TASKS[setting.task]
-        self.train, self.dev = read_examples(setting.train), read_examples(setting.dev)
+        self.dense = self.task.load(setting.model, device=device)
+        self.task = self.task.of_checkpoint(setting.model)
+        read = partial(read_examples, words=self.task.words, classes=class_names(self.dense.config))
+        self.train, self.dev = read(setting.train), read(setting.dev)
         for name, count in (("calibration", setting.calibration), ("retrain", setting.retrain)):
             if count is not None and not 0 < count <= len(self.train):
-                raise ValueError(f"{name} is {count}; {self.train.name} has {len(self.train)} examples")
-        self.dense = self.task.load(setting.model, device=device)
+                raise ValueError(
+                    f"{name} is {count}; {self.train.name} has {len(self.train)} examples:"
+                    f" say --{OPTIONS[name]} {len(self.train)}, or fewer"
+                )
         for examples in (self.train, self.dev):
             self.task.check(examples, self.dense.config)
         self.tokenizer = read_tokenizer(setting.model, setting.max_length)
@@ -251,6 +259,8 @@ class Experiment:
         setting = {
             name: value for name, value in asdict(self.setting).items() if name not in ("model", "train", "dev")
         }
+        if self.task.pooling != Task.pooling:
+            setting["pooling"] = self.task.pooling
         parts = [json.dumps([cell_facts(cell), setting, self.hashes], sort_keys=True)]
         return sha256_of(*parts, *([] if scores is None else [Path(scores).read_bytes()]))[:16]
 
@@ -314,7 +324,7 @@ class Experiment:
         config = {"cell": cell_facts(cell), "setting": asdict(self.setting)}
         data, model = self.hashes["data"], self.hashes["model"]
         with Run("prune", config, folder=folder, seed=cell.seed, data=data, model=model, device=self.device) as run:
-            labels = np.array(self.dev.labels)
+            labels = self.dev_data.targets()
             for pruned, used in self.pruned(cell, Path(root) / "scores", given, run.log):
                 outputs = predict(pruned, self.dev_data, self.task)
                 found = evaluate(outputs, labels, self.task, self.dense_outputs)
@@ -322,10 +332,7 @@ class Experiment:
                 run.log(heads=sum(heads), **found)
                 write_scores(folder / SCORES, used, cell.criterion, dense)
             run.save(MASKS, mask_of(pruned.config, dense))
-            run.save_predictions(
-                {"label": label, "outputs": [round(x, 6) for x in row]}
-                for label, row in zip(self.dev.labels, outputs.tolist(), strict=True)
-            )
+            run.save_predictions(prediction_lines(labels, outputs=outputs, dense=self.dense_outputs))
             if save_model:
                 self.save_model(pruned, folder)
             run.results = {
@@ -335,6 +342,7 @@ class Experiment:
                 "neurons_kept": neurons,
                 "parameters": pruned.num_parameters(),
                 "macs": macs(pruned.config, COUNTED) / macs(self.dense.config, COUNTED),
+                **({"pooling": self.task.pooling} if self.task.apart else {}),
             }
         return folder
 
@@ -352,8 +360,10 @@ class Experiment:
         """
         *_, (pruned, _) = self.pruned(cell, cache, given, lambda **_: None)
         (record,) = read_runs(folder)
-        recorded = np.array([line["outputs"] for line in record.predictions])
-        difference = float(np.abs(predict(pruned, self.dev_data, self.task) - recorded).max())
+        outputs = predict(pruned, self.dev_data, self.task)
+        now = [line["outputs"] for line in prediction_lines(self.dev_data.targets(), outputs=outputs)]
+        recorded = [line["outputs"] for line in record.predictions]
+        difference = max(float(np.abs(np.subtract(a, b)).max(initial=0)) for a, b in zip(now, recorded, strict=True))
         if not difference <= REPEATED:
             raise ValueError(
                 f"{folder} cannot be repeated here: its outputs differ by {difference:.1e}, more than {REPEATED:g};"

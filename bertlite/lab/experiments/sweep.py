@@ -23,7 +23,7 @@ def grid(
     criteria: Sequence[str],
     fractions: Sequence[float],
     *,
-    repairs: Sequence[str] = ("none",),
+    repairs: Sequence[str] = (Cell.repair,),
     epochs: Sequence[float] = (0.0,),
     seeds: Sequence[int] = (0,),
     random_seeds: Sequence[int] = range(5),
