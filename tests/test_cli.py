@@ -213,6 +213,7 @@ OLD_LINES = {  # of each entry of OLD, a command line as it was
     "--plot FILE.png": "bench --plot=a.png",
     "--keep FOLDER": "bench --keep there",
     "--root FOLDER": "prune run x --train t --dev d --root runs",
+    "--uniform": "prune run m --train t --dev d --out o --uniform",
     "--plots FOLDER": "prune compare runs --plots there",
     "--criteria A B": "prune score x --train t --criteria michel fisher --out there",
     "--seeds 0-2": "prune curve x --train t --dev d --seeds 0-4 --out runs",

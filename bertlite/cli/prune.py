@@ -22,6 +22,7 @@ from bertlite.importance.criteria import CRITERIA, NORMALISERS, REDUCTIONS, TARG
 WORK = "bertlite.lab.experiments.command"
 TASKS = ("classification", "tokens", "regression", "similarity")
 METRICS = ("accuracy", "f1", "macro-f1", "mcc", "spearman", "loss")
+ALLOCATIONS = ("scores", "equal", "macs", "latency")
 FORMS = ("physical", "full", "mask")
 DESCRIPTION = """Run head-pruning experiments.  Each run is a folder that records its settings, inputs and results.
 
@@ -81,7 +82,7 @@ def criterion_help() -> str:
     normalisers = [name for name in NORMALISERS if name not in ("none", "cost")]
     return (
         f"{either(CRITERIA)}; options follow after slashes: {either(REDUCTIONS)}; {either(TARGETS)};"
-        f" {either(normalisers)}; inverted (default: %(default)s)"
+        f" {either(normalisers)}; inverted; or gates, which are trained (default: %(default)s)"
     )
 
 
@@ -231,7 +232,30 @@ def add_pruning(action: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help=f"of the intermediate neurons to remove too, by {either(criteria_for('neuron'))} (default: %(default)s)",
     )
-    action.add_argument("--uniform", action="store_true", help="remove equally many heads from every layer")
+    action.add_argument(
+        "--neuron-criterion", metavar="CRITERION", help="criterion of the neurons (default: that of the heads)"
+    )
+    action.add_argument(
+        "--allocate",
+        type=one_of("allocation", ALLOCATIONS),
+        choices=ALLOCATIONS,
+        default="scores",
+        help="where heads go: scores, wherever these are lowest; equal, equally many from every layer; macs or"
+        " latency, heads and neurons together, --fraction being the share of the encoder's multiply-accumulates, or"
+        " of its measured time, that is to go (default: %(default)s)",
+    )
+    action.add_argument(
+        "--rearrange",
+        action="store_true",
+        help="exchange chosen heads for others of their layer where that costs less, counted together",
+    )
+    action.add_argument(
+        "--gate-steps",
+        type=count,
+        default=200,
+        metavar="N",
+        help="steps of training of the criterion gates (default: %(default)s)",
+    )
     action.add_argument(
         "--at-least", type=integer, default=1, metavar="N", help="heads that every layer keeps (default: %(default)s)"
     )
@@ -250,7 +274,10 @@ def add_run(actions: Commands) -> None:
         "score, prune, repair, retrain and evaluate once",
         record="the run",
         out={FOLDER: "the folder of the run is made in this one"},
-        examples=(f"runs/dense/model {DATA} --fraction 0.5 --save-model --out runs/half",),
+        examples=(
+            f"runs/dense/model {DATA} --fraction 0.5 --save-model --out runs/half",
+            f"runs/dense/model {DATA} --allocate macs --fraction 0.5 --criterion fisher --out runs/half-the-macs",
+        ),
     )
     add_pruning(action)
     action.add_argument("--criterion", default="michel", help=criterion_help())

@@ -86,6 +86,11 @@ class NativeEncoder(BertEncoder):
         return out, list(states), [tuple(weight.to(x.dtype) for weight in given) for given in weights]
 
 
+# torch.compile leaves the kernels to Python: they work on memory, which a graph does not have.  This is what its
+# decorator `torch.compiler.disable` sets, which would load the compiler with bertlite.
+NativeEncoder.forward._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
 def sequence_lengths(x: Tensor, attend: Attend) -> list[int]:
     """Return how many tokens each sequence has that has any."""
     if isinstance(attend, PackedAttention):

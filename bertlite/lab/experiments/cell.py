@@ -19,22 +19,31 @@ from torch import Tensor
 
 from bertlite import kept_heads, prune_heads, prune_neurons
 from bertlite.importance import (
-    CRITERIA,
     METHODS,
     NORMALISERS,
     REDUCTIONS,
     TARGETS,
+    head_gradients,
     head_importance,
     iterative,
     macs,
     neuron_importance,
     rank_heads,
-    rank_neurons,
+    rearrange,
     repair_,
 )
 from bertlite.importance.allocation import Choice
 from bertlite.importance.batches import Batch
-from bertlite.importance.criteria import criteria_for
+from bertlite.lab.experiments.choose import (
+    BUDGETS,
+    GATES,
+    cell_facts,
+    check_choice,
+    choose_units,
+    known_criteria,
+    sublayer_times,
+    trained_gates,
+)
 from bertlite.lab.experiments.data import (
     DataSource,
     EncodedExamples,
@@ -98,12 +107,18 @@ class Cell:
             or "michel/kl/inverted".
         fraction: share of the heads to remove.
         neurons: share of the intermediate neurons to remove.
-        uniform: remove equally many from every layer; else those with the lowest scores anywhere.
+        uniform: remove equally many from every layer; else those with the lowest scores anywhere.  The command line
+            says "equal".
         at_least: heads that every layer keeps.
         steps: 1 prunes at once; with more, scores are estimated anew before each step.
         repair: "none", or a name of `bertlite.importance.METHODS`.
         epochs: passes of retraining after repair; with several steps, an equal part after each.
         seed: seed of the calibration sample, of random scores and of retraining.
+        allocate: "scores"; or "macs" or "latency", where `fraction` is the share of the encoder's multiply-accumulates
+            or time that heads and neurons give up together.
+        neuron_criterion: for neurons, where it is not `criterion`.
+        rearrange: exchange the chosen heads of a layer for others where that costs less (Kwon et al. 2022).
+        gate_steps: steps of training of the criterion "gates".
     """
 
     criterion: str = "michel"
@@ -115,9 +130,24 @@ class Cell:
     repair: str = "refit"
     epochs: float = 0.0
     seed: int = 0
+    allocate: str = "scores"
+    neuron_criterion: str = ""
+    rearrange: bool = False
+    gate_steps: int = 200
+
+    @property
+    def of_neurons(self) -> str:
+        """The criterion of the neurons."""
+        return self.neuron_criterion or self.criterion
+
+    @property
+    def prunes_neurons(self) -> bool:
+        """True if neurons are scored."""
+        return self.neurons > 0 or self.allocate in BUDGETS
 
     def __post_init__(self) -> None:
         asked = parse_criterion(self.criterion)["criterion"]
+        check_choice(self, asked, parse_criterion(self.of_neurons)["criterion"])
         for name in ("fraction", "neurons"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it is a share, 0 to 1")
@@ -125,8 +155,6 @@ class Cell:
             raise ValueError(f"there is no repair {self.repair!r}; have: {', '.join(REPAIRS)}")
         if self.steps < 1 or self.epochs < 0:
             raise ValueError(f"steps is {self.steps} and epochs {self.epochs}; at least 1 and 0")
-        if self.neurons and "neuron" not in CRITERIA[asked].units:
-            raise ValueError(f"{asked!r} does not score neurons; {', '.join(criteria_for('neuron'))} do")
         if self.neurons and self.steps > 1:
             raise ValueError("neurons are pruned at once: steps must be 1")
 
@@ -138,15 +166,15 @@ def parse_criterion(criterion: str) -> dict[str, Any]:
         ValueError: a part is no criterion, reduction, target or normaliser.
     """
     name, *parts = criterion.split("/")
-    if name not in CRITERIA:
-        raise ValueError(f"there is no criterion {name!r}; have: {', '.join(CRITERIA)}")
+    if name not in known_criteria():
+        raise ValueError(f"there is no criterion {name!r}; have: {', '.join(known_criteria())}")
     found: dict[str, Any] = {"criterion": name, INVERTED: False}
     kinds = {"reduction": REDUCTIONS, "target": TARGETS, "normaliser": NORMALISERS}
     for part in parts:
         kind = next((kind for kind, names in kinds.items() if part in names), None)
         if part == INVERTED:
             found[INVERTED] = True
-        elif kind is None or part == "cost":
+        elif kind is None or part == "cost" or name == GATES.name:
             have = ", ".join((*REDUCTIONS, *TARGETS, *(n for n in NORMALISERS if n != "cost"), INVERTED))
             raise ValueError(f"criterion {criterion!r}: there is no option {part!r}; have: {have}")
         else:
@@ -232,7 +260,7 @@ class Experiment:
         }
         if self.task.pooling != Task.pooling:
             setting["pooling"] = self.task.pooling
-        parts = [json.dumps([asdict(cell), setting, self.hashes], sort_keys=True)]
+        parts = [json.dumps([cell_facts(cell), setting, self.hashes], sort_keys=True)]
         return sha256_of(*parts, *([] if scores is None else [Path(scores).read_bytes()]))[:16]
 
     def folder(self, cell: Cell, root: str | Path, scores: str | Path | None = None) -> Path:
@@ -248,9 +276,11 @@ class Experiment:
         self.choose(cell)(
             torch.zeros(self.heads_present().shape).where(self.heads_present(), math.nan), self.heads(cell)
         )
-        asked = parse_criterion(cell.criterion)
-        if self.task.apart and CRITERIA[asked["criterion"]].needs_loss and asked.get("target") != "kl":
-            raise ValueError(f"{self.task.name} has no loss for one text: use {cell.criterion}/kl")
+        for name in {cell.criterion, cell.of_neurons}:
+            asked = parse_criterion(name)
+            if self.task.apart and known_criteria()[asked["criterion"]].needs_loss and asked.get("target") != "kl":
+                way = "another criterion" if asked["criterion"] == GATES.name else f"{name}/kl"
+                raise ValueError(f"{self.task.name} has no loss for one text: use {way}")
         if self.task.apart and cell.epochs:
             raise ValueError(f"{self.task.name} has no retraining: epochs must be 0")
 
@@ -290,7 +320,7 @@ class Experiment:
                 self.save_model_again(cell, Path(root) / "scores", given, folder)
             return folder
         self.check(cell)
-        config = {"cell": asdict(cell), "setting": asdict(self.setting)}
+        config = {"cell": cell_facts(cell), "setting": asdict(self.setting)}
         data, model = self.hashes["data"], self.hashes["model"]
         with Run("prune", config, folder=folder, seed=cell.seed, data=data, model=model, device=self.device) as run:
             labels = self.dev_data.targets()
@@ -350,10 +380,14 @@ class Experiment:
                 yield step.model, step.scores
             return
         scores = self.scores(cell, cache) if given is None else given
-        model = prune_heads(self.dense, choose(scores, heads))
-        if cell.neurons:
-            others = self.scores(cell, cache, neurons=True)
-            model = prune_neurons(model, rank_neurons(others, cell.neurons, uniform=cell.uniform))
+        others = self.scores(cell, cache, neurons=True) if cell.prunes_neurons else None
+        times = None
+        if cell.allocate == "latency":
+            times = sublayer_times(self.dense, cache, self.hashes["model"]["dense"][:16], self.device)
+        chosen, neurons = choose_units(self.dense.config, cell, heads, scores, others, times)
+        if cell.rearrange:
+            chosen = rearrange(chosen, self.gradients(cell))
+        model = prune_neurons(prune_heads(self.dense, chosen), neurons)
         self.repair_and_retrain_(model, cell, cell.epochs, log)
         yield model, scores
 
@@ -377,20 +411,31 @@ class Experiment:
 
     def scores(self, cell: Cell, cache: Path, neurons: bool = False) -> Tensor:
         """Return the dense model's scores, (layers, heads) or (layers, neurons); cells share them through a folder."""
-        what = ["neurons" if neurons else "heads", cell.criterion, cell.seed, self.setting.calibration]
+        criterion = cell.of_neurons if neurons else cell.criterion
+        what: list[Any] = ["neurons" if neurons else "heads", criterion, cell.seed, self.setting.calibration]
+        if parse_criterion(criterion)["criterion"] == GATES.name:
+            what += [cell.fraction, cell.gate_steps]
         dense = self.hashes["model"]["dense"]
         key = sha256_of(json.dumps([what, self.setting.max_length, self.hashes["data"]["train"], dense]))[:16]
-        path = cache / f"{cell.criterion.replace('/', '-')}-{key}.json"
+        path = cache / f"{criterion.replace('/', '-')}-{key}.json"
         if path.exists():
             return read_scores(path, dense)
         found = self.score(self.dense, cell, neurons)
-        write_scores(path, found, cell.criterion, dense)
+        write_scores(path, found, criterion, dense)
         return found
+
+    def gradients(self, cell: Cell) -> Tensor:
+        """Return the gradients that heads are rearranged by, (examples, layers, heads)."""
+        asked = parse_criterion(cell.criterion)
+        target = "kl" if self.task.apart else asked.get("target", "loss")
+        return head_gradients(self.dense, self.calibration(cell.seed), target=target, seed=cell.seed)
 
     def score(self, model: Any, cell: Cell, neurons: bool = False) -> Tensor:
         """Score a model's units, (layers, heads) or (layers, neurons); the lowest are removed first."""
-        asked = parse_criterion(cell.criterion)
+        asked = parse_criterion(cell.of_neurons if neurons else cell.criterion)
         inverted = asked.pop(INVERTED)
-        batches = self.calibration(cell.seed) if CRITERIA[asked["criterion"]].needs_data else []
+        batches = self.calibration(cell.seed) if known_criteria()[asked["criterion"]].needs_data else []
+        if asked["criterion"] == GATES.name:
+            return trained_gates(model, batches, self.heads(cell), cell.gate_steps, cell.seed)
         found = (neuron_importance if neurons else head_importance)(model, batches, seed=cell.seed, **asked)
         return -found if inverted else found

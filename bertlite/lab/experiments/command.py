@@ -205,13 +205,10 @@ def run(args: argparse.Namespace) -> int:
     cell = Cell(
         args.criterion,
         args.fraction,
-        args.neurons,
-        args.uniform,
-        args.at_least,
-        args.steps,
-        args.repair,
-        args.epochs,
-        args.seed,
+        repair=args.repair,
+        epochs=args.epochs,
+        seed=args.seed,
+        **choice_facts(args),
     )
     experiment = Experiment(read_setting(args), args.device, progress=True)
     folder = experiment.run(cell, args.folder, scores=args.scores, save_model=args.save_model)
@@ -220,6 +217,21 @@ def run(args: argparse.Namespace) -> int:
     print(f"run: {folder}")
     write_answer(args, runs=run_facts(records))
     return 0
+
+
+def choice_facts(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of a cell that `run` and `curve` share."""
+    equal = args.allocate == "equal"
+    return {
+        "neurons": args.neurons,
+        "uniform": equal,
+        "at_least": args.at_least,
+        "steps": args.steps,
+        "allocate": "scores" if equal else args.allocate,
+        "neuron_criterion": args.neuron_criterion or "",
+        "rearrange": args.rearrange,
+        "gate_steps": args.gate_steps,
+    }
 
 
 def curve(args: argparse.Namespace) -> int:
@@ -231,10 +243,7 @@ def curve(args: argparse.Namespace) -> int:
         epochs=args.epochs,
         seeds=args.seeds,
         random_seeds=args.random_seeds,
-        neurons=args.neurons,
-        uniform=args.uniform,
-        at_least=args.at_least,
-        steps=args.steps,
+        **choice_facts(args),
     )
     folders = sweep(
         read_setting(args),

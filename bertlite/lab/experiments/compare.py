@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertlite.lab.experiments.cell import REPAIRS, Setting
+from bertlite.lab.experiments.choose import LATER
 from bertlite.lab.experiments.data import NO_LABEL
 from bertlite.lab.experiments.evaluate import RANGES, TASKS, Task
 from bertlite.lab.experiments.finetune import Recipe
@@ -145,8 +146,11 @@ def task_of(runs: Sequence[Record]) -> Task:
 
 def sort_key(way: Way) -> tuple[Any, ...]:
     """Return the place of a way of pruning among the rows of a table."""
-    cell = {**dict(way), "repair": REPAIRS.index(dict(way)["repair"])}
-    names = ("epochs", "repair", "calibration", "steps", "uniform", "at_least", "criterion", "neurons", "fraction")
+    cell = {**LATER, **dict(way), "repair": REPAIRS.index(dict(way)["repair"])}
+    names = (
+        *("epochs", "repair", "calibration", "steps", "uniform", "at_least", "criterion", "neurons", "fraction"),
+        *("allocate", "neuron_criterion", "rearrange", "gate_steps"),
+    )
     return tuple(cell[name] for name in names)
 
 
@@ -247,6 +251,10 @@ def show_interval(low: float | None, high: float | None, sign: str = "") -> str:
 def describe_way(row: dict[str, Any]) -> tuple[str, str, str, str]:
     """Return criterion with its schedule, neurons, repair and epochs as a table shows them; defaults are left out."""
     name = row["criterion"] + (" uniform" if row["uniform"] else "")
+    name += f" and {row['neuron_criterion']}" if row.get("neuron_criterion") else ""
+    name += f" of {row['gate_steps']} steps" if row.get("gate_steps") else ""
+    name += f", by {row['allocate']}" if row.get("allocate") else ""
+    name += ", rearranged" if row.get("rearrange") else ""
     name += f", {row['at_least']} a layer or more" if row["at_least"] else ""
     name += f", in {row['steps']} steps" if row["steps"] > 1 else ""
     name += f", {row['calibration']} examples" if row["calibration"] != Setting.calibration else ""
