@@ -52,6 +52,19 @@ class NativeEncoder(BertEncoder):
         first: First | None = None,
     ) -> tuple[Tensor, list[Tensor], list[tuple[Tensor, ...]]]:
         """Run the layers; arguments and results are those of BertEncoder."""
+        # torch.compile leaves the kernels to Python: they work on memory, which a graph does not have.  As a decorator
+        # `disable` would load the compiler with bertlite.
+        run = torch.compiler.disable(self.run) if torch.compiler.is_compiling() else self.run
+        return run(hidden_states, attend, gates, keep_states, first)
+
+    def run(
+        self,
+        hidden_states: Tensor,
+        attend: Attend,
+        gates: Sequence[Tensor] | None,
+        keep_states: bool,
+        first: First | None,
+    ) -> tuple[Tensor, list[Tensor], list[tuple[Tensor, ...]]]:
         if not values_readable(hidden_states):
             raise RuntimeError("native kernels cannot be traced, exported or mapped; use the model that was optimised")
         layers, x = self.weights.shape.layers, hidden_states.contiguous()
@@ -84,11 +97,6 @@ class NativeEncoder(BertEncoder):
             held.append(pointers)
         self.kernels.run(self.weights.shape.numbers, self.weights.model, batch, torch.get_num_threads())
         return out, list(states), [tuple(weight.to(x.dtype) for weight in given) for given in weights]
-
-
-# torch.compile leaves the kernels to Python: they work on memory, which a graph does not have.  This is what its
-# decorator `torch.compiler.disable` sets, which would load the compiler with bertlite.
-NativeEncoder.forward._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def sequence_lengths(x: Tensor, attend: Attend) -> list[int]:
