@@ -84,27 +84,21 @@ class Arena {
     long used_ = 0;
 };
 
-// The part of some work that falls to a thread: in one case everything, in the other one share of several.
-struct Everything {
-    void wait() const {}
-    std::pair<long, long> part(long total, long) const { return {0, total}; }
-};
-
-struct Share {
-    long thread, threads;
-    Barrier& barrier;
-    void wait() const { barrier.wait(); }
-    // of `total` things, in pieces of `step`
-    std::pair<long, long> part(long total, long step) const {
-        const long pieces = divide_up(total, step);
-        return {std::min(total, pieces * thread / threads * step), std::min(total, pieces * (thread + 1) / threads * step)};
+// Who does some work: one thread everything, or the team together.
+struct Alone {
+    template <class Work>
+    void ranges(long total, long, Work work) const {
+        work(0, total);
     }
 };
 
-struct Team {
-    Barrier barrier;
-    explicit Team(long threads) : barrier(threads), threads(threads) {}
-    const long threads;
+struct Together {
+    Team::Member& member;
+    // work(from, to) on pieces of `step` of `total` things
+    template <class Work>
+    void ranges(long total, long step, Work work) const {
+        member.each(divide_up(total, step), [&](long piece) { work(piece * step, std::min(total, (piece + 1) * step)); });
+    }
 };
 
 // The attention of a kind of products: that of 8-bit integers is in bfloat16.
@@ -118,7 +112,8 @@ using AttentionOf = std::conditional_t<std::is_same_v<Kind, Int8>, BFloat16s, Ki
 #endif
 constexpr long ROWS = BERTLITE_ROWS;          // tokens that a thread takes through the second phase at a time
 constexpr long FEW_ROWS = BERTLITE_FEW_ROWS;  // with fewer for each thread, outputs are shared out
-constexpr long OUTPUTS_SHARED = 32;           // in pieces of so many
+constexpr long ROWS_SHARED = 4;               // rows that a thread normalises or rounds at a time, where they are shared out
+constexpr long PHASES = 10;                   // of a layer, at most
 
 template <class Kind>
 class Encoder {
@@ -150,7 +145,6 @@ class Encoder {
         longest_ = batch.sequences ? length(order_[0]) : 0;
         shares_ = batch.tokens < FEW_ROWS * threads;
         rows_at_once_ = shares_ ? batch.tokens : even_part(divide_up(batch.tokens, threads), ROWS);
-        counters_ = std::make_unique<std::atomic<long>[]>(2 * (model.layer_count + 1));
 
         Arena counting;
         lay_out_memory(counting);
@@ -161,8 +155,8 @@ class Encoder {
     }
 
     void run() {
-        run_team<Team>(threads_, [this](long thread, Team& team) {
-            work(thread, team);
+        run_team(threads_, PHASES * (model_.layer_count + 1), [this](long thread, Team::Member& member) {
+            work(thread, member);
             release_tiles();
         });
     }
@@ -196,149 +190,144 @@ class Encoder {
     bool is_last(long layer) const { return layer + 1 == model_.layer_count; }
     bool firsts_alone(long layer) const { return batch_.first_only && is_last(layer); }
 
-    void work(long thread, Team& team) {
+    void work(long thread, Team::Member& member) {
         if (!model_.layer_count) return;
-        const Share share{thread, team.threads, team.barrier};
-        run_rows(-1, batch_.tokens, share, [&](Rows& rows, const auto& part) { begin(rows, part); });
+        run_rows(batch_.tokens, thread, member, [&](Rows& rows, const auto& who) { begin(rows, who); });
         for (long layer = 0; layer < model_.layer_count; layer++) {
-            team.barrier.wait();
-            attend_all(layer, thread, team.threads);
-            team.barrier.wait();
+            attend_all(layer, thread, member);
             const long tokens = firsts_alone(layer) ? batch_.sequences : batch_.tokens;
-            run_rows(layer, tokens, share, [&](Rows& rows, const auto& part) { after_attention(layer, rows, part); });
+            run_rows(tokens, thread, member, [&](Rows& rows, const auto& who) { after_attention(layer, rows, who); });
         }
     }
 
-    // Take tokens through the second phase: a share of the outputs of all, or all outputs of some.
+    // Take tokens through the second phase: the team together all of them, or each thread some at a time.
     template <class Phase>
-    void run_rows(long layer, long tokens, const Share& share, Phase phase) {
+    void run_rows(long tokens, long thread, Team::Member& member, Phase phase) {
         if (shares_) {
             Rows rows = rows_[0];
             rows.count = tokens;
-            phase(rows, share);
+            phase(rows, Together{member});
             return;
         }
-        Rows rows = rows_[share.thread];
-        auto& next = counters_[2 * (layer + 1)];
-        for (;;) {
-            rows.first = next.fetch_add(1, std::memory_order_relaxed) * rows_at_once_;
-            if (rows.first >= tokens) return;
+        Rows rows = rows_[thread];
+        member.each(divide_up(tokens, rows_at_once_), [&](long block) {
+            rows.first = block * rows_at_once_;
             rows.count = std::min(rows_at_once_, tokens - rows.first);
-            phase(rows, Everything{});
-        }
+            phase(rows, Alone{});
+        });
+    }
+
+    // Call work(row) for each of some rows.
+    template <class Who, class Work>
+    static void each_row(const Rows& rows, const Who& who, Work work) {
+        who.ranges(rows.count, ROWS_SHARED, [&](long from, long to) {
+            for (long row = from; row < to; row++) work(row);
+        });
     }
 
     // Tokens as they come from the embeddings, and the first layer's queries, keys and values.
-    template <class Part>
-    void begin(Rows& rows, const Part& part) {
+    template <class Who>
+    void begin(Rows& rows, const Who& who) {
         const long D = model_.hidden_size;
-        const auto [from, to] = part.part(rows.count, 1);
-        for (long row = from; row < to; row++) {
+        each_row(rows, who, [&](long row) {
             float* residual = residual_ + (rows.first + row) * D;
             read_row(batch_.hidden, rows.first + row, residual);
             write_state(0, rows.first + row, residual);
             round_row<Kind>(residual, D, D, rows.input + row * input_stride(), rows.scale + row);
-        }
-        part.wait();
-        project_heads(model_.layers[0], rows, part);
+        });
+        project_heads(model_.layers[0], rows, who);
     }
 
-    template <class Part>
-    void after_attention(long index, Rows& rows, const Part& part) {
+    template <class Who>
+    void after_attention(long index, Rows& rows, const Who& who) {
         const Layer& layer = model_.layers[index];
         const long D = model_.hidden_size;
-        const auto [from, to] = part.part(rows.count, 1);
 
         const HeadValue* context = context_ + rows.first * widest_heads_;
         if constexpr (rounds) {
             const long width = layer.output.inputs;
-            for (long row = from; row < to; row++)
+            each_row(rows, who, [&](long row) {
                 round_row<Kind>(context + row * widest_heads_, width, width, rows.input + row * input_stride(), rows.scale + row);
-            part.wait();
-            project_output(index, rows, rows.input, input_stride(), part);
+            });
+            project_output(index, rows, rows.input, input_stride(), who);
         } else {
-            project_output(index, rows, context, widest_heads_, part);
+            project_output(index, rows, context, widest_heads_, who);
         }
-        part.wait();
-        for (long row = from; row < to; row++) {
+        each_row(rows, who, [&](long row) {
             float* sum = rows.sum + row * D;
             layer_norm(sum, D, layer.attention_gain, layer.attention_shift, float(model_.epsilon));
             round_row<Kind>(sum, D, D, rows.input + row * input_stride(), rows.scale + row);
-        }
-        part.wait();
-        widen(layer, rows, part);
-        part.wait();
+        });
+        widen(layer, rows, who);
         if constexpr (rounds) {
             const long width = round_up(layer.up.outputs, LANES);
-            for (long row = from; row < to; row++)
+            each_row(rows, who, [&](long row) {
                 round_row<Kind>(rows.neurons + row * widest_neurons_, width, width, rows.wide + row * widest_neurons_,
                                 rows.wide_scale + row);
-            part.wait();
+            });
         }
-        narrow(layer, rows, part);
-        part.wait();
-        for (long row = from; row < to; row++) {
+        narrow(layer, rows, who);
+        each_row(rows, who, [&](long row) {
             float* sum = rows.sum + row * D;
             layer_norm(sum, D, layer.gain, layer.shift, float(model_.epsilon));
             if (is_last(index)) {
                 write_row(batch_.output, rows.first + row, sum);
-                continue;
+                return;
             }
             std::memcpy(residual_ + (rows.first + row) * D, sum, D * sizeof(float));
             write_state(index + 1, rows.first + row, sum);
             round_row<Kind>(sum, D, D, rows.input + row * input_stride(), rows.scale + row);
-        }
-        if (is_last(index)) return;
-        part.wait();
-        project_heads(model_.layers[index + 1], rows, part);
+        });
+        if (!is_last(index)) project_heads(model_.layers[index + 1], rows, who);
     }
 
     // Multiply rows with a weight; `finish(row, column, y)` is given 16 outputs with their bias.
-    template <class Part, class Finish>
-    void project(const Value* input, long stride, const float* scales, long count, const Matrix& matrix, const Part& part,
+    template <class Who, class Finish>
+    void project(const Value* input, long stride, const float* scales, long count, const Matrix& matrix, const Who& who,
                  Finish finish) {
         const Blocks blocks{matrix.words, divide_up(matrix.inputs, Kind::per_word)};
-        const auto [first, last] = part.part(round_up(matrix.outputs, LANES), OUTPUTS_SHARED);
         const typename Kind::Sum* start;
         if constexpr (rounds)
             start = matrix.starts;
         else
             start = matrix.bias;
-        multiply<Kind>(input, stride, count, blocks, start, first, last,
-                       [&](long row, long rows, long column, long columns, const typename Kind::Sum* sums) {
-                           for (long i = 0; i < rows; i++)
-                               for (long j = 0; j < columns; j += LANES) {
-                                   Vector y = load(sums + i * BLOCK + j);
-                                   if constexpr (rounds)
-                                       y = multiply_add(y, load(matrix.scales + column + j) * all(scales[row + i]),
-                                                        load(matrix.bias + column + j));
-                                   finish(row + i, column + j, y);
-                               }
-                       });
+        const auto finish_tile = [&](long row, long rows, long column, long columns, const typename Kind::Sum* sums) {
+            for (long i = 0; i < rows; i++)
+                for (long j = 0; j < columns; j += LANES) {
+                    Vector y = load(sums + i * BLOCK + j);
+                    if constexpr (rounds)
+                        y = multiply_add(y, load(matrix.scales + column + j) * all(scales[row + i]),
+                                         load(matrix.bias + column + j));
+                    finish(row + i, column + j, y);
+                }
+        };
+        who.ranges(round_up(matrix.outputs, LANES), BLOCK, [&](long first, long last) {
+            multiply<Kind>(input, stride, count, blocks, start, first, last, finish_tile);
+        });
     }
 
-    template <class Part>
-    void project_heads(const Layer& layer, const Rows& rows, const Part& part) {
+    template <class Who>
+    void project_heads(const Layer& layer, const Rows& rows, const Who& who) {
         HeadValue* heads = heads_ + rows.first * 3 * widest_heads_;
-        project(rows.input, input_stride(), rows.scale, rows.count, layer.heads, part,
+        project(rows.input, input_stride(), rows.scale, rows.count, layer.heads, who,
                 [&](long row, long column, Vector y) { store(heads + row * 3 * widest_heads_ + column, y); });
     }
 
-    template <class Part>
-    void project_output(long index, const Rows& rows, const Value* context, long stride, const Part& part) {
+    template <class Who>
+    void project_output(long index, const Rows& rows, const Value* context, long stride, const Who& who) {
         const long D = model_.hidden_size;
         const bool firsts = firsts_alone(index);
-        project(context, stride, rows.scale, rows.count, model_.layers[index].output, part,
+        project(context, stride, rows.scale, rows.count, model_.layers[index].output, who,
                 [&](long row, long column, Vector y) {
                     const long token = firsts ? batch_.starts[rows.first + row] : rows.first + row;
                     store(rows.sum + row * D + column, y + load(residual_ + token * D + column));
                 });
     }
 
-    template <class Part>
-    void widen(const Layer& layer, const Rows& rows, const Part& part) {
+    template <class Who>
+    void widen(const Layer& layer, const Rows& rows, const Who& who) {
         const auto activation = static_cast<Activation>(model_.activation);
-        project(rows.input, input_stride(), rows.scale, rows.count, layer.up, part, [&](long row, long column, Vector y) {
+        project(rows.input, input_stride(), rows.scale, rows.count, layer.up, who, [&](long row, long column, Vector y) {
             y = apply(activation, y);
             if constexpr (rounds)
                 store(rows.neurons + row * widest_neurons_ + column, y);
@@ -347,31 +336,28 @@ class Encoder {
         });
     }
 
-    template <class Part>
-    void narrow(const Layer& layer, const Rows& rows, const Part& part) {
+    template <class Who>
+    void narrow(const Layer& layer, const Rows& rows, const Who& who) {
         const long D = model_.hidden_size;
-        project(rows.wide, widest_neurons_, rows.wide_scale, rows.count, layer.down, part, [&](long row, long column, Vector y) {
+        project(rows.wide, widest_neurons_, rows.wide_scale, rows.count, layer.down, who, [&](long row, long column, Vector y) {
             float* sum = rows.sum + row * D + column;
             store(sum, load(sum) + y);
         });
     }
 
     // Deal out pairs of sequence and head, those of the longest sequence first, in parts where there are few.
-    void attend_all(long index, long thread, long threads) {
+    void attend_all(long index, long thread, Team::Member& member) {
         const long heads = model_.layers[index].head_count;
         const long pairs = batch_.sequences * heads;
         const bool firsts = firsts_alone(index);
-        const long parts = firsts || !pairs ? 1 : std::min(divide_up(2 * threads, pairs), divide_up(longest_, QUERIES));
-        auto& next = counters_[2 * index + 1];
-        for (;;) {
-            const long item = next.fetch_add(1, std::memory_order_relaxed);
-            if (item >= pairs * parts) return;
+        const long parts = firsts || !pairs ? 1 : std::min(divide_up(2 * threads_, pairs), divide_up(longest_, QUERIES));
+        member.each(pairs * parts, [&](long item) {
             const long pair = item / parts, part = item % parts;
             const long sequence = order_[pair / heads], head = pair % heads;
             const long queries = firsts ? 1 : length(sequence);
             const long first = queries * part / parts, last = queries * (part + 1) / parts;
             if (first < last) attend_pair(index, sequence, head, queries, first, last, spaces_[thread]);
-        }
+        });
     }
 
     void attend_pair(long index, long sequence, long n, long queries, long first, long last,
@@ -434,7 +420,6 @@ class Encoder {
     long widest_heads_ = 0, widest_neurons_ = 0, longest_ = 0, rows_at_once_ = 0;
     bool shares_ = false;
     std::vector<long> order_;
-    std::unique_ptr<std::atomic<long>[]> counters_;  // of each phase: how many parts have been taken
     struct Free {
         void operator()(char* memory) const { std::free(memory); }
     };

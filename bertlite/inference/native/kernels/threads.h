@@ -3,7 +3,7 @@
 
 #include <atomic>
 #include <exception>
-#include <optional>
+#include <memory>
 #include <stdexcept>
 
 #include <pthread.h>
@@ -17,45 +17,62 @@
 // that torch's own operators use: a second pool beside it would have its idle threads spin where these want to work.
 extern "C" void GOMP_parallel(void (*work)(void*), void* data, unsigned threads, unsigned flags);
 extern "C" int omp_get_thread_num();
-extern "C" int omp_get_num_threads();
 #endif
 
 namespace bertlite {
 
-// Lets no thread go on before all have come.  Phases are short, so it spins; where there are more threads than
-// processors it lets others run.
-class Barrier {
-   public:
-    explicit Barrier(long threads) : threads_(threads) {}
+// Some work that is dealt out piece by piece, and is done when every piece is.
+struct alignas(64) Phase {
+    std::atomic<long> next{0}, done{0};
+};
 
-    void wait() {
-        if (threads_ == 1) return;
-        const long phase = phase_.load(std::memory_order_acquire);
-        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
-            arrived_.store(0, std::memory_order_relaxed);
-            phase_.store(phase + 1, std::memory_order_release);
-            return;
-        }
-        for (long spins = 0; phase_.load(std::memory_order_acquire) == phase; spins++) {
-            if (broken_.load(std::memory_order_relaxed)) throw std::runtime_error("another thread failed");
-            if (spins < SPINS) {
-#if defined(__x86_64__)
-                __builtin_ia32_pause();
-#endif
-            } else {
-                sched_yield();
+// The threads that work through a list of phases.  Each takes the phases in the same order, and pieces of a phase as
+// long as there are any; it goes on when all pieces are done, not when all threads have come: one that the system has
+// put aside holds up the others with the piece in its hand at most.
+class Team {
+   public:
+    explicit Team(long phases) : phases_(std::make_unique<Phase[]>(phases)) {}
+
+    // The view of one thread.
+    class Member {
+       public:
+        explicit Member(Team& team) : team_(team) {}
+
+        // Call work(piece) for pieces 0 up to `pieces` together with the others, and return when all are done.
+        template <class Work>
+        void each(long pieces, Work work) {
+            Phase& phase = team_.phases_[at_++];
+            for (long piece; (piece = phase.next.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
+                work(piece);
+                phase.done.fetch_add(1, std::memory_order_release);
+            }
+            for (long spins = 0; phase.done.load(std::memory_order_acquire) < pieces; spins++) {
+                if (team_.broken_.load(std::memory_order_relaxed)) throw std::runtime_error("another thread failed");
+                if (spins < SPINS)
+                    pause();
+                else
+                    sched_yield();  // there may be more threads than processors
             }
         }
-    }
+
+       private:
+        static constexpr long SPINS = 5000;  // about a tenth of a millisecond
+
+        static void pause() {
+#if defined(__x86_64__)
+            __builtin_ia32_pause();
+#endif
+        }
+
+        Team& team_;
+        long at_ = 0;
+    };
 
     // No thread will wait again: one has failed.
     void break_up() { broken_.store(true, std::memory_order_relaxed); }
 
    private:
-    static constexpr long SPINS = 20000;  // about a millisecond
-    const long threads_;
-    alignas(64) std::atomic<long> arrived_{0};
-    alignas(64) std::atomic<long> phase_{0};
+    std::unique_ptr<Phase[]> phases_;
     std::atomic<bool> broken_{false};
 };
 
@@ -63,60 +80,48 @@ class Barrier {
 inline std::atomic<bool> is_forked{false};
 inline const int forks_are_watched = pthread_atfork(nullptr, nullptr, [] { is_forked.store(true); });
 
-// Run work(thread, team) on up to so many threads, those of torch's own pool; `team` knows how many there are.
+// Run work(thread, member) on up to so many threads, those of torch's own pool, through so many phases.
 // The first exception of any is thrown again here.
-template <class Team, class Work>
+template <class Work>
 class TeamRun {
    public:
-    TeamRun(long threads, Work work) : work_(work) {
+    TeamRun(long threads, long phases, Work work) : work_(work), team_(phases) {
         if (threads <= 1 || is_forked.load()) {
-            team_.emplace(1);
             run(0);
         } else {
 #if defined(BERTLITE_STD_THREADS)  // sanitizers do not know OpenMP's
-            team_.emplace(threads);
             std::vector<std::thread> others;
             for (long thread = 1; thread < threads; thread++) others.emplace_back([this, thread] { run(thread); });
             run(0);
             for (auto& other : others) other.join();
 #else
-            GOMP_parallel([](void* self) { static_cast<TeamRun*>(self)->run_in_region(); }, this, unsigned(threads), 0);
+            const auto one = [](void* self) { static_cast<TeamRun*>(self)->run(omp_get_thread_num()); };
+            GOMP_parallel(one, this, unsigned(threads), 0);  // perhaps fewer threads than are asked for
 #endif
         }
         if (failure_) std::rethrow_exception(failure_);
     }
 
    private:
-#if !defined(BERTLITE_STD_THREADS)
-    void run_in_region() {
-        const long thread = omp_get_thread_num();
-        if (thread == 0) {
-            team_.emplace(omp_get_num_threads());  // perhaps fewer than were asked for
-            ready_.store(true, std::memory_order_release);
-        }
-        while (!ready_.load(std::memory_order_acquire)) sched_yield();
-        run(thread);
-    }
-#endif
-
     void run(long thread) {
         try {
-            work_(thread, *team_);
+            Team::Member member(team_);
+            work_(thread, member);
         } catch (...) {
             if (!failed_.exchange(true)) failure_ = std::current_exception();
-            team_->barrier.break_up();
+            team_.break_up();
         }
     }
 
     Work work_;
-    std::optional<Team> team_;
-    std::atomic<bool> ready_{false}, failed_{false};
+    Team team_;
+    std::atomic<bool> failed_{false};
     std::exception_ptr failure_;
 };
 
-template <class Team, class Work>
-void run_team(long threads, Work work) {
-    TeamRun<Team, Work>(threads, work);
+template <class Work>
+void run_team(long threads, long phases, Work work) {
+    TeamRun<Work>(threads, phases, work);
 }
 
 }  // namespace bertlite

@@ -8,11 +8,6 @@
 
 namespace bertlite {
 
-struct Packers {
-    Barrier barrier;
-    explicit Packers(long threads) : barrier(threads) {}
-};
-
 // Round a row of a weight.  8-bit integers get a scale, so that the largest magnitude is 127, and what their sums start
 // with: less what the row gives with inputs that are all 128, which stand for 0.
 template <class Kind>
@@ -47,27 +42,21 @@ template <class Kind>
 void pack(const float* weight, long outputs, long inputs, uint32_t* words, float* scales, int32_t* starts, long threads) {
     using Weight = typename Kind::Weight;
     const long blocks = divide_up(outputs, BLOCK), per_block = divide_up(inputs, Kind::per_word) * BLOCK;
-    std::atomic<long> next{0};
-    run_team<Packers>(threads, [&](long, Packers&) {
+    run_team(threads, 1, [&](long, Team::Member& member) {
         std::vector<Weight> rounded(std::is_same_v<Kind, Float32> ? 0 : BLOCK * inputs);
-        for (long block; (block = next.fetch_add(1)) < blocks;) {
+        member.each(blocks, [&](long block) {
             const long first = block * BLOCK, rows = std::min(BLOCK, outputs - first);
             uint32_t* to = words + block * per_block;
             if constexpr (std::is_same_v<Kind, Float32>) {
                 lay_out<Kind>(weight + first * inputs, rows, inputs, inputs, to, 0, 1);
-                continue;
-            }
-            for (long row = 0; row < BLOCK; row++) {
-                if (row < rows) {
+            } else {
+                for (long row = 0; row < rows; row++)
                     round_weights<Kind>(weight + (first + row) * inputs, inputs, rounded.data() + row * inputs,
                                         scales ? scales + first + row : nullptr, starts ? starts + first + row : nullptr);
-                } else if (scales) {
-                    scales[first + row] = 0;
-                    starts[first + row] = 0;
-                }
+                for (long row = rows; scales && row < BLOCK; row++) scales[first + row] = starts[first + row] = 0;
+                lay_out<Kind>(rounded.data(), rows, inputs, inputs, to, 0, 1);
             }
-            if constexpr (!std::is_same_v<Kind, Float32>) lay_out<Kind>(rounded.data(), rows, inputs, inputs, to, 0, 1);
-        }
+        });
     });
 }
 
