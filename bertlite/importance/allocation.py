@@ -260,6 +260,44 @@ def rank_by_latency(
     return chosen["head"], chosen["neuron"]
 
 
+def choose_sizes(
+    losses: Sequence[tuple[Mapping[int, float], Mapping[int, float]]],
+    head_costs: Mapping[int, float],
+    neuron_costs: Mapping[int, float],
+    budget: float,
+) -> list[tuple[int, int]]:
+    """Choose how many heads and neurons each layer keeps: the sizes of least total loss that stay within a budget.
+
+    Losses of sublayers are taken to add up.  The choice is exact but for rounding, as that of `rank_by_latency` is.
+
+    Args:
+        losses: for each layer {heads kept: loss} and {neurons kept: loss}.
+        head_costs: {heads kept: cost of one attention sublayer}, in MACs or seconds.
+        neuron_costs: {neurons kept: cost of one feed-forward sublayer}.  Numbers that have both a loss and a cost can
+            be chosen; with 0 among them, whole sublayers may go.
+        budget: what all sublayers may cost together.
+
+    Returns:
+        For each layer the heads and the neurons to keep.
+
+    Raises:
+        ValueError: the budget is below the cost of the cheapest choice, which is named; or a sublayer has no size
+            with both a loss and a cost.
+    """
+    options: list[list[int]] = []
+    groups: list[list[tuple[float, float]]] = []
+    for layer, pair in enumerate(losses):
+        for unit, each, costs in zip(("head", "neuron"), pair, (head_costs, neuron_costs), strict=True):
+            sizes = sorted(each.keys() & costs.keys())
+            if not sizes:
+                raise ValueError(f"layer {layer}: no number of {unit}s has both a loss and a cost")
+            options.append(sizes)
+            groups.append([(costs[size], -each[size]) for size in sizes])
+    picked = knapsack(groups, budget)
+    chosen = [sizes[i] for sizes, i in zip(options, picked, strict=True)]
+    return list(zip(chosen[::2], chosen[1::2], strict=True))
+
+
 def knapsack(options: Sequence[Sequence[tuple[float, float]]], budget: float) -> list[int]:
     """Choose one (cost, value) of each group, by its index, for the highest sum of values within the budget."""
     for cost, _ in (option for each in options for option in each):
