@@ -60,6 +60,7 @@ def prune_layerwise_(
     *,
     ridge: float | None = None,
     metrics: "Sequence[Metrics] | None" = None,
+    start: int = 0,
 ) -> Iterator[int]:
     """Prune a model to these sizes and fit it to the dense model; yield the number of each layer when it is done.
 
@@ -68,24 +69,28 @@ def prune_layerwise_(
         batches: inputs; labels are ignored.
         sizes: for each layer the heads and the neurons to keep, none of them more than the layer has.
         ridge: of the fit; by default chosen by cross-validation, as by `repair`.
+        start: the layer to begin with: those below are pruned and fitted already.
         metrics: from `output_metrics`, by which errors are weighed in the choice; by default all outputs count alike.
 
     Raises:
         ValueError: the sizes do not fit, there are no batches, or the models do not belong together.
     """
     check_pair(model, dense)
-    check_sizes(model, sizes)
+    check_sizes(model, sizes, start)
     with eval_mode(model, dense), torch.no_grad():
         runs = start_runs(model, dense, batches)
         for layer, (block, other) in enumerate(zip(layers_of(model), layers_of(dense), strict=True)):
             for each in runs:
                 each.step_dense(other)
             for sublayer, count, place in zip(SUBLAYERS, sizes[layer], range(2), strict=True):
+                if layer < start:
+                    continue
                 metric = None if metrics is None else metrics[layer][place]
                 shrink_(model, layer, sublayer, count, runs, ridge, metric)
             for each in runs:
                 each.step_pruned(block)
-            yield layer
+            if layer >= start:
+                yield layer
 
 
 def shrink_(
@@ -98,7 +103,7 @@ def shrink_(
     metric: Tensor | None,
 ) -> None:
     """Leave a sublayer `count` units, chosen jointly, and fit its output projection."""
-    block = layers_of(model)[layer]
+    block = list(layers_of(model))[layer]
     folds = gather(sublayer.fit(each, block) for each in runs)
     units, width = sublayer.kept(model.config, layer), sublayer.width(block)
     if count < len(units):
@@ -137,11 +142,11 @@ def root(metric: Tensor) -> Tensor:
     return vectors[:, large] * values[large].sqrt()
 
 
-def check_sizes(model: BertLike, sizes: Sizes) -> None:
+def check_sizes(model: BertLike, sizes: Sizes, start: int = 0) -> None:
     """Refuse sizes that a model cannot be pruned to."""
     if len(sizes) != model.config.num_hidden_layers:
         raise ValueError(f"there are sizes for {len(sizes)} layers; the model has {model.config.num_hidden_layers}")
-    for layer, counts in enumerate(sizes):
+    for layer, counts in list(enumerate(sizes))[start:]:
         for sublayer, count in zip(SUBLAYERS, counts, strict=True):
             have = len(sublayer.kept(model.config, layer))
             if not 0 <= count <= have:

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-AT_ONCE = 256  # the units that are left, over those removed between two updates: 1,024 lose 4 at once
+AT_ONCE = 128  # the units that are left, over those removed between two updates: 1,024 lose 8 at once
+SHRINK = 0.75  # the matrices are cut down when this share of their units is left
 
 
 @dataclass(frozen=True)
@@ -55,27 +56,27 @@ def eliminate(gram: Tensor, wanted: Tensor, width: int = 1, *, at_once: int = AT
     check_problem(gram, wanted, width)
     P = inverse(gram)
     X = P @ wanted
-    left = torch.arange(len(gram) // width, device=gram.device)  # the units that P and X still have
+    units = torch.arange(len(gram) // width, device=gram.device)  # those that P and X have
+    left = torch.ones_like(units, dtype=torch.bool)
     order: list[int] = []
     losses = [0.0]
-    while len(left):
-        costs = removal_costs(P, X, width)
-        step = -(-len(left) // at_once)
+    while count := int(left.sum()):
+        if count <= SHRINK * len(left):
+            rest = left.repeat_interleave(width)
+            P, X, units, left = P[rest][:, rest], X[rest], units[left], left[left]
+        costs = removal_costs(P, X, width, left)
+        step = -(-count // at_once)
         lowest = costs.argsort(stable=True)[:step]
         rows = inputs_of_units(lowest, width)
-        across, own = P[:, rows], X[rows]
         factor = torch.linalg.cholesky(symmetric(P[rows][:, rows]))
-        half = torch.linalg.solve_triangular(factor, own, upper=False)  # of width·step: L⁻¹ X_S
+        half = torch.linalg.solve_triangular(factor, X[rows], upper=False)  # (width·step, D)
+        across = torch.linalg.solve_triangular(factor, P[rows], upper=False)
         added = half.unflatten(0, (step, width)).square().sum((1, 2)).cumsum(0)
         losses += (losses[-1] + added).tolist()
-        order += left[lowest].tolist()
-        stay = torch.ones(len(left), dtype=torch.bool, device=left.device)
-        stay[lowest] = False
-        rest = stay.repeat_interleave(width)
-        across = torch.linalg.solve_triangular(factor, across[rest].T, upper=False)  # (width·step, rest)
-        X = X[rest] - across.T @ half
-        P = P[rest][:, rest].addmm_(across.T, across, alpha=-1)
-        left = left[stay]
+        order += units[lowest].tolist()
+        left[lowest] = False
+        X.addmm_(across.T, half, alpha=-1)
+        P.addmm_(across.T, across, alpha=-1)
     return Elimination(tuple(order), torch.tensor(losses, dtype=torch.float64))
 
 
@@ -136,11 +137,17 @@ def selection_loss(gram: Tensor, wanted: Tensor, removed: Iterable[int], width: 
     return float((own * torch.linalg.solve(P[rows][:, rows], own)).sum()) if len(rows) else 0.0
 
 
-def removal_costs(P: Tensor, X: Tensor, width: int) -> Tensor:  # (W, W), (W, D) -> (n,)
-    """Return the loss that the removal of each unit alone adds."""
+def removal_costs(P: Tensor, X: Tensor, width: int, left: Tensor | None = None) -> Tensor:
+    """Return the loss that the removal of each unit alone adds, (n,); infinite for units that are not left."""
     if width == 1:
-        return X.square().sum(1) / P.diagonal()
-    return removal_costs_of(blocks_of(P, width), X.unflatten(0, (-1, width)))
+        costs = X.square().sum(1) / P.diagonal()
+        return costs if left is None else costs.masked_fill(~left, torch.inf)
+    blocks, own = blocks_of(P, width), X.unflatten(0, (-1, width))
+    if left is None:
+        return removal_costs_of(blocks, own)
+    return torch.full_like(X[:, 0].unflatten(0, (-1, width))[:, 0], torch.inf).masked_scatter_(
+        left, removal_costs_of(blocks[left], own[left])
+    )
 
 
 def removal_costs_of(blocks: Tensor, X: Tensor) -> Tensor:  # (n, w, w), (n, w, D) -> (n,)
