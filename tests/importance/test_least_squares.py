@@ -319,11 +319,11 @@ def test_repair_leaves_both_models_alone_and_in_place_it_changes_projections_alo
     dense = worn(make())
     pruned = worn(prune_heads(make(), PRUNED))
     before, weights = (snapshot(dense), snapshot(pruned)), copy.deepcopy((dense.state_dict(), pruned.state_dict()))
-    fixed = repair(pruned, dense, data(), method)
+    fixed = repair(pruned, dense, data(), method, ridge=DEFAULT)
     assert (snapshot(dense), snapshot(pruned)) == before
     assert_same((dense.state_dict(), pruned.state_dict()), weights, atol=0)
     assert [*map(id, fixed.parameters())] != before[1]["parameters"]
-    assert repair_(pruned, dense, data(), method) is pruned
+    assert repair_(pruned, dense, data(), method, ridge=DEFAULT) is pruned
     assert (snapshot(dense), snapshot(pruned)) == before
     assert_same(pruned.state_dict(), fixed.state_dict(), atol=0)
     assert_same(dense.state_dict(), weights[0], atol=0)
