@@ -172,7 +172,7 @@ class Search:
         budget is changed by as much, and sizes are chosen again.
 
         Raises:
-            ValueError: even the smallest model does not meet the target.
+            ValueError: even the smallest model does not meet the target; or it is of MACs, and the choice by latency.
         """
         config = self.model.config
         unit = UnitMacs.of(config, self.work)
@@ -181,35 +181,56 @@ class Search:
         own = [(len(kept_heads(config, i)), len(kept_neurons(config, i))) for i in layers]
         if table is None:
             costs = [({n: n * unit.head for n in a}, {n: n * unit.neuron for n in f}) for a, f in losses]
-            fixed, whole = 0.0, float(unit.total(own))
         else:
             costs = list(table.costs(config.num_hidden_layers))
-            fixed, whole = table.rest, table.total(own)
         if self.target.kind == "macs":
-            return self.sized(choose_sizes(losses, costs, self.target.value * built), losses, built, unit)
-        best: Plan | None = None
-        smallest = self.sized([(0, 0)] * len(losses), losses, built, unit)
-        wanted = self.target.seconds(smallest.dense_seconds)
-        if smallest.seconds > wanted:
+            limit = self.target.value * built
+            if table is not None:
+                raise ValueError("a share of the MACs is a budget of MACs: --allocate latency needs a speed or a time")
+            return self.sized(choose_sizes(losses, costs, limit), losses, built, unit)
+        least = sum(min(cost.values()) for pair in costs for cost in pair)
+        most = sum(a[heads] + f[neurons] for (a, f), (heads, neurons) in zip(costs, own, strict=True))
+        return self.plan_by_clock(
+            partial(self.sized, losses=losses, built=built, unit=unit), losses, costs, least, most
+        )
+
+    def plan_by_clock(
+        self,
+        sized: Callable[[list[tuple[int, int]]], Plan],
+        losses: list[BySize],
+        costs: list[BySize],
+        least: float,
+        most: float,
+    ) -> Plan:
+        """Return the plan of lowest loss that the clock finds fast enough, by false position on its budget.
+
+        Args:
+            least, most: what the smallest model and the given one cost.
+        """
+        best = sized(choose_sizes(losses, costs, least))
+        wanted = self.target.seconds(best.dense_seconds)
+        if best.seconds > wanted:
             raise ValueError(
                 f"the target {self.target.text} cannot be met by pruning: without any head or neuron a forward takes"
-                f" {1000 * smallest.seconds:.3g} ms, {smallest.dense_seconds / smallest.seconds:.3g} x the dense speed"
+                f" {1000 * best.seconds:.3g} ms, {best.dense_seconds / best.seconds:.3g} x as fast"
             )
-        low, high = sum(min(c.values()) for pair in costs for c in pair), whole - fixed
-        budget = min(max(whole * wanted / smallest.dense_seconds - fixed, low), high)
-        for _ in range(ATTEMPTS):
-            found = self.sized(choose_sizes(losses, costs, budget), losses, built, unit)
-            pace = found.seconds / self.target.seconds(found.dense_seconds)  # above 1 is too slow
-            if pace <= 1:
-                best = found if best is None or found.loss < best.loss else best
-                low = budget
-            else:
-                high = budget
-            if 1 - SPARE <= pace <= 1 or high - low <= 1e-3 * high:
+        low, low_pace = least, best.seconds / wanted  # a budget that is met, and its time over the wanted one
+        high, high_pace = most, best.dense_seconds / wanted
+        if high_pace <= 1:
+            return sized(choose_sizes(losses, costs, most))
+        for attempt in range(ATTEMPTS):
+            share = (1 - SPARE / 2 - low_pace) / (high_pace - low_pace) if attempt % 3 < 2 else 0.5
+            budget = low + min(max(share, 0.02), 0.98) * (high - low)
+            found = sized(choose_sizes(losses, costs, budget))
+            pace = found.seconds / self.target.seconds(found.dense_seconds)
+            if pace > 1:
+                high, high_pace = budget, pace
+                continue
+            low, low_pace = budget, pace
+            best = found if found.loss <= best.loss else best
+            if pace >= 1 - SPARE:
                 break
-            step = (budget + fixed) / pace * (1 - SPARE / 3) - fixed
-            budget = step if low < step < high else (low + high) / 2
-        return best or smallest
+        return best
 
     def sized(self, sizes: list[tuple[int, int]], losses: list[BySize], built: int, unit: UnitMacs) -> Plan:
         """Return a plan with these sizes, timed."""
