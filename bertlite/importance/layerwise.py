@@ -7,6 +7,7 @@ the layers below, pruned and fitted already, give it.  How much each size would 
 Shapes:  L layers · D hidden · W inputs of an output projection, of n units with w inputs each
 """
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertlite.config import kept_heads, kept_neurons
+from bertlite.config import ConfigLike, kept_heads, kept_neurons
+from bertlite.importance.allocation import BySize, choose_sizes, head_macs, neuron_macs
 from bertlite.importance.batches import Batch, check_model, eval_mode, real_tokens
 from bertlite.importance.least_squares import PairedRun, check_pair, start_runs
 from bertlite.importance.measurements import ScoringTask
@@ -24,6 +26,7 @@ from bertlite.importance.structures import EVERY_TOKEN, HEADS, run
 from bertlite.pruning import BertLike, Model, layers_of, prune_heads_, prune_neurons_
 from bertlite.stack.modules import BertLayer
 
+GRID = 48  # the sizes of a feed-forward network that are tried: multiples of this share of its neurons
 RIDGE = 1e-3  # of the joint selection, as a share of the mean power of the inputs
 Sizes = Sequence[tuple[int, int]]  # of each layer, the heads and the neurons that it keeps
 
@@ -232,3 +235,49 @@ def output_gradients(
             hook.remove()
     losses = task.losses(objective, out, batch)
     return list(torch.autograd.grad(losses[~losses.detach().isnan()].sum(), probes)), real_tokens(batch)
+
+
+# To a budget
+
+
+def prune_to_macs(
+    model: Model, batches: Iterable[Batch], share: float, length: int, *, target: str = "kl", seed: int = 0
+) -> Model:
+    """Return a copy of the model with at most a share of the unpruned model's MACs; no weight is trained.
+
+    Sizes are those of least expected loss; heads and neurons are chosen jointly, layer by layer, and what is left is
+    fitted to what the model computed.  A layer may lose its attention, its feed-forward network, or both.
+
+    Args:
+        batches: a thousand texts do well; labels are read for target "loss" alone.
+        share: above 0 and up to 1.
+        length: of the sequence that MACs are counted for, in tokens.
+        target: "kl", the divergence from the model's own predictions, or "loss".
+
+    Raises:
+        ValueError: the share is none, or there are no batches.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"the share is {share}; expected one above 0 and up to 1 of the unpruned model's MACs")
+    read = list(batches)
+    metrics = output_metrics(model, read, target=target, seed=seed)
+    losses = losses_by_size(model.config, list(loss_curves(model, read, metrics)))
+    head, neuron = head_macs(model.config, length), neuron_macs(model.config, length)
+    built = model.config.num_attention_heads * head + model.config.intermediate_size * neuron
+    costs = [({n: n * head for n in heads}, {n: n * neuron for n in neurons}) for heads, neurons in losses]
+    sizes = choose_sizes(losses, costs, share * built * len(losses))
+    pruned = copy.deepcopy(model)
+    for _ in prune_layerwise_(pruned, model, read, sizes, metrics=metrics):
+        pass
+    return pruned
+
+
+def losses_by_size(config: ConfigLike, curves: Curves) -> list[BySize]:
+    """Return the losses of all numbers of heads, and of numbers of neurons that are equally far apart."""
+    steps = {round(config.intermediate_size * i / GRID) for i in range(GRID + 1)}
+    found: list[BySize] = []
+    for attention, network in curves:
+        heads = {n: attention.loss(n) for n in range(len(attention.order) + 1)}
+        have = len(network.order)
+        found.append((heads, {n: network.loss(n) for n in sorted({*steps, have}) if n <= have}))
+    return found

@@ -9,8 +9,18 @@ from conftest import F64, assert_same, distance, make, make_batch
 from torch import Tensor
 
 from bertlite import BertForSequenceClassification, prune_heads, prune_neurons
-from bertlite.importance import repair
-from bertlite.importance.layerwise import RIDGE, loss_curves, output_metrics, prune_layerwise_
+from bertlite.importance import (
+    head_importance,
+    loss_curves,
+    macs,
+    neuron_importance,
+    output_metrics,
+    prune_layerwise_,
+    prune_to_macs,
+    rank_by_macs,
+    repair,
+)
+from bertlite.importance.layerwise import GRID, RIDGE, losses_by_size
 from bertlite.importance.moments import FOLDS, RIDGES, Moments, choose_ridge, fit_matrix, gather, total
 from bertlite.importance.structures import HEADS, NEURONS
 
@@ -173,6 +183,47 @@ def test_the_expected_loss_of_a_small_change_is_the_divergence_that_it_makes() -
         p, q = (torch.cat([each(**b).logits.log_softmax(-1) for b in batches]) for each in (model, other))
     divergence = float((p.exp() * (p - q)).sum(-1).mean())
     assert float(shift @ metric @ shift) / 2 == pytest.approx(divergence, rel=0.15)  # labels are drawn, 4000 of them
+
+
+# To a budget
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.8])
+def test_a_share_of_the_macs_is_used_and_not_exceeded(share: float) -> None:
+    model, batches = make(BertForSequenceClassification, num_labels=3), data()
+    before = copy.deepcopy(model.state_dict())
+    found = prune_to_macs(model, batches, share, 16)
+    assert share - 0.08 < macs(found.config, 16) / macs(model.config, 16) <= share
+    assert_same(model.state_dict(), before, atol=0)
+    for wrong in (0, 1.1):
+        with pytest.raises(ValueError, match="expected one above 0 and up to 1"):
+            prune_to_macs(model, batches, wrong, 16)
+
+
+def test_it_stays_nearer_than_the_lowest_scores_and_a_refit() -> None:
+    model, batches = make(BertForSequenceClassification, num_labels=3), data(count=300)
+    others = data(count=60, seed=9)
+    heads = head_importance(model, batches, "fisher", target="kl")
+    neurons = neuron_importance(model, batches, "fisher", target="kl")
+    choice = rank_by_macs(model.config, 0.4, 16, heads, neurons)
+    plain = repair(prune_neurons(prune_heads(model, choice[0]), choice[1]), model, batches)
+
+    def divergence(found: Any) -> float:
+        with torch.no_grad():
+            p, q = (torch.cat([each(**b).logits.log_softmax(-1) for b in others]) for each in (model, found))
+        return float((p.exp() * (p - q)).sum(-1).mean())
+
+    assert divergence(prune_to_macs(model, batches, 0.4, 16)) < 0.8 * divergence(plain)
+
+
+def test_sizes_that_have_a_loss_begin_with_none_and_end_with_all() -> None:
+    model = make(intermediate_size=GRID * 2)
+    for heads, neurons in losses_by_size(model.config, list(loss_curves(model, data()))):
+        assert [*heads] == [*range(N + 1)]
+        assert [*neurons] == [*range(0, GRID * 2 + 1, 2)]
+    pruned_before = prune_neurons(model, {0: range(3)})
+    (_, neurons), *_ = losses_by_size(pruned_before.config, list(loss_curves(pruned_before, data())))
+    assert [*neurons] == [*range(0, GRID * 2 - 3, 2), GRID * 2 - 3]
 
 
 # The ridge

@@ -15,7 +15,7 @@ from bertlite.config import kept_heads, kept_neurons
 from bertlite.importance import macs
 from bertlite.lab.bench.work import full
 from bertlite.lab.budget import search, times
-from bertlite.lab.budget.search import State, neuron_sizes
+from bertlite.lab.budget.search import State
 from bertlite.lab.budget.target import Target, UnitMacs, read_work
 from bertlite.lab.budget.texts import Texts, batches_of, labels_for, read_texts
 from bertlite.lab.experiments.data import DataSource
@@ -65,7 +65,14 @@ def steady_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         timed.extend(expected_seconds(each) for each in models.values())
         return {name: [expected_seconds(each)] * 9 for name, each in models.items()}
 
+    def table(model: Any, work: Any, neurons: Any, **options: Any) -> times.TimeTable:
+        """Times that are wrong by a factor, and by another for heads: the clock has to put it right."""
+        unit = UnitMacs.of(model.config, full(1, 16))
+        pair = {n: 1.5e-8 * n * unit.head for n in range(N + 1)}, {n: 2e-8 * n * unit.neuron for n in neurons}
+        return times.TimeTable(pair, pair, 1e-3)
+
     monkeypatch.setattr(search, "clock", clock)
+    monkeypatch.setattr(search, "time_table", table)
     return timed
 
 
@@ -194,6 +201,13 @@ def test_the_last_layer_of_a_classifier_is_timed_as_it_runs_for_the_first_token_
     assert "forward" not in vars(model.bert.encoder.layer[0])
 
 
+def test_times_that_fall_where_sizes_rise_are_averaged() -> None:
+    assert times.rising({0: 1.0, 1: 3.0, 2: 2.0, 5: 4.0}) == {0: 1.0, 1: 2.5, 2: 2.5, 5: 4.0}
+    assert times.rising({3: 1.0, 0: 2.0, 1: 3.0}) == {0: 2.0, 1: 2.0, 3: 2.0}
+    found = times.rising(dict(enumerate((5.0, 4.0, 6.0, 1.0, 7.0))))
+    assert [*found.values()] == [4.0, 4.0, 4.0, 4.0, 7.0]
+
+
 # The command
 
 
@@ -234,7 +248,7 @@ def test_an_encoder_without_a_head_is_pruned_to_its_own_vectors(world: Path, tmp
 def test_a_speed_or_a_time_is_met_by_the_clock(
     world: Path, tmp_path: Path, steady_clock: list[float], text: str, allocate: str
 ) -> None:
-    """Choosing by MACs or by measured times of this noisy machine, the clock has the last word."""
+    """Choosing by MACs or by times of sublayers, the clock has the last word."""
     out = tmp_path / "fast"
     assert prune(world, out, text, "--at", "1x16", "--allocate", allocate) == 0
     report = report_of(out)
@@ -299,10 +313,3 @@ def test_a_folder_that_is_there_is_not_written_over(
     assert prune(world, tmp_path / "small", "40%") == 2
     assert "is there already: name another folder" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["small"]
-
-
-def test_sizes_that_may_be_kept_begin_with_none_and_end_with_all() -> None:
-    config = make().config
-    assert neuron_sizes(config)[0] == 0
-    assert neuron_sizes(config)[-1] == W
-    assert len(neuron_sizes(make(intermediate_size=960).config)) == search.GRID + 1

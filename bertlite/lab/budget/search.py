@@ -20,7 +20,14 @@ from torch import Tensor
 from bertlite.config import kept_heads, kept_neurons
 from bertlite.importance.allocation import BySize, choose_sizes
 from bertlite.importance.batches import inputs_of
-from bertlite.importance.layerwise import Metrics, Sizes, loss_curves, output_metrics, prune_layerwise_
+from bertlite.importance.layerwise import (
+    Metrics,
+    Sizes,
+    loss_curves,
+    losses_by_size,
+    output_metrics,
+    prune_layerwise_,
+)
 from bertlite.importance.predictions import predictions
 from bertlite.importance.selection import Elimination
 from bertlite.lab.bench.work import Work
@@ -32,8 +39,7 @@ from bertlite.pruning import layers_of, prune_heads_, prune_neurons_
 from bertlite.records import quartiles, write_json
 
 Batches = Sequence[Mapping[str, Tensor]]
-GRID = 48  # the sizes of a feed-forward network that are tried: multiples of this share of its neurons
-CLOCK_ROUNDS = 15
+CLOCK_ROUNDS, CLOCK_SECONDS = 15, 12.0  # of one look at the clock, or fewer rounds where they take longer
 ATTEMPTS = 6  # choices of sizes that are timed
 SPARE = 0.03  # by which a model may be faster than it must be
 SETTINGS = "settings.json"
@@ -90,12 +96,6 @@ class Plan:
     seconds: float
 
 
-def neuron_sizes(config: Any) -> list[int]:
-    """Return the numbers of neurons that a layer may keep: equally far apart, 0 and all among them."""
-    built = config.intermediate_size
-    return sorted({round(built * i / GRID) for i in range(GRID + 1)})
-
-
 @dataclass
 class Search:
     """One search.
@@ -146,21 +146,11 @@ class Search:
             found.append(tuple(Elimination(tuple(order), losses) for order, losses in pair))
         return [(a, b) for a, b in found]
 
-    def losses(self, curves: Sequence[tuple[Elimination, Elimination]]) -> list[BySize]:
-        """Return the loss of each size that may be chosen."""
-        found: list[BySize] = []
-        for pair in curves:
-            attention, network = ({n: each.loss(n) for n in range(len(each.order) + 1)} for each in pair)
-            kept = {n: network[n] for n in {*neuron_sizes(self.model.config), len(network) - 1} if n in network}
-            found.append((attention, kept))
-        return found
-
-    def table(self) -> TimeTable | None:
-        """Return the times of sublayers, if sizes are chosen by them."""
+    def table(self, losses: Sequence[BySize]) -> TimeTable | None:
+        """Return the times of sublayers with the sizes that have a loss, if sizes are chosen by times."""
         found = None
         if self.by == "latency":
-            own = {len(kept_neurons(self.model.config, i)) for i in range(self.model.config.num_hidden_layers)}
-            sizes = {*neuron_sizes(self.model.config), *own}
+            sizes = {n for _, neurons in losses for n in neurons}
             found = time_table(self.model, self.work, sizes, device=self.device, folder=self.tables)
         self.progress.advance()
         return found
@@ -207,7 +197,7 @@ class Search:
         Args:
             least, most: what the smallest model and the given one cost.
         """
-        best = sized(choose_sizes(losses, costs, least))
+        best = sized([(min(heads), min(neurons)) for heads, neurons in costs])
         wanted = self.target.seconds(best.dense_seconds)
         if best.seconds > wanted:
             raise ValueError(
@@ -258,8 +248,8 @@ class Search:
     def run(self) -> tuple[Any, Plan]:
         """Search, and return the pruned model with its plan."""
         metrics = self.metrics()
-        losses = self.losses(self.curves(metrics))
-        table = self.table()
+        losses = losses_by_size(self.model.config, self.curves(metrics))
+        table = self.table(losses)
         kept = self.state.once("plan", lambda: vars(self.plan(losses, table)))
         plan = Plan(**{**kept, "sizes": [(heads, neurons) for heads, neurons in kept["sizes"]]})
         self.progress.advance()
@@ -270,7 +260,8 @@ def clock(models: Mapping[str, Any], work: Work, device: str) -> dict[str, list[
     """Time models in turn on the work."""
     with torch.inference_mode():
         inputs = work.inputs(next(iter(models.values())).config.vocab_size, device)
-        return alternate({name: partial(model, **inputs) for name, model in models.items()}, CLOCK_ROUNDS, device)
+        runs = {name: partial(model, **inputs) for name, model in models.items()}
+        return alternate(runs, CLOCK_ROUNDS, device, seconds=CLOCK_SECONDS)
 
 
 def shape_of(model: Any, sizes: Sizes) -> Any:

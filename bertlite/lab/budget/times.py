@@ -3,7 +3,7 @@
 import json
 import os
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -173,6 +173,19 @@ def time_sublayers(
     found = alternate(names, ROUNDS, device, after_round=advance)
     medians = {key: statistics.median(found[f"{key[0]} {key[1]}"]) for key in runs}
     return (
-        {kept: medians["heads", kept] for kept in heads},
-        {kept: medians["neurons", kept] for kept in neurons},
+        rising({kept: medians["heads", kept] for kept in heads}),
+        rising({kept: medians["neurons", kept] for kept in neurons}),
     )
+
+
+def rising(times: Mapping[int, float]) -> dict[int, float]:
+    """Return the nearest times, in squares, that never fall as sizes rise: what falls is noise of the clock."""
+    pools: list[tuple[float, list[int]]] = []  # a mean and its sizes
+    for size in sorted(times):
+        mean, sizes = times[size], [size]
+        while pools and pools[-1][0] > mean:
+            before, others = pools.pop()
+            mean = (before * len(others) + mean * len(sizes)) / (len(others) + len(sizes))
+            sizes = [*others, *sizes]
+        pools.append((mean, sizes))
+    return {size: mean for mean, sizes in pools for size in sizes}

@@ -19,8 +19,13 @@ from bertlite.importance import (
 )
 from bertlite.importance.allocation import choose_sizes, head_macs, neuron_macs
 from bertlite.importance.batches import Batch
-from bertlite.importance.layerwise import Sizes, loss_curves, output_metrics, prune_layerwise_
-from bertlite.lab.budget.search import neuron_sizes
+from bertlite.importance.layerwise import (
+    loss_curves,
+    losses_by_size,
+    output_metrics,
+    prune_layerwise_,
+    prune_to_macs,
+)
 from bertlite.pruning import layers_of
 from scripts.measure.budgets.kwon import kwon
 
@@ -136,42 +141,33 @@ def cheapest(
 # Joint selection
 
 
-def sizes_by_curves(model: Any, curves: Any, share: float, length: int) -> Sizes:
-    """Return the sizes of least total loss within a share of the MACs."""
-    config = model.config
-    losses, costs = [], []
-    for attention, network in curves:
-        counts = range(config.num_attention_heads + 1), neuron_sizes(config)
-        losses.append(
-            tuple({n: each.loss(n) for n in ns} for each, ns in zip((attention, network), counts, strict=True))
-        )
-        costs.append(
-            (
-                {n: n * head_macs(config, length) for n in counts[0]},
-                {n: n * neuron_macs(config, length) for n in counts[1]},
-            )
-        )
-    return choose_sizes(losses, costs, share * macs(config, length))
-
-
-def joint(model: Any, batches: Batches, share: float, length: int, *, target: str | None) -> Any:
-    """Choose jointly on Gram matrices; sizes by the loss that each has, in Fisher's metric where there is a target."""
-    metrics = None if target is None else output_metrics(model, batches, target=target)
-    sizes = sizes_by_curves(model, list(loss_curves(model, batches, metrics)), share, length)
+def joint(model: Any, batches: Batches, share: float, length: int) -> Any:
+    """Choose jointly, all outputs counting alike: sizes by the share of each sublayer's variance that is lost."""
     pruned = copy.deepcopy(model)
-    for _ in prune_layerwise_(pruned, model, batches, sizes, metrics=metrics):
+    for _ in prune_layerwise_(
+        pruned, model, batches, sizes_by(model, list(loss_curves(model, batches)), share, length)
+    ):
         pass
     return pruned
 
 
 def chosen_once(model: Any, batches: Batches, share: float, length: int) -> Any:
-    """Choose on the dense model's activations, all at once, and fit afterwards: joint, but not layer by layer."""
-    metrics = output_metrics(model, batches)
-    curves = list(loss_curves(model, batches, metrics))
-    sizes = sizes_by_curves(model, curves, share, length)
-    heads = {i: pair[0].removed(size[0]) for i, (pair, size) in enumerate(zip(curves, sizes, strict=True))}
-    neurons = {i: pair[1].removed(size[1]) for i, (pair, size) in enumerate(zip(curves, sizes, strict=True))}
+    """Choose on the given model's activations, all at once, and fit afterwards: joint, but not layer by layer."""
+    curves = list(loss_curves(model, batches, output_metrics(model, batches)))
+    sizes = sizes_by(model, curves, share, length)
+    heads, neurons = (
+        {layer: pair[kind].removed(size[kind]) for layer, (pair, size) in enumerate(zip(curves, sizes, strict=True))}
+        for kind in range(2)
+    )
     return repair_(prune_neurons(prune_heads(model, heads), neurons), model, batches)
+
+
+def sizes_by(model: Any, curves: Any, share: float, length: int) -> list[tuple[int, int]]:
+    """Return the sizes of least total loss within a share of the MACs."""
+    config, losses = model.config, losses_by_size(model.config, curves)
+    head, neuron = head_macs(config, length), neuron_macs(config, length)
+    costs = [({n: n * head for n in heads}, {n: n * neuron for n in neurons}) for heads, neurons in losses]
+    return choose_sizes(losses, costs, share * macs(config, length))
 
 
 METHODS: dict[str, Method] = {
@@ -183,8 +179,8 @@ METHODS: dict[str, Method] = {
     "fisher for each MAC": lambda *args: importance(*args, repair=False, target="kl"),
     "fisher for each MAC, refit": lambda *args: importance(*args, repair=True, target="kl"),
     "sublayer by sublayer, rescored (as K-prune)": rescored,
-    "joint, plain error": lambda *args: joint(*args, target=None),
+    "joint, plain error": joint,
     "joint, chosen at once": chosen_once,
-    "joint (prune to)": lambda *args: joint(*args, target="kl"),
-    "joint, with labels (prune to --label)": lambda *args: joint(*args, target="loss"),
+    "joint (prune to)": prune_to_macs,
+    "joint, with labels (prune to --label)": lambda *args: prune_to_macs(*args, target="loss"),
 }
