@@ -4,6 +4,7 @@ Shapes:  T real tokens · D hidden · W width of a projection's input: N·H of t
 """
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ from bertlite.importance.moments import (
     gather,
     total,
 )
-from bertlite.importance.structures import EVERY_TOKEN
+from bertlite.importance.predictions import predictions
+from bertlite.importance.structures import EVERY_TOKEN, run
 from bertlite.pruning import BertLike, Model, check_linear, layers_of
 from bertlite.stack.modules import BertLayer
 
@@ -58,7 +60,9 @@ def repair_(
             little: from 1e-5 to 10, or no change but of the bias.
 
     Returns:
-        The model given.  In a layer without heads only the bias is fitted.
+        The model given.  In a layer without heads only the bias is fitted.  A warning says if predictions on these
+        batches are further from the dense model's than before: "scale" fits the outputs of layers best by shrinking
+        what little is left, and can so end in predictions that are all alike.
 
     Raises:
         ValueError: no batches, an unknown method, a negative ridge, a single sentence and no ridge, or models that do
@@ -70,20 +74,38 @@ def repair_(
         raise ValueError(f"method {method!r} is unknown; have: {', '.join(METHODS)}")
     if ridge is not None and not ridge >= 0:
         raise ValueError(f"ridge is {ridge}; it must be 0 or more")
+    read = read_batches(pruned, batches)
     with eval_mode(pruned, dense), torch.no_grad():
-        runs = start_runs(pruned, dense, batches)
+        before = mean_divergence(pruned, dense, read)
+        runs = start_runs(pruned, dense, read)
         feed_forward = bool(pruned_neurons(pruned.config))
         for own, other in zip(layers_of(pruned), layers_of(dense), strict=True):
-            for run in runs:
-                run.step_dense(other)
-            heads = gather(run.attention_fit(own) for run in runs)
+            for each in runs:
+                each.step_dense(other)
+            heads = gather(each.attention_fit(own) for each in runs)
             refit_(own.attention.output.dense, heads, method, own.attention.self.attention_head_size, ridge)
             if feed_forward:
-                neurons = gather(run.feed_forward_fit(own) for run in runs)
+                neurons = gather(each.feed_forward_fit(own) for each in runs)
                 refit_(own.output.dense, neurons, method, 1, ridge)
-            for run in runs:
-                run.step_pruned(own)
+            for each in runs:
+                each.step_pruned(own)
+        after = mean_divergence(pruned, dense, read)
+    if after > before:
+        warnings.warn(
+            f"after repair {method!r} predictions are {after:.3g} nats from the dense model's, before it they were"
+            f" {before:.3g}: use 'refit', or give more batches",
+            stacklevel=2,
+        )
     return pruned
+
+
+def mean_divergence(model: BertLike, dense: BertLike, batches: Sequence[Batch]) -> float:
+    """Return how far a model's predictions are from the dense model's, in nats, on average over examples."""
+    found = []
+    for batch in batches:
+        p, q = (predictions(each, run(each, batch), batch) for each in (dense, model))
+        found.append(torch.stack([a.divergence(b) for a, b in zip(p, q, strict=True)]).sum(0).double())
+    return float(torch.cat(found).mean())
 
 
 def check_pair(pruned: BertLike, dense: BertLike) -> None:
@@ -136,8 +158,8 @@ class PairedRun:
 
     def attention_fit(self, block: BertLayer) -> tuple[Tensor, Tensor, Tensor]:
         """Return the input of the attention's output projection, (T, W), its wanted output, (T, D), and sentences."""
-        run = partial(block, self.x, *self.arguments)
-        inputs, residual = first_call(block.attention.output, run)
+        attend = partial(block, self.x, *self.arguments)
+        inputs, residual = first_call(block.attention.output, attend)
         return self.fit(inputs, residual, self.targets[0])
 
     def feed_forward_fit(self, block: BertLayer) -> tuple[Tensor, Tensor, Tensor]:
@@ -171,8 +193,8 @@ class StopForward(Exception):  # noqa: N818  # no error
 def first_layer_inputs(model: BertLike, batch: Batch) -> tuple[Tensor, tuple[Any, ...]]:
     """Return the hidden states and the other arguments that the first layer is called with."""
     options = {"use_cache": False} if model.config.is_decoder else {}
-    run = partial(model, **inputs_of(batch), **EVERY_TOKEN, **options)
-    x, *others = first_call(model.base_model.encoder.layer[0], run)
+    call = partial(model, **inputs_of(batch), **EVERY_TOKEN, **options)
+    x, *others = first_call(model.base_model.encoder.layer[0], call)
     return x, tuple(others)
 
 
