@@ -32,6 +32,7 @@ from bertlite.pruning import BertLike, Model, check_linear, layers_of
 from bertlite.stack.modules import BertLayer
 
 METHODS = ("mean", "scale", "refit")
+WORSE, ROUNDING = 1.01, 1e-6  # a divergence grown by more, in nats, is no rounding
 
 
 def repair(
@@ -90,7 +91,7 @@ def repair_(
             for each in runs:
                 each.step_pruned(own)
         after = mean_divergence(pruned, dense, read)
-    if after > before:
+    if after > WORSE * before + ROUNDING:
         warnings.warn(
             f"after repair {method!r} predictions are {after:.3g} nats from the dense model's, before it they were"
             f" {before:.3g}: use 'refit', or give more batches",

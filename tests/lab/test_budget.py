@@ -262,6 +262,39 @@ def test_a_speed_or_a_time_is_met_by_the_clock(
     assert report["met"] is True
 
 
+def test_a_finished_model_that_the_clock_finds_too_slow_is_made_anew(
+    world: Path, tmp_path: Path, steady_clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock that plans is 10 % too kind; the one at the end is not."""
+    steady = search.clock
+
+    def kind(models: Any, work: Any, device: str) -> Any:
+        found = steady(models, work, device)
+        planning = not any(hasattr(each, "finished") for each in models.values())
+        return {**found, "pruned": [0.9 * x if planning else x for x in found["pruned"]]}
+
+    def finished(model: Any, dense: Any, work: Any, device: str) -> Any:
+        model.finished = True
+        return clocked(model, dense, work, device)
+
+    clocked = search.clocked
+    monkeypatch.setattr(search, "clock", kind)
+    monkeypatch.setattr(search, "clocked", finished)
+    assert prune(world, tmp_path / "fast", "2x", "--at", "1x16") == 0
+    assert report_of(tmp_path / "fast")["speedup"]["median"] >= 2
+    monkeypatch.setattr(search, "REFINEMENTS", 0)
+    assert prune(world, tmp_path / "slow", "2x", "--at", "1x16") == 1
+    assert report_of(tmp_path / "slow")["met"] is False
+    assert 1.75 < report_of(tmp_path / "slow")["speedup"]["median"] < 2
+
+
+def test_a_share_of_the_macs_is_not_chosen_by_latency(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prune(world, tmp_path / "x", "40%", "--allocate", "latency") == 2
+    assert "--allocate latency needs a speed or a time" in capsys.readouterr().err
+
+
 def test_a_target_that_no_pruning_meets_is_refused_with_what_can_be_met(
     world: Path, tmp_path: Path, steady_clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -287,7 +320,7 @@ def test_a_killed_search_goes_on_and_ends_as_one_that_was_not(
         patch.setattr(search, "layer_of", killed)
         assert prune(world, tmp_path / "again", *words) == 130
     assert not (tmp_path / "again").exists()
-    assert (tmp_path / ".again.unfinished" / "layer-0.pt").exists()
+    assert (tmp_path / ".again.unfinished" / "layer-0-0.pt").exists()
     with monkeypatch.context() as patch:
         for name in ("output_metrics", "loss_curves", "choose_sizes"):
             patch.setattr(search, name, lambda *args, **options: pytest.fail("it was computed again"))
