@@ -8,7 +8,7 @@ Shapes:  L layers · D hidden · W inputs of an output projection, of n units wi
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,7 @@ def prune_layerwise_(
     ridge: float | None = None,
     metrics: "Sequence[Metrics] | None" = None,
     start: int = 0,
-) -> Iterator[int]:
+) -> Generator[int, None, None]:
     """Prune a model to these sizes and fit it to the dense model; yield the number of each layer when it is done.
 
     Args:

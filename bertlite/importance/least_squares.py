@@ -237,7 +237,8 @@ def recorded_inputs(*parts: nn.Module) -> Iterator[Callable[[], list[tuple[Tenso
 def refit_(dense: nn.Linear, folds: Sequence[Moments], method: str, width: int, ridge: float | None) -> None:
     """Fit a projection's bias and, by the method, its matrix, or factors of its columns in blocks of one width."""
     weight, moments = dense.weight.double(), total(folds)
-    fit: Fit = {"mean": fit_nothing, "scale": partial(fit_factors, width=width), "refit": fit_matrix}[method]
+    fits: dict[str, Fit] = {"mean": fit_nothing, "scale": partial(fit_factors, width=width), "refit": fit_matrix}
+    fit = fits[method]
     if ridge is None:
         ridge = choose_ridge(folds, weight, fit) if method != "mean" and weight.numel() else 0.0
     weight = fit(moments, weight, ridge)

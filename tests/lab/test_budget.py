@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import assert_same, make
 
-from bertlite import BertForSequenceClassification, BertModel, BertTokenizer
+from bertlite import BertForSequenceClassification, BertModel, BertTokenizer, prune_heads, prune_neurons
 from bertlite.cli import main
 from bertlite.config import kept_heads, kept_neurons
 from bertlite.importance import macs
@@ -192,6 +192,18 @@ def test_times_are_measured_once_and_kept(world: Path, tmp_path: Path, monkeypat
     assert len({times.table_key(model, full(2, length), "cpu", [9]) for length in (8, 9)}) == 2
 
 
+def test_the_times_of_a_model_pruned_before_are_by_what_is_kept(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(times, "ROUNDS", 7)
+    model = BertForSequenceClassification.from_pretrained(world / "model")
+    model = prune_neurons(prune_heads(model, {0: [1], 2: range(N)}), {1: range(9)})
+    table = times.time_table(model, full(2, 8), [20], folder=tmp_path)
+    assert sorted(table.inner[0]) == [*range(N + 1)]
+    assert sorted(table.last[1]) == [0, 20, W - 9, W]
+    assert table.total([(3, W), (4, W - 9), (0, W)]) > table.rest
+
+
 def test_the_last_layer_of_a_classifier_is_timed_as_it_runs_for_the_first_token_alone(world: Path) -> None:
     model = BertForSequenceClassification.from_pretrained(world / "model")
     with torch.inference_mode(), times.called_with(model, 0) as first, times.called_with(model, L - 1) as last:
@@ -225,6 +237,18 @@ def test_a_share_of_the_macs_is_met_and_the_folder_loads(world: Path, tmp_path: 
     assert report["met"] is True
     assert BertTokenizer.from_pretrained(out)("good film")["input_ids"] == [2, 5, 9, 3]
     assert [path.name for path in tmp_path.iterdir()] == ["small"]
+
+
+def test_what_was_pruned_before_stays_pruned_and_counts(world: Path, tmp_path: Path) -> None:
+    assert prune(world, tmp_path / "first", "60%", "--at", "2x16") == 0
+    first = BertForSequenceClassification.from_pretrained(tmp_path / "first").config
+    words = ["prune", "to", "30%", str(tmp_path / "first"), "--texts", str(world / "texts.txt"), "--at", "2x16"]
+    assert main([*words, "--out", str(tmp_path / "second")]) == 0
+    second = BertForSequenceClassification.from_pretrained(tmp_path / "second").config
+    assert 0.2 < report_of(tmp_path / "second")["macs"] <= 0.3  # of the unpruned model's
+    for layer in range(L):
+        assert {*kept_heads(second, layer)} <= {*kept_heads(first, layer)}
+        assert {*kept_neurons(second, layer)} <= {*kept_neurons(first, layer)}
 
 
 def test_labels_are_used_where_they_are_given(world: Path, tmp_path: Path) -> None:

@@ -171,10 +171,11 @@ class Search:
         layers = range(config.num_hidden_layers)
         built = unit.total([(config.num_attention_heads, config.intermediate_size)] * config.num_hidden_layers)
         own = [(len(kept_heads(config, i)), len(kept_neurons(config, i))) for i in layers]
+        costs: list[BySize]
         if table is None:
             costs = [({n: n * unit.head for n in a}, {n: n * unit.neuron for n in f}) for a, f in losses]
         else:
-            costs = list(table.costs(config.num_hidden_layers))
+            costs = table.costs(config.num_hidden_layers)
         if self.target.kind == "macs":
             return self.sized(choose_sizes(losses, costs, self.target.value * built), losses, built, unit)
         least = sum(min(cost.values()) for pair in costs for cost in pair)

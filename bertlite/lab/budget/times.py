@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from bertlite.config import kept_heads, kept_neurons
 from bertlite.importance.allocation import BySize
 from bertlite.lab.bench.work import Work
 from bertlite.lab.timing import alternate
-from bertlite.pruning import layers_of, with_pruned
+from bertlite.pruning import layers_of, with_fields, with_pruned
 from bertlite.records import cpu_name, sha256_of, write_json
 
 ROUNDS = 15
@@ -56,8 +57,8 @@ def table_key(model: Any, work: Work, device: str, neurons: Iterable[int]) -> st
     sizes = [config.hidden_size, config.num_attention_heads, config.intermediate_size, config.hidden_act]
     how = [config.position_embedding_type, config.attn_implementation, type(model).__name__, str(model.dtype)]
     facts = [FORMAT, name, os.cpu_count(), torch.__version__, torch.get_num_threads(), device, sizes, how]
-    layers = config.num_hidden_layers
-    return sha256_of(json.dumps([*facts, layers, config.vocab_size, work.lengths, work.width, list(neurons)]))[:16]
+    kept = [[len(kept_heads(config, i)), len(kept_neurons(config, i))] for i in range(config.num_hidden_layers)]
+    return sha256_of(json.dumps([*facts, kept, config.vocab_size, work.lengths, work.width, list(neurons)]))[:16]
 
 
 def time_table(
@@ -77,7 +78,8 @@ def time_table(
         folder: where tables are kept; by default `cache_folder()`.
         advance: called after each timed round; there are `table_rounds` of them, or none where the table is known.
     """
-    neurons = sorted({*neurons, 0, model.config.intermediate_size})
+    own = {len(kept_neurons(model.config, layer)) for layer in range(model.config.num_hidden_layers)}
+    neurons = sorted({*neurons, *own, 0, model.config.intermediate_size})
     path = (folder or cache_folder()) / f"{table_key(model, work, device, neurons)}.json"
     if path.exists():
         return read_table(path)
@@ -117,9 +119,11 @@ def measure_table(model: Any, work: Work, neurons: list[int], device: str, advan
         if last == 0:
             inner = final
         seconds = statistics.median(alternate({"whole": whole}, ROUNDS, device, after_round=advance)["whole"])
-    full = (model.config.num_attention_heads, model.config.intermediate_size)
-    layers = [inner] * last + [final]
-    used = sum(attention[full[0]] + network[full[1]] for attention, network in layers)
+    tables = zip([*[inner] * last, final], range(last + 1), strict=True)
+    used = sum(
+        attention[len(kept_heads(model.config, i))] + network[len(kept_neurons(model.config, i))]
+        for (attention, network), i in tables
+    )
     return TimeTable(inner, final, max(seconds - used, 0.0))
 
 
@@ -133,11 +137,11 @@ def called_with(model: Any, layer: int) -> Iterator[list[tuple[Any, ...]]]:
         calls.append(args)
         return forward(*args)
 
-    block.forward = record  # type: ignore[method-assign]
+    vars(block)["forward"] = record
     try:
         yield calls
     finally:
-        del block.forward
+        del vars(block)["forward"]
 
 
 def time_sublayers(
@@ -150,8 +154,10 @@ def time_sublayers(
     advance: Callable[[], object],
 ) -> BySize:
     """Return the median seconds of a layer's two sublayers, by their heads and by their neurons."""
-    states, attend, gate, _, _, *source = (*call, *[None] * (5 - len(call)))
-    block, config = list(layers_of(model))[layer], model.config
+    states, attend = call[:2]
+    gate, source = (call[i] if len(call) > i else None for i in (2, 5))
+    block = list(layers_of(model))[layer]
+    config = with_fields(model.config, {"pruned_heads": {}, "pruned_neurons": {}})
     heads = range(config.num_attention_heads + 1)
     runs: dict[tuple[str, int], Callable[[], Any]] = {}
 
@@ -164,7 +170,7 @@ def time_sublayers(
 
     for kept in heads:
         attention = smaller({"heads": range(kept, config.num_attention_heads)}).attention
-        runs["heads", kept] = partial(attention, states, attend, gate, *source)
+        runs["heads", kept] = partial(attention, states, attend, gate, source)
     for kept in neurons:
         runs["neurons", kept] = partial(
             smaller({"neurons": range(kept, config.intermediate_size)}).feed_forward, states

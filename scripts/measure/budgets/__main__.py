@@ -19,13 +19,14 @@ import torch
 
 from bertlite.cli.parts import FOLDER, RECORD, count, integers, names_of, number, numbers, paths
 from bertlite.importance import macs
+from bertlite.lab.experiments.compare import provenance
 from bertlite.lab.experiments.data import DataSource, batch_indices, read_examples, read_tokenizer
 from bertlite.lab.experiments.evaluate import TASKS, Task, evaluate, predict
 from bertlite.lab.experiments.files import model_sha256, units_kept
 from bertlite.lab.experiments.finetune import Recipe, finetune_
 from bertlite.lab.experiments.statistics import mean_interval
 from bertlite.progress import Progress
-from bertlite.records import Record, Run, environment, is_finished, read_runs, write_record
+from bertlite.records import Record, Run, is_finished, read_runs, write_record
 from scripts.measure.budgets import tasks
 from scripts.measure.budgets.methods import METHODS
 
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "what": "ways to prune to a share of the MACs, without training",
             "calibration": args.calibration,
             "length": LENGTH,
-            "environment": environment(),
+            **provenance(runs),
             "rows": rows,
             "runs": [{**run.config, **run.results, "model": run.facts["model"]["dense"]} for run in runs],
         },
@@ -185,7 +186,7 @@ def summary(runs: Sequence[Record]) -> list[dict[str, Any]]:
     rows = []
     for method, share in dict.fromkeys((run.config["method"], run.config["share"]) for run in runs):
         own = [run for run in runs if (run.config["method"], run.config["share"]) == (method, share)]
-        lost = {name: [] for name in dict.fromkeys(run.config["task"] for run in own)}
+        lost: dict[str, list[float]] = {name: [] for name in dict.fromkeys(run.config["task"] for run in own)}
         for run in own:
             lost[run.config["task"]].append(100 * (run.results["dense"] - run.results["score"]))
         every = [x for each in lost.values() for x in each]
