@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from bertlite.config import ConfigLike, kept_heads, kept_neurons
 from bertlite.importance.allocation import BySize, choose_sizes, head_macs, neuron_macs
 from bertlite.importance.batches import Batch, check_model, eval_mode, real_tokens
-from bertlite.importance.least_squares import PairedRun, check_pair, start_runs
+from bertlite.importance.least_squares import PairedRun, check_pair, start_runs, warn_of_few
 from bertlite.importance.measurements import ScoringTask
 from bertlite.importance.moments import Moments, choose_ridge, fit_matrix, gather, power, total
 from bertlite.importance.selection import Elimination, eliminate
@@ -77,11 +77,15 @@ def prune_layerwise_(
 
     Raises:
         ValueError: the sizes do not fit, there are no batches, or the models do not belong together.
+
+    A warning says if there are fewer than two tokens for each input of a matrix that is fitted.
     """
     check_pair(model, dense)
     check_sizes(model, sizes, start)
     with eval_mode(model, dense), torch.no_grad():
         runs = start_runs(model, dense, batches)
+        width = model.config.hidden_size // model.config.num_attention_heads
+        warn_of_few(runs, (size for heads, neurons in sizes for size in (heads * width, neurons)))
         for layer, (block, other) in enumerate(zip(layers_of(model), layers_of(dense), strict=True)):
             for each in runs:
                 each.step_dense(other)

@@ -32,6 +32,7 @@ from bertlite.pruning import BertLike, Model, check_linear, layers_of
 from bertlite.stack.modules import BertLayer
 
 METHODS = ("mean", "scale", "refit")
+FEW = 2  # tokens for each input of a matrix: with fewer, its fit is not to be trusted
 WORSE, ROUNDING = 1.01, 1e-6  # a divergence grown by more, in nats, is no rounding
 
 
@@ -61,7 +62,8 @@ def repair_(
             little: from 1e-5 to 10, or no change but of the bias.
 
     Returns:
-        The model given.  In a layer without heads only the bias is fitted.  A warning says if predictions on these
+        The model given.  In a layer without heads only the bias is fitted.  Warnings say if "refit" has
+        fewer than two tokens for each input of a matrix, and if predictions on these
         batches are further from the dense model's than before: "scale" fits the outputs of layers best by shrinking
         what little is left, and can so end in predictions that are all alike.
 
@@ -75,11 +77,14 @@ def repair_(
         raise ValueError(f"method {method!r} is unknown; have: {', '.join(METHODS)}")
     if ridge is not None and not ridge >= 0:
         raise ValueError(f"ridge is {ridge}; it must be 0 or more")
-    read = read_batches(pruned, batches)
+    read, feed_forward = read_batches(pruned, batches), bool(pruned_neurons(pruned.config))
     with eval_mode(pruned, dense), torch.no_grad():
         before = mean_divergence(pruned, dense, read)
         runs = start_runs(pruned, dense, read)
-        feed_forward = bool(pruned_neurons(pruned.config))
+        if method == "refit":
+            parts = [block.attention.output.dense for block in layers_of(pruned)]
+            parts += [block.output.dense for block in layers_of(pruned)] if feed_forward else []
+            warn_of_few(runs, (part.in_features for part in parts))
         for own, other in zip(layers_of(pruned), layers_of(dense), strict=True):
             for each in runs:
                 each.step_dense(other)
@@ -98,6 +103,17 @@ def repair_(
             stacklevel=2,
         )
     return pruned
+
+
+def warn_of_few(runs: "Sequence[PairedRun]", widths: Iterable[int]) -> None:
+    """Warn where matrices are fitted to so few tokens that the fit may be worse than none on other texts."""
+    tokens, widest = sum(len(each.sentence) for each in runs), max(widths, default=0)
+    if 0 < tokens < FEW * widest:
+        warnings.warn(
+            f"matrices with {widest} inputs are fitted to {tokens} tokens, too few for a fit that holds on other texts:"
+            f" give {FEW * widest} tokens or more, or repair by 'mean' or 'scale'",
+            stacklevel=3,
+        )
 
 
 def mean_divergence(model: BertLike, dense: BertLike, batches: Sequence[Batch]) -> float:

@@ -358,6 +358,21 @@ def test_a_repair_that_leaves_predictions_further_away_says_so(monkeypatch: pyte
         repair(pruned, model, data(), "scale", ridge=DEFAULT)
 
 
+def test_too_few_tokens_for_the_inputs_of_a_matrix_are_said() -> None:
+    model = make()
+    pruned, few = prune_neurons(model, {0: [1]}), data(count=6)
+    tokens = sum(int(batch["attention_mask"].sum()) for batch in few)
+    assert tokens < 2 * D
+    with pytest.warns(
+        UserWarning, match=f"matrices with {D} inputs are fitted to {tokens} tokens, .* give {2 * D} tokens"
+    ):
+        repair(pruned, model, few)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        repair(prune_neurons(model, {i: range(W - tokens // 2, W) for i in range(L)}), model, few, "mean")
+        repair(pruned, model, data(count=9))
+
+
 def test_the_divergence_is_the_mean_over_examples() -> None:
     model = make(BertForSequenceClassification, num_labels=3)
     pruned = prune_heads(model, PRUNED)
