@@ -110,7 +110,7 @@ def warn_of_few(runs: "Sequence[PairedRun]", widths: Iterable[int]) -> None:
     tokens, widest = sum(len(each.sentence) for each in runs), max(widths, default=0)
     if 0 < tokens < FEW * widest:
         warnings.warn(
-            f"matrices with {widest} inputs are fitted to {tokens} tokens, too few for a fit that holds on other texts:"
+            f"matrices with {widest} inputs are fitted to {tokens} tokens, too few to hold on other texts:"
             f" give {FEW * widest} tokens or more, or repair by 'mean' or 'scale'",
             stacklevel=3,
         )
