@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, cached_property
@@ -48,6 +48,7 @@ class Run:
         folder: the folder itself instead; an unfinished run in it is replaced.
         seed: of all random draws.
         data, model: {name: sha256} of the data and models that were read; see `sha256_of`.
+        kept: names of files that stay where an unfinished run is replaced, for work that goes on.
 
     Raises:
         FileExistsError: `folder` holds a finished run, or something that is not a run.
@@ -64,7 +65,9 @@ class Run:
         data: Mapping[str, str] | None = None,
         model: Mapping[str, str] | None = None,
         device: str = "cpu",
+        kept: Collection[str] = (),
     ) -> None:
+        self.kept = kept
         today = datetime.now(UTC)
         made = f"{today:%Y-%m-%d}-{name}-{uuid.uuid4().hex[:4]}"
         self.folder = Path(root) / made if folder is None else Path(folder)
@@ -88,9 +91,8 @@ class Run:
                 raise FileExistsError(f"{self.folder} is there already and is not a run: name another folder")
             if is_finished(self.folder):
                 raise FileExistsError(f"{self.folder} holds a finished run: delete it, or name another folder")
-            for path in sorted(
-                written, key=lambda path: path.name == RUN
-            ):  # run.json last: it says that this is a run
+            replaced = [path for path in written if path.name not in self.kept]
+            for path in sorted(replaced, key=lambda path: path.name == RUN):  # last: it says that this is a run
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         self.clock = time.perf_counter()
         warn_untraceable(self.facts)

@@ -25,6 +25,7 @@ WORK = (  # what the commands import when they run
     "bertlite.lab.bench.runs",
     "bertlite.lab.experiments.command",
     "bertlite.parity.command",
+    "bertlite.shipping.command",
     "accelerate",
     "matplotlib.pyplot",
     "pyarrow.parquet",

@@ -113,10 +113,20 @@ def test_the_choices_of_the_help_are_those_of_the_work() -> None:
     from bertlite.lab.experiments.evaluate import TASKS
 
     assert tuple(TASKS) == prune.TASKS
+    assert set(prune.METRICS) == {name for task in TASKS.values() for name in task.metrics}
     from bertlite.lab.experiments.cell import REPAIRS
 
     repairs = next(each for each in LEAVES["prune curve"]._actions if "--repairs" in each.option_strings)
     assert str(repairs.help).startswith(f"of {', '.join(REPAIRS)} ")
+
+
+def test_the_formats_and_classes_of_the_help_are_those_of_the_work() -> None:
+    from bertlite.cli import export
+    from bertlite.shipping.export import CLASSES
+    from bertlite.shipping.formats import FORMATS
+
+    assert tuple(FORMATS) == export.FORMATS
+    assert export.CLASSES == CLASSES
 
 
 # Types of arguments --------------------------------------------------------------------------------------------------
@@ -178,13 +188,17 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     ("words", "message"),
     [
         ("prun", "bertlite: there is no command 'prun'; did you mean 'prune'? (see `bertlite --help`)"),
-        ("zebra", "bertlite: there is no command 'zebra'; have: inspect, attention, parity, prune, embed, bench ("),
+        (
+            "zebra",
+            "bertlite: there is no command 'zebra'; have: inspect, attention, parity, prune, embed, export, bench (",
+        ),
         ("prune scores x", "bertlite prune: there is no command 'prune scores'; did you mean 'score'? ("),
         ("inspect x --jsn", "bertlite inspect: there is no option --jsn; did you mean '--json'? ("),
         ("embed a b --out c --dvice=cpu", "bertlite embed: there is no option --dvice; did you mean '--device'? ("),
         ("inspect", "bertlite inspect: the following arguments are required: CHECKPOINT ("),
         ("inspect a b", "bertlite inspect: 'b' is one word too many ("),
         ("prune export a --form ful", "argument --form: there is no form 'ful'; have: physical, full, mask ("),
+        ("export a --format onnx,tflite", "argument --format: there is no format 'tflite'; have: onnx, openvino ("),
         ("prune run a --train t --dev d --steps 0", "argument --steps: '0' is too few; it must be 1 or more ("),
     ],
 )
@@ -200,6 +214,7 @@ OLD_LINES = {  # of each entry of OLD, a command line as it was
     "--plot FILE.png": "bench --plot=a.png",
     "--keep FOLDER": "bench --keep there",
     "--root FOLDER": "prune run x --train t --dev d --root runs",
+    "--uniform": "prune run m --train t --dev d --out o --uniform",
     "--plots FOLDER": "prune compare runs --plots there",
     "--criteria A B": "prune score x --train t --criteria michel fisher --out there",
     "--seeds 0-2": "prune curve x --train t --dev d --seeds 0-4 --out runs",

@@ -38,7 +38,8 @@ def test_a_block_that_fails_fails_its_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["bertlite", "bertlite.embed", "bertlite.hf", "bertlite.importance", "bertlite.parity"]
+    "module",
+    ["bertlite", "bertlite.causal", "bertlite.embed", "bertlite.hf", "bertlite.importance", "bertlite.parity"],
 )
 def test_every_public_name_is_in_the_reference(module: str) -> None:
     if module == "bertlite.hf":

@@ -25,15 +25,29 @@ ORDER = (  # a room imports from the rows above its own; inside a room modules i
     ("model",),
     ("heads",),
     ("importance", "inference"),
+    ("causal",),
     ("public",),
     ("bertlite",),
     ("attention_view", "hf", "inspection", "parity"),
+    ("shipping",),
     ("embed", "lab"),
     ("cli",),
     ("__main__",),
 )
 ROW = {room: row for row, rooms in enumerate(ORDER) for room in rooms}
-LIBRARY = ("stack", "checkpoint", "tokenizer", "pruning", "model", "heads", "importance", "inference", "hf", "parity")
+LIBRARY = (
+    "stack",
+    "checkpoint",
+    "tokenizer",
+    "pruning",
+    "model",
+    "heads",
+    "importance",
+    "causal",
+    "inference",
+    "hf",
+    "parity",
+)
 FILES = {".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts): p for p in sorted(PACKAGE.rglob("*.py"))}
 MODULES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
 

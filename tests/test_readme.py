@@ -8,12 +8,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import blocks
 import pytest
 
 from scripts.make import tables
-from scripts.make.tables import read
+from scripts.make.tables import read, speed
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -185,6 +186,86 @@ def test_the_tables_of_a_gpu_need_only_its_records(tmp_path, monkeypatch):
     said, outdated = tables.filled("".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in names))
     assert outdated == []
     assert said.count("a GPU, driver 570.1") == 4
-    assert "| 1 x 16 | bertlite optimised float32 | 7.5 | 1 | 3,072 |" in said
+    assert re.search(
+        r"^\| 1 x 16 \| bertlite (optimised|onednn) float32 \| 7\.5 \| 1 \| 3,072 \|$", said, re.MULTILINE
+    )
     assert "| bertlite sdpa float32 | 50% (40%–62%) |" in said
     assert "| bertlite sdpa float32 | 0.50 (0.40–0.62) |" in said
+
+
+def spread_around(median: float) -> dict[str, float]:
+    return {"low": 0.9 * median, "median": median, "high": 1.1 * median}
+
+
+def speed_record() -> dict[str, Any]:
+    """Return a record with a section for one thread, one for two, and one of pruned models."""
+    record: dict[str, Any] = json.loads((read.RESULTS / "speed.json").read_text())
+    names = ("bertlite native", "bertlite onednn", "bertlite onednn packed", "OpenVINO", "CTranslate2")
+    engines = [f"{name} {dtype}" for dtype in ("float32", "int8") for name in names]
+    ratios = {
+        f"OpenVINO {dtype} / {name} {dtype}": spread_around(number)
+        for dtype, first in (("float32", 1.0), ("int8", 3.0))
+        for name, number in (("bertlite native", first + 0.25), ("bertlite onednn packed", first + 0.5))
+    }
+    section = {"filled": 0.5, "seconds": dict.fromkeys(engines, spread_around(0.01)), "ratios": ratios}
+    shared = {"model": "MiniLM", "work": "8 x 128"}
+    whole, half = (f"bertlite native {of} int8" for of in ("whole", "half of both"))
+    pruned = {
+        "seconds": {whole: spread_around(0.25), half: spread_around(0.125)},
+        "ratios": {f"{whole} / {half}": spread_around(1.75)},
+    }
+    record["sections"] = {
+        "forward 8 x 128 MiniLM 1 thread": {**section, **shared, "threads": 1},
+        "forward 8 x 128 MiniLM 2 threads": {**section, **shared, "threads": 2},
+        "pruned MiniLM 1 thread": {**pruned, "model": "MiniLM", "threads": 1},
+    }
+    return record
+
+
+def test_peers_stand_beside_openvino_for_every_model_and_number_of_threads(tmp_path, monkeypatch):
+    record = speed_record()
+    (tmp_path / "speed.json").write_text(json.dumps(record))
+    monkeypatch.setattr(read, "RESULTS", tmp_path)
+    said, outdated = tables.filled("<!-- peers -->\n<!-- /peers -->\n")
+    assert outdated == []
+    lines = said.splitlines()
+    assert "| model | threads | batch | dtype | bertlite native | bertlite onednn | OpenVINO |" in lines  # those timed
+    for threads in (1, 2):
+        start = f"| MiniLM | {threads} | 8 x 128 (50%) |"
+        assert f"{start} float32 | 1.25 (1.12–1.38) | 1.50 (1.35–1.65) | 1 |" in lines  # packed, where that was timed
+        assert f"{start} int8 | 3.25 (2.93–3.58) | 3.50 (3.15–3.85) | 1 |" in lines
+    assert "| model | threads | engine | whole | half the heads | half the neurons | half of both |" in lines
+    assert "| MiniLM | 1 | bertlite native int8 | 250.0 (225.0–275.0) ms |  |  | 1.75 (1.57–1.93) |" in lines
+    assert speed.forward_sections(record) == {}  # the other tables are of bert-base
+
+
+def test_an_older_record_shows_what_it_has(monkeypatch):
+    record = json.loads((read.RESULTS / "speed.json").read_text())
+    old = {name: section for name, section in record["sections"].items() if "model" not in section}
+    if not old:
+        pytest.skip("the record is not an older one any more")
+    assert list(speed.forward_sections(record)) == [name.removeprefix("forward ") for name in old]
+    assert "bertlite onednn" in speed.peers()
+
+
+def test_the_table_of_embedding_has_a_row_for_every_engine(tmp_path, monkeypatch):
+    record = json.loads((read.RESULTS / "embed.json").read_text())
+    torch, openvino = "sentence-transformers torch float32", "sentence-transformers OpenVINO int8"
+    ours, tokenizing = "bertlite native int8", "bertlite, texts to tokens alone"
+    record["seconds"] = {name: spread_around(2.0) for name in (torch, openvino, ours, tokenizing)}
+    record["errors"] = {torch: 1e-7, openvino: 7e-2, ours: 2e-2}
+    record["ratios"] = {
+        f"{torch} / {ours}": spread_around(4.0),
+        f"{torch} / {openvino}": spread_around(3.0),
+        f"{openvino} / {ours}": spread_around(1.25),
+        f"{tokenizing} / {ours}": spread_around(0.05),
+    }
+    record["data"]["tokens"] = 1000
+    (tmp_path / "embed.json").write_text(json.dumps(record))
+    monkeypatch.setattr(read, "RESULTS", tmp_path)
+    lines = tables.filled("<!-- embed -->\n<!-- /embed -->\n")[0].splitlines()
+    assert f"|  | tokens per second | over {torch} | over its OpenVINO | error |" in lines
+    assert "| bertlite native int8 | 500 (455–556) | 4.00 (3.60–4.40) | 1.25 (1.12–1.38) | 2e-02 |" in lines
+    assert f"| {openvino} | 500 (455–556) | 3.00 (2.70–3.30) |  | 7e-02 |" in lines
+    assert not any(line.startswith(f"| {tokenizing}") for line in lines)
+    assert any("Tokenizing takes 5.0% (4.5%–5.5%)" in line for line in lines)

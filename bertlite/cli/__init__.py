@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from bertlite.cli import attention, bench, completion, embed, inspect, parity, prune
+from bertlite.cli import attention, bench, completion, embed, export, inspect, parity, prune
 from bertlite.cli.parts import FOLDER, RECORD, Parser
 from bertlite.cli.spelling import answer_extra, check_spelling, leaf
 
-COMMANDS = (inspect, attention, parity, prune, embed, bench)
+COMMANDS = (inspect, attention, parity, prune, embed, export, bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,15 +1,16 @@
 """The arguments of `bertlite bench`."""
 
-from bertlite.cli.parts import FOLDER, Commands, add_device, command, count, names, number, shapes
+from bertlite.cli.parts import FOLDER, Commands, add_device, command, count, counts, names, number, shapes
 
 DESCRIPTION = """\
 Without RUN, time bertlite and its peers in turn: import, loading, forward passes on full and on ragged batches, a
-training step and pruned models.  Every ratio is printed with its quartiles over the rounds.  Peers that are not
-installed are listed.  Exits 1 if --check finds a ratio of bertlite that is worse than in the older record.
+training step and pruned models.  Every engine is first compared with float64: one that computes something else is
+named and not timed.  Every ratio is taken round by round and printed with its quartiles.  Peers that are not installed
+are listed.  Exits 1 if --check finds a ratio of bertlite that is worse than in the older record.
 
 With RUN, measure time and memory of pruned models beside the dense one that they come from."""
 EXAMPLES = (
-    'bench --only forward --engines "bertlite optimised",OpenVINO --out speed.json,speed.png',
+    'bench --only forward --engines "bertlite onednn",OpenVINO --out speed.json,speed.png',
     "bench --only pruned --rounds 7",
     "bench runs/half --shapes 1x16,8x128 --out runs/speed",
 )
@@ -42,6 +43,23 @@ def add(commands: Commands) -> None:
         type=names,
         metavar="A,B",
         help="engines whose name contains one of these; the baseline always runs (default: all)",
+    )
+    peers.add_argument(
+        "--models",
+        type=names,
+        metavar="A,B",
+        help="shapes with random weights: bert-base, MiniLM (default: bert-base)",
+    )
+    peers.add_argument(
+        "--threads",
+        type=counts,
+        metavar="N,M",
+        help="threads of all engines, a section for each number (default: as many as torch has)",
+    )
+    peers.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep the sections that the record holds, if they were measured with the same options",
     )
     peers.add_argument(
         "--seconds",

@@ -41,7 +41,12 @@ def add(commands: Commands) -> None:
         action=argparse.BooleanOptionalAction,
         help="give vectors length 1 (default: as the checkpoint states, else not)",
     )
-    embed.add_argument("--dtype", help="float32, bfloat16 or float16 (default: the checkpoint's)")
+    embed.add_argument("--dtype", help="float32, bfloat16, float16 or, on the CPU, int8 (default: the checkpoint's)")
+    embed.add_argument(
+        "--backend",
+        default="auto",
+        help="of optimize_for_inference; auto packs the weights where that is possible (default: %(default)s)",
+    )
     add_device(embed)
     embed.add_argument(
         "--max-length", type=count, metavar="TOKENS", help="truncate longer texts (default: the checkpoint's limit)"

@@ -21,7 +21,9 @@ from bertlite.cli.parts import (
 from bertlite.importance.criteria import CRITERIA, NORMALISERS, REDUCTIONS, TARGETS, criteria_for
 
 WORK = "bertlite.lab.experiments.command"
-TASKS = ("classification", "regression", "similarity")
+TASKS = ("classification", "tokens", "regression", "similarity")
+METRICS = ("accuracy", "f1", "macro-f1", "mcc", "spearman", "loss")
+ALLOCATIONS = ("scores", "equal", "macs", "latency")
 FORMS = ("physical", "full", "mask")
 DESCRIPTION = """Run head-pruning experiments.  Each run is a folder that records its settings, inputs and results.
 
@@ -83,7 +85,7 @@ def criterion_help() -> str:
     normalisers = [name for name in NORMALISERS if name not in ("none", "cost")]
     return (
         f"{either(CRITERIA)}; options follow after slashes: {either(REDUCTIONS)}; {either(TARGETS)};"
-        f" {either(normalisers)}; inverted (default: %(default)s)"
+        f" {either(normalisers)}; inverted; or gates, which are trained (default: %(default)s)"
     )
 
 
@@ -91,7 +93,7 @@ def add_data(action: argparse.ArgumentParser, dev: bool = True) -> None:
     """Add the arguments that name checkpoint and data."""
     action.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder or a hub id, with its tokenizer")
     group = action.add_argument_group(
-        "data: .csv, .tsv or .jsonl files, or hub data sets (NAME or NAME:CONFIGURATION)"
+        "data: .csv, .tsv, .jsonl or .parquet files, or hub data sets (NAME or NAME:CONFIGURATION)"
     )
     group.add_argument("--train", required=True, metavar="DATA", help="examples for calibration and training")
     if dev:
@@ -115,14 +117,14 @@ def add_data(action: argparse.ArgumentParser, dev: bool = True) -> None:
         type=names,
         default=(),
         metavar="A,B,…",
-        help="names of all columns, for files without a header (default: those of the header)",
+        help="names of all columns, for .csv and .tsv files without a header (default: those of the header)",
     )
     group.add_argument(
         "--classes",
         type=names,
         default=(),
         metavar="A,B,…",
-        help="names of the labels 0, 1, … in the data (default: they are numbers)",
+        help="names of the labels 0, 1, … in the data (default: the model's names of its classes, or numbers)",
     )
     group.add_argument(
         "--train-split", metavar="NAME", help="split for training, which a hub data set needs (default: none)"
@@ -152,6 +154,17 @@ def add_training(action: argparse.ArgumentParser) -> None:
     group.add_argument("--train-examples", type=count, metavar="N", help="size of a random sample (default: all)")
 
 
+def add_metric(action: argparse._ActionsContainer) -> None:
+    """Add --metric."""
+    action.add_argument(
+        "--metric",
+        type=one_of("metric", METRICS),
+        choices=METRICS,
+        help="what the table shows (default: GLUE's own for its data sets, such as mcc for CoLA; else accuracy, f1 of"
+        " tokens, or spearman); f1 is that of class 1 of two, and of words that are not of the first class",
+    )
+
+
 def add_calibration(action: argparse.ArgumentParser) -> None:
     """Add --calibration."""
     action.add_argument(
@@ -168,7 +181,7 @@ def add_finetune(actions: Commands) -> None:
     action = add_action(
         actions,
         "finetune",
-        "train a checkpoint on a task; under torchrun, in several processes",
+        "train a checkpoint on a task; a killed one continues; under torchrun, in several processes",
         record="the run",
         out={FOLDER: "the run; `model` in it is the model"},
         examples=(f"google-bert/bert-base-uncased {DATA} --num-labels 2 --out runs/dense",),
@@ -176,7 +189,9 @@ def add_finetune(actions: Commands) -> None:
     add_data(action)
     add_training(action)
     action.add_argument("--epochs", type=number, default=3.0, help="passes over the data (default: %(default)s)")
-    action.add_argument("--num-labels", type=count, help="outputs of the head (default: the checkpoint's)")
+    action.add_argument(
+        "--num-labels", type=count, help="outputs of the head (default: the classes of the data; 1 for regression)"
+    )
     action.add_argument("--seed", type=integer, default=0, help="seed of training (default: %(default)s)")
 
 
@@ -220,14 +235,38 @@ def add_pruning(action: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help=f"of the intermediate neurons to remove too, by {either(criteria_for('neuron'))} (default: %(default)s)",
     )
-    action.add_argument("--uniform", action="store_true", help="remove equally many heads from every layer")
     action.add_argument(
-        "--at-least", type=integer, default=0, metavar="N", help="heads that every layer keeps (default: %(default)s)"
+        "--neuron-criterion", metavar="CRITERION", help="criterion of the neurons (default: that of the heads)"
+    )
+    action.add_argument(
+        "--allocate",
+        type=one_of("allocation", ALLOCATIONS),
+        choices=ALLOCATIONS,
+        default="scores",
+        help="where heads go: scores, wherever these are lowest; equal, equally many from every layer; macs or"
+        " latency, heads and neurons together, --fraction being the share of the encoder's multiply-accumulates, or"
+        " of its measured time, that is to go (default: %(default)s)",
+    )
+    action.add_argument(
+        "--rearrange",
+        action="store_true",
+        help="exchange chosen heads for others of their layer where that costs less, counted together",
+    )
+    action.add_argument(
+        "--gate-steps",
+        type=count,
+        default=200,
+        metavar="N",
+        help="steps of training of the criterion gates (default: %(default)s)",
+    )
+    action.add_argument(
+        "--at-least", type=integer, default=1, metavar="N", help="heads that every layer keeps (default: %(default)s)"
     )
     action.add_argument(
         "--steps", type=count, default=1, help="steps of pruning, each with new scores (default: %(default)s)"
     )
     action.add_argument("--save-model", action="store_true", help="save the pruned models")
+    add_metric(action)
 
 
 def add_run(actions: Commands) -> None:
@@ -238,14 +277,17 @@ def add_run(actions: Commands) -> None:
         "score, prune, repair, retrain and evaluate once",
         record="the run",
         out={FOLDER: "the folder of the run is made in this one"},
-        examples=(f"runs/dense/model {DATA} --fraction 0.5 --repair refit --save-model --out runs/half",),
+        examples=(
+            f"runs/dense/model {DATA} --fraction 0.5 --save-model --out runs/half",
+            f"runs/dense/model {DATA} --allocate macs --fraction 0.5 --criterion fisher --out runs/half-the-macs",
+        ),
     )
     add_pruning(action)
     action.add_argument("--criterion", default="michel", help=criterion_help())
     action.add_argument(
         "--fraction", type=number, default=0.5, help="share of the heads to remove (default: %(default)s)"
     )
-    action.add_argument("--repair", default="none", help="none, mean, scale or refit (default: %(default)s)")
+    action.add_argument("--repair", default="refit", help="none, mean, scale or refit (default: %(default)s)")
     action.add_argument("--epochs", type=number, default=0.0, help="epochs of retraining (default: %(default)s)")
     action.add_argument(
         "--seed", type=integer, default=0, help="seed of calibration and retraining (default: %(default)s)"
@@ -279,7 +321,7 @@ def add_curve(actions: Commands) -> None:
     action.add_argument(
         "--repairs",
         type=names,
-        default="none",
+        default="refit",
         metavar="A,B,…",
         help="of none, mean, scale, refit (default: %(default)s)",
     )
@@ -307,13 +349,20 @@ def add_compare(actions: Commands) -> None:
         "make tables with intervals, paired tests and figures from runs",
         record="every row",
         out={FOLDER: "figures, each as PNG and SVG"},
-        examples=("runs/curve --against random --out rows.json,figures",),
+        examples=(
+            "runs/curve --against random --out rows.json,figures",
+            "runs/curve --against dense --metric mcc",
+        ),
         needs=(),
     )
     action.add_argument("roots", nargs="+", metavar="FOLDER", help="folders with runs, at any depth")
     action.add_argument(
-        "--against", metavar="CRITERION", help="test every other criterion against this one (default: no tests)"
+        "--against",
+        metavar="CRITERION",
+        help="test every other criterion against this one, or each against the dense models with `dense` (default: no"
+        " tests)",
     )
+    add_metric(action)
 
 
 def add_export(actions: Commands) -> None:
@@ -323,7 +372,7 @@ def add_export(actions: Commands) -> None:
         "export",
         "write a pruned checkpoint, the same with every head back in place, or the mask alone",
         record="the path and the heads and neurons that are kept",
-        out={FOLDER: "a checkpoint", ".json": "the mask, with --form mask"},
+        out={FOLDER: "a checkpoint, with card and tokenizer", ".json": "the mask, with --form mask"},
         examples=(
             "runs/half/RUN --form full --out all-heads",
             "runs/dense/model --mask runs/half/RUN/masks.json --out half-the-heads",
@@ -333,6 +382,11 @@ def add_export(actions: Commands) -> None:
     action.add_argument("source", metavar="SOURCE", help="folder of a run, or a dense checkpoint with --mask")
     action.add_argument(
         "--mask", metavar="FILE", help="masks.json of a run, to prune a dense checkpoint with (default: the run's)"
+    )
+    action.add_argument(
+        "--base-model",
+        metavar="ID",
+        help="hub id of the model that this one comes from, for the card (default: what the source's card says)",
     )
     add_task(action, "task of a dense checkpoint")
     action.add_argument(

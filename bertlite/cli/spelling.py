@@ -43,6 +43,7 @@ OLD = (
     Old(("parity", "bench"), "--plot FILE.png", "--out FILE.png", option="--plot"),
     Old(("bench",), "--keep FOLDER", "--out FOLDER", option="--keep"),
     Old(("prune run", "prune curve"), "--root FOLDER", "--out FOLDER", option="--root"),
+    Old(("prune run", "prune curve"), "--uniform", "--allocate equal", option="--uniform"),
     Old(("prune compare",), "--plots FOLDER", "--out FOLDER", option="--plots"),
     Old(("prune score", "prune curve"), "--criteria A B", "--criteria A,B"),  # see `answer_extra`
     Old(("prune curve",), "--seeds 0-2", "--seeds 0,1,2", pattern=r"--seeds[\0=]\d+-\d+"),

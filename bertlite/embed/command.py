@@ -25,6 +25,7 @@ def main(args: argparse.Namespace) -> int:
             normalize=args.normalize,
             dtype=args.dtype,
             device=device,
+            backend=args.backend,
             max_length=args.max_length,
             max_tokens=args.max_tokens,
         ),

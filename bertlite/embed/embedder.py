@@ -3,13 +3,12 @@
 Shapes:  B sequences · T tokens, of all sequences together · D hidden
 """
 
-import json
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypedDict, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
@@ -20,61 +19,22 @@ from bertlite.checkpoint.checks import parse_dtype
 from bertlite.checkpoint.files import Source, find_checkpoint, locate
 from bertlite.config import BertConfig
 from bertlite.inference import InferenceModel, optimize_for_inference
+from bertlite.inference.optimize import BACKENDS
+from bertlite.inference.pooling import POOLINGS, pool, read_settings
 from bertlite.model import BertModel
 from bertlite.records import sha256_of
 from bertlite.tokenizer import BertTokenizer
-from bertlite.tokenizer.files import read_json
 
 if TYPE_CHECKING:
     from numpy import float32
     from numpy.typing import NDArray
 
-POOLINGS = ("cls", "mean", "max")
-LEGACY_POOLINGS = {  # keys of 1_Pooling/config.json in sentence-transformers before it had one `pooling_mode`
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
 MAX_TOKENS = 4096  # in a batch
 MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError)
 NO_PRIMITIVE = "could not create a primitive"  # what oneDNN says if memory runs out, and of a matmul it cannot do
 
 
-class CheckpointSettings(TypedDict, total=False):
-    """The settings that a checkpoint states: pooling, normalising and its longest text."""
-
-    pooling: str
-    normalize: bool
-    max_length: int | None
-
-
 log = logging.getLogger("bertlite")
-
-
-def pool(states: Tensor, lengths: Sequence[int], pooling: str) -> Tensor:
-    """Return one vector for each sequence: that of its first token, or the mean or the maximum over its tokens.
-
-    Args:
-        states: (T, D), the tokens of one sequence after another.
-        lengths: of the sequences, in tokens.
-        pooling: a name of POOLINGS.
-
-    Returns:
-        (B, D), in float32 where the states are in half precision.
-
-    Raises:
-        ValueError: another name.
-    """
-    states = states.float() if states.dtype in (torch.float16, torch.bfloat16) else states
-    counts = torch.tensor(lengths, device=states.device)
-    if pooling == "cls":
-        return states[counts.cumsum(0) - counts]
-    if pooling not in POOLINGS:
-        raise ValueError(f"pooling {pooling!r} is unknown; have: {', '.join(POOLINGS)}")
-    return torch.segment_reduce(states, pooling, lengths=counts)
 
 
 class Embedder:
@@ -96,8 +56,11 @@ class Embedder:
         pooling: "cls", "mean" or "max"; by default that of the checkpoint, as sentence-transformers writes it, else
             "mean".
         normalize: give vectors length 1; by default as the checkpoint states, else not.
-        dtype: the dtype that the model computes in; by default the checkpoint's own.
+        dtype: what the model computes in; by default the checkpoint's own dtype.  "int8" rounds the layers' matrices
+            and their inputs to 8 bits, on the CPU alone.
         device: "cpu", "cuda" or "cuda:1".
+        backend: of `optimize_for_inference`.  "auto" packs the weights where that is possible; any other name does
+            what it says, or raises when the model is loaded.
         max_length: in tokens; longer texts are truncated.  By default that of the checkpoint, at most the number of
             the model's positions.
         max_tokens: tokens in a batch; a longer text is a batch of its own.
@@ -117,6 +80,7 @@ class Embedder:
         normalize: bool | None = None,
         dtype: torch.dtype | str | None = None,
         device: str = "cpu",
+        backend: str = "auto",
         max_length: int | None = None,
         max_tokens: int = MAX_TOKENS,
         text: str = "text",
@@ -132,9 +96,12 @@ class Embedder:
             raise ValueError(f"max_tokens is {max_tokens}; it must be 1 or more")
         if torch.device(device).type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device {device!r}: this torch ({torch.__version__}) sees no CUDA device")
-        parse_dtype(dtype)
+        self.dtype = parse_embedding_dtype(dtype)
+        if backend not in BACKENDS:
+            raise ValueError(f"backend {backend!r} is unknown; have: {', '.join(BACKENDS)}")
+        self.backend = backend
         self.source = Source(model, revision, None, None, cache_dir, token, local_files_only)
-        self.dtype, self.device, self.max_tokens, self.text, self.vector = dtype, device, max_tokens, text, vector
+        self.device, self.max_tokens, self.text, self.vector = device, max_tokens, text, vector
         stated = read_settings(self.source)
         self.pooling = pooling or stated.get("pooling") or "mean"
         self.normalize = bool(stated.get("normalize")) if normalize is None else normalize
@@ -176,8 +143,9 @@ class Embedder:
                 "local_files_only": source.local_files_only,
             }
             tokenizer = BertTokenizer.from_pretrained(source.name, **hub)
+            stored = torch.float32 if self.dtype == torch.int8 else self.dtype
             model = BertModel.from_pretrained(
-                source.name, dtype=self.dtype, device=self.device, add_pooling_layer=False, **hub
+                source.name, dtype=stored, device=self.device, add_pooling_layer=False, **hub
             )
             last, words = max(tokenizer.get_vocab().values()), model.config.vocab_size
             if last >= words:
@@ -185,7 +153,7 @@ class Embedder:
                     f"{source.name}: the tokenizer has ids up to {last}, but the model's vocab_size is {words}:"
                     " one of the two is another checkpoint's"
                 )
-            self._loaded = tokenizer, pack_weights(model)
+            self._loaded = tokenizer, pack_weights(model, self.dtype, self.backend)
         return self._loaded
 
     def encode(self, texts: str | Sequence[str]) -> "NDArray[float32]":
@@ -303,42 +271,25 @@ def to_texts(column: Any) -> str | list[str]:
     return list(column)
 
 
-def pack_weights(model: BertModel) -> BertModel | InferenceModel:
-    """Return a model with packed weights; where they cannot be packed, log a warning and return the model itself."""
+def parse_embedding_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """Return the dtype that a name stands for; beside those of a checkpoint there are 8-bit integers."""
+    return torch.int8 if dtype in ("int8", torch.int8) else parse_dtype(dtype)
+
+
+def pack_weights(
+    model: BertModel, dtype: torch.dtype | None = None, backend: str = "auto"
+) -> BertModel | InferenceModel:
+    """Return a model with packed weights, in its own dtype if none is named.
+
+    With the backend "auto", where the weights cannot be packed, log a warning and return the model itself; int8 is
+    nothing without them, and raises.
+    """
+    if backend != "auto":
+        return optimize_for_inference(model, dtype, backend)
     try:
-        return optimize_for_inference(model, backend="onednn")
+        return optimize_for_inference(model, dtype, "auto" if model.device.type == "cpu" else "onednn")
     except (ValueError, RuntimeError) as error:  # for this device or dtype; for this torch or processor
+        if dtype == torch.int8:
+            raise
         log.warning("embedding runs without packed weights: %s", str(error).partition(";")[0])
         return model
-
-
-def read_settings(source: Source) -> CheckpointSettings:
-    """Read a checkpoint's pooling, normalising and longest text, as sentence-transformers writes them.
-
-    Raises:
-        ValueError: the checkpoint has other modules, or a file is damaged.
-    """
-    place = locate(source)
-    path = place.get("modules.json")
-    if path is None:
-        return {}
-    try:
-        modules = [
-            (module["type"].rpartition(".")[2], module["path"]) for module in json.loads(path.read_text("utf-8"))
-        ]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): fetch it again") from None
-    kinds = [kind for kind, _ in modules]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise ValueError(f"{path}: the model is {' + '.join(kinds)}; bertlite does Transformer + Pooling + Normalize")
-    folders = dict(modules)
-    found: CheckpointSettings = {"normalize": "Normalize" in folders}
-    pooling = place.get(f"{folders['Pooling']}/config.json")
-    if pooling is not None:
-        values = read_json(pooling)
-        modes = values.get("pooling_mode") or [name for key, name in LEGACY_POOLINGS.items() if values.get(key)]
-        found["pooling"] = modes if isinstance(modes, str) else "+".join(modes)
-    limits = place.get("/".join(filter(None, [folders["Transformer"], "sentence_bert_config.json"])))
-    if limits is not None:
-        found["max_length"] = read_json(limits).get("max_seq_length")
-    return found

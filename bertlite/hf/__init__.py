@@ -3,6 +3,7 @@
 from transformers import BertConfig, BertTokenizer, BertTokenizerFast
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 
+from bertlite.checkpoint.remote import export_remote_code
 from bertlite.hf.modeling import (
     BertForMaskedLM,
     BertForMultipleChoice,
@@ -28,7 +29,7 @@ from bertlite.hf.parts import (
     BertPreTrainingHeads,
     BertSelfOutput,
 )
-from bertlite.hf.registry import export_remote_code, register, registered, unregister
+from bertlite.hf.registry import register, registered, unregister
 from bertlite.hf.removed import apply_chunking_to_forward, find_pruneable_heads_and_indices, prune_linear_layer
 
 BertAttention = layers.BertAttention

@@ -164,6 +164,8 @@ def rank_by_macs(
     length: int,
     head_scores: Tensor,
     neuron_scores: Tensor | None = None,
+    *,
+    at_least: int = 0,
 ) -> tuple[Choice, Choice]:
     """Choose heads and neurons to remove so that the encoder stays within a budget of multiply-accumulates.
 
@@ -175,6 +177,7 @@ def rank_by_macs(
         config: of the model that was scored.
         budget: a share, above 0 and up to 1, of the MACs of the unpruned model.
         length: of the sequence that MACs are counted for, in tokens.
+        at_least: heads that each layer keeps; a layer that has fewer before loses none.
 
     Raises:
         ValueError: the budget cannot be met.
@@ -189,25 +192,44 @@ def rank_by_macs(
         raise ValueError(f"the budget is {budget}; expected a share above 0 and up to 1 of the unpruned model's MACs")
     per_head, per_neuron = head_macs(config, length), neuron_macs(config, length)
     limit = budget * layers * (built * per_head + config.intermediate_size * per_neuron) + ROUNDING * per_neuron
-    heads = descending(head_scores)
+    heads, fixed_heads = kept_first(head_scores, at_least)
     if neuron_scores is None:
         fixed = per_neuron * sum(len(kept_neurons(config, layer)) for layer in range(layers))
         room = math.floor((limit - fixed) / per_head)
-        if room < 0:
+        if room < fixed_heads:
+            least = (fixed + fixed_heads * per_head) / limit * budget
+            rest = f" and {fixed_heads} heads" if fixed_heads else ""
             raise ValueError(
-                f"a budget of {budget} cannot be met by removing heads alone:"
-                f" the neurons take {fixed / limit * budget:.3f}"
+                f"a budget of {budget} cannot be met by removing heads alone: the neurons{rest} take {least:.3f}"
             )
-        return rank_heads(head_scores, max(0, len(heads) - room)), {}
+        return rank_heads(head_scores, max(0, len(heads) - room), at_least=at_least), {}
     neurons = descending(neuron_scores)
     kept_value = torch.cat([neurons.new_zeros(1), neurons.cumsum(0)])
     best_value, best_heads, best_neurons = -math.inf, 0, 0
-    for count in range(min(len(heads), math.floor(limit / per_head)) + 1):
+    if fixed_heads * per_head > limit:
+        least = fixed_heads * per_head / limit * budget
+        raise ValueError(f"a budget of {budget} cannot be met: at_least {at_least} heads a layer take {least:.3f}")
+    for count in range(fixed_heads, min(len(heads), math.floor(limit / per_head)) + 1):
         affordable = min(len(neurons), math.floor((limit - count * per_head) / per_neuron))
         value = float(heads[:count].sum() + kept_value[affordable])
         if value > best_value:
             best_value, best_heads, best_neurons = value, count, affordable
-    return rank_heads(head_scores, len(heads) - best_heads), rank_neurons(neuron_scores, len(neurons) - best_neurons)
+    removed = rank_heads(head_scores, len(heads) - best_heads, at_least=at_least)
+    return removed, rank_neurons(neuron_scores, len(neurons) - best_neurons)
+
+
+def kept_first(scores: Tensor, at_least: int) -> tuple[Tensor, int]:
+    """Return all scores that are not nan in the order in which heads are kept, and how many of the first must be.
+
+    Raises:
+        ValueError: `at_least` is below 0.
+    """
+    if at_least < 0:
+        raise ValueError(f"at_least is {at_least}; it is a number of heads, 0 or more")
+    rows = [descending(row) for row in scores]
+    fixed = torch.cat([row[:at_least] for row in rows]) if rows else descending(scores)
+    others = torch.cat([row[at_least:] for row in rows]).sort(descending=True).values if rows else fixed[:0]
+    return torch.cat([fixed, others]), len(fixed)
 
 
 def descending(scores: Tensor) -> Tensor:
@@ -221,6 +243,8 @@ def rank_by_latency(
     head_times: Mapping[int, float],
     neuron_scores: Tensor | None = None,
     neuron_times: Mapping[int, float] | None = None,
+    *,
+    at_least: int = 0,
 ) -> tuple[Choice, Choice]:
     """Choose heads and neurons to remove so that measured times add up to at most a budget, as a knapsack.
 
@@ -232,10 +256,13 @@ def rank_by_latency(
         head_times: {heads kept: time of one attention sublayer}, in the unit of `budget`.  A layer keeps one of these
             numbers of heads; with an entry for 0 it may also lose them all.
         neuron_times: the same for neurons and feed-forward sublayers.
+        at_least: heads that each layer keeps; a layer that has fewer before loses none.
 
     Raises:
         ValueError: the budget is below the time of the fastest choice, which is named; or times do not fit the scores.
     """
+    if at_least < 0:
+        raise ValueError(f"at_least is {at_least}; it is a number of heads, 0 or more")
     if (neuron_scores is None) != (neuron_times is None):
         raise ValueError("neuron_scores and neuron_times belong together; give both or neither")
     rows: list[tuple[str, int, Tensor, Mapping[int, float]]] = []
@@ -247,9 +274,13 @@ def rank_by_latency(
     options = []
     for unit, layer, row, times in rows:
         values = descending(row)
-        possible = {n: time for n, time in times.items() if 0 <= n <= len(values)}
+        least = min(at_least, len(values)) if unit == "head" else 0
+        possible = {n: time for n, time in times.items() if least <= n <= len(values)}
         if not possible:
-            raise ValueError(f"layer {layer} has {len(values)} {unit}s, and the times name no number that small")
+            raise ValueError(
+                f"layer {layer} has {len(values)} {unit}s, and the times name no number that small"
+                f"{f' of at least {least}' if least else ''}"
+            )
         options.append([(n, time, float(values[:n].sum())) for n, time in sorted(possible.items())])
     picked = knapsack([[(time, value) for _, time, value in each] for each in options], budget)
     chosen: dict[str, Choice] = {"head": {}, "neuron": {}}

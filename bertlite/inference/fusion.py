@@ -138,11 +138,16 @@ def fused_copy(model: BertPreTrainedModel, dtype: torch.dtype, kind: LinearKind)
     for i, layer in enumerate(layers):
         assert isinstance(layer, BertLayer)
         layers[i] = FusedLayer(layer, make, make_heads, last=i == len(layers) - 1)
+    fix_linears(model, other)
+    return model.to(floats).requires_grad_(False)
+
+
+def fix_linears(model: nn.Module, make: MakeLinear) -> None:
+    """Replace every nn.Linear that is left in a model."""
     for part in list(model.modules()):
         for name, child in part.named_children():
             if isinstance(child, nn.Linear):
-                setattr(part, name, join_linears(other, [child]))
-    return model.to(floats).requires_grad_(False)
+                setattr(part, name, join_linears(make, [child]))
 
 
 def make_linear(

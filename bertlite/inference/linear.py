@@ -166,12 +166,15 @@ def on_huge_pages(packed: Tensor) -> Tensor:
 
     An older Linux, without this advice, leaves the weight on small pages.
     """
-    if sys.platform == "linux":
-        start, size = torch.ops.mkldnn.data_ptr(packed), torch.ops.mkldnn._nbytes(packed)
-        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-        if first < start + size:
-            libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(start + size - first), MADV_COLLAPSE)
+    ask_for_huge_pages(torch.ops.mkldnn.data_ptr(packed), torch.ops.mkldnn._nbytes(packed))
     return packed
+
+
+def ask_for_huge_pages(start: int, size: int) -> None:
+    """Ask Linux to lay so many bytes from an address on huge pages; what is there stays."""
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    if sys.platform == "linux" and first < start + size:
+        libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(start + size - first), MADV_COLLAPSE)
 
 
 @cache

@@ -4,11 +4,12 @@ import torch
 
 from bertlite.inference.fusion import fused_copy
 from bertlite.inference.linear import FixedLinear, PackedLinear
+from bertlite.inference.native.conversion import kernels_if_any, native_copy, require_native
 from bertlite.inference.runtime import InferenceModel
 from bertlite.inference.support import refuse_wrapped, require_onednn
 from bertlite.model import BertPreTrainedModel
 
-BACKENDS = ("auto", "onednn", "inductor")
+BACKENDS = ("auto", "native", "onednn", "inductor")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
 
@@ -23,15 +24,19 @@ def optimize_for_inference(
         model: BertModel or one of the task heads, pruned or not, on the CPU or a GPU.
         dtype: what is computed in: float32, bfloat16, float16, or on the CPU int8, by default the model's own.  With
             int8 the matrices of the layers are 8-bit integers and their inputs are rounded at every call, to 255 steps
-            between the largest number and its opposite; all else is float32, but for attention, which is bfloat16
-            where oneDNN has it.  The rounding depends on what else is in the batch.
-        backend: "onednn" packs the weights for oneDNN's kernels, on the CPU; "inductor" has torch compile the model,
-            at its first run, which needs a C++ compiler on the CPU; "auto" is the first on the CPU and the second
-            elsewhere.
+            between the largest number and its opposite: "native" takes the largest of each token, "onednn" of the
+            whole batch.  All else is float32, but for attention, which is bfloat16 where the backend has it.
+        backend: "native" runs all layers in one call of C++ kernels, which are compiled once, on Linux and x86-64;
+            "onednn" packs the weights for oneDNN's kernels, on the CPU; "inductor" has torch compile the model,
+            at its first run, which needs a C++ compiler on the CPU.  "auto" on the CPU is "native" where that can run
+            the model, else "onednn", with a warning if a compiler is all that is missing; elsewhere "inductor".
+
+    Under "native" padding is left out, unless the model's attn_implementation is "eager" or "sdpa": the outputs at
+    padded positions are then zeros.
 
     Raises:
-        ValueError: the backend does not exist, or not for this device and dtype.
-        RuntimeError: this build of torch lacks the operators.
+        ValueError: the backend does not exist, or not for this model, device and dtype.
+        RuntimeError: this build of torch lacks the operators, or the native kernels cannot be compiled.
         TypeError: `model` is not a bertlite model, or holds matrices that are not plain nn.Linear.
 
     Source: the operators are those that torch.compile itself writes for linear layers on the CPU
@@ -41,27 +46,30 @@ def optimize_for_inference(
         raise TypeError(f"model is a {type(model).__module__}.{type(model).__qualname__}; load it with bertlite")
     refuse_wrapped(model)
     dtype = dtype or model.dtype
-    backend = choose_backend(backend, dtype, model.device)
+    check_request(backend, dtype, model.device)
+    kernels = None
+    if backend == "native":
+        kernels = require_native(model, dtype)
+    elif backend == "auto":
+        kernels = kernels_if_any(model, dtype)
+    if kernels is not None:
+        return InferenceModel(native_copy(model, dtype, kernels), "native", dtype)
+    if backend == "auto":
+        backend = "onednn" if model.device.type == "cpu" else "inductor"
     if backend == "onednn":
         require_onednn(dtype)
     copied = fused_copy(model, dtype, PackedLinear if backend == "onednn" else FixedLinear)
     return InferenceModel(copied, backend, dtype)
 
 
-def choose_backend(name: str, dtype: torch.dtype, device: torch.device) -> str:
-    """Return the backend that a name stands for on this device.
-
-    Raises:
-        ValueError: it does not exist, or not for this device and dtype.
-    """
-    if name not in BACKENDS:
-        raise ValueError(f"backend {name!r} is unknown; have: {', '.join(BACKENDS)}")
-    if name == "auto":
-        name = "onednn" if device.type == "cpu" else "inductor"
+def check_request(backend: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise ValueError if a backend does not exist, or not for this device and dtype."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend {backend!r} is unknown; have: {', '.join(BACKENDS)}")
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype} is not among {', '.join(map(str, DTYPES))}; give one of them")
-    if name == "inductor" and dtype == torch.int8:
+    on_cpu = device.type == "cpu"
+    if dtype == torch.int8 and (backend == "inductor" or (backend == "auto" and not on_cpu)):
         raise ValueError("backend 'inductor' has no int8; use 'onednn', or bfloat16")
-    if name == "onednn" and device.type != "cpu":
+    if backend == "onednn" and not on_cpu:
         raise ValueError(f"backend 'onednn' is for the CPU and the model is on {device}; use 'inductor'")
-    return name

@@ -1,6 +1,8 @@
 """The model that `optimize_for_inference` returns: it runs, and refuses all else."""
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from types import FunctionType, MethodType
 from typing import NoReturn, TypeAlias
 
@@ -11,6 +13,7 @@ from torch.utils import _pytree as pytree
 from bertlite.config import BertConfig
 from bertlite.inference.fusion import FusedOutput
 from bertlite.inference.linear import FixedLinear
+from bertlite.inference.native.saving import load_native, save_native
 from bertlite.model import BertPreTrainedModel
 from bertlite.stack.outputs import ModelOutput
 
@@ -24,9 +27,9 @@ Output: TypeAlias = ModelOutput | tuple[object, ...]
 class InferenceModel(nn.Module):
     """A model that only runs, made by `optimize_for_inference`.
 
-    It is called like the model it was made from and returns the same types, without gradients.  It pickles, and packs
-    its weights again where it is unpickled.  A forked process may run it after `torch.set_num_threads(1)`, as a
-    DataLoader's workers do: threads do not survive a fork.
+    It is called like the model it was made from and returns the same types, without gradients.  It pickles; weights
+    packed for oneDNN are packed again where it is unpickled.  A forked process may run it after
+    `torch.set_num_threads(1)`, as a DataLoader's workers do: threads do not survive a fork.
     """
 
     def __init__(self, model: BertPreTrainedModel, backend: str, dtype: torch.dtype) -> None:
@@ -91,6 +94,31 @@ class InferenceModel(nn.Module):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.prepare_compilation()
 
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the model with its packed weights to a folder, for `load`; the folder is replaced in one step.
+
+        Raises:
+            RuntimeError: the backend is not "native", which alone has weights that can be mapped again.
+            OSError: the folder cannot be written.
+        """
+        if self.backend != "native":
+            raise RuntimeError(
+                f"backend {self.backend!r} packs its weights anew in every process: save the model it was made from"
+            )
+        save_native(self.model, Path(folder))
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> "InferenceModel":
+        """Return a model that `save` wrote, its weights mapped from the files.
+
+        Raises:
+            FileNotFoundError: the folder lacks a file.
+            ValueError: it was written in another format, or is damaged.
+            RuntimeError: the native kernels cannot be had on this machine.
+        """
+        model, numbers = load_native(Path(folder))
+        return cls(model, "native", getattr(torch, numbers))
+
     def train(self, mode: bool = True) -> "InferenceModel":
         return refuse("training mode") if mode else self
 
@@ -98,7 +126,7 @@ class InferenceModel(nn.Module):
         return refuse("gradients") if requires_grad else self
 
     def state_dict(self, *args: object, **kwargs: object) -> NoReturn:
-        refuse("state_dict: save the model it was made from")
+        refuse("state_dict: save the model it was made from, or use save(folder)")
 
     def load_state_dict(self, *args: object, **kwargs: object) -> NoReturn:
         refuse("load_state_dict")

@@ -7,17 +7,18 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
 from bertlite.records import quartiles
 
 Timings = dict[str, list[float]]  # candidate: seconds of each round
 FEWEST = 7  # rounds that a median and its quartiles are taken of
-SETTLE = 0.01  # seconds between two candidates: the threads of the last one still spin
+SETTLE = 0.01  # seconds that a process sleeps at a time while threads of the last candidate spin
+SPINNING = 0.1  # share of a processor that is in use while they do; Python's own threads use less
+LONGEST_SPIN = 1.0  # seconds after which a candidate begins although threads still spin
+MOST_CALLS = 100  # of a candidate in one round
 
 
 def alternate(
@@ -28,14 +29,17 @@ def alternate(
     warm: int = 2,
     seconds: float = math.inf,
     fewest: int | None = None,
+    burst: float = 0.0,
     after_round: Callable[[], object] = lambda: None,
 ) -> Timings:
-    """Time each candidate in each round.
+    """Time each candidate in each round, and begin when no thread of the one before is still spinning.
 
     Args:
         warm: rounds before the timed ones, which do not count.
         seconds: time limit; no other round begins after it, if there have been `fewest`.
         fewest: rounds that there are in any case, by default FEWEST; a figure needs no fewer.
+        burst: seconds that a candidate takes in a round at least.  One that is shorter is called several times, after
+            a call that does not count, and its time is that of one call.  The warm rounds say how many calls.
         after_round: called after each timed round.
 
     Raises:
@@ -43,21 +47,55 @@ def alternate(
     """
     fewest = FEWEST if fewest is None else fewest
     check_rounds(rounds, fewest)
+    if burst and not warm:
+        raise ValueError("a burst needs a warm round, which says how many calls it has: give warm=1")
     times: Timings = {name: [] for name in candidates}
+    calls = dict.fromkeys(candidates, 1)
     began = time.perf_counter()
     for i in range(warm + rounds):
         if i - warm >= fewest and time.perf_counter() - began > seconds:
             break
         for name, run in candidates.items():
-            time.sleep(SETTLE)
-            start = time.perf_counter()
-            run()
-            wait_for(device)
+            wait_until_idle()
+            took = time_calls(run, calls[name], device)
             if i >= warm:
-                times[name].append(time.perf_counter() - start)
+                times[name].append(took)
+            elif took < burst:
+                calls[name] = min(MOST_CALLS, math.ceil(burst / max(took, burst / MOST_CALLS)))
         if i >= warm:
             after_round()
     return times
+
+
+def time_calls(run: Callable[[], Any], calls: int, device: str = "cpu") -> float:
+    """Return the seconds of one call: the mean over several, after one that does not count, or of a single one."""
+    if calls > 1:
+        run()
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    wait_for(device)
+    return (time.perf_counter() - start) / calls
+
+
+def wait_until_idle(longest: float = LONGEST_SPIN) -> float:
+    """Wait until no thread of this process spins, and return the processor seconds that threads spent meanwhile.
+
+    The threads of a library may wait for its next call in a loop (OpenMP's for milliseconds or, in some builds, for
+    200 of them), and would slow down another library.
+    """
+    began, spent = time.perf_counter(), time.process_time()
+    while True:
+        before = time.process_time()
+        time.sleep(SETTLE)
+        if time.process_time() - before < SPINNING * SETTLE or time.perf_counter() - began >= longest:
+            return time.process_time() - spent
+
+
+def spin_after(run: Callable[[], Any]) -> float:
+    """Return the processor seconds that threads spend after a run has returned."""
+    run()
+    return wait_until_idle()
 
 
 def check_rounds(rounds: int, fewest: int | None = None, name: str = "rounds") -> None:
@@ -96,21 +134,6 @@ def ratios(times: Timings, a: str, b: str) -> list[float]:
 def with_spread(found: Mapping[str, float], form: str = ".2f") -> str:
     """Write a median with its quartiles: 1.19 (1.17–1.22)."""
     return f"{found['median']:{form}} ({found['low']:{form}}–{found['high']:{form}})"
-
-
-def ceilings(device: str) -> dict[str, float]:
-    """Measure the machine: operations per second of a large matmul by dtype, and "bytes" per second of a copy."""
-    found = {}
-    on_cpu = torch.device(device).type == "cpu"
-    size = 2048 if on_cpu else 8192
-    with torch.inference_mode():
-        for dtype in (torch.float32, torch.bfloat16):
-            x, weight = torch.randn(2, size, size, device=device).to(dtype)
-            seconds = quickest(partial(F.linear, x, weight), device)
-            found[str(dtype).removeprefix("torch.")] = 2 * size**3 / seconds
-        source = torch.ones(2**26 if on_cpu else 2**28, device=device)  # 256 MB and 1 GB, beyond any cache
-        found["bytes"] = 2 * source.nbytes / quickest(partial(torch.empty_like(source).copy_, source), device)
-    return found
 
 
 def quickest(run: Callable[[], Any], device: str) -> float:

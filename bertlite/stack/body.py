@@ -21,7 +21,7 @@ from bertlite.stack.kernels import Needs
 from bertlite.stack.layouts import Attention, Layout, Padded
 from bertlite.stack.modules import NO_MEMORY, BertEmbeddings, BertEncoder, BertPooler, First, Memory
 from bertlite.stack.outputs import BertModelOutput, Encoded, ModelOutput
-from bertlite.stack.packed import Packed, packing_of, packing_that_pays
+from bertlite.stack.packed import Packed, packing_from_first, packing_of, packing_that_pays
 from bertlite.stack.packed_inputs import check_packed
 from bertlite.stack.packing import Packing
 
@@ -191,6 +191,8 @@ class BertBody(Generic[Out]):
                 raise ValueError("give attention_mask or cu_seqlens, not both: packed sequences have no padding")
             self.check_encoder("packed")
             return Packing.of_ends(inputs.cu_seqlens, inputs.ends, inputs.tokens.device)
+        if name == "auto" and self.encoder.leaves_padding_out and not inputs.output_attentions:
+            return packing_from_first(x, mask)
         if name == "auto":
             seen = not inputs.first_token_only or cached or self.config.is_decoder or self.embeddings.training
             if seen or mask is None or not self.may_skip_padding():

@@ -289,6 +289,7 @@ class BertEncoder(nn.Module):
     """The layers, one after the other."""
 
     layer_class: type[BertLayer] = BertLayer
+    leaves_padding_out = False  # wherever it can, though the backend be "auto"
 
     def __init__(self, config: ConfigLike) -> None:
         super().__init__()

@@ -59,6 +59,15 @@ def packing_that_pays(x: Tensor, mask: Tensor) -> Packing | None:
     return Packing.of_mask(real) if pays else None
 
 
+def packing_from_first(x: Tensor, mask: Tensor | None) -> Packing | None:
+    """Return which tokens of x, (B, S, …), are real, if a 2-D mask says so and each sequence begins with one."""
+    if mask is None or mask.dim() != 2:
+        return None
+    check_shape(mask, (x.shape[0], 1, x.shape[1], x.shape[1]), "attention_mask")
+    real = read_ones(mask, "attention_mask")
+    return Packing.of_mask(real) if bool(real[:, :1].all()) else None
+
+
 @dataclass(frozen=True)
 class Packed:
     """Tokens, (T, …), without padding; see `bertlite.stack.layouts.Layout`."""

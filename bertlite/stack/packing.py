@@ -111,6 +111,8 @@ class Packing:
     @cached_property
     def firsts(self) -> Tensor:
         """Return which of the T tokens are the first of their sequence."""
+        if self.indices is None and self.shape is not None:
+            return torch.arange(0, self.tokens, max(self.shape[1], 1), device=self.device)
         return self.filled_ends[:-1]
 
     @cached_property

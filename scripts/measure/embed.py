@@ -1,27 +1,39 @@
-"""Time texts to vectors, `Embedder.encode` beside sentence-transformers' `encode`, each with its own settings.
+"""Time texts to vectors, `Embedder.encode` beside sentence-transformers' `encode` with torch and with OpenVINO.
 
     python -m scripts.measure.embed MODEL TEXT --out scripts/results/embed.json
+    python -m scripts.measure.embed MODEL TEXT --backend native,onednn --only float32,bfloat16
 
 Every line of TEXT that is neither empty nor a heading is a text, as in WikiText-2; --texts of them are taken, spread
-evenly over the file.  Candidates alternate, so that a noisy machine is noisy for all of them.
+evenly over the file.  Each engine has its own settings for batches, and the same number of threads; its vectors are
+held against those of float64 before it is timed.  Candidates alternate, so that a noisy machine is noisy for all of
+them.  What is not installed here is listed.  OpenVINO's int8 is calibrated on texts of the same file.
 """
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 
+from bertlite.cli.parts import names
 from bertlite.embed import Embedder
+from bertlite.lab.bench.accuracy import accuracy
+from bertlite.lab.bench.ceiling import openvino_settings
+from bertlite.lab.bench.engines import ALL, FLOATS, reason_without_backend
 from bertlite.lab.timing import FEWEST, alternate, check_rounds, summary, with_spread
 from bertlite.records import environment, sha256_of, version_of, write_record
 
 ROOT = Path(__file__).resolve().parents[2]
 
-OURS, HALF, THEIRS = "bertlite", "bertlite, bfloat16", "sentence-transformers"
+TORCH, OPENVINO = "sentence-transformers torch", "sentence-transformers OpenVINO"
 TOKENIZING = "bertlite, texts to tokens alone"
+VERSIONS = ("sentence-transformers", "optimum-intel", "openvino", "nncf")
+CALIBRATION = 64  # texts
+
+Encode = Callable[[list[str]], Any]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,26 +43,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not texts:
         print(f"{args.text} holds no paragraph", file=sys.stderr)
         return 2
-    ours, half, theirs = Embedder(args.model), Embedder(args.model, dtype="bfloat16"), peer(args.model)
-    wanted = theirs(texts)
-    errors = {name: float(np.abs(each.encode(texts) - wanted).max()) for name, each in ((OURS, ours), (HALF, half))}
-    candidates: dict[str, Callable[[], Any]] = {
-        THEIRS: lambda: theirs(texts),
-        OURS: lambda: ours.encode(texts),
-        HALF: lambda: half.encode(texts),
-        TOKENIZING: lambda: ours.tokenize(texts),
-    }
+    engines, missing = build(args.model, args.backend, args.only, texts)
+    truth = Embedder(args.model, dtype="float64")
+    right = torch.as_tensor(truth.encode(texts)).double()
+    found = {name: accuracy(torch.as_tensor(each(texts)).double(), right, None) for name, each in engines.items()}
+    wrong = [name for name, each in found.items() if not each.is_right(name.split()[-1])]
+    candidates = {name: partial(each, texts) for name, each in engines.items() if name not in wrong}
+    if not any(name.startswith("bertlite") for name in candidates):
+        reasons = "; ".join([*(f"{name}: {reason}" for name, reason in missing.items()), *wrong])
+        print(f"no engine of bertlite can be timed: {reasons or 'none matches --only'}", file=sys.stderr)
+        return 2
+    candidates[TOKENIZING] = partial(truth.tokenize, texts)
     times = alternate(candidates, args.rounds, warm=1, seconds=args.seconds)
-    lengths = [len(row) for row in ours.tokenize(texts)]
+    lengths = [len(row) for row in truth.tokenize(texts)]
     where = environment()
-    where["versions"][THEIRS] = version_of(THEIRS)
-    over = [(THEIRS, OURS), (THEIRS, HALF), (TOKENIZING, OURS)]
+    where["versions"] |= {name: version_of(name) for name in VERSIONS}
     record = {
-        **summary("texts to vectors, in float32 unless named", times, over),
+        **summary("texts to vectors", times, ratio_pairs(list(times))),
         "environment": where,
-        "model": {"sha256": ours.fingerprint()},
+        "model": {"sha256": truth.fingerprint()},
         "data": {"sha256": sha256_of(args.text), "texts": len(texts), "tokens": sum(lengths), "longest": max(lengths)},
-        "largest_difference": errors,
+        "errors": {name: each.error for name, each in found.items()},
+        "cosines": {name: each.cosine for name, each in found.items()},
+        "wrong": wrong,
+        "missing": missing,
     }
     print(report(record))
     if args.out:
@@ -63,6 +79,20 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a folder with a sentence-transformers model in float32")
     parser.add_argument("text", type=Path, help="a text file, a paragraph in each line")
+    parser.add_argument(
+        "--backend",
+        type=names,
+        default=("onednn",),
+        metavar="A,B",
+        help="backends of bertlite (default: onednn)",
+    )
+    parser.add_argument(
+        "--only",
+        type=names,
+        default=("",),
+        metavar="A,B",
+        help="engines whose name contains one of these (default: all)",
+    )
     parser.add_argument("--texts", type=int, default=600, help="number of texts (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=9, help="runs of each candidate (default: %(default)s)")
     parser.add_argument(
@@ -83,28 +113,101 @@ def paragraphs(path: Path, count: int) -> list[str]:
     return [found[i * len(found) // count] for i in range(count)]
 
 
-def peer(model: str) -> Callable[[list[str]], Any]:
-    """Return the `encode` of sentence-transformers with the same model."""
-    try:
-        from sentence_transformers import SentenceTransformer
-    except ModuleNotFoundError:
-        sys.exit("this compares with sentence-transformers: pip install sentence-transformers")
-    return SentenceTransformer(model, device="cpu", local_files_only=True).encode
+def build(
+    model: str, backends: Sequence[str], only: Sequence[str], texts: list[str]
+) -> tuple[dict[str, Encode], dict[str, str]]:
+    """Return the engines by name and dtype, the peers first, and the reason why each of the others is missing."""
+    builders: dict[str, Callable[[], Encode]] = {
+        **{f"{TORCH} {dtype}": partial(with_torch, model, dtype) for dtype in FLOATS},
+        **{f"{OPENVINO} {dtype}": partial(with_openvino, model, dtype, texts) for dtype in ALL},
+        **{f"bertlite {each} {dtype}": partial(ours, model, each, dtype) for each in backends for dtype in ALL},
+    }
+    engines, missing = {}, {}
+    for name, builder in builders.items():
+        if not any(part in name for part in only):
+            continue
+        try:
+            engines[name] = builder()
+        except ImportError as error:
+            missing[name] = f"not installed: {error}"
+        except MissingEngineError as error:
+            missing[name] = str(error)
+    return engines, missing
 
 
-def report(record: dict[str, Any]) -> str:
-    """Write tokens per second and ratios in lines."""
-    tokens = record["data"]["tokens"]
-    lines = [
-        f"{name:<32} {tokens / row['median']:11,.0f} tokens/s {row['median']:8.3f} s"
-        f" ({row['low']:.3f} to {row['high']:.3f})"
-        for name, row in record["seconds"].items()
-    ]
-    lines += [
-        f"{name}: {with_spread(record['ratios'][f'{THEIRS} / {name}'])} times as fast; largest difference {error:.0e}"
-        for name, error in record["largest_difference"].items()
-    ]
-    return "\n".join(lines)
+class MissingEngineError(Exception):
+    """An engine that this machine or this version cannot run; the message is the reason."""
+
+
+def ours(model: str, backend: str, dtype: str) -> Encode:
+    """Return `encode` of bertlite with a backend of `optimize_for_inference`.
+
+    Raises:
+        MissingEngineError: the backend is not there, or not for this dtype.
+    """
+    if reason := reason_without_backend(backend, dtype):
+        raise MissingEngineError(reason)
+    return Embedder(model, backend=backend, dtype=dtype).encode
+
+
+def with_torch(model: str, dtype: str) -> Encode:
+    """Return `encode` of sentence-transformers with torch."""
+    from sentence_transformers import SentenceTransformer
+
+    settings = {"dtype": getattr(torch, dtype)}
+    encode: Encode = SentenceTransformer(model, device="cpu", local_files_only=True, model_kwargs=settings).encode
+    return encode
+
+
+def with_openvino(model: str, dtype: str, texts: Sequence[str]) -> Encode:
+    """Return `encode` of sentence-transformers with OpenVINO, through optimum-intel.
+
+    int8 is its static quantisation, as `export_static_quantized_openvino_model` makes it, here calibrated on texts.
+    """
+    import optimum.intel  # noqa: F401  # sentence-transformers would raise another error if it is missing
+    from sentence_transformers import SentenceTransformer
+
+    settings = {"ov_config": dict(openvino_settings(dtype)), "export": True}
+    loaded = SentenceTransformer(model, device="cpu", backend="openvino", local_files_only=True, model_kwargs=settings)
+    if dtype == "int8":
+        quantise(loaded, texts)
+    encode: Encode = loaded.encode
+    return encode
+
+
+def quantise(loaded: Any, texts: Sequence[str]) -> None:
+    """Replace the model inside by one of 8 bits, with nncf's scales for these texts."""
+    import nncf
+
+    inside = loaded.transformers_model
+    samples = [dict(loaded.tokenizer(text, truncation=True, return_tensors="np")) for text in texts[:CALIBRATION]]
+    wanted = {port.get_any_name() for port in inside.model.inputs}
+    data = nncf.Dataset([{name: x for name, x in sample.items() if name in wanted} for sample in samples])
+    inside.model = nncf.quantize(inside.model, data, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(samples))
+    inside.clear_requests()
+    inside.compile()
+
+
+def ratio_pairs(timed: Sequence[str]) -> list[tuple[str, str]]:
+    """Return pairs of peer and engine, whose ratio says how much faster the engine is; and tokenizing's share."""
+    base = f"{TORCH} float32"
+    own = [name for name in timed if name.startswith("bertlite") and name != TOKENIZING]
+    pairs = [(base, name) for name in timed if base in timed and name not in (base, TOKENIZING)]
+    pairs += [(peer, name) for name in own if (peer := f"{OPENVINO} {name.split()[-1]}") in timed]
+    return [*pairs, *((TOKENIZING, name) for name in own)]
+
+
+def report(record: Mapping[str, Any]) -> str:
+    """Write tokens per second, errors and ratios in lines."""
+    tokens, width = record["data"]["tokens"], max(map(len, record["seconds"]))
+    lines = []
+    for name, row in record["seconds"].items():
+        error = f"  error {record['errors'][name]:.0e}" if name in record["errors"] else ""
+        spread = f"{row['median']:8.3f} s ({row['low']:.3f} to {row['high']:.3f})"
+        lines.append(f"{name:<{width}} {tokens / row['median']:11,.0f} tokens/s {spread}{error}")
+    lines += [f"{pair}: {with_spread(ratio)}" for pair, ratio in record["ratios"].items() if TOKENIZING not in pair]
+    lines += [f"WRONG  {name}: error {record['errors'][name]:.1e}, so it is not timed" for name in record["wrong"]]
+    return "\n".join([*lines, *(f"missing: {name}: {reason}" for name, reason in record["missing"].items())])
 
 
 if __name__ == "__main__":

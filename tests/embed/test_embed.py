@@ -23,11 +23,13 @@ import bertlite
 from bertlite import BertConfig, BertModel, BertTokenizer
 from bertlite.cli import main
 from bertlite.embed import Embedder, pool
+from bertlite.embed import embedder as embedder_module
 from bertlite.embed.command import read_placement, run_local
 from bertlite.embed.embedder import pack_weights
 from bertlite.embed.job import Job, TokenCount, run
 from bertlite.embed.rows import Rows
 from bertlite.inference import InferenceModel
+from bertlite.lab.bench import engines as bench_engines
 from bertlite.parity.command import demo_checkpoint
 from bertlite.progress import Progress
 from scripts.measure import embed as measure_embed
@@ -218,12 +220,29 @@ def test_settings_that_make_no_sense_are_refused(checkpoint, tmp_path) -> None:
         ({"pooling": "sum"}, "pooling 'sum' is unknown; have: cls, mean, max"),
         ({"max_length": 41}, "max_length is 41; this model takes 3 to 40 tokens"),
         ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"dtype": "int8"}, "int8"),
+        ({"dtype": "int4"}, "int4"),
+        ({"backend": "fast"}, "backend 'fast' is unknown; have: auto, native, onednn"),
     ):
         with pytest.raises(ValueError, match=message):
             Embedder(checkpoint, **options)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         Embedder(tmp_path / "nowhere")
+
+
+def test_8_bit_integers_give_vectors_near_those_of_floats(checkpoint) -> None:
+    wanted, rounded = Embedder(checkpoint).encode(texts_of(9)), Embedder(checkpoint, dtype="int8")
+    got = rounded.encode(texts_of(9))
+    assert rounded.settings["dtype"] == "int8"
+    assert got.dtype == np.float32
+    cosine = (got * wanted).sum(-1) / np.linalg.norm(got, axis=-1) / np.linalg.norm(wanted, axis=-1)
+    assert cosine.min() > 0.99
+    assert np.abs(got - wanted).max() > 1e-4, "nothing was rounded"
+
+
+def test_8_bit_integers_that_are_not_to_be_had_are_an_error(checkpoint, monkeypatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match=r"torch\.int8"):
+        Embedder(checkpoint, dtype="int8").load()
 
 
 def test_a_model_that_does_more_than_pool_is_refused(checkpoint, tmp_path) -> None:
@@ -241,11 +260,47 @@ def test_a_model_that_does_more_than_pool_is_refused(checkpoint, tmp_path) -> No
     assert Embedder(tmp_path, pooling="max").pooling == "max"
 
 
+def test_a_backend_that_is_named_is_taken(checkpoint, monkeypatch) -> None:
+    asked = []
+
+    def optimise(model: BertModel, dtype: torch.dtype | None = None, backend: str = "auto") -> BertModel:
+        asked.append((model.dtype, dtype, backend))
+        return model
+
+    monkeypatch.setattr(embedder_module, "optimize_for_inference", optimise)
+    Embedder(checkpoint, backend="inductor", dtype="bfloat16").encode(["a"])
+    Embedder(checkpoint, backend="onednn", dtype="int8").encode(["a"])
+    Embedder(checkpoint, dtype=torch.int8).encode(["a"])
+    Embedder(checkpoint).encode(["a"])
+    assert asked == [
+        (torch.bfloat16, torch.bfloat16, "inductor"),
+        (torch.float32, torch.int8, "onednn"),
+        (torch.float32, torch.int8, "auto"),
+        (torch.float32, None, "auto"),
+    ]
+
+
+def test_a_backend_that_is_named_raises_rather_than_fall_back(checkpoint) -> None:
+    with pytest.raises(ValueError, match=r"dtype torch\.float64 is not among"):
+        Embedder(checkpoint, backend="onednn", dtype="float64").encode(["a"])
+
+
 def test_the_benchmark_compares_the_same_paragraphs(checkpoint, tmp_path, monkeypatch, capsys) -> None:
     text, path = tmp_path / "wiki.txt", tmp_path / "embed.json"
     text.write_text("\n".join(f" = heading = \n\n {each} " for each in texts_of(11)))
     assert measure_embed.paragraphs(text, 99) == texts_of(11)
-    monkeypatch.setattr(measure_embed, "peer", lambda model: Embedder(model, dtype="float64").encode)
+
+    def peer(model: str, dtype: str) -> Any:
+        return Embedder(model, dtype="float64" if dtype == "float32" else dtype).encode
+
+    def without(model: str, dtype: str, texts: list[str]) -> Any:
+        if dtype == "int8":
+            raise ImportError("no module named optimum")
+        return Embedder(model, dtype="float32", pooling="mean" if dtype == "float32" else "max").encode
+
+    monkeypatch.setattr(measure_embed, "with_torch", peer)
+    monkeypatch.setattr(measure_embed, "with_openvino", without)
+    monkeypatch.setattr(bench_engines, "slowness_of_int8", lambda: 1.0)  # on a small model it may be slow
     arguments = [str(checkpoint), str(text), "--texts", "5", "--rounds", "7", "--out", str(path)]
     assert measure_embed.main(arguments) == 0
     record = json.loads(path.read_text())
@@ -256,10 +311,18 @@ def test_the_benchmark_compares_the_same_paragraphs(checkpoint, tmp_path, monkey
         "tokens": sum(lengths),
         "longest": max(lengths),
     }
-    errors = record["largest_difference"]
-    assert 0 < errors["bertlite"] < 2e-6 < errors["bertlite, bfloat16"] < 0.1
-    ratio = record["ratios"]["sentence-transformers / bertlite"]["median"]
-    assert f"bertlite: {ratio:.2f}" in capsys.readouterr().out
+    errors = record["errors"]
+    assert 0 < errors["bertlite onednn float32"] < 1e-5 < errors["bertlite onednn bfloat16"] < 0.05
+    assert record["wrong"] == ["sentence-transformers OpenVINO bfloat16"]  # it pools otherwise
+    assert record["missing"] == {"sentence-transformers OpenVINO int8": "not installed: no module named optimum"}
+    ratios = record["ratios"]
+    assert ratios["sentence-transformers OpenVINO float32 / bertlite onednn float32"]["median"] > 0
+    ratio = ratios["sentence-transformers torch float32 / bertlite onednn int8"]["median"]
+    shown = capsys.readouterr().out
+    assert f"/ bertlite onednn int8: {ratio:.2f}" in shown
+    assert "WRONG  sentence-transformers OpenVINO bfloat16: error" in shown
+    assert measure_embed.main([*arguments, "--backend", "no-such", "--only", "no-such"]) == 2
+    assert "this version of bertlite has no backend 'no-such'" in capsys.readouterr().err
     text.write_text("\n = heading = \n")
     assert measure_embed.main([str(checkpoint), str(text)]) == 2
     assert "holds no paragraph" in capsys.readouterr().err

@@ -181,6 +181,48 @@ def test_a_budget_of_macs_counts_what_is_pruned_already() -> None:
         rank_by_macs(config, 0.9, LENGTH, torch.zeros(2, 3))
 
 
+@pytest.mark.parametrize("least", [1, 2, 4])
+@pytest.mark.parametrize("budget", [1.0, 0.7, 0.55])
+def test_a_budget_of_macs_leaves_every_layer_its_heads(budget: float, least: int) -> None:
+    """All subsets counted out; layer 0 has the lowest scores and would go whole."""
+    heads, neurons = draw(2, 4), draw(2, 5, seed=1)
+    heads[0] *= 0.01
+    limit, best = budget * macs(CONFIG, LENGTH), -math.inf
+    for mask in product([False, True], repeat=8):
+        gone = {layer: [i for i in range(4) if mask[4 * layer + i]] for layer in range(2)}
+        if max(map(len, gone.values())) > 4 - least:
+            continue
+        for others in range(11):
+            choice = gone, rank_neurons(neurons, others)
+            if macs(with_pruned(CONFIG, *choice), LENGTH) <= limit:
+                best = max(best, value(heads, gone) + value(neurons, choice[1]))
+    if best == -math.inf:
+        with pytest.raises(ValueError, match=f"cannot be met: at_least {least} heads a layer take 0"):
+            rank_by_macs(CONFIG, budget, LENGTH, heads, neurons, at_least=least)
+        return
+    found = rank_by_macs(CONFIG, budget, LENGTH, heads, neurons, at_least=least)
+    assert macs(with_pruned(CONFIG, *found), LENGTH) <= limit
+    assert all(len(units) <= 4 - least for units in found[0].values())
+    assert abs(value(heads, found[0]) + value(neurons, found[1]) - best) < 1e-12
+
+
+def test_heads_alone_leave_every_layer_its_heads() -> None:
+    heads = draw(2, 4)
+    heads[0] *= 0.01
+    heads[1, 2] = NAN
+    config = with_pruned(CONFIG, {1: [2]})
+    one = macs(CONFIG, LENGTH) - macs(with_pruned(CONFIG, {0: [0]}), LENGTH)
+    for few in range(4):
+        share = 1 - (few + 1) * one / macs(CONFIG, LENGTH)
+        wanted = rank_heads(heads, few, at_least=2)
+        assert rank_by_macs(config, share, LENGTH, heads, at_least=2) == (wanted, {})
+    share = 1 - 5 * one / macs(CONFIG, LENGTH)
+    with pytest.raises(ValueError, match=r"by removing heads alone: the neurons and 4 heads take 0"):
+        rank_by_macs(config, share, LENGTH, heads, at_least=2)
+    with pytest.raises(ValueError, match="at_least is -1"):
+        rank_by_macs(config, share, LENGTH, heads, at_least=-1)
+
+
 # rank_by_latency
 
 HEAD_TIMES = {0: 1.0, 1: 7.0, 2: 8.0, 4: 9.0}  # a table of steps: three heads are no quicker than four
@@ -202,6 +244,33 @@ def test_within_a_measured_time_no_choice_keeps_more(budget: float) -> None:
             ]
             best = max(best, sum(top))
     assert abs(value(heads, gone[0]) + value(neurons, gone[1]) - best) < 1e-12
+
+
+@pytest.mark.parametrize("least", [1, 2, 3])
+@pytest.mark.parametrize("budget", [22.5, 26.5, 31.5, 56.0])  # times are whole: rounding to cells cannot matter
+def test_a_measured_time_leaves_every_layer_its_heads(budget: float, least: int) -> None:
+    heads, neurons = draw(2, 4), draw(2, 5, seed=1)
+    heads[0] *= 0.01
+    gone = rank_by_latency(budget, heads, HEAD_TIMES, neurons, NEURON_TIMES, at_least=least)
+    assert all(4 - len(gone[0].get(layer, ())) >= least for layer in range(2))
+    best = 0.0
+    for a, b in product(product([n for n in HEAD_TIMES if n >= least], repeat=2), product(NEURON_TIMES, repeat=2)):
+        if sum(HEAD_TIMES[n] for n in a) + sum(NEURON_TIMES[n] for n in b) <= budget:
+            tops = zip([*heads, *neurons], a + b, strict=True)
+            best = max(best, sum(float(row.sort(descending=True).values[:n].sum()) for row, n in tops))
+    assert abs(value(heads, gone[0]) + value(neurons, gone[1]) - best) < 1e-12
+
+
+def test_a_measured_time_that_no_layer_can_keep_is_refused() -> None:
+    heads = draw(2, 4)
+    with pytest.raises(ValueError, match=r"the budget is 5\.0; the fastest choice takes 14"):
+        rank_by_latency(5.0, heads, HEAD_TIMES, at_least=1)
+    with pytest.raises(ValueError, match="layer 0 has 4 heads, and the times name no number that small of at least 2"):
+        rank_by_latency(99.0, heads, {0: 1.0, 1: 2.0}, at_least=2)
+    with pytest.raises(ValueError, match="at_least is -1"):
+        rank_by_latency(99.0, heads, HEAD_TIMES, at_least=-1)
+    heads[0, [0, 1, 2]] = NAN  # one is left, and stays
+    assert rank_by_latency(99.0, heads, HEAD_TIMES, at_least=2) == ({}, {})
 
 
 def test_a_knapsack_is_within_its_cells_of_the_best() -> None:

@@ -165,3 +165,15 @@ def test_public_names_are_found_when_they_are_asked_for() -> None:
     assert set(bertlite.importance.__all__) <= set(dir(bertlite.importance))  # type: ignore[attr-defined]  # as `from … import *` sees it
     with pytest.raises(AttributeError, match=r"module 'bertlite.importance' has no attribute 'head_importances'"):
         bertlite.importance.head_importances  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_no_module_has_the_name_of_a_public_function() -> None:
+    """Or `import bertlite.importance.NAME as module` would give the function."""
+    import pkgutil
+    from importlib import import_module
+
+    import bertlite.importance
+
+    modules = {each.name for each in pkgutil.iter_modules(bertlite.importance.__path__)}
+    assert "scores" in modules
+    assert modules.isdisjoint(import_module("bertlite.importance.public").__all__)

@@ -1,6 +1,8 @@
 """bertlite/lab/bench and timing: the work is what it says, every engine runs, and a slower record is found out."""
 
+import itertools
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -9,13 +11,16 @@ from conftest import SIZES
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bertlite import BertConfig, cli
+from bertlite.inference import optimize
 from bertlite.lab import timing
-from bertlite.lab.bench import engines, sections
+from bertlite.lab.bench import ceiling, engines, sections
+from bertlite.lab.bench.accuracy import ERRORS, Accuracy, accuracies, accuracy
+from bertlite.lab.bench.ceiling import Ceiling
 from bertlite.lab.bench.command import PEERS, report_worse, section_lines
-from bertlite.lab.bench.engines import ENGINES, states
-from bertlite.lab.bench.sections import BASELINE, ERRORS, Bench, gpu_demands, is_right, limit_fractions
+from bertlite.lab.bench.engines import ENGINES, reason_without_backend
+from bertlite.lab.bench.sections import BASELINE, Bench, gpu_demands, limit_fractions, limit_times, ratio_pairs
 from bertlite.lab.bench.work import full, lengths_like, ragged, works
-from bertlite.lab.timing import FEWEST, SETTLE, alternate, summary, with_spread
+from bertlite.lab.timing import FEWEST, LONGEST_SPIN, SETTLE, alternate, summary, wait_until_idle, with_spread
 from bertlite.records import environment, version_of
 
 TINY = {**SIZES, "vocab_size": 1000, "num_attention_heads": 4, "max_position_embeddings": 512, "num_hidden_layers": 2}
@@ -40,6 +45,60 @@ def test_rounds_end_when_their_time_is_over():
     times = alternate({"a": lambda: ran.append("a")}, 9, warm=1, seconds=0)
     assert (len(ran), len(times["a"])) == (8, FEWEST)
     assert len(alternate({"a": lambda: None}, 2, warm=0, seconds=0, fewest=2)["a"]) == 2
+
+
+def test_a_short_candidate_runs_several_times_in_a_round():
+    ran = []
+
+    def short():
+        ran.append("short")
+        time.sleep(0.002)
+
+    def long():
+        ran.append("long")
+        time.sleep(0.03)
+
+    times = alternate({"short": short, "long": long}, 2, warm=1, fewest=2, burst=0.02)
+    bursts = [(name, len(list(group))) for name, group in itertools.groupby(ran)]
+    assert bursts[:2] == [("short", 1), ("long", 1)]  # the warm round, which says how many calls a round has
+    assert {calls for name, calls in bursts[2:] if name == "long"} == {1}
+    (calls,) = {calls for name, calls in bursts[2:] if name == "short"}
+    assert 5 <= calls <= 11  # a call that does not count, and as many as take 20 ms
+    assert 0.002 <= min(times["short"]) <= max(times["short"]) < 0.02  # of one call
+    with pytest.raises(ValueError, match="a burst needs a warm round"):
+        alternate({"a": short}, 2, warm=0, fewest=2, burst=0.02)
+
+
+class Clock:
+    """The module time of a process whose threads use the processor for some seconds, and then no more."""
+
+    def __init__(self, busy):
+        self.now, self.busy = 100.0, busy
+
+    def perf_counter(self):
+        return self.now
+
+    def process_time(self):
+        return min(self.now - 100.0, self.busy)
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def test_a_candidate_waits_until_the_threads_of_the_one_before_no_longer_spin(monkeypatch):
+    for busy, waited in ((0.0, SETTLE), (0.2, 0.2 + SETTLE), (9.0, LONGEST_SPIN)):
+        clock = Clock(busy)
+        monkeypatch.setattr(timing, "time", clock)
+        spent = wait_until_idle()
+        assert clock.now - 100 == pytest.approx(waited, abs=1.01 * SETTLE)
+        assert spent == pytest.approx(min(busy, LONGEST_SPIN), abs=1.01 * SETTLE)
+    clock = Clock(0.0)
+    monkeypatch.setattr(timing, "time", clock)
+
+    def spinning():
+        clock.busy = clock.process_time() + 0.3
+
+    assert timing.spin_after(spinning) == pytest.approx(0.3, abs=1.01 * SETTLE)
 
 
 def test_a_figure_needs_seven_rounds():
@@ -104,13 +163,40 @@ def test_the_limit_is_products_or_reading():
     bench.config = BertConfig(**TINY)
     work = full(3, 17)
     operations = work.operations(bench.config)
-    spread = {"low": 1.0, "median": 2.0, "high": 4.0}
-    taken = {"bertlite sdpa float32": spread, "bertlite optimised int8": spread}
-    bench.ceilings = {"float32": operations, "bytes": 1e18}
-    assert limit_fractions(taken, work, bench) == {"bertlite sdpa float32": {"low": 0.25, "median": 0.5, "high": 1.0}}
+    times = {
+        "bertlite sdpa float32": [1.0, 4.0, 2.0],
+        "bertlite native int8": [1.0, 1.0, 1.0],
+        "matmul float32": [0.5, 1.0, 1.0],
+    }
+    bench.ceilings, bench.copied = {"float32": Ceiling("a library", None, operations, 1.0)}, 1e18
+    limits = limit_times(times, work, bench)
+    assert limits == {"float32": [0.5, 1.0, 1.0]}  # as fast as the matmul in the same round
+    fractions = limit_fractions({name: each for name, each in times.items() if "bertlite" in name}, limits)
+    assert fractions == {"bertlite sdpa float32": {"low": 0.25, "median": 0.5, "high": 0.5}}
     weights = 4 * 2 * (4 * 48**2 + 2 * 48 * 37)
-    bench.ceilings = {"float32": 1e18, "bytes": weights}
-    assert limit_fractions(taken, work, bench) == {"bertlite sdpa float32": {"low": 0.25, "median": 0.5, "high": 1.0}}
+    bench.copied = weights / 2  # two seconds for the weights
+    assert limit_times(times, work, bench) == {"float32": [2.0, 2.0, 2.0]}
+
+
+def test_the_fastest_matmul_is_the_ceiling(monkeypatch):
+    monkeypatch.setattr(ceiling, "SIZE", {"cpu": 64})
+    monkeypatch.setattr(ceiling, "alternate", lambda runs, *_: {name: [9.0, run()] for name, run in runs.items()})
+    slow_and_quick = {"a": lambda: 2.0, "b": lambda: 0.5}
+    monkeypatch.setattr(ceiling, "matmuls", lambda dtype, device: {} if dtype == "int8" else slow_and_quick)
+    found = ceiling.find_ceilings("cpu")
+    assert {dtype: each.library for dtype, each in found.items()} == {"float32": "b", "bfloat16": "b"}
+    assert found["float32"].rate == 2 * 64**3 / 0.5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_every_library_multiplies_by_the_same_size(dtype, monkeypatch):
+    monkeypatch.setattr(ceiling, "SIZE", {"cpu": 64})
+    runs = ceiling.matmuls(dtype, "cpu")
+    assert set(runs) >= ({"torch"} if dtype != "int8" else set())
+    for library, run in runs.items():
+        out = run()
+        shape = out.shape if isinstance(out, torch.Tensor) else out[0].shape
+        assert tuple(shape) == (64, 64), library
 
 
 @pytest.fixture
@@ -128,14 +214,30 @@ def kept(tmp_path):
     ids=lambda each: getattr(each, "name", each),
 )
 def test_every_engine_computes_the_same(engine, dtype, kept):
-    reason = engine.reason_missing("cpu")
+    reason = engine.reason_missing("cpu", dtype)
     if reason:
         pytest.skip(reason)
     batch = ragged("SST-2", 4, 23).inputs(1000)
-    truth = engines.transformers_engine("eager")(kept / "base", "float32", "cpu")(batch).last_hidden_state
-    out = engine.build(kept / "base", dtype, "cpu")(batch)
-    seen = batch["attention_mask"].bool()
-    assert (states(out) - truth)[seen].norm() <= ERRORS[dtype] * truth[seen].norm()
+    (found,) = accuracies(kept / "base", {"it": engine.build(kept / "base", dtype, "cpu")}, batch).values()
+    assert found.is_right(dtype), found
+    assert found.error > 0  # float64 is none of them
+
+
+def test_an_engine_is_wrong_by_its_error_by_one_token_or_by_its_mask():
+    right = torch.randn(7, 5, dtype=torch.float64)
+    unmasked = right + 0.1 * torch.randn(7, 5, dtype=torch.float64)
+    assert accuracy(right, right, unmasked).is_right("float32")
+    assert not accuracy(right + 1, right, None).is_right("int8")
+    one_token = torch.cat([-right[:1], right[1:]])
+    found = accuracy(one_token, right, None)
+    assert found.cosine == pytest.approx(-1)
+    assert not replace(found, error=0.0).is_right("int8")
+    found = accuracy(unmasked, right, unmasked)
+    assert found.error < ERRORS["int8"]
+    assert found.cosine > 0.9
+    assert not found.is_right("int8")  # it is near enough, but nearer to what ignores the mask
+    assert not Accuracy(float("nan"), 1.0).is_right("int8")
+    assert not Accuracy(0.0, float("nan")).is_right("int8")
 
 
 def test_an_engine_that_is_wrong_is_not_timed(kept, few_rounds, monkeypatch, capsys):
@@ -150,16 +252,61 @@ def test_an_engine_that_is_wrong_is_not_timed(kept, few_rounds, monkeypatch, cap
     assert found["wrong"] == ["quick float32"]
     assert found["errors"]["quick float32"] > ERRORS["float32"]
     assert "WRONG  quick float32: error" in "\n".join(section_lines("ragged", found))
-    assert not is_right("quick float32", float("nan"))
 
 
-def test_pruned_models_stand_beside_the_whole(kept, few_rounds):
-    found = sections.pruned(Bench(3, kept=kept))
+def test_pruned_models_stand_beside_the_whole(kept, few_rounds, monkeypatch):
+    works = (None, None, full(2, 19))
+    monkeypatch.setattr(sections, "works", lambda: works)
+    found = sections.pruned(Bench(3, kept=kept, only=("onednn float",)))
     assert set(found["ratios"]) == {
-        f"whole {dtype} / half {of} {dtype}"
-        for dtype in ("float32", "bfloat16")
+        f"bertlite onednn whole float32 / bertlite onednn half {of} float32"
         for of in ("the heads", "the neurons", "of both")
     }
+    assert found["wrong"] == []
+    assert all(0 < error < 1e-5 for error in found["errors"].values())
+    with pytest.raises(ValueError, match="--engines chooses none that runs here"):
+        sections.pruned(Bench(3, kept=kept, only=("OpenVINO",)))
+
+
+def test_a_backend_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr(optimize, "BACKENDS", ("auto", "onednn"))
+    assert reason_without_backend("native", "float32") == "this version of bertlite has no backend 'native'"
+    monkeypatch.setattr(optimize, "BACKENDS", ("auto", "onednn", "native"))
+    assert reason_without_backend("native", "float32") is None
+
+
+def test_an_engine_that_cannot_be_built_is_named(kept, few_rounds, monkeypatch):
+    def broken(folder, dtype, device):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(sections, "ENGINES", (ENGINES[0], engines.Engine("quick", broken, ("float32",))))
+    bench = Bench(3, kept=kept)
+    assert list(bench.runs) == [BASELINE, "transformers sdpa bfloat16"]
+    assert bench.missing == {"quick float32": "cannot be built: RuntimeError: no compiler"}
+
+
+def test_openvino_stands_over_all_of_its_dtype():
+    names = [BASELINE, "OpenVINO int8", "CTranslate2 int8", "bertlite onednn float32"]
+    pairs = ratio_pairs(dict.fromkeys(names))
+    assert [pair for pair in pairs if pair[0] == BASELINE] == [(BASELINE, name) for name in names[1:]]
+    assert [pair for pair in pairs if pair[0] != BASELINE] == [("OpenVINO int8", "CTranslate2 int8")]
+
+
+def test_sections_belong_to_a_model_and_a_number_of_threads(tmp_path):
+    named = sections.sections("cpu", ("bert-base", "MiniLM"), (1, 2))
+    assert "forward 1 x 16 1 thread" in named
+    assert "forward 8 x 128 MiniLM 2 threads" in named
+    assert "pruned MiniLM 1 thread" in named
+    assert not any("," in name for name in named)  # --only A,B takes parts of them
+    before = torch.get_num_threads()
+    bench = Bench(3, kept=tmp_path)
+    with bench.stack:
+        first = bench.at("MiniLM", 3)
+        assert (first.model, first.threads, torch.get_num_threads()) == ("MiniLM", 3, 3)
+        assert bench.at("MiniLM", 3) is first
+        assert bench.at("bert-base", None).threads == before == torch.get_num_threads()
+        bench.at("MiniLM", 3)
+    assert torch.get_num_threads() == before
 
 
 def test_what_a_gpu_is_asked_is_counted(capsys):
@@ -210,8 +357,10 @@ def test_training_steps_stand_beside_those_of_transformers(kept, few_rounds):
 
 
 def test_the_command_measures_records_draws_and_checks(kept, few_rounds, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sections, "ceilings", lambda device: {"float32": 1e9, "bfloat16": 1e9, "bytes": 1e9})
-    record, only = tmp_path / "speed.json", ["--only", "forward 1 x 16", "--engines", "bertlite optimised"]
+    monkeypatch.setattr(ceiling, "SIZE", {"cpu": 64})
+    monkeypatch.setattr(sections, "copy_rate", lambda device: 1e9)
+    record, only = tmp_path / "speed.json", ["--only", "forward 1 x 16", "--engines", "bertlite onednn"]
+    monkeypatch.setattr(engines, "slowness_of_int8", lambda: 1.0)  # on a small model it may be slow
     pytest.importorskip("matplotlib")
     picture = tmp_path / "speed.png"
     common = ["bench", *only, "--rounds", "3", "--out"]
@@ -221,28 +370,53 @@ def test_the_command_measures_records_draws_and_checks(kept, few_rounds, tmp_pat
     section = found["sections"]["forward 1 x 16"]
     assert set(section["seconds"]) == {
         BASELINE,
-        "bertlite optimised float32",
-        "bertlite optimised bfloat16",
-        "bertlite optimised int8",
+        "bertlite onednn float32",
+        "bertlite onednn bfloat16",
+        "bertlite onednn int8",
     }
-    for spread in (section["ratios"][f"{BASELINE} / bertlite optimised float32"], section["of_limit"][BASELINE]):
+    for spread in (section["ratios"][f"{BASELINE} / bertlite onednn float32"], section["of_limit"][BASELINE]):
         assert 0 < spread["low"] <= spread["median"] <= spread["high"]
-    assert section["errors"][BASELINE] == 0 < section["errors"]["bertlite optimised int8"]
+    assert 0 < section["errors"][BASELINE] < 1e-5 < section["errors"]["bertlite onednn int8"]
+    assert (section["model"], section["threads"]) == ("bert-base", torch.get_num_threads())
+    assert {each["library"] for each in (section["ceilings"][dtype] for dtype in ("float32", "bfloat16"))} <= {
+        "torch",
+        "oneDNN, packed",
+        "OpenVINO",
+    }
+    assert set(section["spins"]) == set(section["seconds"])
     for shares in section["profile"].values():
         assert min(shares["matmuls"], shares["attention"], shares["LayerNorm"]) > 0
         assert sum(shares.values()) == pytest.approx(1)
-    profiles = [section["profile"][f"bertlite optimised {dtype}"] for dtype in ("float32", "int8")]
+    profiles = [section["profile"][f"bertlite onednn {dtype}"] for dtype in ("float32", "int8")]
     rounding = [each.get("rounding", 0) / (1 - each["matmuls"]) for each in profiles]  # 8-bit matmuls may be slow
     assert rounding[0] < rounding[1]  # the smallest and the largest id are looked for in either
     for pair in section["ratios"]:
         section["ratios"][pair]["median"] *= 100
     (tmp_path / "better.json").write_text(json.dumps(found))
     assert cli.main([*common, f"{record},{kept}", "--check", str(tmp_path / "better.json")]) == 1
-    assert "WORSE  forward 1 x 16: transformers sdpa float32 / bertlite optimised float32" in capsys.readouterr().out
+    assert "WORSE  forward 1 x 16: transformers sdpa float32 / bertlite onednn float32" in capsys.readouterr().out
+
+
+def test_a_run_that_was_killed_is_resumed(kept, few_rounds, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(ceiling, "SIZE", {"cpu": 64})
+    monkeypatch.setattr(sections, "copy_rate", lambda device: 1e9)
+    record = tmp_path / "speed.json"
+    common = ["bench", "--engines", "bertlite onednn float32", "--resume", "--out", f"{record},{kept}"]
+    assert cli.main([*common, "--rounds", "3", "--only", "forward 1 x 16"]) == 0
+    first = json.loads(record.read_text())["sections"]["forward 1 x 16"]
+    capsys.readouterr()
+    assert cli.main([*common, "--rounds", "3", "--only", "forward 1 x 1"]) == 0
+    assert f"kept: forward 1 x 16, which {record} holds" in capsys.readouterr().out
+    found = json.loads(record.read_text())["sections"]
+    assert found["forward 1 x 16"] == first
+    assert set(found) == {"forward 1 x 16", "forward 1 x 128"}
+    assert cli.main([*common, "--rounds", "4", "--only", "forward 1 x 16"]) == 0  # with other options it is not kept
+    assert json.loads(record.read_text())["sections"]["forward 1 x 16"]["rounds"] == 4
 
 
 def test_missing_peers_are_named(kept, few_rounds, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sections, "ceilings", lambda device: {"bytes": 1e9})
+    monkeypatch.setattr(ceiling, "SIZE", {"cpu": 64})
+    monkeypatch.setattr(sections, "copy_rate", lambda device: 1e9)
     gone = replace(next(each for each in ENGINES if each.name == "onnxruntime"), needs=("no_such_package",))
     monkeypatch.setattr(sections, "ENGINES", (ENGINES[0], gone))
     record = tmp_path / "speed.json"
@@ -281,7 +455,7 @@ def test_a_record_of_another_commit_is_not_added_to(tmp_path, capsys):
     assert "which differs in git" in capsys.readouterr().err
 
 
-def test_bad_requests(capsys):
+def test_bad_requests(capsys, monkeypatch):
     assert cli.main(["bench", "--only", "forward,nonsense"]) == 2
     assert "no section matches 'nonsense'; have: import, loading" in capsys.readouterr().err
     assert cli.main(["bench", "--engines", "jax"]) == 2
@@ -292,6 +466,14 @@ def test_bad_requests(capsys):
     assert "--only has no meaning with RUN" in capsys.readouterr().err
     assert cli.main(["bench", "some-run"]) == 2
     assert "say --out FOLDER" in capsys.readouterr().err
+    assert cli.main(["bench", "--models", "bert-huge"]) == 2
+    assert "there is no model 'bert-huge'; have: bert-base, MiniLM" in capsys.readouterr().err
+    assert cli.main(["bench", "--resume"]) == 2
+    assert "--resume keeps sections of a record: say --out FILE.json" in capsys.readouterr().err
+    monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
+    assert cli.main(["bench", "--only", "import"]) == 2
+    assert "ONEDNN_DEFAULT_FPMATH_MODE is 'BF16', which lets float32 be computed in less" in capsys.readouterr().err
+    monkeypatch.delenv("ONEDNN_DEFAULT_FPMATH_MODE")
     assert cli.main(["bench", "--rounds", "6"]) == 2
     assert "--rounds is 6; a median with its spread needs 7 or more" in capsys.readouterr().err
     assert cli.main(["bench", "--seconds", "0"]) == 2

@@ -22,7 +22,7 @@ pytest.importorskip("accelerate")
 
 import bertlite
 from bertlite.cli import main
-from bertlite.lab.experiments import compare, measure, plots, statistics
+from bertlite.lab.experiments import compare, measure, plots, predictions, statistics
 from bertlite.lab.experiments.cell import Cell, Experiment, Setting, parse_criterion
 from bertlite.lab.experiments.data import (
     DataSource,
@@ -33,7 +33,7 @@ from bertlite.lab.experiments.data import (
     read_tokenizer,
 )
 from bertlite.lab.experiments.evaluate import TASKS, evaluate, predict
-from bertlite.lab.experiments.files import apply_mask, mask_of, model_sha256, read_scores, write_scores
+from bertlite.lab.experiments.files import apply_mask, class_names, mask_of, model_sha256, read_scores, write_scores
 from bertlite.lab.experiments.finetune import Recipe, finetune_
 from bertlite.lab.experiments.statistics import mcnemar
 from bertlite.lab.experiments.sweep import grid, sweep
@@ -119,6 +119,11 @@ def test_the_same_examples_from_every_format(tmp_path):
             "'good' is none of the classes bad, poor",
         ),
         ("x.txt", "fine", {}, "x.txt is none of .csv, .tsv, .jsonl"),
+        ("x.csv", "sentence,label\nfine, or so,1\n", {}, "row 1: 3 cells for 2 columns; a text that contains"),
+        ("x.csv", "fine,1\n", {"text": ("text",)}, "x.csv has no examples"),
+        ("x.csv", "fine,1\nbad,0\n", {}, "no sentence and no label; its columns are fine, 1; name others with --text"),
+        ("x.jsonl", '{"sentence": "fine", "label": 1}\nfine\n', {}, "x.jsonl, row 2 is no JSON"),
+        ("x.jsonl", "[1]\n", {}, "x.jsonl, row 1 is a JSON list; expected an object"),
         ("x.csv", "a,b,c,label\n1,2,3,0\n", {"text": ("a", "b", "c")}, "one column or two; 3 were named: a, b, c"),
     ],
 )
@@ -126,6 +131,81 @@ def test_bad_data_is_refused_by_name(tmp_path, name, text, options, said):
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=said):
         read_examples(DataSource(str(tmp_path / name), **options))
+
+
+def test_parquet_is_read_where_pyarrow_is_installed(tmp_path, monkeypatch):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "x.parquet"
+    table = pa.table(
+        {"words": [["a", "b"], ["c"]], "tags": [["O", "B"], ["O"]], "sentence": ["x", "y"], "label": [1, 0]}
+    )
+    parquet.write_table(table, path)
+    found = read_examples(DataSource(str(path)))
+    assert (found.texts, found.labels) == ((("x",), ("y",)), (1.0, 0.0))
+    source = DataSource(str(path), text=("words",), label="tags")
+    assert read_examples(source, words=True, collect=True).labels == ((0.0, 1.0), (0.0,))
+    with pytest.raises(ValueError, match=r"x\.parquet: no txt; its columns are words, tags, sentence, label"):
+        read_examples(DataSource(str(path), text=("txt",)))
+    with pytest.raises(ValueError, match=r"names its columns itself; --columns is for \.csv and \.tsv"):
+        read_examples(DataSource(str(path), columns=("sentence", "label")))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ModuleNotFoundError, match=r"need `pyarrow`: pip install 'bertlite\[experiments\]'"):
+        read_examples(DataSource(str(path)))
+
+
+def test_names_of_labels_are_collected_once_and_then_known(tmp_path):
+    (tmp_path / "train.csv").write_text("sentence,label\na,poor\nb,good\nc,fair\n")
+    (tmp_path / "dev.csv").write_text("sentence,label\na,good\nb,bad\n")
+    source = DataSource(str(tmp_path / "train.csv"))
+    train = read_examples(source, collect=True)
+    assert (train.classes, train.labels) == (("fair", "good", "poor"), (2, 1, 0))
+    assert read_examples(source, classes=("good", "fair", "poor")).labels == (2, 0, 1), "in the order of the model"
+    with pytest.raises(ValueError, match=r"dev\.csv, row 2: 'bad' is none of the classes fair, good, poor"):
+        read_examples(DataSource(str(tmp_path / "dev.csv")), classes=train.classes)
+    with pytest.raises(ValueError, match=r"row 1: the label 'poor' is no number; name the classes with --classes"):
+        read_examples(source)
+    numbers = tmp_path / "numbers.tsv"
+    numbers.write_text("sentence\tlabel\na\t1\nb\tnan\n")
+    with pytest.raises(ValueError, match="row 2: the label 'nan' is no number"):
+        read_examples(DataSource(str(numbers)))
+    numbers.write_text("sentence\tlabel\na\t1\nb\t0\n")
+    assert read_examples(DataSource(str(numbers)), classes=("neg", "pos"), collect=True).labels == (1, 0)
+
+
+def test_words_have_labels_each(world, tmp_path):
+    lines = [{"sentence": ["good", "films", "end"], "label": ["B", "O", "O"]}, {"sentence": "a b", "label": "O B"}]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    source = DataSource(str(tmp_path / "x.jsonl"))
+    found = read_examples(source, words=True, collect=True)
+    assert (found.classes, found.labels) == (("O", "B"), ((1, 0, 0), (0, 1)))
+    tokenizer = read_tokenizer(str(world / "model"), 9)
+    data = encode_examples(found, tokenizer, words=True)
+    assert data.labels == ((-100, 1, 0, 0, -100), (-100, 0, 1, -100))
+    assert data.batch([0, 1], torch.long)["labels"].tolist() == [[-100, 1, 0, 0, -100], [-100, 0, 1, -100, -100]]
+    assert data.targets().tolist() == [[1, 0, 0], [0, 1, -100]]
+    (tmp_path / "x.jsonl").write_text(json.dumps({"sentence": "a b c", "label": "O O"}) + "\n")
+    with pytest.raises(ValueError, match="row 1: 3 words in sentence and 2 labels in label; each word has one label"):
+        read_examples(source, words=True)
+    with pytest.raises(ValueError, match="words have one column; 2 were named"):
+        read_examples(DataSource("x.jsonl", text=("a", "b")), words=True)
+
+
+def test_the_classes_of_a_hub_data_set_are_its_own(monkeypatch):
+    rows = [{"sentence": "good film", "label": 1}, {"sentence": "a plot", "label": 0}]
+
+    class Rows(list):
+        def __init__(self, rows):
+            super().__init__(rows)
+            self.features = {"label": SimpleNamespace(names=["bad", "good"])}
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, split: Rows(rows)))
+    source = DataSource("someone/something", split="train")
+    found = read_examples(source)
+    assert (found.classes, found.labels) == (("bad", "good"), (1, 0))
+    models = read_examples(source, classes=("good", "fair", "bad"))
+    assert (models.classes, models.labels) == (("good", "fair", "bad"), (0, 2)), "the model's, in its own order"
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path):
@@ -139,9 +219,9 @@ def test_missing_data_is_refused(tmp_path):
         read_examples(DataSource(str(tmp_path / "x.tsv")))
     with pytest.raises(ValueError, match="for a hub data set name a split"):
         read_examples(DataSource("someone/something"))
-    (tmp_path / "x.parquet").write_text("PAR1")
-    with pytest.raises(ValueError, match=r"x\.parquet is none of \.csv"):
-        read_examples(DataSource(str(tmp_path / "x.parquet")))
+    (tmp_path / "x.ods").write_text("PK")
+    with pytest.raises(ValueError, match=r"x\.ods is none of \.csv, \.tsv, \.jsonl, \.parquet"):
+        read_examples(DataSource(str(tmp_path / "x.ods")))
     with pytest.raises(ValueError, match="50 examples of x were asked for; it has 2"):
         Examples("x", (("a",), ("b",)), (0, 1)).sample(50)
 
@@ -249,6 +329,58 @@ def test_paired_tests_see_what_unpaired_intervals_hide():
     assert statistics.mcnemar(right_a, right_a) == 1
 
 
+def simulated(draw, models, examples, spread):
+    """Accuracies that vary by model and by example; return (models, examples) bool and the true mean."""
+    skill, ease = draw.normal(1.2, spread, (models, 1)), draw.normal(0, 1, (1, examples))
+    return draw.normal(size=(models, examples)) < skill + ease
+
+
+def test_an_interval_over_models_and_examples_covers_as_often_as_it_says():
+    """Of new models on new examples; an interval over the examples of these models alone covers far less."""
+    draw = np.random.default_rng(0)
+    truth = float(np.mean(simulated(draw, 2000, 2000, 0.5)))
+    inside, alone = 0, 0
+    for seed in range(200):
+        right = simulated(draw, 3, 150, 0.5)
+        found = statistics.crossed_estimate(lambda chosen, right=right: [right[:, chosen].mean(1)], 150, seed)
+        interval = found.interval(0, 1)
+        assert 0 <= interval.low <= found.value <= interval.high <= 1
+        inside += interval.low <= truth <= interval.high
+        fixed = statistics.crossed_estimate(
+            lambda chosen, right=right: [right[:, chosen].mean(0).mean()[None]], 150, seed
+        )
+        narrow = fixed.interval(0, 1)
+        alone += narrow.low <= truth <= narrow.high
+    assert inside >= 190 - 3 * 3.08, inside  # 95 % of 200, less three standard errors
+    assert alone < 150, alone
+
+
+def test_a_crossed_estimate_adds_the_variances_of_models_and_of_examples():
+    draw = np.random.default_rng(1)
+    right = simulated(draw, 4, 500, 0.5)
+    of_models, of_examples = right.mean(1), right.mean(0)
+    found = statistics.crossed_estimate(lambda chosen: [right[:, chosen].mean(1)], 500)
+    variances = of_models.var(ddof=1) / 4, of_examples.var(ddof=1) / 500
+    assert found.value == pytest.approx(right.mean())
+    assert found.error == pytest.approx(sum(variances) ** 0.5, rel=0.03)  # the bootstrap's own noise: 1 / √(2 · 1000)
+    assert [freedom for _, freedom in found.parts] == [3, 499]
+    reach = found.value - found.interval().low
+    assert reach == pytest.approx(
+        sum((x * y**0.5) ** 2 for x, y in zip((3.182, 1.965), variances, strict=True)) ** 0.5, rel=0.03
+    )
+    shifted = statistics.Estimate(reach, found.parts)  # whose interval ends at 0
+    assert shifted.p == pytest.approx(0.05)
+    fewer = statistics.crossed_estimate(lambda chosen: [right[:2, chosen].mean(1), right[2:, chosen].mean(1)], 500)
+    assert fewer.value == pytest.approx(of_models[:2].mean() - of_models[2:].mean())
+
+
+def test_where_nothing_varies_there_is_no_interval():
+    found = statistics.crossed_estimate(lambda chosen: [np.full(3, 0.5)], 40)
+    assert found.interval() is None
+    assert found.p == 0
+    assert statistics.crossed_estimate(lambda chosen: [np.zeros(3)], 40).p == 1
+
+
 def test_one_value_has_no_interval_over_seeds():
     with pytest.raises(ValueError, match="two values or more; 1 given"):
         statistics.mean_interval([0.5])
@@ -283,6 +415,33 @@ def test_metrics_are_what_they_say():
     assert TASKS["similarity"].metrics["spearman"](0 * rising, rising[:, 0]) == 0
 
 
+@pytest.mark.parametrize("classes", [2, 5])
+def test_metrics_are_scikit_learns(classes):
+    from sklearn.metrics import f1_score, matthews_corrcoef
+
+    draw = np.random.default_rng(0)
+    labels = draw.choice(classes, 60, p=[0.6, *[0.4 / (classes - 1)] * (classes - 1)])
+    outputs = draw.normal(size=(60, classes)) + np.eye(classes)[labels]
+    predicted, metrics = outputs.argmax(1), TASKS["classification"].metrics
+    assert metrics["mcc"](outputs, labels) == pytest.approx(matthews_corrcoef(labels, predicted), abs=1e-12)
+    assert metrics["macro-f1"](outputs, labels) == pytest.approx(
+        f1_score(labels, predicted, average="macro"), abs=1e-12
+    )
+    kind = "binary" if classes == 2 else "macro"
+    assert metrics["f1"](outputs, labels) == pytest.approx(f1_score(labels, predicted, average=kind), abs=1e-12)
+    constant = np.zeros_like(outputs)
+    assert (metrics["mcc"](constant, labels), metrics["f1"](constant[:, :2], labels % 2)) == (0, 0)
+    words, truth = outputs.reshape(6, 10, classes), labels.reshape(6, 10).copy()
+    truth[:, 7:], words[:, 7:] = -100, np.nan
+    counted = truth != -100
+    named = list(range(1, classes))
+    wanted = f1_score(truth[counted], words[counted].argmax(1), labels=named, average="micro")
+    assert TASKS["tokens"].metrics["f1"](words, truth) == pytest.approx(wanted, abs=1e-12)
+    assert TASKS["tokens"].metrics["accuracy"](words, truth) == pytest.approx(
+        np.mean(truth[counted] == words[counted].argmax(1))
+    )
+
+
 def test_outputs_come_in_the_order_of_the_examples(experiment):
     outputs = predict(experiment.dense, experiment.dev_data, experiment.task, batch_size=4)
     for i in (0, 7, 22):
@@ -306,6 +465,42 @@ def test_similarity_is_the_cosine_of_mean_vectors(world):
         vectors.append(out.last_hidden_state[0].mean(0))
     assert outputs[0, 0] == pytest.approx(torch.cosine_similarity(*vectors, dim=0).item(), abs=1e-5)
     assert outputs[1, 0] == pytest.approx(1, abs=1e-5)
+
+
+def test_similarity_pools_as_the_checkpoint_says(world, tmp_path):
+    """As `bertlite embed` does."""
+    from bertlite.embed import Embedder
+
+    folder = shutil.copytree(world / "encoder", tmp_path / "encoder")
+    pairs = [("good film", "bad plot the"), ("a", "is the film")]
+    columns = {"columns": ("a", "b", "score"), "text": ("a", "b"), "label": "score"}
+    train, dev = (DataSource(str(world / f"{name}-pairs.csv"), **columns) for name in ("train", "dev"))
+    assert TASKS["similarity"].of_checkpoint(str(folder)).pooling == "mean"
+    modules = [
+        {"type": f"sentence_transformers.models.{n}", "path": p} for n, p in (("Transformer", ""), ("Pooling", "1"))
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1").mkdir()
+    found = {}
+    for pooling in ("mean", "cls", "max"):
+        (folder / "1" / "config.json").write_text(json.dumps({"pooling_mode": pooling}))
+        experiment = Experiment(Setting(str(folder), "similarity", train, dev, calibration=11))
+        assert experiment.task.pooling == Embedder(folder).pooling == pooling
+        data = experiment.task.encode(Examples("x", tuple(pairs), (1.0, 2.0)), experiment.tokenizer)
+        outputs, vectors = predict(experiment.dense, data, experiment.task), []
+        for ids, types in data.rows:
+            with torch.no_grad():
+                (states,) = experiment.dense(
+                    torch.tensor([ids]), token_type_ids=torch.tensor([types])
+                ).last_hidden_state
+            vectors.append({"mean": states.mean(0), "cls": states[0], "max": states.amax(0)}[pooling])
+        wanted = torch.cosine_similarity(torch.stack(vectors[::2]), torch.stack(vectors[1::2]))
+        np.testing.assert_allclose(outputs[:, 0], wanted, atol=1e-5)
+        found[pooling] = outputs.tolist(), experiment.key(Cell("random"))
+    assert len({str(outputs) for outputs, _ in found.values()}) == len({key for _, key in found.values()}) == 3
+    (folder / "1" / "config.json").write_text(json.dumps({"pooling_mode": "lasttoken"}))
+    with pytest.raises(ValueError, match="pools by 'lasttoken'; similarity has cls, mean, max"):
+        TASKS["similarity"].of_checkpoint(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -375,6 +570,64 @@ def test_distillation_brings_a_student_to_its_teacher(setting):
         finetune_(student, data, experiment.task, recipe)
 
 
+@pytest.mark.parametrize("killed_at", [1, 7, 19])
+def test_a_killed_training_goes_on_bit_for_bit(setting, tmp_path, killed_at):
+    """With dropout, AdamW's moments and the schedule; `state` is written about twenty times."""
+
+    def trained(state, dies_at=None, seed=0):
+        experiment, lines = Experiment(setting), []
+        for module in experiment.dense.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.1
+
+        def log(**line):
+            lines.append(line)
+            if line["step"] == dies_at:
+                raise KeyboardInterrupt
+
+        recipe, data = Recipe(epochs=5, lr=1e-3, batch_size=8, seed=seed), experiment.sample(None, 0)
+        try:
+            finetune_(experiment.dense, data, experiment.task, recipe, log=log, state=state)
+        except KeyboardInterrupt:
+            torch.manual_seed(99)  # whatever another process does
+        return experiment.dense.state_dict(), lines
+
+    whole, log = trained(None)
+    state = tmp_path / "training.pt"
+    _, before = trained(state, dies_at=killed_at)
+    assert state.exists() == (killed_at > 1)
+    resumed, after = trained(state)
+    assert [*before[: killed_at - 1], *after] == log
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    if killed_at == 7:
+        with pytest.raises(ValueError, match=r"training\.pt is the state of a training with other data, settings"):
+            trained(state, seed=1)
+
+
+@pytest.mark.slow
+def test_a_killed_finetune_is_gone_on_with(world, tmp_path):
+    command = [sys.executable, "-m", "bertlite", "prune", "finetune", *data_arguments(world), "--epochs", "60"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "killed")], env=environment, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 100
+    while not (tmp_path / "killed" / "training.pt").exists():
+        assert process.poll() is None, "the training ended before it was killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert read_runs(tmp_path) == []
+    for name in ("killed", "whole"):
+        subprocess.run([*command, "--out", str(tmp_path / name)], env=environment, timeout=150, check=True)
+    killed, whole = read_runs(tmp_path)
+    assert killed.results == whole.results
+    assert killed.metrics == whole.metrics
+    assert killed.predictions == whole.predictions
+    assert not (tmp_path / "killed" / "training.pt").exists()
+
+
 @pytest.mark.slow
 def test_two_processes_under_torchrun_train_one_model(world, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -396,7 +649,7 @@ def test_two_processes_under_torchrun_train_one_model(world, tmp_path):
 
 
 def test_a_cell_leaves_a_folder_that_tells_it(experiment, tmp_path):
-    folder = experiment.run(Cell("michel", 0.5), tmp_path)
+    folder = experiment.run(Cell("michel", 0.5, repair="none"), tmp_path)
     (run,) = read_runs(folder)
     assert run.config["cell"]["criterion"] == "michel"
     assert sum(run.results["heads_kept"]) == 6
@@ -413,7 +666,7 @@ def test_a_cell_leaves_a_folder_that_tells_it(experiment, tmp_path):
 def test_inverted_removes_what_matters_most(experiment, tmp_path):
     kept = {}
     for criterion in ("michel", "michel/inverted"):
-        folder = experiment.run(Cell(criterion, 1 / 3), tmp_path)
+        folder = experiment.run(Cell(criterion, 1 / 3, at_least=0), tmp_path)
         gone = json.loads((folder / "masks.json").read_text())["pruned_heads"]
         kept[criterion] = {(layer, head) for layer, heads in gone.items() for head in heads}
     scores = experiment.score(experiment.dense, Cell("michel"))
@@ -426,11 +679,11 @@ def test_steps_neurons_repair_and_retraining_all_act(experiment, tmp_path):
     plain, stepped, repaired, retrained, slim = (
         read_runs(experiment.run(cell, tmp_path))[0]
         for cell in (
-            Cell("michel", 0.5),
+            Cell("michel", 0.5, repair="none"),
             Cell("michel", 0.5, steps=3),
             Cell("michel", 0.5, repair="refit"),
-            Cell("michel", 0.5, epochs=1),
-            Cell("michel", 0.5, neurons=0.4),
+            Cell("michel", 0.5, repair="none", epochs=1),
+            Cell("taylor", 0.5, repair="none", neurons=0.4),
         )
     )
     assert [line["heads"] for line in stepped.metrics] == [10, 8, 6]
@@ -481,8 +734,11 @@ def test_a_target_that_cannot_be_met_is_refused_before_any_work(experiment, tmp_
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"task": "translation"}, "there is no task 'translation'; have: classification, regression, similarity"),
-        ({"calibration": 41}, "calibration is 41; train.tsv has 40 examples"),
+        (
+            {"task": "translation"},
+            "there is no task 'translation'; have: classification, tokens, regression, similarity",
+        ),
+        ({"calibration": 41}, "calibration is 41; train.tsv has 40 examples: say --calibration 40, or fewer"),
         ({"retrain": 0}, "retrain is 0; train.tsv has 40 examples"),
         ({"task": "regression"}, "the head has 2 outputs; regression has 1"),
         ({"task": "similarity"}, "similarity compares two texts; name two text columns"),
@@ -631,7 +887,7 @@ def test_a_sweep_killed_goes_on_without_repeating_what_was_finished(world, tmp_p
     assert done.returncode == 0, done.stderr
     assert len(read_runs(tmp_path)) == len(read_runs(tmp_path, unfinished=True)) == total
     assert {folder: (folder / "run.json").stat().st_mtime_ns for folder in finished} == finished
-    assert "| random, 11 examples |" in done.stdout
+    assert "| random, 1 a layer or more, 11 examples |" in done.stdout
 
 
 def test_an_error_in_a_process_reaches_the_caller(setting, tmp_path, monkeypatch):
@@ -710,6 +966,7 @@ def test_memory_counts_the_weights():
 def runs(world, tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     command = ["prune", "curve", *data_arguments(world), "--out", str(root), "--calibration", "11"]
+    command += ["--repairs", "none", "--at-least", "0"]
     assert main([*command, "--criteria", "michel,random", "--fractions", "0.25,0.5", "--random-seeds", "0,1,2"]) == 0
     return root
 
@@ -719,15 +976,15 @@ def test_rows_say_what_their_interval_is_over(runs):
     assert [(row["criterion"], row["fraction"], row["runs"], row["over"]) for row in rows] == [
         ("michel", 0.25, 1, "examples"),
         ("michel", 0.5, 1, "examples"),
-        ("random", 0.25, 3, "runs"),
-        ("random", 0.5, 3, "runs"),
+        ("random", 0.25, 3, "seeds and examples"),
+        ("random", 0.5, 3, "seeds and examples"),
     ]
     for row in rows:
         assert row["low"] <= row["accuracy"] <= row["high"]
         assert ("p" in row) == (row["criterion"] == "michel")
     group = [run.results["accuracy"] for run in read_runs(runs) if run.config["cell"]["criterion"] == "random"]
     assert rows[2]["accuracy"] + rows[3]["accuracy"] == pytest.approx(2 * np.mean(group))
-    with pytest.raises(ValueError, match="no run has the criterion 'fisher'; have: michel, random"):
+    with pytest.raises(ValueError, match="no run has the criterion 'fisher'; have: dense, michel, random"):
         compare.summarise(read_runs(runs), against="fisher")
     with pytest.raises(ValueError, match="no finished runs"):
         compare.summarise([])
@@ -737,12 +994,155 @@ def test_rows_say_what_their_interval_is_over(runs):
         compare.summarise([*read_runs(runs), other])
 
 
+def of_models(runs, models, criteria=("michel",)):
+    """Runs of several dense models, each with predictions of its own: made up, on 400 examples."""
+    draw, made = np.random.default_rng(3), []
+    first = next(run for run in read_runs(runs) if run.config["cell"]["criterion"] == "michel")
+    labels, ease = draw.integers(2, size=400), draw.normal(0, 1, 400)
+    for model in range(models):
+        dense = draw.normal(1.5, 0.2) + ease
+        for worse, criterion in enumerate(criteria, start=1):
+            run = replace(first, facts=json.loads(json.dumps(first.facts)))
+            run.facts["model"]["dense"] = f"{model}" * 64
+            run.config["cell"] |= {"criterion": criterion, "fraction": 0.5}
+            lines = []
+            for label, d in zip(labels.tolist(), dense, strict=True):
+                outputs = [(d if right else d - worse + draw.normal(0, 0.3)) for right in (True, False)]
+                logits = [[-x, x] if label else [x, -x] for x in outputs]
+                lines.append({"label": label, "dense": logits[0], "outputs": logits[1]})
+            run.__dict__["predictions"] = lines
+            metrics = TASKS["classification"].metrics
+            found = {name: metric(predictions.outputs(run), labels) for name, metric in metrics.items()}
+            run.facts["results"] |= {
+                **found,
+                "dense": {n: m(compare.dense_outputs(run), labels) for n, m in metrics.items()},
+            }
+            made.append(run)
+    return made
+
+
+def test_several_models_are_compared_over_models_and_examples(runs):
+    made = of_models(runs, 3, ("michel", "random"))
+    better, worse = compare.summarise(made, against="dense")
+    assert [(row["models"], row["runs"], row["over"]) for row in (better, worse)] == [
+        (3, 3, "models and examples")
+    ] * 2
+    alone = [compare.summarise([run])[0] for run in made if run.config["cell"]["criterion"] == "michel"]
+    assert better["accuracy"] == pytest.approx(np.mean([row["accuracy"] for row in alone]))
+    assert better["high"] - better["low"] > max(row["high"] - row["low"] for row in alone), "models differ too"
+    for row, runs_of in ((better, made[::2]), (worse, made[1::2])):
+        dense = np.mean([run.results["dense"]["accuracy"] for run in runs_of])
+        assert row["difference"] == pytest.approx(row["accuracy"] - dense)
+        assert row["difference_low"] < row["difference"] < row["difference_high"] < 0
+        assert row["p"] < 0.05
+        assert row["difference_high"] - row["difference_low"] < row["high"] - row["low"], "pairs of models agree"
+    found, other = compare.summarise(made, against="random")
+    assert found["difference"] == pytest.approx(better["accuracy"] - worse["accuracy"])
+    assert "p" not in other
+    with pytest.raises(ValueError, match="began with other models: run both sides on the same ones"):
+        compare.summarise([made[0], made[3]], against="random")
+
+
+def test_a_row_may_be_of_another_metric(runs):
+    made = of_models(runs, 2)
+    (row,) = compare.summarise(made, against="dense", metric="mcc")
+    dense = np.mean([run.results["dense"]["mcc"] for run in made])
+    assert row["values"] == [run.results["mcc"] for run in made]
+    assert row["difference"] == pytest.approx(row["mcc"] - dense)
+    assert -1 <= row["low"] < row["mcc"] < row["high"] <= 1
+    del made[0].results["macro-f1"]  # of a run that was made before it was recorded
+    assert compare.summarise(made, metric="macro-f1")[0]["values"][0] == pytest.approx(
+        TASKS["classification"].metrics["macro-f1"](predictions.outputs(made[0]), predictions.labels(made[0]))
+    )
+    with pytest.raises(ValueError, match="classification has no metric 'spearman'; have: accuracy, f1, macro-f1, mcc"):
+        compare.summarise(made, metric="spearman")
+
+
+def test_the_metric_of_the_data_is_the_default(runs):
+    made = of_models(runs, 1)
+    assert compare.metric_of(made) == "accuracy"
+    for path, wanted in (
+        ("nyu-mll/glue:cola", "mcc"),
+        ("glue:mrpc", "f1"),
+        ("glue:sst2", "accuracy"),
+        ("x:cola", "accuracy"),
+    ):
+        made[0].config["setting"]["dev"]["path"] = path
+        assert compare.metric_of(made) == wanted
+        assert compare.metric_of(made, "macro-f1") == "macro-f1"
+    assert compare.note_on_balance(made, "accuracy") is None
+    for line in made[0].predictions[:150]:
+        line["label"] = 1
+    assert "of the examples have the same label" in compare.note_on_balance(made, "accuracy")
+    assert compare.note_on_balance(made, "mcc") is None
+
+
+def test_predictions_that_never_change_have_no_interval(runs):
+    made = of_models(runs, 2)
+    for run in made:
+        for line in run.predictions:
+            line["outputs"] = [1.0, 0.0]
+        run.results["mcc"] = 0.0
+    (row,) = compare.summarise(made, metric="mcc")
+    assert (row["mcc"], row["low"], row["high"]) == (0, None, None)
+    assert "| 0.0 (2) |" in compare.markdown_table([row], "mcc")
+    plots.pyplot().close(plots.curves([row], "mcc"))
+
+
+def test_runs_without_the_outputs_of_their_dense_model_say_so(runs):
+    made = of_models(runs, 1)
+    for line in made[0].predictions:
+        del line["dense"]
+    with pytest.raises(ValueError, match="does not hold the outputs of its dense model: remove it and run it again"):
+        compare.summarise(made, against="dense")
+
+
+def test_runs_that_read_other_lengths_are_not_pooled(runs):
+    made = of_models(runs, 2)
+    made[0].config["setting"]["max_length"] += 1
+    with pytest.raises(ValueError, match="the runs have 2 values of max_length"):
+        compare.summarise(made)
+
+
+def test_distillation_is_named_beside_a_run_of_bench(runs):
+    from bertlite.lab.bench.runs import run_label
+
+    (run,) = of_models(runs, 1)
+    run.config["cell"]["epochs"] = 3
+    run.config["setting"]["recipe"]["distil"] = 0.5
+    assert run_label(run) == "-50 % heads, michel, epochs 3, distil 0.5"
+
+
+def test_the_controls_are_one_command_each(world, tmp_path):
+    """Random heads with one a layer and refit, at two sizes of the calibration sample."""
+    curve = [
+        "prune",
+        "curve",
+        *data_arguments(world),
+        "--criteria",
+        "random",
+        "--fractions",
+        "0.5",
+        "--random-seeds",
+        "0,1",
+    ]
+    for size in ("11", "40"):
+        assert main([*curve, "--calibration", size, "--out", str(tmp_path)]) == 0
+    rows = compare.summarise(read_runs(tmp_path), against="dense")
+    assert [(row["calibration"], row["at_least"], row["repair"], row["runs"]) for row in rows] == [
+        (11, 1, "refit", 2),
+        (40, 1, "refit", 2),
+    ]
+    assert all("p" in row for row in rows)
+    assert all(min(kept) >= 1 for run in read_runs(tmp_path) for kept in [run.results["heads_kept"]])
+
+
 def test_two_runs_alone_are_compared_by_mcnemar_too(runs):
     pair = [run for run in read_runs(runs) if run.config["cell"]["criterion"] == "michel"]
     for run, criterion in zip(pair, ("one", "two"), strict=True):
         run.config["cell"] |= {"criterion": criterion, "fraction": 0.5}
     rows = compare.summarise(pair, against="two")
-    wrong = [compare.outputs(run).argmax(1) != compare.labels(run) for run in pair]
+    wrong = [predictions.outputs(run).argmax(1) != predictions.labels(run) for run in pair]
     assert rows[0]["mcnemar"] == pytest.approx(mcnemar(~wrong[0], ~wrong[1]))
     assert 0 <= rows[0]["mcnemar"] <= 1
     assert "mcnemar" not in rows[1]
@@ -753,7 +1153,7 @@ def test_ways_that_differ_have_lines_of_their_own():
     changes = (
         {},
         {"uniform": True},
-        {"at_least": 1},
+        {"at_least": 2},
         {"steps": 2},
         {"neurons": 0.5},
         {"repair": "mean"},
@@ -925,6 +1325,31 @@ def test_finetune_refuses_what_makes_no_step_and_tasks_without_a_head(world, tmp
     assert "40 examples, 0 epochs and 1 processes make no step" in capsys.readouterr().err
 
 
+def test_a_head_that_names_its_classes_keeps_their_order(world, tmp_path, capsys):
+    for name, count in (("train", 12), ("dev", 5)):
+        rows = [f"{'good' if i % 3 else 'bad'} film {i},{'good' if i % 3 else 'bad'}" for i in range(count)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["sentence,label", *rows]))
+    data = ["--train", str(tmp_path / "train.csv"), "--dev", str(tmp_path / "dev.csv"), "--epochs", "1"]
+    command = ["prune", "finetune", str(world / "model"), *data]
+    assert main([*command, "--classes", "good,bad", "--out", str(tmp_path / "one")]) == 0
+    one = tmp_path / "one" / "model"
+    assert main([*command[:2], str(one), *data, "--out", str(tmp_path / "two")]) == 0
+    for folder in (one, tmp_path / "two" / "model"):
+        assert class_names(bertlite.BertConfig.from_json_file(folder / "config.json")) == ("good", "bad")
+    (first, second) = read_runs(tmp_path)
+    assert [line["label"] for line in first.predictions] == [line["label"] for line in second.predictions]
+    assert main([*command, "--num-labels", "3", "--out", str(tmp_path / "three")]) == 2
+    assert "train.csv has 2 classes, bad, good: leave --num-labels 3 out" in capsys.readouterr().err
+    assert main([*command, "--task", "regression", "--out", str(tmp_path / "four")]) == 2
+    assert "row 1: the label 'bad' is no number" in capsys.readouterr().err
+    (tmp_path / "train.csv").write_text("sentence,label\na,good\nb,good\n")
+    assert main([*command, "--out", str(tmp_path / "five")]) == 2
+    assert "train.csv has 2 examples of one class, good; name two or more" in capsys.readouterr().err
+    (tmp_path / "dev.csv").write_text("sentence,label\na,good\nb,fair\n")
+    assert main([*command, "--classes", "good,bad", "--out", str(tmp_path / "six")]) == 2
+    assert "dev.csv, row 2: 'fair' is none of the classes good, bad" in capsys.readouterr().err
+
+
 def test_finetune_makes_a_checkpoint_that_the_rest_takes(world, tmp_path, capsys):
     out = tmp_path / "run"
     assert main(["prune", "finetune", *data_arguments(world), "--epochs", "1", "--out", str(out)]) == 0
@@ -955,3 +1380,37 @@ except SystemExit:
     )
     assert done.returncode == 0, done.stderr
     assert "usage: " in done.stdout
+
+
+def test_the_plan_of_the_figures_is_made_of_commands_and_has_its_controls(tmp_path):
+    """`scripts/make/pruning_figures` with a python that only prints what it is given."""
+    from bertlite.cli import parser
+
+    script = tmp_path / "scripts" / "make" / "pruning_figures"
+    script.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "make" / "pruning_figures", script)
+    stub = tmp_path / "python"
+    stub.write_text('#!/bin/sh\nprintf "%s\\n" "$*"\n')
+    stub.chmod(0o755)
+    for made in ("a-figures/curves.png", "bench/run.json"):
+        (tmp_path / "runs" / made).parent.mkdir(parents=True)
+        (tmp_path / "runs" / made).touch()
+    (tmp_path / "runs" / "bench" / "run.json").unlink()
+    done = subprocess.run(
+        ["bash", script, tmp_path, tmp_path, "selection", "sst2", "subnetworks", "stsb"],
+        env={**os.environ, "PYTHON": str(stub)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    commands = [
+        line.removeprefix("-m bertlite ").split() for line in done.stdout.splitlines() if "-m bertlite" in line
+    ]
+    plan = [parser().parse_args(words) for words in commands]
+    assert len(plan) > 30
+    controls = {
+        (args.checkpoint, args.calibration)
+        for args in plan
+        if args.action == "curve" and "random" in args.criteria and args.at_least == 1 and "refit" in args.repairs
+    }
+    assert {(f"runs/sst2-seed{seed}/model", size) for seed in range(3) for size in (512, 4096)} <= controls

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,18 +10,27 @@ from typing import Any
 import torch
 
 from bertlite.lab.bench.engines import ENGINES
-from bertlite.lab.bench.sections import Bench, Section, sections
-from bertlite.lab.timing import check_rounds, with_spread
+from bertlite.lab.bench.sections import MODELS, Bench, Section, sections
+from bertlite.lab.timing import SETTLE, check_rounds, with_spread
 from bertlite.progress import Progress
 from bertlite.records import environment, version_of, warn_untraceable, write_json, write_record
 
-PEERS = ("onnx", "onnxruntime", "openvino", "nncf")
+PEERS = ("onnx", "onnxruntime", "openvino", "nncf", "ctranslate2")
 SLACK = 0.15  # of a ratio: medians of one machine differ by so much from run to run
 
 
 SECONDS = 60.0  # time limit of a section
-PEERS_ALONE = ("only", "engines", "seconds", "check")  # arguments that have no meaning with RUN
+PEERS_ALONE = (
+    "only",
+    "engines",
+    "models",
+    "threads",
+    "resume",
+    "seconds",
+    "check",
+)  # arguments that have no meaning with RUN
 RUNS_ALONE = ("shapes", "table")  # and without
+FPMATH = "ONEDNN_DEFAULT_FPMATH_MODE"  # lets oneDNN compute float32 in bfloat16
 
 
 def main(args: argparse.Namespace) -> int:
@@ -43,7 +53,11 @@ def main(args: argparse.Namespace) -> int:
 
 def measure_peers(args: argparse.Namespace) -> int:
     """Run sections, print and record them, and compare them with an older record."""
-    known = sections(args.device)
+    require_float32(os.environ)
+    models, threads = args.models or ("bert-base",), args.threads or (None,)
+    if unknown := [name for name in models if name not in MODELS]:
+        raise ValueError(f"there is no model {unknown[0]!r}; have: {', '.join(MODELS)}")
+    known = sections(args.device, models, threads)
     chosen = select("section", args.only, list(known))
     select("engine", args.engines, [f"{engine.name} {dtype}" for engine in ENGINES for dtype in engine.dtypes])
     seconds = SECONDS if args.seconds is None else args.seconds
@@ -54,11 +68,19 @@ def measure_peers(args: argparse.Namespace) -> int:
     record = open_record(args.record, where)
     if args.record:
         warn_untraceable(record)
+    if args.resume and not args.record:
+        raise ValueError("--resume keeps sections of a record: say --out FILE.json")
+    settings = {"rounds": args.rounds, "seconds": seconds, "engines": list(args.engines or ())}
+    there = [name for name in chosen if record["sections"].get(name, {}).get("settings") == settings]
+    if args.resume:
+        for name in there:
+            print(f"kept: {name}, which {args.record} holds")
+        chosen = [name for name in chosen if name not in there]
     before = None if args.check is None else json.loads(Path(args.check).read_text(encoding="utf-8"))
     with Progress(len(chosen) * args.rounds, "rounds", what="bench") as progress:
         engines = args.engines or ("",)
         bench = Bench(args.rounds, args.device, engines, seconds, args.folder, after_round=progress.advance)
-        run_sections({name: known[name] for name in chosen}, bench, record, args.record, progress)
+        run_sections({name: known[name] for name in chosen}, bench, record, args.record, progress, settings)
     for name, reason in bench.missing.items():
         print(f"missing: {name}: {reason}")
     if args.record:
@@ -68,6 +90,17 @@ def measure_peers(args: argparse.Namespace) -> int:
     for path in args.out.values():
         print(f"written: {path}")
     return 0 if before is None else report_worse(before, record, chosen)
+
+
+def require_float32(variables: Mapping[str, str]) -> None:
+    """Refuse settings of the environment under which float32 would be computed in less.
+
+    Raises:
+        ValueError: there is one.
+    """
+    mode = variables.get(FPMATH, "")
+    if mode.upper() not in ("", "STRICT"):
+        raise ValueError(f"{FPMATH} is {mode!r}, which lets float32 be computed in less: unset it")
 
 
 def select(kind: str, wanted: Sequence[str] | None, known: Sequence[str]) -> list[str]:
@@ -83,19 +116,23 @@ def select(kind: str, wanted: Sequence[str] | None, known: Sequence[str]) -> lis
 
 
 def run_sections(
-    chosen: Mapping[str, Section], bench: Bench, record: dict[str, Any], path: Path | None, progress: Progress
+    chosen: Mapping[str, Section],
+    bench: Bench,
+    record: dict[str, Any],
+    path: Path | None,
+    progress: Progress,
+    settings: Mapping[str, Any],
 ) -> None:
-    """Run sections, print each, and write the record after each."""
+    """Run sections, print each, and write the record after each, so that a run that is killed can be resumed."""
     with bench.stack:
         for i, (name, section) in enumerate(chosen.items(), start=1):
-            found = record["sections"][name] = section(bench)
+            found = section(bench) | {"settings": dict(settings)}
+            record["sections"][name] = found
+            record["missing"] = {**record.get("missing", {}), **bench.missing}
             progress.advance(i * bench.rounds - progress.done)  # with the rounds that the time limit left out
             progress.print("\n".join(section_lines(name, found)))
             if path:
                 write_json(path, record)
-        if any("of_limit" in record["sections"][name] for name in chosen):
-            record["ceilings"] = bench.ceilings
-        record["missing"] = {**record.get("missing", {}), **bench.missing}
 
 
 def open_record(path: Path | None, where: dict[str, Any]) -> dict[str, Any]:
@@ -133,6 +170,12 @@ def section_lines(name: str, found: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {candidate:<{width}} {median:9.2f} ms   ({low:.2f} to {high:.2f}){limit}{memory}{rounding}"
     for candidate, counts in found.get("demands", {}).items():
         yield f"  {candidate:<{width}} {', '.join(f'{count:g} {kind}' for kind, count in counts.items())}"
+    for dtype, ceiling in found.get("ceilings", {}).items():
+        if isinstance(ceiling, Mapping):
+            yield f"  the limit in {dtype}: {ceiling['median'] / 1e9:.0f} GFLOP/s, by {ceiling['library']}"
+    for candidate, spin in found.get("spins", {}).items():
+        if spin > SETTLE:
+            yield f"  {candidate:<{width}} its threads spin for {1e3 * spin:.0f} ms after a run; the next one waits"
     for candidate in found.get("wrong", ()):
         yield f"  WRONG  {candidate}: error {found['errors'][candidate]:.1e}, so it is not timed"
     for ratio, value in found["ratios"].items():

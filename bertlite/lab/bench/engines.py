@@ -1,13 +1,10 @@
-"""The engines that run a batch: each makes a checkpoint a function of input_ids and attention_mask.
-
-bertlite and transformers run in this process; onnxruntime and OpenVINO run files that are exported once and kept
-beside the checkpoint.
-"""
+"""The engines that run a batch: each makes a checkpoint a function of input_ids and attention_mask."""
 
 import importlib.util
-import warnings
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +12,22 @@ import torch
 from torch import Tensor
 
 import bertlite
+from bertlite.inference import optimize
+from bertlite.inference.linear import Int8Linear, PackedLinear
+from bertlite.inference.support import missing_for_onednn
+from bertlite.lab.bench.exported import (
+    ctranslate2_engine,
+    onnxruntime_engine,
+    openvino_engine,
+    reason_without_ctranslate2,
+)
+from bertlite.lab.bench.work import Forward
 
-Forward = Callable[[Mapping[str, Tensor]], Any]  # batch -> outputs
 FLOATS = ("float32", "bfloat16")
+ALL = (*FLOATS, "int8")
+OWN_BACKENDS = {"cpu": ("onednn", "native"), "cuda": ("inductor",)}  # of optimize_for_inference, by device
+ALWAYS_PACKED = ("native",)  # backends that leave padding out whatever the attention
+SLOW = 20  # times as long as float32 that an 8-bit matmul may take
 
 
 @dataclass(frozen=True)
@@ -27,6 +37,8 @@ class Engine:
     Args:
         build: (folder of the checkpoint, dtype, device) -> function that runs a batch.
         needs: packages that it imports.
+        reason_without: dtype -> the reason why it cannot compute in it here, None if it can; asked when all packages
+            are there.
     """
 
     name: str
@@ -34,28 +46,60 @@ class Engine:
     dtypes: tuple[str, ...]
     needs: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu", "cuda")
+    reason_without: Callable[[str], str | None] = lambda dtype: None
 
-    def reason_missing(self, device: str) -> str | None:
-        """Return the reason why it cannot run here; None if it can."""
+    def reason_missing(self, device: str, dtype: str) -> str | None:
+        """Return the reason why it cannot run here in a dtype; None if it can."""
         absent = [name for name in self.needs if importlib.util.find_spec(name) is None]
         if absent:
             return f"not installed: {', '.join(absent)}"
         if torch.device(device).type not in self.devices:
             return f"runs on {' and '.join(self.devices)} only"
-        return None
+        return self.reason_without(dtype)
 
 
-def bertlite_engine(attention: str, optimised: bool = False) -> Callable[[Path, str, str], Forward]:
-    """Return the builder of a bertlite engine."""
+def bertlite_engine(attention: str, backend: str | None = None) -> Callable[[Path, str, str], Forward]:
+    """Return the builder of a bertlite engine: the model itself, or optimised with a backend."""
 
     def build(folder: Path, dtype: str, device: str) -> Forward:
         loaded = "float32" if dtype == "int8" else dtype
         model = bertlite.BertModel.from_pretrained(
             folder, dtype=getattr(torch, loaded), device=device, attn_implementation=attention
         )
-        return forward_of(bertlite.optimize_for_inference(model, getattr(torch, dtype)) if optimised else model)
+        if backend is None:
+            return forward_of(model)
+        return forward_of(bertlite.optimize_for_inference(model, getattr(torch, dtype), backend))
 
     return build
+
+
+def reason_without_backend(backend: str, dtype: str) -> str | None:
+    """Return the reason why `optimize_for_inference` lacks a backend here, or a dtype in it; None if it has both."""
+    if backend not in optimize.BACKENDS:
+        return f"this version of bertlite has no backend {backend!r}"
+    if backend != "onednn":
+        return None
+    missing = missing_for_onednn(getattr(torch, dtype))
+    if missing:
+        return f"torch {torch.__version__} has no {', '.join(missing)}"
+    if dtype == "int8" and slowness_of_int8() > SLOW:
+        return (
+            f"torch's 8-bit matmul takes {slowness_of_int8():.0f} times as long as that of float32 on this processor"
+        )
+    return None
+
+
+@cache
+def slowness_of_int8() -> float:
+    """Return the time of a small 8-bit matmul over that in float32, which is far above 1 if torch has no kernel."""
+    x, weight = torch.randn(2, 256, 256)
+    seconds = []
+    for linear in (Int8Linear(weight, None), PackedLinear(weight, None)):
+        linear(x)  # compiles the kernel
+        start = time.perf_counter()
+        linear(x)
+        seconds.append(time.perf_counter() - start)
+    return seconds[0] / seconds[1]
 
 
 def forward_of(model: Callable[..., Any]) -> Forward:
@@ -68,12 +112,6 @@ def forward_of(model: Callable[..., Any]) -> Forward:
     return forward
 
 
-def states(out: Any) -> Tensor:
-    """Return the last hidden states, (B, S, D), in float32 on the CPU, from the outputs of any engine."""
-    found = out.last_hidden_state if hasattr(out, "last_hidden_state") else torch.as_tensor(out[0])
-    return found.float().cpu()
-
-
 def transformers_engine(attention: str, compiled: bool = False) -> Callable[[Path, str, str], Forward]:
     """Return the builder of an engine of transformers."""
 
@@ -84,105 +122,6 @@ def transformers_engine(attention: str, compiled: bool = False) -> Callable[[Pat
         return forward_of(torch.compile(model) if compiled else model)
 
     return build
-
-
-class Flat(torch.nn.Module):
-    """transformers' model with the signature that exporters need: tensors in, tensors out."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        out = self.model(input_ids=input_ids, attention_mask=attention_mask)
-        return out.last_hidden_state, out.pooler_output
-
-
-def export_once(folder: Path, name: str, write: Callable[[Path], Any]) -> Path:
-    """Write a file beside the checkpoint unless it is there, and return its path."""
-    path = folder / name
-    if not path.exists():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            write(path.with_name(f"new-{name}"))
-        for part in folder.glob(f"new-{path.stem}.*"):  # OpenVINO writes two
-            part.rename(part.with_name(part.name.removeprefix("new-")))
-    return path
-
-
-def sample_inputs() -> dict[str, Tensor]:
-    """Return a small batch of random words, to trace or calibrate a model with."""
-    ids = torch.randint(1, 1000, (2, 24), generator=torch.Generator().manual_seed(0))
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
-def onnxruntime_engine(folder: Path, dtype: str, device: str) -> Forward:
-    """Build onnxruntime with its optimizer of BERT graphs; int8 is its dynamic quantisation, a scale per channel."""
-    import onnxruntime as ort
-    from onnxruntime.quantization import quantize_dynamic
-    from onnxruntime.transformers import optimizer
-
-    from bertlite.parity import reference
-
-    def write(path: Path) -> None:
-        model = Flat(reference.load(folder, "BertModel", {}, torch.float32, "eager", "cpu"))
-        axes = {name: {0: "batch", 1: "length"} for name in sample_inputs()}
-        outputs = ["last_hidden_state", "pooler_output"]
-        torch.onnx.export(
-            model, tuple(sample_inputs().values()), path, input_names=list(axes), output_names=outputs,
-            dynamic_axes=axes, opset_version=17, dynamo=False,
-        )  # fmt: skip  # the optimizer knows the patterns of this exporter
-
-    def optimise(path: Path) -> None:
-        plain = export_once(folder, "plain.onnx", write)
-        config = bertlite.BertConfig.from_json_file(folder / "config.json")
-        graph = optimizer.optimize_model(
-            str(plain), "bert", num_heads=config.num_attention_heads, hidden_size=config.hidden_size, opt_level=0
-        )
-        if not graph.get_fused_operator_statistics()["Attention"]:
-            raise RuntimeError("onnxruntime's optimizer found no attention to fuse; its time would mean nothing")
-        graph.save_model_to_file(str(path))
-
-    def quantise(path: Path) -> None:
-        source = export_once(folder, "optimised.onnx", optimise)
-        floats = {"DefaultTensorType": 1}  # onnx.TensorProto.FLOAT; it cannot tell behind its own fused operators
-        quantize_dynamic(source, path, per_channel=True, extra_options=floats)
-
-    path = export_once(folder, *(("int8.onnx", quantise) if dtype == "int8" else ("optimised.onnx", optimise)))
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    kinds = {each.name: "int32" if "int32" in each.type else "int64" for each in session.get_inputs()}
-    return lambda batch: session.run(None, {name: batch[name].numpy().astype(kind) for name, kind in kinds.items()})
-
-
-def openvino_engine(folder: Path, dtype: str, device: str) -> Forward:
-    """Build OpenVINO; int8 is nncf's quantisation with fixed scales, calibrated on random words."""
-    import openvino as ov
-
-    from bertlite.parity import reference
-
-    def write(path: Path) -> None:
-        model = reference.load(folder, "BertModel", {}, torch.float32, "sdpa", "cpu")
-        ov.save_model(ov.convert_model(model, example_input=sample_inputs()), path, compress_to_fp16=False)
-
-    def quantise(path: Path) -> None:
-        import nncf
-
-        data = [{name: x.numpy() for name, x in sample_inputs().items()}]
-        model = ov.Core().read_model(export_once(folder, "openvino.xml", write))
-        kind = nncf.ModelType.TRANSFORMER
-        ov.save_model(nncf.quantize(model, nncf.Dataset(data), model_type=kind, subset_size=1), path)
-
-    path = export_once(folder, *(("openvino8.xml", quantise) if dtype == "int8" else ("openvino.xml", write)))
-    precision = "f32" if dtype == "float32" else "bf16"
-    settings = {
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        "INFERENCE_PRECISION_HINT": precision,
-    }
-    request = ov.Core().compile_model(path, "CPU", settings).create_infer_request()
-    return lambda batch: request.infer({name: x.numpy() for name, x in batch.items()}, share_inputs=True)
 
 
 ENGINES = (
@@ -199,10 +138,24 @@ ENGINES = (
         ("cuda",),
     ),
     Engine("onnxruntime", onnxruntime_engine, ("float32", "int8"), ("transformers", "onnx", "onnxruntime"), ("cpu",)),
+    Engine(
+        "CTranslate2", ctranslate2_engine, ALL, ("transformers", "ctranslate2"), ("cpu",), reason_without_ctranslate2
+    ),
     Engine("OpenVINO", openvino_engine, FLOATS, ("transformers", "openvino"), ("cpu",)),
     Engine("OpenVINO", openvino_engine, ("int8",), ("transformers", "openvino", "nncf"), ("cpu",)),
     Engine("bertlite sdpa", bertlite_engine("sdpa"), FLOATS),
     Engine("bertlite packed", bertlite_engine("packed"), FLOATS),
-    Engine("bertlite optimised", bertlite_engine("sdpa", optimised=True), (*FLOATS, "int8")),
-    Engine("bertlite optimised packed", bertlite_engine("packed", optimised=True), (*FLOATS, "int8")),
+    *(
+        Engine(
+            f"bertlite {backend}{' packed' * (attention == 'packed')}",
+            bertlite_engine(attention, backend),
+            ALL if device == "cpu" else FLOATS,
+            (),
+            (device,),
+            partial(reason_without_backend, backend),
+        )
+        for device, backends in OWN_BACKENDS.items()
+        for backend in backends
+        for attention in (("sdpa",) if backend in ALWAYS_PACKED else ("sdpa", "packed"))
+    ),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 from bertlite.lab.experiments import plots
 from bertlite.lab.experiments.cell import MASKS, Setting
-from bertlite.lab.experiments.compare import dense_result, describe_way, interval_of, task_of
+from bertlite.lab.experiments.compare import dense_result, describe_way, interval_of, task_of, way_of
 from bertlite.lab.experiments.evaluate import TASKS, Task
 from bertlite.lab.experiments.files import apply_mask, model_sha256
 from bertlite.lab.experiments.measure import latency, latency_table, peak_memory
@@ -85,14 +85,16 @@ def dense_and_pruned(records: Sequence[Record], device: str) -> dict[str, Any]:
 def run_label(record: Record) -> str:
     """Return a run's way of pruning in words, which tables and figures show."""
     cell = record.config["cell"]
-    name, _, repair, epochs = describe_way({**cell, "calibration": Setting.calibration})  # it does not affect speed
+    way = dict(way_of(record, calibration=Setting.calibration))  # it does not affect speed
+    name, _, repair, epochs = describe_way(way)
     heads = f"-{100 * cell['fraction']:g} % heads"
     neurons = f"-{100 * cell['neurons']:g} % neurons" if cell["neurons"] else ""
-    label = ", ".join(filter(None, (heads, neurons, name, repair, epochs and f"{epochs} epochs")))
+    label = ", ".join(filter(None, (heads, neurons, name, repair, epochs and f"epochs {epochs}")))
     return f"{label}, seed {cell['seed']}" if cell["seed"] else label
 
 
 def headline_with_interval(record: Record, task: Task) -> dict[str, float]:
     """Return the headline of a run with the ends of its interval."""
     interval, _ = interval_of([record], task)
-    return {task.headline: record.results[task.headline], "low": interval.low, "high": interval.high}
+    ends = {} if interval is None else {"low": interval.low, "high": interval.high}
+    return {task.headline: record.results[task.headline], **ends}

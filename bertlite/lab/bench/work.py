@@ -8,13 +8,15 @@ Shapes:  B sequences · S positions
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+Forward = Callable[[Mapping[str, Tensor]], Any]  # batch -> outputs
 
 LENGTHS = Path(__file__).with_name("lengths.json")
 

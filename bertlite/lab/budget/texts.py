@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bertlite.heads.models import BertForSequenceClassification
-from bertlite.lab.experiments.data import FORMATS, DataSource, read_file
+from bertlite.lab.experiments.data import FILES, DataSource, read_file
 from bertlite.records import sha256_of
 from bertlite.tokenizer import BertTokenizer
 
@@ -78,8 +78,8 @@ def read_texts(source: DataSource, labelled: bool) -> Texts:
 
 def read_columns(source: DataSource, labelled: bool) -> Texts:
     """Read texts, and labels if asked for, from the columns of a file."""
-    if Path(source.path).suffix not in FORMATS:
-        raise ValueError(f"{source.path} is none of .txt, {', '.join(FORMATS)}")
+    if Path(source.path).suffix not in FILES:
+        raise ValueError(f"{source.path} is none of .txt, {', '.join(FILES)}")
     if not 1 <= len(source.text) <= 2:
         raise ValueError(f"a text has one column or two; {len(source.text)} were named: {', '.join(source.text)}")
     wanted = (*source.text, *((source.label,) if labelled else ()))

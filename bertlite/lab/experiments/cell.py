@@ -6,7 +6,6 @@ Bench(setting, device="cpu").run(Cell(criterion="michel", fraction=0.5, repair="
 
 import json
 import math
-import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -19,24 +18,32 @@ import torch
 from torch import Tensor
 
 from bertlite import kept_heads, prune_heads, prune_neurons
-from bertlite.checkpoint.folders import replacing
 from bertlite.importance import (
-    CRITERIA,
     METHODS,
     NORMALISERS,
     REDUCTIONS,
     TARGETS,
+    head_gradients,
     head_importance,
     iterative,
     macs,
     neuron_importance,
     rank_heads,
-    rank_neurons,
+    rearrange,
     repair_,
 )
 from bertlite.importance.allocation import Choice
 from bertlite.importance.batches import Batch
-from bertlite.importance.criteria import criteria_for
+from bertlite.lab.experiments.choose import (
+    BUDGETS,
+    GATES,
+    cell_facts,
+    check_choice,
+    choose_units,
+    known_criteria,
+    sublayer_times,
+    trained_gates,
+)
 from bertlite.lab.experiments.data import (
     DataSource,
     EncodedExamples,
@@ -47,20 +54,24 @@ from bertlite.lab.experiments.data import (
 )
 from bertlite.lab.experiments.evaluate import TASKS, Task, evaluate, predict
 from bertlite.lab.experiments.files import (
+    class_names,
     mask_of,
     model_sha256,
+    prediction_lines,
     read_scores,
     units_kept,
     write_scores,
 )
 from bertlite.lab.experiments.finetune import Recipe, finetune_
+from bertlite.lab.experiments.ship import write_run
 from bertlite.lab.experiments.statistics import Array
-from bertlite.records import Run, is_finished, read_runs, sha256_of
+from bertlite.records import Record, Run, is_finished, read_runs, sha256_of
 
 MASKS, SCORES, MODEL = "masks.json", "scores.json", "model"
 REPEATED = 1e-3  # how far the outputs of a run that is repeated may be from those recorded
 COUNTED = 128  # tokens of the sequence whose multiply-accumulates are counted
 REPAIRS = ("none", *METHODS)
+OPTIONS = {"calibration": "calibration", "retrain": "train-examples"}  # of the command, for fields of a Setting
 INVERTED = "inverted"  # remove what scores highest
 
 
@@ -96,26 +107,47 @@ class Cell:
             or "michel/kl/inverted".
         fraction: share of the heads to remove.
         neurons: share of the intermediate neurons to remove.
-        uniform: remove equally many from every layer; else those with the lowest scores anywhere.
+        uniform: remove equally many from every layer; else those with the lowest scores anywhere.  The command line
+            says "equal".
         at_least: heads that every layer keeps.
         steps: 1 prunes at once; with more, scores are estimated anew before each step.
         repair: "none", or a name of `bertlite.importance.METHODS`.
         epochs: passes of retraining after repair; with several steps, an equal part after each.
         seed: seed of the calibration sample, of random scores and of retraining.
+        allocate: "scores"; or "macs" or "latency", where `fraction` is the share of the encoder's multiply-accumulates
+            or time that heads and neurons give up together.
+        neuron_criterion: for neurons, where it is not `criterion`.
+        rearrange: exchange the chosen heads of a layer for others where that costs less (Kwon et al. 2022).
+        gate_steps: steps of training of the criterion "gates".
     """
 
     criterion: str = "michel"
     fraction: float = 0.5
     neurons: float = 0.0
     uniform: bool = False
-    at_least: int = 0
+    at_least: int = 1
     steps: int = 1
-    repair: str = "none"
+    repair: str = "refit"
     epochs: float = 0.0
     seed: int = 0
+    allocate: str = "scores"
+    neuron_criterion: str = ""
+    rearrange: bool = False
+    gate_steps: int = 200
+
+    @property
+    def of_neurons(self) -> str:
+        """The criterion of the neurons."""
+        return self.neuron_criterion or self.criterion
+
+    @property
+    def prunes_neurons(self) -> bool:
+        """True if neurons are scored."""
+        return self.neurons > 0 or self.allocate in BUDGETS
 
     def __post_init__(self) -> None:
         asked = parse_criterion(self.criterion)["criterion"]
+        check_choice(self, asked, parse_criterion(self.of_neurons)["criterion"])
         for name in ("fraction", "neurons"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it is a share, 0 to 1")
@@ -123,8 +155,6 @@ class Cell:
             raise ValueError(f"there is no repair {self.repair!r}; have: {', '.join(REPAIRS)}")
         if self.steps < 1 or self.epochs < 0:
             raise ValueError(f"steps is {self.steps} and epochs {self.epochs}; at least 1 and 0")
-        if self.neurons and "neuron" not in CRITERIA[asked].units:
-            raise ValueError(f"{asked!r} does not score neurons; {', '.join(criteria_for('neuron'))} do")
         if self.neurons and self.steps > 1:
             raise ValueError("neurons are pruned at once: steps must be 1")
 
@@ -136,15 +166,15 @@ def parse_criterion(criterion: str) -> dict[str, Any]:
         ValueError: a part is no criterion, reduction, target or normaliser.
     """
     name, *parts = criterion.split("/")
-    if name not in CRITERIA:
-        raise ValueError(f"there is no criterion {name!r}; have: {', '.join(CRITERIA)}")
+    if name not in known_criteria():
+        raise ValueError(f"there is no criterion {name!r}; have: {', '.join(known_criteria())}")
     found: dict[str, Any] = {"criterion": name, INVERTED: False}
     kinds = {"reduction": REDUCTIONS, "target": TARGETS, "normaliser": NORMALISERS}
     for part in parts:
         kind = next((kind for kind, names in kinds.items() if part in names), None)
         if part == INVERTED:
             found[INVERTED] = True
-        elif kind is None or part == "cost":
+        elif kind is None or part == "cost" or name == GATES.name:
             have = ", ".join((*REDUCTIONS, *TARGETS, *(n for n in NORMALISERS if n != "cost"), INVERTED))
             raise ValueError(f"criterion {criterion!r}: there is no option {part!r}; have: {have}")
         else:
@@ -178,11 +208,16 @@ class Experiment:
             raise ValueError(f"there is no task {setting.task!r}; have: {', '.join(TASKS)}")
         self.setting, self.device, self.progress = setting, device, progress
         self.task: Task = TASKS[setting.task]
-        self.train, self.dev = read_examples(setting.train), read_examples(setting.dev)
+        self.dense = self.task.load(setting.model, device=device)
+        self.task = self.task.of_checkpoint(setting.model)
+        read = partial(read_examples, words=self.task.words, classes=class_names(self.dense.config))
+        self.train, self.dev = read(setting.train), read(setting.dev)
         for name, count in (("calibration", setting.calibration), ("retrain", setting.retrain)):
             if count is not None and not 0 < count <= len(self.train):
-                raise ValueError(f"{name} is {count}; {self.train.name} has {len(self.train)} examples")
-        self.dense = self.task.load(setting.model, device=device)
+                raise ValueError(
+                    f"{name} is {count}; {self.train.name} has {len(self.train)} examples:"
+                    f" say --{OPTIONS[name]} {len(self.train)}, or fewer"
+                )
         for examples in (self.train, self.dev):
             self.task.check(examples, self.dense.config)
         self.tokenizer = read_tokenizer(setting.model, setting.max_length)
@@ -223,7 +258,9 @@ class Experiment:
         setting = {
             name: value for name, value in asdict(self.setting).items() if name not in ("model", "train", "dev")
         }
-        parts = [json.dumps([asdict(cell), setting, self.hashes], sort_keys=True)]
+        if self.task.pooling != Task.pooling:
+            setting["pooling"] = self.task.pooling
+        parts = [json.dumps([cell_facts(cell), setting, self.hashes], sort_keys=True)]
         return sha256_of(*parts, *([] if scores is None else [Path(scores).read_bytes()]))[:16]
 
     def folder(self, cell: Cell, root: str | Path, scores: str | Path | None = None) -> Path:
@@ -239,9 +276,11 @@ class Experiment:
         self.choose(cell)(
             torch.zeros(self.heads_present().shape).where(self.heads_present(), math.nan), self.heads(cell)
         )
-        asked = parse_criterion(cell.criterion)
-        if self.task.apart and CRITERIA[asked["criterion"]].needs_loss and asked.get("target") != "kl":
-            raise ValueError(f"{self.task.name} has no loss for one text: use {cell.criterion}/kl")
+        for name in {cell.criterion, cell.of_neurons}:
+            asked = parse_criterion(name)
+            if self.task.apart and known_criteria()[asked["criterion"]].needs_loss and asked.get("target") != "kl":
+                way = "another criterion" if asked["criterion"] == GATES.name else f"{name}/kl"
+                raise ValueError(f"{self.task.name} has no loss for one text: use {way}")
         if self.task.apart and cell.epochs:
             raise ValueError(f"{self.task.name} has no retraining: epochs must be 0")
 
@@ -281,10 +320,10 @@ class Experiment:
                 self.save_model_again(cell, Path(root) / "scores", given, folder)
             return folder
         self.check(cell)
-        config = {"cell": asdict(cell), "setting": asdict(self.setting)}
+        config = {"cell": cell_facts(cell), "setting": asdict(self.setting)}
         data, model = self.hashes["data"], self.hashes["model"]
         with Run("prune", config, folder=folder, seed=cell.seed, data=data, model=model, device=self.device) as run:
-            labels = np.array(self.dev.labels)
+            labels = self.dev_data.targets()
             for pruned, used in self.pruned(cell, Path(root) / "scores", given, run.log):
                 outputs = predict(pruned, self.dev_data, self.task)
                 found = evaluate(outputs, labels, self.task, self.dense_outputs)
@@ -292,12 +331,7 @@ class Experiment:
                 run.log(heads=sum(heads), **found)
                 write_scores(folder / SCORES, used, cell.criterion, dense)
             run.save(MASKS, mask_of(pruned.config, dense))
-            run.save_predictions(
-                {"label": label, "outputs": [round(x, 6) for x in row]}
-                for label, row in zip(self.dev.labels, outputs.tolist(), strict=True)
-            )
-            if save_model:
-                self.save_model(pruned, folder)
+            run.save_predictions(prediction_lines(labels, outputs=outputs, dense=self.dense_outputs))
             run.results = {
                 **found,
                 "dense": evaluate(self.dense_outputs, labels, self.task),
@@ -305,14 +339,15 @@ class Experiment:
                 "neurons_kept": neurons,
                 "parameters": pruned.num_parameters(),
                 "macs": macs(pruned.config, COUNTED) / macs(self.dense.config, COUNTED),
+                **({"pooling": self.task.pooling} if self.task.apart else {}),
             }
+            if save_model:
+                self.save_model(pruned, Record(folder, {**run.facts, "results": run.results}))
         return folder
 
-    def save_model(self, pruned: Any, folder: Path) -> None:
-        """Save a pruned model with its tokenizer as `model` in the folder, whole or not at all."""
-        with replacing(folder / MODEL, superseded=re.compile(".*")) as new:
-            pruned.save_pretrained(new)
-            self.tokenizer.save(str(new / "tokenizer.json"))
+    def save_model(self, pruned: Any, record: Record) -> None:
+        """Save the pruned model of a run in its folder as `model`, with all that others need to run it."""
+        write_run(record.folder / MODEL, pruned, record, self.task, self.setting.model)
 
     def save_model_again(self, cell: Cell, cache: Path, given: Tensor | None, folder: Path) -> None:
         """Make and save the model of a finished run, which was run without keeping it.
@@ -322,14 +357,16 @@ class Experiment:
         """
         *_, (pruned, _) = self.pruned(cell, cache, given, lambda **_: None)
         (record,) = read_runs(folder)
-        recorded = np.array([line["outputs"] for line in record.predictions])
-        difference = float(np.abs(predict(pruned, self.dev_data, self.task) - recorded).max())
+        outputs = predict(pruned, self.dev_data, self.task)
+        now = [line["outputs"] for line in prediction_lines(self.dev_data.targets(), outputs=outputs)]
+        recorded = [line["outputs"] for line in record.predictions]
+        difference = max(float(np.abs(np.subtract(a, b)).max(initial=0)) for a, b in zip(now, recorded, strict=True))
         if not difference <= REPEATED:
             raise ValueError(
                 f"{folder} cannot be repeated here: its outputs differ by {difference:.1e}, more than {REPEATED:g};"
                 " remove the folder to run it anew"
             )
-        self.save_model(pruned, folder)
+        self.save_model(pruned, record)
 
     def pruned(
         self, cell: Cell, cache: Path, given: Tensor | None, log: Callable[..., None]
@@ -343,10 +380,14 @@ class Experiment:
                 yield step.model, step.scores
             return
         scores = self.scores(cell, cache) if given is None else given
-        model = prune_heads(self.dense, choose(scores, heads))
-        if cell.neurons:
-            others = self.scores(cell, cache, neurons=True)
-            model = prune_neurons(model, rank_neurons(others, cell.neurons, uniform=cell.uniform))
+        others = self.scores(cell, cache, neurons=True) if cell.prunes_neurons else None
+        times = None
+        if cell.allocate == "latency":
+            times = sublayer_times(self.dense, cache, self.hashes["model"]["dense"][:16], self.device)
+        chosen, neurons = choose_units(self.dense.config, cell, heads, scores, others, times)
+        if cell.rearrange:
+            chosen = rearrange(chosen, self.gradients(cell))
+        model = prune_neurons(prune_heads(self.dense, chosen), neurons)
         self.repair_and_retrain_(model, cell, cell.epochs, log)
         yield model, scores
 
@@ -370,20 +411,31 @@ class Experiment:
 
     def scores(self, cell: Cell, cache: Path, neurons: bool = False) -> Tensor:
         """Return the dense model's scores, (layers, heads) or (layers, neurons); cells share them through a folder."""
-        what = ["neurons" if neurons else "heads", cell.criterion, cell.seed, self.setting.calibration]
+        criterion = cell.of_neurons if neurons else cell.criterion
+        what: list[Any] = ["neurons" if neurons else "heads", criterion, cell.seed, self.setting.calibration]
+        if parse_criterion(criterion)["criterion"] == GATES.name:
+            what += [cell.fraction, cell.gate_steps]
         dense = self.hashes["model"]["dense"]
         key = sha256_of(json.dumps([what, self.setting.max_length, self.hashes["data"]["train"], dense]))[:16]
-        path = cache / f"{cell.criterion.replace('/', '-')}-{key}.json"
+        path = cache / f"{criterion.replace('/', '-')}-{key}.json"
         if path.exists():
             return read_scores(path, dense)
         found = self.score(self.dense, cell, neurons)
-        write_scores(path, found, cell.criterion, dense)
+        write_scores(path, found, criterion, dense)
         return found
+
+    def gradients(self, cell: Cell) -> Tensor:
+        """Return the gradients that heads are rearranged by, (examples, layers, heads)."""
+        asked = parse_criterion(cell.criterion)
+        target = "kl" if self.task.apart else asked.get("target", "loss")
+        return head_gradients(self.dense, self.calibration(cell.seed), target=target, seed=cell.seed)
 
     def score(self, model: Any, cell: Cell, neurons: bool = False) -> Tensor:
         """Score a model's units, (layers, heads) or (layers, neurons); the lowest are removed first."""
-        asked = parse_criterion(cell.criterion)
+        asked = parse_criterion(cell.of_neurons if neurons else cell.criterion)
         inverted = asked.pop(INVERTED)
-        batches = self.calibration(cell.seed) if CRITERIA[asked["criterion"]].needs_data else []
+        batches = self.calibration(cell.seed) if known_criteria()[asked["criterion"]].needs_data else []
+        if asked["criterion"] == GATES.name:
+            return trained_gates(model, batches, self.heads(cell), cell.gate_steps, cell.seed)
         found = (neuron_importance if neurons else head_importance)(model, batches, seed=cell.seed, **asked)
         return -found if inverted else found

@@ -1,34 +1,49 @@
 """The work of `bertlite prune`: each action reads its arguments, calls the library, and prints."""
 
 import argparse
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from bertlite import densify
+from bertlite import BertConfig, densify
+from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.lab.experiments import plots
-from bertlite.lab.experiments.cell import MASKS, SCORES, Cell, Experiment, Setting
+from bertlite.lab.experiments.cell import MASKS, SCORES, Cell, Experiment, Setting, warn_of_overlap
 from bertlite.lab.experiments.compare import (
     dense_result,
     describe_way,
     markdown_table,
+    metric_of,
+    note_on_balance,
     provenance,
+    show_interval,
     summarise,
     task_of,
 )
-from bertlite.lab.experiments.data import DataSource, read_examples, read_tokenizer
-from bertlite.lab.experiments.evaluate import TASKS, evaluate, predict
-from bertlite.lab.experiments.files import apply_mask, model_sha256, read_json, read_scores, units_kept, write_scores
-from bertlite.lab.experiments.finetune import Recipe, finetune_, is_main_process
+from bertlite.lab.experiments.data import NO_LABEL, DataSource, Examples, read_examples, read_tokenizer
+from bertlite.lab.experiments.evaluate import TASKS, Task, evaluate, predict
+from bertlite.lab.experiments.files import (
+    apply_mask,
+    class_names,
+    model_sha256,
+    prediction_lines,
+    read_json,
+    read_scores,
+    units_kept,
+    write_scores,
+)
+from bertlite.lab.experiments.finetune import STATE, Recipe, finetune_, is_main_process, keep_metrics
+from bertlite.lab.experiments.ship import describe_finetuning, figures_of, report_of, write_run
 from bertlite.lab.experiments.statistics import rank_correlations
 from bertlite.lab.experiments.sweep import grid, sweep
 from bertlite.progress import Progress
-from bertlite.records import Record, Run, read_runs, write_json, write_record
+from bertlite.records import METRICS, Record, Run, read_runs, write_json, write_record
+from bertlite.shipping.folder import write_model
+
+FULL = "Heads that were removed are back in place, with weights that add nothing."
 
 
 def main(args: argparse.Namespace) -> int:
@@ -68,20 +83,19 @@ def finetune(args: argparse.Namespace) -> int:
     if task.apart:
         raise ValueError(f"{task.name} has no head to train; sentence-transformers trains sentence encoders")
     recipe = Recipe(epochs=args.epochs, lr=args.lr, batch_size=args.batch_size, seed=args.seed)
-    train, dev = (
-        read_examples(data_source(args, args.train, args.train_split)),
-        read_examples(data_source(args, args.dev, args.dev_split)),
-    )
+    train = read_training_data(args, task)
+    changes = head_changes(train, task, args.num_labels)
+    dev = read_examples(data_source(args, args.dev, args.dev_split), words=task.words, classes=train.classes)
     torch.manual_seed(args.seed)  # the head may be drawn
-    changes = {} if args.num_labels is None else {"num_labels": args.num_labels}
     model = task.load(args.checkpoint, **changes)
     for examples in (train, dev):
         task.check(examples, model.config)
+    warn_of_overlap(train, dev)
     tokenizer = read_tokenizer(args.checkpoint, args.max_length)
     train = train.sample(args.train_examples, args.seed)
     data, held_out = task.encode(train, tokenizer), task.encode(dev, tokenizer)
     if not is_main_process(args.device):  # another process writes
-        finetune_(model, data, task, recipe, device=args.device)
+        finetune_(model, data, task, recipe, device=args.device, state=args.folder / STATE)
         return 0
     config = {
         "recipe": asdict(recipe),
@@ -91,20 +105,69 @@ def finetune(args: argparse.Namespace) -> int:
     }
     hashes, before = {"train": train.sha256, "dev": dev.sha256}, {"before": model_sha256(model)}
     with Run(
-        "finetune", config, folder=args.folder, seed=args.seed, data=hashes, model=before, device=args.device
+        "finetune",
+        config,
+        folder=args.folder,
+        seed=args.seed,
+        data=hashes,
+        model=before,
+        device=args.device,
+        kept=(STATE, METRICS),
     ) as run:
-        finetune_(model, data, task, recipe, log=run.log, device=args.device, progress=True)
-        outputs = predict(model, held_out, task)
-        run.results = {**evaluate(outputs, np.array(dev.labels), task), "sha256": model_sha256(model)}
-        run.save_predictions(
-            {"label": label, "outputs": row} for label, row in zip(dev.labels, outputs.tolist(), strict=True)
+        state = run.folder / STATE
+        keep_metrics(run.folder / METRICS, state)
+        finetune_(model, data, task, recipe, log=run.log, device=args.device, progress=True, state=state)
+        outputs, labels = predict(model, held_out, task), held_out.targets()
+        run.results = {**evaluate(outputs, labels, task), "sha256": model_sha256(model)}
+        run.save_predictions(prediction_lines(labels, outputs=outputs))
+        write_model(
+            run.folder / "model",
+            model,
+            args.checkpoint,
+            class_names=class_names(model.config),
+            figures=figures_of(outputs, labels, task, dev.name, run.results, {}),
+            how=describe_finetuning(recipe, train.name),
+            report=report_of(run.facts, run.results),
         )
-        model.save_pretrained(run.folder / "model")
-        tokenizer.save(str(run.folder / "model" / "tokenizer.json"))
+        state.unlink(missing_ok=True)
     print(*(f"{name} {value:.4f}" for name, value in run.results.items() if name != "sha256"), sep="   ")
     print(f"model: {run.folder / 'model'}")
     write_answer(args, runs=run_facts(read_runs(run.folder)))
     return 0
+
+
+def read_training_data(args: argparse.Namespace, task: Task) -> Examples:
+    """Read the examples to train on; names of labels are classes, those of the checkpoint where it has them all."""
+    source = data_source(args, args.train, args.train_split)
+    train = read_examples(source, words=task.words, collect=task.labels is torch.long)
+    known = class_names(BertConfig.from_json_file(find_checkpoint(Source(args.checkpoint)).config))
+    if train.classes and train.classes != known and set(train.classes) <= set(known) and not args.classes:
+        return read_examples(source, words=task.words, classes=known)
+    return train
+
+
+def head_changes(train: Examples, task: Task, num_labels: int | None) -> dict[str, Any]:
+    """Return the changes to a checkpoint's config that give its head the classes of the data, with their names.
+
+    Raises:
+        ValueError: there is one class alone, or another number of them than is asked for.
+    """
+    if task.labels is not torch.long:
+        return {"num_labels": num_labels or 1}
+    if not train.classes:
+        found = {x for x in train.every_label() if x != NO_LABEL}
+        if len(found) < 2:
+            raise ValueError(f"{train.name} has {len(train)} examples with one label; {task.name} needs two or more")
+        return {"num_labels": num_labels or max(2, int(max(found)) + 1)}
+    if num_labels not in (None, len(train.classes)):
+        raise ValueError(
+            f"{train.name} has {len(train.classes)} classes, {', '.join(train.classes)}: leave --num-labels"
+            f" {num_labels} out"
+        )
+    if len(train.classes) < 2:
+        raise ValueError(f"{train.name} has {len(train)} examples of one class, {train.classes[0]}; name two or more")
+    names = dict(enumerate(train.classes))
+    return {"num_labels": len(names), "id2label": names, "label2id": {name: i for i, name in names.items()}}
 
 
 def score(args: argparse.Namespace) -> int:
@@ -142,21 +205,33 @@ def run(args: argparse.Namespace) -> int:
     cell = Cell(
         args.criterion,
         args.fraction,
-        args.neurons,
-        args.uniform,
-        args.at_least,
-        args.steps,
-        args.repair,
-        args.epochs,
-        args.seed,
+        repair=args.repair,
+        epochs=args.epochs,
+        seed=args.seed,
+        **choice_facts(args),
     )
     experiment = Experiment(read_setting(args), args.device, progress=True)
     folder = experiment.run(cell, args.folder, scores=args.scores, save_model=args.save_model)
     records = read_runs(folder)
-    print_table(records)
+    print_table(records, args.metric)
     print(f"run: {folder}")
     write_answer(args, runs=run_facts(records))
     return 0
+
+
+def choice_facts(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of a cell that `run` and `curve` share."""
+    equal = args.allocate == "equal"
+    return {
+        "neurons": args.neurons,
+        "uniform": equal,
+        "at_least": args.at_least,
+        "steps": args.steps,
+        "allocate": "scores" if equal else args.allocate,
+        "neuron_criterion": args.neuron_criterion or "",
+        "rearrange": args.rearrange,
+        "gate_steps": args.gate_steps,
+    }
 
 
 def curve(args: argparse.Namespace) -> int:
@@ -168,10 +243,7 @@ def curve(args: argparse.Namespace) -> int:
         epochs=args.epochs,
         seeds=args.seeds,
         random_seeds=args.random_seeds,
-        neurons=args.neurons,
-        uniform=args.uniform,
-        at_least=args.at_least,
-        steps=args.steps,
+        **choice_facts(args),
     )
     folders = sweep(
         read_setting(args),
@@ -183,7 +255,7 @@ def curve(args: argparse.Namespace) -> int:
         progress=True,
     )
     records = [record for folder in folders for record in read_runs(folder)]
-    print_table(records)
+    print_table(records, args.metric)
     write_answer(args, runs=run_facts(records))
     return 0
 
@@ -193,28 +265,38 @@ def run_facts(records: Sequence[Record]) -> list[dict[str, Any]]:
     return [{"folder": str(record.folder), **record.facts} for record in records]
 
 
-def print_table(records: Sequence[Record]) -> None:
-    """Print the headline of runs by their way of pruning."""
-    task = task_of(records)
-    print(
-        f"100 x {task.headline} by the share of heads removed, with 95 % intervals (runs, where there are several)\n"
-    )
-    print(markdown_table(summarise(records), task.headline))
+def print_table(records: Sequence[Record], metric: str | None) -> None:
+    """Print a metric of runs by their way of pruning."""
+    task_of(records)
+    print_rows(records, summarise(records, metric=metric), metric_of(records, metric))
+
+
+def print_rows(records: Sequence[Record], rows: Sequence[dict[str, Any]], metric: str) -> None:
+    """Print a table of a metric, the dense model's, and what the intervals are over."""
+    over = " or ".join(dict.fromkeys(row["over"] for row in rows))
+    print(f"100 x {metric} by the share of heads removed, with 95 % intervals over {over} (runs, where several)\n")
+    print(markdown_table(rows, metric))
+    dense = dense_result(records)
+    if metric in dense:
+        print(f"\ndense: {100 * dense[metric]:.1f}")
+    note = note_on_balance(records, metric)
+    if note is not None:
+        print(f"note: {note}")
 
 
 def compare(args: argparse.Namespace) -> int:
     """Compare finished runs: print a table and tests, write rows, draw figures."""
     records = [record for root in args.roots for record in read_runs(root, name="prune")]
-    rows = summarise(records, args.against)
-    task = task_of(records)
+    rows = summarise(records, args.against, args.metric)
+    task, metric = task_of(records), metric_of(records, args.metric)
     dense = dense_result(records)
-    print(markdown_table(rows, task.headline))
+    print_rows(records, rows, metric)
     for row in rows:
         if "p" in row:
             name = ", ".join(filter(None, describe_way(row)))
+            interval = show_interval(row["difference_low"], row["difference_high"], "+")
             print(
-                f"{100 * row['fraction']:g} % {name}: {100 * row['difference']:+.1f}"
-                f" [{100 * row['difference_low']:+.1f}, {100 * row['difference_high']:+.1f}] over {args.against},"
+                f"{100 * row['fraction']:g} % {name}: {100 * row['difference']:+.1f}{interval} over {args.against},"
                 f" p = {row['p']:.3f}"
             )
     if args.record:
@@ -225,7 +307,7 @@ def compare(args: argparse.Namespace) -> int:
             {
                 "what": "bertlite prune",
                 "task": task.name,
-                "headline": task.headline,
+                "headline": metric,
                 "commands": commands,
                 **provenance(records),
                 "data": records[0].facts["data"],
@@ -238,15 +320,14 @@ def compare(args: argparse.Namespace) -> int:
     if ".json" in args.out:
         print(f"rows: {args.record}")
     if args.folder:
-        draw_figures(records, rows, args.folder)
+        draw_figures(records, rows, args.folder, metric)
         print(f"figures: {args.folder}")
     return 0
 
 
-def draw_figures(records: Sequence[Record], rows: Sequence[dict[str, Any]], folder: Path) -> None:
+def draw_figures(records: Sequence[Record], rows: Sequence[dict[str, Any]], folder: Path, metric: str) -> None:
     """Draw curves, heads per layer, a heat map for each criterion, and the correlation of the criteria."""
-    task, dense = task_of(records), dense_result(records)
-    plots.save(plots.curves(rows, task.headline, dense[task.headline]), folder / "curves")
+    plots.save(plots.curves(rows, metric, dense_result(records).get(metric)), folder / "curves")
     first: dict[str, Record] = {}
     for record in sorted(records, key=lambda record: -record.config["cell"]["fraction"]):
         if record.config["cell"]["steps"] == 1:
@@ -288,29 +369,32 @@ def export(args: argparse.Namespace) -> int:
         print(f"mask: {out}")
         write_answer(args, mask=str(out), units=units)
         return 0
-    model, tokenizer = pruned_checkpoint(args)
-    if args.form == "full":
-        model = densify(model)
-    model.save_pretrained(out)
-    shutil.copy(tokenizer, out / "tokenizer.json")
+    model = write_export(args)
     heads, neurons = units_kept(model.config)
     print(f"heads of each layer: {heads}, neurons: {neurons}\nmodel: {out}")
     write_answer(args, model=str(out), heads_kept=heads, neurons_kept=neurons)
     return 0
 
 
-def pruned_checkpoint(args: argparse.Namespace) -> tuple[Any, Path]:
-    """Return the pruned model to export, and the file of its tokenizer.
+def write_export(args: argparse.Namespace) -> Any:
+    """Write the checkpoint that `export` was asked for, and return its model.
 
     Raises:
         ValueError: the run changed weights and did not save them.
     """
-    folder = Path(args.source)
+    full = args.form == "full"
     if args.mask is not None:
-        model = apply_mask(args.mask, TASKS[args.task].load(args.source))
-        return model, folder / "tokenizer.json"
-    (record,) = read_runs(folder)
-    return pruned_model(record), tokenizer_file(record)
+        pruned = apply_mask(args.mask, TASKS[args.task].load(args.source))
+        model = densify(pruned) if full else pruned
+        how = ["Heads and neurons were removed by a mask.", *([FULL] if full else [])]
+        write_model(args.folder, model, args.source, how=how, base_model=args.base_model, pruned=pruned.config)
+        return model
+    (record,) = read_runs(Path(args.source))
+    pruned = pruned_model(record)
+    model = densify(pruned) if full else pruned
+    options = {"base_model": args.base_model, "pruned": pruned.config, "note": FULL if full else ""}
+    write_run(args.folder, model, record, TASKS[record.config["setting"]["task"]], source_of(record), **options)
+    return model
 
 
 def pruned_model(record: Record) -> Any:
@@ -329,10 +413,10 @@ def pruned_model(record: Record) -> Any:
     return apply_mask(record.folder / MASKS, task.load(record.config["setting"]["model"]))
 
 
-def tokenizer_file(record: Record) -> Path:
-    """Return the file of a run's tokenizer."""
-    kept = record.folder / "model" / "tokenizer.json"
-    return kept if kept.is_file() else Path(record.config["setting"]["model"]) / "tokenizer.json"
+def source_of(record: Record) -> str:
+    """Return the checkpoint whose tokenizer and modules the model of a run has: its own where it was saved."""
+    kept = record.folder / "model"
+    return str(kept) if (kept / "tokenizer.json").is_file() else str(record.config["setting"]["model"])
 
 
 ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {

@@ -7,20 +7,24 @@ from typing import Any
 import numpy as np
 
 from bertlite.lab.experiments.cell import REPAIRS, Setting
-from bertlite.lab.experiments.evaluate import TASKS, Task
+from bertlite.lab.experiments.choose import LATER
+from bertlite.lab.experiments.data import NO_LABEL
+from bertlite.lab.experiments.evaluate import RANGES, TASKS, Task
 from bertlite.lab.experiments.finetune import Recipe
+from bertlite.lab.experiments.predictions import DENSE, dense_outputs, interval_over_examples, labels, outputs
 from bertlite.lab.experiments.statistics import (
     Array,
     Interval,
-    bootstrap,
+    crossed_estimate,
     mcnemar,
-    mean_interval,
     paired_bootstrap,
-    wilson,
 )
 from bertlite.records import Record, commit_of
 
 Way = tuple[tuple[str, Any], ...]  # a way of pruning: the fields of a cell but its seed, and of the setting
+METRIC_OF = {"cola": "mcc", "mrpc": "f1", "qqp": "f1"}  # of GLUE's configurations, where it is no task's headline
+UNBALANCED = 0.6  # share of one label above which an accuracy hides much
+NO_DIFFERENCE = {"difference_low": None, "difference_high": None}
 TRAINING = ("distil", "lr", "batch_size", "warmup", "weight_decay", "clip")  # fields of a recipe that cells share
 
 
@@ -42,61 +46,98 @@ def group_by_way(runs: Iterable[Record]) -> dict[Way, list[Record]]:
     return dict(found)
 
 
-def summarise(runs: Sequence[Record], against: str | None = None) -> list[dict[str, Any]]:
+def summarise(runs: Sequence[Record], against: str | None = None, metric: str | None = None) -> list[dict[str, Any]]:
     """Return one row for each way of pruning, in a fixed order.
 
     Args:
-        against: a criterion; every other row is then compared with the runs that differ in the criterion alone.
+        against: a criterion; every other row is then compared with the runs that differ in the criterion alone.  Or
+            "dense"; every row is then compared with the dense models.
+        metric: what the interval and the comparison are of; by default `metric_of` the runs.
 
     Returns:
         Rows with the fields of a `Cell` but its seed, "calibration" (examples), the fields of training where the runs
-        retrained, "runs", their "seeds" and "values" of the headline, the mean of every metric, "low" and "high" of
-        the headline's interval, and "over", the sample of the interval: "runs" (Student's t) where there are several
-        and else "examples" (Wilson's for an accuracy, the bootstrap's for others).  With `against` also "difference",
-        "difference_low", "difference_high" and "p" (paired bootstrap over examples), and "mcnemar" where both sides
-        are one run of a classifier.
+        retrained, "runs", their "seeds", "models" (how many dense models they began with) and "values" of the metric,
+        the mean of every metric, "low" and "high" of the metric's interval (None where nothing varies), and "over",
+        what the interval is over; see `interval_of`.  With `against` also "difference", "difference_low",
+        "difference_high" and "p"; see `comparison`.
 
     Raises:
-        ValueError: there are no runs, they have several tasks or data sets, or no run has the criterion.
+        ValueError: there are no runs, they have several tasks, data sets or lengths, no run has the criterion, or the
+            task has no such metric.
     """
     task = task_of(runs)
+    metric = metric_of(runs, metric)
     groups = group_by_way(runs)
-    if against is not None and not any(dict(way)["criterion"] == against for way in groups):
-        have = sorted({dict(way)["criterion"] for way in groups})
+    if against not in (None, DENSE) and not any(dict(way)["criterion"] == against for way in groups):
+        have = [DENSE, *sorted({dict(way)["criterion"] for way in groups})]
         raise ValueError(f"no run has the criterion {against!r}; have: {', '.join(have)}")
     rows = []
     for way, group in sorted(groups.items(), key=lambda item: sort_key(item[0])):
-        interval, over = interval_of(group, task)
+        interval, over = interval_of(group, task, metric)
         row = {
             **dict(way),
             "runs": len(group),
             "seeds": [run.config["cell"]["seed"] for run in group],
-            "values": [run.results[task.headline] for run in group],
-            **{name: float(np.mean([run.results[name] for run in group])) for name in (*task.metrics, "kl")},
-            "low": interval.low,
-            "high": interval.high,
+            "models": len(by_model(group)),
+            "values": [value_of(run, task, metric) for run in group],
+            **{name: float(np.mean([value_of(run, task, name) for run in group])) for name in task.metrics},
+            "kl": float(np.mean([run.results["kl"] for run in group])),
+            "low": interval and interval.low,
+            "high": interval and interval.high,
             "over": over,
             "macs": float(np.mean([run.results["macs"] for run in group])),
             "heads_kept": np.mean([run.results["heads_kept"] for run in group], axis=0).tolist(),
         }
         other = groups.get(way_of(group[0], criterion=against)) if against is not None else None
-        if other is not None and other is not group:
-            row |= comparison(group, other, task)
+        if against == DENSE:
+            dense = {model: [dense_outputs(each[0])] for model, each in runs_by_model(group).items()}
+            row |= comparison(by_model(group), dense, labels(group[0]), task, metric)
+        elif other is not None and other is not group:
+            row |= comparison(by_model(group), by_model(other), labels(group[0]), task, metric)
         rows.append(row)
     return rows
+
+
+def metric_of(runs: Sequence[Record], asked: str | None = None) -> str:
+    """Return the metric that is asked for, by default that of the data: GLUE's own for its data sets, else the task's.
+
+    Raises:
+        ValueError: the task has no such metric.
+    """
+    setting = runs[0].config["setting"]
+    data, _, configuration = setting["dev"]["path"].partition(":")
+    known = METRIC_OF.get(configuration if data.rpartition("/")[2] == "glue" else "")
+    return TASKS[setting["task"]].metric(asked or known)
+
+
+def note_on_balance(runs: Sequence[Record], metric: str) -> str | None:
+    """Return a sentence on what an accuracy hides, where most examples have one label."""
+    truth = labels(runs[0])
+    truth = truth[truth != NO_LABEL]
+    share = float(np.unique(truth, return_counts=True)[1].max()) / len(truth)
+    if metric != "accuracy" or share <= UNBALANCED:
+        return None
+    return f"{100 * share:.0f} % of the examples have the same label, which an accuracy hides: see --metric mcc too"
+
+
+def value_of(run: Record, task: Task, metric: str) -> float:
+    """Return a metric of a run; one that was not recorded is computed from its predictions."""
+    found = run.results.get(metric)
+    return float(task.metrics[metric](outputs(run), labels(run)) if found is None else found)
 
 
 def task_of(runs: Sequence[Record]) -> Task:
     """Return the task of all the runs.
 
     Raises:
-        ValueError: there are no runs, or they have several tasks or evaluation data.
+        ValueError: there are no runs, or they have several tasks, evaluation data or lengths.
     """
     if not runs:
         raise ValueError("there are no finished runs to compare")
     for what, values in (
         ("tasks", {run.config["setting"]["task"] for run in runs}),
         ("evaluation data", {run.facts["data"]["dev"] for run in runs}),
+        ("values of max_length", {run.config["setting"]["max_length"] for run in runs}),
     ):
         if len(values) > 1:
             raise ValueError(f"the runs have {len(values)} {what}; compare those of one")
@@ -105,45 +146,89 @@ def task_of(runs: Sequence[Record]) -> Task:
 
 def sort_key(way: Way) -> tuple[Any, ...]:
     """Return the place of a way of pruning among the rows of a table."""
-    cell = {**dict(way), "repair": REPAIRS.index(dict(way)["repair"])}
-    names = ("epochs", "repair", "calibration", "steps", "uniform", "at_least", "criterion", "neurons", "fraction")
+    cell = {**LATER, **dict(way), "repair": REPAIRS.index(dict(way)["repair"])}
+    names = (
+        *("epochs", "repair", "calibration", "steps", "uniform", "at_least", "criterion", "neurons", "fraction"),
+        *("allocate", "neuron_criterion", "rearrange", "gate_steps"),
+    )
     return tuple(cell[name] for name in names)
 
 
-def outputs(run: Record) -> Array:
-    """Return the outputs of a run's model, (examples, classes) or (examples, 1)."""
-    return np.array([line["outputs"] for line in run.predictions])
+def runs_by_model(group: Sequence[Record]) -> dict[str, list[Record]]:
+    """Return runs by the hash of the dense model that they began with."""
+    found: dict[str, list[Record]] = defaultdict(list)
+    for run in group:
+        found[run.facts["model"]["dense"]].append(run)
+    return dict(found)
 
 
-def labels(run: Record) -> Array:
-    """Return the labels of the examples that a run was evaluated on, (examples,)."""
-    return np.array([line["label"] for line in run.predictions])
+def by_model(group: Sequence[Record]) -> dict[str, list[Array]]:
+    """Return the outputs of runs by the hash of the dense model that they began with."""
+    return {model: [outputs(run) for run in runs] for model, runs in runs_by_model(group).items()}
 
 
-def interval_of(group: Sequence[Record], task: Task) -> tuple[Interval, str]:
-    """Return the interval of the headline, and its sample: "runs" or "examples"."""
-    if len(group) > 1:
-        return mean_interval([run.results[task.headline] for run in group]), "runs"
-    found, truth = outputs(group[0]), labels(group[0])
-    if task.headline == "accuracy":
-        return wilson(int(np.sum(found.argmax(1) == truth)), len(truth)), "examples"
-    return bootstrap(task.metrics[task.headline], found, truth), "examples"
+def interval_of(group: Sequence[Record], task: Task, metric: str | None = None) -> tuple[Interval | None, str]:
+    """Return the 95 % interval of a metric's mean over runs, None where nothing varies, and what it is over.
+
+    - "models and examples": the runs began with several fine-tuned models, each the mean of its seeds
+      (`statistics.crossed_estimate`).
+    - "seeds and examples": they are several of one model, and the interval says nothing of other models.
+    - "examples": there is one run (Wilson's interval of an accuracy, the bootstrap of others).
+    """
+    metric = metric or task.headline
+    found, truth, figure = by_model(group), labels(group[0]), task.metrics[metric]
+    if len(group) == 1:
+        ((only,),) = found.values()
+        return interval_over_examples(only, truth, task, metric), "examples"
+
+    def figures(chosen: Array) -> list[Array]:
+        values = [[figure(x[chosen], truth[chosen]) for x in runs] for runs in found.values()]
+        return [np.array([np.mean(each) for each in values]) if len(values) > 1 else np.array(values[0])]
+
+    low, high = RANGES.get(metric, (0.0, 1.0))
+    over = "models and examples" if len(found) > 1 else "seeds and examples"
+    return crossed_estimate(figures, len(truth)).interval(low, high), over
 
 
-def comparison(group: Sequence[Record], other: Sequence[Record], task: Task) -> dict[str, Any]:
-    """Return how much better the runs of a group are than others on the same examples, with tests."""
-    a, b = ([outputs(run) for run in runs] for runs in (group, other))
-    truth = labels(group[0])
-    found = paired_bootstrap(task.metrics[task.headline], a, b, truth)
-    result = {
-        "difference": found.difference,
-        "difference_low": found.low,
-        "difference_high": found.high,
-        "p": found.p,
-    }
-    if len(a) == len(b) == 1 and task.headline == "accuracy":
-        result["mcnemar"] = mcnemar(a[0].argmax(1) == truth, b[0].argmax(1) == truth)
-    return result
+def comparison(
+    ours: dict[str, list[Array]], theirs: dict[str, list[Array]], truth: Array, task: Task, metric: str
+) -> dict[str, Any]:
+    """Return how much better some runs are than others on the same examples, with a paired test.
+
+    Both sides are {dense model: outputs of its runs}.  Where they share several models, these are compared in pairs:
+    the interval and p are over models and examples (`statistics.crossed_estimate`).  Of one model they are over the
+    seeds of both sides and the examples, and of one run against one over the examples (paired bootstrap, and
+    McNemar's exact test of an accuracy, "mcnemar").
+
+    Raises:
+        ValueError: the two sides share no model.
+    """
+    figure, shared = task.metrics[metric], [model for model in ours if model in theirs]
+    if not shared:
+        raise ValueError("the runs that are compared began with other models: run both sides on the same ones")
+    a, b = ([side[model] for model in shared] for side in (ours, theirs))
+    if len(shared) == len(a[0]) == len(b[0]) == 1:
+        found = paired_bootstrap(figure, a[0], b[0], truth)
+        varies = found.high > found.low
+        result: dict[str, Any] = {"difference": found.difference, "p": found.p}
+        result |= {"difference_low": found.low, "difference_high": found.high} if varies else NO_DIFFERENCE
+        if metric == "accuracy" and truth.ndim == 1:
+            result["mcnemar"] = mcnemar(a[0][0].argmax(1) == truth, b[0][0].argmax(1) == truth)
+        return result
+
+    def figures(chosen: Array) -> list[Array]:
+        values = [[[figure(x[chosen], truth[chosen]) for x in runs] for runs in side] for side in (a, b)]
+        if len(shared) == 1:
+            return [np.array(side[0]) for side in values]
+        return [np.array([np.mean(x) - np.mean(y) for x, y in zip(*values, strict=True)])]
+
+    low, high = RANGES.get(metric, (0.0, 1.0))
+    estimate = crossed_estimate(figures, len(truth))
+    interval = estimate.interval(low - high, high - low)
+    result = {"difference": estimate.value, "p": estimate.p}
+    return result | (
+        NO_DIFFERENCE if interval is None else {"difference_low": interval.low, "difference_high": interval.high}
+    )
 
 
 def markdown_table(rows: Sequence[dict[str, Any]], headline: str) -> str:
@@ -151,16 +236,25 @@ def markdown_table(rows: Sequence[dict[str, Any]], headline: str) -> str:
     fractions = sorted({row["fraction"] for row in rows})
     lines: dict[tuple[str, ...], dict[float, str]] = defaultdict(dict)
     for row in rows:
-        text = f"{100 * row[headline]:.1f} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
+        text = f"{100 * row[headline]:.1f}{show_interval(row['low'], row['high'])}"
         lines[describe_way(row)][row["fraction"]] = text + (f" ({row['runs']})" if row["runs"] > 1 else "")
     head = ["criterion", "neurons", "repair", "epochs", *(f"{100 * fraction:g} %" for fraction in fractions)]
     body = [[*way, *(cells.get(fraction, "") for fraction in fractions)] for way, cells in lines.items()]
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *body))
 
 
+def show_interval(low: float | None, high: float | None, sign: str = "") -> str:
+    """Return " [LOW, HIGH]" in percent; empty where there is none."""
+    return "" if low is None or high is None else f" [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
+
+
 def describe_way(row: dict[str, Any]) -> tuple[str, str, str, str]:
     """Return criterion with its schedule, neurons, repair and epochs as a table shows them; defaults are left out."""
     name = row["criterion"] + (" uniform" if row["uniform"] else "")
+    name += f" and {row['neuron_criterion']}" if row.get("neuron_criterion") else ""
+    name += f" of {row['gate_steps']} steps" if row.get("gate_steps") else ""
+    name += f", by {row['allocate']}" if row.get("allocate") else ""
+    name += ", rearranged" if row.get("rearrange") else ""
     name += f", {row['at_least']} a layer or more" if row["at_least"] else ""
     name += f", in {row['steps']} steps" if row["steps"] > 1 else ""
     name += f", {row['calibration']} examples" if row["calibration"] != Setting.calibration else ""
@@ -186,8 +280,8 @@ def describe_training(row: dict[str, Any]) -> str:
 
 def dense_result(runs: Sequence[Record]) -> dict[str, float]:
     """Return the metrics of the dense model; where the runs began with several, their mean."""
-    by_model = {run.facts["model"]["dense"]: run.results["dense"] for run in runs}
-    return {name: float(np.mean([found[name] for found in by_model.values()])) for name in runs[0].results["dense"]}
+    dense = {run.facts["model"]["dense"]: run.results["dense"] for run in runs}
+    return {name: float(np.mean([found[name] for found in dense.values()])) for name in runs[0].results["dense"]}
 
 
 def provenance(runs: Sequence[Record]) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """Tasks: the model class, its labels and its metrics; prediction and evaluation.
 
-Outputs are (examples, classes) logits, or (examples, 1) numbers: a regression's, or the cosine of two sentences.
+Outputs are (examples, classes) logits, or (examples, 1) numbers: a regression's, or the cosine of two sentences.  Of
+words they are (examples, words, classes), nan behind an example's last word, and labels (examples, words), -100 there.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,19 @@ from torch import nn
 from torch.nn import functional as F
 
 import bertlite
-from bertlite.lab.experiments.data import EncodedExamples, Examples, batch_indices, encode_examples
+from bertlite.checkpoint.files import Source
+from bertlite.inference.pooling import POOLINGS, pool, read_settings
+from bertlite.lab.experiments.data import (
+    NO_LABEL,
+    EncodedExamples,
+    Examples,
+    batch_indices,
+    encode_examples,
+    pad_rows,
+)
 from bertlite.lab.experiments.statistics import Array, Metric
+
+RANGES = {"mcc": (-1.0, 1.0), "spearman": (-1.0, 1.0), "loss": (0.0, math.inf)}  # of metrics; of others 0 to 1
 
 
 @dataclass(frozen=True)
@@ -28,6 +41,8 @@ class Task:
         metrics: {name: (outputs, labels) -> figure}; the first is the headline.
         divergence: (dense outputs, outputs) -> nats, the mean KL divergence between their predictions.
         apart: the two texts of an example are embedded separately.
+        words: an example is a list of words, and each has a label.
+        pooling: how texts that are embedded apart become vectors, a name of `bertlite.inference.pooling.POOLINGS`.
     """
 
     name: str
@@ -36,19 +51,44 @@ class Task:
     metrics: Mapping[str, Metric]
     divergence: Callable[[Array, Array], float]
     apart: bool = False
+    words: bool = False
+    pooling: str = "mean"
 
     @property
     def headline(self) -> str:
         """Name of the metric that tables show."""
         return next(iter(self.metrics))
 
+    def metric(self, name: str | None = None) -> str:
+        """Return the name of a metric of this task, by default the headline.
+
+        Raises:
+            ValueError: the task has no such metric.
+        """
+        if name is not None and name not in self.metrics:
+            raise ValueError(f"{self.name} has no metric {name!r}; have: {', '.join(self.metrics)}")
+        return self.headline if name is None else name
+
     def load(self, checkpoint: str, **options: Any) -> Any:
         """Load a model of this task."""
         return getattr(bertlite, self.model).from_pretrained(checkpoint, **options)
 
+    def of_checkpoint(self, checkpoint: str) -> "Task":
+        """Return the task as it is for a checkpoint, which says how its vectors are pooled.
+
+        Raises:
+            ValueError: it pools in another way than those of POOLINGS, or does more than pool and normalise.
+        """
+        if not self.apart:
+            return self
+        pooling = read_settings(Source(checkpoint)).get("pooling") or self.pooling
+        if pooling not in POOLINGS:
+            raise ValueError(f"{checkpoint} pools by {pooling!r}; {self.name} has {', '.join(POOLINGS)}")
+        return replace(self, pooling=pooling)
+
     def encode(self, examples: Examples, tokenizer: Any) -> EncodedExamples:
         """Tokenize examples as the task needs them."""
-        return encode_examples(examples, tokenizer, apart=self.apart)
+        return encode_examples(examples, tokenizer, apart=self.apart, words=self.words)
 
     def check(self, examples: Examples, config: Any) -> None:
         """Refuse examples that do not fit the task or the model's head.
@@ -59,10 +99,11 @@ class Task:
         """
         if self.apart and len(examples.texts[0]) != 2:
             raise ValueError(f"{self.name} compares two texts; name two text columns, not one")
-        if self.name == "classification":
+        if self.labels is torch.long:
             if config.num_labels < 2:
-                raise ValueError("the head has 1 output, which is a regression; classification needs 2 or more")
-            wrong = [x for x in examples.labels if x not in range(config.num_labels)]
+                raise ValueError(f"the head has 1 output, which is a regression; {self.name} needs 2 or more")
+            known = range(config.num_labels)
+            wrong = [x for x in examples.every_label() if x not in known and x != NO_LABEL]
             if wrong:
                 raise ValueError(
                     f"{examples.name} has the label {wrong[0]:g}, and {len(wrong)} of {len(examples)} that do not fit;"
@@ -72,29 +113,66 @@ class Task:
             raise ValueError(f"the head has {config.num_labels} outputs; regression has 1")
 
 
+def labelled(outputs: Array, labels: Array) -> tuple[Array, Array]:
+    """Return the logits and the labels that count: of words, those that are neither padding nor unlabelled."""
+    counted = labels != NO_LABEL
+    return (outputs[counted], labels[counted]) if labels.ndim > 1 else (outputs, labels)
+
+
+def confusion(outputs: Array, labels: Array) -> Array:
+    """Return how many examples of class i were predicted as class j, (classes, classes)."""
+    logits, truth = labelled(outputs, labels)
+    classes = logits.shape[-1]
+    cells = np.bincount(truth.astype(int) * classes + logits.argmax(-1), minlength=classes * classes)
+    return cells.reshape(classes, classes)
+
+
 def accuracy(outputs: Array, labels: Array) -> float:
-    """Return the share of examples whose largest logit is that of the label."""
-    return float(np.mean(outputs.argmax(1) == labels))
+    """Return the share of examples, or words, whose largest logit is that of the label."""
+    logits, truth = labelled(outputs, labels)
+    return float(np.mean(logits.argmax(-1) == truth)) if len(truth) else 0.0
+
+
+def f1_of_classes(cells: Array) -> Array:
+    """Return the F1 of each class that is in the labels or the predictions; from a confusion matrix."""
+    both = cells.sum(0) + cells.sum(1)
+    return 2 * np.diag(cells)[both > 0] / both[both > 0]
+
+
+def macro_f1(outputs: Array, labels: Array) -> float:
+    """Return the mean over the classes of their F1, as scikit-learn's macro average."""
+    found = f1_of_classes(confusion(outputs, labels))
+    return float(np.mean(found)) if len(found) else 0.0
 
 
 def f1(outputs: Array, labels: Array) -> float:
     """Return the F1 of class 1 where there are two classes, else the mean over the classes."""
-    from sklearn.metrics import f1_score
+    if outputs.shape[-1] != 2:
+        return macro_f1(outputs, labels)
+    cells = confusion(outputs, labels)
+    either = cells[1].sum() + cells[:, 1].sum()
+    return float(2 * cells[1, 1] / either) if either else 0.0
 
-    average = "binary" if outputs.shape[1] == 2 else "macro"
-    return float(f1_score(labels, outputs.argmax(1), average=average, zero_division=0.0))
+
+def word_f1(outputs: Array, labels: Array) -> float:
+    """Return the F1 of all words that have, or are given, another class than the first, which is that of no entity."""
+    cells = confusion(outputs, labels)
+    either = cells[1:].sum() + cells[:, 1:].sum()
+    return float(2 * np.trace(cells[1:, 1:]) / either) if either else 0.0
 
 
 def mcc(outputs: Array, labels: Array) -> float:
-    """Return Matthews' correlation coefficient."""
-    from sklearn.metrics import matthews_corrcoef
-
-    return float(matthews_corrcoef(labels, outputs.argmax(1)))
+    """Return Matthews' correlation coefficient; of several classes, Gorodkin's (2004).  0 where a side is constant."""
+    cells = confusion(outputs, labels).astype(float)
+    predicted, true, total = cells.sum(0), cells.sum(1), cells.sum()
+    spread = np.sqrt((total**2 - predicted @ predicted) * (total**2 - true @ true))
+    return float((np.trace(cells) * total - predicted @ true) / spread) if spread else 0.0
 
 
 def cross_entropy(outputs: Array, labels: Array) -> float:
     """Return the mean cross-entropy in nats."""
-    return float(F.cross_entropy(torch.from_numpy(outputs), torch.from_numpy(labels).long()))
+    logits, truth = labelled(outputs, labels)
+    return float(F.cross_entropy(torch.from_numpy(logits), torch.from_numpy(truth).long()))
 
 
 def spearman(outputs: Array, labels: Array) -> float:
@@ -112,6 +190,9 @@ def squared_error(outputs: Array, labels: Array) -> float:
 
 def class_divergence(dense: Array, outputs: Array) -> float:
     """Return the mean KL divergence of the predicted classes from the dense model's, in nats."""
+    if dense.ndim > 2:  # words
+        counted = ~np.isnan(dense[..., 0])
+        dense, outputs = dense[counted], outputs[counted]
     p, q = (F.log_softmax(torch.from_numpy(x).double(), -1) for x in (dense, outputs))
     return float(F.kl_div(q, p, reduction="batchmean", log_target=True))
 
@@ -128,8 +209,16 @@ TASKS = {
             "classification",
             "BertForSequenceClassification",
             torch.long,
-            {"accuracy": accuracy, "f1": f1, "mcc": mcc, "loss": cross_entropy},
+            {"accuracy": accuracy, "f1": f1, "macro-f1": macro_f1, "mcc": mcc, "loss": cross_entropy},
             class_divergence,
+        ),
+        Task(
+            "tokens",
+            "BertForTokenClassification",
+            torch.long,
+            {"f1": word_f1, "accuracy": accuracy, "macro-f1": macro_f1, "mcc": mcc, "loss": cross_entropy},
+            class_divergence,
+            words=True,
         ),
         Task(
             "regression",
@@ -144,25 +233,30 @@ TASKS = {
 
 
 def outputs_of(model: Any, batch: Mapping[str, torch.Tensor], task: Task) -> torch.Tensor:
-    """Return a batch's logits, (B, classes) or (B, 1); for texts apart, the cosine of their mean token vectors."""
+    """Return a batch's logits, (B, classes) or (B, 1); for texts apart, the cosine of their vectors."""
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     out = model(**inputs)
     if not task.apart:
         return out.logits
-    mask = batch["attention_mask"][..., None]
-    means = (out.last_hidden_state * mask).sum(1) / mask.sum(1)
-    return F.cosine_similarity(means[0::2], means[1::2])[:, None]
+    mask = batch["attention_mask"].bool()
+    vectors = pool(out.last_hidden_state[mask], mask.sum(1).tolist(), task.pooling)
+    return F.cosine_similarity(vectors[0::2], vectors[1::2])[:, None]
 
 
 def predict(model: Any, data: EncodedExamples, task: Task, batch_size: int = 64) -> Array:
     """Return the outputs of every example in their order; the model keeps its mode."""
     device = next(model.parameters()).device
-    found: list[tuple[int, Array]] = []
+    found: dict[int, Array] = {}
     with torch.inference_mode(), eval_mode(model):
         for indices in batch_indices(data, batch_size):
             batch = {name: value.to(device) for name, value in data.batch(indices, task.labels).items()}
-            found += zip(indices, outputs_of(model, batch, task).float().cpu().numpy(), strict=True)
-    return np.stack([row for _, row in sorted(found, key=lambda pair: pair[0])])
+            rows: list[Array] = list(outputs_of(model, batch, task).float().cpu().numpy())
+            if task.words:
+                real = (batch["labels"] != NO_LABEL).cpu().numpy()
+                rows = [row[counted] for row, counted in zip(rows, real, strict=True)]
+            found |= dict(zip(indices, rows, strict=True))
+    ordered = [found[i] for i in range(len(data))]
+    return pad_rows(ordered, np.nan) if task.words else np.stack(ordered)
 
 
 @contextmanager

@@ -2,14 +2,17 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bertlite import kept_heads, kept_neurons, prune_heads, prune_neurons
+from bertlite.lab.experiments.data import NO_LABEL
 from bertlite.records import sha256_of, write_json
 
 
@@ -40,6 +43,21 @@ def read_scores(path: str | Path, model: str) -> Tensor:
     found = read_json(path)
     check_model_hash(path, found, model)
     return torch.tensor([[math.nan if x is None else x for x in row] for row in found["scores"]], dtype=torch.float64)
+
+
+def prediction_lines(labels: NDArray[Any], **outputs: NDArray[Any]) -> Iterator[dict[str, Any]]:
+    """Yield a line for each example: its label and each of its named outputs, to 6 digits; of words, for each word."""
+    for i, label in enumerate(labels):
+        counted = label != NO_LABEL if labels.ndim > 1 else ...
+        rows = {name: np.round(value[i][counted].astype(float), 6).tolist() for name, value in outputs.items()}
+        yield {"label": label[counted].tolist(), **rows}
+
+
+def class_names(config: Any) -> tuple[str, ...]:
+    """Return the names of a head's classes; empty where a config numbers them alone, as LABEL_0, LABEL_1 …"""
+    names = {int(i): str(name) for i, name in (getattr(config, "id2label", None) or {}).items()}
+    found = tuple(names[i] for i in sorted(names))
+    return () if found == tuple(f"LABEL_{i}" for i in range(len(found))) else found
 
 
 def mask_of(config: Any, model: str) -> dict[str, Any]:

@@ -1,15 +1,23 @@
 """Fine-tuning through accelerate, in one process or in several under torchrun."""
 
+import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bertlite.lab.experiments.data import EncodedExamples, batch_indices
 from bertlite.lab.experiments.evaluate import Task
+from bertlite.lab.experiments.files import model_sha256
 from bertlite.progress import Progress
+from bertlite.records import read_lines, sha256_of, write_text
+
+STATE = "training.pt"  # in the folder of a run that is not finished
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,7 @@ def finetune_(
     log: Callable[..., None] | None = None,
     device: str = "cpu",
     progress: bool = False,
+    state: Path | None = None,
 ) -> None:
     """Train all weights of a model on labelled examples; under torchrun the processes share the batches of each step.
 
@@ -53,13 +62,14 @@ def finetune_(
         teacher: model for `recipe.distil`; not changed.
         log: called as log(step=, loss=, lr=) about twenty times.
         progress: show how many steps are done.
+        state: file in which the state of the training is kept, about twenty times; if it is there, the training goes
+            on from it, and on the CPU ends with the weights of an uninterrupted one, bit for bit.  It stays.
 
     Raises:
-        ValueError: the examples and epochs make no step, or the recipe distils and there is no teacher.
+        ValueError: the examples and epochs make no step, the recipe distils and there is no teacher, or the state is
+            that of another training.
     """
     from accelerate import Accelerator
-
-    from bertlite.importance import distillation_loss
 
     if recipe.distil and teacher is None:
         raise ValueError(f"distil is {recipe.distil}; that needs a teacher")
@@ -73,22 +83,22 @@ def finetune_(
         raise ValueError(f"{len(data)} examples, {recipe.epochs:g} epochs and {share} processes make no step")
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor(steps, recipe.warmup))
+    what = "" if state is None else fingerprint(model, data, recipe, share, teacher)
+    saved = None if state is None else read_state(state, what)
+    if saved is not None:
+        model.load_state_dict(saved["model"])
     wrapped, optimizer = accelerator.prepare(model, optimizer)
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    first = 0 if saved is None else resume(saved, parts, rank, accelerator.device)
     if teacher is not None:
         teacher = teacher.to(accelerator.device).eval()
     wrapped.train()
     every = max(1, steps // 20)
     shown = progress and accelerator.is_local_main_process
-    with Progress(steps, "steps", what="training", shown=shown) as bar:
-        for step in range(steps):
+    with Progress(steps, "steps", what="training", done=first, shown=shown) as bar:
+        for step in range(first, steps):
             batch = data.batch(batches[step * share + rank], task.labels)
-            batch = {name: value.to(accelerator.device) for name, value in batch.items()}
-            out = wrapped(**batch)
-            loss = out.loss
-            if recipe.distil and teacher is not None:
-                with torch.no_grad():
-                    wanted = teacher(**{name: value for name, value in batch.items() if name != "labels"})
-                loss = (1 - recipe.distil) * loss + recipe.distil * distillation_loss(out, wanted)
+            loss = training_loss(wrapped, {k: x.to(accelerator.device) for k, x in batch.items()}, recipe, teacher)
             accelerator.backward(loss)
             accelerator.clip_grad_norm_(wrapped.parameters(), recipe.clip)
             optimizer.step()
@@ -96,11 +106,90 @@ def finetune_(
             optimizer.zero_grad()
             if log is not None and accelerator.is_main_process and (step + 1) % every == 0:
                 log(step=step + 1, loss=loss.item(), lr=schedule.get_last_lr()[0])
+            if state is not None and (step + 1) % every == 0:
+                random = accelerator.gather(random_state(accelerator.device)[None].to(accelerator.device)).cpu()
+                if accelerator.is_main_process:
+                    write_state(state, {"training": what, "step": step + 1, "random": random}, parts)
             bar.advance()
     accelerator.wait_for_everyone()
     accelerator.free_memory()
     model.to(home).eval()
     model.zero_grad(set_to_none=True)
+
+
+def training_loss(model: nn.Module, batch: Mapping[str, Tensor], recipe: Recipe, teacher: nn.Module | None) -> Tensor:
+    """Return the loss of a batch: of its labels, and with `recipe.distil` of the distance to the teacher."""
+    from bertlite.importance import distillation_loss
+
+    out = model(**batch)
+    loss: Tensor = out.loss
+    if not recipe.distil or teacher is None:
+        return loss
+    with torch.no_grad():
+        wanted = teacher(**{name: value for name, value in batch.items() if name != "labels"})
+    return (1 - recipe.distil) * loss + recipe.distil * distillation_loss(out, wanted)
+
+
+def resume(saved: Mapping[str, Any], parts: Mapping[str, Any], rank: int, device: torch.device) -> int:
+    """Put optimizer, schedule and random numbers into a saved state, and return the step that it was saved after."""
+    for name in ("optimizer", "schedule"):
+        parts[name].load_state_dict(saved[name])
+    set_random_state(saved["random"][rank], device)
+    return int(saved["step"])
+
+
+def fingerprint(
+    model: nn.Module, data: EncodedExamples, recipe: Recipe, processes: int, teacher: nn.Module | None
+) -> str:
+    """Return a hash of all that a training follows from."""
+    models = [model_sha256(each) for each in (model, teacher) if each is not None]
+    return sha256_of(json.dumps([models, asdict(recipe), processes, data.rows, data.labels]))
+
+
+def random_state(device: torch.device) -> Tensor:
+    """Return the state of the random numbers of this process, on the CPU and on its GPU, as bytes."""
+    states = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+    return torch.cat(states)
+
+
+def set_random_state(state: Tensor, device: torch.device) -> None:
+    """Set the state of the random numbers of this process to one that `random_state` returned."""
+    size = len(torch.get_rng_state())
+    torch.set_rng_state(state[:size].clone())
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state[size:].clone(), device)
+
+
+def write_state(path: Path, facts: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
+    """Write the state of a training, never half: some facts, and the state of model, optimizer and schedule."""
+    new = path.with_name(f".{path.name}.new")
+    torch.save({**facts, **{name: part.state_dict() for name, part in parts.items()}}, new)
+    os.replace(new, path)
+
+
+def read_state(path: Path, training: str) -> dict[str, Any] | None:
+    """Read the state of a training; None if there is none.
+
+    Raises:
+        ValueError: it is that of another training.
+    """
+    if not path.exists():
+        return None
+    found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    if found["training"] != training:
+        raise ValueError(
+            f"{path} is the state of a training with other data, settings or weights: give these again to go on with"
+            " it, or remove it to begin anew"
+        )
+    return found
+
+
+def keep_metrics(metrics: Path, state: Path) -> None:
+    """Keep the lines of a killed training up to the step of its state; of one that left no state, none."""
+    step = torch.load(state, map_location="cpu", weights_only=True)["step"] if state.exists() else 0
+    lines = [line for line in read_lines(metrics) if line["step"] <= step]
+    if metrics.exists():
+        write_text(metrics, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def plan_batches(data: EncodedExamples, recipe: Recipe) -> list[list[int]]:

@@ -82,7 +82,9 @@ def curves(rows: Sequence[SummaryRow], headline: str, dense: float | None = None
             random = points[0]["criterion"] == BASELINE
             style = {"color": "0.4", "linestyle": "--"} if random else styles[way]
             (drawn[way],) = panel.plot(x, [row[headline] for row in points], marker="o", markersize=4, **style)
-            low, high = ([row[end] for row in points] for end in ("low", "high"))
+            low, high = (  # a point without an interval has no band
+                [row[headline] if row[end] is None else row[end] for row in points] for end in ("low", "high")
+            )
             panel.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
         if dense is not None:
             drawn["dense"] = panel.axhline(dense, color="black", linewidth=0.8, linestyle=":")
@@ -99,7 +101,7 @@ def curves(rows: Sequence[SummaryRow], headline: str, dense: float | None = None
 def describe_row(row: SummaryRow) -> tuple[str, ...]:
     """Return criterion, neurons, repair and epochs as a legend shows them; empty ones are left out there."""
     name, neurons, repair, epochs = describe_way(row)
-    return name, neurons and f"neurons {neurons}", repair, epochs and f"{epochs} epochs"
+    return name, neurons and f"neurons {neurons}", repair, epochs and f"epochs {epochs}"
 
 
 def heads_per_layer(kept: Mapping[str, Sequence[float]], built_with: int, title: str = "") -> Any:

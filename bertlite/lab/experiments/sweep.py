@@ -23,7 +23,7 @@ def grid(
     criteria: Sequence[str],
     fractions: Sequence[float],
     *,
-    repairs: Sequence[str] = ("none",),
+    repairs: Sequence[str] = (Cell.repair,),
     epochs: Sequence[float] = (0.0,),
     seeds: Sequence[int] = (0,),
     random_seeds: Sequence[int] = range(5),
@@ -82,7 +82,7 @@ def sweep(
                 ) as pool:
                     try:
                         scored = {
-                            (cell.criterion, cell.seed, cell.neurons > 0): cell for cell in todo if cell.steps == 1
+                            (cell.criterion, cell.seed, cell.prunes_neurons): cell for cell in todo if cell.steps == 1
                         }
                         for _ in pool.map(score_cell, scored.values(), repeat(str(root))):
                             pass  # once for all cells that share scores
@@ -137,7 +137,7 @@ def exit_with_parent(parent: Any) -> None:
 
 def score_cell(cell: Cell, root: str) -> None:
     """Compute the scores that a cell needs, in a worker process."""
-    for neurons in {False, cell.neurons > 0}:
+    for neurons in {False, cell.prunes_neurons}:
         experiment_of_process.scores(cell, Path(root) / "scores", neurons)
 
 

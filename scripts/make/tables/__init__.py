@@ -72,6 +72,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "trust": proof.trust,
     "startup": speed.startup,
     "speed": partial(speed.speed, "speed.json"),
+    "peers": speed.peers,
     "limits": partial(speed.limits, "speed.json"),
     "profile": speed.profile,
     "checkpointing": partial(speed.checkpointing, "checkpointing.json"),

@@ -8,29 +8,38 @@ from scripts.make.tables.read import measured_on, records, rows
 
 
 def pruning(name: str) -> str:
-    """Table with a line for each way of pruning and a column for each share of heads removed."""
+    """Table with a line for each way of pruning and a column for each share of heads removed.
+
+    Neurons, epochs and what training differs in, such as distillation, have columns where a row has any.
+    """
     (record,) = records(f"pruning/{name}.json")
     fractions = sorted({row["fraction"] for row in record["rows"]})
     lines: dict[tuple[str, ...], dict[float, str]] = {}
     for row in record["rows"]:
-        criterion, _, repair, _ = describe_way(row)
-        lines.setdefault((criterion, repair), {})[row["fraction"]] = within(row, record["headline"])
-    body = [[*way, *(found.get(fraction, "") for fraction in fractions)] for way, found in lines.items()]
-    table = rows(["criterion", "repair", *(f"{100 * fraction:g} %" for fraction in fractions)], body)
+        lines.setdefault(describe_way(row), {})[row["fraction"]] = within(row, record["headline"])
+    names = ("criterion", "neurons", "repair", "epochs")
+    used = [i for i, what in enumerate(names) if what in ("criterion", "repair") or any(way[i] for way in lines)]
+    body = [
+        [*(way[i] for i in used), *(found.get(fraction, "") for fraction in fractions)] for way, found in lines.items()
+    ]
+    table = rows([*(names[i] for i in used), *(f"{100 * fraction:g} %" for fraction in fractions)], body)
     return f"{table}\n\n{intervals_of(record)}"
 
 
 def within(row: dict[str, Any], headline: str) -> str:
     """Write a mean and half the width of its interval, in percent."""
-    return f"{100 * row[headline]:.1f} ±{50 * (row['high'] - row['low']):.1f}"
+    figure = f"{100 * row[headline]:.1f}"
+    return figure if row["low"] is None else f"{figure} ±{50 * (row['high'] - row['low']):.1f}"
 
 
 def intervals_of(record: dict[str, Any]) -> str:
     """Write the metric, the dense model's result and the kind of interval."""
-    counts = sorted({row["runs"] for row in record["rows"]})
-    seeds = " or ".join(str(count) for count in counts if count > 1)
-    over = [f"over {seeds} seeds"] if seeds else []
-    over += ["over the examples where there is one run"] if 1 in counts else []
+    found = {row["over"]: row for row in record["rows"]}
+    over = [f"over {kind}" for kind in ("models and examples", "seeds and examples") if kind in found]
+    if "runs" in found:  # of older records: Student's t over the seeds alone
+        counts = sorted({row["runs"] for row in record["rows"] if row["over"] == "runs"})
+        over.append(f"over {' or '.join(map(str, counts))} seeds")
+    over += ["over the examples where there is one run"] if "examples" in found else []
     return (
         f"100 × {record['headline']}, dense {100 * record['dense'][record['headline']]:.1f};"
         f" {record['setting']['calibration']} calibration examples where nothing else is said;"

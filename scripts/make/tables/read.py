@@ -50,9 +50,9 @@ def spread(part: Mapping[str, Any], name: str, form: str = ".2f") -> str:
     return with_spread(found, form)
 
 
-def milliseconds(seconds: Mapping[str, float]) -> str:
+def milliseconds(seconds: Mapping[str, float], form: str = ".0f") -> str:
     """Write a time with its quartiles in milliseconds."""
-    return with_spread({end: 1e3 * seconds[end] for end in ("low", "median", "high")}, ".0f") + " ms"
+    return with_spread({end: 1e3 * seconds[end] for end in ("low", "median", "high")}, form) + " ms"
 
 
 def rows(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:

@@ -1,10 +1,27 @@
 """Tables of speed and memory."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bertlite.lab.bench.sections import WHOLE
 from bertlite.lab.timing import with_spread
 from scripts.make.tables.read import SPREAD, OldRecordError, measured_on, milliseconds, records, rows, spread
+
+DTYPES = ("float32", "bfloat16", "int8")
+COLUMNS = {  # of the table beside OpenVINO: the engines that one may show, the first that was timed
+    "bertlite native": ("bertlite native",),
+    "bertlite onednn": (
+        "bertlite onednn packed",
+        "bertlite optimised packed",  # the name in older records
+        "bertlite onednn",
+        "bertlite optimised",
+    ),
+    "OpenVINO": ("OpenVINO",),
+    "CTranslate2": ("CTranslate2",),
+    "onnxruntime": ("onnxruntime",),
+    "transformers": ("transformers sdpa",),
+}
+HALVES = ("half the heads", "half the neurons", "half of both")
 
 
 def startup() -> str:
@@ -21,9 +38,22 @@ def startup() -> str:
 
 
 def forward_sections(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the sections that time a forward pass, by the name of their batch."""
-    prefix = "forward "
-    return {name.removeprefix(prefix): s for name, s in record["sections"].items() if name.startswith(prefix)}
+    """Return the sections that time a forward pass of bert-base with torch's threads, by the name of their batch."""
+    groups = grouped(record, "forward")
+    return groups.get(("bert-base", record["environment"]["threads"]), {})
+
+
+def grouped(record: Mapping[str, Any], prefix: str) -> dict[tuple[str, int], dict[str, dict[str, Any]]]:
+    """Return the sections whose name begins so, {(model, threads): {batch: section}}.
+
+    A section of an older record is one of bert-base with the record's threads.
+    """
+    found: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+    for name, section in record["sections"].items():
+        if name.startswith(prefix):
+            which = section.get("model", "bert-base"), section.get("threads", record["environment"]["threads"])
+            found.setdefault(which, {})[section.get("work", name.removeprefix(f"{prefix} "))] = section
+    return found
 
 
 def engines_of(forward: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -49,7 +79,7 @@ def speed(name: str) -> str:
         error = max(section["errors"].get(engine, 0.0) for section in forward.values())
         body.append([engine, *cells, f"{error:.0e}"])
     lines = [rows(["", *heads_of(forward), "error"], body), ""]
-    for section in (sections[name] for name in ("training", "training by autocast", "pruned") if name in sections):
+    for section in (sections[name] for name in ("training", "training by autocast") if name in sections):
         ratios = ", ".join(f"{pair} = {spread(section['ratios'], pair)}" for pair in section["ratios"])
         lines.append(f"{section['what']}: {ratios}.\n")
     for batch, section in forward.items():
@@ -60,9 +90,57 @@ def speed(name: str) -> str:
     peers = ", ".join(
         f"{name} {version}"
         for name, version in record["environment"]["versions"].items()
-        if version and name in ("transformers", "onnxruntime", "openvino", "nncf")
+        if version and name in ("transformers", "onnxruntime", "openvino", "nncf", "ctranslate2")
     )
     return "\n".join([*lines, f"{SPREAD} Measured on {measured_on(record)}, {peers}."])
+
+
+def peers() -> str:
+    """Table of the speed of bertlite and of its peers over OpenVINO in the same dtype, for every model and batch.
+
+    Below it stands that of pruned models, if the record has any.
+    """
+    (record,) = records("speed.json")
+    body = []
+    for (model, threads), forward in grouped(record, "forward").items():
+        for head, section in zip(heads_of(forward), forward.values(), strict=True):
+            for dtype in DTYPES:
+                cells = [over_openvino(section, names, dtype) for names in COLUMNS.values()]
+                if f"OpenVINO {dtype}" in section["seconds"]:
+                    body.append([model, threads, head, dtype, *cells])
+    if not body:
+        raise OldRecordError("it has no section with OpenVINO")
+    keep = [0, 1, 2, 3, *(i for i in range(4, 4 + len(COLUMNS)) if any(line[i] for line in body))]
+    head_line = ["model", "threads", "batch", "dtype", *COLUMNS]
+    table = rows([head_line[i] for i in keep], [[line[i] for i in keep] for line in body])
+    note = "Times faster than OpenVINO in the same dtype. Where there is padding, bertlite's onednn leaves it out with"
+    return f"{table}\n\n{note} `attn_implementation='packed'`. {SPREAD}{halves(record)}"
+
+
+def over_openvino(section: Mapping[str, Any], names: Sequence[str], dtype: str) -> str:
+    """Write how many times faster than OpenVINO the first of these engines is that was timed; empty if none was."""
+    for name in names:
+        if name == "OpenVINO":
+            return "1"
+        if f"{name} {dtype}" in section["seconds"]:
+            pair = f"OpenVINO {dtype} / {name} {dtype}"
+            return spread(section["ratios"], pair) if pair in section["ratios"] else ""
+    return ""
+
+
+def halves(record: Mapping[str, Any]) -> str:
+    """Table of the speed-up of optimised models without half of their heads and neurons; empty if none was timed."""
+    body = []
+    for (model, threads), sections in grouped(record, "pruned").items():
+        (section,) = sections.values()
+        engines = dict.fromkeys(tuple(name.split(f" {WHOLE} ")) for name in section["seconds"] if f" {WHOLE} " in name)
+        for backend, dtype in engines:
+            dense = f"{backend} {WHOLE} {dtype}"
+            pairs = [f"{dense} / {backend} {half} {dtype}" for half in HALVES]
+            cells = [spread(section["ratios"], pair) if pair in section["ratios"] else "" for pair in pairs]
+            body.append([model, threads, f"{backend} {dtype}", milliseconds(section["seconds"][dense], ".1f"), *cells])
+    table = rows(["model", "threads", "engine", WHOLE, *HALVES], body)
+    return f"\n\nThe same models pruned, 8 x 128, times faster than the {WHOLE} one:\n\n{table}" if body else ""
 
 
 def limits(name: str) -> str:
@@ -127,26 +205,36 @@ def checkpointing(name: str) -> str:
 
 
 def embed() -> str:
-    """Table of texts to vectors beside sentence-transformers."""
+    """Table of texts to vectors beside sentence-transformers, with torch and with OpenVINO."""
     (record,) = records("embed.json")
-    data, errors, ratios = record["data"], record["largest_difference"], record["ratios"]
-    base, ours, tokenizing = "sentence-transformers", "bertlite", "bertlite, texts to tokens alone"
-    body = []
-    for name, seconds in record["seconds"].items():
+    data, ratios, times = record["data"], record["ratios"], record["seconds"]
+    errors = record.get("errors") or record["largest_difference"]  # of an older record
+    tokenizing = "bertlite, texts to tokens alone"
+    base = next(name for name in ("sentence-transformers torch float32", "sentence-transformers") if name in times)
+    body, shares = [], []
+    for name, seconds in times.items():
         if name == tokenizing:
             continue
         rates = {"low": seconds["high"], "median": seconds["median"], "high": seconds["low"]}  # quick is more
         rate = with_spread({end: data["tokens"] / taken for end, taken in rates.items()}, ",.0f")
-        ratio = "1" if name == base else spread(ratios, f"{base} / {name}")
-        body.append([name, rate, ratio, f"{errors[name]:.0e}" if name in errors else ""])
+        over = [f"{base} / {name}", f"sentence-transformers OpenVINO {name.split()[-1]} / {name}"]
+        cells = [spread(ratios, pair) if pair in ratios else "" for pair in over]
+        body.append(
+            [name, rate, "1" if name == base else cells[0], cells[1], f"{errors[name]:.0e}" if name in errors else ""]
+        )
+        if f"{tokenizing} / {name}" in ratios:
+            shares.append(spread(ratios, f"{tokenizing} / {name}", ".1%"))
+    head = ["", "tokens per second", f"over {base}", "over its OpenVINO", "error"]
+    keep = [i for i in range(len(head)) if any(line[i] for line in body)]
     versions = record["environment"]["versions"]
+    peers = ("sentence-transformers", "optimum-intel", "openvino", "transformers")
+    named = [f"{name} {versions[name]}" for name in peers if versions.get(name)]
     return "\n".join(
         [
-            rows(["", "tokens per second", "ratio", "largest difference"], body),
+            rows([head[i] for i in keep], [[line[i] for i in keep] for line in body]),
             "",
             f"{SPREAD} {data['texts']:,} paragraphs of {data['tokens']:,} tokens, {data['longest']} at most."
-            f" Tokenizing takes {spread(ratios, f'{tokenizing} / {ours}', '.1%')} of bertlite's time in float32."
-            f" Measured on {measured_on(record)}, sentence-transformers {versions[base]}, transformers"
-            f" {versions['transformers']}.",
+            f" Tokenizing takes {shares[0]} of the time of bertlite's first row."
+            f" Measured on {measured_on(record)}, {', '.join(named)}.",
         ]
     )

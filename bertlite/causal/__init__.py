@@ -1,0 +1,28 @@
+"""Causal analysis: change what heads and layers compute, and measure what that does to the output.
+
+Heads have their numbers in the unpruned model, and a pruned one is nan.
+"""
+
+from bertlite.causal.ablation import ABLATIONS, Ablation, ablate, ablated, mean_contexts
+from bertlite.causal.metrics import METRICS
+from bertlite.causal.patching import DIRECTIONS, Attribution, Patching, attribution_patch, patch
+from bertlite.causal.shapley import ShapleyValues, shapley_values
+from bertlite.causal.sites import SITES, activations_at
+
+__all__ = [
+    "ABLATIONS",
+    "DIRECTIONS",
+    "METRICS",
+    "SITES",
+    "Ablation",
+    "Attribution",
+    "Patching",
+    "ShapleyValues",
+    "ablate",
+    "ablated",
+    "activations_at",
+    "attribution_patch",
+    "mean_contexts",
+    "patch",
+    "shapley_values",
+]

@@ -1,0 +1,370 @@
+"""Ablation: each head's context replaced by zeros, by its mean, or by what it is in another example.
+
+    found = ablate(model, batches, "mean", reference=other_batches)
+    found.increase, found.standard_error            # (layers, heads), of the loss
+    with ablated(model, {0: [1, 5]}, mean_contexts(model, other_batches)):
+        ...                                         # any use of the model
+
+Zeros move what follows to where it never was; a mean takes away what the head says of this example and leaves what it
+says of all.
+
+Shapes:  E examples · R rows of a batch · S positions · L layers · N heads as built · H head dim
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from bertlite.causal.sites import SITES, edited, read_rows, read_values, run_edited
+from bertlite.config import kept_heads, normalise_units
+from bertlite.importance.batches import (
+    Batch,
+    Loss,
+    check_model,
+    count_examples,
+    eval_mode,
+    input_shape,
+    real_tokens,
+    split_examples,
+)
+from bertlite.importance.measurements import Objective, ScoringTask
+from bertlite.importance.scores import check_task
+from bertlite.importance.structures import HEADS
+from bertlite.pruning import BertLike
+
+HEAD = SITES["head"]
+ABLATIONS = ("zero", "mean", "resample")
+Gone = Mapping[int, Sequence[int]]  # {layer: heads that are ablated}
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """The increase of the loss of every example, in the order of the batches, with one head ablated.
+
+    Args:
+        increases: (E, L, N), float64, nan for pruned heads and for examples without a label.
+        losses: (E,), of the model as it is.
+    """
+
+    increases: Tensor
+    losses: Tensor
+
+    @property
+    def increase(self) -> Tensor:
+        """The mean over examples, (L, N)."""
+        return self.increases.nanmean(0)
+
+    @property
+    def standard_error(self) -> Tensor:
+        """The standard error of the mean over examples, (L, N); nan for one example."""
+        counted = self.increases[~self.losses.isnan()]
+        return counted.std(0) / len(counted) ** 0.5
+
+
+@dataclass(frozen=True)
+class AblatedBatch:
+    """A batch with its objective, and what each layer's contexts are replaced by."""
+
+    batch: Batch
+    objective: Objective
+    values: list[Tensor]  # (R or 1, S or 1, n, H) of each layer, n its heads that are not pruned
+
+
+@dataclass(frozen=True)
+class Ablator:
+    """Runs a model with heads ablated."""
+
+    task: ScoringTask
+    batches: list[AblatedBatch]
+
+    def losses(self, gone: Gone) -> Tensor:
+        """Return the objective of every example with these heads ablated, (E,), float64 on the CPU."""
+        return torch.cat([self.batch_losses(each, gone).double().cpu() for each in self.batches])
+
+    def batch_losses(self, each: AblatedBatch, gone: Gone) -> Tensor:
+        edit = partial(replace_heads, self.task.model, gone, each.values)
+        out = run_edited(self.task.model, each.batch, HEAD, edit)
+        return self.task.losses(each.objective, out, each.batch)
+
+
+def replace_heads(model: BertLike, gone: Gone, values: Sequence[Tensor], layer: int, x: Tensor) -> Tensor | None:
+    """Put values in the place of some heads' contexts, (R, S, n, H)."""
+    kept = kept_heads(model.config, layer)
+    indices = [kept.index(head) for head in gone.get(layer, ()) if head in kept]
+    if not indices:
+        return None
+    new = x.clone()
+    new[:, :, indices] = values[layer][:, :, indices].to(x).expand_as(x[:, :, indices])
+    return new
+
+
+def ablate(
+    model: BertLike,
+    batches: Iterable[Batch],
+    method: str = "mean",
+    *,
+    reference: Iterable[Batch] | None = None,
+    by_position: bool = False,
+    draws: int = 1,
+    target: str = "loss",
+    loss: Loss | None = None,
+    teacher: BertLike | None = None,
+    seed: int = 0,
+) -> Ablation:
+    """Ablate each head alone, and measure the increase of the loss: one forward for each head and draw.
+
+    Args:
+        model: of bertlite or bertlite.hf; left as found, run in eval mode.
+        batches: what the model takes, with its labels if the target needs them.
+        method: "zero"; "mean", of the reference; or "resample": the context of another example of the reference, drawn
+            for each example, token by token.  In one of another length it is the token as far along, so that the first
+            stands for the first and the last for the last.
+        reference: inputs; by default the batches themselves.
+        by_position: for "mean": one mean for each position, rather than one for all.
+        draws: for "resample": how many other examples the increase is a mean over.
+        target, loss, teacher: of what the increase is; as for `head_importance`.
+        seed: of what is drawn.
+
+    Raises:
+        ValueError: an unknown name, no batches, labels that are missing or do not fit, or a reference that has no
+            other example, or no token at a position.
+    """
+    if draws < 1 or (draws > 1 and method != "resample"):
+        raise ValueError(f"draws is {draws}; it is 1, or with method 'resample' more")
+    task = ablation_task(model, method, by_position, target, loss, teacher, seed)
+    read, others = read_batches_of(task, batches, reference)
+    with eval_mode(*task.models), torch.no_grad():
+        found, whole = [], torch.empty(0)
+        for draw in range(draws):
+            ablator = Ablator(task, prepare(task, read, others, method, by_position, seed + draw))
+            whole = ablator.losses({})
+            increases = torch.full((len(whole), *HEADS.shape(model)), torch.nan, dtype=torch.float64)
+            for layer, head in HEADS.present(model).nonzero().tolist():
+                increases[:, layer, head] = ablator.losses({layer: [head]}) - whole
+            found.append(increases)
+    return Ablation(torch.stack(found).mean(0), whole)
+
+
+def ablation_task(
+    model: BertLike,
+    method: str,
+    by_position: bool,
+    target: str,
+    loss: Loss | None,
+    teacher: BertLike | None,
+    seed: int,
+) -> ScoringTask:
+    """Return what losses follow from.
+
+    Raises:
+        ValueError: names that are unknown or do not go together.
+    """
+    if method not in ABLATIONS:
+        raise ValueError(f"there is no ablation {method!r}; have: {', '.join(ABLATIONS)}")
+    if by_position and method != "mean":
+        raise ValueError(f"by_position is of method 'mean', not of {method!r}")
+    task = ScoringTask(model, HEADS, "example", target, loss, teacher, seed)
+    check_task(task, "leave_one_out")
+    return task
+
+
+def read_batches_of(
+    task: ScoringTask, batches: Iterable[Batch], reference: Iterable[Batch] | None
+) -> tuple[list[Batch], list[Batch] | None]:
+    read = read_rows(task.model, batches, task.needs_labels)
+    return read, None if reference is None else read_rows(task.model, reference)
+
+
+def prepare(
+    task: ScoringTask,
+    batches: list[Batch],
+    reference: list[Batch] | None,
+    method: str,
+    by_position: bool,
+    seed: int,
+) -> list[AblatedBatch]:
+    """Return batches with what contexts are replaced by."""
+    model = task.model
+    values: Callable[[int, Batch], list[Tensor]]
+    if method == "zero":
+        zero = torch.zeros((), device=model.device)
+        none = [zero.expand(1, 1, len(kept_heads(model.config, i)), 1) for i in range(HEAD.levels(model))]
+        values = lambda i, batch: none  # noqa: E731
+    elif method == "mean":
+        means = means_of(model, batches if reference is None else reference, by_position)
+        values = lambda i, batch: positioned(means, batch) if by_position else means  # noqa: E731
+    else:
+        donors = Donors.of(model, batches, reference, seed)
+        values = donors.values
+    return [AblatedBatch(batch, task.objective(batch), values(i, batch)) for i, batch in enumerate(batches)]
+
+
+# Means
+
+
+def mean_contexts(model: BertLike, reference: Iterable[Batch], *, by_position: bool = False) -> Tensor:
+    """Return the mean context of every head over the tokens of a reference; padding does not count.
+
+    Returns:
+        (L, N, H), or with `by_position` (L, S, N, H), S that of the longest batch; float64, nan for pruned heads and
+        for positions without a token.
+    """
+    read = read_rows(model, reference)
+    with eval_mode(model), torch.no_grad():
+        found = means_of(model, read, by_position)
+    size = model.config.hidden_size // model.config.num_attention_heads
+    length = found[0].shape[1]
+    full = torch.full((len(found), length, model.config.num_attention_heads, size), torch.nan, dtype=torch.float64)
+    for layer, each in enumerate(found):
+        if each.shape[2]:
+            full[layer][:, list(kept_heads(model.config, layer))] = each[0].cpu()
+    return full if by_position else full[:, 0]
+
+
+def means_of(model: BertLike, reference: list[Batch], by_position: bool) -> list[Tensor]:
+    """Return the means of each layer's heads that are not pruned, (1, S or 1, n, H), float64."""
+    length = max(real_tokens(batch).shape[1] for batch in reference)
+    sums: list[Tensor | None] = [None] * HEAD.levels(model)
+    counts = torch.zeros(length, dtype=torch.float64, device=model.device)
+    for batch in reference:
+        real = real_tokens(batch)
+        counts[: real.shape[1]] += real.sum(0)
+        for layer, x in enumerate(read_values(model, batch, HEAD)[1]):
+            total = x.double().masked_fill(~real[:, :, None, None], 0).sum(0)  # (S, n, H)
+            padded = torch.cat([total, total.new_zeros(length - len(total), *total.shape[1:])])
+            before = sums[layer]
+            sums[layer] = padded if before is None else before + padded
+    whole = [each for each in sums if each is not None]
+    if by_position:
+        return [each[None] / counts[:, None, None] for each in whole]
+    return [each.sum(0)[None, None] / counts.sum() for each in whole]
+
+
+def positioned(means: Sequence[Tensor], batch: Batch) -> list[Tensor]:
+    """Return means by position for the positions of a batch.
+
+    Raises:
+        ValueError: the reference has no token at one of them.
+    """
+    real = real_tokens(batch)
+    length, known = real.shape[1], means[0].shape[1]
+    have = torch.zeros(max(length, known), dtype=torch.bool, device=real.device)
+    for each in means:
+        if each.numel():
+            have[:known] |= ~each[0, :, 0, 0].isnan()
+    lacking = (real.any(0) & ~have[:length]).nonzero()[:, 0].tolist()
+    if lacking:
+        raise ValueError(
+            f"the reference has no token at position {lacking[0]}; give longer texts, or by_position=False"
+        )
+    short = max(0, length - known)
+    return [torch.cat([x, x.new_zeros(1, short, *x.shape[2:])], 1)[:, :length].nan_to_num(nan=0.0) for x in means]
+
+
+@contextmanager
+def ablated(model: BertLike, heads: Mapping[int, Iterable[int]], contexts: Tensor | None = None) -> Iterator[None]:
+    """Replace heads' contexts in every forward of a model, for as long as the block lasts.
+
+    Args:
+        heads: {layer: heads}, by their numbers in the unpruned model; those that are pruned stay so.
+        contexts: (L, N, H) from `mean_contexts`, for every token; (L, S, N, H), by position; None is zeros.
+
+    Raises:
+        ValueError: a layer or head that there is not, or contexts that do not fit; in a forward, positions that are
+            not known, or packed tokens, which have none.
+        RuntimeError: at the end, the model was not run, or ran no hooks.
+    """
+    check_model(model)
+    config = model.config
+    layers, built = config.num_hidden_layers, config.num_attention_heads
+    chosen = normalise_units(heads, layers, built, "head")
+    size = config.hidden_size // built
+    given = torch.zeros(layers, built, size) if contexts is None else contexts
+    if given.dim() not in (3, 4) or (*given.shape[:1], *given.shape[-2:]) != (layers, built, size):
+        raise ValueError(
+            f"contexts are {tuple(given.shape)}; expected ({layers}, {built}, {size}) or, by position, ({layers},"
+            f" positions, {built}, {size})"
+        )
+    by_position = given.dim() == 4
+    rows = given if by_position else given[:, None]  # (L, S or 1, N, H)
+    values = [rows[layer][None][:, :, list(kept_heads(config, layer))] for layer in range(layers)]
+
+    def replace(layer: int, x: Tensor) -> Tensor | None:
+        wanted = values[layer][:, : x.shape[1]] if by_position else values[layer]
+        indices = [i for i, head in enumerate(kept_heads(config, layer)) if head in chosen.get(layer, ())]
+        short = by_position and x.shape[1] > values[layer].shape[1]
+        if indices and (short or bool(wanted[:, :, indices].isnan().any())):
+            raise ValueError(
+                f"the contexts lack some of the {x.shape[1]} positions of layer {layer}; take them of longer texts, or"
+                " of all positions together"
+            )
+        return replace_heads(model, chosen, [*values[:layer], wanted], layer, x)
+
+    with edited(model, HEAD, replace, rows_only=by_position):
+        yield
+
+
+# Other examples
+
+
+@dataclass(frozen=True)
+class Donors:
+    """Which example of a reference gives its contexts to each example."""
+
+    model: BertLike
+    singles: list[Batch]  # the reference, each example alone
+    drawn: list[list[int]]  # of each batch's examples
+
+    @classmethod
+    def of(cls, model: BertLike, batches: list[Batch], reference: list[Batch] | None, seed: int) -> "Donors":
+        """Draw a donor for each example, never itself.
+
+        Raises:
+            ValueError: there is no other example.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        given = batches if reference is None else reference
+        singles = [single for batch in given for single in split_examples(batch)]
+        count = len(singles) - (reference is None)  # not itself
+        if count < 1:
+            raise ValueError("there is no other example to resample from; give a reference")
+        drawn, first = [], 0
+        for batch in batches:
+            own = []
+            for i in range(first, first + count_examples(batch)):
+                j = int(torch.randint(count, (), generator=generator))
+                own.append(j + (reference is None and j >= i))
+            drawn.append(own)
+            first += len(own)
+        return cls(model, singles, drawn)
+
+    def values(self, number: int, batch: Batch) -> list[Tensor]:
+        """Return the contexts that one batch is given, (R, S, n, H) of each layer."""
+        real = real_tokens(batch)
+        choices = input_shape(batch)[1] if len(input_shape(batch)) == 3 else 1
+        found: list[Tensor] = []
+        for example, j in enumerate(self.drawn[number]):
+            donor = self.singles[j]
+            theirs, given = real_tokens(donor), read_values(self.model, donor, HEAD)[1]
+            if len(theirs) != choices:
+                raise ValueError(f"example {j} of the reference has {len(theirs)} choices, and others {choices}")
+            found = found or [x.new_zeros(*real.shape, *x.shape[2:]) for x in given]
+            for choice in range(choices):
+                row = example * choices + choice
+                places, sources = real[row].nonzero()[:, 0], theirs[choice].nonzero()[:, 0]
+                if not len(sources):
+                    raise ValueError(f"example {j} of the reference has no token")
+                sources = sources[as_far_along(len(places), len(sources)).to(sources.device)]
+                for mine, x in zip(found, given, strict=True):
+                    mine[row, places] = x[choice, sources]
+        return found
+
+
+def as_far_along(count: int, others: int) -> Tensor:
+    """Return which of `others` tokens stands for each of `count`: the first for the first, the last for the last."""
+    steps = max(count - 1, 1)
+    return (torch.arange(count) * (others - 1) + steps // 2) // steps

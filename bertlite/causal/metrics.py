@@ -1,0 +1,136 @@
+"""The metrics by which patched runs are compared: one number for each example, from a model's output.
+
+Shapes:  B examples · C classes, or choices
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bertlite.importance.batches import Batch, count_examples
+from bertlite.importance.measurements import sum_terms
+from bertlite.importance.predictions import predictions
+from bertlite.pruning import BertLike
+
+Metric = Callable[[Any, Batch], Tensor]  # (model output, batch) -> (B,)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A clean and a corrupted batch, with what the model says of them as they are."""
+
+    model: BertLike
+    clean: Batch
+    corrupted: Batch
+    clean_out: Any
+    corrupted_out: Any
+
+
+def logit_difference(pair: Pair) -> Metric:
+    """Return the metric: the logit of the clean answer minus that of the corrupted one.
+
+    Answers are the labels of the two batches if both have some, else what the model predicts.
+
+    Raises:
+        ValueError: the model does not choose one class for each example, or the answers of an example are the same.
+    """
+    if not chooses_class(pair.model, pair.clean_out):
+        raise ValueError(
+            f"{type(pair.model).__name__} does not give each example the logits of classes; use metric='kl', or a"
+            " function of (output, batch)"
+        )
+    given = [batch.get("labels") for batch in (pair.clean, pair.corrupted)]
+    if any(labels is None for labels in given):
+        given = [out.logits.argmax(-1) for out in (pair.clean_out, pair.corrupted_out)]
+    right, wrong = (torch.as_tensor(labels) for labels in given)
+    same = (right == wrong).nonzero()[:, 0].tolist()
+    if same:
+        raise ValueError(
+            f"example {same[0]} has answer {int(right[same[0]])} clean and corrupted, so no difference of logits;"
+            " choose other pairs, give labels, or use metric='kl'"
+        )
+
+    def difference(out: Any, batch: Batch) -> Tensor:
+        picked = (out.logits.gather(-1, answer[:, None])[:, 0] for answer in (right, wrong))
+        return next(picked) - next(picked)
+
+    return difference
+
+
+def divergence(pair: Pair) -> Metric:
+    """Return the metric: the KL divergence of the prediction from the clean one, in nats."""
+    with torch.no_grad():
+        dense = predictions(pair.model, pair.clean_out, pair.clean)
+    return lambda out, batch: sum_terms(
+        p.divergence(q) for p, q in zip(dense, predictions(pair.model, out, batch), strict=True)
+    )
+
+
+def cosine(pair: Pair) -> Metric:
+    """Return the metric: the cosine of the mean token vector with the clean one.
+
+    Raises:
+        ValueError: the model has a task head.
+    """
+    if "last_hidden_state" not in pair.clean_out:
+        raise ValueError(f"{type(pair.model).__name__} gives no token vectors; use metric='kl'")
+
+    def vectors(out: Any, batch: Batch) -> Tensor:
+        return predictions(pair.model, out, batch)[0].values[:, 0]
+
+    wanted = vectors(pair.clean_out, pair.clean).detach()
+    return lambda out, batch: F.cosine_similarity(vectors(out, batch), wanted, dim=-1)
+
+
+METRICS: dict[str, Callable[[Pair], Metric]] = {
+    "logit_difference": logit_difference,
+    "kl": divergence,
+    "cosine": cosine,
+}
+FLAT_AT_CLEAN = ("kl", "cosine")  # at the clean run they are as good as they can be, and have no gradient
+
+
+def chooses_class(model: BertLike, out: Any) -> bool:
+    """Return whether a model gives each example one distribution over classes."""
+    logits = out.get("logits")
+    return isinstance(logits, Tensor) and logits.dim() == 2 and getattr(model, "label_kind", None) == "class"
+
+
+def default_metric(pair: Pair) -> str:
+    """Return the name of the metric that fits the model."""
+    if "last_hidden_state" in pair.clean_out:
+        return "cosine"
+    return "logit_difference" if chooses_class(pair.model, pair.clean_out) else "kl"
+
+
+def check_metric(metric: str | Metric | None) -> None:
+    """Refuse a metric that there is not."""
+    if not (metric is None or callable(metric) or metric in METRICS):
+        raise ValueError(f"there is no metric {metric!r}; have: {', '.join(METRICS)}, or give a function")
+
+
+def metric_of(metric: str | Metric | None, pair: Pair) -> tuple[str, Metric]:
+    """Return a metric with its name, made for a pair."""
+    if callable(metric):
+        return getattr(metric, "__name__", "given"), metric
+    name = default_metric(pair) if metric is None else metric
+    return name, METRICS[name](pair)
+
+
+def measured(metric: Metric, out: Any, batch: Batch) -> Tensor:
+    """Return the metric of each example, (B,).
+
+    Raises:
+        ValueError: it is another number of numbers.
+    """
+    found = metric(out, batch)
+    if not isinstance(found, Tensor) or tuple(found.shape) != (count_examples(batch),):
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ValueError(
+            f"the metric returned {shape}; expected one number for each of {count_examples(batch)} examples"
+        )
+    return found

@@ -1,0 +1,350 @@
+"""Patching: put values of one run into another, and measure what of the output comes with them.
+
+    found = patch(model, clean, corrupted)          # heads, one at a time
+    found.effect                                    # (layers, heads): 0 changes nothing, 1 brings all of the clean run
+    quick = attribution_patch(model, clean, corrupted)  # the same to first order, the largest verified
+
+Sources: activation patching, Vig et al. 2020 (arXiv:2004.12265) and, on its choices, Zhang & Nanda 2023
+(arXiv:2309.16042); attribution patching, Syed et al. 2023 (arXiv:2310.10348).
+
+Shapes:  B examples · R rows, B or B·choices · S positions · P patched positions, each alone · L levels · U units
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bertlite.causal.metrics import FLAT_AT_CLEAN, Metric, Pair, check_metric, measured, metric_of
+from bertlite.causal.sites import Site, read_rows, read_values, run_edited, site_of
+from bertlite.importance.batches import Batch, eval_mode, input_shape, real_tokens
+from bertlite.pruning import BertLike
+
+DIRECTIONS = ("denoise", "noise")
+Batches = Batch | Iterable[Batch]
+Spot = tuple[int, int, int]  # level, unit, column of `positions`
+
+
+@dataclass(frozen=True)
+class Patching:
+    """The metric of every patched run.  Pruned heads are nan.
+
+    Args:
+        values: (B, L, N) for heads, (B, L) for other sites; with `positions` one more axis, P.
+        clean, corrupted: (B,), of the runs as they are.
+        direction: "denoise", clean values in the corrupted run, or "noise", the reverse.
+        metric: its name.
+    """
+
+    values: Tensor
+    clean: Tensor
+    corrupted: Tensor
+    direction: str
+    metric: str
+
+    @property
+    def base(self) -> Tensor:
+        """The metric of the run that is patched, (B,)."""
+        return self.corrupted if self.direction == "denoise" else self.clean
+
+    @property
+    def effect(self) -> Tensor:
+        """The share of the way to the other run that the mean metric goes: 0 is nothing, 1 all.
+
+        Raises:
+            ValueError: the two runs have the same mean metric.
+        """
+        other = self.clean if self.direction == "denoise" else self.corrupted
+        gap = other.mean() - self.base.mean()
+        if gap == 0:
+            raise ValueError("clean and corrupted runs have the same mean metric, so there is no way to go a share of")
+        return (self.values.mean(0) - self.base.mean()) / gap
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """What patching would change to first order, and how far that is from what it does.  Pruned heads are nan.
+
+    Args:
+        estimates: (B, L, N), (B, L) or, with `positions`, one axis more: gradient times difference, the estimated
+            change of the metric.
+        exact: without B: the mean change of the metric that was measured; nan where it was not verified.
+        direction, metric: as for `Patching`.
+    """
+
+    estimates: Tensor
+    exact: Tensor
+    direction: str
+    metric: str
+
+    @property
+    def estimate(self) -> Tensor:
+        """The estimated change of the mean metric."""
+        return self.estimates.mean(0)
+
+    @property
+    def error(self) -> float:
+        """The mean error of the estimates that were verified, as a share of the mean change that was measured."""
+        known = ~self.exact.isnan()
+        gaps = (self.estimate[known] - self.exact[known]).abs().sum()
+        return float(gaps / self.exact[known].abs().sum())
+
+
+def patch(
+    model: BertLike,
+    clean: Batches,
+    corrupted: Batches,
+    site: str = "head",
+    *,
+    direction: str = "denoise",
+    positions: Sequence[int] | None = None,
+    metric: str | Metric | None = None,
+) -> Patching:
+    """Patch each head of each layer, one at a time, from one run into another, and measure the output (exactly).
+
+    One forward for each head, and for each of `positions`.
+
+    Args:
+        model: of bertlite or bertlite.hf, with any task head or none, pruned or not; left as found, run in eval mode.
+        clean, corrupted: a batch of inputs each, or as many batches each, whose examples belong together one by one.
+            Patched positions must be tokens in both, or padding in both.
+        site: "head", "attention", "feed_forward" or "residual"; see `activations_at`.
+        direction: "denoise" puts clean values into the corrupted run, and finds what suffices; "noise" puts corrupted
+            values into the clean run, and finds what is needed.
+        positions: patch each of these alone, such as range(length); None patches all of them together.
+        metric: "logit_difference", of the clean answer over the corrupted one, by labels if both batches have them,
+            else by predictions; "kl", of the clean prediction from this one, in nats; "cosine", of mean token vectors;
+            or (output, batch) -> (B,).  By default the first for models that give each example a class, the last for
+            models without a head, else "kl".
+
+    Raises:
+        ValueError: an unknown name, inputs that do not fit together, a position that there is not, or a metric that
+            the model has not.
+    """
+    place, pairs = prepare(model, clean, corrupted, site, direction, positions, metric)
+    found, ends, name = [], [], ""
+    with eval_mode(model), torch.no_grad():
+        for one in pairs:
+            pair, given = read_pair(one, place, direction)
+            name, measure = metric_of(metric, pair)
+            base = measured(measure, pair.clean_out, pair.clean), measured(measure, pair.corrupted_out, pair.corrupted)
+            ends.append(torch.stack(base).double().cpu())
+            spots = list(all_spots(model, place, positions))
+            found.append(patched(pair, place, given, direction, positions, measure, spots))
+    clean_value, corrupted_value = torch.cat(ends, 1)
+    values = tidy(torch.cat(found), place, positions)
+    return Patching(values, clean_value, corrupted_value, direction, name)
+
+
+def attribution_patch(
+    model: BertLike,
+    clean: Batches,
+    corrupted: Batches,
+    site: str = "head",
+    *,
+    direction: str = "denoise",
+    positions: Sequence[int] | None = None,
+    metric: str | Metric | None = None,
+    verify: int = 10,
+) -> Attribution:
+    """Estimate what `patch` would find from one gradient, and verify the largest estimates by patching.
+
+    The estimate is Σ (other value - value) · ∂metric/∂value over positions and features, at the run that is patched.
+
+    Args:
+        verify: how many of the largest absolute estimates are measured too, one forward each.
+        the others: as for `patch`.
+
+    Raises:
+        ValueError: as `patch`; or a metric that has no gradient at the clean run, with direction "noise".
+    """
+    if verify < 0:
+        raise ValueError(f"verify is {verify}; it is a number of units, 0 or more")
+    place, pairs = prepare(model, clean, corrupted, site, direction, positions, metric)
+    estimates, name = [], ""
+    with eval_mode(model):
+        for one in pairs:
+            with torch.no_grad():
+                pair, values = read_pair(one, place, direction)
+            name, measure = metric_of(metric, pair)
+            if direction == "noise" and name in FLAT_AT_CLEAN and not callable(metric):
+                raise ValueError(
+                    f"metric {name!r} has no gradient at the clean run; use direction='denoise', or another metric"
+                )
+            estimates.append(first_order(pair, place, values, direction, positions, measure))
+        whole = torch.cat(estimates)
+        means = whole.mean(0)
+        count = min(verify, int((~means.isnan()).sum()))
+        largest = means.abs().nan_to_num(nan=-1).flatten().topk(count).indices.tolist()
+        spots = [tuple(int(i) for i in torch.unravel_index(torch.tensor(at), means.shape)) for at in largest]
+        exact = torch.full(means.shape, torch.nan, dtype=torch.float64)
+        if spots:
+            with torch.no_grad():
+                exact = verified(pairs, place, direction, positions, metric, spots)
+    return Attribution(tidy(whole, place, positions), tidy(exact, place, positions), direction, name)
+
+
+def verified(
+    pairs: Sequence["Pair"],
+    site: Site,
+    direction: str,
+    positions: Sequence[int] | None,
+    metric: str | Metric | None,
+    spots: Sequence[Any],
+) -> Tensor:
+    """Return the mean change of the metric, (L, U, P), by patching at some spots; nan elsewhere."""
+    changes = []
+    for one in pairs:
+        pair, values = read_pair(one, site, direction)
+        _, measure = metric_of(metric, pair)
+        batch, out = patched_run(pair, direction)
+        after = patched(pair, site, values, direction, positions, measure, spots)
+        changes.append(after - measured(measure, out, batch).double().cpu()[:, None, None, None])
+    return torch.cat(changes).mean(0)
+
+
+# Pairs
+
+
+def prepare(
+    model: BertLike,
+    clean: Batches,
+    corrupted: Batches,
+    site: str,
+    direction: str,
+    positions: Sequence[int] | None,
+    metric: str | Metric | None,
+) -> tuple[Site, list[Pair]]:
+    """Check all arguments before any work; return the site, and pairs that have not run."""
+    place = site_of(site)
+    if direction not in DIRECTIONS:
+        raise ValueError(f"there is no direction {direction!r}; have: {', '.join(DIRECTIONS)}")
+    check_metric(metric)
+    lists = [[batches] if isinstance(batches, Mapping) else list(batches) for batches in (clean, corrupted)]
+    if len(lists[0]) != len(lists[1]):
+        raise ValueError(f"there are {len(lists[0])} clean batches and {len(lists[1])} corrupted ones; give as many")
+    read = [read_rows(model, batches) for batches in lists]
+    for one, other in zip(*read, strict=True):
+        check_aligned(one, other, positions)
+    return place, [Pair(model, one, other, None, None) for one, other in zip(*read, strict=True)]
+
+
+def check_aligned(clean: Batch, corrupted: Batch, positions: Sequence[int] | None) -> None:
+    """Refuse batches of which what is patched does not stand in the same places."""
+    if input_shape(clean) != input_shape(corrupted):
+        raise ValueError(
+            f"clean inputs are {input_shape(clean)}, corrupted ones {input_shape(corrupted)}; tokenize both together"
+        )
+    ours, theirs = real_tokens(clean), real_tokens(corrupted)
+    length = ours.shape[1]
+    for position in positions or ():
+        if not 0 <= position < length:
+            raise ValueError(f"there is no position {position}: the inputs have {length}, 0 to {length - 1}")
+    columns = list(range(length)) if positions is None else list(positions)
+    differing = (ours != theirs)[:, columns].any(1).nonzero()[:, 0].tolist()
+    if differing:
+        row = differing[0]
+        raise ValueError(
+            f"row {row} has {int(ours[row].sum())} tokens clean and {int(theirs[row].sum())} corrupted, so some"
+            " positions are padding in one of them; pair texts of as many tokens, or name positions that both have,"
+            " such as positions=[0] for [CLS]"
+        )
+
+
+def read_pair(pair: Pair, site: Site, direction: str) -> tuple[Pair, list[Tensor]]:
+    """Run both sides of a pair; return it with its outputs, and the values that are put into the other run."""
+    clean_out, clean_values = read_values(pair.model, pair.clean, site)
+    corrupted_out, corrupted_values = read_values(pair.model, pair.corrupted, site)
+    values = clean_values if direction == "denoise" else corrupted_values
+    return Pair(pair.model, pair.clean, pair.corrupted, clean_out, corrupted_out), values
+
+
+def patched_run(pair: Pair, direction: str) -> tuple[Batch, Any]:
+    """Return the batch that is patched, and its output as it is."""
+    return (pair.corrupted, pair.corrupted_out) if direction == "denoise" else (pair.clean, pair.clean_out)
+
+
+# Spots
+
+
+def all_spots(model: BertLike, site: Site, positions: Sequence[int] | None) -> Iterator[Spot]:
+    """Yield every level, unit that is not pruned, and column."""
+    for level, unit in site.present(model).nonzero().tolist():
+        for column in range(1 if positions is None else len(positions)):
+            yield level, unit, column
+
+
+def patched(
+    pair: Pair,
+    site: Site,
+    values: list[Tensor],
+    direction: str,
+    positions: Sequence[int] | None,
+    measure: Metric,
+    spots: Sequence[Any],
+) -> Tensor:
+    """Return the metric of a run patched at each of some spots, (B, L, U, P); nan elsewhere."""
+    model, (batch, out) = pair.model, patched_run(pair, direction)
+    shape = (*site.present(model).shape, 1 if positions is None else len(positions))
+    found = torch.full((len(measured(measure, out, batch)), *shape), torch.nan, dtype=torch.float64)
+    for level, unit, column in spots:
+        index = site.kept(model.config, level).index(unit)
+        where = slice(None) if positions is None else slice(positions[column], positions[column] + 1)
+        edit = partial(put, level, index, where, values[level])
+        after = measured(measure, run_edited(model, batch, site, edit), batch)
+        found[:, level, unit, column] = after.double().cpu()
+    return found
+
+
+def put(wanted: int, index: int, where: slice, values: Tensor, level: int, x: Tensor) -> Tensor | None:
+    """Put one unit of other values, (R, S, u, W), into those of one level, at some positions."""
+    if level != wanted:
+        return None
+    new = x.clone()
+    new[:, where, index] = values[:, where, index].to(x.dtype)
+    return new
+
+
+def first_order(
+    pair: Pair,
+    site: Site,
+    values: list[Tensor],
+    direction: str,
+    positions: Sequence[int] | None,
+    measure: Metric,
+) -> Tensor:
+    """Return difference times gradient of every unit, (B, L, U, P), nan for pruned ones."""
+    model, (batch, _) = pair.model, patched_run(pair, direction)
+    own: dict[int, Tensor] = {}
+    probes: dict[int, Tensor] = {}
+
+    def probe(level: int, x: Tensor) -> Tensor:
+        own[level], probes[level] = x.detach(), torch.zeros_like(x, requires_grad=True)
+        return x + probes[level]
+
+    with torch.enable_grad():
+        metrics = measured(measure, run_edited(model, batch, site, probe), batch)
+        if not metrics.requires_grad:
+            raise ValueError(f"the metric does not depend on any {site.name}, or has no gradient")
+        levels = sorted(probes)
+        asked = [probes[level] for level in levels]
+        grads = torch.autograd.grad(metrics.sum(), asked, allow_unused=True, materialize_grads=True)
+    columns = slice(None) if positions is None else list(positions)
+    examples = len(metrics)
+    found = torch.full((examples, *site.present(model).shape, 1 if positions is None else len(positions)), torch.nan)
+    found = found.double()
+    for level, grad in zip(levels, grads, strict=True):
+        each = ((values[level] - own[level]).double() * grad.double()).sum(-1)[:, columns]  # (R, S or P, u)
+        each = each.reshape(examples, -1, *each.shape[1:]).sum(1)  # the rows of an example add up
+        each = each.sum(1, keepdim=True) if positions is None else each
+        found[:, level, list(site.kept(model.config, level))] = each.transpose(1, 2).cpu()
+    return found
+
+
+def tidy(scores: Tensor, site: Site, positions: Sequence[int] | None) -> Tensor:
+    """Return scores, (…, L, U, P), without axes that nobody asked for."""
+    scores = site.shaped(scores)
+    return scores[..., 0] if positions is None else scores

@@ -1,0 +1,116 @@
+"""Shapley values of heads: what each adds to the loss when it is ablated, over orders in which all are.
+
+Shapes:  E examples · L layers · N heads as built
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bertlite.causal.ablation import Ablator, ablation_task, prepare, read_batches_of
+from bertlite.importance.batches import Batch, Loss, eval_mode
+from bertlite.importance.shapley import draw_orders, exact_increases, increases_along
+from bertlite.importance.structures import HEADS
+from bertlite.pruning import BertLike
+
+
+@dataclass(frozen=True)
+class ShapleyValues:
+    """The share of each head in what the model loses without all of them.
+
+    Args:
+        values: (L, N), float64, nan for pruned heads; they add up to `empty - whole`, but for truncation.
+        standard_errors: (L, N), over the orders that were drawn, on these examples; 0 if every coalition was run.
+        whole, empty: the mean loss with every head, and with every head ablated.
+        runs: how often the model was run on all batches.
+    """
+
+    values: Tensor
+    standard_errors: Tensor
+    whole: float
+    empty: float
+    runs: int
+
+
+def shapley_values(
+    model: BertLike,
+    batches: Iterable[Batch],
+    *,
+    orders: int = 32,
+    antithetic: bool = True,
+    tolerance: float = 0.0,
+    exact: bool = False,
+    method: str = "zero",
+    reference: Iterable[Batch] | None = None,
+    by_position: bool = False,
+    target: str = "loss",
+    loss: Loss | None = None,
+    teacher: BertLike | None = None,
+    seed: int = 0,
+) -> ShapleyValues:
+    """Compute the Shapley value of every head: its mean increase of the loss when it is ablated, over all orders.
+
+    A head that others can stand for has a value of its own here, where ablating it alone costs nothing.
+
+    Args:
+        model: of bertlite or bertlite.hf; left as found, run in eval mode.
+        orders: how many are drawn; each takes a run of the model for each head.
+        antithetic: each second order is the one before it, reversed, which makes the errors smaller; `orders` is even
+            then.
+        tolerance: an order is left where the mean loss is this close to that without any head; the heads that are left
+            count 0.  0 never leaves one.
+        exact: run every coalition in place of orders; for at most 16 heads.
+        method, reference, by_position: how heads are ablated; as for `ablate`.
+        target, loss, teacher: as for `head_importance`.
+        seed: of the orders, and of what is resampled.
+
+    Raises:
+        ValueError: as `ablate`; or fewer than two independent orders, too many heads, or a tolerance below 0.
+    """
+    step = 2 if antithetic else 1
+    if not exact and (orders < 2 * step or orders % step):
+        raise ValueError(f"orders is {orders}; give {2 * step} or more{', in pairs' if antithetic else ''}")
+    if not tolerance >= 0:
+        raise ValueError(f"tolerance is {tolerance}; it must be 0 or more")
+    task = ablation_task(model, method, by_position, target, loss, teacher, seed)
+    read, others = read_batches_of(task, batches, reference)
+    players = HEADS.present(model).nonzero().tolist()
+    with eval_mode(*task.models), torch.no_grad():
+        ablator = Ablator(task, prepare(task, read, others, method, by_position, seed))
+        counted = ~ablator.losses({}).isnan()
+
+        def losses(gone: Sequence[int]) -> Tensor:
+            by_layer: dict[int, list[int]] = {}
+            for player in gone:
+                by_layer.setdefault(players[player][0], []).append(players[player][1])
+            return ablator.losses(by_layer)[counted]
+
+        whole, empty = losses(()), losses(range(len(players)))
+        if not len(whole):
+            raise ValueError("no example has a label that counts: every loss is nan")
+        if exact:
+            samples, runs = exact_increases(losses, len(players)).mean(0)[None], 2 ** len(players)
+        else:
+            drawn, runs = [], 2
+            for order in draw_orders(len(players), orders, antithetic, seed):
+                added, count = increases_along(losses, order, whole, empty, tolerance)
+                drawn.append(added.mean(0))
+                runs += count
+            samples = torch.stack(drawn).unflatten(0, (-1, step)).mean(1)  # a pair is one sample
+    errors = torch.zeros_like(samples[0]) if exact else samples.std(0) / len(samples) ** 0.5
+    return ShapleyValues(
+        values=by_head(model, samples.mean(0)),
+        standard_errors=by_head(model, errors),
+        whole=float(whole.mean()),
+        empty=float(empty.mean()),
+        runs=runs,
+    )
+
+
+def by_head(model: BertLike, values: Tensor) -> Tensor:
+    """Return values of the heads that are not pruned as (L, N)."""
+    found = torch.full(HEADS.shape(model), torch.nan, dtype=torch.float64)
+    found[HEADS.present(model)] = values
+    return found

@@ -1,0 +1,245 @@
+"""The sites of a forward whose values can be read and changed, by hooks: the model runs the code that it always runs.
+
+Shapes:  L levels, layers but for the residual stream, which has one more · R rows, B or B·choices in multiple choice ·
+         S positions · U units as built, heads or the one of another site · u units of one level that are not pruned ·
+         W width of a unit
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bertlite.config import ConfigLike, kept_heads
+from bertlite.importance.batches import Batch, check_model, eval_mode, read_batches, real_tokens
+from bertlite.importance.structures import EVERY_TOKEN, run, whole_layers
+from bertlite.pruning import BertLike, layers_of
+
+Edit = Callable[[int, Tensor], Tensor | None]  # level, (R, S, u, W) -> what takes its place; None leaves it
+
+
+@dataclass(frozen=True)
+class Site:
+    """A kind of place in a forward, one at each level.
+
+    Args:
+        modules: the module of each level at which its value is seen.
+        reads_input: the value is what the module is given, rather than what it gives.
+        units: how many units a level is built of.
+        kept: which of them a level has.
+    """
+
+    name: str
+    modules: Callable[[BertLike], list[nn.Module]]
+    reads_input: bool
+    units: Callable[[ConfigLike], int]
+    kept: Callable[[ConfigLike, int], tuple[int, ...]]
+
+    def levels(self, model: BertLike) -> int:
+        return len(self.modules(model))
+
+    def present(self, model: BertLike) -> Tensor:
+        """Return (L, U) bool: the units that are not pruned."""
+        there = torch.zeros(self.levels(model), self.units(model.config), dtype=torch.bool)
+        for level in range(len(there)):
+            there[level, list(self.kept(model.config, level))] = True
+        return there
+
+    def shaped(self, scores: Tensor) -> Tensor:
+        """Return scores, (…, L, U, P), without the axis of units where a level is one unit."""
+        return scores if self.name == "head" else scores.squeeze(-2)
+
+
+def one_unit(config: ConfigLike, level: int) -> tuple[int, ...]:
+    return (0,)
+
+
+SITES = {
+    site.name: site
+    for site in (
+        Site(
+            "head",
+            lambda model: [layer.attention.output.dense for layer in layers_of(model)],
+            True,
+            lambda config: config.num_attention_heads,
+            kept_heads,
+        ),
+        Site(
+            "attention",
+            lambda model: [layer.attention.output.dense for layer in layers_of(model)],
+            False,
+            lambda config: 1,
+            one_unit,
+        ),
+        Site(
+            "feed_forward",
+            lambda model: [layer.output.dense for layer in layers_of(model)],
+            False,
+            lambda config: 1,
+            one_unit,
+        ),
+        Site(
+            "residual",
+            lambda model: [model.base_model.embeddings, *layers_of(model)],
+            False,
+            lambda config: 1,
+            one_unit,
+        ),
+    )
+}
+
+
+def site_of(name: str) -> Site:
+    """Return the site of a name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in SITES:
+        raise ValueError(f"there is no site {name!r}; have: {', '.join(SITES)}")
+    return SITES[name]
+
+
+def read_rows(model: BertLike, batches: Iterable[Batch], labelled: bool = False) -> list[Batch]:
+    """Check batches and move them to the model's device.
+
+    Raises:
+        ValueError: there are none, one has no inputs or no labels that are needed, or it comes packed, or the model is
+            compiled, and its code no longer asks for hooks.
+        TypeError: the model is none of bertlite's, or a batch is no mapping.
+    """
+    if hasattr(model, "_orig_mod"):
+        raise ValueError("the model is compiled, and its code runs no new hook; pass the one that was compiled")
+    check_model(model)
+    read = read_batches(model, batches, labelled)
+    for i, batch in enumerate(read):
+        if batch.get("cu_seqlens") is not None:
+            raise ValueError(
+                f"batch {i} has cu_seqlens, whose tokens have no rows; give rows with an attention_mask, and leave"
+                " padding out with attn_implementation='packed'"
+            )
+    return read
+
+
+@contextmanager
+def edited(
+    model: BertLike, site: Site, edit: Edit, real: Tensor | None = None, rows_only: bool = False
+) -> Iterator[None]:
+    """Let every forward pass its values at a site through `edit`.
+
+    Args:
+        real: (R, S) bool of the rows that will run, from which packed tokens are put in rows and back; without it
+            values are those of rows, or (1, T, u, W) of packed tokens.
+        rows_only: without `real`, refuse packed tokens.
+
+    Raises:
+        RuntimeError: at the end, a module did not run, or ran in another way than as a module.
+    """
+    seen: set[int] = set()
+    hooks = []
+    with whole_layers(model):
+        try:
+            for level, module in enumerate(site.modules(model)):
+                count = len(site.kept(model.config, level))
+                change = partial(change_value, level, edit, count, real, rows_only, seen)
+                if site.reads_input:
+                    hooks.append(module.register_forward_pre_hook(partial(change_input, change)))
+                else:
+                    hooks.append(module.register_forward_hook(partial(change_output, change)))
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+    missed = sorted(set(range(len(hooks))) - seen)
+    if missed:
+        raise RuntimeError(f"the {site.name} of level {missed[0]} was not computed by its module, so no hook sees it")
+
+
+def change_input(change: Callable[[Tensor], Tensor | None], module: nn.Module, args: tuple[Any, ...]) -> Any:
+    new = change(args[0])
+    return None if new is None else (new, *args[1:])
+
+
+def change_output(
+    change: Callable[[Tensor], Tensor | None], module: nn.Module, args: tuple[Any, ...], out: Any
+) -> Any:
+    new = change(out[0] if isinstance(out, tuple) else out)
+    if new is None:
+        return None
+    return (new, *out[1:]) if isinstance(out, tuple) else new
+
+
+def change_value(
+    level: int, edit: Edit, count: int, real: Tensor | None, rows_only: bool, seen: set[int], x: Tensor
+) -> Tensor | None:  # (…, u·W) -> (…, u·W)
+    """Pass what a module is given or gives through an edit, as rows of units."""
+    seen.add(level)
+    if not count:
+        return None
+    packed, rows = x.dim() == 2, x
+    if packed and real is not None:
+        rows = x.new_zeros(*real.shape, x.shape[-1]).index_put((real,), x)
+    elif packed and rows_only:
+        raise ValueError("packed tokens have no positions; use attn_implementation='sdpa', or one value for all")
+    elif packed:
+        rows = x[None]
+    if real is not None and rows.shape[:2] != real.shape:
+        raise ValueError(f"level {level} computed {tuple(rows.shape[:2])} tokens of {tuple(real.shape)}; run them all")
+    new = edit(level, rows.unflatten(-1, (count, -1)))
+    if new is None:
+        return None
+    new = new.flatten(-2)
+    if packed:
+        new = new[0] if real is None else new[real]
+    return new
+
+
+def run_edited(model: BertLike, batch: Batch, site: Site, edit: Edit) -> Any:
+    """Run the model on a batch without its labels, with an edit at a site."""
+    with edited(model, site, edit, real_tokens(batch)):
+        return run(model, batch, **EVERY_TOKEN)
+
+
+def read_values(model: BertLike, batch: Batch, site: Site) -> tuple[Any, list[Tensor]]:
+    """Run the model on a batch; return its output, and the value at each level, (R, S, u, W)."""
+    found: dict[int, Tensor] = {}
+    real = real_tokens(batch)
+
+    def keep(level: int, x: Tensor) -> None:
+        found[level] = x
+
+    out = run_edited(model, batch, site, keep)
+    none = torch.zeros(*real.shape, 0, 1, device=real.device)  # of a layer without heads
+    return out, [found.get(level, none) for level in range(site.levels(model))]
+
+
+def activations_at(model: BertLike, batch: Batch, site: str = "head") -> Tensor:
+    """Return what a model computes at a site for a batch, in eval mode and without gradients.
+
+    Args:
+        site: "head", a head's context, which the output projection reads; "attention" or "feed_forward", what the
+            sublayer adds to the residual stream; or "residual", the hidden states: level 0 is the embeddings, level i
+            the output of layer i - 1.
+
+    Returns:
+        (L, R, S, N, H) for heads, nan for pruned ones, and (L, R, S, D) for the others; zeros for padding that was
+        left out.
+    """
+    place = site_of(site)
+    (read,) = read_rows(model, [batch])
+    with eval_mode(model), torch.no_grad():
+        _, values = read_values(model, read, place)
+    if site != "head":
+        return torch.stack(values)[..., 0, :]
+    size = model.config.hidden_size // model.config.num_attention_heads
+    shape = (len(values), *values[0].shape[:2], model.config.num_attention_heads, size)
+    full = torch.full(shape, torch.nan, dtype=model.dtype, device=model.device)
+    for level, each in enumerate(values):
+        kept = list(place.kept(model.config, level))
+        if kept:
+            full[level][:, :, kept] = each.to(full.dtype)
+    return full

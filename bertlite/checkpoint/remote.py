@@ -1,0 +1,43 @@
+"""The file and the entries of config.json through which transformers loads a folder with bertlite's classes."""
+
+import json
+from os import PathLike
+from pathlib import Path
+
+from bertlite.records import write_json, write_text
+
+AUTO_CLASSES = {  # of transformers 4.57 and 5: the class of bertlite.hf that each makes of a BERT
+    "AutoModel": "BertModel",
+    "AutoModelForCausalLM": "BertLMHeadModel",
+    "AutoModelForMaskedLM": "BertForMaskedLM",
+    "AutoModelForMultipleChoice": "BertForMultipleChoice",
+    "AutoModelForNextSentencePrediction": "BertForNextSentencePrediction",
+    "AutoModelForPreTraining": "BertForPreTraining",
+    "AutoModelForQuestionAnswering": "BertForQuestionAnswering",
+    "AutoModelForSequenceClassification": "BertForSequenceClassification",
+    "AutoModelForTextEncoding": "BertModel",
+    "AutoModelForTokenClassification": "BertForTokenClassification",
+    "AutoModelWithLMHead": "BertForMaskedLM",
+}
+MODULE = "modeling_bertlite"
+CODE = '''"""Loads this checkpoint with bertlite, where transformers is told trust_remote_code=True."""
+
+from bertlite.hf import {names}  # pip install 'bertlite[hf]'
+'''
+
+
+def export_remote_code(folder: str | PathLike[str]) -> None:
+    """Make a saved checkpoint load through bertlite wherever that is installed, with trust_remote_code=True.
+
+    It is the way to share a pruned checkpoint with users of transformers 5, which cannot load one.  Without
+    trust_remote_code transformers uses its own class, as before.
+
+    Raises:
+        FileNotFoundError: there is no config.json in the folder.
+    """
+    path = Path(folder) / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["auto_map"] = {auto: f"{MODULE}.{name}" for auto, name in AUTO_CLASSES.items()}
+    code = CODE.format(names=", ".join(sorted(set(AUTO_CLASSES.values()))))
+    write_text(Path(folder) / f"{MODULE}.py", code)
+    write_json(path, config)  # last: it is what names the other file

@@ -1,0 +1,9 @@
+"""The native backend: all layers of a model in one call of C++ kernels, on packed tokens.
+
+kernels/    the C++: vectors, functions, tiles, rows, attention, threads, weights, encoder, native
+library     finds or compiles it
+calls       its functions and structs
+weights     a model's weights as it reads them
+encoder     NativeEncoder, in place of BertEncoder
+support     checks of what it can run
+"""

@@ -1,0 +1,113 @@
+"""The C functions of the kernels, and their structs as ctypes sees them: field by field those of kernels/encoder.h."""
+
+import ctypes
+from ctypes import POINTER, Structure, c_double, c_long, c_void_p
+
+NUMBERS = {"float32": 0, "bfloat16": 1, "int8": 2}  # of kernels/native.cpp
+ACTIVATIONS = {  # by transformers' names, as `enum class Activation` of kernels/functions.h counts them
+    "linear": 0,
+    "relu": 1,
+    "gelu": 2,
+    "gelu_python": 2,
+    "gelu_accurate": 3,
+    "gelu_fast": 3,
+    "gelu_new": 3,
+    "gelu_python_tanh": 3,
+    "gelu_pytorch_tanh": 3,
+    "silu": 4,
+    "swish": 4,
+    "quick_gelu": 5,
+    "tanh": 6,
+    "sigmoid": 7,
+}
+MESSAGE_SIZE = 512
+OUT_OF_MEMORY = 2  # what a function of kernels/native.cpp returns then
+
+
+class Matrix(Structure):
+    _fields_ = (
+        ("words", c_void_p),
+        ("bias", c_void_p),
+        ("scales", c_void_p),
+        ("starts", c_void_p),
+        ("outputs", c_long),
+        ("inputs", c_long),
+    )
+
+
+class Layer(Structure):
+    _fields_ = (
+        ("heads", Matrix),
+        ("output", Matrix),
+        ("up", Matrix),
+        ("down", Matrix),
+        ("attention_gain", c_void_p),
+        ("attention_shift", c_void_p),
+        ("gain", c_void_p),
+        ("shift", c_void_p),
+        ("head_count", c_long),
+    )
+
+
+class Model(Structure):
+    _fields_ = (
+        ("layers", POINTER(Layer)),
+        ("layer_count", c_long),
+        ("hidden_size", c_long),
+        ("head_size", c_long),
+        ("activation", c_long),
+        ("epsilon", c_double),
+    )
+
+
+class Batch(Structure):
+    _fields_ = (
+        ("tokens", c_long),
+        ("sequences", c_long),
+        ("starts", c_void_p),
+        ("hidden", c_void_p),
+        ("output", c_void_p),
+        ("states", c_void_p),
+        ("is_bfloat16", c_long),
+        ("bias", c_void_p),
+        ("bias_strides", c_long * 3),
+        ("has_keys", c_void_p),
+        ("has_keys_strides", c_long * 3),
+        ("gates", c_void_p),
+        ("gates_each_token", c_long),
+        ("probabilities", c_void_p),
+        ("first_only", c_long),
+    )
+
+
+class Kernels:
+    """The functions of one compiled library."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        library = ctypes.CDLL(path)
+        self._run, self._pack = library.bertlite_run, library.bertlite_pack
+        self._run.argtypes = [c_long, POINTER(Model), POINTER(Batch), c_long, ctypes.c_char_p, c_long]
+        self._pack.argtypes = [c_long, c_void_p, c_long, c_long, *(c_void_p,) * 3, c_long, ctypes.c_char_p, c_long]
+        self._run.restype = self._pack.restype = c_long
+
+    def run(self, numbers: str, model: Model, batch: Batch, threads: int) -> None:
+        """Run the layers on a batch; other Python threads run meanwhile."""
+        message = ctypes.create_string_buffer(MESSAGE_SIZE)
+        failed = self._run(NUMBERS[numbers], model, batch, threads, message, MESSAGE_SIZE)
+        self.raise_failure(failed, message.value)
+
+    def pack(
+        self, numbers: str, weight: int, shape: tuple[int, int], words: int, scales: int, starts: int, threads: int
+    ) -> None:
+        """Lay a weight of floats out; all that points somewhere is an address."""
+        message = ctypes.create_string_buffer(MESSAGE_SIZE)
+        failed = self._pack(NUMBERS[numbers], weight, *shape, words, scales, starts, threads, message, MESSAGE_SIZE)
+        self.raise_failure(failed, message.value)
+
+    @staticmethod
+    def raise_failure(failed: int, message: bytes) -> None:
+        if failed == OUT_OF_MEMORY:
+            raise MemoryError("the native kernels found no memory for this batch: use a smaller one")
+        if failed:
+            raise RuntimeError(f"native kernels: {message.decode(errors='replace')}")

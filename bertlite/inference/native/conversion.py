@@ -1,0 +1,61 @@
+"""A copy of a model whose layers are run by the native kernels."""
+
+import warnings
+from functools import cache, partial
+
+import torch
+
+from bertlite.inference.fusion import copy_sharing_matrices, fix_linears, make_linear
+from bertlite.inference.linear import FixedLinear, PackedLinear
+from bertlite.inference.native.calls import Kernels
+from bertlite.inference.native.encoder import NativeEncoder
+from bertlite.inference.native.library import NativeKernelsError, load_kernels
+from bertlite.inference.native.support import missing_for_native, name_of
+from bertlite.inference.native.weights import NativeWeights
+from bertlite.inference.support import missing_for_onednn
+from bertlite.model import BertPreTrainedModel
+
+
+def require_native(model: BertPreTrainedModel, dtype: torch.dtype) -> Kernels:
+    """Return the kernels, or raise.
+
+    Raises:
+        ValueError: they cannot run this model in this dtype.
+        NativeKernelsError: they cannot be had on this machine.
+    """
+    missing = missing_for_native(model, dtype)
+    if missing is not None:
+        raise ValueError(f"backend 'native' cannot run this model: {missing}; use backend='onednn' or 'auto'")
+    return load_kernels()
+
+
+def kernels_if_any(model: BertPreTrainedModel, dtype: torch.dtype) -> Kernels | None:
+    """Return the kernels if they can run this model in this dtype; None, with one warning, if they cannot be had."""
+    if missing_for_native(model, dtype) is not None:
+        return None
+    try:
+        return load_kernels()
+    except NativeKernelsError as error:
+        warn_once(f"optimize_for_inference takes backend 'onednn', which is slower than 'native': {error}")
+        return None
+
+
+@cache
+def warn_once(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=4)
+
+
+@torch.no_grad()
+def native_copy(model: BertPreTrainedModel, dtype: torch.dtype, kernels: Kernels) -> BertPreTrainedModel:
+    """Return a copy of the model whose layers are run by the native kernels; the rest is in a float dtype."""
+    copied = copy_sharing_matrices(model)
+    body = copied.base_model
+    body.encoder = NativeEncoder(NativeWeights.of(body.encoder.layer, body.config, name_of(dtype), kernels), kernels)
+    return with_fixed_linears(copied, torch.float32 if dtype == torch.int8 else dtype)
+
+
+def with_fixed_linears(model: BertPreTrainedModel, floats: torch.dtype) -> BertPreTrainedModel:
+    """Fix the linear layers of the pooler and the head, and turn what is left into a float dtype."""
+    kind = FixedLinear if missing_for_onednn(floats) else PackedLinear
+    fix_linears(model, partial(make_linear, kind, floats))
+    return model.to(floats).requires_grad_(False)

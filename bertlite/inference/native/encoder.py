@@ -1,0 +1,152 @@
+"""NativeEncoder: the layers of a model, run by the native kernels."""
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from bertlite.inference.linear import TensorBytes
+from bertlite.inference.native.calls import Batch, Kernels
+from bertlite.inference.native.library import load_kernels
+from bertlite.inference.native.weights import NativeWeights, Shape
+from bertlite.stack.attention import Attend
+from bertlite.stack.layouts import RowAttention
+from bertlite.stack.masks import Mask, values_readable
+from bertlite.stack.modules import NO_MEMORY, BertEncoder, First, Memory
+from bertlite.stack.packed import PackedAttention
+
+
+class NativeEncoder(BertEncoder):
+    """All layers at once, in place of BertEncoder.
+
+    Shapes:  B sequences · S positions · T tokens · D hidden · N heads;  … is (B, S) or, packed, (T,)
+    """
+
+    leaves_padding_out = True
+
+    def __init__(self, weights: NativeWeights, kernels: Kernels) -> None:
+        nn.Module.__init__(self)
+        self.layer = nn.ModuleList()  # none that could be called one by one
+        self.weights, self.kernels = weights, kernels
+
+    def __getstate__(self) -> dict[str, object]:
+        state = super().__getstate__()  # type: ignore[no-untyped-call]
+        return {**state, "weights": (self.weights.shape, TensorBytes.of(self.weights.data)), "kernels": None}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        shape, data = cast(tuple[Shape, TensorBytes], state["weights"])
+        own = {"weights": NativeWeights(shape, data.tensor()), "kernels": load_kernels()}
+        super().__setstate__({**state, **own})  # type: ignore[no-untyped-call]
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attend: Attend,
+        gates: Sequence[Tensor] | None = None,
+        memory: Memory = NO_MEMORY,
+        encoder_states: Tensor | None = None,
+        keep_states: bool = False,
+        first: First | None = None,
+    ) -> tuple[Tensor, list[Tensor], list[tuple[Tensor, ...]]]:
+        """Run the layers; arguments and results are those of BertEncoder."""
+        # torch.compile leaves the kernels to Python: they work on memory, which a graph does not have.  As a decorator
+        # `disable` would load the compiler with bertlite.
+        run = torch.compiler.disable(self.run) if torch.compiler.is_compiling() else self.run
+        return run(hidden_states, attend, gates, keep_states, first)
+
+    def run(
+        self,
+        hidden_states: Tensor,
+        attend: Attend,
+        gates: Sequence[Tensor] | None,
+        keep_states: bool,
+        first: First | None,
+    ) -> tuple[Tensor, list[Tensor], list[tuple[Tensor, ...]]]:
+        if not values_readable(hidden_states):
+            raise RuntimeError("native kernels cannot be traced, exported or mapped; use the model that was optimised")
+        layers, x = self.weights.shape.layers, hidden_states.contiguous()
+        lengths = sequence_lengths(x, attend)
+        out = torch.empty_like(x) if first is None else torch.empty_like(first.of(x))
+        states = x.new_empty(len(layers) if keep_states else 0, *x.shape)
+        weights = attention_weights(x, attend, [layer.heads for layer in layers], first is not None)
+        if not (layers and x.numel()):
+            return x if first is None else first.of(x), list(states), weights
+        starts = torch.tensor([0, *accumulate(lengths)], device=x.device)
+        batch = Batch(
+            tokens=sum(lengths),
+            sequences=len(lengths),
+            starts=starts.data_ptr(),
+            hidden=x.data_ptr(),
+            output=out.data_ptr(),
+            is_bfloat16=x.dtype == torch.bfloat16,
+            first_only=first is not None,
+        )
+        if keep_states:
+            batch.states = states.data_ptr()
+        held: list[object] = []  # what the batch points at
+        if isinstance(attend, RowAttention):
+            held += add_mask(batch, attend.mask)
+        if gates is not None:
+            held += add_gates(batch, gates, x)
+        if weights[0]:
+            pointers = addresses(weight for (weight,) in weights)
+            batch.probabilities = ctypes.addressof(pointers)
+            held.append(pointers)
+        self.kernels.run(self.weights.shape.numbers, self.weights.model, batch, torch.get_num_threads())
+        return out, list(states), [tuple(weight.to(x.dtype) for weight in given) for given in weights]
+
+
+def sequence_lengths(x: Tensor, attend: Attend) -> list[int]:
+    """Return how many tokens each sequence has that has any."""
+    if isinstance(attend, PackedAttention):
+        return [length for length in attend.packing.lengths if length]
+    return [x.shape[1]] * x.shape[0]
+
+
+def attention_weights(x: Tensor, attend: Attend, heads: list[int], first: bool) -> list[tuple[Tensor, ...]]:
+    """Return room for the weights that a forward is asked for, for each layer (B, N, S, S); else nothing for each."""
+    if not (isinstance(attend, RowAttention) and attend.weights):
+        return [()] * len(heads)
+    queries = 1 if first else x.shape[1]
+    return [(torch.zeros(x.shape[0], n, queries, x.shape[1], dtype=torch.float32, device=x.device),) for n in heads]
+
+
+def add_mask(batch: Batch, mask: Mask) -> list[object]:
+    """Tell the kernels what a query may look at; return what must be kept meanwhile."""
+    held: list[object] = []
+    if mask.allowed is not None or mask.bias is not None:
+        bias = torch.zeros((), dtype=torch.float32, device="cpu") if mask.bias is None else mask.bias.float()
+        if mask.allowed is not None:
+            bias = torch.where(mask.allowed, bias, -torch.inf)
+        keys = batch.tokens // batch.sequences
+        bias = bias.expand(*bias.shape[:-1], keys).contiguous()
+        batch.bias, batch.bias_strides[:] = bias.data_ptr(), broadcast_strides(bias)
+        held.append(bias)
+    if mask.has_keys is not None:
+        has_keys = mask.has_keys.to(torch.uint8).contiguous()
+        batch.has_keys, batch.has_keys_strides[:] = has_keys.data_ptr(), broadcast_strides(has_keys)
+        held.append(has_keys)
+    return held
+
+
+def broadcast_strides(x: Tensor) -> list[int]:
+    """Return the strides of the first three dimensions, 0 for one that stands for any size."""
+    return [0 if size == 1 else stride for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True)]
+
+
+def add_gates(batch: Batch, gates: Sequence[Tensor], x: Tensor) -> list[object]:
+    """Tell the kernels what heads are multiplied by; return what must be kept meanwhile."""
+    each_token = gates[0].shape[:-2].numel() > 1
+    rows = x.shape[:-1] if each_token else gates[0].shape[:-2]
+    laid = [gate[..., 0].expand(*rows, -1).float().contiguous() for gate in gates]  # (…, N) or (1, N)
+    pointers = addresses(laid)
+    batch.gates, batch.gates_each_token = ctypes.addressof(pointers), each_token
+    return [laid, pointers]
+
+
+def addresses(tensors: Iterable[Tensor]) -> "ctypes.Array[ctypes.c_void_p]":
+    pointers = [tensor.data_ptr() for tensor in tensors]
+    return (ctypes.c_void_p * len(pointers))(*pointers)

@@ -1,0 +1,239 @@
+// Matrix products, a tile at a time: up to 6 rows of activations times up to 64 outputs of a weight.
+//
+// A weight lies in blocks of 64 outputs.  A block holds, for each word of its inputs (1 float, 2 bfloat16 or 4 8-bit
+// integers), that word of all 64 outputs, so that a product reads it from front to back.
+#pragma once
+
+#include <algorithm>
+
+#include "vectors.h"
+
+#if defined(BERTLITE_BRGEMM)
+#include <ATen/native/CPUBlas.h>
+#if !defined(CPUBLAS_BRGEMM_BF16BF16F32) || !defined(CPUBLAS_BRGEMM_U8I8I32)
+#error "this torch has no at::native::cpublas::brgemm of bfloat16 and 8-bit integers; torch 2.11 has"
+#endif
+#endif
+
+namespace bertlite {
+
+constexpr long BLOCK = 64;  // outputs in a block of a weight
+constexpr long TILE_ROWS = 6;
+#if !defined(BERTLITE_TILES_AHEAD)
+#define BERTLITE_TILES_AHEAD 2
+#endif
+constexpr long TILES_AHEAD = BERTLITE_TILES_AHEAD;  // the first tiles of a block, each of which fetches half of the next one
+
+inline long divide_up(long n, long by) { return (n + by - 1) / by; }
+inline long round_up(long n, long to) { return divide_up(n, to) * to; }
+
+// The number types of a product: what a row and a weight hold, how many make a word, and what sums they give.
+struct Float32 {
+    using Value = float;
+    using Weight = float;
+    using Sums = FloatSums;
+    using Sum = float;
+    static constexpr long per_word = 1;
+    static void add(Sums& sums, Words a, Words b) { add_float_products(sums, a, b); }
+};
+
+struct BFloat16s {
+    using Value = BFloat16;
+    using Weight = BFloat16;
+    using Sums = FloatSums;
+    using Sum = float;
+    static constexpr long per_word = 2;
+    static void add(Sums& sums, Words a, Words b) { add_bfloat16_products(sums, a, b); }
+};
+
+struct Int8 {  // rows hold unsigned integers, weights signed ones
+    using Value = uint8_t;
+    using Weight = int8_t;
+    using Sums = IntegerSums;
+    using Sum = int32_t;
+    static constexpr long per_word = 4;
+    static void add(Sums& sums, Words a, Words b) { add_int8_products(sums, a, b); }
+};
+
+#if defined(BERTLITE_AVX512)
+constexpr int VECTORS_AT_ONCE = 4;  // with 6 rows 24 sums, which leaves 8 of the 32 registers
+#else
+constexpr int VECTORS_AT_ONCE = 1;  // AVX2: with 6 rows 12 registers of sums of 16
+#endif
+
+// One tile: sums[row * BLOCK + column] = the products of ROWS rows with VECTORS x 16 columns.
+//
+// rows: the first one; stride: bytes from row to row.  weight: its first word, of so many.  start: what each column's sum begins with, by default 0.  ahead: weights that will be needed next,
+// brought nearer meanwhile; may be null.
+template <class Kind, int ROWS, int VECTORS>
+void multiply_tile(const char* rows, long stride, const uint32_t* weight, long words,
+                   const typename Kind::Sum* start, typename Kind::Sum* sums, const char* ahead) {
+    typename Kind::Sums sum[ROWS][VECTORS];
+    if (start)
+        for (int i = 0; i < ROWS; i++)
+            for (int j = 0; j < VECTORS; j++) sum[i][j].load(start + j * LANES);
+    const long step = ahead ? 128 : 0;
+    if (!ahead) ahead = reinterpret_cast<const char*>(weight);
+    for (long word = 0; word < words; word++) {
+        Words b[VECTORS];
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) b[j] = load_words(weight + word * BLOCK + j * LANES);
+        prefetch(ahead);
+        prefetch(ahead + 64);
+        ahead += step;
+#pragma GCC unroll 6
+        for (int i = 0; i < ROWS; i++) {
+            Words a = repeat_word(rows + i * stride + word * 4);
+#pragma GCC unroll 4
+            for (int j = 0; j < VECTORS; j++) Kind::add(sum[i][j], a, b[j]);
+        }
+    }
+    for (int i = 0; i < ROWS; i++)
+        for (int j = 0; j < VECTORS; j++) sum[i][j].store(sums + i * BLOCK + j * LANES);
+}
+
+template <class Kind, int VECTORS>
+void multiply_tile(long count, const char* rows, long stride, const uint32_t* weight, long words,
+                   const typename Kind::Sum* start, typename Kind::Sum* sums, const char* ahead) {
+    switch (count) {
+        case 1: return multiply_tile<Kind, 1, VECTORS>(rows, stride, weight, words, start, sums, ahead);
+        case 2: return multiply_tile<Kind, 2, VECTORS>(rows, stride, weight, words, start, sums, ahead);
+        case 3: return multiply_tile<Kind, 3, VECTORS>(rows, stride, weight, words, start, sums, ahead);
+        case 4: return multiply_tile<Kind, 4, VECTORS>(rows, stride, weight, words, start, sums, ahead);
+        case 5: return multiply_tile<Kind, 5, VECTORS>(rows, stride, weight, words, start, sums, ahead);
+        case 6: return multiply_tile<Kind, 6, VECTORS>(rows, stride, weight, words, start, sums, ahead);
+    }
+}
+
+template <class Kind>
+void multiply_tile(long count, long columns, const char* rows, long stride, const uint32_t* weight, long words,
+                   const typename Kind::Sum* start, typename Kind::Sum* sums, const char* ahead) {
+    while (columns > 0) {
+        long vectors = std::min<long>(columns / LANES, VECTORS_AT_ONCE);
+        switch (vectors) {
+#if defined(BERTLITE_AVX512)
+            case 4: multiply_tile<Kind, 4>(count, rows, stride, weight, words, start, sums, ahead); break;
+            case 3: multiply_tile<Kind, 3>(count, rows, stride, weight, words, start, sums, ahead); break;
+            case 2: multiply_tile<Kind, 2>(count, rows, stride, weight, words, start, sums, ahead); break;
+#endif
+            default: multiply_tile<Kind, 1>(count, rows, stride, weight, words, start, sums, ahead);
+        }
+        columns -= vectors * LANES;
+        weight += vectors * LANES;
+        sums += vectors * LANES;
+        if (start) start += vectors * LANES;
+        ahead = nullptr;
+    }
+}
+
+// A weight in blocks, or keys or values laid out alike.
+struct Blocks {
+    const uint32_t* words;
+    long inputs;  // in words
+    const uint32_t* block(long index) const { return words + index * inputs * BLOCK; }
+};
+
+#if defined(BERTLITE_BRGEMM)
+
+// On a processor with AMX the products of bfloat16 and 8-bit integers are torch's own (oneDNN's), a whole block at a
+// time; the blocks lie as it wants them.
+template <class Kind>
+constexpr bool BY_TORCH = Kind::per_word > 1;
+constexpr long TORCH_ROWS = 32;  // two tiles of AMX
+
+template <class Kind>
+void multiply_by_torch(const typename Kind::Value* rows, long stride, long count, const uint32_t* block, long words,
+                       const typename Kind::Sum* start, typename Kind::Sum* sums) {
+    for (long i = 0; start && i < count; i++) std::memcpy(sums + i * BLOCK, start, BLOCK * sizeof *sums);
+    const long inputs = words * Kind::per_word;
+    if constexpr (Kind::per_word == 2) {
+        at::native::cpublas::brgemm(count, BLOCK, inputs, stride, BLOCK, BLOCK, start != nullptr,
+                                    reinterpret_cast<const at::BFloat16*>(rows),
+                                    reinterpret_cast<const at::BFloat16*>(block), sums);
+    } else if constexpr (Kind::per_word == 4) {
+        at::native::cpublas::brgemm(count, BLOCK, inputs, stride, BLOCK, BLOCK, start != nullptr, rows,
+                                    reinterpret_cast<const int8_t*>(block), sums);
+    }
+}
+
+// Give back what a thread holds of the processor for these products.
+inline void release_tiles() { at::native::cpublas::brgemm_release(); }
+
+#else
+
+template <class Kind>
+constexpr bool BY_TORCH = false;
+constexpr long TORCH_ROWS = 0;
+template <class Kind>
+void multiply_by_torch(const typename Kind::Value*, long, long, const uint32_t*, long, const typename Kind::Sum*,
+                       typename Kind::Sum*) {}
+inline void release_tiles() {}
+
+#endif
+
+// Products of `count` rows with the outputs first up to last, both multiples of 16.  `start` is what the sums of each
+// output begin with; null is 0.  After each tile `finish(row, rows, column, columns, sums)` is called with the sums,
+// (rows, BLOCK), of which `columns` are valid.
+template <class Kind, class Finish>
+void multiply(const typename Kind::Value* rows, long stride, long count, const Blocks& weight,
+              const typename Kind::Sum* start, long first, long last, Finish finish) {
+    alignas(64) typename Kind::Sum sums[(BY_TORCH<Kind> ? TORCH_ROWS : TILE_ROWS) * BLOCK];
+    for (long column = first; column < last;) {
+        const long block = column / BLOCK, within = column % BLOCK;
+        const long columns = std::min(BLOCK - within, last - column);
+        const uint32_t* from = weight.block(block) + within;
+        const bool more = column + columns < last;
+        const bool by_torch = BY_TORCH<Kind> && columns == BLOCK && weight.inputs;
+        const long tiles = divide_up(count, by_torch ? TORCH_ROWS : TILE_ROWS);
+        for (long tile = 0, row = 0; tile < tiles; tile++) {
+            const long size = (count - row + tiles - tile - 1) / (tiles - tile);  // as even as can be
+            const auto* begin = start ? start + column : nullptr;
+            if (by_torch) {
+                multiply_by_torch<Kind>(rows + row * stride, stride, size, from, weight.inputs, begin, sums);
+            } else {
+                const char* next = reinterpret_cast<const char*>(weight.block(block + 1)) + tile * weight.inputs * 128;
+                multiply_tile<Kind>(size, columns, reinterpret_cast<const char*>(rows + row * stride),
+                                    stride * sizeof(typename Kind::Value), from, weight.inputs, begin, sums,
+                                    more && tile < TILES_AHEAD ? next : nullptr);
+            }
+            finish(row, size, column, columns, sums);
+            row += size;
+        }
+        column += columns;
+    }
+}
+
+// Lay rows of a weight, (outputs, inputs), `stride` values apart, out in blocks; outputs and inputs beyond it are zeros.
+template <class Kind>
+void lay_out(const typename Kind::Weight* weight, long outputs, long inputs, long stride, uint32_t* to, long first_block,
+             long last_block) {
+    constexpr long per = Kind::per_word;
+    const long words = divide_up(inputs, per);
+    uint32_t staged[16][16];
+    for (long block = first_block; block < last_block; block++)
+        for (long group = 0; group < BLOCK; group += 16)
+            for (long word = 0; word < words; word += 16) {
+                const long columns = std::min<long>(16, words - word);
+                std::memset(staged, 0, sizeof staged);
+                const void* from[16];
+                for (long i = 0; i < 16; i++) {
+                    const long output = block * BLOCK + group + i;
+                    from[i] = staged[i];
+                    if (output >= outputs) continue;
+                    const auto* row = weight + output * stride + word * per;
+                    if (inputs - word * per >= 16 * per)
+                        from[i] = row;
+                    else
+                        std::memcpy(staged[i], row, (inputs - word * per) * sizeof *row);
+                }
+                uint32_t* start = to + (block * words + word) * BLOCK + group;
+                if (columns == 16) {
+                    transpose_words(from, start, BLOCK);
+                } else {
+                    for (long column = 0; column < columns; column++)
+                        for (long i = 0; i < 16; i++) start[column * BLOCK + i] = staged[i][column];
+                }
+            }
+}
+
+}  // namespace bertlite

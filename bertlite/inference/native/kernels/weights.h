@@ -1,0 +1,74 @@
+// Weights as the products read them: rounded, and laid out in blocks.
+#pragma once
+
+#include <vector>
+
+#include "threads.h"
+#include "tiles.h"
+
+namespace bertlite {
+
+struct Packers {
+    Barrier barrier;
+    explicit Packers(long threads) : barrier(threads) {}
+};
+
+// Round a row of a weight.  8-bit integers get a scale, so that the largest magnitude is 127, and what their sums start
+// with: less what the row gives with inputs that are all 128, which stand for 0.
+template <class Kind>
+void round_weights(const float* from, long count, typename Kind::Weight* to, float* scale, int32_t* start) {
+    if constexpr (std::is_same_v<Kind, Int8>) {
+        float most = 0, nothing = 0;
+        for (long i = 0; i < count; i++) {
+            most = std::max(most, std::fabs(from[i]));
+            nothing += from[i] * 0;  // 0, or nan if the weight is infinite or nan
+        }
+        const float step = most / 127 > 0 ? most / 127 : 1;
+        int32_t total = 0;
+        for (long i = 0; i < count; i++) {
+            to[i] = nothing == 0 ? int8_t(std::nearbyint(from[i] / step)) : 0;
+            total += to[i];
+        }
+        *scale = step + nothing;  // integers cannot say nan, so the scale does
+        *start = -128 * total;
+    } else if constexpr (std::is_same_v<Kind, BFloat16s>) {
+        long i = 0;
+        for (; i + LANES <= count; i += LANES) store(to + i, load(from + i));
+        float last[LANES] = {};
+        BFloat16 rounded[LANES];
+        std::copy(from + i, from + count, last);
+        store(rounded, load(last));
+        std::copy(rounded, rounded + (count - i), to + i);
+    }
+}
+
+// Pack (outputs, inputs) of floats: round_up(outputs, 64) rows of words; `scales` and `starts` as many, for 8-bit integers.
+template <class Kind>
+void pack(const float* weight, long outputs, long inputs, uint32_t* words, float* scales, int32_t* starts, long threads) {
+    using Weight = typename Kind::Weight;
+    const long blocks = divide_up(outputs, BLOCK), per_block = divide_up(inputs, Kind::per_word) * BLOCK;
+    std::atomic<long> next{0};
+    run_team<Packers>(threads, [&](long, Packers&) {
+        std::vector<Weight> rounded(std::is_same_v<Kind, Float32> ? 0 : BLOCK * inputs);
+        for (long block; (block = next.fetch_add(1)) < blocks;) {
+            const long first = block * BLOCK, rows = std::min(BLOCK, outputs - first);
+            uint32_t* to = words + block * per_block;
+            if constexpr (std::is_same_v<Kind, Float32>) {
+                lay_out<Kind>(weight + first * inputs, rows, inputs, inputs, to, 0, 1);
+                continue;
+            }
+            for (long row = 0; row < BLOCK; row++) {
+                if (row < rows) {
+                    round_weights<Kind>(weight + (first + row) * inputs, inputs, rounded.data() + row * inputs,
+                                        scales ? scales + first + row : nullptr, starts ? starts + first + row : nullptr);
+                } else if (scales) {
+                    scales[first + row] = 0;
+                    starts[first + row] = 0;
+                }
+            }
+            if constexpr (!std::is_same_v<Kind, Float32>) lay_out<Kind>(rounded.data(), rows, inputs, inputs, to, 0, 1);
+        }
+    });
+}
+
+}  // namespace bertlite

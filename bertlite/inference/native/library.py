@@ -1,0 +1,213 @@
+"""The compiled kernels: found in the package or in the cache, or else compiled once with the user's compiler."""
+
+import fcntl
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from bertlite.inference.native.calls import Kernels
+
+SOURCES = Path(__file__).parent / "kernels"
+PREBUILT = Path(__file__).parent / "prebuilt"  # compiled kernels of a wheel that has them
+MAIN = "native.cpp"
+FLAGS = (
+    "-O3",
+    "-std=c++17",
+    "-fPIC",
+    "-shared",
+    "-fvisibility=hidden",
+    "-Wno-uninitialized",
+    "-Wno-maybe-uninitialized",
+)
+AVX512 = ("-DBERTLITE_AVX512", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
+VNNI, BF16 = "-mavx512vnni", "-mavx512bf16"
+
+
+class NativeKernelsError(RuntimeError):
+    """Raised where the native kernels cannot be had, with the reason and the way out."""
+
+
+@dataclass(frozen=True)
+class InstructionSet:
+    """A kind of processor that the kernels are compiled for.
+
+    Args:
+        needs: what /proc/cpuinfo must list.
+        flags: of the compiler.
+        uses_torch: whether products go through torch's own kernels, which have AMX.
+    """
+
+    name: str
+    needs: frozenset[str]
+    flags: tuple[str, ...]
+    uses_torch: bool = False
+
+
+HAS_AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"})
+INSTRUCTION_SETS = {  # from the best to the most common
+    each.name: each
+    for each in (
+        InstructionSet(
+            "amx",
+            HAS_AVX512 | {"avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8"},
+            (*AVX512, VNNI, BF16, "-std=c++20", "-DBERTLITE_BRGEMM"),  # torch's headers need C++20
+            uses_torch=True,
+        ),
+        InstructionSet("avx512_bf16", HAS_AVX512 | {"avx512_vnni", "avx512_bf16"}, (*AVX512, VNNI, BF16)),
+        InstructionSet("avx512_vnni", HAS_AVX512 | {"avx512_vnni"}, (*AVX512, VNNI)),
+        InstructionSet("avx512", HAS_AVX512, AVX512),
+        InstructionSet("avx2", frozenset({"avx2", "fma"}), ("-DBERTLITE_AVX2", "-mavx2", "-mfma")),
+        InstructionSet("scalar", frozenset(), ()),
+    )
+}
+
+
+@cache
+def processor_flags() -> frozenset[str]:
+    """Return what this processor and its operating system can do, by the names of /proc/cpuinfo."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
+def missing_platform() -> str | None:
+    """Say why the kernels cannot run on this machine, whatever is installed; None if they can."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return f"native kernels are for Linux on x86-64, not for {sys.platform} on {platform.machine()}"
+    return None
+
+
+def best_instruction_set() -> InstructionSet:
+    """Return the best set that this processor has; BERTLITE_NATIVE names another, such as for a comparison."""
+    asked = os.environ.get("BERTLITE_NATIVE")
+    if asked and asked not in INSTRUCTION_SETS:
+        raise NativeKernelsError(f"BERTLITE_NATIVE={asked!r} is unknown; have: {', '.join(INSTRUCTION_SETS)}")
+    for each in [INSTRUCTION_SETS[asked]] if asked else INSTRUCTION_SETS.values():
+        if each.needs <= processor_flags():
+            return each
+    missing = sorted(INSTRUCTION_SETS[str(asked)].needs - processor_flags())
+    raise NativeKernelsError(f"BERTLITE_NATIVE={asked!r} needs a processor with {', '.join(missing)}; unset it")
+
+
+def load_kernels() -> Kernels:
+    """Return the kernels for this processor, compiling them the first time.
+
+    Raises:
+        NativeKernelsError: they are not compiled and cannot be; the message says what to install.
+    """
+    reason = missing_platform()
+    if reason is not None:
+        raise NativeKernelsError(reason)
+    return kernels_for(best_instruction_set().name)
+
+
+@cache
+def kernels_for(name: str) -> Kernels:
+    """Return the kernels for one set of instructions, by its name in INSTRUCTION_SETS."""
+    wanted = INSTRUCTION_SETS[name]
+    prebuilt = PREBUILT / file_name(wanted)
+    path = prebuilt if prebuilt.exists() else cache_folder() / file_name(wanted)
+    if not path.exists():
+        compile_once(wanted, path)
+    try:
+        return Kernels(str(path))
+    except OSError as error:
+        raise NativeKernelsError(f"{path} cannot be loaded: {error}; delete it, or use backend='onednn'") from error
+
+
+def file_name(wanted: InstructionSet) -> str:
+    """Return a name that no other sources, flags or, where it matters, torch would have."""
+    digest = hashlib.sha256(repr((FLAGS, wanted.flags)).encode())
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.name.encode() + source.read_bytes())
+    if wanted.uses_torch:
+        digest.update(torch.__version__.encode())
+    return f"{wanted.name}-{digest.hexdigest()[:16]}.so"
+
+
+def cache_folder() -> Path:
+    """Return where compiled kernels are kept: BERTLITE_CACHE, or bertlite in the user's cache folder."""
+    own = os.environ.get("BERTLITE_CACHE")
+    return Path(own or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertlite") / "native"
+
+
+def compile_once(wanted: InstructionSet, path: Path) -> None:
+    """Compile the kernels to a path, unless another process does so meanwhile; then wait for it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(path.with_suffix(".lock"), "w")  # noqa: SIM115  # the lock ends with the block below
+    except OSError as error:
+        raise NativeKernelsError(
+            f"{path.parent} cannot be written: {error}; set BERTLITE_CACHE to a folder that can"
+        ) from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released if this process dies
+        if not path.exists():
+            compile_kernels(wanted, path)
+
+
+def compile_kernels(wanted: InstructionSet, path: Path) -> None:
+    """Compile the kernels to a path, which appears when they are whole."""
+    compiler = find_compiler()
+    print(
+        f"bertlite: compiling the CPU kernels ({wanted.name}) with {compiler[0]}, once ...",
+        end="",
+        file=sys.stderr,
+        flush=True,
+    )
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        built = Path(folder) / path.name
+        command = [*compiler, *FLAGS, *wanted.flags, str(SOURCES / MAIN), *torch_flags(wanted), "-o", str(built)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        print(f" {time.monotonic() - start:.0f} s", file=sys.stderr)
+        if done.returncode:
+            raise NativeKernelsError(
+                f"{shlex.join(command)}\nfailed:\n{done.stderr[-2000:]}\nSet CXX to GCC 11 or newer, or use"
+                " backend='onednn'."
+            )
+        os.replace(built, path)
+
+
+def find_compiler() -> list[str]:
+    """Return the command of the user's C++ compiler: CXX, or c++, g++ or clang++."""
+    own = shlex.split(os.environ.get("CXX", ""))
+    for command in [own] if own else [["c++"], ["g++"], ["clang++"]]:
+        if shutil.which(command[0]):
+            return command
+    tried = own[0] if own else "c++, g++ or clang++"
+    raise NativeKernelsError(
+        f"no C++ compiler was found ({tried}): install one, as by `apt-get install g++` or `conda install gxx`, or use"
+        " backend='onednn'"
+    )
+
+
+def torch_flags(wanted: InstructionSet) -> Sequence[str]:
+    """Return what the compiler needs to find torch's products."""
+    if not wanted.uses_torch:
+        return ()
+    folder = Path(torch.__file__).parent
+    return (
+        f"-I{folder / 'include'}",
+        f"-I{folder / 'include' / 'torch' / 'csrc' / 'api' / 'include'}",
+        f"-I{sysconfig.get_paths()['include']}",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+        f"-L{folder / 'lib'}",
+        f"-Wl,-rpath,{folder / 'lib'}",
+        "-ltorch_cpu",
+        "-lc10",
+    )

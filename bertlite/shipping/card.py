@@ -1,0 +1,186 @@
+"""The model card, README.md: what the hub reads of it, and what people do."""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bertlite.checkpoint.files import Folder, Source, locate
+from bertlite.checkpoint.remote import AUTO_CLASSES
+from bertlite.config import BertConfig, kept_heads, kept_neurons
+
+CARD = "README.md"
+PIPELINES = {  # the hub's name of what a class does
+    "BertModel": "feature-extraction",
+    "BertForMaskedLM": "fill-mask",
+    "BertForPreTraining": "fill-mask",
+    "BertLMHeadModel": "text-generation",
+    "BertForSequenceClassification": "text-classification",
+    "BertForNextSentencePrediction": "text-classification",
+    "BertForTokenClassification": "token-classification",
+    "BertForQuestionAnswering": "question-answering",
+    "BertForMultipleChoice": "multiple-choice",
+}
+CARRIED = ("license", "license_name", "license_link", "language")  # from the card of the source
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a model that was measured, with the dense model's beside it.
+
+    Args:
+        name: such as "accuracy" or "speed at 8x128, times the dense model's".
+        low, high: the 95 % interval.
+        over: what the interval is over: "872 examples of dev.tsv", "21 rounds".
+        dense: the dense model's.
+    """
+
+    name: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    over: str = ""
+    dense: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figure JSON-ready, without what is not known."""
+        return {name: value for name, value in asdict(self).items() if value not in (None, "")}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a card tells of a model beside its config.
+
+    Args:
+        cls: name of its class.
+        origin: the card's data of the source, and its hub id as "base_model" where one is known.
+        left: the config that says which heads and neurons are left; not the model's own where all are back in place.
+        sentences: it is a model of sentence-transformers.
+        figures: what was measured.
+        how: in one sentence each, how it was made.
+        picture: name of the picture's file; empty where none was drawn.
+    """
+
+    cls: str
+    origin: Mapping[str, Any]
+    left: BertConfig
+    sentences: bool = False
+    figures: Sequence[Figure] = ()
+    how: Sequence[str] = ()
+    picture: str = ""
+
+
+def read_origin(source: Source) -> dict[str, Any]:
+    """Return what the source's card says that holds for a model made of it, and the hub id it comes from.
+
+    That is the source itself, or of a folder the "base_model" of its card, if it names one.
+    """
+    from huggingface_hub import ModelCard
+    from yaml import YAMLError
+
+    place = locate(source)
+    path = place.get(CARD)
+    known: dict[str, Any] = {}
+    if path is not None:
+        try:
+            known = ModelCard.load(path, ignore_metadata_errors=True).data.to_dict()
+        except (ValueError, YAMLError) as error:
+            reason = str(error).partition("\n")[0]
+            warnings.warn(
+                f"{path} has no YAML at its top that can be read ({reason}): its license is left out", stacklevel=3
+            )
+    found = {name: known[name] for name in CARRIED if known.get(name)}
+    base = known.get("base_model") if isinstance(place, Folder) else str(source.name)
+    return {**found, "base_model": base} if base else found
+
+
+def is_pruned(config: BertConfig) -> bool:
+    """Tell whether the matrices of some layer are smaller than they were built."""
+    return bool(config.pruned_heads or config.pruned_neurons)
+
+
+def make_card(config: BertConfig, facts: Facts) -> str:
+    """Return the text of README.md: YAML that the hub reads, then what the model is and how to load it."""
+    return f"---\n{front_matter(config, facts)}\n---\n\n" + "\n".join(body(config, facts)) + "\n"
+
+
+def front_matter(config: BertConfig, facts: Facts) -> str:
+    """Return the YAML between the dashes."""
+    from huggingface_hub import ModelCardData
+
+    stock = "sentence-transformers" if facts.sentences else "transformers"
+    pruned = ["pruned"] if is_pruned(facts.left) else []
+    tags = ["bert", "bertlite", *pruned, *([stock] if facts.sentences else [])]
+    pipeline = "sentence-similarity" if facts.sentences else PIPELINES.get(facts.cls)
+    data = ModelCardData(
+        library_name="bertlite" if is_pruned(config) else stock, pipeline_tag=pipeline, tags=tags, **facts.origin
+    )
+    return data.to_yaml()
+
+
+def body(config: BertConfig, facts: Facts) -> Iterator[str]:
+    """Yield the lines below the YAML."""
+    base = facts.origin.get("base_model")
+    name = base[0] if isinstance(base, list) else base
+    what = "pruned BERT" if is_pruned(facts.left) else "BERT"
+    yield f"# {name.rpartition('/')[2]}, {what}" if name else f"# {facts.cls}, {what}"
+    yield ""
+    made = f"from [{name}](https://huggingface.co/{name}) " if name else ""
+    yield f"A `{facts.cls}`, made {made}with bertlite. {' '.join(facts.how)}".rstrip()
+    if facts.figures:
+        yield from figure_table(facts.figures)
+    if is_pruned(facts.left):
+        yield from layer_table(facts.left, facts.picture)
+    yield from loading(config, facts)
+
+
+def figure_table(figures: Sequence[Figure]) -> Iterator[str]:
+    """Yield the figures as a table."""
+    yield from ("", "## Figures", "", "| | this model | 95 % interval | dense model |", "|---|---|---|---|")
+    for each in figures:
+        interval = ""
+        if each.low is not None and each.high is not None:
+            interval = f"{each.low:.4g} to {each.high:.4g}" + (f", over {each.over}" if each.over else "")
+        dense = "" if each.dense is None else f"{each.dense:.4g}"
+        yield f"| {each.name} | {each.value:.4g} | {interval} | {dense} |"
+
+
+def layer_table(config: BertConfig, picture: str) -> Iterator[str]:
+    """Yield what is left of each layer."""
+    yield from ("", "## What is left", "")
+    if picture:
+        yield from (f"![Heads and neurons that each layer keeps]({picture})", "")
+    yield from ("| layer | heads | heads that are gone | neurons |", "|---|---|---|---|")
+    for layer in range(config.num_hidden_layers):
+        kept, neurons = kept_heads(config, layer), len(kept_neurons(config, layer))
+        gone = ", ".join(str(head) for head in range(config.num_attention_heads) if head not in kept)
+        yield (
+            f"| {layer} | {len(kept)} of {config.num_attention_heads} | {gone} |"
+            f" {neurons} of {config.intermediate_size} |"
+        )
+
+
+def loading(config: BertConfig, facts: Facts) -> Iterator[str]:
+    """Yield how to load the model."""
+    pruned = is_pruned(config)
+    trust = ", trust_remote_code=True" if pruned else ""
+    auto = next((auto for auto, name in AUTO_CLASSES.items() if name == facts.cls), "AutoModel")
+    yield from ("", "## How to load it", "", "With bertlite:", "", "```python", f"from bertlite import {facts.cls}")
+    yield from ("", 'folder = "."  # or the name of this repository on the hub')
+    yield from (f"model = {facts.cls}.from_pretrained(folder)", "```", "")
+    if pruned:
+        yield "transformers 5 has no pruned BERT of its own: with bertlite installed (`pip install 'bertlite[hf]'`) it"
+        yield "loads this one if it is told to trust the code here, which imports bertlite and does nothing else:"
+    else:
+        yield "With transformers:"
+    yield from ("", "```python", f"from transformers import AutoTokenizer, {auto}", "")
+    yield "tokenizer = AutoTokenizer.from_pretrained(folder)"
+    yield from (f"model = {auto}.from_pretrained(folder{trust})", "```")
+    if facts.sentences:
+        yield from ("", "With sentence-transformers:", "", "```python")
+        yield from ("from sentence_transformers import SentenceTransformer", "")
+        yield from (f"model = SentenceTransformer(folder{trust})", "```")
+    yield from (
+        "",
+        "For onnxruntime and OpenVINO, without bertlite: `bertlite export FOLDER --format onnx --out GRAPHS`.",
+    )

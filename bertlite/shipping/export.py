@@ -1,0 +1,192 @@
+"""Export of a checkpoint as a graph, which is compared with the model before it is kept.
+
+A graph is kept if rms(graph - truth) <= FACTOR · rms(torch - truth) + eps · max |truth|, where torch is the model in
+float32, the truth the model in float64, and eps float32's.  Other kernels sum in another order, so their rounding
+errors are of torch's size but not the same; a graph that computes something else is off by thousands of them.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bertlite.checkpoint.files import Folder, Source, find_checkpoint, locate
+from bertlite.checkpoint.folders import carry, replacing
+from bertlite.checkpoint.saving import write_sorted_json
+from bertlite.config import BertConfig
+from bertlite.heads import models as heads
+from bertlite.inspection import class_of
+from bertlite.model import BertModel, BertPreTrainedModel
+from bertlite.parity.compare import distance, largest, rms
+from bertlite.records import sha256_of, write_json
+from bertlite.shipping.carried import MODULES, carry_modules, carry_tokenizer
+from bertlite.shipping.formats import FORMATS, Format
+from bertlite.shipping.graphs import Graph
+from bertlite.tokenizer.files import read_json
+
+RECORD = "export.json"
+FACTOR = 10.0  # 1.6 was found for a model of 6 layers
+CLASSES = ("BertModel", *heads.__all__)
+SHAPES = ((1, 1), (2, 11), (4, 5), (3, 128))  # sequences x tokens, if the model takes so many
+
+
+def export(
+    checkpoint: str | PathLike[str],
+    folder: str | PathLike[str],
+    format: str = "onnx",
+    *,
+    cls: str | None = None,
+    progress: Callable[[str], object] = lambda _: None,
+) -> dict[str, Any]:
+    """Write a checkpoint as ONNX or OpenVINO IR, for batches and lengths of any size, in float32.
+
+    The folder gets onnx/model.onnx or openvino/openvino_model.xml, config.json, the tokenizer, sentence-transformers'
+    modules and export.json, so that optimum and sentence-transformers load it; another format of the same checkpoint
+    can be added later.  If the folder is the checkpoint's own, it gets the graph and export.json alone.
+
+    Args:
+        checkpoint: a folder or a hub id.
+        format: a name of `bertlite.shipping.formats.FORMATS`.
+        cls: name of the class; by default that of config.json, and BertModel if sentence-transformers made it.
+        progress: called with a sentence at each step.
+
+    Returns:
+        The record: the class, the names of inputs and outputs, and for each shape and output the largest difference
+        between graph and model, the root mean square of the error and what is allowed.
+
+    Raises:
+        ModuleNotFoundError: a package that the format needs is not installed.
+        FileExistsError: the folder holds something else than this checkpoint or an export of it.
+        ValueError: the graph computes something else than the model, in which case nothing is written; or there is no
+            such format or class, or the checkpoint cannot be read.
+    """
+    if format not in FORMATS:
+        raise ValueError(f"there is no format {format!r}; have: {', '.join(FORMATS)}")
+    kind, source, out = FORMATS[format], Source(checkpoint), Path(folder)
+    kind.require()
+    hashes = fingerprint(source)
+    own = check_target(source, out, hashes)
+    model_class = choose_class(source, cls)
+    progress(f"loading {model_class.__name__}")
+    model = model_class.from_pretrained(checkpoint, dtype=torch.float32)
+    graph = Graph(model)
+    with replacing(out, superseded=re.compile(Path(kind.file).parts[0])) as new:
+        target = new / kind.file
+        target.parent.mkdir(parents=True)
+        progress(f"writing {kind.file}")
+        started = time.perf_counter()
+        kind.write(graph, target)
+        seconds = time.perf_counter() - started
+        shapes = list(compare(kind, graph, target, progress))
+        refuse_differences(kind, shapes)
+        found = {
+            "class": model_class.__name__,
+            "inputs": [*graph.sample(1, 1)],
+            "outputs": list(graph.outputs),
+            "axes": list(graph.axes),
+            "bytes": sum(path.stat().st_size for path in target.parent.iterdir()),
+            "seconds": round(seconds, 1),
+            "shapes": shapes,
+        }
+        before = read_json(out / RECORD)["formats"] if (out / RECORD).is_file() else {}
+        record = {"what": "bertlite export", "sha256": hashes, "formats": {**before, format: found}}
+        write_json(new / RECORD, record)
+        if not own:
+            write_beside(source, new, model)
+        if (out / target.parent.name).is_dir():  # quantised graphs of others, and the like
+            carry(out / target.parent.name, target.parent, re.compile(re.escape(target.stem) + r"\..*"))
+    return record
+
+
+def fingerprint(source: Source) -> str:
+    """Return the SHA-256 of a checkpoint's config and weights."""
+    files = find_checkpoint(source)
+    return sha256_of(files.config, *(sorted(files.shards) or [files.weights]))
+
+
+def check_target(source: Source, folder: Path, sha256: str) -> bool:
+    """Tell whether a folder is the checkpoint's own, and refuse one that holds something else.
+
+    Raises:
+        FileExistsError: it is neither empty, nor the checkpoint's, nor an export of the checkpoint.
+    """
+    place = locate(source)
+    if isinstance(place, Folder) and folder.exists() and folder.samefile(place.path):
+        return True
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return False
+    if (folder / RECORD).is_file() and read_json(folder / RECORD).get("sha256") == sha256:
+        return False
+    raise FileExistsError(f"{folder} holds something else than an export of this checkpoint: name another folder")
+
+
+def choose_class(source: Source, name: str | None) -> type[BertPreTrainedModel]:
+    """Return the class to load a checkpoint with.
+
+    Raises:
+        ValueError: bertlite has no class of that name.
+    """
+    if name is None:
+        if locate(source).get(MODULES) is not None:
+            return BertModel
+        return class_of(BertConfig.from_json_file(find_checkpoint(source).config))
+    if name not in CLASSES:
+        raise ValueError(f"there is no class {name!r}; have: {', '.join(CLASSES)}")
+    found: type[BertPreTrainedModel] = BertModel if name == "BertModel" else getattr(heads, name)
+    return found
+
+
+def write_beside(source: Source, folder: Path, model: BertPreTrainedModel) -> None:
+    """Write what loaders need beside a graph: config.json, the tokenizer and sentence-transformers' modules."""
+    config = {**model.config.to_dict(), "architectures": [type(model).__name__], "dtype": "float32"}
+    config = {name: value for name, value in config.items() if name not in ("auto_map", "torch_dtype")}
+    write_sorted_json(folder / "config.json", config)
+    carry_tokenizer(source, folder, model.config)
+    if type(model) is BertModel:
+        carry_modules(source, folder)
+
+
+@torch.inference_mode()
+def compare(kind: Format, graph: Graph, path: Path, progress: Callable[[str], object]) -> Iterator[dict[str, Any]]:
+    """Run a written graph beside the model on batches of several shapes, and yield what differs of each."""
+    run, truth = kind.load(path), graph.double_copy()
+    for number, (batch, tokens) in enumerate(SHAPES):
+        length = min(tokens, graph.longest)
+        progress(f"comparing at {batch}x{length}")
+        inputs = graph.sample(batch, length, seed=number)
+        ours, theirs, exact = run(inputs), graph(**inputs), truth(**inputs)
+        rows = {}
+        for name, a, b, c in zip(graph.outputs, ours, theirs, exact, strict=True):
+            error, torchs = rms(a, c), rms(b, c)
+            allowed = FACTOR * torchs + torch.finfo(b.dtype).eps * largest(c)
+            rows[name] = {
+                "difference": distance(a, b),
+                "error": error,
+                "torch": torchs,
+                "allowed": allowed,
+                "ok": error <= allowed,  # False for nan
+            }
+        yield {"batch": batch, "length": length, "outputs": rows}
+
+
+def refuse_differences(kind: Format, shapes: list[dict[str, Any]]) -> None:
+    """Refuse a graph that is further from the truth than the model is.
+
+    Raises:
+        ValueError: it names each output and shape, with figures.
+    """
+    wrong = [
+        f"{name} at {shape['batch']}x{shape['length']}: error {row['error']:.1e}, allowed {row['allowed']:.1e},"
+        f" largest difference {row['difference']:.1e}"
+        for shape in shapes
+        for name, row in shape["outputs"].items()
+        if not row["ok"]
+    ]
+    if wrong:
+        raise ValueError(
+            f"the {kind.name} graph computes something else than the model and was not kept: {'; '.join(wrong)}"
+        )

@@ -1,0 +1,116 @@
+"""The folder of a model as others receive it: weights, tokenizer, names of the labels, card and record.
+
+write_model("smaller", model, "runs/dense/model", figures=[Figure("accuracy", 0.96, 0.95, 0.97, dense=0.97)])
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from bertlite.checkpoint.files import Source
+from bertlite.checkpoint.folders import replacing
+from bertlite.checkpoint.remote import MODULE, export_remote_code
+from bertlite.checkpoint.saving import SUPERSEDED, write_sorted_json
+from bertlite.config import BertConfig, default_labels, kept_heads, kept_neurons
+from bertlite.model import BertPreTrainedModel
+from bertlite.records import write_json
+from bertlite.shipping.card import CARD, Facts, Figure, is_pruned, make_card, read_origin
+from bertlite.shipping.carried import carry_modules, carry_tokenizer
+from bertlite.shipping.picture import can_draw, draw_layers
+from bertlite.tokenizer.files import read_json
+
+REPORT, PICTURE = "report.json", "layers.png"
+WRITTEN = re.compile(  # what a new model supersedes in a folder
+    rf"{SUPERSEDED.pattern}|{MODULE}\.py|modules\.json|\d+_\w+|sentence_\w+_config\.json|config_sentence_transformers"
+    rf"\.json|{REPORT}|{CARD}|{PICTURE}|tokenizer(_config)?\.json|vocab\.txt|special_tokens_map\.json"
+    r"|added_tokens\.json|onnx|openvino|export\.json"
+)
+
+
+def write_model(
+    folder: str | PathLike[str],
+    model: BertPreTrainedModel,
+    source: str | PathLike[str] | Source,
+    *,
+    class_names: Sequence[str] = (),
+    figures: Sequence[Figure] = (),
+    how: Sequence[str] = (),
+    report: Mapping[str, Any] | None = None,
+    base_model: str | None = None,
+    pruned: BertConfig | None = None,
+) -> Path:
+    """Write a model with all that others need to run it: a folder that is whole or not there, and that is returned.
+
+    It holds config.json with the names of the labels, the weights, the tokenizer without truncation or padding,
+    sentence-transformers' modules where the source has them and the model has no head, for a pruned model the code
+    through which transformers loads it, the card README.md, report.json and, if matplotlib is installed, layers.png.
+    Other files that the folder holds are kept.
+
+    Args:
+        source: the checkpoint that the model was made from, whose tokenizer, modules and license it gets.
+        class_names: of the labels 0, 1, … in the data; they take the place of LABEL_0, LABEL_1, … and of no other.
+        figures: what was measured, for card and report.
+        how: in a sentence each, how the model was made.
+        report: more for report.json, such as an environment and settings; JSON-ready.
+        base_model: hub id of the model that this one comes from; by default the source's, or what its card names.
+        pruned: the config that says what was removed, of a model in which it is back in place with weights that add
+            nothing; by default the model's own.
+
+    Raises:
+        FileNotFoundError: the source has no tokenizer.
+        ValueError: there are more or fewer class names than labels, or a file of the source is damaged.
+    """
+    source = source if isinstance(source, Source) else Source(source)
+    config = with_class_names(model.config, class_names)
+    origin = read_origin(source)
+    if base_model is not None:
+        origin["base_model"] = base_model
+    cls = type(model).__name__
+    left = config if pruned is None else pruned
+    layers = range(config.num_hidden_layers)
+    with replacing(Path(folder), superseded=WRITTEN) as new:
+        model.save_pretrained(new)
+        saved = {**read_json(new / "config.json"), "id2label": config.id2label, "label2id": config.label2id}
+        saved.pop("auto_map", None)  # of the source's code, which does not come along
+        write_sorted_json(new / "config.json", saved)
+        carry_tokenizer(source, new, config)
+        sentences = cls == "BertModel" and carry_modules(source, new)
+        if is_pruned(config):
+            export_remote_code(new)
+        picture = PICTURE if is_pruned(left) and can_draw() else ""
+        if picture:
+            (new / picture).write_bytes(draw_layers(left))
+        facts = Facts(cls, origin, left, sentences, figures, how, picture)
+        (new / CARD).write_text(make_card(config, facts), encoding="utf-8")
+        found = {
+            "what": "bertlite model",
+            "class": cls,
+            **({"base_model": origin["base_model"]} if "base_model" in origin else {}),
+            "parameters": model.num_parameters(),
+            "heads_kept": [len(kept_heads(left, layer)) for layer in layers],
+            "neurons_kept": [len(kept_neurons(left, layer)) for layer in layers],
+            "picture": picture or ("" if not is_pruned(left) else "not drawn: matplotlib is not installed"),
+            "how": list(how),
+            "figures": [figure.to_dict() for figure in figures],
+            **(report or {}),
+        }
+        write_json(new / REPORT, found)
+    return Path(folder)
+
+
+def with_class_names(config: BertConfig, names: Sequence[str]) -> BertConfig:
+    """Return a config whose labels have these names, unless it has names of its own.
+
+    Raises:
+        ValueError: there are more or fewer names than labels, or two are equal.
+    """
+    if not names or config.id2label != default_labels(config.num_labels):
+        return config
+    if len(set(names)) < len(names):
+        raise ValueError(f"the class names {', '.join(names)} are not all different")
+    if len(names) != config.num_labels:
+        raise ValueError(f"there are {len(names)} class names, and the head has {config.num_labels} outputs")
+    return replace(config, id2label=dict(enumerate(names)), label2id={name: i for i, name in enumerate(names)})

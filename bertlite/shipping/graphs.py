@@ -1,0 +1,97 @@
+"""Models as exporters need them: tensors in, a tuple of tensors out, and no matrix without rows or columns.
+
+Shapes:  B sequences · S positions · D hidden
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bertlite.config import kept_heads, kept_neurons
+from bertlite.heads.models import BertForMultipleChoice
+from bertlite.model import BertPreTrainedModel
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+CHOICES = 3  # in a sample of multiple choice
+
+
+class BiasAttention(nn.Module):
+    """The attention of a layer that has lost all its heads: the bias of its output, then add and normalise."""
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        self.bias, self.LayerNorm = attention.output.dense.bias, attention.output.LayerNorm
+
+    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:  # (B, S, D) -> (B, S, D)
+        return self.LayerNorm(hidden_states + self.bias), None
+
+
+class BiasOutput(nn.Module):
+    """The feed-forward output of a layer that has lost all its neurons; it takes no notice of them."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.bias, self.LayerNorm = output.dense.bias, output.LayerNorm
+
+    def forward(self, _: Tensor, residual: Tensor) -> Tensor:  # -, (B, S, D) -> (B, S, D)
+        return self.LayerNorm(residual + self.bias)
+
+
+class Graph(nn.Module):
+    """A model in float32 and eval mode whose forward takes INPUTS and returns its outputs in order.
+
+    Args:
+        model: one of bertlite's; it is copied.
+
+    Raises:
+        ValueError: a decoder with cross-attention, whose inputs these are not all.
+    """
+
+    def __init__(self, model: BertPreTrainedModel) -> None:
+        super().__init__()
+        if model.config.add_cross_attention:
+            raise ValueError("a model with cross-attention cannot be exported: it needs an encoder's output as input")
+        self.model: Any = copy.deepcopy(model).float().eval()
+        self.choices = isinstance(model, BertForMultipleChoice)
+        self.options = {"use_cache": False} if model.config.is_decoder else {}
+        for number, layer in enumerate(self.model.base_model.encoder.layer):
+            if not kept_heads(model.config, number):  # ONNX reads the sizes of an empty matrix otherwise
+                layer.attention = BiasAttention(layer.attention)
+            if not kept_neurons(model.config, number):
+                layer.intermediate, layer.output = nn.Identity(), BiasOutput(layer.output)
+        with torch.inference_mode():
+            self.outputs = tuple(self.model(**self.sample(2, 2), **self.options))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, ...]:
+        out = self.model(input_ids, attention_mask, token_type_ids, return_dict=False, **self.options)
+        return tuple(out)
+
+    def double_copy(self) -> "Graph":
+        """Return the same graph in float64."""
+        return copy.deepcopy(self).double()
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that a sequence may have."""
+        return int(self.model.config.max_position_embeddings)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Names of the axes of each input."""
+        return ("batch", "choices", "length") if self.choices else ("batch", "length")
+
+    def sample(self, batch: int, length: int, seed: int = 0) -> dict[str, Tensor]:
+        """Return random tokens with padding: the second sequence ends halfway, the third is padding alone."""
+        draw = torch.Generator().manual_seed(seed)
+        shape = (batch, CHOICES, length) if self.choices else (batch, length)
+        config = self.model.config
+        mask = torch.ones(shape, dtype=torch.long)
+        mask[1:2, ..., (length + 1) // 2 :] = 0
+        mask[2:3] = 0
+        return {
+            "input_ids": torch.randint(config.vocab_size, shape, generator=draw),
+            "attention_mask": mask,
+            "token_type_ids": torch.randint(config.type_vocab_size, shape, generator=draw),
+        }

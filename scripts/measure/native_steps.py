@@ -1,0 +1,113 @@
+"""Measure what each step of the native kernels brings: the kernels without it, beside the kernels as they are.
+
+    python -m scripts.measure.native_steps --out scripts/results/native_steps.json    # twenty minutes on two cores
+
+Times are of layers of bert-base's shape, in every dtype.  A ratio above 1 says how much slower it is without the step.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bertlite import BertConfig, BertModel, optimize_for_inference
+from bertlite.inference import InferenceModel
+from bertlite.inference.native.calls import Kernels
+from bertlite.inference.native.conversion import native_copy
+from bertlite.inference.native.library import (
+    INSTRUCTION_SETS,
+    InstructionSet,
+    best_instruction_set,
+    compile_kernels,
+    processor_flags,
+)
+from bertlite.inference.native.support import name_of
+from bertlite.inference.support import missing_for_onednn
+from bertlite.lab.bench.engines import slowness_of_int8
+from bertlite.lab.timing import alternate, check_rounds, summary, with_spread
+from bertlite.records import environment, write_record
+
+AS_IT_IS = "as it is"
+STEPS = {  # what is changed: flags of the compiler
+    "weights are not fetched ahead": ("-DBERTLITE_TILES_AHEAD=0",),
+    "outputs are never shared out": ("-DBERTLITE_ROWS=128", "-DBERTLITE_FEW_ROWS=0"),
+    "outputs are shared out up to 256 tokens for each thread": ("-DBERTLITE_ROWS=128", "-DBERTLITE_FEW_ROWS=256"),
+    "32 tokens at a time": ("-DBERTLITE_ROWS=32", "-DBERTLITE_FEW_ROWS=48"),
+    "64 tokens at a time": ("-DBERTLITE_ROWS=64", "-DBERTLITE_FEW_ROWS=48"),
+    "256 tokens at a time": ("-DBERTLITE_ROWS=256", "-DBERTLITE_FEW_ROWS=48"),
+}
+TORCH = "products by torch's brgemm"
+ONEDNN = "backend onednn"
+WORKS = {"1 x 16": (1, 16), "1 x 128": (1, 128), "8 x 128": (8, 128)}
+DTYPES = (torch.float32, torch.bfloat16, torch.int8)
+TOO_SLOW = 20  # times as long as float32 that an 8-bit matmul of oneDNN may take
+HAS_BRGEMM = INSTRUCTION_SETS["avx512_bf16"].needs  # which it needs; with AMX it is what the kernels use anyway
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=4, help="(default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=9, help="(default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="the record (default: none)")
+    args = parser.parse_args(argv)
+    check_rounds(args.rounds)
+    torch.manual_seed(0)
+    config = BertConfig(num_hidden_layers=args.layers, vocab_size=1000)
+    model = BertModel(config, add_pooling_layer=False).eval().requires_grad_(False)
+    with variants() as kernels:
+        sections = {
+            f"{name_of(dtype)} {work}": measure(model, dtype, shape, kernels, args.rounds)
+            for dtype in DTYPES
+            for work, shape in WORKS.items()
+        }
+    for title, section in sections.items():
+        print(title)
+        for pair, ratio in section["ratios"].items():
+            print(f"  {pair.partition(' / ')[0]:60} {with_spread(ratio)}")
+    if args.out is not None:
+        record = {"environment": environment(), "layers": args.layers, "set": best_instruction_set().name}
+        write_record(args.out, {**record, "sections": sections})
+    return 0
+
+
+@contextmanager
+def variants() -> Iterator[Mapping[str, Kernels]]:
+    """Compile the kernels as they are and without each step."""
+    best = best_instruction_set()
+    built: dict[str, InstructionSet] = {AS_IT_IS: best}
+    built |= {step: replace(best, flags=(*best.flags, *flags)) for step, flags in STEPS.items()}
+    if processor_flags() >= HAS_BRGEMM and not best.uses_torch:
+        built[TORCH] = INSTRUCTION_SETS["amx"]
+    with tempfile.TemporaryDirectory() as folder:
+        found = {}
+        for i, (name, wanted) in enumerate(built.items()):
+            path = Path(folder) / f"{i}.so"
+            compile_kernels(wanted, path)
+            found[name] = Kernels(str(path))
+        yield found
+
+
+def measure(
+    model: BertModel, dtype: torch.dtype, shape: tuple[int, int], kernels: Mapping[str, Kernels], rounds: int
+) -> dict[str, Any]:
+    """Time one batch in one dtype with every variant, in turn."""
+    ids = torch.randint(1, model.config.vocab_size, shape)
+    candidates: dict[str, Callable[[], Any]] = {
+        name: partial(InferenceModel(native_copy(model, dtype, each), "native", dtype), ids)
+        for name, each in kernels.items()
+    }
+    if not missing_for_onednn(dtype) and (dtype != torch.int8 or slowness_of_int8() < TOO_SLOW):
+        candidates[ONEDNN] = partial(optimize_for_inference(model, dtype, "onednn"), ids)
+    times = alternate(candidates, rounds, burst=0.05)
+    return summary(f"{shape}, {dtype}", times, [(name, AS_IT_IS) for name in candidates if name != AS_IT_IS])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

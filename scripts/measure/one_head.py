@@ -1,0 +1,126 @@
+"""Ablate the heads of a classifier one at a time, and all heads of a layer but one, as Michel et al. 2019 did.
+
+    python -m scripts.measure.one_head CHECKPOINT --train train.tsv --dev dev.tsv --columns sentence,label --out A.json
+
+Paul Michel, Omer Levy, Graham Neubig: Are Sixteen Heads Really Better than One?  NeurIPS 2019, arXiv:1905.10650.
+Section 3.2 masks each head alone; section 3.3 masks all heads of a layer but one, chosen on training examples.  Here
+heads are also replaced by their mean over training examples.  CHECKPOINT is a folder or a hub id of a sequence
+classifier with its tokenizer.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from bertlite import kept_heads
+from bertlite.causal import ablated, mean_contexts
+from bertlite.cli.parts import RECORD, count, integer, names, paths
+from bertlite.lab.experiments.data import DataSource, EncodedExamples, read_examples, read_tokenizer
+from bertlite.lab.experiments.evaluate import TASKS, predict
+from bertlite.lab.experiments.files import model_sha256
+from bertlite.progress import Progress
+from bertlite.records import environment, write_record
+
+TASK = TASKS["classification"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    model = TASK.load(args.checkpoint)
+    tokenizer = read_tokenizer(args.checkpoint, args.max_length)
+    sources = [
+        read_examples(DataSource(path, text=(args.text,), label=args.label, columns=args.columns))
+        for path in (args.train, args.dev)
+    ]
+    for examples in sources:
+        TASK.check(examples, model.config)
+    train, dev = (TASK.encode(examples.sample(args.examples, args.seed), tokenizer) for examples in sources)
+    chosen_on = TASK.encode(sources[0].sample(args.examples // 2, args.seed + 1), tokenizer)
+    layers = {layer: kept_heads(model.config, layer) for layer in range(model.config.num_hidden_layers)}
+    heads = [(layer, head) for layer, kept in layers.items() for head in kept]
+    batches = [train.batch(range(i, min(i + 32, len(train))), TASK.labels) for i in range(0, len(train), 32)]
+    means = mean_contexts(model, batches)
+    dense = outcome(model, dev, {}, None)
+    rows: list[dict[str, Any]] = []
+    alone = {}
+    with Progress(3 * len(heads) + len(layers), "runs", what="one head") as progress:
+        for layer, head in heads:
+            row: dict[str, Any] = {"layer": layer, "head": head}
+            for name, contexts in (("zero", None), ("mean", means)):
+                row[name] = changes(dense, outcome(model, dev, {layer: [head]}, contexts))
+                progress.advance()
+            rest = [other for other in layers[layer] if other != head]
+            alone[layer, head] = float(outcome(model, chosen_on, {layer: rest}, None)[1].mean())
+            progress.advance()
+            rows.append(row)
+        best = {layer: max((alone[layer, head], -head) for head in kept) for layer, kept in layers.items() if kept}
+        chosen = {layer: -minus for layer, (_, minus) in best.items()}  # of equals the first
+        rests = {layer: [head for head in layers[layer] if head != chosen[layer]] for layer in chosen}
+        single = []
+        for layer, rest in rests.items():
+            single.append(
+                {"layer": layer, "head": chosen[layer], **changes(dense, outcome(model, dev, {layer: rest}, None))}
+            )
+            progress.advance()
+    record = {
+        "what": "one_head",
+        "environment": environment(),
+        "data": {"train": sources[0].sha256, "dev": sources[1].sha256},
+        "model": model_sha256(model),
+        "examples": {"dev": len(dev), "means": len(train), "choice": len(chosen_on)},
+        "seed": args.seed,
+        "dense": {"loss": float(dense[0].mean()), "accuracy": float(dense[1].mean())},
+        "heads": rows,
+        "one_head_a_layer": single,
+        "one_head_in_every_layer": changes(dense, outcome(model, dev, rests, None)),
+    }
+    write_record(args.out[RECORD], record)
+    print(f"{len(heads)} heads: {args.out[RECORD]}")
+    return 0
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder or a hub id")
+    parser.add_argument("--train", required=True, metavar="DATA", help="examples for means, and to choose heads on")
+    parser.add_argument("--dev", required=True, metavar="DATA", help="examples for evaluation")
+    parser.add_argument("--text", default="sentence", metavar="NAME", help="column (default: %(default)s)")
+    parser.add_argument("--label", default="label", metavar="NAME", help="column (default: %(default)s)")
+    parser.add_argument("--columns", type=names, default=(), metavar="A,B,…", help="of files without a header")
+    parser.add_argument("--max-length", type=count, default=128, metavar="TOKENS", help="(default: %(default)s)")
+    parser.add_argument(
+        "--examples", type=count, default=256, metavar="N", help="drawn of each (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=integer, default=0, help="of the draw (default: %(default)s)")
+    parser.add_argument("--out", type=paths((RECORD,)), required=True, metavar="FILE.json", help="the record")
+    return parser.parse_args(argv)
+
+
+def outcome(
+    model: Any, data: EncodedExamples, heads: Mapping[int, Sequence[int]], contexts: Any
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return the loss of every example with these heads ablated, and whether the prediction is right."""
+    with ablated(model, heads, contexts):
+        outputs = torch.from_numpy(predict(model, data, TASK)).double()
+    labels = torch.tensor(data.labels).long()
+    losses = torch.nn.functional.cross_entropy(outputs, labels, reduction="none")
+    return losses.numpy(), (outputs.argmax(-1) == labels).numpy()
+
+
+def changes(dense: tuple[Any, Any], after: tuple[Any, Any]) -> dict[str, float]:
+    """Return the increase of the mean loss, its standard error over examples, and predictions gained and lost."""
+    increase = after[0] - dense[0]
+    return {
+        "loss": float(increase.mean()),
+        "standard_error": float(increase.std(ddof=1) / len(increase) ** 0.5),
+        "accuracy": float(after[1].mean()),
+        "gained": int((after[1] & ~dense[1]).sum()),
+        "lost": int((dense[1] & ~after[1]).sum()),
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

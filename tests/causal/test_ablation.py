@@ -1,0 +1,508 @@
+"""Ablation and Shapley values: equal to hooks written here, to pruning, and to every coalition counted out."""
+
+from collections.abc import Iterable
+from itertools import permutations
+from typing import Any
+
+import pytest
+import torch
+from conftest import F64, assert_same, distance, make, make_batch
+from torch import Tensor
+
+from bertlite import (
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForSequenceClassification,
+    BertModel,
+    head_importance,
+    prune_heads,
+    repair,
+)
+from bertlite.causal import ablate, ablated, activations_at, mean_contexts, shapley_values
+from bertlite.causal.ablation import as_far_along
+from bertlite.importance.shapley import draw_orders, exact_increases, increases_along
+
+L, N, H, S, D = 3, 4, 12, 11, 48
+PRUNED = {0: [1, 3], 1: [0, 1, 2, 3]}
+METHODS = ("zero", "mean", "resample")
+
+
+def classifier(**changes: Any) -> Any:
+    return make(BertForSequenceClassification, num_labels=6, **changes)
+
+
+def data(count: int = 5, size: int = 2) -> list[dict[str, Tensor]]:
+    """`count` labelled examples of lengths 11 down to 7, in batches of `size`."""
+    whole = make_batch(count, S, lengths=tuple(range(S, S - count, -1)))
+    whole["labels"] = torch.randint(6, (count,), generator=torch.Generator().manual_seed(5))
+    return [{name: x[i : i + size] for name, x in whole.items()} for i in range(0, count, size)]
+
+
+def others() -> list[dict[str, Tensor]]:
+    """A reference: unlabelled, in batches of two widths."""
+    return [make_batch(3, S, 8, (11, 9, 6)), make_batch(2, 10, 9, (10, 8))]
+
+
+def row(batch: dict[str, Tensor], i: int) -> dict[str, Tensor]:
+    return {name: x[i : i + 1] for name, x in batch.items()}
+
+
+def rows(batches: Iterable[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """Each example alone and without its padding."""
+    singles = [row(batch, i) for batch in batches for i in range(len(batch["input_ids"]))]
+    return [
+        {name: x[:, : int(single["attention_mask"].sum())] if x.dim() > 1 else x for name, x in single.items()}
+        for single in singles
+    ]
+
+
+def contexts(model: Any, single: dict[str, Tensor]) -> list[Tensor]:
+    """The context of every layer, (S, kept·H), by hooks on the attention modules."""
+    found: list[Tensor] = []
+    blocks = [layer.attention.self for layer in model.base_model.encoder.layer]
+    hooks = [block.register_forward_hook(lambda m, args, out: found.append(out[0][0].clone())) for block in blocks]
+    with torch.no_grad():
+        model(**{name: x for name, x in single.items() if name != "labels"})
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def loss_with(model: Any, single: dict[str, Tensor], values: dict[int, dict[int, Tensor]]) -> Tensor:
+    """The loss of one example with {layer: {index of the head among those kept: its context, (S or 1, H)}}."""
+
+    def change(heads: dict[int, Tensor]) -> Any:
+        def replace(module: Any, args: Any, out: Any) -> Any:
+            new = out[0].clone()
+            for j, value in heads.items():
+                new[0, :, j * H : (j + 1) * H] = value
+            return (new, *out[1:])
+
+        return replace
+
+    blocks = {i: layer.attention.self for i, layer in enumerate(model.base_model.encoder.layer)}
+    hooks = [blocks[layer].register_forward_hook(change(heads)) for layer, heads in values.items()]
+    with torch.no_grad():
+        loss = model(**single).loss
+    for hook in hooks:
+        hook.remove()
+    return loss
+
+
+def means(model: Any, reference: list[dict[str, Tensor]]) -> list[Tensor]:
+    return [
+        torch.cat(parts).mean(0)
+        for parts in zip(*(contexts(model, single) for single in rows(reference)), strict=True)
+    ]
+
+
+def table(model: Any, gone: dict[int, list[int]], batches: Any, value: Any) -> Tensor:
+    """The increase of every example's loss, (E, L, N), with `value`(example, layer, index) for each head's context."""
+    found = torch.full((len(rows(batches)), L, N), torch.nan, dtype=F64)
+    for e, single in enumerate(rows(batches)):
+        with torch.no_grad():
+            whole = model(**single).loss
+        for layer in range(L):
+            for j, head in enumerate(h for h in range(N) if h not in gone.get(layer, ())):
+                found[e, layer, head] = loss_with(model, single, {layer: {j: value(e, layer, j)}}) - whole
+    return found
+
+
+def same(found: Tensor, wanted: Tensor, atol: float = 1e-12) -> None:
+    assert_same(found.nan_to_num(nan=-9), wanted.nan_to_num(nan=-9), atol=atol)
+
+
+# Zeros, means, other examples
+
+
+@pytest.mark.parametrize("gone", [{}, PRUNED], ids=["dense", "pruned"])
+def test_zeros_are_leave_one_out(gone: Any) -> None:
+    model, batches = prune_heads(classifier(), gone), data()
+    found = ablate(model, batches, "zero")
+    same(found.increases, table(model, gone, batches, lambda e, layer, j: torch.zeros(1, H, dtype=F64)))
+    same(found.increase, head_importance(model, batches, "leave_one_out"))
+    wanted = torch.stack([model(**single).loss for single in rows(batches)]).detach()
+    assert_same(found.losses, wanted)
+    same(found.standard_error, found.increases.std(0) / 5**0.5)
+    assert float(found.standard_error[2].min()) > 1e-4
+
+
+@pytest.mark.parametrize("gone", [{}, PRUNED], ids=["dense", "pruned"])
+def test_means_are_of_the_tokens_of_the_reference(gone: Any) -> None:
+    model, batches = prune_heads(classifier(), gone), data()
+    own = means(model, others())
+    found = ablate(model, batches, "mean", reference=others())
+    same(found.increases, table(model, gone, batches, lambda e, layer, j: own[layer][None, j * H : (j + 1) * H]))
+    own = means(model, batches)
+    same(
+        ablate(model, batches).increases,
+        table(model, gone, batches, lambda e, layer, j: own[layer][None, j * H : (j + 1) * H]),
+    )
+
+
+def test_means_by_position() -> None:
+    model, batches = prune_heads(classifier(), PRUNED), data()
+    singles = rows(others())
+    each = [contexts(model, single) for single in singles]
+
+    def mean_at(layer: int, position: int) -> Tensor:
+        return torch.stack([x[layer][position] for x in each if len(x[layer]) > position]).mean(0)
+
+    def value(e: int, layer: int, j: int) -> Tensor:
+        length = rows(batches)[e]["input_ids"].shape[1]
+        return torch.stack([mean_at(layer, p) for p in range(length)])[:, j * H : (j + 1) * H]
+
+    found = ablate(model, batches, "mean", reference=others(), by_position=True)
+    same(found.increases, table(model, PRUNED, batches, value))
+    stored = mean_contexts(model, others(), by_position=True)
+    assert stored.shape == (L, S, N, H)
+    assert_same(stored[2, 9, 1], mean_at(2, 9)[H : 2 * H])
+    assert stored[1].isnan().all()
+    assert stored[0, :, [1, 3]].isnan().all()
+    with pytest.raises(ValueError, match="the reference has no token at position 8; give longer texts"):
+        ablate(model, batches, "mean", reference=[make_batch(2, 8, 3, (8, 4))], by_position=True)
+
+
+def test_a_mean_ablation_is_pruning_with_the_mean_folded_into_the_bias() -> None:
+    """What `repair` by "mean" does to one layer, on the reference that it is fitted to."""
+    model, batches = classifier(), data()
+    heads = {2: [0, 3]}  # in the last layer: nothing that follows is fitted
+    folded = repair(prune_heads(model, heads), model, batches, "mean")
+    with ablated(model, heads, mean_contexts(model, batches)), torch.no_grad():
+        found = [model(**batch).logits for batch in batches]
+    with torch.no_grad():
+        assert_same(found, [folded(**batch).logits for batch in batches], atol=1e-11)  # through float64 sums
+
+
+@pytest.mark.parametrize("reference", [None, others()], ids=["the others", "a reference"])
+def test_resampling_puts_another_example_in_place(reference: Any) -> None:
+    """Which one was drawn, the brute force finds out: exactly one fits, never the example itself."""
+    model, batches = prune_heads(classifier(), PRUNED), data()
+    pool = rows(batches if reference is None else reference)
+    each = [contexts(model, single) for single in pool]
+    found = ablate(model, batches, "resample", reference=reference, seed=3).increases
+    for e, single in enumerate(rows(batches)):
+        length, fitting = single["input_ids"].shape[1], []
+        with torch.no_grad():
+            whole = model(**single).loss
+        for k, donor in enumerate(each):
+            places = [round(p * (len(donor[0]) - 1) / (length - 1) + 1e-9) for p in range(length)]
+            increase = loss_with(model, single, {2: {1: donor[2][places, H : 2 * H]}}) - whole
+            if abs(float(increase - found[e, 2, 1])) < 1e-12:
+                fitting.append(k)
+        assert len(fitting) == 1
+        assert reference is not None or fitting != [e]
+
+
+def test_resampling_is_drawn_by_the_seed_and_averaged_over_draws() -> None:
+    model, batches = classifier(), data()
+    one, same_one, another = (ablate(model, batches, "resample", seed=seed).increases for seed in (0, 0, 1))
+    assert_same(one, same_one, atol=0)
+    assert distance(one, another) > 1e-4
+    assert_same(ablate(model, batches, "resample", draws=2).increases, (one + another) / 2)
+
+
+def test_the_token_as_far_along() -> None:
+    assert as_far_along(5, 5).tolist() == [0, 1, 2, 3, 4]
+    assert as_far_along(3, 7).tolist() == [0, 3, 6]
+    assert as_far_along(7, 3).tolist() == [0, 0, 1, 1, 1, 2, 2]
+    assert as_far_along(4, 1).tolist() == [0, 0, 0, 0]
+    assert as_far_along(1, 9).tolist() == [0]
+    assert as_far_along(2, 9).tolist() == [0, 8]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("target", ["loss", "kl"])
+def test_backends_batches_and_padding_do_not_matter(method: str, target: str) -> None:
+    model, options = prune_heads(classifier(), PRUNED), {"target": target, "seed": 2}
+    wanted = ablate(model, data(), method, **options)
+    for backend in ("eager", "sdpa", "packed"):
+        model.set_attn_implementation(backend)
+        for size in (1, 5):
+            found = ablate(model, data(size=size), method, **options)
+            same(found.increases, wanted.increases)
+
+
+def test_padding_on_the_left_stays_apart() -> None:
+    model, batches = classifier(), data()
+    flipped = [{name: x.flip(1) if x.dim() > 1 else x for name, x in batch.items()} for batch in batches]
+    right = [{**batch, "position_ids": torch.arange(S).expand(len(batch["input_ids"]), S)} for batch in batches]
+    left = [{**batch, "position_ids": torch.arange(S).flip(0).expand(len(batch["input_ids"]), S)} for batch in flipped]
+    metric = {"target": "loss", "loss": lambda out, batch: out.hidden_states[-1].mul(
+        batch["attention_mask"][..., None]).sum((1, 2))}  # fmt: skip
+    same(ablate(model, left, "mean", **metric).increases, ablate(model, right, "mean", **metric).increases, 1e-11)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_examples_without_a_label_do_not_count(method: str) -> None:
+    model = make(BertForMaskedLM)
+    batch = make_batch(3, S, lengths=(11, 9, 8))
+    labels = torch.full((3, S), -100)
+    labels[0, 2], labels[2, 4] = 17, 5
+    batch["labels"] = labels
+    found = ablate(model, [batch], method)
+    assert found.losses.isnan().tolist() == [False, True, False]
+    assert found.increases[1].isnan().all()
+    assert_same(found.increase, found.increases[[0, 2]].mean(0))
+    assert_same(found.standard_error, found.increases[[0, 2]].std(0) / 2**0.5)
+    assert shapley_values(model, [batch], orders=4, method=method).values.isfinite().all()
+
+
+def test_choices_are_rows_of_one_example() -> None:
+    model = make(BertForMultipleChoice)
+    batch = {
+        name: x.unflatten(0, (2, 7)) for name, x in make_batch(14, S, 1, tuple(S - i % 5 for i in range(14))).items()
+    }
+    batch["labels"] = torch.tensor([6, 2])
+    found = ablate(model, [batch], "resample").increases
+    swapped = activations_at(model, {name: x.flip(0) for name, x in batch.items()})
+    own = activations_at(model, batch)
+    assert found.shape == (2, L, N)
+    block = model.bert.encoder.layer[1].attention.self
+
+    def change(module: Any, args: Any, out: Any) -> Any:
+        new = out[0].clone()
+        for r, mask in enumerate(batch["attention_mask"].flatten(0, 1)):
+            donor = batch["attention_mask"].flip(0).flatten(0, 1)[r]
+            places = as_far_along(int(mask.sum()), int(donor.sum()))
+            new[r, : len(places), 2 * H : 3 * H] = swapped[1, r, places, 2]
+        return (new, *out[1:])
+
+    assert distance(swapped, own) > 0.1
+    hook = block.register_forward_hook(change)
+    with torch.no_grad():
+        after = model(**{name: x for name, x in batch.items() if name != "labels"}).logits
+        hook.remove()
+        before = model(**{name: x for name, x in batch.items() if name != "labels"}).logits
+    nll = [-x.log_softmax(-1)[[0, 1], batch["labels"]] for x in (before, after)]
+    assert_same(found[:, 1, 2], nll[1] - nll[0])
+
+
+# For as long as a block lasts
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "auto", "packed"])
+def test_heads_are_ablated_within_a_block(backend: str) -> None:
+    model = prune_heads(classifier(), {0: [1]})
+    (batch, *_), heads, own = data(), {0: [0, 1], 2: [3]}, means(model, others())
+    model.set_attn_implementation(backend)
+    with torch.no_grad():
+        before = model(**batch).logits
+        with ablated(model, heads):
+            found = model(**batch).logits
+        assert_same(found, prune_heads(model, heads)(**batch).logits)
+        assert_same(model(**batch).logits, before, atol=0)
+        with ablated(model, heads, mean_contexts(model, others())):
+            found = torch.stack([model(**single).loss for single in rows([batch])])
+        model.set_attn_implementation("eager")
+        values = {0: {0: own[0][None, :H]}, 2: {3: own[2][None, 3 * H : 4 * H]}}
+        assert_same(found, torch.stack([loss_with(model, single, values) for single in rows([batch])]))
+
+
+def test_packed_sequences_are_ablated_by_one_value_for_all() -> None:
+    model, (batch, *_) = make(), data()
+    del batch["labels"]
+    real = batch["attention_mask"].bool()
+    packed = {
+        "input_ids": batch["input_ids"][real],
+        "token_type_ids": batch["token_type_ids"][real],
+        "cu_seqlens": torch.tensor([0, 11, 21], dtype=torch.int32),
+    }
+    contexts_of_all = mean_contexts(model, others())
+    with torch.no_grad(), ablated(model, {1: [2]}, contexts_of_all):
+        assert_same(model(**packed).last_hidden_state, model(**batch).last_hidden_state[real])
+    by_position = mean_contexts(model, others(), by_position=True)
+    with pytest.raises(ValueError, match="packed tokens have no positions; use attn_implementation='sdpa'"):  # noqa: SIM117
+        with ablated(model, {1: [2]}, by_position):
+            model(**packed)
+
+
+def test_a_block_refuses_what_does_not_fit() -> None:
+    model, (batch, *_) = classifier(), data()
+    with pytest.raises(ValueError, match="layer 1 has no head 4"), ablated(model, {1: [4]}):
+        pass
+    wrong = torch.zeros(L, N, 5)
+    with (
+        pytest.raises(ValueError, match=r"contexts are \(3, 4, 5\); expected \(3, 4, 12\)"),
+        ablated(model, {}, wrong),
+    ):
+        pass
+    short = mean_contexts(model, [make_batch(2, 8, 3, (8, 4))], by_position=True)
+    with pytest.raises(ValueError, match="lack some of the 11 positions of layer 1"), ablated(model, {1: [0]}, short):
+        model(**batch)
+    pruned = mean_contexts(prune_heads(model, {1: [0]}), others())
+    with pytest.raises(ValueError, match="of layer 1"), ablated(model, {1: [0]}, pruned):
+        model(**batch)
+
+
+# Shapley values
+
+
+def game(gone: Any) -> Tensor:
+    """Losses of two examples with some of four players gone, of which 0 and 1 stand for each other."""
+    left = set(range(4)) - set(gone)
+    first = 3.0 - 2.0 * bool(left & {0, 1}) - 0.5 * (2 in left) * (3 in left)
+    return torch.tensor([first, 1.0 - 0.25 * (3 in left)], dtype=F64)
+
+
+def test_exact_values_are_means_over_all_orders() -> None:
+    wanted = torch.zeros(2, 4, dtype=F64)
+    for order in permutations(range(4)):
+        wanted += increases_along(game, order, game(()), game(range(4)))[0] / 24
+    assert_same(exact_increases(game, 4), wanted)
+    assert_same(wanted[0], torch.tensor([1.0, 1.0, 0.25, 0.25], dtype=F64))  # by symmetry, and what they stand for
+    assert_same(wanted[1], torch.tensor([0, 0, 0, 0.25], dtype=F64))
+    with pytest.raises(ValueError, match=r"17 players have 2\^17 coalitions; sample orders"):
+        exact_increases(game, 17)
+
+
+def test_orders_are_permutations_and_every_second_is_reversed() -> None:
+    orders = list(draw_orders(6, 5, True, 0))
+    assert all(sorted(order) == list(range(6)) for order in orders)
+    assert orders[1] == orders[0][::-1]
+    assert orders[3] == orders[2][::-1]
+    assert orders[4] not in orders[:4]
+    assert list(draw_orders(6, 5, True, 0)) == orders
+    assert list(draw_orders(6, 5, False, 0))[1] not in (orders[0], orders[0][::-1])
+    assert [sorted(order) for order in draw_orders(0, 2, True, 0)] == [[], []]
+
+
+def test_truncation_leaves_an_order_where_nothing_more_is_lost() -> None:
+    whole, empty = game(()), game(range(4))
+    full, runs = increases_along(game, [0, 1, 2, 3], whole, empty)
+    assert runs == 3
+    assert_same(full.sum(1), empty - whole)
+    cut, fewer = increases_along(game, [3, 0, 1, 2], whole, empty, tolerance=1e-6)
+    assert fewer == 3
+    assert_same(cut.sum(1), empty - whole)
+    rough, fewest = increases_along(game, [3, 0, 1, 2], whole, empty, tolerance=1.2)
+    assert fewest == 1
+    assert_same(rough.sum(1), torch.tensor([0.5, 0.25], dtype=F64))
+
+
+def coalition_losses(model: Any, batches: Any, method: str) -> Any:
+    """Losses by hooks of this file."""
+    own = means(model, batches)
+
+    def losses(gone: Iterable[tuple[int, int]]) -> Tensor:
+        values: dict[int, dict[int, Tensor]] = {}
+        for layer, j in gone:
+            value = own[layer][None, j * H : (j + 1) * H] if method == "mean" else torch.zeros(1, H, dtype=F64)
+            values.setdefault(layer, {})[j] = value
+        return torch.stack([loss_with(model, single, values) for single in rows(batches)])
+
+    return losses
+
+
+@pytest.mark.parametrize("method", ["zero", "mean"])
+def test_values_are_those_of_every_coalition_counted_out(method: str) -> None:
+    gone = {0: [1, 3], 1: [0, 1, 2, 3], 2: [2]}
+    model, batches = prune_heads(classifier(), gone), data(3)
+    players = [(0, 0), (0, 1), (2, 0), (2, 1), (2, 2)]  # layer, index among those kept
+    losses = coalition_losses(model, batches, method)
+    total, count = torch.zeros(5, dtype=F64), 0
+    known: dict[frozenset[int], Tensor] = {}
+    for order in permutations(range(5)):
+        for i, player in enumerate(order):
+            before, after = frozenset(order[:i]), frozenset(order[: i + 1])
+            for each in (before, after):
+                if each not in known:
+                    known[each] = losses([players[k] for k in each]).mean()
+            total[player] += known[after] - known[before]
+        count += 1
+    wanted = torch.full((L, N), torch.nan, dtype=F64)
+    wanted[0, [0, 2]], wanted[2, [0, 1, 3]] = total[:2] / count, total[2:] / count
+    found = shapley_values(model, batches, exact=True, method=method)
+    same(found.values, wanted)
+    assert found.runs == 32
+    assert found.standard_errors.nan_to_num().abs().max() == 0
+    assert torch.equal(found.standard_errors.isnan(), wanted.isnan())
+    assert float(found.values.nansum()) == pytest.approx(found.empty - found.whole, abs=1e-12)
+    sampled = shapley_values(model, batches, orders=60, method=method)
+    gaps = (sampled.values - wanted).abs() / sampled.standard_errors
+    assert float(gaps.nan_to_num().max()) < 4  # standard errors
+    assert float(sampled.values.nansum()) == pytest.approx(sampled.empty - sampled.whole, abs=1e-12)
+    assert float(sampled.standard_errors.nan_to_num().max()) > 1e-6
+
+
+def test_standard_errors_say_how_far_other_orders_lead() -> None:
+    model, batches = prune_heads(classifier(), PRUNED), data(3)
+    drawn = [shapley_values(model, batches, orders=8, seed=seed) for seed in range(24)]
+    spread = torch.stack([each.values for each in drawn]).std(0)
+    said = torch.stack([each.standard_errors.square() for each in drawn]).mean(0).sqrt()
+    ratio = (said / spread)[~spread.isnan()]
+    assert float(ratio.min()) > 0.6  # of 24 draws
+    assert float(ratio.max()) < 1.6
+
+
+def test_the_criterion_samples_the_same_values() -> None:
+    model, batches = prune_heads(classifier(), PRUNED), data()
+    scores = head_importance(model, batches, "shapley", seed=4)
+    same(scores, shapley_values(model, batches, orders=8, seed=4).values)
+    with torch.no_grad():
+        whole = torch.stack([model(**single).loss for single in rows(batches)])
+        empty = prune_heads(model, {0: range(4), 2: range(4)})
+        none = torch.stack([empty(**single).loss for single in rows(batches)])
+    assert float(scores.nansum()) == pytest.approx(float((none - whole).mean()), abs=1e-12)
+
+
+def test_antithetic_orders_make_smaller_errors_and_truncation_fewer_runs() -> None:
+    model, batches = prune_heads(classifier(), {1: [0, 1, 2, 3]}), data(3)
+    exact = shapley_values(model, batches, exact=True).values
+
+    def error(**options: Any) -> float:
+        found = [shapley_values(model, batches, orders=8, seed=seed, **options).values for seed in range(12)]
+        return float((torch.stack(found) - exact).nan_to_num().square().mean().sqrt())
+
+    assert error(antithetic=True) < error(antithetic=False)
+    cut, whole = (shapley_values(model, batches, orders=8, tolerance=t) for t in (0.5, 0.0))
+    assert whole.runs == 2 + 8 * 7
+    assert cut.runs < whole.runs
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"method": "noise"}, "there is no ablation 'noise'; have: zero, mean, resample"),
+        ({"method": "zero", "by_position": True}, "by_position is of method 'mean', not of 'zero'"),
+        ({"draws": 2}, "draws is 2; it is 1, or with method 'resample' more"),
+        ({"draws": 0}, "draws is 0"),
+        ({"target": "hidden"}, "target 'hidden' is unknown"),
+        ({"batches": []}, "there are no batches"),
+        ({"reference": []}, "there are no batches"),
+        ({"batches": data(1), "method": "resample"}, "no other example to resample from; give a reference"),
+        ({"batches": others()}, "there are no labels"),
+        ({"model": BertModel}, "has no loss of its own"),
+    ],
+)
+def test_what_cannot_be_ablated_is_refused(options: dict[str, Any], text: str) -> None:
+    model = make(BertModel) if options.pop("model", None) else classifier()
+    with pytest.raises(ValueError, match=text):
+        ablate(model, options.pop("batches", data()), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"orders": 2}, "orders is 2; give 4 or more, in pairs"),
+        ({"orders": 5}, "orders is 5; give 4 or more, in pairs"),
+        ({"orders": 1, "antithetic": False}, "orders is 1; give 2 or more"),
+        ({"tolerance": -1.0}, "tolerance is -1.0; it must be 0 or more"),
+        ({"method": "shuffle"}, "there is no ablation 'shuffle'"),
+    ],
+)
+def test_what_cannot_be_shared_out_is_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        shapley_values(classifier(), data(), **options)
+
+
+def test_the_model_is_left_as_found() -> None:
+    model = classifier().train()
+    state = torch.get_rng_state()
+    for method in METHODS:
+        ablate(model, data(3), method)
+        shapley_values(model, data(3), orders=4, method=method)
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), state)
+    for module in model.modules():
+        assert len(module._forward_hooks) == len(module._forward_pre_hooks) == 0

@@ -1,0 +1,473 @@
+"""Patching: equal to hooks written here on other modules, on every head, model, backend and kind of padding."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from conftest import EXACT, F64, HEADED, assert_same, distance, make, make_batch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bertlite import (
+    BertForMultipleChoice,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+    compact,
+    prune_heads,
+)
+from bertlite.causal import METRICS, SITES, activations_at, attribution_patch, patch
+
+L, N, H, S, D = 3, 4, 12, 11, 48
+PRUNED = {0: [1, 3], 1: [0, 1, 2, 3]}
+
+
+def pair(rows: int = 2, lengths: tuple[int, ...] = (11, 7)) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Two batches of the same lengths and other words."""
+    return make_batch(rows, S, 1, lengths), make_batch(rows, S, 2, lengths)
+
+
+def classifier(**changes: Any) -> Any:
+    return make(BertForSequenceClassification, num_labels=6, **changes)
+
+
+def answers(model: Any, clean: Any, corrupted: Any) -> tuple[Any, Any]:
+    """The batches with labels that differ in every example."""
+    return {**clean, "labels": torch.tensor([1, 4])}, {**corrupted, "labels": torch.tensor([2, 0])}
+
+
+def first_logit(out: Any, batch: Any) -> Tensor:
+    """A metric of one's own: it weighs every number that the model gives."""
+    parts = [x for x in out.values() if isinstance(x, Tensor) and x.is_floating_point()]
+    examples = len(batch["input_ids"])
+    weights = [torch.linspace(-1, 1, x[0].numel(), dtype=x.dtype) for x in parts]
+    return sum((x.reshape(len(x), -1) * w).reshape(examples, -1).sum(1) for x, w in zip(parts, weights, strict=True))
+
+
+def logits_alone(out: Any, batch: Any) -> Tensor:
+    return out.logits.flatten(1) @ torch.linspace(-1, 1, out.logits[0].numel(), dtype=out.logits.dtype)
+
+
+# An independent patching: forward hooks on the attention modules' own outputs, one example at a time
+
+
+def contexts_by_hooks(model: Any, batch: Any) -> list[Tensor]:
+    """Record the context of every layer, (1, S, kept·H), where the attention module gives it."""
+    found: list[Tensor] = []
+    blocks = [layer.attention.self for layer in model.base_model.encoder.layer]
+    hooks = [block.register_forward_hook(lambda m, args, out: found.append(out[0].clone())) for block in blocks]
+    inputs = {name: x for name, x in batch.items() if name != "labels"}
+    with torch.no_grad():
+        model(**inputs)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def run_with_context(model: Any, batch: Any, layer: int, change: Callable[[Tensor], Tensor]) -> Any:
+    """Run a model whose attention in one layer gives another context."""
+    block = model.base_model.encoder.layer[layer].attention.self
+    hook = block.register_forward_hook(lambda m, args, out: (change(out[0]), *out[1:]))
+    inputs = {name: x for name, x in batch.items() if name != "labels"}
+    with torch.no_grad():
+        out = model(**inputs)
+    hook.remove()
+    return out
+
+
+def brute_force(
+    model: Any, clean: Any, corrupted: Any, direction: str, metric: Any, positions: Any = None, gone: Any = ()
+) -> Tensor:
+    """The metric of every patched run: (B, L, N), nan where a head is pruned, or with positions (B, L, N, P)."""
+    examples, rows = len(clean["input_ids"]), []
+    columns = [slice(None)] if positions is None else positions
+    for i in range(examples):
+        one, other = ({name: x[i : i + 1] for name, x in batch.items()} for batch in (clean, corrupted))
+        source, base = (one, other) if direction == "denoise" else (other, one)
+        given = contexts_by_hooks(model, source)
+        table = torch.full((L, N, len(columns)), torch.nan, dtype=F64)
+        for layer in range(L):
+            kept = [head for head in range(N) if head not in dict(gone).get(layer, ())]
+            for j, head in enumerate(kept):
+                for c, column in enumerate(columns):
+
+                    def change(x: Tensor, layer: int = layer, j: int = j, column: Any = column) -> Tensor:
+                        new = x.clone()
+                        new[:, column, j * H : (j + 1) * H] = given[layer][:, column, j * H : (j + 1) * H]  # noqa: B023
+                        return new
+
+                    out = run_with_context(model, base, layer, change)
+                    table[layer, head, c] = metric(out, base, i)
+        rows.append(table)
+    found = torch.stack(rows)
+    return found[..., 0] if positions is None else found
+
+
+@pytest.mark.parametrize("direction", ["denoise", "noise"])
+@pytest.mark.parametrize("gone", [{}, PRUNED], ids=["dense", "pruned"])
+def test_heads_are_patched_as_by_hooks_on_the_attention_modules(direction: str, gone: Any) -> None:
+    model = prune_heads(classifier(), gone)
+    clean, corrupted = answers(model, *pair())
+
+    def difference(out: Any, batch: Any, i: int) -> Tensor:
+        return out.logits[0, clean["labels"][i]] - out.logits[0, corrupted["labels"][i]]
+
+    found = patch(model, clean, corrupted, direction=direction)
+    wanted = brute_force(model, clean, corrupted, direction, difference, gone=gone)
+    assert found.metric == "logit_difference"
+    assert_same(found.values.nan_to_num(nan=-9), wanted.nan_to_num(nan=-9))
+    assert found.values[:, 2].isfinite().all()
+    for end, batch in (("clean", clean), ("corrupted", corrupted)):
+        with torch.no_grad():
+            out = model(**{name: x for name, x in batch.items() if name != "labels"})
+        rows = range(2)
+        whole = out.logits[rows, clean["labels"]] - out.logits[rows, corrupted["labels"]]
+        assert_same(getattr(found, end), whole)
+    base, other = (found.corrupted, found.clean) if direction == "denoise" else (found.clean, found.corrupted)
+    share = (wanted.mean(0) - base.mean()) / (other.mean() - base.mean())
+    assert_same(found.effect.nan_to_num(nan=-9), share.nan_to_num(nan=-9), atol=1e-10)
+    assert distance(found.values[:, 2, 0], base) > 1e-4
+
+
+@pytest.mark.parametrize("direction", ["denoise", "noise"])
+def test_positions_are_patched_alone(direction: str) -> None:
+    model = prune_heads(classifier(), {2: [0]})
+    clean, corrupted = pair()
+    positions = [0, 3, 8, 6]
+    wanted = brute_force(
+        model, clean, corrupted, direction, lambda out, batch, i: out.logits[0, 2], positions, {2: [0]}
+    )
+    found = patch(
+        model, clean, corrupted, direction=direction, positions=positions, metric=lambda out, batch: out.logits[:, 2]
+    )
+    assert found.values.shape == (2, L, N, 4)
+    assert_same(found.values.nan_to_num(nan=-9), wanted.nan_to_num(nan=-9))
+    assert_same(found.values[1, :, 1:, 2], found.base[1].expand(L, 3))  # position 8 is padding there
+    assert found.effect.shape == (L, N, 4)
+
+
+def test_the_last_layer_moves_a_classifier_at_its_first_token_alone() -> None:
+    model, (clean, corrupted) = classifier(), pair()
+    found = patch(model, clean, corrupted, positions=range(S), metric="kl")
+    assert distance(found.values[:, 2, :, 0], found.corrupted[:, None].expand(2, N)) > 1e-4
+    assert_same(found.values[:, 2, :, 1:], found.corrupted[:, None, None].expand(2, N, S - 1))
+
+
+@pytest.mark.parametrize("cls", [BertModel, *HEADED], ids=lambda cls: cls.__name__)
+def test_every_model_is_patched(cls: Any) -> None:
+    """Each head's effect is that of a hook on the module that reads it; metrics of every kind of model."""
+    gone = {1: [2]}
+    model = prune_heads(make(cls), gone)
+    clean, corrupted = pair()
+    if cls is BertForMultipleChoice:
+        lengths = tuple(S - i % 5 for i in range(14))
+        clean, corrupted = (
+            {name: x.unflatten(0, (2, 7)) for name, x in make_batch(14, S, seed, lengths).items()} for seed in (1, 2)
+        )
+    name = patch(model, clean, corrupted, metric=first_logit).metric
+    assert name == "first_logit"
+
+    def alone(out: Any, batch: Any, i: int) -> Tensor:
+        out = {name: x for name, x in out.items() if name not in ("hidden_states", "attentions")}
+        return first_logit(out, batch)[0]
+
+    wanted = brute_force(model, clean, corrupted, "denoise", alone, gone=gone)
+    found = patch(model, clean, corrupted, metric=lambda out, batch: first_logit(out, batch))
+    assert_same(found.values.nan_to_num(nan=-9), wanted.nan_to_num(nan=-9), atol=1e-11)  # of sums over the vocabulary
+    by_default = patch(model, clean, corrupted, metric=None if cls is BertModel else "kl")
+    assert by_default.metric == ("cosine" if cls is BertModel else "kl")
+    assert by_default.effect[0].isfinite().all()
+
+
+def test_cosine_is_of_mean_token_vectors() -> None:
+    model, (clean, corrupted) = make(), pair()
+    found = patch(model, clean, corrupted)
+
+    def vector(out: Any, batch: Any) -> Tensor:
+        real = batch["attention_mask"][..., None]
+        return (out.last_hidden_state * real).sum(1) / real.sum(1)
+
+    with torch.no_grad():
+        ends = [vector(model(**batch), batch) for batch in (clean, corrupted)]
+        assert_same(found.corrupted, F.cosine_similarity(ends[1], ends[0]))
+        assert_same(found.clean, torch.ones(2, dtype=F64))
+    one = {name: x[:1] for name, x in corrupted.items()}
+    given = contexts_by_hooks(model, {name: x[:1] for name, x in clean.items()})[1]
+
+    def change(x: Tensor) -> Tensor:
+        return torch.cat([x[..., : 2 * H], given[..., 2 * H : 3 * H], x[..., 3 * H :]], -1)
+
+    patched = vector(run_with_context(model, one, 1, change), one)
+    assert_same(found.values[0, 1, 2], F.cosine_similarity(patched, ends[0][:1])[0])
+
+
+def test_kl_is_from_the_clean_prediction() -> None:
+    model, (clean, corrupted) = classifier(), pair()
+    found = patch(model, clean, corrupted, metric="kl")
+    with torch.no_grad():
+        p, q = (model(**batch).logits.log_softmax(-1) for batch in (clean, corrupted))
+    assert_same(found.corrupted, (p.exp() * (p - q)).sum(-1))
+    assert_same(found.clean, torch.zeros(2, dtype=F64))
+
+
+# Sites
+
+
+def test_all_of_a_site_at_the_top_is_the_other_run() -> None:
+    model, (clean, corrupted) = classifier(), pair()
+    residual = patch(model, clean, corrupted, "residual", metric=logits_alone)
+    assert residual.values.shape == (2, L + 1)
+    assert_same(residual.values[:, 1:], residual.clean[:, None].expand(2, L))  # above the embeddings: all that follows
+    assert_same(residual.effect, torch.ones(L + 1, dtype=F64))
+    noised = patch(model, clean, corrupted, "residual", direction="noise", metric=logits_alone)
+    assert_same(noised.values, noised.corrupted[:, None].expand(2, L + 1))
+
+
+@pytest.mark.parametrize("site", ["attention", "feed_forward", "residual"])
+@pytest.mark.parametrize("chunk", [0, 4])
+def test_sublayers_are_patched_as_by_changed_modules(site: str, chunk: int) -> None:
+    """The independent way: a module that returns what it is told to."""
+    model = prune_heads(classifier(chunk_size_feed_forward=chunk), PRUNED)
+    clean, corrupted = pair()
+    found = patch(model, clean, corrupted, site, metric=logits_alone)
+    given = activations_at(model, clean, site)
+    assert given.shape == (L + (site == "residual"), 2, S, D)
+
+    class Told(torch.nn.Module):
+        def __init__(self, value: Tensor) -> None:
+            super().__init__()
+            self.value = value
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.value
+
+    for level in range(L):
+        changed = copy.deepcopy(model)
+        block = changed.bert.encoder.layer[level]
+        block.chunk_size_feed_forward = 0
+        if site == "attention":
+            block.attention.output.dense = Told(given[level])
+        elif site == "feed_forward":
+            block.output.dense = Told(given[level])
+        else:
+            block.output.LayerNorm = Told(given[level + 1])
+        with torch.no_grad():
+            wanted = logits_alone(changed(**corrupted), corrupted)
+        assert_same(found.values[:, level + (site == "residual")], wanted)
+
+
+def test_activations_are_what_the_model_computes() -> None:
+    model, (clean, _) = prune_heads(classifier(), PRUNED), pair()
+    with torch.no_grad():
+        out = model(**clean, output_hidden_states=True)
+    assert_same(activations_at(model, clean, "residual"), torch.stack(out.hidden_states), atol=0)
+    heads = activations_at(model, clean)
+    assert heads.shape == (L, 2, S, N, H)
+    assert heads[0, :, :, [1, 3]].isnan().all()
+    assert heads[1].isnan().all()
+    wanted = contexts_by_hooks(model, clean)
+    assert_same(heads[2].flatten(-2), wanted[2], atol=0)
+    assert_same(heads[0][:, :, [0, 2]].flatten(-2), wanted[0], atol=0)
+
+
+# Layouts
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "auto", "packed"])
+@pytest.mark.parametrize("site", SITES)
+def test_every_backend_gives_the_same(backend: str, site: str) -> None:
+    model = prune_heads(classifier(), PRUNED)
+    clean, corrupted = pair()
+    wanted = patch(model, clean, corrupted, site, metric="kl").values
+    by_position = patch(model, clean, corrupted, site, metric="kl", positions=[0, 5, 9]).values
+    estimates = attribution_patch(model, clean, corrupted, site, metric="kl", verify=2)
+    model.set_attn_implementation(backend)
+    assert_same(patch(model, clean, corrupted, site, metric="kl").values.nan_to_num(), wanted.nan_to_num())
+    again = patch(model, clean, corrupted, site, metric="kl", positions=[0, 5, 9]).values
+    assert_same(again.nan_to_num(), by_position.nan_to_num())
+    found = attribution_patch(model, clean, corrupted, site, metric="kl", verify=2)
+    assert_same(found.estimates.nan_to_num(), estimates.estimates.nan_to_num())
+    assert_same(found.exact.nan_to_num(), estimates.exact.nan_to_num())
+
+
+def test_padding_and_the_other_examples_do_not_matter() -> None:
+    model, (clean, corrupted) = classifier(), pair()
+    whole = patch(model, clean, corrupted, metric="kl")
+    cut = [{name: x[1:, :7] for name, x in batch.items()} for batch in (clean, corrupted)]
+    assert_same(patch(model, *cut, metric="kl").values, whole.values[1:])
+
+
+def test_several_batches_are_one() -> None:
+    model, (clean, corrupted) = classifier(), pair()
+    apart = [[{name: x[i : i + 1] for name, x in batch.items()} for i in range(2)] for batch in (clean, corrupted)]
+    whole, parts = patch(model, clean, corrupted, metric="kl"), patch(model, *apart, metric="kl")
+    assert_same(parts.values, whole.values)
+    quick, in_parts = (attribution_patch(model, *each, metric="kl") for each in ((clean, corrupted), apart))
+    assert_same(in_parts.estimates, quick.estimates)
+    assert_same(in_parts.exact.nan_to_num(nan=-9), quick.exact.nan_to_num(nan=-9))
+
+
+def test_the_model_is_left_as_found() -> None:
+    model, (clean, corrupted) = classifier().train(), pair()
+    model.bert.encoder.layer[1].eval()
+    modes = [module.training for module in model.modules()]
+    state = torch.get_rng_state()
+    patch(model, clean, corrupted, metric="kl")
+    attribution_patch(model, clean, corrupted, metric="kl")
+    with pytest.raises(ZeroDivisionError):
+        patch(model, clean, corrupted, metric=lambda out, batch: 1 / 0)
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), state)
+    for module in model.modules():
+        assert len(module._forward_hooks) == len(module._forward_pre_hooks) == 0
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
+def test_checkpointed_layers_are_patched_too() -> None:
+    model, (clean, corrupted) = classifier(), pair()
+    wanted = attribution_patch(model, clean, corrupted, metric="kl")
+    model.gradient_checkpointing_enable()
+    found = attribution_patch(model, clean, corrupted, metric="kl")
+    assert_same(found.estimates, wanted.estimates)
+    assert model.is_gradient_checkpointing
+
+
+# To first order
+
+
+@pytest.mark.parametrize("direction", ["denoise", "noise"])
+@pytest.mark.parametrize("positions", [None, [0, 4, 8]])
+def test_attribution_is_the_derivative_of_a_small_patch(direction: str, positions: Any) -> None:
+    """A central difference: go a small part of the way, back and forth, by a hook."""
+    gone = {0: [1, 3], 1: [0, 1, 2, 3]}
+    model = prune_heads(classifier(), gone)
+    clean, corrupted = pair()
+    found = attribution_patch(
+        model, clean, corrupted, direction=direction, positions=positions, metric=logits_alone, verify=0
+    )
+    source, base = (clean, corrupted) if direction == "denoise" else (corrupted, clean)
+    given, step = contexts_by_hooks(model, source), 1e-5
+    own = contexts_by_hooks(model, base)
+    for layer, head, index in ((0, 2, 1), (2, 0, 0), (2, 3, 3)):
+        for c, column in enumerate([slice(None)] if positions is None else positions):
+            ends = []
+            for sign in (1, -1):
+
+                def change(x: Tensor, sign: int = sign) -> Tensor:
+                    new, part = x.clone(), slice(index * H, (index + 1) * H)  # noqa: B023
+                    gap = given[layer][:, column, part] - own[layer][:, column, part]  # noqa: B023
+                    new[:, column, part] += sign * step * gap  # noqa: B023
+                    return new
+
+                ends.append(logits_alone(run_with_context(model, base, layer, change), base))
+            wanted = (ends[0] - ends[1]) / (2 * step)
+            estimate = found.estimates[:, layer, head]
+            assert_same(estimate if positions is None else estimate[:, c], wanted, atol=1e-7)
+    assert found.estimates[:, 1].isnan().all()
+    assert found.exact.isnan().all()
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_positions_add_up_to_all_of_them(site: str) -> None:
+    model, (clean, corrupted) = classifier(), pair()
+    whole = attribution_patch(model, clean, corrupted, site, metric="kl", verify=0)
+    parts = attribution_patch(model, clean, corrupted, site, metric="kl", verify=0, positions=range(S))
+    assert_same(parts.estimates.sum(-1), whole.estimates)
+
+
+@pytest.mark.parametrize("positions", [None, [0, 2, 10]])
+def test_the_largest_estimates_are_verified(positions: Any) -> None:
+    model, (clean, corrupted) = prune_heads(classifier(), PRUNED), pair()
+    exact = patch(model, clean, corrupted, metric="kl", positions=positions)
+    change = exact.values.mean(0) - exact.corrupted.mean()
+    found = attribution_patch(model, clean, corrupted, metric="kl", verify=3, positions=positions)
+    known = ~found.exact.isnan()
+    assert int(known.sum()) == 3
+    assert_same(found.exact[known], change[known])
+    sizes = found.estimate.abs().nan_to_num(nan=-1)
+    assert float(sizes[known].min()) >= float(sizes[~known].max())
+    gaps = (found.estimate - change)[known].abs().sum() / change[known].abs().sum()
+    assert found.error == pytest.approx(float(gaps), abs=EXACT)
+    assert found.error > 1e-3
+    every = attribution_patch(model, clean, corrupted, metric="kl", verify=1000, positions=positions)
+    assert_same(every.exact.nan_to_num(nan=-9), change.nan_to_num(nan=-9))
+
+
+def test_attribution_is_exact_where_the_output_is_linear() -> None:
+    """The last sublayer's output with LayerNorm taken away, read by a linear head."""
+    model = make(BertForTokenClassification, num_labels=6)
+    model.bert.encoder.layer[2].output.LayerNorm = torch.nn.Identity()
+    clean, corrupted = pair()
+    found = attribution_patch(model, clean, corrupted, "feed_forward", metric=logits_alone, verify=3)
+    assert_same(found.estimate[2], found.exact[2])
+    assert distance(found.estimate[:2], found.exact[:2]) > 1e-3
+
+
+# Refusals
+
+
+def test_what_cannot_be_patched_is_refused(config: Any) -> None:
+    model, (clean, corrupted) = classifier(), pair()
+
+    def refused(text: str, *batches: Any, error: Any = ValueError, run: Any = patch, **options: Any) -> None:
+        with pytest.raises(error, match=text):
+            run(options.pop("model", model), *(batches or (clean, corrupted)), **options)
+
+    refused(r"there is no site 'mlp'; have: head, attention, feed_forward, residual", site="mlp")
+    refused("there is no direction 'up'; have: denoise, noise", direction="up")
+    refused("there is no metric 'loss'; have: logit_difference, kl, cosine, or give a function", metric="loss")
+    refused("gives no token vectors; use metric='kl'", metric="cosine")
+    refused("there is no position 11: the inputs have 11, 0 to 10", positions=[0, 11])
+    refused("there are 1 clean batches and 2 corrupted ones", [clean], [corrupted, corrupted])
+    refused(r"clean inputs are \(2, 11\), corrupted ones \(1, 11\)", clean, {k: x[:1] for k, x in corrupted.items()})
+    shorter = make_batch(2, S, 3, (11, 6))
+    refused(r"row 1 has 7 tokens clean and 6 corrupted.* such as positions=\[0\]", clean, shorter)
+    assert patch(model, clean, shorter, positions=[0, 10], metric="kl").values.isfinite().all()
+    packed = {"input_ids": torch.arange(1, 12), "cu_seqlens": torch.tensor([0, 7, 11], dtype=torch.int32)}
+    refused("batch 0 has cu_seqlens, whose tokens have no rows; give rows", packed, packed)
+    refused(r"the metric returned \(2, 6\); expected one number for each of 2", metric=lambda out, batch: out.logits)
+    refused("is no model of bertlite", model=torch.nn.Linear(2, 3), error=TypeError)
+    refused("verify is -1", run=attribution_patch, verify=-1)
+    refused("metric 'kl' has no gradient at the clean run", run=attribution_patch, direction="noise", metric="kl")
+    refused("does not depend on any head", run=attribution_patch, metric=lambda out, batch: torch.ones(2))
+    same = {**clean, "labels": torch.tensor([1, 4])}
+    refused("example 1 has answer 4 clean and corrupted", same, {**corrupted, "labels": torch.tensor([2, 4])})
+    answering = make(BertForQuestionAnswering)
+    refused("does not give each example the logits of classes", model=answering, metric="logit_difference")
+    with pytest.raises(ValueError, match="the same mean metric"):
+        _ = patch(model, clean, clean, metric="kl").effect
+
+
+def test_a_compiled_model_is_refused() -> None:
+    model, (clean, corrupted) = classifier(), pair()
+    with pytest.raises(ValueError, match=r"the model is compiled.* pass the one that was compiled"):
+        patch(torch.compile(model), clean, corrupted)
+
+
+def test_a_module_that_does_not_run_is_an_error() -> None:
+    """A layer that computes its projection without calling the module: no hook sees it."""
+    model, (clean, corrupted) = classifier(), pair()
+    output = model.bert.encoder.layer[1].attention.output
+    output.forward = lambda x, residual: output.LayerNorm(F.linear(x, output.dense.weight) + residual)
+    with pytest.raises(RuntimeError, match="the head of level 1 was not computed by its module"):
+        patch(model, clean, corrupted, metric="kl")
+
+
+def test_metrics_have_names() -> None:
+    assert list(METRICS) == ["logit_difference", "kl", "cosine"]
+
+
+def test_a_compacted_model_keeps_its_numbers() -> None:
+    model, (clean, corrupted) = classifier(), pair()
+    block = model.bert.encoder.layer[2].attention
+    with torch.no_grad():
+        block.output.dense.weight[:, H : 2 * H] = 0
+    whole = patch(model, clean, corrupted, metric="kl")
+    small = patch(compact(model), clean, corrupted, metric="kl")
+    assert small.values[:, 2, 1].isnan().all()
+    assert_same(whole.values[:, 2, 1], whole.corrupted)
+    rest = ~small.values.isnan()
+    assert_same(small.values[rest], whole.values[rest])

@@ -1,0 +1,322 @@
+"""bertlite/shipping: ONNX and OpenVINO graphs compute what the model does, or are not kept."""
+
+import json
+import shutil
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import make
+from torch import Tensor, nn
+from worlds import PRUNED, add_pooling, in_hub_cache, save
+
+import bertlite
+import bertlite.embed
+from bertlite import BertForSequenceClassification, BertModel
+from bertlite.cli import main, parser
+from bertlite.cli.spelling import subcommands
+from bertlite.heads import models as heads
+from bertlite.shipping import formats
+from bertlite.shipping.export import SHAPES, choose_class, export
+from bertlite.shipping.formats import FORMATS
+from bertlite.shipping.graphs import INPUTS, Graph
+
+TINY = {"num_hidden_layers": 1, "hidden_size": 24, "intermediate_size": 37}
+CLASSES = [BertModel, *(getattr(heads, name) for name in heads.__all__)]
+
+
+def needs(name: str) -> None:
+    """Skip the test where a package of a format is not installed."""
+    for package in FORMATS[name].packages:
+        pytest.importorskip(package)
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+# Graphs --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_a_graph_without_empty_matrices_computes_what_the_pruned_model_does(cls):
+    changes = {"is_decoder": True} if cls.__name__ == "BertLMHeadModel" else {}
+    model = make(cls, **PRUNED, **changes).float()
+    graph = Graph(model)
+    for batch, length in SHAPES:
+        inputs = graph.sample(batch, min(length, graph.longest))
+        with torch.no_grad():
+            wanted = model(**inputs, **({"use_cache": False} if changes else {}))
+            found = graph(**inputs)
+        assert graph.outputs == tuple(wanted)
+        for a, b in zip(found, wanted.to_tuple(), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-5)  # float32
+    assert all(module.weight.numel() for module in graph.modules() if isinstance(module, nn.Linear))
+
+
+def test_samples_have_padding_and_a_sequence_of_nothing_else():
+    inputs = Graph(make().float()).sample(4, 9)
+    assert inputs["attention_mask"].sum(1).tolist() == [9, 5, 0, 9]
+    assert (inputs["input_ids"][0] != inputs["input_ids"][1]).any()
+
+
+def test_a_model_with_cross_attention_is_refused():
+    model = make(heads.BertLMHeadModel, is_decoder=True, add_cross_attention=True)
+    with pytest.raises(ValueError, match="with cross-attention cannot be exported"):
+        Graph(model)
+
+
+# What is refused, whatever is installed ------------------------------------------------------------------------------
+
+
+class Pretended:
+    """A format whose file holds the graph's own weights, so that no other library is needed."""
+
+    def __init__(self, change: float = 0.0) -> None:
+        self.change = change
+
+    def write(self, graph: Graph, path: Path) -> None:
+        self.graph = graph
+        path.write_text("a graph")
+
+    def load(self, path: Path) -> Any:
+        assert path.read_text() == "a graph"
+
+        def run(inputs: dict[str, Tensor]) -> list[Tensor]:
+            out = list(self.graph(**inputs))
+            out[-1] = out[-1] + self.change * (inputs["input_ids"].shape[-1] == 11)
+            return out
+
+        return run
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, change: float = 0.0) -> None:
+    for name, each in FORMATS.items():
+        fake = Pretended(change)
+        monkeypatch.setitem(FORMATS, name, replace(each, packages=(), write=fake.write, load=fake.load))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("source") / "model"
+    return save(folder, BertForSequenceClassification, **PRUNED, num_labels=3)
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_a_graph_that_computes_something_else_is_not_kept(name, source, tmp_path, monkeypatch):
+    pretend(monkeypatch, change=1e-3)
+    with pytest.raises(
+        ValueError, match=rf"the {name} graph computes something else .* logits at 2x11: error 1\.0e-03"
+    ):
+        export(source, tmp_path / "out", name)
+    assert list(tmp_path.iterdir()) == []
+    assert main(["export", str(source), "--format", name, "--out", str(tmp_path / "out")]) == 2
+
+
+def test_nan_is_a_difference(source, tmp_path, monkeypatch):
+    pretend(monkeypatch, change=float("nan"))
+    with pytest.raises(ValueError, match="computes something else"):
+        export(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize(("name", "package"), [("onnx", "onnxscript"), ("openvino", "openvino")])
+def test_a_package_that_is_missing_is_named_with_its_extra(name, package, source, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(formats, "find_spec", lambda asked: None if asked == package else "there")
+    words = ["export", str(source), "--format", name, "--out", str(tmp_path / "out")]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert said == f"bertlite export: --format {name} needs {package}: pip install 'bertlite[{name}]'\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_something_else_is_left_alone(source, tmp_path, monkeypatch):
+    pretend(monkeypatch)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="holds something else than an export of this checkpoint"):
+        export(source, tmp_path / "out")
+    other = save(tmp_path / "other")
+    export(source, tmp_path / "graphs")
+    with pytest.raises(FileExistsError, match="name another folder"):
+        export(other, tmp_path / "graphs")
+    with pytest.raises(ValueError, match="there is no format 'tflite'; have: onnx, openvino"):
+        export(source, tmp_path / "new", "tflite")
+    with pytest.raises(ValueError, match="there is no class 'BertForPoetry'; have: BertModel, BertForMaskedLM"):
+        export(source, tmp_path / "new", cls="BertForPoetry")
+    assert not (tmp_path / "new").exists()
+
+
+def test_formats_gather_in_one_folder_with_what_loaders_need(source, tmp_path, monkeypatch, capsys):
+    pretend(monkeypatch)
+    out = tmp_path / "out"
+    words = ["export", str(source), "--format", "onnx,openvino", "--out", str(out), "--json"]
+    assert main(words) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record == read(out / "export.json")
+    assert list(record["formats"]) == ["onnx", "openvino"]
+    found = record["formats"]["onnx"]
+    assert found["class"] == "BertForSequenceClassification"
+    assert (found["inputs"], found["outputs"]) == (["input_ids", "attention_mask", "token_type_ids"], ["logits"])
+    assert [(shape["batch"], shape["length"]) for shape in found["shapes"]] == [(1, 1), (2, 11), (4, 5), (3, 40)]
+    assert all(shape["outputs"]["logits"]["ok"] for shape in found["shapes"])
+    names = {
+        "onnx/model.onnx",
+        "openvino/openvino_model.xml",
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert names | {"vocab.txt", "export.json"} == {
+        str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()
+    }
+    assert read(out / "config.json")["id2label"] == {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"}
+    assert read(out / "tokenizer.json")["truncation"] is None
+
+
+def test_the_checkpoints_own_folder_gets_the_graph_alone(source, tmp_path, monkeypatch):
+    pretend(monkeypatch)
+    folder = tmp_path / "model"
+    shutil.copytree(source, folder)
+    (folder / "onnx").mkdir()
+    (folder / "onnx" / "model_quantized.onnx").write_text("somebody's")
+    (folder / "onnx" / "model.onnx").write_text("old")
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    export(folder, folder)
+    export(folder, folder)  # twice: the checkpoint is the same
+    after = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert after.pop("export.json")
+    assert after == before
+    assert (folder / "onnx" / "model.onnx").read_text() == "a graph"
+    assert (folder / "onnx" / "model_quantized.onnx").read_text() == "somebody's"
+
+
+def test_the_class_is_that_of_the_config_or_of_sentence_transformers(source, tmp_path, monkeypatch):
+    from bertlite.checkpoint.files import Source
+
+    assert choose_class(Source(source), None) is BertForSequenceClassification
+    assert choose_class(Source(source), "BertModel") is BertModel
+    pooled = add_pooling(save(tmp_path / "pooled", heads.BertForMaskedLM))
+    assert choose_class(Source(pooled), None) is BertModel
+    pretend(monkeypatch)
+    export(pooled, tmp_path / "out")
+    assert read(tmp_path / "out" / "modules.json") == read(pooled / "modules.json")
+    assert read(tmp_path / "out" / "config.json")["architectures"] == ["BertModel"]
+
+
+def test_a_hub_id_is_exported(source, tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    pretend(monkeypatch)
+    in_hub_cache(source, tmp_path / "hub", "someone/else")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert export("someone/else", tmp_path / "out")["formats"]["onnx"]["class"] == "BertForSequenceClassification"
+    assert (tmp_path / "out" / "tokenizer.json").exists()
+
+
+def test_the_commands_of_the_page_are_examples_of_help():
+    """And those are run by tests/test_terminal.py."""
+    page = (Path(__file__).parents[2] / "notebooks" / "docs" / "shipping.md").read_text(encoding="utf-8")
+    shown = [line.removeprefix("bertlite ") for line in page.splitlines() if line.startswith("bertlite ")]
+    top = subcommands(parser())
+    known = {*top["export"].examples, *(line for each in subcommands(top["prune"]).values() for line in each.examples)}
+    assert len(shown) == 4
+    assert set(shown) <= known
+
+
+# The real formats ----------------------------------------------------------------------------------------------------
+
+
+def exported(cls: Any, name: str, folder: Path, **changes: Any) -> tuple[Any, Path]:
+    """Export a model and return it with the file, whose record says that it was compared."""
+    save(folder / "model", cls, **{**TINY, **changes})
+    out = folder / "out"
+    record = export(folder / "model", out, name)
+    assert record["formats"][name]["class"] == cls.__name__
+    return cls.from_pretrained(folder / "model"), out / FORMATS[name].file
+
+
+def check(model: Any, path: Path, name: str) -> None:
+    """Run a graph on batches of shapes that its export did not see, and compare."""
+    graph, run = Graph(model), FORMATS[name].load(path)
+    for batch, length in ((1, 2), (5, 3), (2, 39), (7, 17)):
+        inputs = graph.sample(batch, length, seed=batch)
+        with torch.no_grad():
+            wanted = model(**inputs, **graph.options).to_tuple()
+        for found, each in zip(run(inputs), wanted, strict=True):
+            torch.testing.assert_close(found, each, rtol=0, atol=2e-5)  # float32, other kernels: 7e-6 seen
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_every_class_pruned_is_run_at_shapes_that_were_not_traced(cls, name, tmp_path):
+    needs(name)
+    changes: dict[str, Any] = {"pruned_heads": {0: (1, 3)}, "pruned_neurons": {0: (0, 5)}}
+    if cls is BertModel:  # the others' layers are the same
+        changes = {**PRUNED, "num_hidden_layers": 3}
+    if cls is heads.BertLMHeadModel:
+        changes["is_decoder"] = True
+    check(*exported(cls, name, tmp_path, **changes), name)
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_a_dense_model_with_relative_positions_is_run(name, tmp_path):
+    needs(name)
+    check(*exported(BertModel, name, tmp_path, position_embedding_type="relative_key_query"), name)
+
+
+def test_an_onnx_file_tells_nothing_of_this_machine_and_names_its_axes(tmp_path):
+    needs("onnx")
+    import onnx
+
+    _, path = exported(BertForSequenceClassification, "onnx", tmp_path)
+    assert str(Path(bertlite.__file__).parent).encode() not in path.read_bytes()
+    graph = onnx.load(path).graph
+    axes = {
+        value.name: [axis.dim_param or axis.dim_value for axis in value.type.tensor_type.shape.dim]
+        for value in graph.input
+    }
+    assert axes == {name: ["batch", "length"] for name in INPUTS}
+    assert [value.name for value in graph.output] == ["logits"]
+
+
+def test_openvino_keeps_float32_and_names_inputs_and_outputs(tmp_path):
+    needs("openvino")
+    import openvino
+
+    model, path = exported(BertModel, "openvino", tmp_path)
+    found = openvino.Core().read_model(path)
+    assert [value.get_any_name() for value in found.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
+    assert [value.get_any_name() for value in found.outputs] == ["last_hidden_state", "pooler_output"]
+    assert path.with_suffix(".bin").stat().st_size >= 4 * model.num_parameters()
+
+
+@pytest.mark.clients
+@pytest.mark.optional
+@pytest.mark.parametrize(
+    ("backend", "module"), [("onnx", "optimum.onnxruntime"), ("openvino", "optimum.intel.openvino")]
+)
+def test_sentence_transformers_runs_the_graph(backend, module, tmp_path):
+    needs(backend)
+    for package in ("sentence_transformers", module):
+        if find_spec(package.partition(".")[0]) is None:
+            pytest.skip(f"{package} is not installed")
+        pytest.importorskip(package)
+    from sentence_transformers import SentenceTransformer
+
+    source = add_pooling(save(tmp_path / "model", **TINY, pruned_heads={0: (1,)}))
+    pooling = source / "1_Pooling" / "config.json"
+    pooling.write_text(json.dumps({**read(pooling), "word_embedding_dimension": TINY["hidden_size"]}))
+    export(source, tmp_path / "out", backend)
+    options = {
+        "onnx": {"provider": "CPUExecutionProvider"},
+        "openvino": {"ov_config": {"INFERENCE_PRECISION_HINT": "f32"}},
+    }
+    model = SentenceTransformer(str(tmp_path / "out"), backend=backend, device="cpu", model_kwargs=options[backend])
+    texts = ["a b c", "d " * 30, "e"]
+    wanted = bertlite.embed.Embedder(source).encode(texts)
+    assert model.max_seq_length == 24
+    assert float(abs(model.encode(texts) - wanted).max()) < 1e-5  # float32 of unit vectors, other kernels
