@@ -31,7 +31,7 @@ def add(actions: Commands) -> None:
             "prune to 15ms checkpoint --at 1x32 --texts texts.txt --out quick",
         ),
         record="the report",
-        out={FOLDER: "the pruned checkpoint with its tokenizer and report.json"},
+        out={FOLDER: "the pruned checkpoint with its tokenizer, a card and report.json"},
         needs=(FOLDER,),
     )
     action.add_argument("target", metavar="TARGET", help="2x, 40%% or 15ms")

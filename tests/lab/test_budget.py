@@ -236,7 +236,10 @@ def test_a_share_of_the_macs_is_met_and_the_folder_loads(world: Path, tmp_path: 
     assert report["neurons_kept"] == [len(kept_neurons(model.config, i)) for i in range(L)]
     assert report["met"] is True
     assert BertTokenizer.from_pretrained(out)("good film")["input_ids"] == [2, 5, 9, 3]
-    assert [path.name for path in tmp_path.iterdir()] == ["small"]
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert f"bertlite prune to {100 * share:g}%" in card
+    assert "96 texts" in card  # those fitted to
+    assert {path.name for path in tmp_path.iterdir()} - {"cache"} == {"small"}  # matplotlib keeps its fonts there
 
 
 def test_what_was_pruned_before_stays_pruned_and_counts(world: Path, tmp_path: Path) -> None:

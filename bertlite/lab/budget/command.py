@@ -2,14 +2,12 @@
 
 import argparse
 import json
-import re
 import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 from bertlite.checkpoint.files import Source, find_checkpoint
-from bertlite.checkpoint.folders import replacing
 from bertlite.config import BertConfig
 from bertlite.inspection import class_of
 from bertlite.lab.budget.search import Plan, Search, State, judge
@@ -18,7 +16,9 @@ from bertlite.lab.budget.texts import Texts, batches_of, labels_for, read_texts
 from bertlite.lab.experiments.data import DataSource
 from bertlite.lab.experiments.files import model_sha256, units_kept
 from bertlite.progress import Progress
-from bertlite.records import environment, write_json, write_record
+from bertlite.records import environment, write_record
+from bertlite.shipping.card import Figure
+from bertlite.shipping.folder import write_model
 from bertlite.tokenizer import BertTokenizer
 
 REPORT = "report.json"
@@ -75,7 +75,9 @@ def main(args: argparse.Namespace) -> int:
         "environment": environment(args.device),
         "wall_seconds": round(time.perf_counter() - began, 1),
     }
-    write_folder(args.folder, found.model, tokenizer, report)
+    write_model(
+        args.folder, found.model, args.checkpoint, figures=figures_of(report), how=[describe(report)], report=report
+    )
     shutil.rmtree(search.state.folder)
     if args.record:
         write_record(args.record, report)
@@ -135,12 +137,28 @@ def facts_of(pruned: Any, plan: Plan) -> dict[str, Any]:
     }
 
 
-def write_folder(folder: Path, model: Any, tokenizer: BertTokenizer, report: dict[str, Any]) -> None:
-    """Write the checkpoint with its tokenizer and the report, whole or not at all."""
-    with replacing(folder, superseded=re.compile(".*")) as new:
-        model.save_pretrained(new)
-        tokenizer.save_pretrained(new)
-        write_json(new / REPORT, report)
+def figures_of(report: dict[str, Any]) -> list[Figure]:
+    """Return the figures for the card: what was measured by the clock and on texts held out."""
+    held = f"{report['texts']['held out']} texts held out"
+    figures = [
+        Figure(f"speed at {report['work']}, times the given model's", report["speedup"]["median"], dense=1.0),
+        Figure("multiply-accumulates of the layers, as a share of the unpruned model's", report["macs"]),
+        Figure(f"divergence from the given model's predictions, in nats, {held}", report["kl"], dense=0.0),
+    ]
+    if "agreement" in report:
+        figures.append(Figure(f"share of predictions with the same class, {held}", report["agreement"], dense=1.0))
+    if "score" in report:
+        name = "accuracy" if "agreement" in report else "correlation"
+        figures.append(Figure(f"{name}, {held}", report["score"], dense=report["dense_score"]))
+    return figures
+
+
+def describe(report: dict[str, Any]) -> str:
+    """Return the sentence that says how the model was made."""
+    return (
+        f"`bertlite prune to {report['target']}` removed heads and intermediate neurons and fitted the rest to what"
+        f" the given model computes on {report['texts']['fitted to']} texts; no weight was trained."
+    )
 
 
 def print_report(report: dict[str, Any], folder: Path) -> None:
