@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Iterable
 
+from bertlite.cli import prune_to
 from bertlite.cli.parts import (
     FOLDER,
     Commands,
@@ -26,6 +27,7 @@ ALLOCATIONS = ("scores", "equal", "macs", "latency")
 FORMS = ("physical", "full", "mask")
 DESCRIPTION = """Run head-pruning experiments.  Each run is a folder that records its settings, inputs and results.
 
+  to         prune a checkpoint to a speed, a time or a share of its MACs
   finetune   train a checkpoint on a task
   score      score each head by one criterion or several
   run        score, prune, repair, retrain and evaluate once
@@ -41,6 +43,7 @@ def add(commands: Commands) -> None:
     """Add `prune` and its actions."""
     prune = commands.add_parser("prune", help="run experiments with pruned heads", description=DESCRIPTION)
     actions = prune.add_subparsers(dest="action", required=True, metavar="ACTION")
+    prune_to.add(actions)
     add_finetune(actions)
     add_score(actions)
     add_run(actions)

@@ -13,6 +13,7 @@ from torch import Tensor
 from bertlite.config import ConfigLike, kept_heads, kept_neurons, normalise_units
 
 Choice = dict[int, list[int]]
+BySize = tuple[Mapping[int, float], Mapping[int, float]]  # of a layer: {heads kept: value} and {neurons kept: value}
 CELLS = 10_000  # of a knapsack's budget; times are rounded up to whole cells, so that it is never exceeded
 ROUNDING = 1e-9  # of a unit, a cell or a budget: three times 1.1 is 3.3
 
@@ -291,7 +292,43 @@ def rank_by_latency(
     return chosen["head"], chosen["neuron"]
 
 
-def knapsack(options: Sequence[Sequence[tuple[float, float]]], budget: float) -> list[int]:
+def choose_sizes(
+    losses: Sequence[BySize], costs: Sequence[BySize], budget: float, *, cells: int = CELLS
+) -> list[tuple[int, int]]:
+    """Choose how many heads and neurons each layer keeps: the sizes of least total loss that stay within a budget.
+
+    Losses of sublayers are taken to add up.  The choice is exact but for rounding, as that of `rank_by_latency` is.
+
+    Args:
+        losses: for each layer {heads kept: loss} and {neurons kept: loss}.
+        costs: for each layer {heads kept: cost of its attention} and {neurons kept: cost of its feed-forward
+            network}, in MACs or seconds.  Sizes that have both a loss and a cost can be chosen; with 0 among them,
+            whole sublayers may go.
+        budget: what all sublayers may cost together.
+        cells: of the part of the budget beyond the cheapest choice, to which costs are rounded up.
+
+    Returns:
+        For each layer the heads and the neurons to keep.
+
+    Raises:
+        ValueError: the budget is below the cost of the cheapest choice, which is named; or a sublayer has no size
+            with both a loss and a cost.
+    """
+    options: list[list[int]] = []
+    groups: list[list[tuple[float, float]]] = []
+    for layer, pair in enumerate(losses):
+        for unit, loss, cost in zip(("head", "neuron"), pair, costs[layer], strict=True):
+            sizes = sorted(loss.keys() & cost.keys())
+            if not sizes:
+                raise ValueError(f"layer {layer}: no number of {unit}s has both a loss and a cost")
+            options.append(sizes)
+            groups.append([(cost[size], -loss[size]) for size in sizes])
+    picked = knapsack(groups, budget, cells)
+    chosen = [sizes[i] for sizes, i in zip(options, picked, strict=True)]
+    return list(zip(chosen[::2], chosen[1::2], strict=True))
+
+
+def knapsack(options: Sequence[Sequence[tuple[float, float]]], budget: float, cells: int = CELLS) -> list[int]:
     """Choose one (cost, value) of each group, by its index, for the highest sum of values within the budget."""
     for cost, _ in (option for each in options for option in each):
         if not 0 <= cost < math.inf:
@@ -300,28 +337,28 @@ def knapsack(options: Sequence[Sequence[tuple[float, float]]], budget: float) ->
     slack = budget - sum(fastest)
     if not slack >= -ROUNDING * budget:
         raise ValueError(f"the budget is {budget}; the fastest choice takes {sum(fastest):.6g}")
-    best = torch.zeros(CELLS + 1, dtype=torch.float64)  # value, by the cells that may be spent
-    cells, steps = [], []
+    best = torch.zeros(cells + 1, dtype=torch.float64)  # value, by the cells that may be spent
+    spendings, steps = [], []
     for each, least in zip(options, fastest, strict=True):
-        cells.append([cells_of(cost - least, max(slack, 0.0)) for cost, _ in each])
-        after = torch.full((len(each), CELLS + 1), -torch.inf, dtype=torch.float64)
-        for i, (spent, (_, value)) in enumerate(zip(cells[-1], each, strict=True)):
-            after[i, spent:] = best[: CELLS + 1 - spent] + value
+        spendings.append([cells_of(cost - least, max(slack, 0.0), cells) for cost, _ in each])
+        after = torch.full((len(each), cells + 1), -torch.inf, dtype=torch.float64)
+        for i, (spent, (_, value)) in enumerate(zip(spendings[-1], each, strict=True)):
+            after[i, spent:] = best[: cells + 1 - spent] + value
         best, taken = after.max(0)
         steps.append(taken)
-    left, picked = CELLS, []
-    for costs, taken in zip(reversed(cells), reversed(steps), strict=True):
+    left, picked = cells, []
+    for costs, taken in zip(reversed(spendings), reversed(steps), strict=True):
         i = int(taken[left])
         left -= costs[i]
         picked.append(i)
     return picked[::-1]
 
 
-def cells_of(time: float, slack: float) -> int:
+def cells_of(time: float, slack: float, cells: int) -> int:
     """Return how many cells of the slack a time takes; one more than there are, if it is too long."""
     if not time:
         return 0
-    return math.ceil(time / slack * CELLS - ROUNDING) if time <= slack else CELLS + 1
+    return math.ceil(time / slack * cells - ROUNDING) if time <= slack else cells + 1
 
 
 def rearrange(choice: Mapping[int, Iterable[int]], gradients: Tensor) -> Choice:

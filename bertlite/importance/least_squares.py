@@ -4,7 +4,8 @@ Shapes:  T real tokens · D hidden · W width of a projection's input: N·H of t
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,22 +16,35 @@ from torch import Tensor, nn
 
 from bertlite.config import pruned_neurons
 from bertlite.importance.batches import Batch, check_model, eval_mode, inputs_of, read_batches, real_tokens
-from bertlite.importance.structures import EVERY_TOKEN
+from bertlite.importance.moments import (
+    Fit,
+    Moments,
+    choose_ridge,
+    fit_factors,
+    fit_matrix,
+    fit_nothing,
+    gather,
+    total,
+)
+from bertlite.importance.predictions import predictions
+from bertlite.importance.structures import EVERY_TOKEN, run
 from bertlite.pruning import BertLike, Model, check_linear, layers_of
 from bertlite.stack.modules import BertLayer
 
 METHODS = ("mean", "scale", "refit")
+FEW = 2  # tokens for each input of a matrix: with fewer, its fit is not to be trusted
+WORSE, ROUNDING = 1.01, 1e-6  # a divergence grown by more, in nats, is no rounding
 
 
 def repair(
-    pruned: Model, dense: BertLike, batches: Iterable[Batch], method: str = "refit", *, ridge: float = 1e-3
+    pruned: Model, dense: BertLike, batches: Iterable[Batch], method: str = "refit", *, ridge: float | None = None
 ) -> Model:
     """Return a repaired copy of the pruned model; the model is not changed.  See `repair_`."""
     return repair_(copy.deepcopy(pruned), dense, batches, method, ridge=ridge)
 
 
 def repair_(
-    pruned: Model, dense: BertLike, batches: Iterable[Batch], method: str = "refit", *, ridge: float = 1e-3
+    pruned: Model, dense: BertLike, batches: Iterable[Batch], method: str = "refit", *, ridge: float | None = None
 ) -> Model:
     """Bring a pruned model back towards the dense one it came from: no labels, no gradients, seconds.
 
@@ -44,33 +58,71 @@ def repair_(
         method: "mean" fits the bias alone, and so folds in the mean of what was removed; "scale" also a factor for
             each head (Kwon et al. 2022) or neuron; "refit" the whole matrix and the bias (K-prune, Park et al. 2024).
         ridge: how strongly factors or matrix are held to what they were, as a share of the mean power of the inputs.
+            By default it is chosen for each projection by cross-validation over sentences, so that few of them change
+            little: from 1e-5 to 10, or no change but of the bias.
 
     Returns:
-        The model given.  In a layer without heads only the bias is fitted.
+        The model given.  In a layer without heads only the bias is fitted.  Warnings say if "refit" has
+        fewer than two tokens for each input of a matrix, and if predictions on these
+        batches are further from the dense model's than before: "scale" fits the outputs of layers best by shrinking
+        what little is left, and can so end in predictions that are all alike.
 
     Raises:
-        ValueError: no batches, an unknown method, a negative ridge, or models that do not belong together.
+        ValueError: no batches, an unknown method, a negative ridge, a single sentence and no ridge, or models that do
+            not belong together.
         TypeError: a projection is not a plain nn.Linear: merge adapters first.
     """
     check_pair(pruned, dense)
     if method not in METHODS:
         raise ValueError(f"method {method!r} is unknown; have: {', '.join(METHODS)}")
-    if not ridge >= 0:
+    if ridge is not None and not ridge >= 0:
         raise ValueError(f"ridge is {ridge}; it must be 0 or more")
+    read, feed_forward = read_batches(pruned, batches), bool(pruned_neurons(pruned.config))
     with eval_mode(pruned, dense), torch.no_grad():
-        runs = [PairedRun.start(pruned, dense, batch) for batch in read_batches(pruned, batches)]
-        feed_forward = bool(pruned_neurons(pruned.config))
+        before = mean_divergence(pruned, dense, read)
+        runs = start_runs(pruned, dense, read)
+        if method == "refit":
+            parts = [block.attention.output.dense for block in layers_of(pruned)]
+            parts += [block.output.dense for block in layers_of(pruned)] if feed_forward else []
+            warn_of_few(runs, (part.in_features for part in parts))
         for own, other in zip(layers_of(pruned), layers_of(dense), strict=True):
-            for run in runs:
-                run.step_dense(other)
-            heads = Moments.of(run.attention_fit(own) for run in runs)
+            for each in runs:
+                each.step_dense(other)
+            heads = gather(each.attention_fit(own) for each in runs)
             refit_(own.attention.output.dense, heads, method, own.attention.self.attention_head_size, ridge)
             if feed_forward:
-                neurons = Moments.of(run.feed_forward_fit(own) for run in runs)
+                neurons = gather(each.feed_forward_fit(own) for each in runs)
                 refit_(own.output.dense, neurons, method, 1, ridge)
-            for run in runs:
-                run.step_pruned(own)
+            for each in runs:
+                each.step_pruned(own)
+        after = mean_divergence(pruned, dense, read)
+    if after > WORSE * before + ROUNDING:
+        warnings.warn(
+            f"after repair {method!r} predictions are {after:.3g} nats from the dense model's, before it they were"
+            f" {before:.3g}: use 'refit', or give more batches",
+            stacklevel=2,
+        )
     return pruned
+
+
+def warn_of_few(runs: "Sequence[PairedRun]", widths: Iterable[int]) -> None:
+    """Warn where matrices are fitted to so few tokens that the fit may be worse than none on other texts."""
+    tokens, widest = sum(len(each.sentence) for each in runs), max(widths, default=0)
+    if 0 < tokens < FEW * widest:
+        warnings.warn(
+            f"matrices with {widest} inputs are fitted to {tokens} tokens, too few to hold on other texts:"
+            f" give {FEW * widest} tokens or more, or repair by 'mean' or 'scale'",
+            stacklevel=3,
+        )
+
+
+def mean_divergence(model: BertLike, dense: BertLike, batches: Sequence[Batch]) -> float:
+    """Return how far a model's predictions are from the dense model's, in nats, on average over examples."""
+    found = []
+    for batch in batches:
+        p, q = (predictions(each, run(each, batch), batch) for each in (dense, model))
+        found.append(torch.stack([a.divergence(b) for a, b in zip(p, q, strict=True)]).sum(0).double())
+    return float(torch.cat(found).mean())
 
 
 def check_pair(pruned: BertLike, dense: BertLike) -> None:
@@ -98,6 +150,7 @@ class PairedRun:
     """One batch on its way through the layers of both models."""
 
     real: Tensor  # (rows, S)
+    sentence: Tensor  # (T,), the number of each token's row among all
     x: Tensor  # the input of a layer of the pruned model
     arguments: tuple[Any, ...]  # the other arguments of its layers
     dense_x: Tensor
@@ -105,8 +158,10 @@ class PairedRun:
     targets: tuple[Tensor, ...] = ()  # the inputs of the dense layer's two LayerNorms
 
     @classmethod
-    def start(cls, pruned: BertLike, dense: BertLike, batch: Batch) -> "PairedRun":
-        return cls(real_tokens(batch), *first_layer_inputs(pruned, batch), *first_layer_inputs(dense, batch))
+    def start(cls, pruned: BertLike, dense: BertLike, batch: Batch, before: int) -> "PairedRun":
+        real = real_tokens(batch)
+        sentence = real.nonzero()[:, 0] + before
+        return cls(real, sentence, *first_layer_inputs(pruned, batch), *first_layer_inputs(dense, batch))
 
     def step_dense(self, block: BertLayer) -> None:
         with recorded_inputs(block.attention.output.LayerNorm, block.output.LayerNorm) as inputs:
@@ -118,24 +173,34 @@ class PairedRun:
         out = block(self.x, *self.arguments)
         self.x = out[0] if isinstance(out, tuple) else out
 
-    def attention_fit(self, block: BertLayer) -> tuple[Tensor, Tensor]:
-        """Return the input of the attention's output projection, (T, W), and its wanted output, (T, D)."""
-        run = partial(block, self.x, *self.arguments)
-        inputs, residual = first_call(block.attention.output, run)
+    def attention_fit(self, block: BertLayer) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the input of the attention's output projection, (T, W), its wanted output, (T, D), and sentences."""
+        attend = partial(block, self.x, *self.arguments)
+        inputs, residual = first_call(block.attention.output, attend)
         return self.fit(inputs, residual, self.targets[0])
 
-    def feed_forward_fit(self, block: BertLayer) -> tuple[Tensor, Tensor]:
-        """Return the input of the feed-forward network's output projection, (T, W), and its wanted output, (T, D)."""
+    def feed_forward_fit(self, block: BertLayer) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the same of the feed-forward network's output projection."""
         with recorded_inputs(block.output) as calls:
             block(self.x, *self.arguments)
         ((inputs, residual),) = calls()
         return self.fit(inputs, residual, self.targets[1])
 
-    def fit(self, inputs: Tensor, residual: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        return self.flat(inputs).double(), self.flat(target).double() - self.flat(residual).double()
+    def fit(self, inputs: Tensor, residual: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        wanted = self.flat(target).double() - self.flat(residual).double()
+        return self.flat(inputs).double(), wanted, self.sentence
 
     def flat(self, x: Tensor) -> Tensor:
         return x[self.real] if x.dim() == 3 else x  # else packed: there is no padding
+
+
+def start_runs(pruned: BertLike, dense: BertLike, batches: Iterable[Batch]) -> list[PairedRun]:
+    """Return the runs of all batches, before the first layer."""
+    runs, before = [], 0
+    for batch in read_batches(pruned, batches):
+        runs.append(PairedRun.start(pruned, dense, batch, before))
+        before += len(runs[-1].real)
+    return runs
 
 
 class StopForward(Exception):  # noqa: N818  # no error
@@ -145,8 +210,8 @@ class StopForward(Exception):  # noqa: N818  # no error
 def first_layer_inputs(model: BertLike, batch: Batch) -> tuple[Tensor, tuple[Any, ...]]:
     """Return the hidden states and the other arguments that the first layer is called with."""
     options = {"use_cache": False} if model.config.is_decoder else {}
-    run = partial(model, **inputs_of(batch), **EVERY_TOKEN, **options)
-    x, *others = first_call(model.base_model.encoder.layer[0], run)
+    call = partial(model, **inputs_of(batch), **EVERY_TOKEN, **options)
+    x, *others = first_call(model.base_model.encoder.layer[0], call)
     return x, tuple(others)
 
 
@@ -185,50 +250,13 @@ def recorded_inputs(*parts: nn.Module) -> Iterator[Callable[[], list[tuple[Tenso
             hook.remove()
 
 
-@dataclass
-class Moments:
-    """Second moments about the means, summed over tokens: of inputs C (T, W), and with targets Y (T, D)."""
-
-    mean_c: Tensor  # (W,)
-    mean_y: Tensor  # (D,)
-    cc: Tensor  # (W, W)
-    cy: Tensor  # (W, D)
-
-    @classmethod
-    def of(cls, pairs: Iterable[tuple[Tensor, Tensor]]) -> "Moments":
-        count, sums = 0, [torch.zeros(())] * 4
-        for c, y in pairs:
-            count += len(c)
-            sums = [old + new for old, new in zip(sums, (c.sum(0), y.sum(0), c.T @ c, c.T @ y), strict=True)]
-        if not count:
-            raise ValueError("the batches hold padding alone")
-        c, y = sums[0] / count, sums[1] / count
-        return cls(c, y, sums[2] - count * torch.outer(c, c), sums[3] - count * torch.outer(c, y))
-
-
-def refit_(dense: nn.Linear, moments: Moments, method: str, width: int, ridge: float) -> None:
+def refit_(dense: nn.Linear, folds: Sequence[Moments], method: str, width: int, ridge: float | None) -> None:
     """Fit a projection's bias and, by the method, its matrix, or factors of its columns in blocks of one width."""
-    weight = dense.weight.double()  # (D, W)
-    residual = moments.cy - moments.cc @ weight.T  # (W, D)
-    if not weight.numel():
-        pass
-    elif method == "refit":
-        weight = weight + ridge_solve(moments.cc, residual, ridge).T
-    elif method == "scale":
-        blocks = weight.shape[1] // width
-        products = moments.cc * (weight.T @ weight)
-        gram = products.unflatten(1, (blocks, width)).unflatten(0, (blocks, width)).sum((1, 3))
-        wanted = (residual * weight.T).sum(1).unflatten(0, (blocks, width)).sum(1)
-        weight = weight * (1 + ridge_solve(gram, wanted[:, None], ridge)[:, 0]).repeat_interleave(width)
+    weight, moments = dense.weight.double(), total(folds)
+    fits: dict[str, Fit] = {"mean": fit_nothing, "scale": partial(fit_factors, width=width), "refit": fit_matrix}
+    fit = fits[method]
+    if ridge is None:
+        ridge = choose_ridge(folds, weight, fit) if method != "mean" and weight.numel() else 0.0
+    weight = fit(moments, weight, ridge)
     dense.weight.copy_(weight)
-    dense.bias.copy_(moments.mean_y - weight @ moments.mean_c)
-
-
-def ridge_solve(gram: Tensor, wanted: Tensor, ridge: float) -> Tensor:
-    """Return the x of least |x| for which gram·x is nearest to `wanted`; a ridge draws it towards 0."""
-    if not ridge:
-        return torch.linalg.pinv(gram, hermitian=True) @ wanted
-    power = gram.diagonal().mean().clamp(min=torch.finfo(gram.dtype).tiny)
-    return torch.linalg.solve(
-        gram + ridge * power * torch.eye(len(gram), dtype=gram.dtype, device=gram.device), wanted
-    )
+    dense.bias.copy_(moments.bias(weight))

@@ -1,8 +1,17 @@
 """The public names of bertlite.importance, each from the module it lives in."""
 
-from bertlite.importance.allocation import macs, rank_by_latency, rank_by_macs, rank_heads, rank_neurons, rearrange
+from bertlite.importance.allocation import (
+    choose_sizes,
+    macs,
+    rank_by_latency,
+    rank_by_macs,
+    rank_heads,
+    rank_neurons,
+    rearrange,
+)
 from bertlite.importance.criteria import CRITERIA, NEURON_CRITERIA, NORMALISERS, REDUCTIONS, TARGETS, Criterion
 from bertlite.importance.gates import HardConcreteGates, SubsetGates, train_gates
+from bertlite.importance.layerwise import loss_curves, output_metrics, prune_layerwise_, prune_to_macs
 from bertlite.importance.least_squares import METHODS, repair, repair_
 from bertlite.importance.schedules import Step, distillation_loss, iterative, one_shot
 from bertlite.importance.scores import head_gradients, head_importance, neuron_importance, normalise
@@ -18,14 +27,19 @@ __all__ = [
     "HardConcreteGates",
     "Step",
     "SubsetGates",
+    "choose_sizes",
     "distillation_loss",
     "head_gradients",
     "head_importance",
     "iterative",
+    "loss_curves",
     "macs",
     "neuron_importance",
     "normalise",
     "one_shot",
+    "output_metrics",
+    "prune_layerwise_",
+    "prune_to_macs",
     "rank_by_latency",
     "rank_by_macs",
     "rank_heads",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bertlite import BertConfig, with_pruned
 from bertlite.importance import macs, rank_by_latency, rank_by_macs, rank_heads, rank_neurons, rearrange
-from bertlite.importance.allocation import Choice, knapsack
+from bertlite.importance.allocation import Choice, choose_sizes, knapsack
 
 NAN = math.nan
 SCORES = torch.tensor(
@@ -332,6 +332,42 @@ def test_times_of_neurons_go_with_their_scores() -> None:
 def cost(gradients: Tensor, layer: int, gone: Any) -> float:
     """(1-m)ᵀ F (1-m), as a mean of squares."""
     return float(gradients[:, layer, list(gone)].sum(1).square().mean())
+
+
+# choose_sizes
+
+
+def sizes_problem(seed: int) -> tuple[list[Any], list[Any]]:
+    """Return losses, falling with the size, and costs in whole numbers, which layers need not share."""
+    random = draw(2, 2, 4, seed=seed)
+    losses = [tuple({size: float(x[size:].sum()) for size in range(4)} for x in pair) for pair in random]
+    cost = draw(2, 2, 4, seed=seed + 1000).mul(9).round().cumsum(-1)
+    costs = [tuple(dict(enumerate(each.tolist())) for each in pair) for pair in cost]
+    return losses, costs
+
+
+@pytest.mark.parametrize("budget", [0, 7, 20, 31, 200])
+def test_of_additive_losses_the_sizes_are_the_best_of_all(budget: int) -> None:
+    for seed in range(10):
+        losses, costs = sizes_problem(seed)
+        groups = [(loss, cost) for two in zip(losses, costs, strict=True) for loss, cost in zip(*two, strict=True)]
+        least = sum(min(cost.values()) for _, cost in groups)
+        every = [
+            (sum(loss[n] for (loss, _), n in zip(groups, sizes, strict=True)), sizes)
+            for sizes in product(range(4), repeat=4)
+            if sum(cost[n] for (_, cost), n in zip(groups, sizes, strict=True)) <= least + budget
+        ]
+        chosen = choose_sizes(losses, costs, least + budget, cells=max(budget, 1))  # a cell is a unit of cost
+        assert sum(chosen, ()) == min(every)[1]
+
+
+def test_sizes_without_a_cost_are_not_chosen_and_none_is_refused() -> None:
+    losses = [({0: 2.0, 1: 1.0, 2: 0.0}, {0: 9.0, 5: 0.0})]
+    assert choose_sizes(losses, [({0: 0, 2: 5}, {0: 0, 5: 3})], 7) == [(0, 5)]
+    with pytest.raises(ValueError, match="layer 0: no number of neurons has both a loss and a cost"):
+        choose_sizes(losses, [({0: 0}, {3: 1})], 7)
+    with pytest.raises(ValueError, match="the budget is 1; the fastest choice takes 3"):
+        choose_sizes(losses, [({2: 3}, {0: 0})], 1)
 
 
 def test_rearranging_never_costs_more_and_removes_as_many() -> None:

@@ -1,6 +1,7 @@
 """Repair without retraining: what each method fits, layer by layer, and what it leaves alone."""
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from bertlite import (
     prune_neurons,
 )
 from bertlite.importance import METHODS, repair, repair_
+from bertlite.importance import least_squares as module
 
 L, N, H, D, W, V = 3, 4, 12, 48, 37, 97
 PRUNED = {0: [1, 3], 1: [0, 1, 2, 3], 2: [2]}
@@ -319,11 +321,11 @@ def test_repair_leaves_both_models_alone_and_in_place_it_changes_projections_alo
     dense = worn(make())
     pruned = worn(prune_heads(make(), PRUNED))
     before, weights = (snapshot(dense), snapshot(pruned)), copy.deepcopy((dense.state_dict(), pruned.state_dict()))
-    fixed = repair(pruned, dense, data(), method)
+    fixed = repair(pruned, dense, data(), method, ridge=DEFAULT)
     assert (snapshot(dense), snapshot(pruned)) == before
     assert_same((dense.state_dict(), pruned.state_dict()), weights, atol=0)
     assert [*map(id, fixed.parameters())] != before[1]["parameters"]
-    assert repair_(pruned, dense, data(), method) is pruned
+    assert repair_(pruned, dense, data(), method, ridge=DEFAULT) is pruned
     assert (snapshot(dense), snapshot(pruned)) == before
     assert_same(pruned.state_dict(), fixed.state_dict(), atol=0)
     assert_same(dense.state_dict(), weights[0], atol=0)
@@ -338,6 +340,46 @@ def test_the_feed_forward_network_is_fitted_where_neurons_are_pruned() -> None:
     fixed = repair(pruned, dense, data())
     changed = {k for k, x in fixed.state_dict().items() if x.numel() and distance(x, pruned.state_dict()[k]) > 1e-9}
     assert {f"encoder.layer.{i}.output.dense.bias" for i in range(L)} <= changed
+
+
+def test_a_repair_that_leaves_predictions_further_away_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers can come nearer to the dense ones while predictions do not: what "scale" does with very little left."""
+    model = make(BertForSequenceClassification, num_labels=3)
+    pruned = prune_heads(model, PRUNED)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        repair(pruned, model, data(), ridge=DEFAULT)
+        repair(model, model, data(), ridge=DEFAULT)  # nothing to repair: rounding is no reason
+    found = iter([0.309, 0.3135])
+    monkeypatch.setattr(module, "mean_divergence", lambda *args: next(found))
+    with pytest.warns(
+        UserWarning, match=r"after repair 'scale' predictions are 0.314 nats .* before it they were 0.309"
+    ):
+        repair(pruned, model, data(), "scale", ridge=DEFAULT)
+
+
+def test_too_few_tokens_for_the_inputs_of_a_matrix_are_said() -> None:
+    model = make()
+    pruned, few = prune_neurons(model, {0: [1]}), data(count=6)
+    tokens = sum(int(batch["attention_mask"].sum()) for batch in few)
+    assert tokens < 2 * D
+    with pytest.warns(
+        UserWarning, match=f"matrices with {D} inputs are fitted to {tokens} tokens, .* give {2 * D} tokens"
+    ):
+        repair(pruned, model, few)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        repair(pruned, model, few, "mean")
+        repair(pruned, model, data(count=12))
+
+
+def test_the_divergence_is_the_mean_over_examples() -> None:
+    model = make(BertForSequenceClassification, num_labels=3)
+    pruned = prune_heads(model, PRUNED)
+    with torch.no_grad():
+        p, q = (torch.cat([each(**b).logits.log_softmax(-1) for b in data()]) for each in (model, pruned))
+        wanted = (p.exp() * (p - q)).sum(-1).mean()
+        assert module.mean_divergence(pruned, model, data()) == pytest.approx(float(wanted), rel=1e-10)
 
 
 class BoomError(Exception):

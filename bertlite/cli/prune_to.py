@@ -1,0 +1,91 @@
+"""The arguments of `bertlite prune to`."""
+
+import argparse
+
+from bertlite.cli.parts import FOLDER, Commands, add_device, command, count, integer, names, one_of, shapes
+
+WAYS = ("auto", "latency", "macs")
+DESCRIPTION = """Prune a checkpoint to a budget of time or work, without training.
+
+TARGET is a speed (2x the given model's), a share of the MACs of the unpruned model (40%), or the time of a forward
+(15ms).  It is stated for one batch, --at or --lengths.  Heads and neurons go together; a layer may lose its attention
+or its feed-forward network whole.  What is left is chosen and fitted by least squares, layer by layer, to what the
+given model computes.  A speed or a time is checked by a clock.
+
+No labels are needed: the divergence from the given model's predictions stands for the loss.  With --label, it is the
+loss itself.  A tenth of the texts or so is held back and judged by.  A search that was killed goes on where it
+stopped when the same command is given again."""
+
+
+def add(actions: Commands) -> None:
+    """Add `to`."""
+    action = command(
+        actions,
+        "to",
+        "bertlite.lab.budget.command",
+        summary="prune a checkpoint to a speed, a time or a share of its MACs",
+        description=DESCRIPTION,
+        examples=(
+            "prune to 2x runs/dense/model --texts texts.txt --out fast",
+            "prune to 30% runs/dense/model --texts train.tsv --text sentence --label label --out small",
+            "prune to 15ms checkpoint --at 1x32 --texts texts.txt --out quick",
+        ),
+        record="the report",
+        out={FOLDER: "the pruned checkpoint with its tokenizer, a card and report.json"},
+        needs=(FOLDER,),
+    )
+    action.add_argument("target", metavar="TARGET", help="2x, 40%% or 15ms")
+    action.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder or a hub id, with its tokenizer")
+    add_texts(action)
+    work = action.add_argument_group("work that the target is stated for")
+    work.add_argument(
+        "--at",
+        type=shapes,
+        metavar="BxS",
+        help="a batch of B sequences of S tokens (default: 8x128 without --lengths)",
+    )
+    work.add_argument(
+        "--lengths",
+        metavar="FILE",
+        help="a length in tokens on each line; the batch has --batch-size of their quantiles (default: none)",
+    )
+    work.add_argument("--batch-size", type=count, default=32, help="sequences of --lengths (default: %(default)s)")
+    add_device(work)
+    action.add_argument(
+        "--allocate",
+        type=one_of("way to allocate", WAYS),
+        choices=WAYS,
+        default="auto",
+        help="what sizes are chosen by: the measured time of each size on this machine, or MACs; auto is macs for a"
+        " share and else latency (default: %(default)s)",
+    )
+    action.add_argument("--seed", type=integer, default=0, help="seed of the texts drawn (default: %(default)s)")
+
+
+def add_texts(action: argparse.ArgumentParser) -> None:
+    """Add the arguments that name texts."""
+    group = action.add_argument_group("texts of the kind that the model will see")
+    group.add_argument(
+        "--texts", required=True, metavar="FILE", help=".txt with a text on each line, .csv, .tsv or .jsonl"
+    )
+    group.add_argument(
+        "--text",
+        type=names,
+        default="sentence",
+        metavar="A[,B]",
+        help="name of the column with the text, or of both columns of pairs (default: %(default)s)",
+    )
+    group.add_argument("--label", metavar="NAME", help="name of the column with the label (default: none)")
+    group.add_argument(
+        "--columns",
+        type=names,
+        default=(),
+        metavar="A,B,…",
+        help="names of all columns, for files without a header (default: those of the header)",
+    )
+    group.add_argument(
+        "--calibration", type=count, default=1024, metavar="N", help="texts to fit to (default: %(default)s)"
+    )
+    group.add_argument(
+        "--max-length", type=count, default=128, metavar="TOKENS", help="truncate longer texts (default: %(default)s)"
+    )

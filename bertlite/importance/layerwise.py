@@ -1,0 +1,287 @@
+"""Prune a model to given sizes layer by layer, from the bottom, and fit what is left to what the dense model computes.
+
+The heads of a layer, then its neurons, are chosen jointly (`bertlite.importance.selection`) on the activations that
+the layers below, pruned and fitted already, give it.  How much each size would cost is known beforehand from
+`loss_curves`, which see each sublayer of the dense model by itself.
+
+Shapes:  L layers · D hidden · W inputs of an output projection, of n units with w inputs each
+"""
+
+import copy
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bertlite.config import ConfigLike, kept_heads, kept_neurons
+from bertlite.importance.allocation import BySize, choose_sizes, head_macs, neuron_macs
+from bertlite.importance.batches import Batch, check_model, eval_mode, real_tokens
+from bertlite.importance.least_squares import PairedRun, check_pair, start_runs, warn_of_few
+from bertlite.importance.measurements import ScoringTask
+from bertlite.importance.moments import Moments, choose_ridge, fit_matrix, gather, power, total
+from bertlite.importance.selection import Elimination, eliminate
+from bertlite.importance.structures import EVERY_TOKEN, HEADS, run
+from bertlite.pruning import BertLike, Model, layers_of, prune_heads_, prune_neurons_
+from bertlite.stack.modules import BertLayer
+
+GRID = 48  # the sizes of a feed-forward network that are tried: multiples of this share of its neurons
+RIDGE = 1e-3  # of the joint selection, as a share of the mean power of the inputs
+Sizes = Sequence[tuple[int, int]]  # of each layer, the heads and the neurons that it keeps
+
+
+@dataclass(frozen=True)
+class Sublayer:
+    """The attention or the feed-forward network of a layer."""
+
+    unit: str  # "head" or "neuron"
+    fit: Callable[[PairedRun, BertLayer], tuple[Tensor, Tensor, Tensor]]
+    dense: Callable[[BertLayer], nn.Linear]  # its output projection
+    kept: Callable[[Any, int], tuple[int, ...]]
+    prune_: Callable[[Any, dict[int, list[int]]], object]
+
+    def width(self, block: BertLayer) -> int:
+        """Return how many inputs of the output projection belong to one unit."""
+        return block.attention.self.attention_head_size if self.unit == "head" else 1
+
+
+ATTENTION = Sublayer(
+    "head", PairedRun.attention_fit, lambda block: block.attention.output.dense, kept_heads, prune_heads_
+)
+FEED_FORWARD = Sublayer(
+    "neuron", PairedRun.feed_forward_fit, lambda block: block.output.dense, kept_neurons, prune_neurons_
+)
+SUBLAYERS = (ATTENTION, FEED_FORWARD)
+
+
+def prune_layerwise_(
+    model: Model,
+    dense: BertLike,
+    batches: Iterable[Batch],
+    sizes: Sizes,
+    *,
+    ridge: float | None = None,
+    metrics: "Sequence[Metrics] | None" = None,
+    start: int = 0,
+) -> Generator[int, None, None]:
+    """Prune a model to these sizes and fit it to the dense model; yield the number of each layer when it is done.
+
+    Args:
+        model: pruned or not, with the sizes of `dense`; changed in place.
+        batches: inputs; labels are ignored.
+        sizes: for each layer the heads and the neurons to keep, none of them more than the layer has.
+        ridge: of the fit; by default chosen by cross-validation, as by `repair`.
+        start: the layer to begin with: those below are pruned and fitted already.
+        metrics: from `output_metrics`, by which errors are weighed in the choice; by default all outputs count alike.
+
+    Raises:
+        ValueError: the sizes do not fit, there are no batches, or the models do not belong together.
+
+    A warning says if there are fewer than two tokens for each input of a matrix that is fitted.
+    """
+    check_pair(model, dense)
+    check_sizes(model, sizes, start)
+    with eval_mode(model, dense), torch.no_grad():
+        runs = start_runs(model, dense, batches)
+        width = model.config.hidden_size // model.config.num_attention_heads
+        warn_of_few(runs, (size for heads, neurons in sizes for size in (heads * width, neurons)))
+        for layer, (block, other) in enumerate(zip(layers_of(model), layers_of(dense), strict=True)):
+            for each in runs:
+                each.step_dense(other)
+            for sublayer, count, place in zip(SUBLAYERS, sizes[layer], range(2), strict=True):
+                if layer < start:
+                    continue
+                metric = None if metrics is None else metrics[layer][place]
+                shrink_(model, layer, sublayer, count, runs, ridge, metric)
+            for each in runs:
+                each.step_pruned(block)
+            if layer >= start:
+                yield layer
+
+
+def shrink_(
+    model: BertLike,
+    layer: int,
+    sublayer: Sublayer,
+    count: int,
+    runs: Sequence[PairedRun],
+    ridge: float | None,
+    metric: Tensor | None,
+) -> None:
+    """Leave a sublayer `count` units, chosen jointly, and fit its output projection."""
+    block = list(layers_of(model))[layer]
+    folds = gather(sublayer.fit(each, block) for each in runs)
+    units, width = sublayer.kept(model.config, layer), sublayer.width(block)
+    if count < len(units):
+        weight = sublayer.dense(block).weight.double()
+        if count:
+            removed = eliminate(*problem(total(folds), weight, metric), width).removed(count)
+        else:
+            removed = [*range(len(units))]
+        sublayer.prune_(model, {layer: [units[i] for i in removed]})
+        stay = torch.ones(len(units), dtype=torch.bool, device=weight.device)
+        stay[removed] = False
+        rows = stay.repeat_interleave(width).nonzero()[:, 0]
+        folds = [fold.of_inputs(rows) for fold in folds]
+    part = sublayer.dense(block)
+    weight, moments = part.weight.double(), total(folds)
+    if weight.numel():
+        chosen = choose_ridge(folds, weight, fit_matrix) if ridge is None else ridge
+        weight = fit_matrix(moments, weight, chosen)
+    part.weight.copy_(weight)
+    part.bias.copy_(moments.bias(weight))
+
+
+def problem(moments: Moments, weight: Tensor, metric: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the Gram matrix and the wanted products of a joint selection, held to the old weight by RIDGE."""
+    gram, wanted = moments.centred
+    held = RIDGE * power(gram)
+    gram = gram + held * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    wanted = wanted + held * weight.T
+    return gram, wanted if metric is None else wanted @ root(metric)
+
+
+def root(metric: Tensor) -> Tensor:
+    """Return R with R·Rᵀ = metric, for a symmetric metric that is not negative, without columns of zeros."""
+    values, vectors = torch.linalg.eigh(metric)
+    large = values > 1e-12 * values[-1].clamp(min=torch.finfo(values.dtype).tiny)
+    return vectors[:, large] * values[large].sqrt()
+
+
+def check_sizes(model: BertLike, sizes: Sizes, start: int = 0) -> None:
+    """Refuse sizes that a model cannot be pruned to."""
+    if len(sizes) != model.config.num_hidden_layers:
+        raise ValueError(f"there are sizes for {len(sizes)} layers; the model has {model.config.num_hidden_layers}")
+    for layer, counts in list(enumerate(sizes))[start:]:
+        for sublayer, count in zip(SUBLAYERS, counts, strict=True):
+            have = len(sublayer.kept(model.config, layer))
+            if not 0 <= count <= have:
+                raise ValueError(f"layer {layer} cannot keep {count} {sublayer.unit}s: it has {have}")
+
+
+Metrics = tuple[Tensor, Tensor]  # of a layer's attention and feed-forward outputs, (D, D) each
+Curves = list[tuple[Elimination, Elimination]]  # of each layer's attention and feed-forward network
+
+
+def loss_curves(
+    model: BertLike, batches: Iterable[Batch], metrics: Sequence[Metrics] | None = None
+) -> Iterator[tuple[Elimination, Elimination]]:
+    """Yield for each layer what it costs to remove heads and neurons, each sublayer by itself, the rest refitted.
+
+    Args:
+        metrics: from `output_metrics`; the losses are then nats per example, to second order.  Without them they are
+            the squared error of the sublayer's output, as a share of the variance of that output.
+    """
+    check_model(model)
+    with eval_mode(model), torch.no_grad():
+        runs = start_runs(model, model, batches)
+        examples = sum(len(each.real) for each in runs)
+        for layer, block in enumerate(layers_of(model)):
+            for each in runs:
+                each.step_dense(block)
+            curves = []
+            for sublayer, place in zip(SUBLAYERS, range(2), strict=True):
+                folds = gather(sublayer.fit(each, block) for each in runs)
+                moments, weight = total(folds), sublayer.dense(block).weight.double()
+                metric = None if metrics is None else metrics[layer][place]
+                found = eliminate(*problem(moments, weight, metric), sublayer.width(block))
+                if metric is None:
+                    spread = moments.yy.sum() - (moments.y.square() / moments.count).sum()
+                    scale = 1 / float(spread.clamp(min=1e-300))
+                else:
+                    scale = 0.5 / examples
+                curves.append(Elimination(found.order, found.losses * scale))
+            yield curves[0], curves[1]
+            for each in runs:
+                each.step_pruned(block)
+
+
+def output_metrics(model: BertLike, batches: Iterable[Batch], *, target: str = "kl", seed: int = 0) -> list[Metrics]:
+    """Return the second moments of the gradient at the outputs of each layer's sublayers, means over real tokens.
+
+    With E the error of a sublayer's output at a token, E·G·Eᵀ / 2 summed over tokens is about the increase of the KL
+    divergence (of the loss, to second order, with labels) that it brings: the Fisher information, with tokens taken
+    as independent of each other and of the inputs (Martens and Grosse 2015).
+    """
+    task = ScoringTask(model, HEADS, target=target, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    sums: list[Tensor] = []
+    tokens = 0
+    with eval_mode(model):
+        for batch in task.labelled(batches):
+            objective = task.objective(batch, generator)
+            grads, real = output_gradients(model, batch, objective, task)
+            tokens += int(real.sum())
+            found = [grad[real].double() for grad in grads]
+            products = [grad.T @ grad for grad in found]
+            sums = products if not sums else [old + new for old, new in zip(sums, products, strict=True)]
+    each = [x / tokens for x in sums]
+    return list(zip(each[::2], each[1::2], strict=True))
+
+
+def output_gradients(
+    model: BertLike, batch: Batch, objective: Callable[[Any], Tensor], task: ScoringTask
+) -> tuple[list[Tensor], Tensor]:
+    """Return the gradients of the summed loss of a batch at the outputs of all sublayers, (rows, S, D) each."""
+    probes: list[Tensor] = []
+
+    def probe(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
+        probes.append(torch.zeros_like(out, requires_grad=True))
+        return out + probes[-1]
+
+    parts = [part(block) for block in layers_of(model) for part in (ATTENTION.dense, FEED_FORWARD.dense)]
+    hooks = [part.register_forward_hook(probe) for part in parts]
+    try:
+        out = run(model, batch, **EVERY_TOKEN)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    losses = task.losses(objective, out, batch)
+    return list(torch.autograd.grad(losses[~losses.detach().isnan()].sum(), probes)), real_tokens(batch)
+
+
+# To a budget
+
+
+def prune_to_macs(
+    model: Model, batches: Iterable[Batch], share: float, length: int, *, target: str = "kl", seed: int = 0
+) -> Model:
+    """Return a copy of the model with at most a share of the unpruned model's MACs; no weight is trained.
+
+    Sizes are those of least expected loss; heads and neurons are chosen jointly, layer by layer, and what is left is
+    fitted to what the model computed.  A layer may lose its attention, its feed-forward network, or both.
+
+    Args:
+        batches: a thousand texts do well; labels are read for target "loss" alone.
+        share: above 0 and up to 1.
+        length: of the sequence that MACs are counted for, in tokens.
+        target: "kl", the divergence from the model's own predictions, or "loss".
+
+    Raises:
+        ValueError: the share is none, or there are no batches.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"the share is {share}; expected one above 0 and up to 1 of the unpruned model's MACs")
+    read = list(batches)
+    metrics = output_metrics(model, read, target=target, seed=seed)
+    losses = losses_by_size(model.config, list(loss_curves(model, read, metrics)))
+    head, neuron = head_macs(model.config, length), neuron_macs(model.config, length)
+    built = model.config.num_attention_heads * head + model.config.intermediate_size * neuron
+    costs = [({n: n * head for n in heads}, {n: n * neuron for n in neurons}) for heads, neurons in losses]
+    sizes = choose_sizes(losses, costs, share * built * len(losses))
+    pruned = copy.deepcopy(model)
+    for _ in prune_layerwise_(pruned, model, read, sizes, metrics=metrics):
+        pass
+    return pruned
+
+
+def losses_by_size(config: ConfigLike, curves: Curves) -> list[BySize]:
+    """Return the losses of all numbers of heads, and of numbers of neurons that are equally far apart."""
+    steps = {round(config.intermediate_size * i / GRID) for i in range(GRID + 1)}
+    found: list[BySize] = []
+    for attention, network in curves:
+        heads = {n: attention.loss(n) for n in range(len(attention.order) + 1)}
+        have = len(network.order)
+        found.append((heads, {n: network.loss(n) for n in sorted({*steps, have}) if n <= have}))
+    return found

@@ -1,0 +1,189 @@
+"""Joint selection: which inputs of a linear layer to keep, when the weights of those that are kept are fitted anew.
+
+The loss of a choice is that of the best weights which are 0 elsewhere,
+
+    min ‖Y - C·X‖² + λ‖X - X₀‖²   over X with X = 0 outside the choice,
+
+for centred inputs C (T, W), wanted outputs Y (T, D), old weights X₀.  With A = CᵀC + λI and B = CᵀY + λX₀ it follows
+from A and B alone.  Given the inverse P of A among the kept, and the fit X = P·B, to remove the inputs S as well adds
+
+    tr(X_Sᵀ P_SS⁻¹ X_S),   after which   X ← X - P_:S P_SS⁻¹ X_S   and   P ← P - P_:S P_SS⁻¹ P_S:
+
+(optimal brain surgeon, Hassibi and Stork 1993, for groups of weights).
+
+Shapes:  W inputs · w inputs of one unit: a head's, or 1 of a neuron · n = W / w units · D outputs
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+AT_ONCE = 128  # the units that are left, over those removed between two updates: 1,024 lose 8 at once
+SHRINK = 0.75  # the matrices are cut down when this share of their units is left
+
+
+@dataclass(frozen=True)
+class Elimination:
+    """The order in which units are removed, the one that is missed least first, and what it costs."""
+
+    order: tuple[int, ...]
+    losses: Tensor  # (n + 1,), float64: the loss added when none, the first one, the first two … are removed
+
+    def removed(self, kept: int) -> list[int]:
+        """Return the units to remove so that `kept` are left, in ascending order."""
+        return sorted(self.order[: len(self.order) - kept])
+
+    def loss(self, kept: int) -> float:
+        """Return the loss added where `kept` units are left."""
+        return float(self.losses[len(self.order) - kept])
+
+
+def eliminate(gram: Tensor, wanted: Tensor, width: int = 1, *, at_once: int = AT_ONCE) -> Elimination:
+    """Remove all units, always those that cost least given what is gone, and fit the others anew after each.
+
+    Args:
+        gram: A (W, W), positive definite.
+        wanted: B (W, D); times a square root of a (D, D) metric, for a loss in that metric.
+        width: w, inputs of one unit; they follow each other.
+        at_once: where more units than this are left, one in so many, rounded up, goes in each step.  The losses are
+            exact nevertheless: what the step removes is removed jointly.
+
+    Raises:
+        ValueError: the shapes do not fit, or the Gram matrix is not positive definite.
+    """
+    check_problem(gram, wanted, width)
+    P = inverse(gram)
+    X = P @ wanted
+    units = torch.arange(len(gram) // width, device=gram.device)  # those that P and X have
+    left = torch.ones_like(units, dtype=torch.bool)
+    order: list[int] = []
+    losses = [0.0]
+    while count := int(left.sum()):
+        if count <= SHRINK * len(left):
+            rest = left.repeat_interleave(width)
+            P, X, units, left = P[rest][:, rest], X[rest], units[left], left[left]
+        costs = removal_costs(P, X, width, left)
+        step = -(-count // at_once)
+        lowest = costs.argsort(stable=True)[:step]
+        rows = inputs_of_units(lowest, width)
+        factor = torch.linalg.cholesky(symmetric(P[rows][:, rows]))
+        half = torch.linalg.solve_triangular(factor, X[rows], upper=False)  # (width·step, D)
+        across = torch.linalg.solve_triangular(factor, P[rows], upper=False)
+        added = half.unflatten(0, (step, width)).square().sum((1, 2)).cumsum(0)
+        losses += (losses[-1] + added).tolist()
+        order += units[lowest].tolist()
+        left[lowest] = False
+        X.addmm_(across.T, half, alpha=-1)
+        P.addmm_(across.T, across, alpha=-1)
+    return Elimination(tuple(order), torch.tensor(losses, dtype=torch.float64))
+
+
+def exchange(
+    gram: Tensor, wanted: Tensor, removed: Iterable[int], width: int = 1, *, most: int = 100, tries: int = 12
+) -> list[int]:
+    """Improve a choice of units to remove by exchanges of one for another, while one lowers the loss.
+
+    The units that lower the loss most when they come back are tried first, and the one that goes instead is the one
+    that then raises it least.
+
+    Args:
+        removed: the units that a choice removes.
+        most: exchanges, at most.
+        tries: units that are tried before an exchange is given up.
+
+    Returns:
+        As many units, in ascending order, whose loss is not above that of the choice given.
+    """
+    check_problem(gram, wanted, width)
+    gone = sorted({*removed})
+    for _ in range(most):
+        better = exchange_once(gram, wanted, gone, width, tries)
+        if better is None:
+            break
+        gone = better
+    return gone
+
+
+def exchange_once(gram: Tensor, wanted: Tensor, gone: list[int], width: int, tries: int) -> list[int] | None:
+    """Return a better choice that differs in one unit, or None."""
+    kept = [unit for unit in range(len(gram) // width) if unit not in {*gone}]
+    if not gone or not kept:
+        return None
+    K, S = (inputs_of_units(torch.tensor(each, device=gram.device), width) for each in (kept, gone))
+    P = inverse(gram[K][:, K])
+    between = gram[S][:, K]
+    unexplained = gram[S][:, S] - between @ P @ between.T
+    missing = wanted[S] - between @ (P @ wanted[K])
+    gains = removal_costs_of(blocks_of(unexplained, width), missing.unflatten(0, (-1, width)))
+    for place in gains.argsort(descending=True)[:tries].tolist():
+        back = gone[place]
+        trial = [*kept, back]
+        rows = inputs_of_units(torch.tensor(trial, device=gram.device), width)
+        P = inverse(gram[rows][:, rows])
+        costs = removal_costs(P, P @ wanted[rows], width)  # that of `back` itself is what it gained
+        if float(costs.min()) < float(costs[-1]) * (1 - 1e-9):
+            out = trial[int(costs.argmin())]
+            return sorted([*(unit for unit in gone if unit != back), out])
+    return None
+
+
+def selection_loss(gram: Tensor, wanted: Tensor, removed: Iterable[int], width: int = 1) -> float:
+    """Return the loss that removing these units adds to that of keeping all."""
+    rows = inputs_of_units(torch.tensor(sorted({*removed}), dtype=torch.long, device=gram.device), width)
+    P = inverse(gram)
+    own = (P @ wanted)[rows]
+    return float((own * torch.linalg.solve(P[rows][:, rows], own)).sum()) if len(rows) else 0.0
+
+
+def removal_costs(P: Tensor, X: Tensor, width: int, left: Tensor | None = None) -> Tensor:
+    """Return the loss that the removal of each unit alone adds, (n,); infinite for units that are not left."""
+    if width == 1:
+        costs = X.square().sum(1) / P.diagonal()
+        return costs if left is None else costs.masked_fill(~left, torch.inf)
+    blocks, own = blocks_of(P, width), X.unflatten(0, (-1, width))
+    if left is None:
+        return removal_costs_of(blocks, own)
+    return torch.full_like(X[:, 0].unflatten(0, (-1, width))[:, 0], torch.inf).masked_scatter_(
+        left, removal_costs_of(blocks[left], own[left])
+    )
+
+
+def removal_costs_of(blocks: Tensor, X: Tensor) -> Tensor:  # (n, w, w), (n, w, D) -> (n,)
+    """Return tr(Xᵀ block⁻¹ X) of each unit."""
+    return (X * torch.linalg.solve(blocks, X)).sum((1, 2))
+
+
+def blocks_of(matrix: Tensor, width: int) -> Tensor:  # (W, W) -> (n, w, w)
+    """Return the blocks on the diagonal."""
+    units = len(matrix) // width
+    each = torch.arange(units, device=matrix.device)
+    return matrix.unflatten(1, (units, width)).unflatten(0, (units, width))[each, :, each]
+
+
+def inputs_of_units(units: Tensor, width: int) -> Tensor:
+    """Return the inputs of units, unit by unit."""
+    return (units[:, None] * width + torch.arange(width, device=units.device)).flatten()
+
+
+def symmetric(matrix: Tensor) -> Tensor:
+    return (matrix + matrix.T) / 2
+
+
+def inverse(gram: Tensor) -> Tensor:
+    """Return the inverse of a positive definite matrix."""
+    if not len(gram):
+        return gram.clone()
+    factor, fault = torch.linalg.cholesky_ex(gram)
+    if fault:
+        raise ValueError("the Gram matrix is not positive definite: give more calibration data, or a larger ridge")
+    return torch.cholesky_inverse(factor)
+
+
+def check_problem(gram: Tensor, wanted: Tensor, width: int) -> None:
+    """Refuse shapes that do not belong together."""
+    if gram.dim() != 2 or gram.shape[0] != gram.shape[1] or wanted.dim() != 2 or len(wanted) != len(gram):
+        raise ValueError(f"gram has shape {tuple(gram.shape)}, wanted {tuple(wanted.shape)}; give (W, W), (W, D)")
+    if width < 1 or len(gram) % width:
+        raise ValueError(f"{len(gram)} inputs are no units of {width} each")

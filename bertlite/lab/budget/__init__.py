@@ -1,0 +1,1 @@
+"""`bertlite prune to`: from a checkpoint to a smaller one that meets a budget of time or work."""

@@ -1,0 +1,183 @@
+"""The work of `bertlite prune to`."""
+
+import argparse
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from bertlite.checkpoint.files import Source, find_checkpoint
+from bertlite.config import BertConfig
+from bertlite.inspection import class_of
+from bertlite.lab.budget.search import Plan, Search, State, judge
+from bertlite.lab.budget.target import Target, check_work, read_work
+from bertlite.lab.budget.texts import Texts, batches_of, labels_for, read_texts
+from bertlite.lab.experiments.data import DataSource
+from bertlite.lab.experiments.files import model_sha256, units_kept
+from bertlite.progress import Progress
+from bertlite.records import environment, write_record
+from bertlite.shipping.card import Figure
+from bertlite.shipping.folder import write_model
+from bertlite.tokenizer import BertTokenizer
+
+REPORT = "report.json"
+HELD_OUT = 256  # texts to judge by, at most
+
+
+def main(args: argparse.Namespace) -> int:
+    """Prune a checkpoint to a budget; return 1 if the clock says that the target is missed."""
+    began = time.perf_counter()
+    target = Target.parse(args.target)
+    by = {"auto": "macs" if target.kind == "macs" else "latency"}.get(args.allocate, args.allocate)
+    if by == "latency" and target.kind == "macs":
+        raise ValueError(
+            f"the target {target.text} is a share of the MACs: --allocate latency needs a speed or a time"
+        )
+    if args.at is not None and len(args.at) > 1:
+        raise ValueError(f"--at names {len(args.at)} shapes; a target is stated for one")
+    shape = args.at[0] if args.at else None if args.lengths else (8, 128)
+    work = read_work(shape, args.lengths, args.batch_size)
+    texts = read_texts(DataSource(args.texts, args.text, args.label or "", args.columns), args.label is not None)
+    if is_done(args.folder):
+        raise FileExistsError(f"{args.folder} is there already: name another folder")
+    model = load(args.checkpoint, args.device)
+    check_work(work, model.config)
+    tokenizer = BertTokenizer.from_pretrained(args.checkpoint)
+    fit, held_out = texts.split(args.calibration, HELD_OUT, args.seed)
+    settings = settings_of(args, target, work.lengths, by, texts, model)
+    search = Search(
+        model,
+        encoded(fit, tokenizer, model, args),
+        target,
+        work,
+        by,
+        State(args.folder.with_name(f".{args.folder.name}.unfinished"), settings),
+        Progress(None, "steps", what="prune"),
+        gradients="kl" if texts.labels is None else "loss",
+        seed=args.seed,
+        device=args.device,
+    )
+    search.progress.total = search.steps()
+    with search.progress:
+        found = search.run()
+    report = {
+        "what": "bertlite prune to",
+        "target": target.text,
+        "work": work.name,
+        "checkpoint": args.checkpoint,
+        "settings": settings,
+        "texts": {"fitted to": len(fit), "held out": len(held_out)},
+        **facts_of(found.model, found.plan),
+        **judge(found.model, model, encoded(held_out, tokenizer, model, args)),
+        **found.times,
+        "met": found.met,
+        "environment": environment(args.device),
+        "wall_seconds": round(time.perf_counter() - began, 1),
+    }
+    write_model(
+        args.folder, found.model, args.checkpoint, figures=figures_of(report), how=[describe(report)], report=report
+    )
+    shutil.rmtree(search.state.folder)
+    if args.record:
+        write_record(args.record, report)
+    print_report(report, args.folder)
+    return 0 if report["met"] else 1
+
+
+def is_done(folder: Path) -> bool:
+    return folder.exists() and any(folder.iterdir())
+
+
+def load(checkpoint: str, device: str) -> Any:
+    """Load a checkpoint as the class that its config names, else as BertModel.
+
+    Raises:
+        ValueError: it is a decoder, whose layers are not fitted here.
+    """
+    config = BertConfig.from_json_file(find_checkpoint(Source(checkpoint)).config)
+    if config.is_decoder:
+        raise ValueError(f"{checkpoint} is a decoder; `prune to` takes encoders")
+    return class_of(config).from_pretrained(checkpoint, device=device)
+
+
+def encoded(texts: Texts, tokenizer: BertTokenizer, model: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the batches of texts on the model's device."""
+    longest = min(args.max_length, model.config.max_position_embeddings)
+    return batches_of(texts, tokenizer, labels_for(texts, model), longest, args.device)
+
+
+def settings_of(
+    args: argparse.Namespace, target: Target, lengths: tuple[int, ...], by: str, texts: Texts, model: Any
+) -> dict[str, Any]:
+    """Return what determines the result of a search."""
+    return {
+        "target": target.text,
+        "lengths": list(lengths),
+        "allocate": by,
+        "calibration": args.calibration,
+        "max_length": args.max_length,
+        "label": args.label,
+        "seed": args.seed,
+        "device": args.device,
+        "texts": texts.sha256,
+        "model": model_sha256(model),
+    }
+
+
+def facts_of(pruned: Any, plan: Plan) -> dict[str, Any]:
+    """Return what is left of the model."""
+    heads, neurons = units_kept(pruned.config)
+    return {
+        "heads_kept": heads,
+        "neurons_kept": neurons,
+        "parameters": pruned.num_parameters(),
+        "macs": plan.macs,
+        "expected_loss": plan.loss,
+    }
+
+
+def figures_of(report: dict[str, Any]) -> list[Figure]:
+    """Return the figures for the card: what was measured by the clock and on texts held out."""
+    held = f"{report['texts']['held out']} texts held out"
+    figures = [
+        Figure(f"speed at {report['work']}, times the given model's", report["speedup"]["median"], dense=1.0),
+        Figure("multiply-accumulates of the layers, as a share of the unpruned model's", report["macs"]),
+        Figure(f"divergence from the given model's predictions, in nats, {held}", report["kl"], dense=0.0),
+    ]
+    if "agreement" in report:
+        figures.append(Figure(f"share of predictions with the same class, {held}", report["agreement"], dense=1.0))
+    if "score" in report:
+        name = "accuracy" if "agreement" in report else "correlation"
+        figures.append(Figure(f"{name}, {held}", report["score"], dense=report["dense_score"]))
+    return figures
+
+
+def describe(report: dict[str, Any]) -> str:
+    """Return the sentence that says how the model was made."""
+    return (
+        f"`bertlite prune to {report['target']}` removed heads and intermediate neurons and fitted the rest to what"
+        f" the given model computes on {report['texts']['fitted to']} texts; no weight was trained."
+    )
+
+
+def print_report(report: dict[str, Any], folder: Path) -> None:
+    """Print what the model has become."""
+    speed, own, dense = (report[name]["median"] for name in ("speedup", "seconds", "dense_seconds"))
+    print(f"heads of each layer: {report['heads_kept']}, neurons: {report['neurons_kept']}")
+    print(f"MACs: {100 * report['macs']:.1f} % of the unpruned model's")
+    print(f"time at {report['work']}: {1000 * own:.3g} ms, was {1000 * dense:.3g} ms: {speed:.2f} x as fast")
+    held = report["texts"]["held out"]
+    print(f"on {held} texts held out: {report['kl']:.4f} nats from the given model", end="")
+    if "agreement" in report:
+        print(f", the same class for {100 * report['agreement']:.1f} %", end="")
+    if "score" in report:
+        print(f"; score {100 * report['score']:.1f}, was {100 * report['dense_score']:.1f}", end="")
+    print(f"\ntarget {report['target']}: {'met' if report['met'] else 'missed'}")
+    print(f"model: {folder}")
+
+
+def read_report(folder: str | Path) -> dict[str, Any]:
+    """Read the report of a folder that `bertlite prune to` wrote."""
+    found: dict[str, Any] = json.loads((Path(folder) / REPORT).read_text(encoding="utf-8"))
+    return found

@@ -1,0 +1,129 @@
+"""Kwon et al. 2022 (arXiv:2204.09656): mask search by Fisher information, rearrangement, mask tuning.
+
+With the settings of the authors' code: the teacher of the tuning is the model that a search at the square root of the
+budget gives; factors solve the normal equations by LSMR with damp 1, about 1; the attention of layer 0 is left alone;
+tuning ends for good at the first layer with a factor beyond 10.
+
+Shapes:  L layers · n units of a layer · X examples
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertlite import prune_heads, prune_neurons
+from bertlite.importance import rank_by_macs
+from bertlite.importance.allocation import Choice
+from bertlite.importance.batches import Batch, eval_mode
+from bertlite.importance.least_squares import start_runs
+from bertlite.importance.measurements import ScoringTask, gate_gradients
+from bertlite.importance.moments import gather, total
+from bertlite.importance.structures import HEADS, NEURONS, Structure
+from bertlite.pruning import layers_of
+
+LARGEST = 10.0
+DAMP = 1.0
+
+
+def gradients(model: Any, structure: Structure, batches: Sequence[Batch]) -> Tensor:
+    """Return (X, L, n): the gradient of each example's loss in each unit's gate."""
+    with eval_mode(model):
+        return torch.cat([*gate_gradients(ScoringTask(model, structure), batches)])
+
+
+def search(model: Any, grads: dict[str, Tensor], share: float, length: int) -> tuple[Choice, Choice]:
+    """Return the heads and the neurons to remove: those with the least squared gradients within the budget."""
+    scores = [grads[name].square().mean(0) for name in ("heads", "neurons")]
+    return rank_by_macs(model.config, share, length, scores[0], scores[1])
+
+
+def rearrange(choice: Choice, grads: Tensor) -> Choice:
+    """Exchange units of a choice within their layer, greedily, by the layer's block of the Fisher information."""
+    better: Choice = {}
+    for layer, gone in choice.items():
+        own = grads[:, layer].double()
+        fisher = own.T @ own / len(own)
+        diagonal = fisher.diagonal()
+        removed = [*gone]
+        for unit in sorted({*range(len(fisher))} - {*gone}, key=lambda unit: float(diagonal[unit])):
+            inside = torch.tensor(removed)
+            row = fisher[inside].sum(0)  # of each unit, with all that are removed
+            # with the unit in and i out, the sum of the block changes by this much
+            change = diagonal[unit] + 2 * row[unit] + diagonal[inside] - 2 * row[inside] - 2 * fisher[unit, inside]
+            at = int(change.argmin())
+            if float(change[at]) < 0:
+                removed[at] = unit
+        better[layer] = sorted(removed)
+    return better
+
+
+@torch.no_grad()
+def tune_(model: Any, teacher: Any, batches: Sequence[Batch]) -> int:
+    """Multiply heads and neurons by their tuned factors; return how many sublayers were tuned."""
+    from scipy.sparse.linalg import lsmr
+
+    done = 0
+    with eval_mode(model, teacher), torch.no_grad():
+        runs = start_runs(model, teacher, batches)
+        for layer, (block, other) in enumerate(zip(layers_of(model), layers_of(teacher), strict=True)):
+            for run in runs:
+                run.step_dense(other)
+            parts = (
+                (
+                    partial(attention_fit, block),
+                    block.attention.output.dense,
+                    block.attention.self.attention_head_size,
+                ),
+                (partial(feed_forward_fit, block), block.output.dense, 1),
+            )
+            for place, (fit, dense, width) in enumerate(parts):
+                if not dense.weight.numel() or (layer == 0 and place == 0):
+                    continue
+                moments = total(gather(fit(run) for run in runs))
+                weight, units = dense.weight.double(), dense.weight.shape[1] // width
+                products = moments.cc * (weight.T @ weight)
+                ata = products.unflatten(1, (units, width)).unflatten(0, (units, width)).sum((1, 3))
+                wanted = moments.cy - moments.c[:, None] * dense.bias.double()  # the bias is no unit
+                atb = (wanted * weight.T).sum(1).unflatten(0, (units, width)).sum(1)
+                found = lsmr(ata.numpy(), (atb - ata.sum(1)).numpy(), damp=DAMP)[0]
+                factors = 1 + torch.from_numpy(np.asarray(found))
+                if float(factors.abs().max()) > LARGEST:
+                    return done
+                dense.weight.mul_(factors.repeat_interleave(width).to(dense.weight.dtype))
+                done += 1
+            for run in runs:
+                run.step_pruned(block)
+    return done
+
+
+def attention_fit(block: Any, run: Any) -> tuple[Tensor, Tensor, Tensor]:
+    found: tuple[Tensor, Tensor, Tensor] = run.attention_fit(block)
+    return found
+
+
+def feed_forward_fit(block: Any, run: Any) -> tuple[Tensor, Tensor, Tensor]:
+    found: tuple[Tensor, Tensor, Tensor] = run.feed_forward_fit(block)
+    return found
+
+
+def prune(model: Any, choice: tuple[Choice, Choice]) -> Any:
+    """Return a copy without these heads and neurons."""
+    return prune_neurons(prune_heads(model, choice[0]), choice[1])
+
+
+def kwon(
+    model: Any, batches: Sequence[Batch], share: float, length: int, *, rearranged: bool = True, tuned: bool = True
+) -> Any:
+    """Return the model pruned by the method, up to a stage of it."""
+    grads = {"heads": gradients(model, HEADS, batches), "neurons": gradients(model, NEURONS, batches)}
+    choice = search(model, grads, share, length)
+    if rearranged:
+        choice = rearrange(choice[0], grads["heads"]), rearrange(choice[1], grads["neurons"])
+    pruned = prune(model, choice)
+    if tuned:
+        tune_(pruned, prune(model, search(model, grads, share**0.5, length)), batches)
+    return pruned

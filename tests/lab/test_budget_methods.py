@@ -1,0 +1,126 @@
+"""The comparison of ways to prune: each meets its share, Kwon's are those of the paper, tasks are made as they say."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import F64, make, make_batch
+from torch import Tensor
+
+from bertlite import BertForSequenceClassification, prune_heads, prune_neurons
+from bertlite.importance import macs, rearrange
+from scripts.measure.budgets import kwon, tasks
+from scripts.measure.budgets.methods import METHODS, cheapest
+
+L, N, W, H = 3, 4, 37, 12
+
+
+def data(count: int = 40) -> list[dict[str, Tensor]]:
+    whole = make_batch(count, 13, 1, tuple(13 - i % 7 for i in range(count)))
+    whole["labels"] = torch.arange(count) % 3
+    return [{name: x[start : start + 10] for name, x in whole.items()} for start in range(0, count, 10)]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_meets_the_share_and_leaves_the_model_alone(name: str) -> None:
+    model = make(BertForSequenceClassification, num_labels=3)
+    before = copy.deepcopy(model.state_dict())
+    found = METHODS[name](model, data(), 0.4, 16)
+    assert 0.3 < macs(found.config, 16) / macs(model.config, 16) <= 0.4
+    assert all(torch.equal(x, before[key]) for key, x in model.state_dict().items())
+
+
+def test_kwons_rearrangement_is_that_of_the_library() -> None:
+    for seed in range(10):
+        grads = torch.randn(50, 2, 7, dtype=F64, generator=torch.Generator().manual_seed(seed))
+        for choice in ({0: [0, 1, 2], 1: [4, 5]}, {0: [3], 1: [0, 1, 2, 6]}):
+            assert kwon.rearrange(choice, grads) == rearrange(choice, grads)
+
+
+def test_kwons_factors_solve_the_normal_equations_with_damp_1_about_1() -> None:
+    """The neurons of layer 0, by the tokens themselves rather than by moments."""
+    from scipy.sparse.linalg import lsmr
+
+    model = make(BertForSequenceClassification, num_labels=3)
+    pruned = prune_neurons(model, {0: range(20)})
+    tuned = copy.deepcopy(pruned)
+    assert kwon.tune_(tuned, model, data()) >= 1
+    seen: dict[str, list[tuple[Tensor, ...]]] = {"pruned": [], "dense": []}
+    for name, each in (("pruned", pruned), ("dense", model)):
+        part = each.bert.encoder.layer[0].output
+        hooks = [
+            part.register_forward_pre_hook(lambda module, args, name=name: seen[name].append(args)),
+            part.LayerNorm.register_forward_pre_hook(lambda module, args, name=name: seen[name].append(args)),
+        ]
+        with torch.no_grad():
+            for batch in data():
+                each(**batch)
+        for hook in hooks:
+            hook.remove()
+    real = [batch["attention_mask"].bool() for batch in data()]
+    inputs, residual = (
+        torch.cat([args[i][mask] for args, mask in zip(seen["pruned"][::2], real, strict=True)]) for i in (0, 1)
+    )
+    wanted = torch.cat([args[0][mask] for args, mask in zip(seen["dense"][1::2], real, strict=True)]) - residual
+    own = pruned.bert.encoder.layer[0].output.dense
+    parts = torch.stack([torch.outer(inputs[:, i], own.weight[:, i]).flatten() for i in range(W - 20)], 1).detach()
+    target = (wanted - own.bias).flatten().detach()
+    gram = parts.T @ parts
+    factors = 1 + lsmr(gram.numpy(), (parts.T @ target - gram.sum(1)).numpy(), damp=1.0)[0]
+    assert np.abs(factors - 1).max() > 1e-3
+    got = tuned.bert.encoder.layer[0].output.dense.weight
+    torch.testing.assert_close(got, own.weight * torch.from_numpy(factors), rtol=1e-5, atol=1e-7)
+
+
+def test_kwons_tuning_stops_at_the_first_factor_beyond_10(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make(BertForSequenceClassification, num_labels=3)
+    monkeypatch.setattr(kwon, "LARGEST", 0.5)
+    tuned = prune_heads(model, {0: [1]})
+    before = copy.deepcopy(tuned.state_dict())
+    assert kwon.tune_(tuned, model, data()) == 0
+    assert all(torch.equal(x, before[key]) for key, x in tuned.state_dict().items())
+
+
+def test_the_cheapest_units_go_until_the_rest_is_within_the_budget() -> None:
+    heads = torch.tensor([[5.0, 1.0], [2.0, torch.nan]])
+    neurons = torch.tensor([[3.0, 0.5, 9.0], [0.1, 4.0, 6.0]])
+    assert cheapest(heads, neurons, (10, 1), 36) == ({}, {})
+    assert cheapest(heads, neurons, (10, 1), 34) == ({}, {1: [0], 0: [1]})
+    assert cheapest(heads, neurons, (10, 1), 33) == ({0: [1]}, {1: [0], 0: [1]})
+
+
+def test_tasks_are_made_from_the_data(tmp_path: Path) -> None:
+    for name in ("sst2", "stsb", "wnut17", "wikitext2"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "sst2" / "train.tsv").write_text('a "fine film\t1\nbad\t0\n', encoding="utf-8")
+    (tmp_path / "stsb" / "stsb-en-dev.csv").write_text('"A, b.",C d.,3.5\n', encoding="utf-8")
+    (tmp_path / "wnut17" / "wnut17train.conll").write_text(
+        "I\tO\nam\tO\n\nin\tO\nRome\tB-location\n", encoding="utf-8"
+    )
+    words = [f"w{i}" for i in range(60)]
+    paragraph = " . ".join(" ".join(words[i : i + 8]) for i in range(0, 48, 8))
+    text = "\n".join(f" p{i} {paragraph} " + "x" * 60 for i in range(40))
+    (tmp_path / "wikitext2" / "valid.txt").write_text(f" = Title = \n{text}\n", encoding="utf-8")
+
+    def rows(name: str, part: str) -> list[Any]:
+        return [*tasks.TASKS[name][0](tmp_path, part)]
+
+    assert rows("sentiment", "train") == [('a "fine film', "", "1"), ("bad", "", "0")]
+    assert rows("similarity", "dev") == [("A, b.", "C d.", "3.5")]
+    assert rows("entities", "train") == [("I am", "", "0"), ("in Rome", "", "1")]
+    for name in ("next", "order"):
+        train, dev = rows(name, "train"), rows(name, "dev")
+        assert {label for *_, label in train} == {"0", "1"}
+        assert len(train) == 4 * len(dev)
+    pairs = [*tasks.wiki_sentences(tmp_path, "train")]
+    for (first, second), row in zip(pairs, rows("next", "train"), strict=True):
+        assert row[0] == first
+        assert row[2] == "0" or row[1] == second
+    for (first, _), row in zip(pairs, rows("order", "train"), strict=True):
+        assert sorted(row[0].split()) == sorted(first.split())
+        assert (row[0] != first) == (row[2] == "1")
+    paths = tasks.write_task("order", tmp_path, tmp_path / "out")
+    assert sorted(path.name for path in paths.values()) == ["dev.jsonl", "train.jsonl"]
