@@ -1015,7 +1015,7 @@ def of_models(runs, models, criteria=("michel",)):
             found = {name: metric(predictions.outputs(run), labels) for name, metric in metrics.items()}
             run.facts["results"] |= {
                 **found,
-                "dense": {n: m(compare.dense_outputs(run), labels) for n, m in metrics.items()},
+                "dense": {n: m(predictions.dense_outputs(run), labels) for n, m in metrics.items()},
             }
             made.append(run)
     return made
