@@ -2,7 +2,6 @@
 
 import torch
 
-from bertlite.activations import Activation
 from bertlite.inference.native.calls import ACTIVATIONS, NUMBERS
 from bertlite.inference.native.library import missing_platform
 from bertlite.model import BertPreTrainedModel

@@ -3,7 +3,6 @@
 Shapes:  D hidden · N heads · H head dim · I neurons
 """
 
-import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -159,6 +159,4 @@ def leaves_padding_out(inputs: Mapping[str, Any]) -> bool:
 
 def as_floats(inputs: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     """Return inputs with those of floats in another dtype, as a user of that dtype would give them."""
-    return {
-        name: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in inputs.items()
-    }
+    return {name: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in inputs.items()}
