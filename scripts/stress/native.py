@@ -38,7 +38,7 @@ KINDS = (*SANITIZERS, "python")
 ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.int8: 0.3}
 
 
-class Fault(Exception):
+class FaultError(Exception):
     """What was found, in words."""
 
 
@@ -50,7 +50,7 @@ def build(sanitizer: str, folder: Path) -> Path:
     command = [*find_compiler(), *FLAGS, *flags, *SANITIZERS[sanitizer], str(HARNESS), "-o", str(program)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Fault(f"{' '.join(command)}\n{done.stderr[-2000:]}")
+        raise FaultError(f"{' '.join(command)}\n{done.stderr[-2000:]}")
     return program
 
 
@@ -60,7 +60,7 @@ def run_harness(sanitizer: str, seconds: float, seed: int) -> dict[str, Any]:
         program = build(sanitizer, Path(folder))
         done = subprocess.run([program, str(seconds), str(seed)], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Fault(f"the harness with the {sanitizer} sanitizer: {done.stderr[-4000:]}")
+        raise FaultError(f"the harness with the {sanitizer} sanitizer: {done.stderr[-4000:]}")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -129,7 +129,7 @@ def run_python(seconds: float, seed: int) -> dict[str, Any]:
             worst[str(dtype)] = max(worst[str(dtype)], error)
             if not error <= allowed:
                 shapes = {name: tuple(x.shape) if isinstance(x, Tensor) else x for name, x in inputs.items()}
-                raise Fault(f"case {cases} of seed {seed} in {dtype}: error {error:.2e}; {shapes}; {model.config}")
+                raise FaultError(f"case {cases} of seed {seed} in {dtype}: error {error:.2e}; {shapes}; {model.config}")
     return {"cases": cases, **worst}
 
 
@@ -151,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             run = run_python if kind == "python" else None
             found[kind] = run(seconds, args.seed) if run else run_harness(kind, seconds, args.seed)
-        except Fault as fault:
+        except FaultError as fault:
             print(fault, file=sys.stderr)
             return 1
         print(f"{kind}: {json.dumps(found[kind])}", flush=True)

@@ -97,7 +97,7 @@ def test_a_compiler_that_cannot_be_run_is_no_crash(cache, monkeypatch, tmp_path)
 def test_a_cache_that_cannot_be_written_is_named(cache, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("BERTLITE_CACHE", str(tmp_path / "file"))
-    with pytest.raises(NoKernels, match="file/native cannot be written: .*; set BERTLITE_CACHE to a folder that can"):
+    with pytest.raises(NoKernels, match=r"file/native cannot be written: .*; set BERTLITE_CACHE to a folder that can"):
         load_kernels()
 
 
@@ -111,7 +111,7 @@ def test_a_file_that_is_no_library_is_named(cache):
 
 def test_a_set_of_instructions_that_is_unknown_or_missing_is_named(monkeypatch):
     monkeypatch.setenv("BERTLITE_NATIVE", "avx1024")
-    with pytest.raises(NoKernels, match="BERTLITE_NATIVE='avx1024' is unknown; have: amx, .*scalar"):
+    with pytest.raises(NoKernels, match=r"BERTLITE_NATIVE='avx1024' is unknown; have: amx, .*scalar"):
         best_instruction_set()
     monkeypatch.setattr(library, "processor_flags", lambda: frozenset({"avx2"}))
     monkeypatch.setenv("BERTLITE_NATIVE", "avx2")

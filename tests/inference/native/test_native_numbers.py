@@ -68,7 +68,7 @@ def test_errors_of_a_trained_model():
 @pytest.mark.parametrize("name", [name for name in INSTRUCTION_SETS if name != "amx"])
 def test_a_sentence_does_not_depend_on_the_rest_of_its_batch(name, dtype):
     quick = natively(make_native(hidden_size=144, num_attention_heads=3, intermediate_size=101), dtype, name)
-    batch = make_batch(40, 33, lengths=tuple(range(33, 0, -1)) + (5, 9, 17, 3, 1, 30, 12))
+    batch = make_batch(40, 33, lengths=(*range(33, 0, -1), 5, 9, 17, 3, 1, 30, 12))
     together = quick(**batch).last_hidden_state
     for i in (0, 3, 20, 32, 39):
         length = int(batch["attention_mask"][i].sum())
@@ -103,7 +103,7 @@ def test_the_number_of_threads_changes_nothing(dtype):
             assert_same(got, wanted, atol=0)
 
 
-# Numbers that are not finite -------------------------------------------------------------------------------------------
+# Numbers that are not finite ----------------------------------------------------------------------------------------
 
 MATRICES = (
     "attention.self.query",
@@ -151,7 +151,7 @@ def test_a_token_that_is_not_finite_spoils_its_own_sequence_alone(name, bad, dty
     assert torch.equal(got[1], wanted[1])
 
 
-# What is refused ---------------------------------------------------------------------------------------------------------
+# What is refused ----------------------------------------------------------------------------------------------------
 
 REFUSED = {
     "torch.float16": (SIZES := {"hidden_size": 80, "num_attention_heads": 5}, torch.float16, "not in float16"),
@@ -279,5 +279,5 @@ def test_a_fault_of_the_kernels_is_an_error():
 
     starts = torch.tensor([0, 2**45])
     batch = Batch(tokens=2**45, sequences=1, starts=starts.data_ptr())  # more than any machine has memory for
-    with pytest.raises(RuntimeError, match="native kernels: .*alloc"):
+    with pytest.raises(RuntimeError, match=r"native kernels: .*alloc"):
         kernels.run("float32", model.encoder.weights.model, batch, 2)
