@@ -129,7 +129,9 @@ def run_python(seconds: float, seed: int) -> dict[str, Any]:
             worst[str(dtype)] = max(worst[str(dtype)], error)
             if not error <= allowed:
                 shapes = {name: tuple(x.shape) if isinstance(x, Tensor) else x for name, x in inputs.items()}
-                raise FaultError(f"case {cases} of seed {seed} in {dtype}: error {error:.2e}; {shapes}; {model.config}")
+                raise FaultError(
+                    f"case {cases} of seed {seed} in {dtype}: error {error:.2e}; {shapes}; {model.config}"
+                )
     return {"cases": cases, **worst}
 
 

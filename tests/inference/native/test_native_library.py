@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import make_batch
-from natively import kernels_or_skip, make_native
+from natively import make_native, why_no_kernels
 
 from bertlite import optimize_for_inference
 from bertlite.inference.native import conversion, library
@@ -24,6 +24,12 @@ from bertlite.inference.native.library import (
 )
 
 pytestmark = pytest.mark.skipif(library.missing_platform() is not None, reason=str(library.missing_platform()))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def whole() -> str | None:
+    """Return compiled kernels, from the user's own cache: before it is another; None if they cannot be compiled."""
+    return None if why_no_kernels() else load_kernels().path
 
 
 @pytest.fixture
@@ -46,9 +52,10 @@ def script(path: Path, text: str) -> str:
 
 
 @pytest.fixture
-def copying(tmp_path) -> str:
+def copying(tmp_path, whole) -> str:
     """Return a compiler that takes its time and then copies what another has compiled."""
-    whole = kernels_or_skip().path
+    if whole is None:
+        pytest.skip(str(why_no_kernels()))
     return script(tmp_path / "copying", f"echo run >> {tmp_path}/runs\nsleep 1\ncp {whole} $out\n")
 
 
@@ -158,7 +165,7 @@ def test_of_two_processes_one_compiles(cache, copying, tmp_path):
     assert [path for path in cache.iterdir() if path.is_dir()] == []
 
 
-def test_a_compiler_that_is_killed_leaves_nothing_that_is_taken_for_whole(cache, copying, tmp_path):
+def test_a_compiler_that_is_killed_leaves_nothing_that_is_taken_for_whole(cache, copying, whole, tmp_path):
     slow = script(tmp_path / "slow", f"echo half > $out\ntouch {tmp_path}/begun\nsleep 60\n")
     process = begin(cache, slow)
     limit = time.monotonic() + 60
@@ -171,7 +178,7 @@ def test_a_compiler_that_is_killed_leaves_nothing_that_is_taken_for_whole(cache,
     again = begin(cache, copying)
     out, err = again.communicate(timeout=120)
     assert again.returncode == 0, err
-    assert Path(out.strip()).read_bytes() == Path(kernels_or_skip().path).read_bytes()
+    assert Path(out.strip()).read_bytes() == Path(whole).read_bytes()
 
 
 def test_other_sources_flags_and_torches_have_other_names(monkeypatch, tmp_path):

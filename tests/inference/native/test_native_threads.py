@@ -66,7 +66,7 @@ def encoder_call(quick: InferenceModel) -> Callable[[], bytes]:
     handle = quick.model.encoder.register_forward_pre_hook(lambda encoder, args: calls.append(args))
     quick(**BATCH)
     handle.remove()
-    return lambda: quick.model.encoder(*calls[0])[0].float().numpy().tobytes()
+    return lambda: quick.model.encoder(*calls[0])[0].view(torch.uint8).numpy().tobytes()
 
 
 @dtypes
