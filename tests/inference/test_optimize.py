@@ -89,7 +89,7 @@ def test_a_torch_whose_matmuls_take_unsigned_integers_alone_is_refused(model, mo
 
 
 def test_requests_that_cannot_be_met(model, monkeypatch):
-    with pytest.raises(ValueError, match="backend 'fast' is unknown; have: auto, onednn, inductor"):
+    with pytest.raises(ValueError, match="backend 'fast' is unknown; have: auto, native, onednn, inductor"):
         optimize_for_inference(model, torch.float32, "fast")
     with pytest.raises(ValueError, match=r"dtype torch.float64 is not among torch.float32"):
         optimize_for_inference(model)

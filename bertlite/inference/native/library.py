@@ -173,7 +173,10 @@ def compile_kernels(wanted: InstructionSet, path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = Path(folder) / path.name
         command = [*compiler, *FLAGS, *wanted.flags, str(SOURCES / MAIN), *torch_flags(wanted), "-o", str(built)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True)
+        except OSError as error:
+            raise NoKernels(f"{compiler[0]} cannot be run: {error}; set CXX to GCC 11 or newer") from error
         print(f" {time.monotonic() - start:.0f} s", file=sys.stderr)
         if done.returncode:
             raise NativeKernelsError(

@@ -1,0 +1,168 @@
+"""Run the native kernels on random models and batches, under a sanitizer and from Python, and look for faults.
+
+    python -m scripts.stress.native                                  # a minute of each
+    python -m scripts.stress.native --minutes 60 --out scripts/results/native.json
+    python -m scripts.stress.native --minutes 5 --sanitizer thread   # races alone
+
+A standalone program, scripts/stress/native_harness.cpp, is compiled with each sanitizer and run; it compares with a
+plain loop in double precision.  Then whole models with random sizes, heads, masks and gates run in Python, against the
+model in float64.  The minutes are shared out evenly.  Prints a line for each, and exits 1 at the first fault.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bertlite import BertConfig, BertModel, optimize_for_inference, prune_heads, prune_neurons
+from bertlite.cli.parts import names_of
+from bertlite.inference.native.library import SOURCES, best_instruction_set, find_compiler
+from bertlite.records import environment, write_record
+
+HARNESS = Path(__file__).with_name("native_harness.cpp")
+SANITIZERS = {
+    "address": ("-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all"),
+    "thread": ("-fsanitize=thread",),
+}
+FLAGS = ("-std=c++17", "-O1", "-g", "-pthread", "-w", "-DBERTLITE_STD_THREADS", f"-I{SOURCES}")
+KINDS = (*SANITIZERS, "python")
+# relative to the largest number of the outputs
+ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.int8: 0.3}
+
+
+class FaultError(Exception):
+    """What was found, in words."""
+
+
+def build(sanitizer: str, folder: Path) -> Path:
+    """Compile the harness with a sanitizer, for the best set of instructions that needs no torch."""
+    best = best_instruction_set()
+    flags = [flag for flag in best.flags if "BRGEMM" not in flag and "std=" not in flag]
+    program = folder / f"harness-{sanitizer}"
+    command = [*find_compiler(), *FLAGS, *flags, *SANITIZERS[sanitizer], str(HARNESS), "-o", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise FaultError(f"{' '.join(command)}\n{done.stderr[-2000:]}")
+    return program
+
+
+def run_harness(sanitizer: str, seconds: float, seed: int) -> dict[str, Any]:
+    """Run the harness for so long; return how many cases it ran, and the largest errors."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = build(sanitizer, Path(folder))
+        done = subprocess.run([program, str(seconds), str(seed)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise FaultError(f"the harness with the {sanitizer} sanitizer: {done.stderr[-4000:]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def random_model(random: torch.Generator) -> BertModel:
+    """Make a model with random sizes, heads and neurons, and weights as training leaves them."""
+
+    def draw(*choices: int) -> int:
+        return choices[int(torch.randint(len(choices), (), generator=random))]
+
+    heads, layers, neurons = draw(1, 2, 3), draw(1, 2, 3), draw(1, 37, 64, 200)
+    config = BertConfig(
+        vocab_size=97,
+        hidden_size=heads * draw(16, 32, 48, 64, 80, 128),
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=neurons,
+        max_position_embeddings=140,
+        initializer_range=0.05,
+    )
+    torch.manual_seed(draw(*range(1000)))
+    model = BertModel(config).double().eval()
+    gone = {layer: range(draw(0, 0, 1, heads)) for layer in range(layers)}
+    without = {layer: range(draw(0, 0, neurons // 2, neurons)) for layer in range(layers)}
+    return prune_neurons(prune_heads(model, gone), without)
+
+
+def random_inputs(model: BertModel, random: torch.Generator) -> dict[str, Any]:
+    """Return a batch with a mask and perhaps gates."""
+
+    def draw(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=random))
+
+    batch, length = draw(1, 6), draw(1, 140)
+    layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
+    masks: list[Tensor | None] = [
+        None,
+        (torch.arange(length) < torch.randint(1, length + 1, (batch, 1), generator=random)).long(),
+        (torch.rand(batch, length, generator=random) > 0.3).long(),
+        torch.rand(batch, length, length, generator=random) > 0.5,
+        torch.rand(batch, 1, length, length, generator=random) > 0.5,
+    ]
+    inputs: dict[str, Any] = {
+        "input_ids": torch.randint(1, 97, (batch, length), generator=random),
+        "attention_mask": masks[draw(0, len(masks) - 1)],
+    }
+    if draw(0, 1):
+        inputs["head_mask"] = torch.rand(layers, batch, heads, generator=random)
+    inputs[("first_token_only", "output_hidden_states", "output_attentions")[draw(0, 2)]] = True
+    return inputs
+
+
+def run_python(seconds: float, seed: int) -> dict[str, Any]:
+    """Run whole models for so long; return how many, and the largest error of each dtype."""
+    random, cases, worst = torch.Generator().manual_seed(seed), 0, {str(dtype): 0.0 for dtype in ALLOWED}
+    end = time.monotonic() + seconds
+    while time.monotonic() < end or not cases:
+        model, cases = random_model(random), cases + 1
+        inputs = random_inputs(model, random)
+        model.set_attn_implementation("sdpa")
+        with torch.no_grad():
+            truth = model(**inputs).last_hidden_state
+        for dtype, allowed in ALLOWED.items():
+            ours = optimize_for_inference(model, dtype, "native")(**inputs).last_hidden_state
+            error = float((ours.double() - truth).abs().max() / truth.abs().max())
+            worst[str(dtype)] = max(worst[str(dtype)], error)
+            if not error <= allowed:
+                shapes = {name: tuple(x.shape) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+                raise FaultError(
+                    f"case {cases} of seed {seed} in {dtype}: error {error:.2e}; {shapes}; {model.config}"
+                )
+    return {"cases": cases, **worst}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=3, help="of all together (default: %(default)s)")
+    parser.add_argument(
+        "--sanitizer",
+        type=names_of("kind of run", list(KINDS)),
+        default=list(KINDS),
+        metavar="A,B",
+        help=f"these alone, of {', '.join(KINDS)} (default: all)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the same, and where it was run")
+    args = parser.parse_args(argv)
+    seconds, found = 60 * args.minutes / len(args.sanitizer), {}
+    for kind in args.sanitizer:
+        try:
+            run = run_python if kind == "python" else None
+            found[kind] = run(seconds, args.seed) if run else run_harness(kind, seconds, args.seed)
+        except FaultError as fault:
+            print(fault, file=sys.stderr)
+            return 1
+        print(f"{kind}: {json.dumps(found[kind])}", flush=True)
+    if args.out:
+        record = {"what": "scripts/stress/native.py", "minutes": args.minutes, "seed": args.seed, "runs": found}
+        record["instructions"] = best_instruction_set().name
+        write_record(args.out, {**record, "environment": environment()})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

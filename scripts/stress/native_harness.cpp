@@ -1,0 +1,358 @@
+// Random models and batches through the native kernels, against a plain loop in double precision.
+//
+// scripts/stress/native.py compiles this with sanitizers and runs it; it needs neither Python nor torch.
+//
+//     native_harness SECONDS SEED [CASES]
+//
+// Prints one line: how many cases ran, and the largest error of each number type, relative to the largest number of
+// the outputs.  The first case that is wrong is described on standard error, and the status is 1.
+#include "native.cpp"
+
+#include <chrono>
+#include <cstdio>
+#include <random>
+#include <string>
+
+namespace {
+
+using Random = std::mt19937_64;
+using Numbers_ = std::vector<double>;
+
+long draw(Random& random, long low, long high) { return std::uniform_int_distribution<long>(low, high)(random); }
+long pick(Random& random, std::initializer_list<long> choices) { return choices.begin()[draw(random, 0, long(choices.size()) - 1)]; }
+
+std::vector<float> normal(Random& random, long count, float mean, float deviation) {
+    std::normal_distribution<float> distribution(mean, deviation);
+    std::vector<float> values(count);
+    for (auto& value : values) value = distribution(random);
+    return values;
+}
+
+float rounded(float x, bool to_bfloat16) {
+    if (!to_bfloat16) return x;
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    bits = (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000u;
+    std::memcpy(&x, &bits, 4);
+    return x;
+}
+
+// A weight as a user has it, and as the kernels do.  Each buffer is as long as the kernels may read, and no longer,
+// so that the address sanitizer sees what they read beyond.
+struct Weight {
+    long outputs, inputs;
+    std::vector<float> values, bias;
+    std::vector<uint32_t> words;
+    std::vector<float> padded_bias, scales;
+    std::vector<int32_t> starts;
+
+    Weight(Random& random, long numbers, long outputs_, long inputs_, long threads) : outputs(outputs_), inputs(inputs_) {
+        const long per_word = numbers == float32 ? 1 : numbers == bfloat16 ? 2 : 4, padded = round_up(outputs, BLOCK);
+        values = normal(random, outputs * inputs, 0, 1 / std::sqrt(std::max(1.0f, float(inputs))));
+        bias = normal(random, outputs, 0, 0.2f);
+        padded_bias = bias;
+        padded_bias.resize(padded);
+        words.resize(padded * divide_up(inputs, per_word), 0xdeadbeef);
+        if (numbers == int8) {
+            scales.resize(padded, NAN);
+            starts.resize(padded, 1 << 30);
+        }
+        char message[512];
+        if (bertlite_pack(numbers, values.data(), outputs, inputs, words.data(), scales.data(), starts.data(), threads, message,
+                          sizeof message))
+            throw std::runtime_error(message);
+    }
+
+    Matrix matrix() const { return {words.data(), padded_bias.data(), scales.data(), starts.data(), outputs, inputs}; }
+
+    Numbers_ multiply(const Numbers_& x, long rows) const {  // (rows, inputs) -> (rows, outputs)
+        Numbers_ y(rows * outputs);
+        for (long row = 0; row < rows; row++)
+            for (long output = 0; output < outputs; output++) {
+                double sum = bias[output];
+                for (long i = 0; i < inputs; i++) sum += x[row * inputs + i] * double(values[output * inputs + i]);
+                y[row * outputs + output] = sum;
+            }
+        return y;
+    }
+};
+
+struct LayerWeights {
+    Weight heads, output, up, down;
+    std::vector<float> attention_gain, attention_shift, gain, shift;
+    long head_count;
+
+    LayerWeights(Random& random, long numbers, long D, long H, long N, long I, long threads)
+        : heads(random, numbers, 3 * N * H, D, threads),
+          output(random, numbers, D, N * H, threads),
+          up(random, numbers, I, D, threads),
+          down(random, numbers, D, I, threads),
+          attention_gain(normal(random, D, 1, 0.2f)),
+          attention_shift(normal(random, D, 0, 0.2f)),
+          gain(normal(random, D, 1, 0.2f)),
+          shift(normal(random, D, 0, 0.2f)),
+          head_count(N) {}
+
+    Layer layer() const {
+        return {heads.matrix(), output.matrix(), up.matrix(), down.matrix(), attention_gain.data(), attention_shift.data(),
+                gain.data(), shift.data(), head_count};
+    }
+};
+
+double activate(long which, double x) {
+    const double tanh_of = std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x);
+    switch (static_cast<Activation>(which)) {
+        case Activation::identity: return x;
+        case Activation::relu: return x > 0 ? x : 0;
+        case Activation::gelu: return x * std::erfc(-x / std::sqrt(2.0)) / 2;
+        case Activation::gelu_tanh: return x * (1 + std::tanh(tanh_of)) / 2;
+        case Activation::silu: return x / (1 + std::exp(-x));
+        case Activation::quick_gelu: return x / (1 + std::exp(-1.702 * x));
+        case Activation::tanh: return std::tanh(x);
+        case Activation::sigmoid: return 1 / (1 + std::exp(-x));
+    }
+    return NAN;
+}
+
+// One model, one batch, and what the kernels wrote.
+struct Case {
+    std::string description;
+    long numbers, D, H, N, threads;
+    Model model{};
+    Batch batch{};
+    std::vector<LayerWeights> weights;
+    std::vector<Layer> layers;
+    std::vector<long> starts;
+    std::vector<float> hidden, output, states, bias;
+    std::vector<BFloat16> hidden16, output16, states16;
+    std::vector<uint8_t> has_keys;
+    std::vector<std::vector<float>> gates, probabilities;
+    std::vector<const float*> gate_pointers;
+    std::vector<float*> probability_pointers;
+    bool same_length = false;
+
+    Case(Random& random, long threads_) : threads(threads_) {
+        numbers = draw(random, 0, 2);
+        H = pick(random, {16, 32, 48, 64, 80, 128});
+        N = draw(random, 1, 3);
+        D = N * H;
+        const long L = draw(random, 1, 3);
+        model.activation = draw(random, 0, 7);
+        model.epsilon = 1e-12;
+        description = "numbers " + std::to_string(numbers) + ", H " + std::to_string(H) + ", N " + std::to_string(N) +
+                      ", activation " + std::to_string(model.activation) + ", layers (heads, neurons)";
+        for (long layer = 0; layer < L; layer++) {
+            const long heads = pick(random, {0, 1, N, N}), neurons = pick(random, {0, 1, 37, 64, 100, 4 * D + 3});
+            weights.emplace_back(random, numbers, D, H, heads, neurons, draw(random, 1, 3));
+            description += " (" + std::to_string(heads) + ", " + std::to_string(neurons) + ")";
+        }
+        for (const auto& each : weights) layers.push_back(each.layer());
+        model.layers = layers.data();
+        model.layer_count = L;
+        model.hidden_size = D;
+        model.head_size = H;
+        draw_batch(random);
+    }
+
+    long length(long sequence) const { return starts[sequence + 1] - starts[sequence]; }
+
+    void draw_batch(Random& random) {
+        const long B = draw(random, 1, 5), L = model.layer_count, longest = pick(random, {1, 2, 7, 17, 40, 66, 130});
+        same_length = draw(random, 0, 1);
+        starts = {0};
+        for (long i = 0; i < B; i++) starts.push_back(starts.back() + (same_length ? longest : draw(random, 1, longest)));
+        const long T = starts.back();
+        batch.tokens = T;
+        batch.sequences = B;
+        batch.starts = starts.data();
+        batch.is_bfloat16 = numbers == bfloat16 && draw(random, 0, 3);
+        batch.first_only = draw(random, 0, 2) == 0;
+        hidden = normal(random, T * D, 0, 1);
+        for (auto& x : hidden) x = rounded(x, batch.is_bfloat16);
+        const long rows = batch.first_only ? B : T;
+        const bool keep = draw(random, 0, 1);
+        if (batch.is_bfloat16) {
+            for (float x : hidden) {
+                uint32_t bits;
+                std::memcpy(&bits, &x, 4);
+                hidden16.push_back(BFloat16(bits >> 16));
+            }
+            output16.resize(rows * D, 0x7fc0);
+            states16.resize(keep ? L * T * D : 0);
+            batch.hidden = hidden16.data();
+            batch.output = output16.data();
+            batch.states = keep ? states16.data() : nullptr;
+        } else {
+            output.resize(rows * D, NAN);
+            states.resize(keep ? L * T * D : 0);
+            batch.hidden = hidden.data();
+            batch.output = output.data();
+            batch.states = keep ? states.data() : nullptr;
+        }
+        if (same_length && draw(random, 0, 1)) draw_masks(random, B, longest);
+        if (draw(random, 0, 1)) draw_gates(random, T);
+        if (same_length && !batch.first_only && draw(random, 0, 1)) {
+            for (const auto& layer : weights) probabilities.emplace_back(B * layer.head_count * longest * longest, NAN);
+            for (auto& each : probabilities) probability_pointers.push_back(each.data());
+            batch.probabilities = probability_pointers.data();
+        }
+        description += ", threads " + std::to_string(threads) + ", lengths";
+        for (long i = 0; i < B; i++) description += " " + std::to_string(length(i));
+        description += std::string(batch.bias ? ", bias" : "") + (batch.has_keys ? ", has_keys" : "") +
+                       (batch.gates ? ", gates" : "") + (batch.states ? ", states" : "") +
+                       (batch.probabilities ? ", probabilities" : "") + (batch.first_only ? ", first_only" : "") +
+                       (batch.is_bfloat16 ? ", bfloat16" : "");
+    }
+
+    void draw_masks(Random& random, long B, long S) {
+        // heads may differ by layer, so a mask that differs by head has room for N
+        const long sizes[3] = {draw(random, 0, 1) ? B : 1, draw(random, 0, 1) ? N : 1, draw(random, 0, 1) ? S : 1};
+        bias = normal(random, sizes[0] * sizes[1] * sizes[2] * S, 0, 1);
+        for (long row = 0; row < sizes[0] * sizes[1] * sizes[2]; row++) {
+            for (long key = 0; key < S; key++)
+                if (draw(random, 0, 2) == 0) bias[row * S + key] = -INFINITY;
+            bias[row * S + draw(random, 0, S - 1)] = 0;  // a query without a key has has_keys
+        }
+        batch.bias = bias.data();
+        const long strides[3] = {sizes[1] * sizes[2] * S, sizes[2] * S, S};
+        for (int i = 0; i < 3; i++) batch.bias_strides[i] = sizes[i] == 1 ? 0 : strides[i];
+        if (draw(random, 0, 1)) {
+            has_keys.resize(sizes[0] * sizes[1] * sizes[2]);
+            for (auto& each : has_keys) each = draw(random, 0, 3) > 0;
+            batch.has_keys = has_keys.data();
+            for (int i = 0; i < 3; i++) batch.has_keys_strides[i] = batch.bias_strides[i] / S;
+        }
+    }
+
+    void draw_gates(Random& random, long T) {
+        batch.gates_each_token = draw(random, 0, 1);
+        for (const auto& layer : weights)
+            gates.push_back(normal(random, (batch.gates_each_token ? T : 1) * layer.head_count, 1, 0.5f));
+        for (const auto& each : gates) gate_pointers.push_back(each.data());
+        batch.gates = gate_pointers.data();
+    }
+
+    void run() {
+        char message[512];
+        if (bertlite_run(numbers, &model, &batch, threads, message, sizeof message)) throw std::runtime_error(message);
+    }
+
+    double found(long i) const { return batch.is_bfloat16 ? to_float(output16[i]) : output[i]; }
+    double found_state(long i) const { return batch.is_bfloat16 ? to_float(states16[i]) : states[i]; }
+
+    // The largest error of outputs, states and probabilities, relative to the largest number of each.
+    double error() const {
+        Numbers_ x(hidden.begin(), hidden.end());
+        double worst = 0;
+        const long T = batch.tokens;
+        for (long i = 0; i < model.layer_count; i++) {
+            if (batch.states) worst = std::max(worst, differ(x, [&](long j) { return found_state(i * T * D + j); }));
+            x = run_layer(i, x, worst);
+        }
+        if (batch.first_only) {
+            Numbers_ firsts;
+            for (long i = 0; i < batch.sequences; i++)
+                firsts.insert(firsts.end(), x.begin() + starts[i] * D, x.begin() + (starts[i] + 1) * D);
+            x = firsts;
+        }
+        return std::max(worst, differ(x, [&](long j) { return found(j); }));
+    }
+
+   private:
+    template <class Found>
+    static double differ(const Numbers_& wanted, Found at) {
+        double most = 1e-6, largest_error = 0;
+        for (long i = 0; i < long(wanted.size()); i++) {
+            most = std::max(most, std::fabs(wanted[i]));
+            const double error = std::fabs(at(i) - wanted[i]);
+            if (!(error <= largest_error)) largest_error = std::isnan(error) ? INFINITY : error;
+        }
+        return largest_error / most;
+    }
+
+    Numbers_ run_layer(long index, const Numbers_& x, double& worst) const {
+        const LayerWeights& layer = weights[index];
+        const long T = batch.tokens, width = layer.head_count * H;
+        Numbers_ heads = layer.heads.multiply(x, T), context(T * width), probabilities_wanted;
+        for (long sequence = 0; sequence < batch.sequences; sequence++)
+            for (long n = 0; n < layer.head_count; n++)
+                for (long query = 0; query < length(sequence); query++)
+                    attend_one(index, sequence, n, query, heads, context, probabilities_wanted);
+        if (batch.probabilities && !probabilities_wanted.empty())
+            worst = std::max(worst, differ(probabilities_wanted, [&](long j) { return probabilities[index][j]; }));
+        Numbers_ y = normalise(layer.output.multiply(context, T), x, layer.attention_gain, layer.attention_shift);
+        Numbers_ wide = layer.up.multiply(y, T);
+        for (auto& each : wide) each = activate(model.activation, each);
+        return normalise(layer.down.multiply(wide, T), y, layer.gain, layer.shift);
+    }
+
+    void attend_one(long index, long sequence, long n, long query, const Numbers_& heads, Numbers_& context,
+                    Numbers_& probabilities_wanted) const {
+        const long N_left = weights[index].head_count, width = N_left * H, keys = length(sequence), start = starts[sequence];
+        Numbers_ scores(keys);
+        double top = -INFINITY, total = 0;
+        for (long key = 0; key < keys; key++) {
+            double sum = 0;
+            for (long h = 0; h < H; h++)
+                sum += heads[(start + query) * 3 * width + n * H + h] * heads[(start + key) * 3 * width + width + n * H + h];
+            scores[key] = sum / std::sqrt(double(H));
+            if (batch.bias)
+                scores[key] += batch.bias[sequence * batch.bias_strides[0] + n * batch.bias_strides[1] + query * batch.bias_strides[2] + key];
+            top = std::max(top, scores[key]);
+        }
+        for (auto& score : scores) total += score = std::exp(score - top);
+        double factor = 1 / total;
+        if (batch.has_keys &&
+            !batch.has_keys[sequence * batch.has_keys_strides[0] + n * batch.has_keys_strides[1] + query * batch.has_keys_strides[2]])
+            factor = 0;
+        if (batch.gates) factor *= gates[index][(batch.gates_each_token ? (start + query) * N_left : 0) + n];
+        for (auto& score : scores) probabilities_wanted.push_back(score *= factor);
+        for (long h = 0; h < H; h++) {
+            double sum = 0;
+            for (long key = 0; key < keys; key++) sum += scores[key] * heads[(start + key) * 3 * width + 2 * width + n * H + h];
+            context[(start + query) * width + n * H + h] = sum;
+        }
+    }
+
+    Numbers_ normalise(Numbers_ y, const Numbers_& residual, const std::vector<float>& gain, const std::vector<float>& shift) const {
+        for (long row = 0; row < batch.tokens; row++) {
+            double mean = 0, variance = 0;
+            for (long i = 0; i < D; i++) mean += (y[row * D + i] += residual[row * D + i]) / D;
+            for (long i = 0; i < D; i++) variance += std::pow(y[row * D + i] - mean, 2) / D;
+            for (long i = 0; i < D; i++)
+                y[row * D + i] = (y[row * D + i] - mean) / std::sqrt(variance + model.epsilon) * gain[i] + shift[i];
+        }
+        return y;
+    }
+};
+
+}  // namespace
+
+int main(int count, char** arguments) {
+    if (count < 3) {
+        std::fprintf(stderr, "usage: native_harness SECONDS SEED [CASES]\n");
+        return 2;
+    }
+    const double seconds = std::atof(arguments[1]);
+    const unsigned long seed = std::strtoul(arguments[2], nullptr, 10);
+    const long cases = count > 3 ? std::atol(arguments[3]) : -1;
+    // relative to the largest number: float32 rounds at 6e-8, bfloat16 at 4e-3, 8-bit integers at 4e-3, and each layer adds
+    const double allowed[3] = {1e-5, 4e-2, 1e-1};
+    const auto begun = std::chrono::steady_clock::now();
+    double worst[3] = {};
+    long number = 0;
+    for (; number != cases; number++) {
+        if (std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count() > seconds) break;
+        Random random(seed * 1000003 + number);
+        Case each(random, draw(random, 1, 3));
+        each.run();
+        const double error = each.error();
+        worst[each.numbers] = std::max(worst[each.numbers], error);
+        if (!(error <= allowed[each.numbers])) {
+            std::fprintf(stderr, "case %ld of seed %lu: error %g; %s\n", number, seed, error, each.description.c_str());
+            return 1;
+        }
+    }
+    std::printf("{\"cases\": %ld, \"float32\": %g, \"bfloat16\": %g, \"int8\": %g}\n", number, worst[0], worst[1], worst[2]);
+    return 0;
+}

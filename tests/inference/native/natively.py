@@ -1,0 +1,162 @@
+"""A small model that the native kernels run, and helpers of their tests.
+
+Shapes:  L 3 layers · D 80 hidden · N 5 heads · H 16 head dim · I 37 neurons
+"""
+
+import contextlib
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from conftest import make, tensors
+from torch import Tensor, nn
+
+from bertlite import prune_heads, prune_neurons
+from bertlite.inference import InferenceModel
+from bertlite.inference.native.calls import Kernels
+from bertlite.inference.native.conversion import native_copy
+from bertlite.inference.native.library import (
+    HAS_AVX512,
+    INSTRUCTION_SETS,
+    NoKernels,
+    best_instruction_set,
+    find_compiler,
+    kernels_for,
+    missing_platform,
+    processor_flags,
+)
+from bertlite.model import BertPreTrainedModel
+from bertlite.parity.compare import as_well, largest
+
+SIZES: dict[str, Any] = {"hidden_size": 80, "num_attention_heads": 5}
+DTYPES = (torch.float32, torch.bfloat16, torch.int8)
+PRUNED = {0: range(5), 1: [1, 3], 2: [0]}  # a layer without heads
+NEURONS = {0: [0, 36], 1: range(37)}  # and one without neurons
+ROUNDING = 1e-6  # relative to the largest number: a few of float32's steps
+
+
+def needs_of(name: str) -> frozenset[str]:
+    """Return what the processor must have to run the kernels of a set; torch's products do without AMX."""
+    return HAS_AVX512 | {"avx512_vnni", "avx512_bf16"} if name == "amx" else INSTRUCTION_SETS[name].needs
+
+
+def why_no_kernels() -> str | None:
+    """Return the reason why kernels cannot be compiled on this machine; None if they can."""
+    with contextlib.suppress(NoKernels):
+        find_compiler()
+        return missing_platform()
+    return missing_platform() or "needs a C++ compiler: set CXX or install g++"
+
+
+native = pytest.mark.skipif(why_no_kernels() is not None, reason=str(why_no_kernels()))
+
+
+def kernels_or_skip(name: str | None = None) -> Kernels:
+    """Return the kernels of a set of instructions, by default the best; skip the test where they cannot run."""
+    if (reason := why_no_kernels()) is not None:
+        pytest.skip(reason)
+    name = name or best_instruction_set().name
+    missing = needs_of(name) - processor_flags()
+    if missing:
+        pytest.skip(f"needs a processor with {', '.join(sorted(missing))}")
+    return kernels_for(name)
+
+
+def make_native(cls: Any = None, **changes: Any) -> Any:
+    """Make a random model in float64 whose heads are as wide as the kernels take them."""
+    return make(*([] if cls is None else [cls]), **{**SIZES, **changes})
+
+
+def natively(model: BertPreTrainedModel, dtype: torch.dtype, name: str | None = None) -> InferenceModel:
+    """Return the model as the kernels of a set of instructions run it."""
+    return InferenceModel(native_copy(model, dtype, kernels_or_skip(name)), "native", dtype)
+
+
+def pruned(model: BertPreTrainedModel) -> BertPreTrainedModel:
+    return prune_neurons(prune_heads(model, PRUNED), NEURONS)
+
+
+def assert_near(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> None:
+    """Assert that outputs are as near to the truth, in float64, as those of another model that rounds as much."""
+    assert list(ours) == list(truth)
+    assert ours, "nothing to compare"
+    for place in truth:
+        assert ours[place].dtype == theirs[place].dtype, place
+        assert ours[place].shape == truth[place].shape, place
+        mine, other, true = without_forbidden(ours[place], theirs[place], truth[place])
+        error, allowed, _ = as_well(mine, other, true)
+        allowed = max(allowed, ROUNDING * largest(true))  # of a few numbers, others may be right by chance
+        assert error <= allowed, f"{place}: {error:.2e}, of {allowed:.2e} allowed"
+
+
+def without_forbidden(*outputs: Tensor) -> list[Tensor]:
+    """Replace the lowest number of a dtype, which forbids a position, by 0 where all have it."""
+    lowest = [x == torch.finfo(x.dtype).min for x in outputs]
+    everywhere = torch.stack(lowest).all(0)
+    return [x.masked_fill(everywhere, 0) for x in outputs]
+
+
+class RoundedLinear(nn.Module):
+    """A linear layer in float64 of the 8-bit integers that the kernels round to, with a scale for each token."""
+
+    def __init__(self, linear: nn.Linear, heads: bool) -> None:
+        super().__init__()
+        self.linear, self.heads = linear, heads
+        self.weight, self.bias, self.out_features = linear.weight, linear.bias, linear.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = nn.functional.linear(in_8_bits(x), in_8_bits(self.linear.weight), self.linear.bias)
+        return out.bfloat16().to(x.dtype) if self.heads else out
+
+
+def in_8_bits(x: Tensor) -> Tensor:
+    """Round rows to 255 steps between their largest number and its opposite."""
+    if not x.numel():
+        return x
+    step = x.abs().amax(-1, keepdim=True) / 127
+    return (x / step.masked_fill(step == 0, 1)).round() * step
+
+
+def in_integers(model: BertPreTrainedModel) -> BertPreTrainedModel:
+    """Return a copy that rounds to 8-bit integers what the kernels round, and else computes as the model does."""
+    rounded = copy.deepcopy(model)
+    for layer in rounded.base_model.encoder.layer:
+        for name, part in list(layer.named_modules()):
+            if isinstance(part, nn.Linear):
+                inside, _, last = name.rpartition(".")
+                setattr(layer.get_submodule(inside), last, RoundedLinear(part, last in ("query", "key", "value")))
+    return rounded
+
+
+@torch.no_grad()
+def check(model: BertPreTrainedModel, dtype: torch.dtype, name: str | None = None, **inputs: Any) -> Any:
+    """Assert that the kernels give what the model gives for these inputs, and return what they gave.
+
+    Under "auto" they leave padding out, as the model does under "packed".
+    """
+    ours = natively(model, dtype, name)(**as_floats(inputs, torch.float32 if dtype == torch.int8 else dtype))
+    plain = copy.deepcopy(model)
+    if model.config.attn_implementation == "auto" and leaves_padding_out(inputs):
+        plain.set_attn_implementation("packed")
+    truth = plain(**inputs)
+    if dtype == torch.int8:
+        theirs = {place: x.float() for place, x in tensors(in_integers(plain)(**inputs)).items()}
+    else:
+        theirs = tensors(copy.deepcopy(plain).to(dtype)(**as_floats(inputs, dtype)))
+    assert type(ours) is type(truth)
+    assert_near(tensors(ours), theirs, tensors(truth))
+    return ours
+
+
+def leaves_padding_out(inputs: Mapping[str, Any]) -> bool:
+    """Return whether a native model leaves padding out of a forward under "auto"."""
+    mask = inputs.get("attention_mask")
+    readable = mask is None or (mask.dim() == 2 and bool(mask[:, :1].all()))
+    return readable and not inputs.get("output_attentions")
+
+
+def as_floats(inputs: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """Return inputs with those of floats in another dtype, as a user of that dtype would give them."""
+    return {name: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in inputs.items()}

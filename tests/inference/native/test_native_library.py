@@ -1,0 +1,197 @@
+"""bertlite/inference/native/library.py: the kernels are compiled once and whole, or it is said why not."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import make_batch
+from natively import make_native, why_no_kernels
+
+from bertlite import optimize_for_inference
+from bertlite.inference.native import conversion, library
+from bertlite.inference.native.library import (
+    INSTRUCTION_SETS,
+    NoKernels,
+    best_instruction_set,
+    kernels_for,
+    load_kernels,
+)
+
+pytestmark = pytest.mark.skipif(library.missing_platform() is not None, reason=str(library.missing_platform()))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def whole() -> str | None:
+    """Return compiled kernels, from the user's own cache: before it is another; None if they cannot be compiled."""
+    return None if why_no_kernels() else load_kernels().path
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """Let the cache be an empty folder, and let nothing be compiled yet."""
+    monkeypatch.setenv("BERTLITE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(library, "PREBUILT", tmp_path / "no wheel")
+    kernels_for.cache_clear()
+    conversion.warn_once.cache_clear()
+    yield tmp_path / "cache" / "native"
+    kernels_for.cache_clear()
+    conversion.warn_once.cache_clear()
+
+
+def script(path: Path, text: str) -> str:
+    """Write a compiler, which is a script of the shell; $out is what it is to write."""
+    path.write_text("#!/bin/sh\nfor word; do last=$out; out=$word; done\n" + text)
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def copying(tmp_path, whole) -> str:
+    """Return a compiler that takes its time and then copies what another has compiled."""
+    if whole is None:
+        pytest.skip(str(why_no_kernels()))
+    return script(tmp_path / "copying", f"echo run >> {tmp_path}/runs\nsleep 1\ncp {whole} $out\n")
+
+
+def test_without_a_compiler_auto_takes_onednn_and_says_so_once(cache, monkeypatch, tmp_path):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    model = make_native().float()
+    with pytest.raises(NoKernels, match=r"no C\+\+ compiler was found .*: install one, as by `apt-get install g\+\+`"):
+        optimize_for_inference(model, backend="native")
+    with pytest.warns(
+        RuntimeWarning, match=r"takes backend 'onednn', which is slower than 'native': no C\+\+ compiler"
+    ):
+        quick = optimize_for_inference(model)
+    assert quick.backend == "onednn"
+    with warnings.catch_warnings(action="error"):
+        optimize_for_inference(model)
+    assert quick(**make_batch()).last_hidden_state.isfinite().all()
+    assert not list(cache.glob("*.so"))
+
+
+def test_a_compiler_that_does_not_exist_is_named(cache, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler -O2")
+    with pytest.raises(NoKernels, match="no-such-compiler"):
+        load_kernels()
+
+
+def test_what_a_compiler_says_is_passed_on(cache, monkeypatch, tmp_path):
+    monkeypatch.setenv(
+        "CXX", script(tmp_path / "broken", "echo half > $out\necho 'native.cpp:7: no such letter' >&2\nexit 3\n")
+    )
+    with pytest.raises(
+        NoKernels, match=r"(?s)broken .*failed:.*native.cpp:7: no such letter.*Use backend='onednn', or set CXX"
+    ):
+        load_kernels()
+    assert list(cache.rglob("*.so")) == []
+
+
+def test_a_compiler_that_cannot_be_run_is_no_crash(cache, monkeypatch, tmp_path):
+    (tmp_path / "nothing").write_bytes(b"\x7fELF and no more")
+    (tmp_path / "nothing").chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "nothing"))
+    with pytest.raises(NoKernels, match="nothing"):
+        load_kernels()
+
+
+def test_a_cache_that_cannot_be_written_is_named(cache, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("BERTLITE_CACHE", str(tmp_path / "file"))
+    with pytest.raises(NoKernels, match=r"file/native cannot be written: .*; set BERTLITE_CACHE to a folder that can"):
+        load_kernels()
+
+
+def test_a_file_that_is_no_library_is_named(cache):
+    path = cache / library.file_name(best_instruction_set())
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"half of it")
+    with pytest.raises(NoKernels, match=r"\.so cannot be loaded: .*; delete it, or use backend='onednn'"):
+        load_kernels()
+
+
+def test_a_set_of_instructions_that_is_unknown_or_missing_is_named(monkeypatch):
+    monkeypatch.setenv("BERTLITE_NATIVE", "avx1024")
+    with pytest.raises(NoKernels, match=r"BERTLITE_NATIVE='avx1024' is unknown; have: amx, .*scalar"):
+        best_instruction_set()
+    monkeypatch.setattr(library, "processor_flags", lambda: frozenset({"avx2"}))
+    monkeypatch.setenv("BERTLITE_NATIVE", "avx2")
+    with pytest.raises(NoKernels, match="BERTLITE_NATIVE='avx2' needs a processor with fma; unset it"):
+        best_instruction_set()
+    monkeypatch.delenv("BERTLITE_NATIVE")
+    assert best_instruction_set().name == "scalar"
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+def test_the_best_set_of_a_processor_is_taken(name, monkeypatch):
+    monkeypatch.delenv("BERTLITE_NATIVE", raising=False)
+    monkeypatch.setattr(library, "processor_flags", lambda: INSTRUCTION_SETS[name].needs)
+    assert best_instruction_set().name == name
+
+
+@pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("linux", "aarch64"), ("win32", "AMD64")])
+def test_other_machines_are_refused_and_run_onednn_without_a_warning(system, machine, monkeypatch):
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(library.platform, "machine", lambda: machine)
+    with pytest.raises(NoKernels, match=f"are for Linux on x86-64, not for {system} on {machine}"):
+        load_kernels()
+
+
+CODE = "import sys, torch\nfrom bertlite.inference.native.library import load_kernels\nprint(load_kernels().path)\n"
+
+
+def begin(cache: Path, compiler: str) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "BERTLITE_CACHE": str(cache.parent), "CXX": compiler}
+    return subprocess.Popen(
+        [sys.executable, "-c", CODE], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def test_of_two_processes_one_compiles(cache, copying, tmp_path):
+    both = [begin(cache, copying) for _ in range(2)]
+    outs = [each.communicate(timeout=120) for each in both]
+    assert [each.returncode for each in both] == [0, 0], outs
+    assert len({out for out, _ in outs}) == 1
+    assert (tmp_path / "runs").read_text() == "run\n"
+    assert sum("compiling the CPU kernels" in err for _, err in outs) == 1
+    assert len(list(cache.glob("*.so"))) == 1
+    assert [path for path in cache.iterdir() if path.is_dir()] == []
+
+
+def test_a_compiler_that_is_killed_leaves_nothing_that_is_taken_for_whole(cache, copying, whole, tmp_path):
+    slow = script(tmp_path / "slow", f"echo half > $out\ntouch {tmp_path}/begun\nsleep 60\n")
+    process = begin(cache, slow)
+    limit = time.monotonic() + 60
+    while not (tmp_path / "begun").exists():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert list(cache.glob("*.so")) == []
+    again = begin(cache, copying)
+    out, err = again.communicate(timeout=120)
+    assert again.returncode == 0, err
+    assert Path(out.strip()).read_bytes() == Path(whole).read_bytes()
+
+
+def test_other_sources_flags_and_torches_have_other_names(monkeypatch, tmp_path):
+    names = {library.file_name(each) for each in INSTRUCTION_SETS.values()}
+    assert len(names) == len(INSTRUCTION_SETS)
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "FLAGS", (*library.FLAGS, "-g"))
+        assert not names & {library.file_name(each) for each in INSTRUCTION_SETS.values()}
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "9.9")
+        assert {name.partition("-")[0] for name in names - set(map(library.file_name, INSTRUCTION_SETS.values()))} == {
+            "amx"
+        }
+    (tmp_path / "native.cpp").write_text("int x;")
+    monkeypatch.setattr(library, "SOURCES", tmp_path)
+    assert not names & {library.file_name(each) for each in INSTRUCTION_SETS.values()}

@@ -1,0 +1,137 @@
+"""bertlite/inference/native: masks and gates of every shape do what they do to the model."""
+
+from functools import partial
+
+import pytest
+import torch
+from conftest import make_batch
+from natively import DTYPES, check, make_native, native, natively, pruned
+
+pytestmark = native
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+LOWEST = torch.finfo(torch.float64).min  # forbids a key, as -inf does
+
+
+def random_of(*shape: int) -> torch.Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
+def rows(*texts: str) -> torch.Tensor:
+    return torch.tensor([[int(letter) for letter in text] for text in texts])
+
+
+MASKS = {
+    "right": rows("11111111111", "11100000000"),
+    "left": rows("11111111111", "00000000111"),
+    "holes": rows("11011100101", "10000000001"),
+    "one": rows("10000000000", "00000100000"),
+    "nothing": rows("00000000000", "00000000000"),
+    "nothing in a row": rows("11111110000", "00000000000"),
+    "everything": rows("1" * 11, "1" * 11),
+    "3-D": random_of(2, 11, 11) > 0.4,
+    "3-D, one row": random_of(2, 1, 11) > 0.4,
+    "4-D": random_of(2, 5, 11, 11) > 0.4,
+    "4-D, the same for all heads": random_of(2, 1, 11, 11) > 0.4,
+    "4-D, the same for all sequences": random_of(1, 5, 1, 11) > 0.4,
+    "4-D, the same for all keys": random_of(2, 5, 11, 1) > 0.4,
+    "additive": 3 * random_of(2, 5, 11, 11),
+    "additive and forbidding": (3 * random_of(2, 1, 11, 11)).masked_fill(random_of(2, 1, 11, 11) > 0.7, -torch.inf),
+    "additive, one key": 3 * random_of(1, 1, 11, 1),
+    "lowest": torch.zeros(2, 1, 1, 11, dtype=torch.float64).masked_fill(random_of(2, 1, 1, 11) > 0.7, LOWEST),
+    "nothing for some queries": (random_of(2, 5, 11, 11) > 0.4) & (random_of(2, 5, 11, 1) > 0.3),
+    "nothing for some queries of all heads": (random_of(1, 1, 11, 11) > 0.4) & (random_of(1, 1, 11, 1) > 0.3),
+}
+
+
+@dtypes
+@pytest.mark.parametrize("mask", MASKS)
+def test_every_mask(mask, dtype):
+    whole = make_native()
+    by_head = MASKS[mask].dim() == 4 and MASKS[mask].shape[1] > 1  # which a pruned model refuses
+    for model in [whole] if by_head else [whole, pruned(whole)]:
+        inputs = {**make_batch(), "attention_mask": MASKS[mask]}
+        for attention in ("auto", "sdpa"):
+            model.set_attn_implementation(attention)
+            check(model, dtype, **inputs, output_hidden_states=True)
+            check(model, dtype, **inputs, first_token_only=True)
+        model.set_attn_implementation("eager")
+        check(model, dtype, **inputs, output_attentions=True)
+
+
+def gates_of(*shape: int) -> torch.Tensor:
+    return random_of(*shape) - 0.2
+
+
+GATES = {
+    "heads": gates_of(5),
+    "layers": gates_of(3, 5),
+    "one sequence": gates_of(3, 1, 5),
+    "sequences": gates_of(3, 2, 5),
+    "5-D": gates_of(3, 2, 5, 1, 1),
+    "5-D, the same for all sequences": gates_of(3, 1, 5, 1, 1),
+    "queries": gates_of(3, 2, 5, 11, 1),
+    "queries, the same for all sequences": gates_of(3, 1, 5, 11, 1),
+    "zeros": (gates_of(3, 5) > 0.3).double(),
+    "nothing": torch.zeros(5, dtype=torch.float64),
+}
+
+
+@dtypes
+@pytest.mark.parametrize("gate", GATES)
+def test_every_gate(gate, dtype):
+    for model in (make_native(), pruned(make_native())):
+        run = partial(check, model, dtype, **make_batch(), head_mask=GATES[gate])
+        for attention in ("packed", "sdpa"):
+            model.set_attn_implementation(attention)
+            run(output_hidden_states=True)
+            run(first_token_only=True)
+        model.set_attn_implementation("eager")
+        run(output_attentions=True)
+
+
+@dtypes
+def test_gates_of_sequences_that_come_packed(dtype):
+    ids = make_batch(1, 40)["input_ids"][0]
+    inputs = {"input_ids": ids, "cu_seqlens": torch.tensor([0, 9, 9, 40], dtype=torch.int32)}
+    for gate in (gates_of(5), gates_of(3, 3, 5)):
+        check(make_native(), dtype, **inputs, head_mask=gate)
+        check(make_native(), dtype, **inputs, head_mask=gate, first_token_only=True)
+
+
+@dtypes
+def test_gates_with_a_mask_for_every_query(dtype):
+    model = make_native()
+    model.set_attn_implementation("eager")
+    for gate in ("sequences", "queries"):
+        for mask in ("4-D", "additive and forbidding", "nothing for some queries"):
+            inputs = {**make_batch(), "attention_mask": MASKS[mask], "head_mask": GATES[gate]}
+            check(model, dtype, **inputs, output_attentions=True, output_hidden_states=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+def test_masks_and_gates_do_not_follow_the_default_dtype(dtype):
+    model, mask = make_native(), MASKS["4-D"]
+    model.set_attn_implementation("sdpa")
+    quick = natively(model, torch.float32)
+    inputs = {**make_batch(), "attention_mask": mask, "head_mask": GATES["sequences"].float()}
+    wanted = quick(**inputs).last_hidden_state
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        assert torch.equal(quick(**inputs).last_hidden_state, wanted)
+        assert torch.equal(natively(model, torch.float32)(**inputs).last_hidden_state, wanted)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_tensors_of_the_kernels_do_not_follow_the_default_device():
+    model = make_native()
+    model.set_attn_implementation("eager")
+    quick = natively(model, torch.float32)
+    inputs = {**make_batch(), "attention_mask": MASKS["4-D"], "head_mask": GATES["sequences"].float()}
+    wanted = quick(**inputs, output_attentions=True)
+    with torch.device("meta"):
+        got = quick(**inputs, output_attentions=True)
+    assert torch.equal(got.last_hidden_state, wanted.last_hidden_state)
+    assert all(map(torch.equal, got.attentions, wanted.attentions))

@@ -1,0 +1,283 @@
+"""bertlite/inference/native: how far from the truth numbers are, which of them are bit-equal, and what is refused."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from conftest import assert_same, full_outputs, make, make_batch, randomise_
+from natively import DTYPES, check, kernels_or_skip, make_native, native, natively
+from torch import Tensor, nn
+
+import bertlite
+from bertlite import BertConfig, BertModel, optimize_for_inference
+from bertlite.inference.linear import FixedLinear
+from bertlite.inference.native.encoder import NativeEncoder
+from bertlite.inference.native.library import INSTRUCTION_SETS
+from bertlite.parity.command import demo_checkpoint
+from bertlite.parity.compare import distance, largest, rms
+
+pytestmark = native
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def relative(ours: Tensor, truth: Tensor) -> float:
+    """Return the root mean square of the error, relative to that of the truth."""
+    return rms(ours, truth) / rms(truth, torch.zeros_like(truth))
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+def test_errors_of_a_model_as_it_is_made(name):
+    """Weights of the size that training leaves; those of the other tests are larger, and let errors grow."""
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=97, hidden_size=192, num_hidden_layers=4, num_attention_heads=3, intermediate_size=500
+    )
+    model, batch = BertModel(config).double().eval(), make_batch(3, 40, lengths=(40, 17, 1))
+    model.set_attn_implementation("packed")
+    del batch["token_type_ids"]
+    check_errors(model, batch, name)
+
+
+def check_errors(model: BertModel, batch: dict[str, Tensor], name: str | None = None) -> None:
+    with torch.no_grad():
+        truth = model(**batch).last_hidden_state
+        theirs = copy.deepcopy(model).bfloat16()(**batch).last_hidden_state
+    real = batch["attention_mask"].bool()
+    found = {dtype: natively(model, dtype, name)(**batch).last_hidden_state for dtype in DTYPES}
+    assert distance(found[torch.float32], truth) <= 1e-5 * largest(truth)
+    assert rms(found[torch.bfloat16], truth) <= rms(theirs, truth)
+    assert relative(found[torch.int8], truth) <= 3e-2
+    assert torch.cosine_similarity(found[torch.int8].double(), truth, dim=-1)[real].min() > 0.99
+    assert relative(found[torch.int8], truth) > 1e-4, "it did not round"
+
+
+@pytest.mark.slow
+def test_errors_of_a_trained_model():
+    """Its texts are random, which no model was trained for: 8-bit integers are worse at them than at sentences."""
+    folder = demo_checkpoint() or pytest.skip("the MiniLM checkpoint is not installed")
+    model = BertModel.from_pretrained(folder, attn_implementation="packed").double()
+    ids = torch.randint(1000, 20000, (4, 60), generator=torch.Generator().manual_seed(0))
+    batch = {"input_ids": ids, "attention_mask": (torch.arange(60) < torch.tensor([[60], [33], [8], [2]])).long()}
+    check(model, torch.float32, **batch)
+    check(model, torch.bfloat16, **batch)
+    check(model, torch.int8, **batch)
+
+
+@dtypes
+@pytest.mark.parametrize("name", [name for name in INSTRUCTION_SETS if name != "amx"])
+def test_a_sentence_does_not_depend_on_the_rest_of_its_batch(name, dtype):
+    quick = natively(make_native(hidden_size=144, num_attention_heads=3, intermediate_size=101), dtype, name)
+    batch = make_batch(40, 33, lengths=(*range(33, 0, -1), 5, 9, 17, 3, 1, 30, 12))
+    together = quick(**batch).last_hidden_state
+    for i in (0, 3, 20, 32, 39):
+        length = int(batch["attention_mask"][i].sum())
+        alone = quick(**{key: x[i : i + 1, :length] for key, x in batch.items()}).last_hidden_state
+        assert torch.equal(alone[0], together[i, :length]), (i, distance(alone[0], together[i, :length]))
+
+
+def test_8_bit_integers_do_not_depend_on_the_rest_of_the_batch_with_products_of_torch():
+    quick, batch = natively(make_native(), torch.int8, "amx"), make_batch(40, 11, lengths=(11,) * 40)
+    together = quick(**batch).last_hidden_state
+    alone = quick(**{key: x[7:8] for key, x in batch.items()}).last_hidden_state
+    assert torch.equal(alone[0], together[7])
+
+
+@dtypes
+def test_the_number_of_threads_changes_nothing(dtype):
+    model = make_native()
+    batches = [make_batch(1, 3), make_batch(), make_batch(40, 33, lengths=(33,) * 40)]
+    masked = {**make_batch(), "attention_mask": torch.rand(2, 11, 11) > 0.3}
+    before, outs = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            quick = natively(model, dtype)  # its weights are packed by as many
+            outs.append([quick(**batch, output_hidden_states=True) for batch in batches])
+            outs[-1].append(quick(**masked, output_attentions=True))
+            outs[-1].append(quick(**batches[2], first_token_only=True))
+    finally:
+        torch.set_num_threads(before)
+    for other in outs[1:]:
+        for got, wanted in zip(other, outs[0], strict=True):
+            assert_same(got, wanted, atol=0)
+
+
+# Numbers that are not finite ----------------------------------------------------------------------------------------
+
+MATRICES = (
+    "attention.self.query",
+    "attention.self.value",
+    "attention.output.dense",
+    "intermediate.dense",
+    "output.dense",
+)
+
+
+@dtypes
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf], ids=str)
+@pytest.mark.parametrize("name", ["scalar", "avx2", None])
+def test_a_weight_that_is_not_finite_is_not_swallowed(name, bad, dtype):
+    batch = make_batch()
+    for matrix in MATRICES:
+        for part in ("weight", "bias"):
+            model = make_native()
+            with torch.no_grad():
+                getattr(model.encoder.layer[1].get_submodule(matrix), part).view(-1)[7] = bad
+            model.set_attn_implementation("packed")
+            plain = full_outputs_of(copy.deepcopy(model).float(), batch)
+            ours = full_outputs_of(natively(model, dtype, name), batch)
+            assert not plain.isfinite().all(), f"{matrix}.{part}: the plain model is finite"
+            lost = ~plain.isfinite() & ours.isfinite()
+            assert not lost.any(), f"{matrix}.{part}: {int(lost.sum())} numbers are finite that are not in the model"
+
+
+def full_outputs_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    with torch.no_grad():
+        return model(**batch).last_hidden_state
+
+
+@dtypes
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=str)
+@pytest.mark.parametrize("name", ["scalar", "avx2", None])
+def test_a_token_that_is_not_finite_spoils_its_own_sequence_alone(name, bad, dtype):
+    x = torch.randn(2, 11, 80, generator=torch.Generator().manual_seed(0))
+    quick = natively(make_native(), dtype, name)
+    x = x.to(quick.dtype)
+    wanted = quick(inputs_embeds=x).last_hidden_state
+    x[0, 3, 5] = bad
+    got = quick(inputs_embeds=x).last_hidden_state
+    assert got[0].isnan().all()
+    assert torch.equal(got[1], wanted[1])
+
+
+# What is refused ----------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "torch.float16": (SIZES := {"hidden_size": 80, "num_attention_heads": 5}, torch.float16, "not in float16"),
+    "a decoder": ({**SIZES, "is_decoder": True}, torch.float32, "this model is a decoder"),
+    "cross-attention": ({**SIZES, "is_decoder": True, "add_cross_attention": True}, torch.float32, "is a decoder"),
+    "relative positions": (
+        {**SIZES, "position_embedding_type": "relative_key"},
+        torch.float32,
+        "they have no relative_key positions",
+    ),
+    "a head dim": (
+        {"hidden_size": 78, "num_attention_heads": 3},
+        torch.float32,
+        "multiples of 16, and this model's is 26",
+    ),
+    "an activation": (
+        {**SIZES, "hidden_act": "mish"},
+        torch.float32,
+        "no activation 'mish'; have: linear, relu, gelu",
+    ),
+    "an activation with parameters": ({**SIZES, "hidden_act": "prelu"}, torch.float32, "no activation 'prelu'"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_model_that_the_kernels_cannot_run_is_refused_and_left_to_onednn(what, recwarn):
+    changes, dtype, reason = REFUSED[what]
+    model = make(**changes).float()
+    with pytest.raises(
+        ValueError, match=f"backend 'native' cannot run this model: .*{reason}.*use backend='onednn' or 'auto'"
+    ):
+        optimize_for_inference(model, dtype, "native")
+    if dtype == torch.float16:
+        from optimised import skip_without
+
+        skip_without(dtype)
+    quick = optimize_for_inference(model, dtype)
+    assert quick.backend == "onednn"
+    assert not [w for w in recwarn if "optimize_for_inference" in str(w.message)], "nothing is missing here"
+    assert quick(**make_batch()).last_hidden_state.isfinite().all()
+
+
+def test_a_model_elsewhere_is_refused():
+    with pytest.raises(ValueError, match="they are for the CPU, and the model is on meta"):
+        optimize_for_inference(make_native().float().to("meta"), backend="native")
+
+
+@pytest.mark.parametrize("backend", ["auto", "native"])
+@dtypes
+def test_it_is_taken_where_it_can_run_the_model(backend, dtype):
+    quick = optimize_for_inference(make_native().float(), dtype, backend)
+    assert (quick.backend, quick.compute_dtype, quick.device.type) == ("native", dtype, "cpu")
+    assert quick.dtype == (torch.float32 if dtype == torch.int8 else dtype)
+    assert isinstance(quick.model.encoder, NativeEncoder)
+    assert "native" in repr(quick)
+    assert not quick.training
+    assert not quick(**make_batch()).last_hidden_state.requires_grad
+    with pytest.raises(RuntimeError, match="an optimised model has no"):
+        quick.to(torch.float16)
+
+
+@dtypes
+def test_no_matrix_is_held_twice(dtype):
+    model = make(hidden_size=128, intermediate_size=192).float()
+    theirs = {x.data_ptr() for x in model.parameters()}
+    quick = optimize_for_inference(
+        make(hidden_size=128, num_attention_heads=2, intermediate_size=192).float(), dtype, "native"
+    )
+    assert not any(isinstance(part, nn.Linear) for part in quick.modules())
+    assert not theirs & {x.data_ptr() for x in quick.parameters()}
+    names = [name for name, _ in quick.named_parameters()]
+    assert all("embeddings" in name for name in names), names
+    linears = [name for name, part in quick.named_modules() if isinstance(part, FixedLinear)]
+    assert linears == ["model.pooler.dense"]
+    encoder = quick.model.encoder
+    assert isinstance(encoder, NativeEncoder)
+    per_layer = 4 * 128 * 128 + 2 * 128 * 192  # of numbers in matrices
+    size = {torch.float32: 4, torch.bfloat16: 2, torch.int8: 1}[dtype]
+    vectors = 4 * (4 * 128 + (3 * 128 + 128 + 192 + 128) * (3 if dtype == torch.int8 else 1))
+    assert encoder.weights.data.numel() <= 3 * (size * per_layer + vectors + 64 * 20)
+
+
+def test_the_model_is_left_alone():
+    model = make_native().float()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    quick = optimize_for_inference(model, backend="native")
+    wanted = quick(**make_batch()).last_hidden_state
+    randomise_(model, seed=9)
+    assert torch.equal(quick(**make_batch()).last_hidden_state, wanted)
+    assert any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@dtypes
+def test_it_pickles_and_copies(dtype):
+    model = bertlite.prune_heads(make_native(), {0: range(5), 1: [2]})
+    quick = natively(model, dtype)
+    wanted = full_outputs(quick, make_batch())
+    again = pickle.loads(pickle.dumps(quick))
+    assert again.backend == "native"
+    assert_same(full_outputs(again, make_batch()), wanted, atol=0)
+    assert_same(full_outputs(copy.deepcopy(quick), make_batch()), wanted, atol=0)
+
+
+def test_a_trace_is_refused():
+    quick, ids = natively(make_native(), torch.float32), make_batch()["input_ids"]
+    tracing = "native kernels cannot be traced, exported or mapped; use the model that was optimised"
+    with pytest.raises(RuntimeError, match=tracing):
+        torch.jit.trace(lambda ids: quick(ids).last_hidden_state, (ids,))
+    with pytest.raises(RuntimeError, match=tracing):
+        torch.func.vmap(lambda ids: quick(ids[None]).last_hidden_state)(ids)
+    with pytest.raises(RuntimeError, match=tracing):
+        torch.export.export(quick, (ids,), strict=False)
+
+
+def test_a_function_around_it_is_compiled():
+    quick, ids = natively(make_native(), torch.float32), make_batch()["input_ids"]
+    compiled = torch.compile(lambda ids: quick(ids).last_hidden_state + 1, backend="eager")
+    for each in (ids, ids[:1, :5]):
+        assert torch.equal(compiled(each), quick(each).last_hidden_state + 1)
+
+
+def test_a_fault_of_the_kernels_is_an_error():
+    kernels, model = kernels_or_skip(), natively(make_native(), torch.float32).model
+    from bertlite.inference.native.calls import Batch
+
+    starts = torch.tensor([0, 2**45])
+    batch = Batch(tokens=2**45, sequences=1, starts=starts.data_ptr())  # more than any machine has memory for
+    with pytest.raises(RuntimeError, match=r"native kernels: .*alloc"):
+        kernels.run("float32", model.encoder.weights.model, batch, 2)

@@ -1,0 +1,176 @@
+"""bertlite/inference/native: models and batches of every shape give what the model gives in float64."""
+
+import pytest
+import torch
+from conftest import make_batch
+from natively import DTYPES, check, make_native, native, natively, needs_of, pruned
+from torch import Tensor
+
+import bertlite
+from bertlite.inference.native.calls import ACTIVATIONS
+from bertlite.inference.native.library import INSTRUCTION_SETS
+
+pytestmark = native
+HEADS = [
+    "BertForMaskedLM",
+    "BertForNextSentencePrediction",
+    "BertForPreTraining",
+    "BertForQuestionAnswering",
+    "BertForSequenceClassification",
+    "BertForTokenClassification",
+]
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+# whole tiles of rows, keys and outputs, and one more or less; few tokens, and many for each thread
+LENGTHS = [(1,), (2, 1), (15, 16, 17), (63, 64, 65), (130, 127, 1, 128), (3,) * 40]
+
+
+def batch_of(*lengths: int, seed: int = 1) -> dict[str, Tensor]:
+    return make_batch(len(lengths), max(lengths), seed, lengths)
+
+
+@dtypes
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+def test_every_set_of_instructions_gives_what_the_model_gives(name, dtype):
+    model = make_native(max_position_embeddings=130, hidden_size=144, num_attention_heads=3, intermediate_size=101)
+    model.set_attn_implementation("packed")
+    for each in (model, bertlite.prune_neurons(bertlite.prune_heads(model, {0: [1], 1: range(3)}), {1: range(101)})):
+        check(each, dtype, name, **batch_of(130, 17, 1), output_hidden_states=True)
+    model.set_attn_implementation("sdpa")
+    mask = torch.rand(2, 3, 11, 11, generator=torch.Generator().manual_seed(0)) > 0.4
+    inputs = {**make_batch(), "attention_mask": mask, "head_mask": torch.rand(3, 2, 3, dtype=torch.float64)}
+    check(model, dtype, name, **inputs, output_attentions=True)
+
+
+def test_a_set_needs_what_its_name_says():
+    assert needs_of("scalar") == frozenset()
+    assert needs_of("avx2") == {"avx2", "fma"}
+    for name in INSTRUCTION_SETS:
+        assert needs_of(name) <= INSTRUCTION_SETS[name].needs
+
+
+@dtypes
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_every_length(lengths, dtype):
+    model = make_native(max_position_embeddings=130)
+    model.set_attn_implementation("packed")
+    for each in (model, pruned(model)):
+        check(each, dtype, **batch_of(*lengths), output_hidden_states=True)
+        check(each, dtype, **batch_of(*lengths), first_token_only=True)
+
+
+@dtypes
+@pytest.mark.parametrize("heads", [(1, 16), (3, 16), (3, 32), (2, 48), (2, 64), (1, 80), (3, 128)], ids=str)
+def test_every_head_dim(heads, dtype):
+    count, size = heads
+    model = make_native(hidden_size=count * size, num_attention_heads=count)
+    check(model, dtype, **make_batch(), output_attentions=True, output_hidden_states=True)
+
+
+@dtypes
+@pytest.mark.parametrize("neurons", [1, 2, 3, 37, 63, 64, 500])
+def test_every_number_of_neurons(neurons, dtype):
+    check(make_native(intermediate_size=neurons), dtype, **make_batch())
+
+
+@dtypes
+@pytest.mark.parametrize("layers", [0, 1, 2])
+def test_few_layers(layers, dtype):
+    check(make_native(num_hidden_layers=layers), dtype, **make_batch(), output_hidden_states=True)
+    check(make_native(num_hidden_layers=layers), dtype, **make_batch(), first_token_only=True)
+
+
+@dtypes
+@pytest.mark.parametrize(
+    ("heads", "neurons"),
+    [
+        ({0: range(5)}, {}),
+        ({2: range(5)}, {2: range(37)}),
+        ({}, {0: range(36), 2: range(37)}),
+        ({layer: range(5) for layer in range(3)}, {}),
+        ({layer: range(5) for layer in range(3)}, {layer: range(37) for layer in range(3)}),
+        ({0: [0, 4], 1: [2]}, {1: [5]}),
+    ],
+    ids=str,
+)
+def test_every_kind_of_pruning(heads, neurons, dtype):
+    model = bertlite.prune_neurons(bertlite.prune_heads(make_native(), heads), neurons)
+    check(model, dtype, **make_batch(), output_hidden_states=True)
+    check(model, dtype, **make_batch(), output_attentions=True)
+    check(model, dtype, **make_batch(), first_token_only=True)
+
+
+@dtypes
+@pytest.mark.parametrize("attention", ["auto", "packed", "sdpa", "eager"])
+def test_every_attention(attention, dtype):
+    model = make_native(hidden_dropout_prob=0.5)
+    model.set_attn_implementation(attention)
+    ours = check(model, dtype, **make_batch(3, lengths=(11, 7, 1)), output_hidden_states=True)
+    at_padding = [x[1, 7:] for x in ours.hidden_states]
+    assert all(bool(x.any()) == (attention in ("sdpa", "eager")) for x in at_padding)
+
+
+@dtypes
+def test_sequences_that_come_packed(dtype):
+    ids = make_batch(1, 40)["input_ids"][0]
+    for ends in ([0, 9, 9, 40], [0, 40], [0, 0, 1, 40, 40]):
+        inputs = {"input_ids": ids, "cu_seqlens": torch.tensor(ends, dtype=torch.int32)}
+        for model in (make_native(), pruned(make_native())):
+            check(model, dtype, **inputs, output_hidden_states=True)
+            check(model, dtype, **inputs, first_token_only=True)
+
+
+@dtypes
+def test_nothing_at_all(dtype):
+    model = make_native()
+    none = {"input_ids": torch.zeros(0, 7, dtype=torch.long)}
+    for attention in ("packed", "sdpa"):
+        model.set_attn_implementation(attention)
+        out = natively(model, dtype)(**none, output_hidden_states=True)
+        assert [x.shape for x in out.hidden_states] == [(0, 7, 80)] * 4
+        assert out.pooler_output.shape == (0, 80)
+    packed = {"input_ids": torch.zeros(0, dtype=torch.long), "cu_seqlens": torch.tensor([0, 0], dtype=torch.int32)}
+    model.set_attn_implementation("auto")
+    assert natively(model, dtype)(**packed).last_hidden_state.shape == (0, 80)
+    assert natively(model, dtype)(**packed, first_token_only=True).pooler_output.shape == (1, 80)
+
+
+@dtypes
+@pytest.mark.parametrize("cls", HEADS)
+def test_every_head_gives_what_it_gave(cls, dtype):
+    model = make_native(getattr(bertlite, cls))
+    model.set_attn_implementation("packed")
+    check(model, dtype, **make_batch(), output_hidden_states=True)
+    check(model, dtype, **make_batch())
+    model.set_attn_implementation("eager")
+    check(model, dtype, **make_batch(), output_attentions=True)
+
+
+@dtypes
+def test_multiple_choice(dtype):
+    choices = {name: x.reshape(1, 2, 11) for name, x in make_batch().items()}
+    check(make_native(bertlite.BertForMultipleChoice), dtype, **choices)
+
+
+@dtypes
+@pytest.mark.parametrize("act", ACTIVATIONS)
+def test_every_activation(act, dtype):
+    check(make_native(hidden_act=act), dtype, **make_batch())
+
+
+@pytest.mark.parametrize("act", sorted(set(ACTIVATIONS.values())))
+def test_an_activation_far_from_zero(act):
+    """Where exponentials would overflow or vanish."""
+    name = next(name for name, number in ACTIVATIONS.items() if number == act)
+    model = make_native(hidden_act=name)
+    with torch.no_grad():
+        for layer in model.encoder.layer:
+            layer.intermediate.dense.bias.copy_(torch.linspace(-1000, 1000, 37))
+    check(model, torch.float32, **make_batch())
+
+
+@dtypes
+def test_embeddings_in_place_of_ids(dtype):
+    x = torch.randn(2, 11, 80, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    check(make_native(), dtype, inputs_embeds=x)
+    strided = x.repeat_interleave(2, 0)[::2]
+    check(make_native(), dtype, inputs_embeds=strided)

@@ -1,0 +1,183 @@
+"""bertlite/inference/native: threads of torch's own count, other threads of Python, and other processes."""
+
+import multiprocessing
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from conftest import make_batch
+from natively import DTYPES, make_native, native, natively
+from torch.utils.data import DataLoader, Dataset
+
+from bertlite.inference import InferenceModel
+from bertlite.inference.native.calls import Kernels
+
+pytestmark = native
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+BATCH = make_batch(40, 33, lengths=(33,) * 40)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_torchs_count_is_asked_for(monkeypatch):
+    asked, run = [], Kernels.run
+
+    def recording(self, numbers, model, batch, threads):
+        asked.append(threads)
+        run(self, numbers, model, batch, threads)
+
+    monkeypatch.setattr(Kernels, "run", recording)
+    quick, before = natively(make_native(), torch.float32), torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            quick(**BATCH)
+    finally:
+        torch.set_num_threads(before)
+    assert asked == [1, 2, 3]
+
+
+def run_in_fork(work, seconds: float = 60) -> bytes:
+    """Return the bytes that `work` returns in a forked process."""
+    here, there = multiprocessing.get_context("fork").Pipe()
+    child = multiprocessing.get_context("fork").Process(target=lambda: there.send_bytes(work()))
+    child.start()
+    try:
+        assert here.poll(seconds), "the child hangs"
+        return here.recv_bytes()
+    finally:
+        child.kill()
+        child.join()
+
+
+def encoder_call(quick: InferenceModel) -> Callable[[], bytes]:
+    """Return a call of the kernels alone: torch's own LayerNorm of the embeddings waits for threads in a fork."""
+    calls = []
+    handle = quick.model.encoder.register_forward_pre_hook(lambda encoder, args: calls.append(args))
+    quick(**BATCH)
+    handle.remove()
+    return lambda: quick.model.encoder(*calls[0])[0].view(torch.uint8).numpy().tobytes()
+
+
+@dtypes
+def test_in_a_forked_process_the_kernels_run_without_setting_threads(two_threads, dtype):
+    encode = encoder_call(natively(make_native(), dtype))
+    wanted = encode()
+    assert run_in_fork(encode) == wanted
+    assert encode() == wanted
+
+
+def test_in_a_process_forked_from_a_fork_the_kernels_run(two_threads):
+    encode = encoder_call(natively(make_native(), torch.float32))
+    wanted = encode()
+    assert run_in_fork(lambda: run_in_fork(encode, 30)) == wanted
+
+
+@dtypes
+def test_a_forked_process_runs_the_model(two_threads, dtype):
+    quick = natively(make_native(), dtype)
+    wanted = quick(**BATCH).last_hidden_state.float().numpy().tobytes()
+
+    def work() -> bytes:
+        torch.set_num_threads(1)
+        return quick(**BATCH).last_hidden_state.float().numpy().tobytes()
+
+    assert run_in_fork(work) == wanted
+
+
+class Encoded(Dataset):
+    """Sequences, each encoded where it is asked for."""
+
+    def __init__(self, quick: InferenceModel) -> None:
+        self.quick = quick
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return self.quick(**{name: x[i : i + 1] for name, x in BATCH.items()}).last_hidden_state[0].clone()
+
+
+@dtypes
+def test_a_worker_of_a_loader_runs_it(two_threads, dtype):
+    quick = natively(make_native(), dtype)
+    wanted = quick(**{name: x[:4] for name, x in BATCH.items()}).last_hidden_state
+    (got,) = DataLoader(Encoded(quick), batch_size=4, num_workers=1, multiprocessing_context="fork", timeout=60)
+    assert torch.equal(got, wanted)
+
+
+def test_a_spawned_process_runs_it(tmp_path):
+    quick, batch = natively(make_native(), torch.float32), make_batch()
+    torch.save((quick, batch, quick(**batch).last_hidden_state), tmp_path / "model.pt")
+    code = (
+        "import sys, torch\n"
+        "quick, batch, wanted = torch.load(sys.argv[1], weights_only=False)\n"
+        "assert torch.equal(quick(**batch).last_hidden_state, wanted)\n"
+        "print(quick.backend)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "model.pt"], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == "native"
+
+
+@dtypes
+def test_two_models_run_in_two_threads_at_once(two_threads, dtype):
+    models = [natively(make_native(intermediate_size=size), dtype) for size in (37, 100)]
+    batches = [BATCH, make_batch(3, 40, lengths=(40, 17, 1))]
+    wanted = [model(**batch).last_hidden_state for model, batch in zip(models, batches, strict=True)]
+    wrong = list[str]()
+
+    def work(i: int) -> None:
+        try:
+            for _ in range(20):
+                if not torch.equal(models[i % 2](**batches[i % 2]).last_hidden_state, wanted[i % 2]):
+                    wrong.append("other numbers")
+        except Exception as error:
+            wrong.append(repr(error))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(120)
+    assert not any(each.is_alive() for each in threads), "a thread hangs"
+    assert wrong == []
+
+
+def test_other_threads_of_python_run_meanwhile(monkeypatch):
+    quick = natively(make_native(hidden_size=320, num_attention_heads=5, num_hidden_layers=6), torch.float32)
+    batch, ticks, calls, done = make_batch(64, 40, lengths=(40,) * 64), [], [], threading.Event()
+    run = Kernels.run
+
+    def timed(self, *args):
+        start = time.monotonic()
+        run(self, *args)
+        calls.append((start, time.monotonic()))
+
+    def count():
+        while not done.wait(0.001):
+            ticks.append(time.monotonic())
+
+    monkeypatch.setattr(Kernels, "run", timed)
+    counter = threading.Thread(target=count)
+    counter.start()
+    try:
+        for _ in range(5):
+            quick(**batch)
+    finally:
+        done.set()
+        counter.join()
+    during = [tick for tick in ticks for start, end in calls if start < tick < end]
+    assert sum(end - start for start, end in calls) > 0.02, "the calls are too short to see"
+    assert len(during) >= 5
