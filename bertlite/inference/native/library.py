@@ -176,7 +176,7 @@ def compile_kernels(wanted: InstructionSet, path: Path) -> None:
         try:
             done = subprocess.run(command, capture_output=True, text=True)
         except OSError as error:
-            raise NoKernels(f"{compiler[0]} cannot be run: {error}; set CXX to GCC 11 or newer") from error
+            raise NativeKernelsError(f"{compiler[0]} cannot be run: {error}; set CXX to GCC 11 or newer") from error
         print(f" {time.monotonic() - start:.0f} s", file=sys.stderr)
         if done.returncode:
             raise NativeKernelsError(

@@ -20,7 +20,7 @@ from bertlite.inference.native.conversion import native_copy
 from bertlite.inference.native.library import (
     HAS_AVX512,
     INSTRUCTION_SETS,
-    NoKernels,
+    NativeKernelsError,
     best_instruction_set,
     find_compiler,
     kernels_for,
@@ -44,7 +44,7 @@ def needs_of(name: str) -> frozenset[str]:
 
 def why_no_kernels() -> str | None:
     """Return the reason why kernels cannot be compiled on this machine; None if they can."""
-    with contextlib.suppress(NoKernels):
+    with contextlib.suppress(NativeKernelsError):
         find_compiler()
         return missing_platform()
     return missing_platform() or "needs a C++ compiler: set CXX or install g++"

@@ -17,7 +17,7 @@ from bertlite import optimize_for_inference
 from bertlite.inference.native import conversion, library
 from bertlite.inference.native.library import (
     INSTRUCTION_SETS,
-    NoKernels,
+    NativeKernelsError,
     best_instruction_set,
     kernels_for,
     load_kernels,
@@ -63,7 +63,9 @@ def test_without_a_compiler_auto_takes_onednn_and_says_so_once(cache, monkeypatc
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     model = make_native().float()
-    with pytest.raises(NoKernels, match=r"no C\+\+ compiler was found .*: install one, as by `apt-get install g\+\+`"):
+    with pytest.raises(
+        NativeKernelsError, match=r"no C\+\+ compiler was found .*: install one, as by `apt-get install g\+\+`"
+    ):
         optimize_for_inference(model, backend="native")
     with pytest.warns(
         RuntimeWarning, match=r"takes backend 'onednn', which is slower than 'native': no C\+\+ compiler"
@@ -78,7 +80,7 @@ def test_without_a_compiler_auto_takes_onednn_and_says_so_once(cache, monkeypatc
 
 def test_a_compiler_that_does_not_exist_is_named(cache, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler -O2")
-    with pytest.raises(NoKernels, match="no-such-compiler"):
+    with pytest.raises(NativeKernelsError, match="no-such-compiler"):
         load_kernels()
 
 
@@ -87,7 +89,8 @@ def test_what_a_compiler_says_is_passed_on(cache, monkeypatch, tmp_path):
         "CXX", script(tmp_path / "broken", "echo half > $out\necho 'native.cpp:7: no such letter' >&2\nexit 3\n")
     )
     with pytest.raises(
-        NoKernels, match=r"(?s)broken .*failed:.*native.cpp:7: no such letter.*Use backend='onednn', or set CXX"
+        NativeKernelsError,
+        match=r"(?s)broken .*failed:.*native.cpp:7: no such letter.*Use backend='onednn', or set CXX",
     ):
         load_kernels()
     assert list(cache.rglob("*.so")) == []
@@ -97,14 +100,16 @@ def test_a_compiler_that_cannot_be_run_is_no_crash(cache, monkeypatch, tmp_path)
     (tmp_path / "nothing").write_bytes(b"\x7fELF and no more")
     (tmp_path / "nothing").chmod(0o755)
     monkeypatch.setenv("CXX", str(tmp_path / "nothing"))
-    with pytest.raises(NoKernels, match="nothing"):
+    with pytest.raises(NativeKernelsError, match="nothing"):
         load_kernels()
 
 
 def test_a_cache_that_cannot_be_written_is_named(cache, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("BERTLITE_CACHE", str(tmp_path / "file"))
-    with pytest.raises(NoKernels, match=r"file/native cannot be written: .*; set BERTLITE_CACHE to a folder that can"):
+    with pytest.raises(
+        NativeKernelsError, match=r"file/native cannot be written: .*; set BERTLITE_CACHE to a folder that can"
+    ):
         load_kernels()
 
 
@@ -112,17 +117,17 @@ def test_a_file_that_is_no_library_is_named(cache):
     path = cache / library.file_name(best_instruction_set())
     path.parent.mkdir(parents=True)
     path.write_bytes(b"half of it")
-    with pytest.raises(NoKernels, match=r"\.so cannot be loaded: .*; delete it, or use backend='onednn'"):
+    with pytest.raises(NativeKernelsError, match=r"\.so cannot be loaded: .*; delete it, or use backend='onednn'"):
         load_kernels()
 
 
 def test_a_set_of_instructions_that_is_unknown_or_missing_is_named(monkeypatch):
     monkeypatch.setenv("BERTLITE_NATIVE", "avx1024")
-    with pytest.raises(NoKernels, match=r"BERTLITE_NATIVE='avx1024' is unknown; have: amx, .*scalar"):
+    with pytest.raises(NativeKernelsError, match=r"BERTLITE_NATIVE='avx1024' is unknown; have: amx, .*scalar"):
         best_instruction_set()
     monkeypatch.setattr(library, "processor_flags", lambda: frozenset({"avx2"}))
     monkeypatch.setenv("BERTLITE_NATIVE", "avx2")
-    with pytest.raises(NoKernels, match="BERTLITE_NATIVE='avx2' needs a processor with fma; unset it"):
+    with pytest.raises(NativeKernelsError, match="BERTLITE_NATIVE='avx2' needs a processor with fma; unset it"):
         best_instruction_set()
     monkeypatch.delenv("BERTLITE_NATIVE")
     assert best_instruction_set().name == "scalar"
@@ -139,7 +144,7 @@ def test_the_best_set_of_a_processor_is_taken(name, monkeypatch):
 def test_other_machines_are_refused_and_run_onednn_without_a_warning(system, machine, monkeypatch):
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(library.platform, "machine", lambda: machine)
-    with pytest.raises(NoKernels, match=f"are for Linux on x86-64, not for {system} on {machine}"):
+    with pytest.raises(NativeKernelsError, match=f"are for Linux on x86-64, not for {system} on {machine}"):
         load_kernels()
 
 
