@@ -52,7 +52,7 @@ def test_int8_is_near(any_model, batch):
 def test_no_matrix_is_held_twice(dtype):
     skip_without(dtype)
     model = BertModel(replace(BertConfig(**SIZES), hidden_size=128, intermediate_size=192))
-    quick = optimize_for_inference(model, dtype)
+    quick = optimize_for_inference(model, dtype, "onednn")
     matrices = sum(p.numel() for n, p in model.named_parameters() if "Linear" in type(owner(model, n)).__name__)
     theirs = {x.data_ptr() for x in model.parameters()}
     linears = [part for part in quick.modules() if isinstance(part, FixedLinear)]

@@ -71,7 +71,7 @@ def test_a_forked_process_runs_it(model, batch, dtype):
 
 @onednn
 def test_it_says_what_it_is(model):
-    quick = optimize_for_inference(model.float())
+    quick = optimize_for_inference(model.float(), backend="onednn")
     assert (quick.backend, quick.dtype, quick.device.type) == ("onednn", torch.float32, "cpu")
     assert quick.config == model.config
     assert not quick.training

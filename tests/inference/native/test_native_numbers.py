@@ -12,8 +12,10 @@ from torch import Tensor, nn
 import bertlite
 from bertlite import BertConfig, BertModel, optimize_for_inference
 from bertlite.inference.linear import FixedLinear
+from bertlite.inference.native.calls import Batch
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.library import INSTRUCTION_SETS
+from bertlite.inference.support import missing_for_onednn
 from bertlite.parity.command import demo_checkpoint
 from bertlite.parity.compare import distance, largest, rms
 
@@ -184,10 +186,8 @@ def test_a_model_that_the_kernels_cannot_run_is_refused_and_left_to_onednn(what,
         ValueError, match=f"backend 'native' cannot run this model: .*{reason}.*use backend='onednn' or 'auto'"
     ):
         optimize_for_inference(model, dtype, "native")
-    if dtype == torch.float16:
-        from optimised import skip_without
-
-        skip_without(dtype)
+    if missing := missing_for_onednn(dtype):
+        pytest.skip(f"onednn has no {', '.join(missing)} here")
     quick = optimize_for_inference(model, dtype)
     assert quick.backend == "onednn"
     assert not [w for w in recwarn if "optimize_for_inference" in str(w.message)], "nothing is missing here"
@@ -275,8 +275,6 @@ def test_a_function_around_it_is_compiled():
 
 def test_a_fault_of_the_kernels_is_an_error():
     kernels, model = kernels_or_skip(), natively(make_native(), torch.float32).model
-    from bertlite.inference.native.calls import Batch
-
     starts = torch.tensor([0, 2**45])
     batch = Batch(tokens=2**45, sequences=1, starts=starts.data_ptr())  # more than any machine has memory for
     with pytest.raises(RuntimeError, match=r"native kernels: .*alloc"):
