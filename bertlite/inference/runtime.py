@@ -28,13 +28,14 @@ class InferenceModel(nn.Module):
     """A model that only runs, made by `optimize_for_inference`.
 
     It is called like the model it was made from and returns the same types, without gradients.  It pickles; weights
-    packed for oneDNN are packed again where it is unpickled.  A forked process may run it after
-    `torch.set_num_threads(1)`, as a DataLoader's workers do: threads do not survive a fork.
+    packed for oneDNN are packed again where it is unpickled.  In a process forked from the one that made it, its first
+    run sets torch to one thread: threads do not survive a fork, and torch's operators would wait for them.
     """
 
     def __init__(self, model: BertPreTrainedModel, backend: str, dtype: torch.dtype) -> None:
         super().__init__()
         self.model, self.backend, self.compute_dtype = model, backend, dtype
+        self.process = os.getpid()
         super().train(False)
         self.prepare_compilation()
 
@@ -59,6 +60,9 @@ class InferenceModel(nn.Module):
 
     @torch.no_grad()
     def forward(self, *args: object, **kwargs: object) -> Output:
+        if self.process != os.getpid() and self.device.type == "cpu":
+            torch.set_num_threads(1)
+            self.process = os.getpid()
         if self.graphed is None or not self.is_launch_bound(*args, **kwargs):
             return self.model(*args, **kwargs)
         torch.compiler.cudagraph_mark_step_begin()
@@ -91,7 +95,7 @@ class InferenceModel(nn.Module):
         return {**super().__getstate__(), "graphed": None}  # type: ignore[no-untyped-call]
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        super().__setstate__({**state, "process": os.getpid()})  # type: ignore[no-untyped-call]
         self.prepare_compilation()
 
     def save(self, folder: str | os.PathLike[str]) -> None:

@@ -58,7 +58,6 @@ def test_a_forked_process_runs_it(model, batch, dtype):
     here, there = context.Pipe()
 
     def work():
-        torch.set_num_threads(1)
         there.send_bytes(full(quick, batch).last_hidden_state.numpy().tobytes())
 
     child = context.Process(target=work)

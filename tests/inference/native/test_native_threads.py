@@ -89,7 +89,6 @@ def test_a_forked_process_runs_the_model(two_threads, dtype):
     wanted = quick(**BATCH).last_hidden_state.float().numpy().tobytes()
 
     def work() -> bytes:
-        torch.set_num_threads(1)
         return quick(**BATCH).last_hidden_state.float().numpy().tobytes()
 
     assert run_in_fork(work) == wanted
