@@ -24,6 +24,20 @@ LAUNCH_BOUND_TOKENS = 512
 Output: TypeAlias = ModelOutput | tuple[object, ...]
 
 
+class Forks:
+    """The number of forks between the process in which bertlite was imported and this one."""
+
+    count = 0
+
+    @classmethod
+    def add(cls) -> None:
+        cls.count += 1
+
+
+if hasattr(os, "register_at_fork"):  # which Windows has not, nor forks
+    os.register_at_fork(after_in_child=Forks.add)
+
+
 class InferenceModel(nn.Module):
     """A model that only runs, made by `optimize_for_inference`.
 
@@ -35,7 +49,7 @@ class InferenceModel(nn.Module):
     def __init__(self, model: BertPreTrainedModel, backend: str, dtype: torch.dtype) -> None:
         super().__init__()
         self.model, self.backend, self.compute_dtype = model, backend, dtype
-        self.process = os.getpid()
+        self.forks = Forks.count
         super().train(False)
         self.prepare_compilation()
 
@@ -60,9 +74,9 @@ class InferenceModel(nn.Module):
 
     @torch.no_grad()
     def forward(self, *args: object, **kwargs: object) -> Output:
-        if self.process != os.getpid() and self.device.type == "cpu":
+        if self.forks != Forks.count:
             torch.set_num_threads(1)
-            self.process = os.getpid()
+            self.forks = Forks.count
         if self.graphed is None or not self.is_launch_bound(*args, **kwargs):
             return self.model(*args, **kwargs)
         torch.compiler.cudagraph_mark_step_begin()
@@ -95,7 +109,7 @@ class InferenceModel(nn.Module):
         return {**super().__getstate__(), "graphed": None}  # type: ignore[no-untyped-call]
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        super().__setstate__({**state, "process": os.getpid()})  # type: ignore[no-untyped-call]
+        super().__setstate__({**state, "forks": Forks.count})  # type: ignore[no-untyped-call]
         self.prepare_compilation()
 
     def save(self, folder: str | os.PathLike[str]) -> None:

@@ -44,7 +44,7 @@ struct Weight {
     std::vector<float> values, bias;
     std::vector<uint32_t> words;
     std::vector<float> padded_bias, scales;
-    std::vector<int32_t> starts;
+    std::vector<float> sums;
 
     Weight(Random& random, long numbers, long outputs_, long inputs_, long threads) : outputs(outputs_), inputs(inputs_) {
         const long per_word = numbers == float32 ? 1 : numbers == bfloat16 ? 2 : 4, padded = round_up(outputs, BLOCK);
@@ -55,15 +55,15 @@ struct Weight {
         words.resize(padded * divide_up(inputs, per_word), 0xdeadbeef);
         if (numbers == int8) {
             scales.resize(padded, NAN);
-            starts.resize(padded, 1 << 30);
+            sums.resize(padded, 1e30f);
         }
         char message[512];
-        if (bertlite_pack(numbers, values.data(), outputs, inputs, words.data(), scales.data(), starts.data(), threads, message,
+        if (bertlite_pack(numbers, values.data(), outputs, inputs, words.data(), scales.data(), sums.data(), threads, message,
                           sizeof message))
             throw std::runtime_error(message);
     }
 
-    Matrix matrix() const { return {words.data(), padded_bias.data(), scales.data(), starts.data(), outputs, inputs}; }
+    Matrix matrix() const { return {words.data(), padded_bias.data(), scales.data(), sums.data(), outputs, inputs}; }
 
     Numbers_ multiply(const Numbers_& x, long rows) const {  // (rows, inputs) -> (rows, outputs)
         Numbers_ y(rows * outputs);

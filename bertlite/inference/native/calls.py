@@ -29,7 +29,7 @@ class Matrix(Structure):
         ("words", c_void_p),
         ("bias", c_void_p),
         ("scales", c_void_p),
-        ("starts", c_void_p),
+        ("sums", c_void_p),
         ("outputs", c_long),
         ("inputs", c_long),
     )
@@ -98,11 +98,11 @@ class Kernels:
         self.raise_failure(failed, message.value)
 
     def pack(
-        self, numbers: str, weight: int, shape: tuple[int, int], words: int, scales: int, starts: int, threads: int
+        self, numbers: str, weight: int, shape: tuple[int, int], words: int, scales: int, sums: int, threads: int
     ) -> None:
         """Lay a weight of floats out; all that points somewhere is an address."""
         message = ctypes.create_string_buffer(MESSAGE_SIZE)
-        failed = self._pack(NUMBERS[numbers], weight, *shape, words, scales, starts, threads, message, MESSAGE_SIZE)
+        failed = self._pack(NUMBERS[numbers], weight, *shape, words, scales, sums, threads, message, MESSAGE_SIZE)
         self.raise_failure(failed, message.value)
 
     @staticmethod

@@ -62,7 +62,7 @@ class Shape:
                 yield i, name, "bias", padded * 4
                 if self.numbers == "int8":
                     yield i, name, "scales", padded * 4
-                    yield i, name, "starts", padded * 4
+                    yield i, name, "sums", padded * 4
             for name in VECTORS:
                 yield i, name, "", self.hidden_size * 4
 
@@ -128,7 +128,7 @@ class NativeWeights:
                 bias[start : start + part.out_features] = part.bias.detach()
             start += part.out_features
         words, *others = (
-            self.address(i, name, part) if (i, name, part) in self.at else 0 for part in ("words", "scales", "starts")
+            self.address(i, name, part) if (i, name, part) in self.at else 0 for part in ("words", "scales", "sums")
         )
         shape = (weight.shape[0], weight.shape[1])
         kernels.pack(
@@ -150,7 +150,7 @@ class NativeWeights:
             for name in MATRICES:
                 found = {
                     part: self.address(i, name, part)
-                    for part in ("words", "bias", "scales", "starts")
+                    for part in ("words", "bias", "scales", "sums")
                     if (i, name, part) in self.at
                 }
                 outputs, inputs = self.shape.matrix(sizes, name)

@@ -107,7 +107,7 @@ class RoundedLinear(nn.Module):
         self.weight, self.bias, self.out_features = linear.weight, linear.bias, linear.out_features
 
     def forward(self, x: Tensor) -> Tensor:
-        out = nn.functional.linear(in_8_bits(x), in_8_bits(self.linear.weight), self.linear.bias)
+        out = nn.functional.linear(in_unsigned_8_bits(x), in_8_bits(self.linear.weight), self.linear.bias)
         return out.bfloat16().to(x.dtype) if self.heads else out
 
 
@@ -117,6 +117,17 @@ def in_8_bits(x: Tensor) -> Tensor:
         return x
     step = x.abs().amax(-1, keepdim=True) / 127
     return (x / step.masked_fill(step == 0, 1)).round() * step
+
+
+def in_unsigned_8_bits(x: Tensor) -> Tensor:
+    """Round rows to 256 steps from their least number, at most 0, to their largest, at least 0; 0 is a step."""
+    if not x.numel():
+        return x
+    low, high = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
+    step = (high - low) / 255
+    step = step.masked_fill(step == 0, 1)
+    zero = (-low / step).round()
+    return ((x / step + zero).round().clamp(0, 255) - zero) * step
 
 
 def in_integers(model: BertPreTrainedModel) -> BertPreTrainedModel:

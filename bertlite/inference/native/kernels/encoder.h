@@ -27,8 +27,8 @@ extern "C" {
 struct Matrix {
     const uint32_t* words;
     const float* bias;      // (outputs,)
-    const float* scales;    // (outputs,), of an 8-bit weight: what its 1 stands for
-    const int32_t* starts;  // (outputs,), of an 8-bit weight: less its products with rows of 128, which stand for 0
+    const float* scales;    // (outputs,), of an 8-bit weight: what its integer 1 stands for
+    const float* sums;      // (outputs,), of an 8-bit weight: its products with a row of ones
     long outputs, inputs;
 };
 
@@ -126,10 +126,10 @@ class Encoder {
     struct Rows {
         float* sum;      // (rows, D): residual plus product, then normalised
         Value* input;    // (rows, widest of D and N H): rounded, what the next product takes
-        float* scale;    // (rows,)
+        Rounding* rounding;  // (rows,), of the inputs
         float* neurons;  // (rows, I), of 8-bit integers alone: not yet rounded
         Value* wide;     // (rows, I)
-        float* wide_scale;
+        Rounding* wide_rounding;
         long first = 0, count = 0;  // which tokens they are
     };
 
@@ -177,10 +177,10 @@ class Encoder {
         Rows rows;
         rows.sum = arena.take<float>(count * model_.hidden_size);
         rows.input = arena.take<Value>(count * input_stride());
-        rows.scale = arena.take<float>(count);
+        rows.rounding = arena.take<Rounding>(count);
         rows.neurons = rounds ? arena.take<float>(count * widest_neurons_) : nullptr;
         rows.wide = arena.take<Value>(count * widest_neurons_);
-        rows.wide_scale = arena.take<float>(count);
+        rows.wide_rounding = arena.take<Rounding>(count);
         rows.count = count;
         return rows;
     }
@@ -233,7 +233,7 @@ class Encoder {
             float* residual = residual_ + (rows.first + row) * D;
             read_row(batch_.hidden, rows.first + row, residual);
             write_state(0, rows.first + row, residual);
-            round_row<Kind>(residual, D, D, rows.input + row * input_stride(), rows.scale + row);
+            round_row<Kind>(residual, D, D, rows.input + row * input_stride(), rows.rounding + row);
         });
         project_heads(model_.layers[0], rows, who);
     }
@@ -247,7 +247,7 @@ class Encoder {
         if constexpr (rounds) {
             const long width = layer.output.inputs;
             each_row(rows, who, [&](long row) {
-                round_row<Kind>(context + row * widest_heads_, width, width, rows.input + row * input_stride(), rows.scale + row);
+                round_row<Kind>(context + row * widest_heads_, width, width, rows.input + row * input_stride(), rows.rounding + row);
             });
             project_output(index, rows, rows.input, input_stride(), who);
         } else {
@@ -256,14 +256,14 @@ class Encoder {
         each_row(rows, who, [&](long row) {
             float* sum = rows.sum + row * D;
             layer_norm(sum, D, layer.attention_gain, layer.attention_shift, float(model_.epsilon));
-            round_row<Kind>(sum, D, D, rows.input + row * input_stride(), rows.scale + row);
+            round_row<Kind>(sum, D, D, rows.input + row * input_stride(), rows.rounding + row);
         });
         widen(layer, rows, who);
         if constexpr (rounds) {
             const long width = round_up(layer.up.outputs, LANES);
             each_row(rows, who, [&](long row) {
                 round_row<Kind>(rows.neurons + row * widest_neurons_, width, width, rows.wide + row * widest_neurons_,
-                                rows.wide_scale + row);
+                                rows.wide_rounding + row);
             });
         }
         narrow(layer, rows, who);
@@ -276,28 +276,26 @@ class Encoder {
             }
             std::memcpy(residual_ + (rows.first + row) * D, sum, D * sizeof(float));
             write_state(index + 1, rows.first + row, sum);
-            round_row<Kind>(sum, D, D, rows.input + row * input_stride(), rows.scale + row);
+            round_row<Kind>(sum, D, D, rows.input + row * input_stride(), rows.rounding + row);
         });
         if (!is_last(index)) project_heads(model_.layers[index + 1], rows, who);
     }
 
     // Multiply rows with a weight; `finish(row, column, y)` is given 16 outputs with their bias.
     template <class Who, class Finish>
-    void project(const Value* input, long stride, const float* scales, long count, const Matrix& matrix, const Who& who,
+    void project(const Value* input, long stride, const Rounding* rounding, long count, const Matrix& matrix, const Who& who,
                  Finish finish) {
         const Blocks blocks{matrix.words, divide_up(matrix.inputs, Kind::per_word)};
-        const typename Kind::Sum* start;
-        if constexpr (rounds)
-            start = matrix.starts;
-        else
-            start = matrix.bias;
+        const typename Kind::Sum* start = nullptr;
+        if constexpr (!rounds) start = matrix.bias;
         const auto finish_tile = [&](long row, long rows, long column, long columns, const typename Kind::Sum* sums) {
             for (long i = 0; i < rows; i++)
                 for (long j = 0; j < columns; j += LANES) {
                     Vector y = load(sums + i * BLOCK + j);
                     if constexpr (rounds)
-                        y = multiply_add(y, load(matrix.scales + column + j) * all(scales[row + i]),
-                                         load(matrix.bias + column + j));
+                        y = multiply_add(y, load(matrix.scales + column + j) * all(rounding[row + i].scale),
+                                         multiply_add(load(matrix.sums + column + j), all(rounding[row + i].offset),
+                                                      load(matrix.bias + column + j)));
                     finish(row + i, column + j, y);
                 }
         };
@@ -309,7 +307,7 @@ class Encoder {
     template <class Who>
     void project_heads(const Layer& layer, const Rows& rows, const Who& who) {
         HeadValue* heads = heads_ + rows.first * 3 * widest_heads_;
-        project(rows.input, input_stride(), rows.scale, rows.count, layer.heads, who,
+        project(rows.input, input_stride(), rows.rounding, rows.count, layer.heads, who,
                 [&](long row, long column, Vector y) { store(heads + row * 3 * widest_heads_ + column, y); });
     }
 
@@ -317,7 +315,7 @@ class Encoder {
     void project_output(long index, const Rows& rows, const Value* context, long stride, const Who& who) {
         const long D = model_.hidden_size;
         const bool firsts = firsts_alone(index);
-        project(context, stride, rows.scale, rows.count, model_.layers[index].output, who,
+        project(context, stride, rows.rounding, rows.count, model_.layers[index].output, who,
                 [&](long row, long column, Vector y) {
                     const long token = firsts ? batch_.starts[rows.first + row] : rows.first + row;
                     store(rows.sum + row * D + column, y + load(residual_ + token * D + column));
@@ -327,7 +325,7 @@ class Encoder {
     template <class Who>
     void widen(const Layer& layer, const Rows& rows, const Who& who) {
         const auto activation = static_cast<Activation>(model_.activation);
-        project(rows.input, input_stride(), rows.scale, rows.count, layer.up, who, [&](long row, long column, Vector y) {
+        project(rows.input, input_stride(), rows.rounding, rows.count, layer.up, who, [&](long row, long column, Vector y) {
             y = apply(activation, y);
             if constexpr (rounds)
                 store(rows.neurons + row * widest_neurons_ + column, y);
@@ -339,7 +337,7 @@ class Encoder {
     template <class Who>
     void narrow(const Layer& layer, const Rows& rows, const Who& who) {
         const long D = model_.hidden_size;
-        project(rows.wide, widest_neurons_, rows.wide_scale, rows.count, layer.down, who, [&](long row, long column, Vector y) {
+        project(rows.wide, widest_neurons_, rows.wide_rounding, rows.count, layer.down, who, [&](long row, long column, Vector y) {
             float* sum = rows.sum + row * D + column;
             store(sum, load(sum) + y);
         });

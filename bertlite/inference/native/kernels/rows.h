@@ -22,21 +22,30 @@ inline void layer_norm(float* row, long width, const float* gain, const float* s
         store(row + i, multiply_add((load(row + i) - mean) * scale, load(gain + i), load(shift + i)));
 }
 
-// Round (width,) to what a product of this kind takes; zeros up to `padded`.  Integers, which stand for
-// (integer - 128) * scale, write their scale to *scale; the others have none.
+// What the integers of a row stand for: integer * scale + offset.
+struct Rounding {
+    float scale, offset;
+};
+
+// Round (width,) to what a product of this kind takes; zeros up to `padded`.  Integers are 0 at the least number and 255
+// at the largest, or where all have one sign, at 0, which is an integer in any case.
 template <class Kind, class From>
-inline void round_row(const From* from, long width, long padded, typename Kind::Value* to, float* scale) {
+inline void round_row(const From* from, long width, long padded, typename Kind::Value* to, Rounding* rounding) {
     if constexpr (std::is_same_v<Kind, Int8>) {
-        Vector most = zeros(), nothing = zeros();
+        Vector most = zeros(), least = zeros(), nothing = zeros();
         for (long i = 0; i < width; i += LANES) {
             Vector x = load(from + i);
-            most = larger(magnitude(x), most);
+            most = larger(x, most);
+            least = smaller(x, least);
             nothing = multiply_add(x, zeros(), nothing);  // 0, or nan if x is infinite or nan
         }
-        const float top = largest(most), step = top > 0 ? top / 127 : 1;
-        for (long i = 0; i < width; i += LANES) store_with_offset(to + i, load(from + i) * all(1 / step));
-        *scale = step + sum(nothing);  // integers cannot say nan, so the scale does
-        std::memset(to + width, 128, padded - width);
+        const float low = -largest(zeros() - least), step = (largest(most) - low) / 255, scale = step > 0 ? step : 1;
+        const float fault = sum(nothing);
+        const float zero = fault == 0 ? std::nearbyint(-low / scale) : 0;  // the integer that stands for 0
+        const Vector inverse = all(1 / scale);
+        for (long i = 0; i < width; i += LANES) store_rounded(to + i, multiply_add(load(from + i), inverse, all(zero)));
+        *rounding = {scale + fault, -zero * scale};  // integers cannot say nan, so the scale does
+        std::memset(to + width, int(zero), padded - width);
     } else {
         for (long i = 0; i < width; i += LANES) store(to + i, load(from + i));
         std::memset(to + width, 0, (padded - width) * sizeof *to);

@@ -77,10 +77,9 @@ inline void store(BFloat16* to, Vector v) {
 #endif
 }
 
-// integers of 0 to 255: v rounded to nearest, plus 128
-inline void store_with_offset(uint8_t* to, Vector v) {
-    __m512i integers = _mm512_add_epi32(_mm512_cvtps_epi32(v.x), _mm512_set1_epi32(128));
-    integers = _mm512_max_epi32(integers, _mm512_setzero_si512());
+// integers of 0 to 255: v rounded to nearest
+inline void store_rounded(uint8_t* to, Vector v) {
+    __m512i integers = _mm512_max_epi32(_mm512_cvtps_epi32(v.x), _mm512_setzero_si512());
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtusepi32_epi8(integers));  // too large becomes 255
 }
 
@@ -258,11 +257,10 @@ inline void store(BFloat16* to, Vector v) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(narrow, 0xd8));  // all x, then all y
 }
 
-// integers of 0 to 255: v rounded to nearest, plus 128
-inline void store_with_offset(uint8_t* to, Vector v) {
-    const __m256i offset = _mm256_set1_epi32(128);
-    __m256i x = _mm256_add_epi32(_mm256_cvtps_epi32(v.x), offset), y = _mm256_add_epi32(_mm256_cvtps_epi32(v.y), offset);
-    __m256i halves = _mm256_permute4x64_epi64(_mm256_packus_epi32(x, y), 0xd8);
+// integers of 0 to 255: v rounded to nearest
+inline void store_rounded(uint8_t* to, Vector v) {
+    __m256i halves = _mm256_packus_epi32(_mm256_cvtps_epi32(v.x), _mm256_cvtps_epi32(v.y));  // in each half x, then y
+    halves = _mm256_permute4x64_epi64(halves, 0xd8);                                          // all x, then all y
     __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
 }
@@ -393,10 +391,10 @@ inline void store(BFloat16* to, Vector v) {
     }
 }
 
-// integers of 0 to 255: v rounded to nearest, plus 128
-inline void store_with_offset(uint8_t* to, Vector v) {
+// integers of 0 to 255: v rounded to nearest
+inline void store_rounded(uint8_t* to, Vector v) {
     for (int i = 0; i < 16; i++) {
-        float integer = std::nearbyint(v.x[i]) + 128;
+        float integer = std::nearbyint(v.x[i]);
         to[i] = uint8_t(integer > 255 ? 255 : integer > 0 ? integer : 0);
     }
 }

@@ -8,10 +8,9 @@
 
 namespace bertlite {
 
-// Round a row of a weight.  8-bit integers get a scale, so that the largest magnitude is 127, and what their sums start
-// with: less what the row gives with inputs that are all 128, which stand for 0.
+// Round a row of a weight.  8-bit integers get a scale, so that the largest magnitude is 127, and the sum of the row.
 template <class Kind>
-void round_weights(const float* from, long count, typename Kind::Weight* to, float* scale, int32_t* start) {
+void round_weights(const float* from, long count, typename Kind::Weight* to, float* scale, float* row_sum) {
     if constexpr (std::is_same_v<Kind, Int8>) {
         float most = 0, nothing = 0;
         for (long i = 0; i < count; i++) {
@@ -25,7 +24,7 @@ void round_weights(const float* from, long count, typename Kind::Weight* to, flo
             total += to[i];
         }
         *scale = step + nothing;  // integers cannot say nan, so the scale does
-        *start = -128 * total;
+        *row_sum = float(total) * *scale;
     } else if constexpr (std::is_same_v<Kind, BFloat16s>) {
         long i = 0;
         for (; i + LANES <= count; i += LANES) store(to + i, load(from + i));
@@ -37,9 +36,9 @@ void round_weights(const float* from, long count, typename Kind::Weight* to, flo
     }
 }
 
-// Pack (outputs, inputs) of floats: round_up(outputs, 64) rows of words; `scales` and `starts` as many, for 8-bit integers.
+// Pack (outputs, inputs) of floats: round_up(outputs, 64) rows of words; `scales` and `sums` as many, for 8-bit integers.
 template <class Kind>
-void pack(const float* weight, long outputs, long inputs, uint32_t* words, float* scales, int32_t* starts, long threads) {
+void pack(const float* weight, long outputs, long inputs, uint32_t* words, float* scales, float* sums, long threads) {
     using Weight = typename Kind::Weight;
     const long blocks = divide_up(outputs, BLOCK), per_block = divide_up(inputs, Kind::per_word) * BLOCK;
     run_team(threads, 1, [&](long, Team::Member& member) {
@@ -52,8 +51,8 @@ void pack(const float* weight, long outputs, long inputs, uint32_t* words, float
             } else {
                 for (long row = 0; row < rows; row++)
                     round_weights<Kind>(weight + (first + row) * inputs, inputs, rounded.data() + row * inputs,
-                                        scales ? scales + first + row : nullptr, starts ? starts + first + row : nullptr);
-                for (long row = rows; scales && row < BLOCK; row++) scales[first + row] = starts[first + row] = 0;
+                                        scales ? scales + first + row : nullptr, sums ? sums + first + row : nullptr);
+                for (long row = rows; scales && row < BLOCK; row++) scales[first + row] = sums[first + row] = 0;
                 lay_out<Kind>(rounded.data(), rows, inputs, inputs, to, 0, 1);
             }
         });
