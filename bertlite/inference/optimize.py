@@ -23,9 +23,9 @@ def optimize_for_inference(
     Args:
         model: BertModel or one of the task heads, pruned or not, on the CPU or a GPU.
         dtype: what is computed in: float32, bfloat16, float16, or on the CPU int8, by default the model's own.  With
-            int8 the matrices of the layers are 8-bit integers and their inputs are rounded at every call, to 255 steps
-            between the largest number and its opposite: "native" takes the largest of each token, "onednn" of the
-            whole batch.  All else is float32, but for attention, which is bfloat16 where the backend has it.
+            int8 the matrices of the layers are 8-bit integers and their inputs are rounded to 8 bits at every call:
+            "native" takes the least and the largest number of each token, "onednn" the largest magnitude of the whole
+            batch.  All else is float32, but for attention, which is bfloat16 where the backend has it.
         backend: "native" runs all layers in one call of C++ kernels, which are compiled once, on Linux and x86-64;
             "onednn" packs the weights for oneDNN's kernels, on the CPU; "inductor" has torch compile the model,
             at its first run, which needs a C++ compiler on the CPU.  "auto" on the CPU is "native" where that can run

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from scripts.make.tables import brief, commands, criteria, proof, pruning, speed
+from scripts.make.tables import brief, commands, criteria, native, proof, pruning, speed
 from scripts.make.tables.read import ROOT, OldRecordError
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "notebooks" / "docs").glob("*.md")))
@@ -77,6 +77,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "profile": speed.profile,
     "checkpointing": partial(speed.checkpointing, "checkpointing.json"),
     "embed": speed.embed,
+    "nativesteps": native.steps,
+    "nativeaccuracy": native.accuracy,
     "criteria": criteria.table,
     "commands": commands.table,
     "examples": commands.examples,
