@@ -7,6 +7,7 @@ program, this file is that process.  It reads a line of JSON for each command, a
 import json
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -74,7 +75,7 @@ class Terminal:
         """Run a command on a terminal, or with `log` on a pipe.
 
         Args:
-            interrupt: a text; when the terminal has shown it, Ctrl-C is typed.
+            interrupt: a pattern; when the terminal has shown it, Ctrl-C is typed.
             between: seconds between two lines of progress in a log.
         """
         assert self.server.stdin is not None
@@ -123,7 +124,7 @@ def run(words: list[str], folder: str, log: bool, interrupt: str = "", between: 
         if not part:
             break
         output += part
-        if interrupt and not typed and interrupt.encode() in output:
+        if interrupt and not typed and re.search(interrupt.encode(), output):
             typed = True
             os.write(reader, b"\x03")
     os.close(reader)

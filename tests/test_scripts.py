@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for path in sorted((ROOT / "scripts").glob("*/*.py"))
-    if path.name != "chromium.py"  # a part of others
+    if path.name not in ("chromium.py", "wheel_hook.py")  # a part of others, and of a build
 ]
 
 

@@ -28,7 +28,7 @@ def add(actions: Commands) -> None:
         examples=(
             "prune to 2x runs/dense/model --texts texts.txt --out fast",
             "prune to 30% runs/dense/model --texts train.tsv --text sentence --label label --out small",
-            "prune to 15ms checkpoint --at 1x32 --texts texts.txt --out quick",
+            "prune to 15ms my-model --at 1x32 --texts texts.txt --out quick",
         ),
         record="the report",
         out={FOLDER: "the pruned checkpoint with its tokenizer, a card and report.json"},

@@ -65,9 +65,13 @@ def replayed_layers(model: BertLike, known: Recorded, first: int) -> Iterator[No
     layers = list(layers_of(model))
     context, weights = known.contexts[first]
 
-    def gated(
-        hidden_states: Tensor, attend: Any, gate: Tensor | None = None, source: Any = None
-    ) -> tuple[Tensor, Tensor | None]:
+    attention = layers[first].attention.self
+
+    def gated(*args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        given = (*args[2:3], options.get("gate"), options.get("head_mask"))  # transformers' name for it
+        gate = next((each for each in given if each is not None), None)
+        if hasattr(attention, "gate"):  # in bertlite.hf: it may lie as transformers' does
+            gate = attention.gate(gate)
         if gate is None or not gate.numel():
             return context, weights
         return (context.unflatten(-1, (gate.shape[-2], -1)) * gate).flatten(-2), weights
@@ -78,5 +82,5 @@ def replayed_layers(model: BertLike, known: Recorded, first: int) -> Iterator[No
     with ExitStack() as stack:
         for layer, out in zip(layers[:first], known.layers, strict=False):
             stack.enter_context(own_forward(layer, recorded(out)))
-        stack.enter_context(own_forward(layers[first].attention.self, gated))
+        stack.enter_context(own_forward(attention, gated))
         yield

@@ -205,7 +205,7 @@ def rows_per_block(sizes: Sizes) -> dict[str, Any]:
         try:
             for rows in sorted({*ROWS, table[dtype]}):
                 with constants_set(holders("ROWS_PER_BLOCK"), {"ROWS_PER_BLOCK": {**table, dtype: rows}}):
-                    layer: Any = optimize_for_inference(model, dtype).model.base_model.encoder.layer[0]
+                    layer: Any = optimize_for_inference(model, dtype, "onednn").model.base_model.encoder.layer[0]
                 runs[rows] = partial(layer.feed_forward, x)
         except RuntimeError as error:  # this torch or this processor lacks the operators
             found[str(dtype)] = {"not_measured": str(error)}
@@ -274,7 +274,7 @@ def launch_bound_tokens(sizes: Sizes) -> dict[str, Any]:
     if not torch.cuda.is_available():
         return {"not_measured": f"this torch ({torch.__version__}) sees no CUDA device"}
     model = BertModel(sizes.config(num_hidden_layers=12)).eval().to("cuda", torch.bfloat16)
-    quick = optimize_for_inference(model)
+    quick = optimize_for_inference(model, backend="onednn" if model.device.type == "cpu" else "auto")
     name, points = "LAUNCH_BOUND_TOKENS", dict[float, Ratio]()
     for tokens in TOKENS:
         run = partial(quick, **full(max(1, tokens // 128), min(tokens, 128)).inputs(VOCABULARY, "cuda"))

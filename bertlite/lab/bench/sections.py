@@ -332,7 +332,10 @@ def pruned(bench: Bench) -> dict[str, Any]:
         mine = {}
         for backend, dtype in own_engines(bench):
             name = f"bertlite {backend} {what} {dtype}"
-            mine[name] = forward_of(bertlite.optimize_for_inference(model, getattr(torch, dtype), backend))
+            try:
+                mine[name] = forward_of(bertlite.optimize_for_inference(model, getattr(torch, dtype), backend))
+            except (ValueError, RuntimeError) as error:  # this model cannot be run, or there is no compiler
+                bench.missing[name] = str(error)
         found |= accuracies_of(model, mine, batch)
         runs |= mine
     candidates = {name: partial(run, batch) for name, run in runs.items() if found[name].is_right(dtype_of(name))}
