@@ -121,3 +121,18 @@ def test_few_lines_lead_through_a_forward_pass() -> None:
     lengths = {name_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in sorted(files)}
     total = sum(lengths.values())
     assert total <= WAY, f"one forward pass runs through {total:,} lines: {lengths}"
+
+
+def test_lines_of_cpp_are_no_longer_than_those_of_python():
+    """As .clang-format has it."""
+    sources = [
+        path for room in ("bertlite", "scripts") for end in ("h", "cpp") for path in (ROOT / room).rglob(f"*.{end}")
+    ]
+    assert sources
+    long = [
+        f"{name_of(path)}:{i}"
+        for path in sources
+        for i, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if len(line) > 119
+    ]
+    assert long == []

@@ -19,7 +19,9 @@ using Random = std::mt19937_64;
 using Numbers_ = std::vector<double>;
 
 long draw(Random& random, long low, long high) { return std::uniform_int_distribution<long>(low, high)(random); }
-long pick(Random& random, std::initializer_list<long> choices) { return choices.begin()[draw(random, 0, long(choices.size()) - 1)]; }
+long pick(Random& random, std::initializer_list<long> choices) {
+    return choices.begin()[draw(random, 0, long(choices.size()) - 1)];
+}
 
 std::vector<float> normal(Random& random, long count, float mean, float deviation) {
     std::normal_distribution<float> distribution(mean, deviation);
@@ -46,7 +48,8 @@ struct Weight {
     std::vector<float> padded_bias, scales;
     std::vector<float> sums;
 
-    Weight(Random& random, long numbers, long outputs_, long inputs_, long threads) : outputs(outputs_), inputs(inputs_) {
+    Weight(Random& random, long numbers, long outputs_, long inputs_, long threads)
+        : outputs(outputs_), inputs(inputs_) {
         const long per_word = numbers == float32 ? 1 : numbers == bfloat16 ? 2 : 4, padded = round_up(outputs, BLOCK);
         values = normal(random, outputs * inputs, 0, 1 / std::sqrt(std::max(1.0f, float(inputs))));
         bias = normal(random, outputs, 0, 0.2f);
@@ -58,8 +61,8 @@ struct Weight {
             sums.resize(padded, 1e30f);
         }
         char message[512];
-        if (bertlite_pack(numbers, values.data(), outputs, inputs, words.data(), scales.data(), sums.data(), threads, message,
-                          sizeof message))
+        if (bertlite_pack(numbers, values.data(), outputs, inputs, words.data(), scales.data(), sums.data(), threads,
+                          message, sizeof message))
             throw std::runtime_error(message);
     }
 
@@ -94,8 +97,8 @@ struct LayerWeights {
           head_count(N) {}
 
     Layer layer() const {
-        return {heads.matrix(), output.matrix(), up.matrix(), down.matrix(), attention_gain.data(), attention_shift.data(),
-                gain.data(), shift.data(), head_count};
+        return {heads.matrix(),         output.matrix(), up.matrix(),  down.matrix(), attention_gain.data(),
+                attention_shift.data(), gain.data(),     shift.data(), head_count};
     }
 };
 
@@ -160,7 +163,8 @@ struct Case {
         const long B = draw(random, 1, 5), L = model.layer_count, longest = pick(random, {1, 2, 7, 17, 40, 66, 130});
         same_length = draw(random, 0, 1);
         starts = {0};
-        for (long i = 0; i < B; i++) starts.push_back(starts.back() + (same_length ? longest : draw(random, 1, longest)));
+        for (long i = 0; i < B; i++)
+            starts.push_back(starts.back() + (same_length ? longest : draw(random, 1, longest)));
         const long T = starts.back();
         batch.tokens = T;
         batch.sequences = B;
@@ -192,7 +196,8 @@ struct Case {
         if (same_length && draw(random, 0, 1)) draw_masks(random, B, longest);
         if (draw(random, 0, 1)) draw_gates(random, T);
         if (same_length && !batch.first_only && draw(random, 0, 1)) {
-            for (const auto& layer : weights) probabilities.emplace_back(B * layer.head_count * longest * longest, NAN);
+            for (const auto& layer : weights)
+                probabilities.emplace_back(B * layer.head_count * longest * longest, NAN);
             for (auto& each : probabilities) probability_pointers.push_back(each.data());
             batch.probabilities = probability_pointers.data();
         }
@@ -288,33 +293,38 @@ struct Case {
 
     void attend_one(long index, long sequence, long n, long query, const Numbers_& heads, Numbers_& context,
                     Numbers_& probabilities_wanted) const {
-        const long N_left = weights[index].head_count, width = N_left * H, keys = length(sequence), start = starts[sequence];
+        const long N_left = weights[index].head_count, width = N_left * H, keys = length(sequence),
+                   start = starts[sequence];
         Numbers_ scores(keys);
         double top = -INFINITY, total = 0;
         for (long key = 0; key < keys; key++) {
             double sum = 0;
             for (long h = 0; h < H; h++)
-                sum += heads[(start + query) * 3 * width + n * H + h] * heads[(start + key) * 3 * width + width + n * H + h];
+                sum += heads[(start + query) * 3 * width + n * H + h] *
+                       heads[(start + key) * 3 * width + width + n * H + h];
             scores[key] = sum / std::sqrt(double(H));
             if (batch.bias)
-                scores[key] += batch.bias[sequence * batch.bias_strides[0] + n * batch.bias_strides[1] + query * batch.bias_strides[2] + key];
+                scores[key] += batch.bias[sequence * batch.bias_strides[0] + n * batch.bias_strides[1] +
+                                          query * batch.bias_strides[2] + key];
             top = std::max(top, scores[key]);
         }
         for (auto& score : scores) total += score = std::exp(score - top);
         double factor = 1 / total;
-        if (batch.has_keys &&
-            !batch.has_keys[sequence * batch.has_keys_strides[0] + n * batch.has_keys_strides[1] + query * batch.has_keys_strides[2]])
+        if (batch.has_keys && !batch.has_keys[sequence * batch.has_keys_strides[0] + n * batch.has_keys_strides[1] +
+                                              query * batch.has_keys_strides[2]])
             factor = 0;
         if (batch.gates) factor *= gates[index][(batch.gates_each_token ? (start + query) * N_left : 0) + n];
         for (auto& score : scores) probabilities_wanted.push_back(score *= factor);
         for (long h = 0; h < H; h++) {
             double sum = 0;
-            for (long key = 0; key < keys; key++) sum += scores[key] * heads[(start + key) * 3 * width + 2 * width + n * H + h];
+            for (long key = 0; key < keys; key++)
+                sum += scores[key] * heads[(start + key) * 3 * width + 2 * width + n * H + h];
             context[(start + query) * width + n * H + h] = sum;
         }
     }
 
-    Numbers_ normalise(Numbers_ y, const Numbers_& residual, const std::vector<float>& gain, const std::vector<float>& shift) const {
+    Numbers_ normalise(Numbers_ y, const Numbers_& residual, const std::vector<float>& gain,
+                       const std::vector<float>& shift) const {
         for (long row = 0; row < batch.tokens; row++) {
             double mean = 0, variance = 0;
             for (long i = 0; i < D; i++) mean += (y[row * D + i] += residual[row * D + i]) / D;
@@ -336,7 +346,8 @@ int main(int count, char** arguments) {
     const double seconds = std::atof(arguments[1]);
     const unsigned long seed = std::strtoul(arguments[2], nullptr, 10);
     const long cases = count > 3 ? std::atol(arguments[3]) : -1;
-    // relative to the largest number: float32 rounds at 6e-8, bfloat16 at 4e-3, 8-bit integers at 4e-3, and each layer adds
+    // relative to the largest number: float32 rounds at 6e-8, bfloat16 at 4e-3, 8-bit integers at 4e-3, and each layer
+    // adds
     const double allowed[3] = {1e-5, 4e-2, 1e-1};
     const auto begun = std::chrono::steady_clock::now();
     double worst[3] = {};
@@ -349,10 +360,12 @@ int main(int count, char** arguments) {
         const double error = each.error();
         worst[each.numbers] = std::max(worst[each.numbers], error);
         if (!(error <= allowed[each.numbers])) {
-            std::fprintf(stderr, "case %ld of seed %lu: error %g; %s\n", number, seed, error, each.description.c_str());
+            std::fprintf(stderr, "case %ld of seed %lu: error %g; %s\n", number, seed, error,
+                         each.description.c_str());
             return 1;
         }
     }
-    std::printf("{\"cases\": %ld, \"float32\": %g, \"bfloat16\": %g, \"int8\": %g}\n", number, worst[0], worst[1], worst[2]);
+    std::printf("{\"cases\": %ld, \"float32\": %g, \"bfloat16\": %g, \"int8\": %g}\n", number, worst[0], worst[1],
+                worst[2]);
     return 0;
 }

@@ -101,7 +101,8 @@ void attend(const Head<Kind>& head, long first, long last, const AttentionSpace<
                        [&](long row, long rows, long column, long columns, const float* sums) {
                            for (long i = 0; i < rows; i++)
                                for (long j = 0; j < columns; j += LANES)
-                                   store(space.scores + (row + i) * space.most + column + j, load(sums + i * BLOCK + j) * scale);
+                                   store(space.scores + (row + i) * space.most + column + j,
+                                         load(sums + i * BLOCK + j) * scale);
                        });
         for (long i = 0; i < count; i++) {
             float* scores = space.scores + i * space.most;

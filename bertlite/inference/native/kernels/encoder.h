@@ -1,10 +1,10 @@
 // The layers of BERT, one after the other, on packed tokens: sequences one after another, without padding.
 //
 // Two phases a layer, between which all threads wait for each other.  In the first, pairs of sequence and head attend.
-// In the second a thread takes some tokens through all that stands between two attentions: output projection, residual,
-// LayerNorm, both halves of the feed-forward network, residual, LayerNorm, and the next layer's queries, keys and
-// values.  Weights stream through the cache and activations stay in it.  Where there are few tokens for each thread,
-// the threads share out the outputs of each product instead, and wait for each other in between.
+// In the second a thread takes some tokens through all that stands between two attentions: output projection,
+// residual, LayerNorm, both halves of the feed-forward network, residual, LayerNorm, and the next layer's queries,
+// keys and values.  Weights stream through the cache and activations stay in it.  Where there are few tokens for each
+// thread, the threads share out the outputs of each product instead, and wait for each other in between.
 //
 // Letters:  T tokens, D hidden size, N heads, H head size, I neurons of the feed-forward network
 #pragma once
@@ -26,14 +26,14 @@ extern "C" {
 // A weight in blocks, and what its products are finished with.
 struct Matrix {
     const uint32_t* words;
-    const float* bias;      // (outputs,)
-    const float* scales;    // (outputs,), of an 8-bit weight: what its integer 1 stands for
-    const float* sums;      // (outputs,), of an 8-bit weight: its products with a row of ones
+    const float* bias;    // (outputs,)
+    const float* scales;  // (outputs,), of an 8-bit weight: what its integer 1 stands for
+    const float* sums;    // (outputs,), of an 8-bit weight: its products with a row of ones
     long outputs, inputs;
 };
 
 struct Layer {
-    Matrix heads;  // queries, keys and values: (3 N H, D)
+    Matrix heads;   // queries, keys and values: (3 N H, D)
     Matrix output;  // (D, N H)
     Matrix up, down;
     const float *attention_gain, *attention_shift, *gain, *shift;  // of the two LayerNorms
@@ -57,12 +57,11 @@ struct Batch {
     long bias_strides[3];
     const uint8_t* has_keys;  // 0 for a query that may look at nothing, or null: (sequences, N, queries)
     long has_keys_strides[3];
-    const float* const* gates;  // for each layer what heads are multiplied by, (T, N) or (N,); or null
-    long gates_each_token;      // which of the two
+    const float* const* gates;    // for each layer what heads are multiplied by, (T, N) or (N,); or null
+    long gates_each_token;        // which of the two
     float* const* probabilities;  // for each layer (sequences, N, S, S), all sequences being as long; or null
     long first_only;              // whether the last layer computes the first token of each sequence alone
 };
-
 }
 
 // Memory that is handed out piece by piece.  Run once without memory, it counts what is needed.
@@ -97,7 +96,8 @@ struct Together {
     // work(from, to) on pieces of `step` of `total` things
     template <class Work>
     void ranges(long total, long step, Work work) const {
-        member.each(divide_up(total, step), [&](long piece) { work(piece * step, std::min(total, (piece + 1) * step)); });
+        member.each(divide_up(total, step),
+                    [&](long piece) { work(piece * step, std::min(total, (piece + 1) * step)); });
     }
 };
 
@@ -112,8 +112,8 @@ using AttentionOf = std::conditional_t<std::is_same_v<Kind, Int8>, BFloat16s, Ki
 #endif
 constexpr long ROWS = BERTLITE_ROWS;          // tokens that a thread takes through the second phase at a time
 constexpr long FEW_ROWS = BERTLITE_FEW_ROWS;  // with fewer for each thread, outputs are shared out
-constexpr long ROWS_SHARED = 4;               // rows that a thread normalises or rounds at a time, where they are shared out
-constexpr long PHASES = 10;                   // of a layer, at most
+constexpr long ROWS_SHARED = 4;  // rows that a thread normalises or rounds at a time, where they are shared out
+constexpr long PHASES = 10;      // of a layer, at most
 
 template <class Kind>
 class Encoder {
@@ -124,11 +124,11 @@ class Encoder {
 
     // Activations of some tokens on their way through the second phase.
     struct Rows {
-        float* sum;      // (rows, D): residual plus product, then normalised
-        Value* input;    // (rows, widest of D and N H): rounded, what the next product takes
+        float* sum;          // (rows, D): residual plus product, then normalised
+        Value* input;        // (rows, widest of D and N H): rounded, what the next product takes
         Rounding* rounding;  // (rows,), of the inputs
-        float* neurons;  // (rows, I), of 8-bit integers alone: not yet rounded
-        Value* wide;     // (rows, I)
+        float* neurons;      // (rows, I), of 8-bit integers alone: not yet rounded
+        Value* wide;         // (rows, I)
         Rounding* wide_rounding;
         long first = 0, count = 0;  // which tokens they are
     };
@@ -247,7 +247,8 @@ class Encoder {
         if constexpr (rounds) {
             const long width = layer.output.inputs;
             each_row(rows, who, [&](long row) {
-                round_row<Kind>(context + row * widest_heads_, width, width, rows.input + row * input_stride(), rows.rounding + row);
+                round_row<Kind>(context + row * widest_heads_, width, width, rows.input + row * input_stride(),
+                                rows.rounding + row);
             });
             project_output(index, rows, rows.input, input_stride(), who);
         } else {
@@ -283,8 +284,8 @@ class Encoder {
 
     // Multiply rows with a weight; `finish(row, column, y)` is given 16 outputs with their bias.
     template <class Who, class Finish>
-    void project(const Value* input, long stride, const Rounding* rounding, long count, const Matrix& matrix, const Who& who,
-                 Finish finish) {
+    void project(const Value* input, long stride, const Rounding* rounding, long count, const Matrix& matrix,
+                 const Who& who, Finish finish) {
         const Blocks blocks{matrix.words, divide_up(matrix.inputs, Kind::per_word)};
         const typename Kind::Sum* start = nullptr;
         if constexpr (!rounds) start = matrix.bias;
@@ -325,22 +326,24 @@ class Encoder {
     template <class Who>
     void widen(const Layer& layer, const Rows& rows, const Who& who) {
         const auto activation = static_cast<Activation>(model_.activation);
-        project(rows.input, input_stride(), rows.rounding, rows.count, layer.up, who, [&](long row, long column, Vector y) {
-            y = apply(activation, y);
-            if constexpr (rounds)
-                store(rows.neurons + row * widest_neurons_ + column, y);
-            else
-                store(rows.wide + row * widest_neurons_ + column, y);
-        });
+        project(rows.input, input_stride(), rows.rounding, rows.count, layer.up, who,
+                [&](long row, long column, Vector y) {
+                    y = apply(activation, y);
+                    if constexpr (rounds)
+                        store(rows.neurons + row * widest_neurons_ + column, y);
+                    else
+                        store(rows.wide + row * widest_neurons_ + column, y);
+                });
     }
 
     template <class Who>
     void narrow(const Layer& layer, const Rows& rows, const Who& who) {
         const long D = model_.hidden_size;
-        project(rows.wide, widest_neurons_, rows.wide_rounding, rows.count, layer.down, who, [&](long row, long column, Vector y) {
-            float* sum = rows.sum + row * D + column;
-            store(sum, load(sum) + y);
-        });
+        project(rows.wide, widest_neurons_, rows.wide_rounding, rows.count, layer.down, who,
+                [&](long row, long column, Vector y) {
+                    float* sum = rows.sum + row * D + column;
+                    store(sum, load(sum) + y);
+                });
     }
 
     // Deal out pairs of sequence and head, those of the longest sequence first, in parts where there are few.
@@ -348,7 +351,8 @@ class Encoder {
         const long heads = model_.layers[index].head_count;
         const long pairs = batch_.sequences * heads;
         const bool firsts = firsts_alone(index);
-        const long parts = firsts || !pairs ? 1 : std::min(divide_up(2 * threads_, pairs), divide_up(longest_, QUERIES));
+        const long parts =
+            firsts || !pairs ? 1 : std::min(divide_up(2 * threads_, pairs), divide_up(longest_, QUERIES));
         member.each(pairs * parts, [&](long item) {
             const long pair = item / parts, part = item % parts;
             const long sequence = order_[pair / heads], head = pair % heads;
@@ -384,7 +388,8 @@ class Encoder {
             head.gate = batch_.gates[index] + start * head.gate_stride + n;
         }
         if (batch_.probabilities)
-            head.probabilities = batch_.probabilities[index] + (sequence * layer.head_count + n) * queries * head.key_count;
+            head.probabilities =
+                batch_.probabilities[index] + (sequence * layer.head_count + n) * queries * head.key_count;
         lay_out<Attending>(head.keys, head.key_count, H, head.stride, space.keys, 0, divide_up(head.key_count, BLOCK));
         lay_out_values(head, space.values);
         attend(head, first, last, space);

@@ -30,8 +30,8 @@ inline Vector gelu(Vector x) {
     for (float coefficient : {6.289786597335478e-06f, 0.00016892835265025496f, 0.0046773445792496204f,
                               0.033928919583559036f, 0.3989422619342804f})
         p = multiply_add(p, z, all(coefficient));
-    for (float coefficient : {7.33439956093207e-05f, 0.0018854865338653326f, 0.028677497059106827f,
-                              0.25171351432800293f, 1.0f})
+    for (float coefficient :
+         {7.33439956093207e-05f, 0.0018854865338653326f, 0.028677497059106827f, 0.25171351432800293f, 1.0f})
         q = multiply_add(q, z, all(coefficient));
     return x * multiply_add(bounded, p / q, all(0.5f));
 }

@@ -22,7 +22,8 @@ constexpr long TILE_ROWS = 6;
 #if !defined(BERTLITE_TILES_AHEAD)
 #define BERTLITE_TILES_AHEAD 2
 #endif
-constexpr long TILES_AHEAD = BERTLITE_TILES_AHEAD;  // the first tiles of a block, each of which fetches half of the next one
+constexpr long TILES_AHEAD =
+    BERTLITE_TILES_AHEAD;  // the first tiles of a block, each of which fetches half of the next one
 
 inline long divide_up(long n, long by) { return (n + by - 1) / by; }
 inline long round_up(long n, long to) { return divide_up(n, to) * to; }
@@ -63,11 +64,11 @@ constexpr int VECTORS_AT_ONCE = 1;  // AVX2: with 6 rows 12 registers of sums of
 
 // One tile: sums[row * BLOCK + column] = the products of ROWS rows with VECTORS x 16 columns.
 //
-// rows: the first one; stride: bytes from row to row.  weight: its first word, of so many.  start: what each column's sum begins with, by default 0.  ahead: weights that will be needed next,
-// brought nearer meanwhile; may be null.
+// rows: the first one; stride: bytes from row to row.  weight: its first word, of so many.  start: what each column's
+// sum begins with, by default 0.  ahead: weights that will be needed next, brought nearer meanwhile; may be null.
 template <class Kind, int ROWS, int VECTORS>
-void multiply_tile(const char* rows, long stride, const uint32_t* weight, long words,
-                   const typename Kind::Sum* start, typename Kind::Sum* sums, const char* ahead) {
+void multiply_tile(const char* rows, long stride, const uint32_t* weight, long words, const typename Kind::Sum* start,
+                   typename Kind::Sum* sums, const char* ahead) {
     typename Kind::Sums sum[ROWS][VECTORS];
     if (start)
         for (int i = 0; i < ROWS; i++)
@@ -203,10 +204,11 @@ void multiply(const typename Kind::Value* rows, long stride, long count, const B
     }
 }
 
-// Lay rows of a weight, (outputs, inputs), `stride` values apart, out in blocks; outputs and inputs beyond it are zeros.
+// Lay rows of a weight, (outputs, inputs), `stride` values apart, out in blocks; outputs and inputs beyond it are
+// zeros.
 template <class Kind>
-void lay_out(const typename Kind::Weight* weight, long outputs, long inputs, long stride, uint32_t* to, long first_block,
-             long last_block) {
+void lay_out(const typename Kind::Weight* weight, long outputs, long inputs, long stride, uint32_t* to,
+             long first_block, long last_block) {
     constexpr long per = Kind::per_word;
     const long words = divide_up(inputs, per);
     uint32_t staged[16][16];

@@ -1,7 +1,7 @@
 // Vectors of 16 floats, for three kinds of processor: AVX-512 (one register), AVX2 (two) and any other (an array).
 //
-// Everything else is written once, in terms of what stands here.  `Word` is 32 bits of a row of activations: one float,
-// two bfloat16 or four 8-bit integers.  Products take one word of a row and 16 words of a weight at a time.
+// Everything else is written once, in terms of what stands here.  `Word` is 32 bits of a row of activations: one
+// float, two bfloat16 or four 8-bit integers.  Products take one word of a row and 16 words of a weight at a time.
 #pragma once
 
 #include <cmath>
@@ -52,7 +52,9 @@ inline Vector where_positive(Vector x, Vector a, Vector b) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.x, _mm512_setzero_ps(), _CMP_GT_OQ), b.x, a.x)};
 }
 
-inline Vector nearest_integer(Vector a) { return {_mm512_roundscale_ps(a.x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+inline Vector nearest_integer(Vector a) {
+    return {_mm512_roundscale_ps(a.x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
 
 // x * 2^n for integers n
 inline Vector times_power_of_two(Vector x, Vector n) { return {_mm512_scalef_ps(x.x, n.x)}; }
@@ -128,7 +130,9 @@ inline Words repeat_word(const void* from) {
     std::memcpy(&word, from, 4);
     return _mm512_set1_epi32(word);
 }
-inline void prefetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T1); }  // into the second cache
+inline void prefetch(const void* at) {
+    _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T1);
+}  // into the second cache
 
 struct FloatSums {
     __m512 x = _mm512_setzero_ps();
@@ -151,8 +155,10 @@ inline void add_bfloat16_products(FloatSums& sums, Words a, Words b) {
     sums.x = _mm512_dpbf16_ps(sums.x, (__m512bh)a, (__m512bh)b);  // both products of each word
 #else
     const __m512i upper = _mm512_set1_epi32(int(0xffff0000));
-    __m512 a_even = _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)), b_even = _mm512_castsi512_ps(_mm512_slli_epi32(b, 16));
-    __m512 a_odd = _mm512_castsi512_ps(_mm512_and_si512(a, upper)), b_odd = _mm512_castsi512_ps(_mm512_and_si512(b, upper));
+    __m512 a_even = _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)),
+           b_even = _mm512_castsi512_ps(_mm512_slli_epi32(b, 16));
+    __m512 a_odd = _mm512_castsi512_ps(_mm512_and_si512(a, upper)),
+           b_odd = _mm512_castsi512_ps(_mm512_and_si512(b, upper));
     sums.x = _mm512_fmadd_ps(a_odd, b_odd, _mm512_fmadd_ps(a_even, b_even, sums.x));
 #endif
 }
@@ -260,7 +266,7 @@ inline void store(BFloat16* to, Vector v) {
 // integers of 0 to 255: v rounded to nearest
 inline void store_rounded(uint8_t* to, Vector v) {
     __m256i halves = _mm256_packus_epi32(_mm256_cvtps_epi32(v.x), _mm256_cvtps_epi32(v.y));  // in each half x, then y
-    halves = _mm256_permute4x64_epi64(halves, 0xd8);                                          // all x, then all y
+    halves = _mm256_permute4x64_epi64(halves, 0xd8);                                         // all x, then all y
     __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
 }
@@ -282,7 +288,9 @@ inline Words repeat_word(const void* from) {
     std::memcpy(&word, from, 4);
     return {_mm256_set1_epi32(word), _mm256_set1_epi32(word)};
 }
-inline void prefetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T1); }  // into the second cache
+inline void prefetch(const void* at) {
+    _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T1);
+}  // into the second cache
 
 struct FloatSums {
     __m256 x = _mm256_setzero_ps(), y = _mm256_setzero_ps();
@@ -352,23 +360,51 @@ inline Vector each(Function function) {
     return v;
 }
 
-inline Vector all(float value) { return each([&](int) { return value; }); }
+inline Vector all(float value) {
+    return each([&](int) { return value; });
+}
 inline Vector zeros() { return all(0); }
-inline Vector load(const float* from) { return each([&](int i) { return from[i]; }); }
-inline Vector load(const BFloat16* from) { return each([&](int i) { return to_float(from[i]); }); }
+inline Vector load(const float* from) {
+    return each([&](int i) { return from[i]; });
+}
+inline Vector load(const BFloat16* from) {
+    return each([&](int i) { return to_float(from[i]); });
+}
 inline void store(float* to, Vector v) { std::memcpy(to, v.x, sizeof v.x); }
-inline Vector operator+(Vector a, Vector b) { return each([&](int i) { return a.x[i] + b.x[i]; }); }
-inline Vector operator-(Vector a, Vector b) { return each([&](int i) { return a.x[i] - b.x[i]; }); }
-inline Vector operator*(Vector a, Vector b) { return each([&](int i) { return a.x[i] * b.x[i]; }); }
-inline Vector operator/(Vector a, Vector b) { return each([&](int i) { return a.x[i] / b.x[i]; }); }
-inline Vector multiply_add(Vector a, Vector b, Vector c) { return each([&](int i) { return a.x[i] * b.x[i] + c.x[i]; }); }
+inline Vector operator+(Vector a, Vector b) {
+    return each([&](int i) { return a.x[i] + b.x[i]; });
+}
+inline Vector operator-(Vector a, Vector b) {
+    return each([&](int i) { return a.x[i] - b.x[i]; });
+}
+inline Vector operator*(Vector a, Vector b) {
+    return each([&](int i) { return a.x[i] * b.x[i]; });
+}
+inline Vector operator/(Vector a, Vector b) {
+    return each([&](int i) { return a.x[i] / b.x[i]; });
+}
+inline Vector multiply_add(Vector a, Vector b, Vector c) {
+    return each([&](int i) { return a.x[i] * b.x[i] + c.x[i]; });
+}
 // as the instructions of x86 have it, b where one of them is nan
-inline Vector larger(Vector a, Vector b) { return each([&](int i) { return a.x[i] > b.x[i] ? a.x[i] : b.x[i]; }); }
-inline Vector smaller(Vector a, Vector b) { return each([&](int i) { return a.x[i] < b.x[i] ? a.x[i] : b.x[i]; }); }
-inline Vector magnitude(Vector a) { return each([&](int i) { return std::fabs(a.x[i]); }); }
-inline Vector where_positive(Vector x, Vector a, Vector b) { return each([&](int i) { return x.x[i] > 0 ? a.x[i] : b.x[i]; }); }
-inline Vector nearest_integer(Vector a) { return each([&](int i) { return std::nearbyint(a.x[i]); }); }
-inline Vector times_power_of_two(Vector x, Vector n) { return each([&](int i) { return std::ldexp(x.x[i], int(n.x[i])); }); }
+inline Vector larger(Vector a, Vector b) {
+    return each([&](int i) { return a.x[i] > b.x[i] ? a.x[i] : b.x[i]; });
+}
+inline Vector smaller(Vector a, Vector b) {
+    return each([&](int i) { return a.x[i] < b.x[i] ? a.x[i] : b.x[i]; });
+}
+inline Vector magnitude(Vector a) {
+    return each([&](int i) { return std::fabs(a.x[i]); });
+}
+inline Vector where_positive(Vector x, Vector a, Vector b) {
+    return each([&](int i) { return x.x[i] > 0 ? a.x[i] : b.x[i]; });
+}
+inline Vector nearest_integer(Vector a) {
+    return each([&](int i) { return std::nearbyint(a.x[i]); });
+}
+inline Vector times_power_of_two(Vector x, Vector n) {
+    return each([&](int i) { return std::ldexp(x.x[i], int(n.x[i])); });
+}
 
 inline float sum(Vector a) {
     float total = 0;
@@ -386,7 +422,8 @@ inline void store(BFloat16* to, Vector v) {
     for (int i = 0; i < 16; i++) {
         uint32_t bits;
         std::memcpy(&bits, &v.x[i], 4);
-        // add half of what is cut off, less one where the last kept bit is 0: to nearest, ties to even; a nan stays one
+        // add half of what is cut off, less one where the last kept bit is 0: to nearest, ties to even; a nan stays
+        // one
         to[i] = v.x[i] != v.x[i] ? 0x7fc0 : BFloat16((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
     }
 }
@@ -399,7 +436,9 @@ inline void store_rounded(uint8_t* to, Vector v) {
     }
 }
 
-inline Vector load(const int32_t* from) { return each([&](int i) { return float(from[i]); }); }
+inline Vector load(const int32_t* from) {
+    return each([&](int i) { return float(from[i]); });
+}
 
 struct Words {
     uint32_t x[16];
@@ -438,7 +477,8 @@ inline float as_float(uint32_t bits) {
 inline void add_float_products(FloatSums& sums, const Words& a, const Words& b) {
     for (int i = 0; i < 16; i++) sums.x[i] += as_float(a.x[i]) * as_float(b.x[i]);
 }
-inline void add_bfloat16_products(FloatSums& sums, const Words& a, const Words& b) {  // the lower halves, then the upper
+inline void add_bfloat16_products(FloatSums& sums, const Words& a,
+                                  const Words& b) {  // the lower halves, then the upper
     for (int i = 0; i < 16; i++) {
         sums.x[i] += as_float(a.x[i] << 16) * as_float(b.x[i] << 16);
         sums.x[i] += as_float(a.x[i] & 0xffff0000u) * as_float(b.x[i] & 0xffff0000u);
@@ -446,7 +486,8 @@ inline void add_bfloat16_products(FloatSums& sums, const Words& a, const Words& 
 }
 inline void add_int8_products(IntegerSums& sums, const Words& a, const Words& b) {  // a unsigned, b signed
     for (int i = 0; i < 16; i++)
-        for (int byte = 0; byte < 32; byte += 8) sums.x[i] += int32_t(uint8_t(a.x[i] >> byte)) * int8_t(b.x[i] >> byte);
+        for (int byte = 0; byte < 32; byte += 8)
+            sums.x[i] += int32_t(uint8_t(a.x[i] >> byte)) * int8_t(b.x[i] >> byte);
 }
 
 #endif

@@ -36,7 +36,8 @@ void round_weights(const float* from, long count, typename Kind::Weight* to, flo
     }
 }
 
-// Pack (outputs, inputs) of floats: round_up(outputs, 64) rows of words; `scales` and `sums` as many, for 8-bit integers.
+// Pack (outputs, inputs) of floats: round_up(outputs, 64) rows of words; `scales` and `sums` as many, for 8-bit
+// integers.
 template <class Kind>
 void pack(const float* weight, long outputs, long inputs, uint32_t* words, float* scales, float* sums, long threads) {
     using Weight = typename Kind::Weight;
