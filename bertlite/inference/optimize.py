@@ -31,8 +31,8 @@ def optimize_for_inference(
             at its first run, which needs a C++ compiler on the CPU.  "auto" on the CPU is "native" where that can run
             the model, else "onednn", with a warning if a compiler is all that is missing; elsewhere "inductor".
 
-    Under "native" padding is left out, unless the model's attn_implementation is "eager" or "sdpa": the outputs at
-    padded positions are then zeros.
+    Under "native" padding is left out, unless the model's attn_implementation is "eager": the outputs at padded
+    positions are then zeros.
 
     Raises:
         ValueError: the backend does not exist, or not for this model, device and dtype.

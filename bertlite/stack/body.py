@@ -191,7 +191,7 @@ class BertBody(Generic[Out]):
                 raise ValueError("give attention_mask or cu_seqlens, not both: packed sequences have no padding")
             self.check_encoder("packed")
             return Packing.of_ends(inputs.cu_seqlens, inputs.ends, inputs.tokens.device)
-        if name == "auto" and self.encoder.leaves_padding_out and not inputs.output_attentions:
+        if name in ("auto", "sdpa") and self.encoder.leaves_padding_out and not inputs.output_attentions:
             return packing_from_first(x, mask)
         if name == "auto":
             seen = not inputs.first_token_only or cached or self.config.is_decoder or self.embeddings.training

@@ -289,7 +289,7 @@ class BertEncoder(nn.Module):
     """The layers, one after the other."""
 
     layer_class: type[BertLayer] = BertLayer
-    leaves_padding_out = False  # wherever it can, though the backend be "auto"
+    leaves_padding_out = False  # wherever it can, under "auto" and "sdpa" too
 
     def __init__(self, config: ConfigLike) -> None:
         super().__init__()

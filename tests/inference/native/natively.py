@@ -145,11 +145,11 @@ def in_integers(model: BertPreTrainedModel) -> BertPreTrainedModel:
 def check(model: BertPreTrainedModel, dtype: torch.dtype, name: str | None = None, **inputs: Any) -> Any:
     """Assert that the kernels give what the model gives for these inputs, and return what they gave.
 
-    Under "auto" they leave padding out, as the model does under "packed".
+    Under "auto" and "sdpa" they leave padding out, as the model does under "packed".
     """
     ours = natively(model, dtype, name)(**as_floats(inputs, torch.float32 if dtype == torch.int8 else dtype))
     plain = copy.deepcopy(model)
-    if model.config.attn_implementation == "auto" and leaves_padding_out(inputs):
+    if model.config.attn_implementation in ("auto", "sdpa") and leaves_padding_out(inputs):
         plain.set_attn_implementation("packed")
     truth = plain(**inputs)
     if dtype == torch.int8:
