@@ -74,7 +74,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed": partial(speed.speed, "speed.json"),
     "peers": speed.peers,
     "limits": partial(speed.limits, "speed.json"),
-    "profile": speed.profile,
     "checkpointing": partial(speed.checkpointing, "checkpointing.json"),
     "embed": speed.embed,
     "nativesteps": native.steps,

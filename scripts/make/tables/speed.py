@@ -157,19 +157,6 @@ def limits(name: str) -> str:
     return rows(["", *heads_of(forward)], body)
 
 
-def profile() -> str:
-    """Table of the time of the optimised models by kind of operator."""
-    (record,) = records("speed.json")
-    forward = forward_sections(record)
-    kinds = list(dict.fromkeys(kind for s in forward.values() for found in s["profile"].values() for kind in found))
-    body = [
-        [name, engine.removeprefix("bertlite "), *(f"{found.get(kind, 0):.0%}" for kind in kinds)]
-        for name, section in forward.items()
-        for engine, found in section["profile"].items()
-    ]
-    return rows(["work", "engine", *kinds], body)
-
-
 def demands() -> str:
     """Table of the kernels, copies, launches and waits of each engine on a GPU, and of its memory."""
     (record,) = records("speed-cuda.json")
