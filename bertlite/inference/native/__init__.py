@@ -5,5 +5,7 @@ library     finds or compiles it
 calls       its functions and structs
 weights     a model's weights as it reads them
 encoder     NativeEncoder, in place of BertEncoder
+conversion  the copy of a model that has it, or the reason why not
+saving      packed weights saved, and mapped again
 support     checks of what it can run
 """
