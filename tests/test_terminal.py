@@ -198,7 +198,7 @@ def test_a_warning_is_one_line_without_the_place_in_the_code(home, terminal) -> 
 
 def test_ctrl_c_ends_long_work_without_a_traceback(home, terminal) -> None:
     grid = ["--fractions", "0.1,0.2,0.3,0.4,0.5,0.6,0.7", "--seeds", ",".join(map(str, range(40)))]
-    data = ["--train", "train.tsv", "--dev", "dev.tsv", "--criteria", "michel", "--calibration", "8"]
+    data = ["--train", "train.tsv", "--dev", "dev.tsv", "--criteria", "random", "--calibration", "8"]
     done = terminal.run("prune", "curve", "my-model", *data, *grid, "--out", "stopped", interrupt=r"[1-9]\d*/280 \[")
     assert done.status == 130
     assert "Traceback" not in done.output
