@@ -190,7 +190,7 @@ def test_the_tables_of_a_gpu_need_only_its_records(tmp_path, monkeypatch):
         r"^\| 1 x 16 \| bertlite (optimised|onednn|native) float32 \| 7\.5 \| 1 \| 3,072 \|$", said, re.MULTILINE
     )
     assert "| bertlite native float32 | 50% (40%–62%) |" in said
-    assert "| bertlite sdpa float32 | 0.50 (0.40–0.62) |" in said
+    assert "| bertlite native float32 | 0.50 (0.40–0.62) |" in said
 
 
 def spread_around(median: float) -> dict[str, float]:
