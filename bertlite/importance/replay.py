@@ -70,8 +70,9 @@ def replayed_layers(model: BertLike, known: Recorded, first: int) -> Iterator[No
     def gated(*args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
         given = (*args[2:3], options.get("gate"), options.get("head_mask"))  # transformers' name for it
         gate = next((each for each in given if each is not None), None)
-        if hasattr(attention, "gate"):  # in bertlite.hf: it may lie as transformers' does
-            gate = attention.gate(gate)
+        transpose = getattr(attention, "gate", None)
+        if transpose is not None:  # in bertlite.hf: it may lie as transformers' does
+            gate = transpose(gate)
         if gate is None or not gate.numel():
             return context, weights
         return (context.unflatten(-1, (gate.shape[-2], -1)) * gate).flatten(-2), weights
@@ -80,7 +81,7 @@ def replayed_layers(model: BertLike, known: Recorded, first: int) -> Iterator[No
         return lambda *args, **options: out
 
     with ExitStack() as stack:
-        for layer, out in zip(layers[:first], known.layers, strict=False):
+        for layer, out in zip(layers[:first], known.layers[:first], strict=True):
             stack.enter_context(own_forward(layer, recorded(out)))
         stack.enter_context(own_forward(attention, gated))
         yield

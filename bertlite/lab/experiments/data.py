@@ -369,10 +369,10 @@ def encode_examples(
 
 def label_tokens(encoding: Any, labels: Any) -> tuple[float, ...]:
     """Return a label for each token: that of the word for its first token, -100 for others."""
-    before = [None, *encoding.word_ids]
+    before = [None, *encoding.word_ids[:-1]]
     return tuple(
         NO_LABEL if word is None or word == last else labels[word]
-        for last, word in zip(before, encoding.word_ids, strict=False)
+        for last, word in zip(before, encoding.word_ids, strict=True)
     )
 
 

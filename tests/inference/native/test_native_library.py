@@ -1,6 +1,7 @@
 """bertlite/inference/native/library.py: the kernels are compiled once and whole, or it is said why not."""
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -143,7 +144,7 @@ def test_the_best_set_of_a_processor_is_taken(name, monkeypatch):
 @pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("linux", "aarch64"), ("win32", "AMD64")])
 def test_other_machines_are_refused_and_run_onednn_without_a_warning(system, machine, monkeypatch):
     monkeypatch.setattr(sys, "platform", system)
-    monkeypatch.setattr(library.platform, "machine", lambda: machine)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
     with pytest.raises(NativeKernelsError, match=f"are for Linux on x86-64, not for {system} on {machine}"):
         load_kernels()
 
