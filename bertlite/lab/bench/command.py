@@ -158,7 +158,7 @@ def open_record(path: Path | None, where: dict[str, Any]) -> dict[str, Any]:
 def section_lines(name: str, found: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines that show the times of a section, and whatever else was measured."""
     yield f"\n{name}: {found['what']}"
-    width = max(map(len, found["seconds"]))
+    width = max(map(len, found["seconds"]), default=0)
     for candidate, row in found["seconds"].items():
         low, median, high = (1e3 * row[which] for which in ("low", "median", "high"))
         reached = found.get("of_limit", {}).get(candidate)

@@ -406,6 +406,7 @@ def sections(
         "import": lambda bench: startup.imports(bench.rounds, bench.after_round),
         "loading": lambda bench: startup.loading(bench.rounds, bench.folder, bench.after_round),
         "cold start": lambda bench: startup.cold(bench.rounds, bench.after_round),
+        "packing": lambda bench: startup.packing(bench.rounds, bench.folder, bench.after_round, bench.missing),
     }
     running: dict[str, Section] = {}
     for model, number in itertools.product(models, threads):

@@ -4,10 +4,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import bertlite
+from bertlite.inference import InferenceModel
+from bertlite.inference.native.library import NativeKernelsError, load_kernels
+from bertlite.lab.bench.engines import ALL
 from bertlite.lab.timing import alternate, summary
 from bertlite.parity.command import DEMO, demo_checkpoint
 
@@ -33,13 +39,27 @@ with torch.inference_mode():
 }
 
 
+PACKING = """
+import torch
+from bertlite import BertConfig, BertModel, optimize_for_inference
+from bertlite.lab.experiments.measure import peak_resident
+sizes = dict(vocab_size=9, hidden_size=16, num_hidden_layers=1, num_attention_heads=1, intermediate_size=9)
+optimize_for_inference(BertModel(BertConfig(**sizes)), torch.{1}, "native")  # the kernels are loaded
+model = BertModel.from_pretrained({0!r})
+sum(x.sum() for x in model.parameters())  # what is mapped is read
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")  # the peak is what is resident now
+before = peak_resident()
+optimize_for_inference(model, torch.{1}, "native")
+print(peak_resident() - before)
+"""
+
+
 def new_process(code: str) -> Callable[[], None]:
     """Return a function that runs code in a new interpreter, offline."""
 
     def run() -> None:
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        offline = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
-        subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, env=offline)
+        subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, env=offline())
 
     return run
 
@@ -74,6 +94,35 @@ def loading(rounds: int, folder: Path, after_round: Callable[[], object] = lambd
     )
     what = "from_pretrained of a bert-base-sized safetensors (440 MB) of transformers, warm"
     return summary(what, times, [("transformers", "bertlite"), ("transformers", "bertlite, its own file")])
+
+
+def packing(rounds: int, folder: Path, after_round: Callable[[], object], missing: dict[str, str]) -> dict[str, Any]:
+    """Time packing weights for the native kernels, and loading packed ones; measure by how much memory peaks."""
+    what = "weights of bert-base's shape for the native kernels"
+    try:
+        load_kernels()
+    except NativeKernelsError as error:
+        missing["packing"] = str(error)
+        return {"what": what, "rounds": 0, "seconds": {}, "ratios": {}}
+    model, peaks = bertlite.BertModel.from_pretrained(folder), {}
+    candidates: dict[str, Callable[[], object]] = {}
+    for name in ALL:
+        dtype, saved = getattr(torch, name), folder / f"packed in {name}"
+        pack = partial(bertlite.optimize_for_inference, model, dtype, "native")
+        pack().save(saved)
+        candidates |= {f"pack {name}": pack, f"load {name}": partial(InferenceModel.load, saved)}
+        code = PACKING.format(str(folder), name)
+        peaks[f"pack {name}"] = int(subprocess.check_output([sys.executable, "-c", code], text=True, env=offline()))
+    times = alternate(candidates, rounds, after_round=after_round)
+    found = summary(what, times, [(f"pack {name}", f"load {name}") for name in ALL])
+    size = sum(x.numel() * x.element_size() for x in model.parameters())
+    return found | {"peak_bytes": peaks, "model_bytes": size}
+
+
+def offline() -> dict[str, str]:
+    """Return the variables of a process that imports this package and stays off the network."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
 
 
 def cold(rounds: int, after_round: Callable[[], object] = lambda: None) -> dict[str, Any]:

@@ -31,7 +31,11 @@ def startup() -> str:
     for section in record["sections"].values():
         times = ", ".join(f"{name} {milliseconds(seconds)}" for name, seconds in section["seconds"].items())
         ratios = ", ".join(f"{name} = {spread(section['ratios'], name)}" for name in section["ratios"])
-        body.append([section["what"], times, ratios])
+        size = section.get("model_bytes")
+        peaks = [
+            f"{name} needs {x / size:.2f} of the model's memory" for name, x in section.get("peak_bytes", {}).items()
+        ]
+        body.append([section["what"], times, ", ".join([ratios, *peaks])])
     table = rows(["", "time", "ratio"], body)
     version = record["environment"]["versions"]["transformers"]
     return f"{table}\n\n{SPREAD} Measured against transformers {version} on {measured_on(record)}."
