@@ -36,6 +36,8 @@ LENGTH = 128  # tokens of the sequence whose MACs are counted
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     folder: Path = args.out[FOLDER]
+    if args.finished:
+        return report(args, [run for run in read_runs(folder, name="budget") if is_chosen(args, run.config)])
     total = len(args.tasks) * len(args.seeds) * len(args.shares) * len(args.methods)
     runs = []
     with Progress(total, "prunings", what="budgets") as progress:
@@ -48,6 +50,17 @@ def main(argv: Sequence[str] | None = None) -> int:
                         runs.append(bench.run(method, share, seed, folder))
                         progress.advance()
                         print_run(runs[-1], progress)
+    return report(args, runs)
+
+
+def is_chosen(args: argparse.Namespace, config: dict[str, Any]) -> bool:
+    """Return whether the arguments ask for a pruning."""
+    asked = {"task": args.tasks, "seed": args.seeds, "method": args.methods, "share": args.shares}
+    return config["calibration"] == args.calibration and all(config[name] in each for name, each in asked.items())
+
+
+def report(args: argparse.Namespace, runs: Sequence[Record]) -> int:
+    """Print and write what was lost."""
     rows = summary(runs)
     print(table(rows))
     write_record(
@@ -90,6 +103,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lr", type=number, default=5e-5, help="of fine-tuning (default: %(default)s)")
     parser.add_argument("--train-examples", type=count, metavar="N", help="a sample to fine-tune on (default: all)")
     parser.add_argument("--max-length", type=count, default=64, metavar="TOKENS", help="(default: %(default)s)")
+    parser.add_argument("--finished", action="store_true", help="run nothing; write the record of what is finished")
     parser.add_argument(
         "--out", type=paths((RECORD, FOLDER)), required=True, metavar="FOLDER,FILE.json", help="runs, and the record"
     )
