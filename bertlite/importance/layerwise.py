@@ -265,15 +265,20 @@ def prune_to_macs(
         raise ValueError(f"the share is {share}; expected one above 0 and up to 1 of the unpruned model's MACs")
     read = list(batches)
     metrics = output_metrics(model, read, target=target, seed=seed)
-    losses = losses_by_size(model.config, list(loss_curves(model, read, metrics)))
-    head, neuron = head_macs(model.config, length), neuron_macs(model.config, length)
-    built = model.config.num_attention_heads * head + model.config.intermediate_size * neuron
-    costs = [({n: n * head for n in heads}, {n: n * neuron for n in neurons}) for heads, neurons in losses]
-    sizes = choose_sizes(losses, costs, share * built * len(losses))
+    sizes = sizes_within(model.config, list(loss_curves(model, read, metrics)), share, length)
     pruned = copy.deepcopy(model)
     for _ in prune_layerwise_(pruned, model, read, sizes, metrics=metrics):
         pass
     return pruned
+
+
+def sizes_within(config: ConfigLike, curves: Curves, share: float, length: int) -> list[tuple[int, int]]:
+    """Return the sizes of least expected loss that together have at most a share of the unpruned model's MACs."""
+    losses = losses_by_size(config, curves)
+    head, neuron = head_macs(config, length), neuron_macs(config, length)
+    built = config.num_attention_heads * head + config.intermediate_size * neuron
+    costs = [({n: n * head for n in heads}, {n: n * neuron for n in neurons}) for heads, neurons in losses]
+    return choose_sizes(losses, costs, share * built * len(losses))
 
 
 def losses_by_size(config: ConfigLike, curves: Curves) -> list[BySize]:

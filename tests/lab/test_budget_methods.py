@@ -11,9 +11,9 @@ from conftest import F64, make, make_batch
 from torch import Tensor
 
 from bertlite import BertForSequenceClassification, prune_heads, prune_neurons
-from bertlite.importance import macs, rearrange
+from bertlite.importance import macs, prune_to_macs, rearrange
 from scripts.measure.budgets import kwon, tasks
-from scripts.measure.budgets.methods import METHODS, cheapest
+from scripts.measure.budgets.methods import METHODS, Subject, cheapest
 
 L, N, W, H = 3, 4, 37, 12
 
@@ -28,9 +28,17 @@ def data(count: int = 40) -> list[dict[str, Tensor]]:
 def test_every_method_meets_the_share_and_leaves_the_model_alone(name: str) -> None:
     model = make(BertForSequenceClassification, num_labels=3)
     before = copy.deepcopy(model.state_dict())
-    found = METHODS[name](model, data(), 0.4, 16)
+    found = METHODS[name](Subject(model, data(), 16), 0.4)
     assert 0.3 < macs(found.config, 16) / macs(model.config, 16) <= 0.4
     assert all(torch.equal(x, before[key]) for key, x in model.state_dict().items())
+
+
+def test_the_commands_own_method_is_what_is_compared() -> None:
+    model = make(BertForSequenceClassification, num_labels=3)
+    for name, target in (("joint (prune to)", "kl"), ("joint, with labels (prune to --label)", "loss")):
+        found = METHODS[name](Subject(model, data(), 16), 0.4).state_dict()
+        wanted = prune_to_macs(model, data(), 0.4, 16, target=target).state_dict()
+        assert all(torch.equal(x, wanted[key]) for key, x in found.items())
 
 
 def test_kwons_rearrangement_is_that_of_the_library() -> None:

@@ -9,8 +9,8 @@ is not done again.
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from bertlite.lab.experiments.statistics import mean_interval
 from bertlite.progress import Progress
 from bertlite.records import Record, Run, is_finished, read_runs, write_record
 from scripts.measure.budgets import tasks
-from scripts.measure.budgets.methods import METHODS
+from scripts.measure.budgets.methods import METHODS, Subject
 
 LENGTH = 128  # tokens of the sequence whose MACs are counted
 
@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         {
             "what": "ways to prune to a share of the MACs, without training",
             "calibration": args.calibration,
+            "tuning": {"epochs": args.epochs, "lr": args.lr, "train_examples": args.train_examples},
             "length": LENGTH,
             **provenance(runs),
             "rows": rows,
@@ -86,6 +87,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shares", type=numbers, default=(0.5, 0.4, 0.3), help="of the MACs (default: 0.5,0.4,0.3)")
     parser.add_argument("--calibration", type=count, default=512, metavar="N", help="texts (default: %(default)s)")
     parser.add_argument("--epochs", type=number, default=3.0, help="of fine-tuning (default: %(default)s)")
+    parser.add_argument("--lr", type=number, default=5e-5, help="of fine-tuning (default: %(default)s)")
+    parser.add_argument("--train-examples", type=count, metavar="N", help="a sample to fine-tune on (default: all)")
     parser.add_argument("--max-length", type=count, default=64, metavar="TOKENS", help="(default: %(default)s)")
     parser.add_argument(
         "--out", type=paths((RECORD, FOLDER)), required=True, metavar="FOLDER,FILE.json", help="runs, and the record"
@@ -117,12 +120,13 @@ def tuned(args: argparse.Namespace, name: str, files: dict[str, Path], seed: int
     folder = args.out[FOLDER] / name / f"dense-{seed}"
     if not is_finished(folder):
         task = task_of(name)
-        recipe = Recipe(epochs=args.epochs, seed=seed)
-        examples = read_examples(source(name, files["train"]))
+        recipe = Recipe(epochs=args.epochs, lr=args.lr, seed=seed)
+        examples = read_examples(source(name, files["train"])).sample(args.train_examples, seed)
         tokenizer = read_tokenizer(args.checkpoint, args.max_length)
         torch.manual_seed(seed)
         model = task.load(args.checkpoint, num_labels=1 if task.name == "regression" else 2)
-        with Run("finetune", {"task": name, "epochs": args.epochs}, folder=folder, seed=seed) as run:
+        setting = {"task": name, "train_examples": args.train_examples, **asdict(recipe)}
+        with Run("finetune", setting, folder=folder, seed=seed) as run:
             finetune_(model, task.encode(examples, tokenizer), task, recipe, progress=progress.bar is None)
             model.save_pretrained(folder / "model")
             tokenizer.save(str(folder / "model" / "tokenizer.json"))
@@ -140,7 +144,8 @@ class Bench:
         self.model = self.task.load(str(checkpoint))
         self.calibration = calibration
         data = self.task.encode(train.sample(calibration, 0), tokenizer)
-        self.batches = [data.batch(rows, self.task.labels) for rows in batch_indices(data, 32)]
+        batches = [data.batch(rows, self.task.labels) for rows in batch_indices(data, 32)]
+        self.subject = Subject(self.model, batches, LENGTH)
         self.dev, self.labels = self.task.encode(dev, tokenizer), np.array(dev.labels)
         self.dense = predict(self.model, self.dev, self.task)
         self.hashes: dict[str, Any] = {"model": {"dense": model_sha256(self.model)}, "data": {"dev": dev.sha256}}
@@ -152,9 +157,7 @@ class Bench:
         config = {"task": self.name, "method": method, "share": share, "seed": seed, "calibration": self.calibration}
         if not is_finished(folder):
             with Run("budget", config, folder=folder, seed=seed, **self.hashes) as run:
-                began = time.process_time()
-                pruned = METHODS[method](self.model, self.batches, share, LENGTH)
-                seconds = time.process_time() - began
+                pruned = METHODS[method](self.subject, share)
                 heads, neurons = units_kept(pruned.config)
                 outputs = predict(pruned, self.dev, self.task)
                 found = evaluate(outputs, self.labels, self.task, self.dense)
@@ -166,7 +169,6 @@ class Bench:
                     "macs": macs(pruned.config, LENGTH) / macs(self.model.config, LENGTH),
                     "heads_kept": heads,
                     "neurons_kept": neurons,
-                    "cpu_seconds": seconds,
                 }
         return read_runs(folder)[0]
 
@@ -176,7 +178,6 @@ def print_run(run: Record, progress: Progress) -> None:
     progress.print(
         f"{config['task']:<11} {config['method']:<44} {100 * config['share']:3.0f} %  {100 * result['score']:5.1f}"
         f" (dense {100 * result['dense']:.1f})  kl {result['kl']:.4f}  MACs {100 * result['macs']:.1f} %"
-        f"  {result['cpu_seconds']:.0f} s"
     )
     sys.stdout.flush()
 

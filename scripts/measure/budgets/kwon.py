@@ -22,17 +22,20 @@ from bertlite.importance.batches import Batch, eval_mode
 from bertlite.importance.least_squares import start_runs
 from bertlite.importance.measurements import ScoringTask, gate_gradients
 from bertlite.importance.moments import gather, total
-from bertlite.importance.structures import HEADS, NEURONS, Structure
+from bertlite.importance.structures import HEADS, NEURONS
 from bertlite.pruning import layers_of
 
 LARGEST = 10.0
 DAMP = 1.0
 
 
-def gradients(model: Any, structure: Structure, batches: Sequence[Batch]) -> Tensor:
-    """Return (X, L, n): the gradient of each example's loss in each unit's gate."""
+def both_gradients(model: Any, batches: Sequence[Batch]) -> dict[str, Tensor]:
+    """Return for heads and for neurons (X, L, n): the gradient of each example's loss in each unit's gate."""
     with eval_mode(model):
-        return torch.cat([*gate_gradients(ScoringTask(model, structure), batches)])
+        return {
+            name: torch.cat([*gate_gradients(ScoringTask(model, structure), batches)])
+            for name, structure in (("heads", HEADS), ("neurons", NEURONS))
+        }
 
 
 def search(model: Any, grads: dict[str, Tensor], share: float, length: int) -> tuple[Choice, Choice]:
@@ -116,10 +119,16 @@ def prune(model: Any, choice: tuple[Choice, Choice]) -> Any:
 
 
 def kwon(
-    model: Any, batches: Sequence[Batch], share: float, length: int, *, rearranged: bool = True, tuned: bool = True
+    model: Any,
+    batches: Sequence[Batch],
+    grads: dict[str, Tensor],
+    share: float,
+    length: int,
+    *,
+    rearranged: bool = True,
+    tuned: bool = True,
 ) -> Any:
-    """Return the model pruned by the method, up to a stage of it."""
-    grads = {"heads": gradients(model, HEADS, batches), "neurons": gradients(model, NEURONS, batches)}
+    """Return the model pruned by the method, up to a stage of it, by the gradients of `both_gradients`."""
     choice = search(model, grads, share, length)
     if rearranged:
         choice = rearrange(choice[0], grads["heads"]), rearrange(choice[1], grads["neurons"])

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -10,41 +11,67 @@ from torch import Tensor
 from bertlite import kept_heads, kept_neurons, prune_heads, prune_neurons
 from bertlite.importance import (
     head_importance,
+    loss_curves,
     macs,
     neuron_importance,
+    output_metrics,
+    prune_layerwise_,
     rank_by_macs,
     rank_heads,
     rank_neurons,
     repair_,
 )
-from bertlite.importance.allocation import choose_sizes, head_macs, neuron_macs
+from bertlite.importance.allocation import Choice, head_macs, neuron_macs
 from bertlite.importance.batches import Batch
-from bertlite.importance.layerwise import (
-    loss_curves,
-    losses_by_size,
-    output_metrics,
-    prune_layerwise_,
-    prune_to_macs,
-)
+from bertlite.importance.layerwise import Curves, Metrics, sizes_within
 from bertlite.pruning import layers_of
-from scripts.measure.budgets.kwon import kwon
+from scripts.measure.budgets.kwon import both_gradients, kwon
 
-Batches = Sequence[Batch]
-Method = Callable[[Any, Batches, float, int], Any]  # model, batches with labels, share of the MACs, length -> pruned
+
+class Subject:
+    """A model with texts to calibrate by, and what several methods or shares need of them, measured once."""
+
+    def __init__(self, model: Any, batches: Sequence[Batch], length: int) -> None:
+        self.model, self.batches, self.length = model, batches, length
+
+    @cached_property
+    def fisher(self) -> tuple[Tensor, Tensor]:
+        heads = head_importance(self.model, self.batches, "fisher", target="kl")
+        return heads, neuron_importance(self.model, self.batches, "fisher", target="kl")
+
+    @cached_property
+    def gradients(self) -> dict[str, Tensor]:
+        return both_gradients(self.model, self.batches)
+
+    @cached_property
+    def metrics(self) -> dict[str, list[Metrics]]:
+        return {target: output_metrics(self.model, self.batches, target=target) for target in ("kl", "loss")}
+
+    @cached_property
+    def curves(self) -> dict[str, Curves]:
+        return {target: [*loss_curves(self.model, self.batches, each)] for target, each in self.metrics.items()}
+
+    @cached_property
+    def plain_curves(self) -> Curves:
+        return [*loss_curves(self.model, self.batches)]
+
+    def without(self, heads: Choice, neurons: Choice) -> Any:
+        return prune_neurons(prune_heads(self.model, heads), neurons)
+
+
+Method = Callable[[Subject, float], Any]  # the subject, the share of the MACs -> the pruned model
 
 
 # Choosing by importance
 
 
-def importance(model: Any, batches: Batches, share: float, length: int, *, repair: bool, target: str) -> Any:
+def importance(subject: Subject, share: float, *, repair: bool) -> Any:
     """Choose by Fisher information for each MAC, over all layers; then fit by least squares."""
-    scores = [score(model, batches, "fisher", target=target) for score in (head_importance, neuron_importance)]
-    heads, neurons = rank_by_macs(model.config, share, length, scores[0], scores[1])
-    pruned = prune_neurons(prune_heads(model, heads), neurons)
-    return repair_(pruned, model, batches) if repair else pruned
+    pruned = subject.without(*rank_by_macs(subject.model.config, share, subject.length, *subject.fisher))
+    return repair_(pruned, subject.model, subject.batches) if repair else pruned
 
 
-def group_scores(model: Any, batches: Batches, taylor: bool) -> tuple[Tensor, Tensor]:
+def group_scores(model: Any, batches: Sequence[Batch], taylor: bool) -> tuple[Tensor, Tensor]:
     """Return the scores that Torch-Pruning 1.6 gives heads and neurons by default, each over the mean of its layer.
 
     A score is the mean, over a group's matrices, of the squares (the default, p = 2) or of |W·∂L/∂W| (taylor).
@@ -75,27 +102,31 @@ def group_scores(model: Any, batches: Batches, taylor: bool) -> tuple[Tensor, Te
     return torch.stack(heads), torch.stack(neurons)
 
 
-def torch_pruning(model: Any, batches: Batches, share: float, length: int, *, taylor: bool) -> Any:
+def torch_pruning(subject: Subject, share: float, *, taylor: bool) -> Any:
     """Prune the same share of all heads and of all neurons, the lowest anywhere, as Torch-Pruning's global pruning."""
-    heads, neurons = group_scores(model, batches, taylor)
+    heads, neurons = group_scores(subject.model, subject.batches, taylor)
+    most = share * macs(subject.model.config, subject.length)
     low, high = 0.0, 1.0
     for _ in range(20):
         middle = (low + high) / 2
-        pruned = prune_neurons(prune_heads(model, rank_heads(heads, middle)), rank_neurons(neurons, middle))
-        low, high = (
-            (low, middle) if macs(pruned.config, length) <= share * macs(model.config, length) else (middle, high)
-        )
-    return prune_neurons(prune_heads(model, rank_heads(heads, high)), rank_neurons(neurons, high))
+        pruned = subject.without(rank_heads(heads, middle), rank_neurons(neurons, middle))
+        low, high = (low, middle) if macs(pruned.config, subject.length) <= most else (middle, high)
+    return subject.without(rank_heads(heads, high), rank_neurons(neurons, high))
+
+
+def kwon_2022(subject: Subject, share: float, **stages: bool) -> Any:
+    return kwon(subject.model, subject.batches, subject.gradients, share, subject.length, **stages)
 
 
 # Sublayer by sublayer
 
 
-def rescored(model: Any, batches: Batches, share: float, length: int) -> Any:
+def rescored(subject: Subject, share: float) -> Any:
     """Go through the sublayers from the bottom; score all that are left anew, prune one, fit it (as K-prune does).
 
     The budget that remains is shared by Fisher information for each MAC among the sublayers that remain.
     """
+    model, batches, length = subject.model, subject.batches, subject.length
     pruned = copy.deepcopy(model)
     config = model.config
     layers = range(config.num_hidden_layers)
@@ -141,46 +172,39 @@ def cheapest(
 # Joint selection
 
 
-def joint(model: Any, batches: Batches, share: float, length: int) -> Any:
-    """Choose jointly, all outputs counting alike: sizes by the share of each sublayer's variance that is lost."""
-    pruned = copy.deepcopy(model)
-    for _ in prune_layerwise_(
-        pruned, model, batches, sizes_by(model, list(loss_curves(model, batches)), share, length)
-    ):
+def joint(subject: Subject, share: float, target: str | None = None) -> Any:
+    """Choose jointly, layer by layer, all outputs counting alike or weighed by what they do to a target."""
+    curves = subject.plain_curves if target is None else subject.curves[target]
+    sizes = sizes_within(subject.model.config, curves, share, subject.length)
+    metrics = None if target is None else subject.metrics[target]
+    pruned = copy.deepcopy(subject.model)
+    for _ in prune_layerwise_(pruned, subject.model, subject.batches, sizes, metrics=metrics):
         pass
     return pruned
 
 
-def chosen_once(model: Any, batches: Batches, share: float, length: int) -> Any:
+def chosen_once(subject: Subject, share: float) -> Any:
     """Choose on the given model's activations, all at once, and fit afterwards: joint, but not layer by layer."""
-    curves = list(loss_curves(model, batches, output_metrics(model, batches)))
-    sizes = sizes_by(model, curves, share, length)
+    curves = subject.curves["kl"]
+    sizes = sizes_within(subject.model.config, curves, share, subject.length)
     heads, neurons = (
         {layer: pair[kind].removed(size[kind]) for layer, (pair, size) in enumerate(zip(curves, sizes, strict=True))}
         for kind in range(2)
     )
-    return repair_(prune_neurons(prune_heads(model, heads), neurons), model, batches)
-
-
-def sizes_by(model: Any, curves: Any, share: float, length: int) -> list[tuple[int, int]]:
-    """Return the sizes of least total loss within a share of the MACs."""
-    config, losses = model.config, losses_by_size(model.config, curves)
-    head, neuron = head_macs(config, length), neuron_macs(config, length)
-    costs = [({n: n * head for n in heads}, {n: n * neuron for n in neurons}) for heads, neurons in losses]
-    return choose_sizes(losses, costs, share * macs(config, length))
+    return repair_(subject.without(heads, neurons), subject.model, subject.batches)
 
 
 METHODS: dict[str, Method] = {
-    "magnitude (as Torch-Pruning)": lambda *args: torch_pruning(*args, taylor=False),
-    "taylor (as Torch-Pruning)": lambda *args: torch_pruning(*args, taylor=True),
-    "Kwon 2022, search": lambda *args: kwon(*args, rearranged=False, tuned=False),
-    "Kwon 2022, with rearrangement": lambda *args: kwon(*args, tuned=False),
-    "Kwon 2022, with mask tuning": lambda *args: kwon(*args),
-    "fisher for each MAC": lambda *args: importance(*args, repair=False, target="kl"),
-    "fisher for each MAC, refit": lambda *args: importance(*args, repair=True, target="kl"),
+    "magnitude (as Torch-Pruning)": partial(torch_pruning, taylor=False),
+    "taylor (as Torch-Pruning)": partial(torch_pruning, taylor=True),
+    "Kwon 2022, search": partial(kwon_2022, rearranged=False, tuned=False),
+    "Kwon 2022, with rearrangement": partial(kwon_2022, tuned=False),
+    "Kwon 2022, with mask tuning": kwon_2022,
+    "fisher for each MAC": partial(importance, repair=False),
+    "fisher for each MAC, refit": partial(importance, repair=True),
     "sublayer by sublayer, rescored (as K-prune)": rescored,
     "joint, plain error": joint,
     "joint, chosen at once": chosen_once,
-    "joint (prune to)": prune_to_macs,
-    "joint, with labels (prune to --label)": lambda *args: prune_to_macs(*args, target="loss"),
+    "joint (prune to)": partial(joint, target="kl"),
+    "joint, with labels (prune to --label)": partial(joint, target="loss"),
 }
