@@ -110,6 +110,12 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     return {name: grad for name, grad in zip(names, grads, strict=True) if grad is not None}
 
 
+@pytest.fixture(autouse=True)
+def the_same_random_numbers() -> None:
+    """Let every test draw the same numbers, whatever ran before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def config() -> BertConfig:
     return BertConfig(**SIZES)

@@ -184,7 +184,10 @@ def add_finetune(actions: Commands) -> None:
         "train a checkpoint on a task; a killed one continues; under torchrun, in several processes",
         record="the run",
         out={FOLDER: "the run; `model` in it is the model"},
-        examples=(f"google-bert/bert-base-uncased {DATA} --num-labels 2 --out runs/dense",),
+        examples=(
+            f"google-bert/bert-base-uncased {DATA} --num-labels 2 --out runs/dense",
+            f"small {DATA} --teacher runs/dense/model --epochs 1 --out runs/distilled",
+        ),
     )
     add_data(action)
     add_training(action)
@@ -193,6 +196,17 @@ def add_finetune(actions: Commands) -> None:
         "--num-labels", type=count, help="outputs of the head (default: the classes of the data; 1 for regression)"
     )
     action.add_argument("--seed", type=integer, default=0, help="seed of training (default: %(default)s)")
+    action.add_argument(
+        "--teacher",
+        metavar="CHECKPOINT",
+        help="model whose predictions are learnt too, of the same classes (default: none)",
+    )
+    action.add_argument(
+        "--distil",
+        type=number,
+        metavar="SHARE",
+        help="weight of the distance to the teacher's predictions in the loss (default: 0.5 with --teacher)",
+    )
 
 
 def add_score(actions: Commands) -> None:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from bertlite.batching import token_budget_batches
 from bertlite.checkpoint.files import Source, find_checkpoint, locate
+from bertlite.checkpoint.saving import dtype_name
 from bertlite.config import BertConfig
 from bertlite.inference import InferenceModel, optimize_for_inference
 from bertlite.inference.optimize import BACKENDS, parse_compute_dtype
@@ -116,7 +117,7 @@ class Embedder:
     @property
     def settings(self) -> dict[str, str | int | None]:
         """All that the vectors depend on beside the checkpoint; JSON-ready."""
-        dtype = None if self.dtype is None else str(self.dtype).removeprefix("torch.")
+        dtype = None if self.dtype is None else dtype_name(self.dtype)
         return {
             "dtype": dtype,
             "pooling": self.pooling,

@@ -94,8 +94,8 @@ def distillation_loss(
 ) -> Tensor:
     """Compute how far a student's outputs are from its teacher's.
 
-    T² · KL(teacher ‖ student) of the logits at temperature T (Hinton et al. 2015, arXiv:1503.02531), plus the mean
-    squared difference of hidden states, times their weight.
+    T² · KL(teacher ‖ student) of the logits at temperature T (Hinton et al. 2015, arXiv:1503.02531), or the mean
+    squared difference of single logits, those of a regression; plus that of hidden states, times their weight.
 
     Args:
         student, teacher: outputs of the two models on one batch; with hidden states if hidden_weight is above 0.
@@ -117,7 +117,12 @@ def distillation_loss(
         if getattr(student, name, None) is not None:
             if getattr(teacher, name, None) is None:
                 raise ValueError(f"the student gives {name}, the teacher does not: they are models of other tasks")
-            p, q = (getattr(out, name) / temperature for out in (teacher, student))
+            p, q = (getattr(out, name) for out in (teacher, student))
+            if p.shape[-1] == 1 and name == "logits":
+                term = (p.detach() - q).square().mean()
+                loss = term if loss is None else loss + term
+                continue
+            p, q = p / temperature, q / temperature
             if attention_mask is not None and name in ("start_logits", "end_logits"):
                 p, q = (x.masked_fill(attention_mask == 0, torch.finfo(x.dtype).min) for x in (p, q))
             each = F.kl_div(q.log_softmax(-1), p.detach().log_softmax(-1), reduction="none", log_target=True).sum(-1)

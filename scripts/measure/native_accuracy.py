@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from bertlite import optimize_for_inference
-from bertlite.inference.native.support import name_of
+from bertlite.checkpoint.saving import dtype_name
 from bertlite.lab.experiments.data import DataSource, read_examples, read_tokenizer
 from bertlite.lab.experiments.evaluate import TASKS, evaluate, predict
 from bertlite.parity.command import DEMO, demo_checkpoint
@@ -68,7 +68,7 @@ def measure(name: str, checkpoint: str, source: DataSource) -> dict[str, Any]:
         "checkpoint": sha256_of(Path(checkpoint) / "model.safetensors"),
         "plain": points(model),
         "points": {
-            f"{backend} {name_of(dtype)}": points(optimize_for_inference(model, dtype, backend))
+            f"{backend} {dtype_name(dtype)}": points(optimize_for_inference(model, dtype, backend))
             for backend, dtypes in BACKENDS.items()
             for dtype in dtypes
         },

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from bertlite import BertConfig, BertModel, optimize_for_inference
+from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference import InferenceModel
 from bertlite.inference.native.calls import Kernels
 from bertlite.inference.native.conversion import native_copy
@@ -28,7 +29,6 @@ from bertlite.inference.native.library import (
     compile_kernels,
     processor_flags,
 )
-from bertlite.inference.native.support import name_of
 from bertlite.inference.support import missing_for_onednn
 from bertlite.lab.bench.engines import slowness_of_int8
 from bertlite.lab.timing import alternate, check_rounds, summary, with_spread
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = BertModel(config, add_pooling_layer=False).eval().requires_grad_(False)
     with variants() as kernels:
         sections = {
-            f"{name_of(dtype)} {work}": measure(model, dtype, shape, kernels, args.rounds)
+            f"{dtype_name(dtype)} {work}": measure(model, dtype, shape, kernels, args.rounds)
             for dtype in DTYPES
             for work, shape in WORKS.items()
         }

@@ -152,6 +152,11 @@ class Logits:
         self.logits = logits
 
 
+def test_single_logits_are_compared_by_their_squared_difference() -> None:
+    mine, theirs = Logits(torch.tensor([[1.0], [2.0]])), Logits(torch.tensor([[3.0], [2.5]]))
+    assert float(distillation_loss(mine, theirs)) == (4 + 0.25) / 2
+
+
 def test_gradients_reach_the_student_alone() -> None:
     student, teacher = (torch.randn(2, 4, dtype=F64, requires_grad=True) for _ in range(2))
     distillation_loss(Logits(student), Logits(teacher)).backward()

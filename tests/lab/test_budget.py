@@ -18,7 +18,8 @@ from bertlite.lab.budget import search, times
 from bertlite.lab.budget.search import State
 from bertlite.lab.budget.target import Target, UnitMacs, read_work
 from bertlite.lab.budget.texts import Texts, batches_of, labels_for, read_texts
-from bertlite.lab.experiments.data import DataSource
+from bertlite.lab.experiments.data import DataSource, read_examples
+from scripts.measure import budget_clock
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "fine", "bad", "poor", "film", "plot", "the", "a", "is"]
 L, N, W = 3, 4, 37
@@ -373,3 +374,21 @@ def test_a_folder_that_is_there_is_not_written_over(
     assert prune(world, tmp_path / "small", "40%") == 2
     assert "is there already: name another folder" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["small"]
+
+
+def test_the_comparison_by_the_clock_judges_before_and_after_distillation(world: Path, tmp_path: Path) -> None:
+    data = str(world / "texts.tsv")
+    words = [str(world / "model"), "--train", data, "--dev", data, "--text", "text", "--label", "class"]
+    words += ["--targets", "50%", "--at", "2x16", "--epochs", "9", "--lr", "1e-2"]
+    assert budget_clock.main([*words, "--out", f"{tmp_path / 'runs'},{tmp_path / 'record.json'}"]) == 0
+    record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
+    (row,) = record["rows"]
+    assert row["macs"] <= 0.5
+    assert row["target"] == "50%"
+    assert row["pruned"] == budget_clock.score(tmp_path / "runs" / "pruned-50%", read_dev(data), 64)
+    assert row["distilled"] == budget_clock.score(tmp_path / "runs" / "tuned-50%" / "model", read_dev(data), 64)
+    assert row["distilled"] > row["pruned"]
+
+
+def read_dev(data: str) -> Any:
+    return read_examples(DataSource(data, ("text",), "class"), classes=("no", "yes"))

@@ -1424,6 +1424,28 @@ def test_finetune_makes_a_checkpoint_that_the_rest_takes(world, tmp_path, capsys
     assert "accuracy" in capsys.readouterr().out
 
 
+def test_finetune_learns_a_teachers_predictions(world, tmp_path, capsys):
+    command, found = ["prune", "finetune", *data_arguments(world), "--epochs", "2"], {}
+    for name, words in {"alone": [], "half": [], "all": ["--distil", "1"]}.items():
+        teacher = [] if name == "alone" else ["--teacher", str(world / "model"), *words]
+        assert main([*command, *teacher, "--seed", "1", "--out", str(tmp_path / name)]) == 0
+        (run,) = read_runs(tmp_path / name)
+        found[name] = run.results["sha256"], run.facts["config"]["recipe"]["distil"]
+        card = (tmp_path / name / "model" / "README.md").read_text()
+        assert ("with distillation from" in card) == bool(teacher)
+    assert [share for _, share in found.values()] == [0.0, 0.5, 1.0]
+    assert len({sha for sha, _ in found.values()}) == 3
+    refused = {("--distil", "0.5"): "without it none", ("--teacher", str(world / "model"), "--distil", "2"): "up to 1"}
+    for words, message in refused.items():
+        assert main([*command, *words, "--out", str(tmp_path / "no")]) == 2
+        assert message in capsys.readouterr().err
+    three = bertlite.BertForSequenceClassification(replace(dense_of(world).config, num_labels=3, id2label=None))
+    three.save_pretrained(tmp_path / "three")
+    assert main([*command, "--teacher", str(tmp_path / "three"), "--out", str(tmp_path / "no")]) == 2
+    assert "has 3 outputs, the model 2" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+
+
 def dense_of(world):
     return bertlite.BertForSequenceClassification.from_pretrained(world / "model")
 

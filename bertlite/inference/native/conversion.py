@@ -5,12 +5,13 @@ from functools import cache, partial
 
 import torch
 
+from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference.fusion import copy_sharing_matrices, fix_linears, make_linear
 from bertlite.inference.linear import FixedLinear, PackedLinear
 from bertlite.inference.native.calls import Kernels
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.library import NativeKernelsError, load_kernels
-from bertlite.inference.native.support import missing_for_native, name_of
+from bertlite.inference.native.support import missing_for_native
 from bertlite.inference.native.weights import NativeWeights
 from bertlite.inference.support import missing_for_onednn
 from bertlite.model import BertPreTrainedModel
@@ -53,7 +54,9 @@ def native_copy(model: BertPreTrainedModel, dtype: torch.dtype, kernels: Kernels
     """Return a copy of the model whose layers are run by the native kernels; the rest is in a float dtype."""
     copied = copy_sharing_matrices(model)
     body = copied.base_model
-    body.encoder = NativeEncoder(NativeWeights.of(body.encoder.layer, body.config, name_of(dtype), kernels), kernels)
+    body.encoder = NativeEncoder(
+        NativeWeights.of(body.encoder.layer, body.config, dtype_name(dtype), kernels), kernels
+    )
     return with_fixed_linears(copied, torch.float32 if dtype == torch.int8 else dtype)
 
 

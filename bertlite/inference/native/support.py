@@ -2,6 +2,7 @@
 
 import torch
 
+from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference.native.calls import ACTIVATIONS, NUMBERS
 from bertlite.inference.native.library import missing_platform
 from bertlite.model import BertPreTrainedModel
@@ -14,8 +15,7 @@ def missing_for_native(model: BertPreTrainedModel, dtype: torch.dtype) -> str | 
     config = model.config
     head_size = config.hidden_size // config.num_attention_heads
     faults = {
-        f"they compute in {', '.join(NUMBERS)}, not in {str(dtype).removeprefix('torch.')}": name_of(dtype)
-        not in NUMBERS,
+        f"they compute in {', '.join(NUMBERS)}, not in {dtype_name(dtype)}": dtype_name(dtype) not in NUMBERS,
         f"they are for the CPU, and the model is on {model.device}": model.device.type != "cpu",
         "they run encoders, and this model is a decoder": bool(config.is_decoder or config.add_cross_attention),
         f"they have no {config.position_embedding_type} positions": config.position_embedding_type != "absolute",
@@ -25,7 +25,3 @@ def missing_for_native(model: BertPreTrainedModel, dtype: torch.dtype) -> str | 
     }
     platform = missing_platform()
     return platform or next((fault for fault, holds in faults.items() if holds), None)
-
-
-def name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

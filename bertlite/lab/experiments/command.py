@@ -82,12 +82,14 @@ def finetune(args: argparse.Namespace) -> int:
     task = TASKS[args.task]
     if task.apart:
         raise ValueError(f"{task.name} has no head to train; sentence-transformers trains sentence encoders")
-    recipe = Recipe(epochs=args.epochs, lr=args.lr, batch_size=args.batch_size, seed=args.seed)
+    distil = read_distil(args)
+    recipe = Recipe(epochs=args.epochs, lr=args.lr, batch_size=args.batch_size, seed=args.seed, distil=distil)
     train = read_training_data(args, task)
     changes = head_changes(train, task, args.num_labels)
     dev = read_examples(data_source(args, args.dev, args.dev_split), words=task.words, classes=train.classes)
     torch.manual_seed(args.seed)  # the head may be drawn
     model = task.load(args.checkpoint, **changes)
+    teacher = None if args.teacher is None else read_teacher(args.teacher, task, model.config.num_labels)
     for examples in (train, dev):
         task.check(examples, model.config)
     warn_of_overlap(train, dev)
@@ -95,7 +97,7 @@ def finetune(args: argparse.Namespace) -> int:
     train = train.sample(args.train_examples, args.seed)
     data, held_out = task.encode(train, tokenizer), task.encode(dev, tokenizer)
     if not is_main_process(args.device):  # another process writes
-        finetune_(model, data, task, recipe, device=args.device, state=args.folder / STATE)
+        finetune_(model, data, task, recipe, teacher=teacher, device=args.device, state=args.folder / STATE)
         return 0
     config = {
         "recipe": asdict(recipe),
@@ -104,6 +106,8 @@ def finetune(args: argparse.Namespace) -> int:
         "checkpoint": args.checkpoint,
     }
     hashes, before = {"train": train.sha256, "dev": dev.sha256}, {"before": model_sha256(model)}
+    if teacher is not None:
+        config["teacher"], before["teacher"] = args.teacher, model_sha256(teacher)
     with Run(
         "finetune",
         config,
@@ -116,7 +120,8 @@ def finetune(args: argparse.Namespace) -> int:
     ) as run:
         state = run.folder / STATE
         keep_metrics(run.folder / METRICS, state)
-        finetune_(model, data, task, recipe, log=run.log, device=args.device, progress=True, state=state)
+        to, log = args.device, run.log
+        finetune_(model, data, task, recipe, teacher=teacher, log=log, device=to, progress=True, state=state)
         outputs, labels = predict(model, held_out, task), held_out.targets()
         run.results = {**evaluate(outputs, labels, task), "sha256": model_sha256(model)}
         run.save_predictions(prediction_lines(labels, outputs=outputs))
@@ -126,7 +131,7 @@ def finetune(args: argparse.Namespace) -> int:
             args.checkpoint,
             class_names=class_names(model.config),
             figures=figures_of(outputs, labels, task, dev.name, run.results, {}),
-            how=describe_finetuning(recipe, train.name),
+            how=describe_finetuning(recipe, train.name, args.teacher),
             report=report_of(run.facts, run.results),
         )
         state.unlink(missing_ok=True)
@@ -134,6 +139,22 @@ def finetune(args: argparse.Namespace) -> int:
     print(f"model: {run.folder / 'model'}")
     write_answer(args, runs=run_facts(read_runs(run.folder)))
     return 0
+
+
+def read_distil(args: argparse.Namespace) -> float:
+    """Return the weight of a teacher's predictions."""
+    share = 0.5 if args.distil is None and args.teacher is not None else args.distil or 0.0
+    if (share > 0) != (args.teacher is not None) or share > 1:
+        raise ValueError(f"--distil is {share:g}; with --teacher give a number above 0 and up to 1, without it none")
+    return share
+
+
+def read_teacher(checkpoint: str, task: Task, labels: int) -> Any:
+    """Load a teacher whose head has as many outputs as the model that it teaches."""
+    teacher = task.load(checkpoint)
+    if teacher.config.num_labels != labels:
+        raise ValueError(f"the teacher {checkpoint} has {teacher.config.num_labels} outputs, the model {labels}")
+    return teacher
 
 
 def read_training_data(args: argparse.Namespace, task: Task) -> Examples:

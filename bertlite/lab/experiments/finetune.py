@@ -127,7 +127,7 @@ def training_loss(model: nn.Module, batch: Mapping[str, Tensor], recipe: Recipe,
         return loss
     with torch.no_grad():
         wanted = teacher(**{name: value for name, value in batch.items() if name != "labels"})
-    return (1 - recipe.distil) * loss + recipe.distil * distillation_loss(out, wanted)
+    return (1 - recipe.distil) * loss + recipe.distil * distillation_loss(out, wanted, batch.get("attention_mask"))
 
 
 def resume(saved: Mapping[str, Any], parts: Mapping[str, Any], rank: int, device: torch.device) -> int:

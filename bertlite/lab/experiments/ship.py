@@ -92,9 +92,10 @@ def describe_pruning(cell: Mapping[str, Any], setting: Mapping[str, Any]) -> lis
     return found
 
 
-def describe_finetuning(recipe: Recipe, data: str) -> list[str]:
+def describe_finetuning(recipe: Recipe, data: str, teacher: str | None = None) -> list[str]:
     """Return the sentence that says how a model was fine-tuned."""
-    return [f"It was fine-tuned on {data} for {recipe.epochs:g} epochs at learning rate {recipe.lr:g}."]
+    how = f"It was fine-tuned on {data} for {recipe.epochs:g} epochs at learning rate {recipe.lr:g}"
+    return [how + (f", with distillation from {teacher} at weight {recipe.distil:g}." if teacher else ".")]
 
 
 def report_of(facts: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:

@@ -233,7 +233,7 @@ class Encoder {
             float* residual = residual_ + (rows.first + row) * D;
             read_row(batch_.hidden, rows.first + row, residual);
             write_state(0, rows.first + row, residual);
-            round_row<Kind>(residual, D, D, rows.input + row * input_stride(), rows.rounding + row);
+            round_row<Kind>(residual, D, rows.input + row * input_stride(), rows.rounding + row);
         });
         project_heads(model_.layers[0], rows, who);
     }
@@ -247,7 +247,7 @@ class Encoder {
         if constexpr (rounds) {
             const long width = layer.output.inputs;
             each_row(rows, who, [&](long row) {
-                round_row<Kind>(context + row * widest_heads_, width, width, rows.input + row * input_stride(),
+                round_row<Kind>(context + row * widest_heads_, width, rows.input + row * input_stride(),
                                 rows.rounding + row);
             });
             project_output(index, rows, rows.input, input_stride(), who);
@@ -257,13 +257,13 @@ class Encoder {
         each_row(rows, who, [&](long row) {
             float* sum = rows.sum + row * D;
             layer_norm(sum, D, layer.attention_gain, layer.attention_shift, float(model_.epsilon));
-            round_row<Kind>(sum, D, D, rows.input + row * input_stride(), rows.rounding + row);
+            round_row<Kind>(sum, D, rows.input + row * input_stride(), rows.rounding + row);
         });
         widen(layer, rows, who);
         if constexpr (rounds) {
             const long width = round_up(layer.up.outputs, LANES);
             each_row(rows, who, [&](long row) {
-                round_row<Kind>(rows.neurons + row * widest_neurons_, width, width, rows.wide + row * widest_neurons_,
+                round_row<Kind>(rows.neurons + row * widest_neurons_, width, rows.wide + row * widest_neurons_,
                                 rows.wide_rounding + row);
             });
         }
@@ -277,7 +277,7 @@ class Encoder {
             }
             std::memcpy(residual_ + (rows.first + row) * D, sum, D * sizeof(float));
             write_state(index + 1, rows.first + row, sum);
-            round_row<Kind>(sum, D, D, rows.input + row * input_stride(), rows.rounding + row);
+            round_row<Kind>(sum, D, rows.input + row * input_stride(), rows.rounding + row);
         });
         if (!is_last(index)) project_heads(model_.layers[index + 1], rows, who);
     }
@@ -390,7 +390,7 @@ class Encoder {
         if (batch_.probabilities)
             head.probabilities =
                 batch_.probabilities[index] + (sequence * layer.head_count + n) * queries * head.key_count;
-        lay_out<Attending>(head.keys, head.key_count, H, head.stride, space.keys, 0, divide_up(head.key_count, BLOCK));
+        lay_out<Attending>(head.keys, head.key_count, H, head.stride, space.keys);
         lay_out_values(head, space.values);
         attend(head, first, last, space);
     }

@@ -27,10 +27,10 @@ struct Rounding {
     float scale, offset;
 };
 
-// Round (width,) to what a product of this kind takes; zeros up to `padded`.  Integers are 0 at the least number and
-// 255 at the largest, or where all have one sign, at 0, which is an integer in any case.
+// Round (width,) to what a product of this kind takes.  Integers are 0 at the least number and 255 at the
+// largest, or where all have one sign, at 0, which is an integer in any case.
 template <class Kind, class From>
-inline void round_row(const From* from, long width, long padded, typename Kind::Value* to, Rounding* rounding) {
+inline void round_row(const From* from, long width, typename Kind::Value* to, Rounding* rounding) {
     if constexpr (std::is_same_v<Kind, Int8>) {
         Vector most = zeros(), least = zeros(), nothing = zeros();
         for (long i = 0; i < width; i += LANES) {
@@ -46,10 +46,8 @@ inline void round_row(const From* from, long width, long padded, typename Kind::
         for (long i = 0; i < width; i += LANES)
             store_rounded(to + i, multiply_add(load(from + i), inverse, all(zero)));
         *rounding = {scale + fault, -zero * scale};  // integers cannot say nan, so the scale does
-        std::memset(to + width, int(zero), padded - width);
     } else {
         for (long i = 0; i < width; i += LANES) store(to + i, load(from + i));
-        std::memset(to + width, 0, (padded - width) * sizeof *to);
     }
 }
 

@@ -207,12 +207,11 @@ void multiply(const typename Kind::Value* rows, long stride, long count, const B
 // Lay rows of a weight, (outputs, inputs), `stride` values apart, out in blocks; outputs and inputs beyond it are
 // zeros.
 template <class Kind>
-void lay_out(const typename Kind::Weight* weight, long outputs, long inputs, long stride, uint32_t* to,
-             long first_block, long last_block) {
+void lay_out(const typename Kind::Weight* weight, long outputs, long inputs, long stride, uint32_t* to) {
     constexpr long per = Kind::per_word;
     const long words = divide_up(inputs, per);
     uint32_t staged[16][16];
-    for (long block = first_block; block < last_block; block++)
+    for (long block = 0; block < divide_up(outputs, BLOCK); block++)
         for (long group = 0; group < BLOCK; group += 16)
             for (long word = 0; word < words; word += 16) {
                 const long columns = std::min<long>(16, words - word);

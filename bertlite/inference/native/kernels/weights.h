@@ -48,13 +48,13 @@ void pack(const float* weight, long outputs, long inputs, uint32_t* words, float
             const long first = block * BLOCK, rows = std::min(BLOCK, outputs - first);
             uint32_t* to = words + block * per_block;
             if constexpr (std::is_same_v<Kind, Float32>) {
-                lay_out<Kind>(weight + first * inputs, rows, inputs, inputs, to, 0, 1);
+                lay_out<Kind>(weight + first * inputs, rows, inputs, inputs, to);
             } else {
                 for (long row = 0; row < rows; row++)
                     round_weights<Kind>(weight + (first + row) * inputs, inputs, rounded.data() + row * inputs,
                                         scales ? scales + first + row : nullptr, sums ? sums + first + row : nullptr);
                 for (long row = rows; scales && row < BLOCK; row++) scales[first + row] = sums[first + row] = 0;
-                lay_out<Kind>(rounded.data(), rows, inputs, inputs, to, 0, 1);
+                lay_out<Kind>(rounded.data(), rows, inputs, inputs, to);
             }
         });
     });

@@ -1,0 +1,101 @@
+"""Prune to speeds by the command, distil for some epochs, and judge on examples that neither has seen.
+
+    python -m scripts.measure.budget_clock CHECKPOINT --train FILE --dev FILE --text a --targets 2x,4x \
+        --out runs/clock,FILE.json
+
+CHECKPOINT is fine-tuned on the training examples.  `bertlite prune to` gets their texts without labels, `bertlite
+prune finetune --teacher CHECKPOINT` the labels too.  Needs a quiet machine: the speeds are those of a clock.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bertlite import BertConfig
+from bertlite.cli import main as bertlite
+from bertlite.cli.parts import FOLDER, RECORD, count, names, number, paths
+from bertlite.lab.budget.command import read_report
+from bertlite.lab.experiments.data import DataSource, Examples, read_examples, read_tokenizer
+from bertlite.lab.experiments.evaluate import TASKS, evaluate, predict
+from bertlite.lab.experiments.files import class_names
+from bertlite.records import environment, read_runs, write_record
+
+TASK = TASKS["classification"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    classes = class_names(BertConfig.from_json_file(Path(args.checkpoint) / "config.json"))
+    dev = read_examples(DataSource(str(args.dev), args.text, args.label), classes=classes)
+    rows = []
+    for target in args.targets:
+        small, tuned = (args.out[FOLDER] / f"{kind}-{target}" for kind in ("pruned", "tuned"))
+        if not small.exists():
+            command = ["prune", "to", target, args.checkpoint, "--texts", str(args.train), "--text", *args.text]
+            if bertlite([*command, "--max-length", str(args.max_length), "--at", args.at, "--out", str(small)]) > 1:
+                return 2
+        if not tuned.exists():
+            words = [str(small), "--train", str(args.train), "--dev", str(args.dev), "--text", *args.text]
+            words += ["--label", args.label, "--max-length", str(args.max_length), "--teacher", args.checkpoint]
+            words += ["--epochs", str(args.epochs), "--lr", str(args.lr), "--out", str(tuned)]
+            began = time.perf_counter()
+            if bertlite(["prune", "finetune", *words]):
+                return 2
+            (tuned / "seconds.json").write_text(json.dumps(round(time.perf_counter() - began, 1)))
+        rows.append(row(target, small, tuned, dev, args.max_length))
+        print(rows[-1], flush=True)
+    dense = score(args.checkpoint, dev, args.max_length)
+    setting = {name: getattr(args, name) for name in ("checkpoint", "epochs", "lr", "max_length")}
+    record = {"what": "scripts/measure/budget_clock.py", **setting, "dev": dev.name, "metric": TASK.headline}
+    write_record(args.out[RECORD], {**record, "dense": dense, "rows": rows, "environment": environment()})
+    return 0
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.measure.budget_clock",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder of a fine-tuned classifier")
+    parser.add_argument("--train", required=True, type=Path, metavar="FILE", help="its training examples")
+    parser.add_argument("--dev", required=True, type=Path, metavar="FILE", help="examples to judge by")
+    parser.add_argument("--text", type=names, default=("sentence",), metavar="NAME", help="column of the text")
+    parser.add_argument("--label", default="label", metavar="NAME", help="column of the label")
+    parser.add_argument("--targets", type=names, default=("2x", "4x"), metavar="A,B", help="(default: 2x,4x)")
+    parser.add_argument("--at", default="8x128", metavar="BxS", help="work of the speeds (default: %(default)s)")
+    parser.add_argument("--epochs", type=number, default=2.0, help="of distillation (default: %(default)s)")
+    parser.add_argument("--lr", type=number, default=1e-4, help="of distillation (default: %(default)s)")
+    parser.add_argument("--max-length", type=count, default=64, metavar="TOKENS", help="(default: %(default)s)")
+    parser.add_argument(
+        "--out", type=paths((RECORD, FOLDER)), required=True, metavar="FOLDER,FILE.json", help="models, and the record"
+    )
+    return parser.parse_args(argv)
+
+
+def score(checkpoint: str | Path, dev: Examples, max_length: int) -> float:
+    """Return the task's headline of a checkpoint on these examples."""
+    data = TASK.encode(dev, read_tokenizer(str(checkpoint), max_length))
+    return float(evaluate(predict(TASK.load(str(checkpoint)), data, TASK), data.targets(), TASK)[TASK.headline])
+
+
+def row(target: str, small: Path, tuned: Path, dev: Examples, max_length: int) -> dict[str, Any]:
+    """Return what became of a target: its speed, and scores before and after distillation."""
+    report = read_report(small)
+    (run,) = read_runs(tuned)
+    return {
+        "target": target,
+        **{name: report[name] for name in ("speedup", "macs", "work", "met", "heads_kept", "neurons_kept")},
+        "search_seconds": report["wall_seconds"],
+        "pruned": score(small, dev, max_length),
+        "distilled": run.results[TASK.headline],
+        "distil_seconds": json.loads((tuned / "seconds.json").read_text()),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
