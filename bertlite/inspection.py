@@ -101,9 +101,7 @@ def inspect(checkpoint: str | Path, *, revision: str | None = None) -> dict[str,
 def class_of(config: BertConfig) -> type[BertPreTrainedModel]:
     """Return the class that the config names if bertlite has it, else BertModel."""
     named = [name for name in config.extra.get("architectures") or () if isinstance(name, str)]
-    classes = {cls.__name__: cls for cls in vars(heads).values() if isinstance(cls, type)}
-    found = classes.get(named[0], BertModel) if named else BertModel
-    return found if issubclass(found, BertPreTrainedModel) else BertModel
+    return heads.CLASSES.get(named[0], BertModel) if named else BertModel
 
 
 def bertlite_faults(cls: type[BertPreTrainedModel], config: BertConfig, stored: State) -> tuple[set[str], list[str]]:

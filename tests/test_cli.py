@@ -120,13 +120,22 @@ def test_the_choices_of_the_help_are_those_of_the_work() -> None:
     assert str(repairs.help).startswith(f"of {', '.join(REPAIRS)} ")
 
 
-def test_the_formats_and_classes_of_the_help_are_those_of_the_work() -> None:
+def test_the_formats_of_the_help_are_those_of_the_work() -> None:
     from bertlite.cli import export
-    from bertlite.shipping.export import CLASSES
     from bertlite.shipping.formats import FORMATS
 
     assert tuple(FORMATS) == export.FORMATS
-    assert export.CLASSES == CLASSES
+
+
+def test_every_model_can_be_named_for_an_export(capsys) -> None:
+    from bertlite.heads import models
+
+    names = ["BertModel", *models.__all__]
+    for name in names:
+        assert parser().parse_args(["export", "my-model", "--out", "there", "--class", name]).class_name == name
+    with pytest.raises(SystemExit):
+        parser().parse_args(["export", "my-model", "--out", "there", "--class", "BertForPoetry"])
+    assert f"there is no class 'BertForPoetry'; have: {', '.join(names)}" in capsys.readouterr().err
 
 
 # Types of arguments --------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ Shapes:  B examples · R rows, B or B·choices · S positions · P patched posit
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -124,19 +124,16 @@ def patch(
         ValueError: an unknown name, inputs that do not fit together, a position that there is not, or a metric that
             the model has not.
     """
-    place, pairs = prepare(model, clean, corrupted, site, direction, positions, metric)
+    exchange = Exchange.of(model, clean, corrupted, site, direction, positions, metric)
     found, ends, name = [], [], ""
     with eval_mode(model), torch.no_grad():
-        for one in pairs:
-            pair, given = read_pair(one, place, direction)
-            name, measure = metric_of(metric, pair)
-            base = measured(measure, pair.clean_out, pair.clean), measured(measure, pair.corrupted_out, pair.corrupted)
-            ends.append(torch.stack(base).double().cpu())
-            spots = list(all_spots(model, place, positions))
-            found.append(patched(pair, place, given, direction, positions, measure, spots))
+        for pair in exchange.pairs:
+            runs = exchange.run(pair)
+            name = runs.metric
+            ends.append(torch.stack(runs.metrics()).double().cpu())
+            found.append(runs.patched(list(exchange.spots(model))))
     clean_value, corrupted_value = torch.cat(ends, 1)
-    values = tidy(torch.cat(found), place, positions)
-    return Patching(values, clean_value, corrupted_value, direction, name)
+    return Patching(exchange.tidy(torch.cat(found)), clean_value, corrupted_value, direction, name)
 
 
 def attribution_patch(
@@ -163,73 +160,203 @@ def attribution_patch(
     """
     if verify < 0:
         raise ValueError(f"verify is {verify}; it is a number of units, 0 or more")
-    place, pairs = prepare(model, clean, corrupted, site, direction, positions, metric)
+    exchange = Exchange.of(model, clean, corrupted, site, direction, positions, metric)
     estimates, name = [], ""
     with eval_mode(model):
-        for one in pairs:
-            with torch.no_grad():
-                pair, values = read_pair(one, place, direction)
-            name, measure = metric_of(metric, pair)
+        for pair in exchange.pairs:
+            runs = exchange.run(pair)
+            name = runs.metric
             if direction == "noise" and name in FLAT_AT_CLEAN and not callable(metric):
                 raise ValueError(
                     f"metric {name!r} has no gradient at the clean run; use direction='denoise', or another metric"
                 )
-            estimates.append(first_order(pair, place, values, direction, positions, measure))
+            estimates.append(runs.first_order())
         whole = torch.cat(estimates)
         means = whole.mean(0)
         count = min(verify, int((~means.isnan()).sum()))
         largest = means.abs().nan_to_num(nan=-1).flatten().topk(count).indices.tolist()
-        spots = [tuple(int(i) for i in torch.unravel_index(torch.tensor(at), means.shape)) for at in largest]
-        exact = torch.full(means.shape, torch.nan, dtype=torch.float64)
-        if spots:
-            with torch.no_grad():
-                exact = verified(pairs, place, direction, positions, metric, spots)
-    return Attribution(tidy(whole, place, positions), tidy(exact, place, positions), direction, name)
+        spots = [as_spot(*torch.unravel_index(torch.tensor(at), means.shape)) for at in largest]
+        exact = verified(exchange, spots) if spots else torch.full(means.shape, torch.nan, dtype=torch.float64)
+    return Attribution(exchange.tidy(whole), exchange.tidy(exact), direction, name)
 
 
-def verified(
-    pairs: Sequence["Pair"],
-    site: Site,
-    direction: str,
-    positions: Sequence[int] | None,
-    metric: str | Metric | None,
-    spots: Sequence[Any],
-) -> Tensor:
+def as_spot(level: Tensor, unit: Tensor, column: Tensor) -> Spot:
+    return int(level), int(unit), int(column)
+
+
+@torch.no_grad()
+def verified(exchange: "Exchange", spots: Sequence[Spot]) -> Tensor:
     """Return the mean change of the metric, (L, U, P), by patching at some spots; nan elsewhere."""
     changes = []
-    for one in pairs:
-        pair, values = read_pair(one, site, direction)
-        _, measure = metric_of(metric, pair)
-        batch, out = patched_run(pair, direction)
-        after = patched(pair, site, values, direction, positions, measure, spots)
-        changes.append(after - measured(measure, out, batch).double().cpu()[:, None, None, None])
+    for pair in exchange.pairs:
+        runs = exchange.run(pair)
+        batch, out = runs.base
+        before = measured(runs.measure, out, batch).double().cpu()
+        changes.append(runs.patched(spots) - before[:, None, None, None])
     return torch.cat(changes).mean(0)
 
 
 # Pairs
 
 
-def prepare(
-    model: BertLike,
-    clean: Batches,
-    corrupted: Batches,
-    site: str,
-    direction: str,
-    positions: Sequence[int] | None,
-    metric: str | Metric | None,
-) -> tuple[Site, list[Pair]]:
-    """Check all arguments before any work; return the site, and pairs that have not run."""
-    place = site_of(site)
-    if direction not in DIRECTIONS:
-        raise ValueError(f"there is no direction {direction!r}; have: {', '.join(DIRECTIONS)}")
-    check_metric(metric)
-    lists = [[batches] if isinstance(batches, Mapping) else list(batches) for batches in (clean, corrupted)]
-    if len(lists[0]) != len(lists[1]):
-        raise ValueError(f"there are {len(lists[0])} clean batches and {len(lists[1])} corrupted ones; give as many")
-    read = [read_rows(model, batches) for batches in lists]
-    for one, other in zip(*read, strict=True):
-        check_aligned(one, other, positions)
-    return place, [Pair(model, one, other, None, None) for one, other in zip(*read, strict=True)]
+@dataclass(frozen=True)
+class Exchange:
+    """Which values are put from one run into the other, and where, for pairs that have not run.
+
+    Args:
+        direction, positions, metric: as for `patch`.
+    """
+
+    pairs: list[Pair]
+    site: Site
+    direction: str
+    positions: Sequence[int] | None
+    metric: str | Metric | None
+
+    @classmethod
+    def of(
+        cls,
+        model: BertLike,
+        clean: Batches,
+        corrupted: Batches,
+        site: str,
+        direction: str,
+        positions: Sequence[int] | None,
+        metric: str | Metric | None,
+    ) -> "Exchange":
+        """Check all arguments before any work; those of `patch`.
+
+        Raises:
+            ValueError: an unknown name, inputs that do not fit together, or a position that there is not.
+        """
+        place = site_of(site)
+        if direction not in DIRECTIONS:
+            raise ValueError(f"there is no direction {direction!r}; have: {', '.join(DIRECTIONS)}")
+        check_metric(metric)
+        lists = [[batches] if isinstance(batches, Mapping) else list(batches) for batches in (clean, corrupted)]
+        if len(lists[0]) != len(lists[1]):
+            raise ValueError(
+                f"there are {len(lists[0])} clean batches and {len(lists[1])} corrupted ones; give as many"
+            )
+        read = [read_rows(model, batches) for batches in lists]
+        for one, other in zip(*read, strict=True):
+            check_aligned(one, other, positions)
+        pairs = [Pair(model, one, other, None, None) for one, other in zip(*read, strict=True)]
+        return cls(pairs, place, direction, positions, metric)
+
+    @torch.no_grad()
+    def run(self, pair: Pair) -> "PairOfRuns":
+        """Run both sides of a pair, and choose its metric."""
+        clean_out, clean_values = read_values(pair.model, pair.clean, self.site)
+        corrupted_out, corrupted_values = read_values(pair.model, pair.corrupted, self.site)
+        values = clean_values if self.direction == "denoise" else corrupted_values
+        pair = replace(pair, clean_out=clean_out, corrupted_out=corrupted_out)
+        name, measure = metric_of(self.metric, pair)
+        return PairOfRuns(self, pair, values, name, measure)
+
+    @property
+    def columns(self) -> int:
+        """The number of patched positions, each alone; 1 for all of them together."""
+        return 1 if self.positions is None else len(self.positions)
+
+    def spots(self, model: BertLike) -> Iterator[Spot]:
+        """Yield every level, unit that is not pruned, and column."""
+        for level, unit in self.site.present(model).nonzero().tolist():
+            for column in range(self.columns):
+                yield level, unit, column
+
+    def tidy(self, scores: Tensor) -> Tensor:
+        """Return scores, (…, L, U, P), without axes that nobody asked for."""
+        scores = self.site.shaped(scores)
+        return scores[..., 0] if self.positions is None else scores
+
+
+@dataclass(frozen=True)
+class PairOfRuns:
+    """Both runs of a pair.
+
+    Args:
+        pair: with its outputs.
+        values: of each level, which are put into the other run.
+        metric: its name.
+    """
+
+    exchange: Exchange
+    pair: Pair
+    values: list[Tensor]
+    metric: str
+    measure: Metric
+
+    @property
+    def base(self) -> tuple[Batch, Any]:
+        """The batch that is patched, and its output as it is."""
+        pair = self.pair
+        if self.exchange.direction == "denoise":
+            return pair.corrupted, pair.corrupted_out
+        return pair.clean, pair.clean_out
+
+    def metrics(self) -> tuple[Tensor, Tensor]:
+        """Return the metric of the clean and of the corrupted run as they are, (B,) each."""
+        pair = self.pair
+        return (
+            measured(self.measure, pair.clean_out, pair.clean),
+            measured(self.measure, pair.corrupted_out, pair.corrupted),
+        )
+
+    def unmeasured(self, examples: int) -> Tensor:
+        """Return room for numbers of all spots, (B, L, U, P), of nan."""
+        shape = (examples, *self.exchange.site.present(self.pair.model).shape, self.exchange.columns)
+        return torch.full(shape, torch.nan, dtype=torch.float64)
+
+    def patched(self, spots: Sequence[Spot]) -> Tensor:
+        """Return the metric of the run patched at each of some spots, (B, L, U, P); nan elsewhere."""
+        model, (batch, out) = self.pair.model, self.base
+        site, positions = self.exchange.site, self.exchange.positions
+        found = self.unmeasured(len(measured(self.measure, out, batch)))
+        for level, unit, column in spots:
+            index = site.kept(model.config, level).index(unit)
+            where = slice(None) if positions is None else slice(positions[column], positions[column] + 1)
+            edit = partial(put, level, index, where, self.values[level])
+            after = measured(self.measure, run_edited(model, batch, site, edit), batch)
+            found[:, level, unit, column] = after.double().cpu()
+        return found
+
+    def first_order(self) -> Tensor:
+        """Return difference times gradient of every unit, (B, L, U, P), nan for pruned ones."""
+        model, (batch, _) = self.pair.model, self.base
+        site, positions = self.exchange.site, self.exchange.positions
+        own: dict[int, Tensor] = {}
+        probes: dict[int, Tensor] = {}
+
+        def probe(level: int, x: Tensor) -> Tensor:
+            own[level], probes[level] = x.detach(), torch.zeros_like(x, requires_grad=True)
+            return x + probes[level]
+
+        with torch.enable_grad():
+            metrics = measured(self.measure, run_edited(model, batch, site, probe), batch)
+            if not metrics.requires_grad:
+                raise ValueError(f"the metric does not depend on any {site.name}, or has no gradient")
+            levels = sorted(probes)
+            asked = [probes[level] for level in levels]
+            grads = torch.autograd.grad(metrics.sum(), asked, allow_unused=True, materialize_grads=True)
+        columns = slice(None) if positions is None else list(positions)
+        examples = len(metrics)
+        found = self.unmeasured(examples)
+        for level, grad in zip(levels, grads, strict=True):
+            each = ((self.values[level] - own[level]).double() * grad.double()).sum(-1)[:, columns]  # (R, S or P, u)
+            each = each.reshape(examples, -1, *each.shape[1:]).sum(1)  # the rows of an example add up
+            each = each.sum(1, keepdim=True) if positions is None else each
+            found[:, level, list(site.kept(model.config, level))] = each.transpose(1, 2).cpu()
+        return found
+
+
+def put(wanted: int, index: int, where: slice, values: Tensor, level: int, x: Tensor) -> Tensor | None:
+    """Put one unit of other values, (R, S, u, W), into those of one level, at some positions."""
+    if level != wanted:
+        return None
+    new = x.clone()
+    new[:, where, index] = values[:, where, index].to(x.dtype)
+    return new
 
 
 def check_aligned(clean: Batch, corrupted: Batch, positions: Sequence[int] | None) -> None:
@@ -252,99 +379,3 @@ def check_aligned(clean: Batch, corrupted: Batch, positions: Sequence[int] | Non
             " positions are padding in one of them; pair texts of as many tokens, or name positions that both have,"
             " such as positions=[0] for [CLS]"
         )
-
-
-def read_pair(pair: Pair, site: Site, direction: str) -> tuple[Pair, list[Tensor]]:
-    """Run both sides of a pair; return it with its outputs, and the values that are put into the other run."""
-    clean_out, clean_values = read_values(pair.model, pair.clean, site)
-    corrupted_out, corrupted_values = read_values(pair.model, pair.corrupted, site)
-    values = clean_values if direction == "denoise" else corrupted_values
-    return Pair(pair.model, pair.clean, pair.corrupted, clean_out, corrupted_out), values
-
-
-def patched_run(pair: Pair, direction: str) -> tuple[Batch, Any]:
-    """Return the batch that is patched, and its output as it is."""
-    return (pair.corrupted, pair.corrupted_out) if direction == "denoise" else (pair.clean, pair.clean_out)
-
-
-# Spots
-
-
-def all_spots(model: BertLike, site: Site, positions: Sequence[int] | None) -> Iterator[Spot]:
-    """Yield every level, unit that is not pruned, and column."""
-    for level, unit in site.present(model).nonzero().tolist():
-        for column in range(1 if positions is None else len(positions)):
-            yield level, unit, column
-
-
-def patched(
-    pair: Pair,
-    site: Site,
-    values: list[Tensor],
-    direction: str,
-    positions: Sequence[int] | None,
-    measure: Metric,
-    spots: Sequence[Any],
-) -> Tensor:
-    """Return the metric of a run patched at each of some spots, (B, L, U, P); nan elsewhere."""
-    model, (batch, out) = pair.model, patched_run(pair, direction)
-    shape = (*site.present(model).shape, 1 if positions is None else len(positions))
-    found = torch.full((len(measured(measure, out, batch)), *shape), torch.nan, dtype=torch.float64)
-    for level, unit, column in spots:
-        index = site.kept(model.config, level).index(unit)
-        where = slice(None) if positions is None else slice(positions[column], positions[column] + 1)
-        edit = partial(put, level, index, where, values[level])
-        after = measured(measure, run_edited(model, batch, site, edit), batch)
-        found[:, level, unit, column] = after.double().cpu()
-    return found
-
-
-def put(wanted: int, index: int, where: slice, values: Tensor, level: int, x: Tensor) -> Tensor | None:
-    """Put one unit of other values, (R, S, u, W), into those of one level, at some positions."""
-    if level != wanted:
-        return None
-    new = x.clone()
-    new[:, where, index] = values[:, where, index].to(x.dtype)
-    return new
-
-
-def first_order(
-    pair: Pair,
-    site: Site,
-    values: list[Tensor],
-    direction: str,
-    positions: Sequence[int] | None,
-    measure: Metric,
-) -> Tensor:
-    """Return difference times gradient of every unit, (B, L, U, P), nan for pruned ones."""
-    model, (batch, _) = pair.model, patched_run(pair, direction)
-    own: dict[int, Tensor] = {}
-    probes: dict[int, Tensor] = {}
-
-    def probe(level: int, x: Tensor) -> Tensor:
-        own[level], probes[level] = x.detach(), torch.zeros_like(x, requires_grad=True)
-        return x + probes[level]
-
-    with torch.enable_grad():
-        metrics = measured(measure, run_edited(model, batch, site, probe), batch)
-        if not metrics.requires_grad:
-            raise ValueError(f"the metric does not depend on any {site.name}, or has no gradient")
-        levels = sorted(probes)
-        asked = [probes[level] for level in levels]
-        grads = torch.autograd.grad(metrics.sum(), asked, allow_unused=True, materialize_grads=True)
-    columns = slice(None) if positions is None else list(positions)
-    examples = len(metrics)
-    found = torch.full((examples, *site.present(model).shape, 1 if positions is None else len(positions)), torch.nan)
-    found = found.double()
-    for level, grad in zip(levels, grads, strict=True):
-        each = ((values[level] - own[level]).double() * grad.double()).sum(-1)[:, columns]  # (R, S or P, u)
-        each = each.reshape(examples, -1, *each.shape[1:]).sum(1)  # the rows of an example add up
-        each = each.sum(1, keepdim=True) if positions is None else each
-        found[:, level, list(site.kept(model.config, level))] = each.transpose(1, 2).cpu()
-    return found
-
-
-def tidy(scores: Tensor, site: Site, positions: Sequence[int] | None) -> Tensor:
-    """Return scores, (…, L, U, P), without axes that nobody asked for."""
-    scores = site.shaped(scores)
-    return scores[..., 0] if positions is None else scores

@@ -1,6 +1,6 @@
 """The arguments of `bertlite bench`."""
 
-from bertlite.cli.parts import FOLDER, Commands, add_device, command, count, counts, names, number, shapes
+from bertlite.cli.parts import FOLDER, Commands, Parser, add_device, command, count, counts, names, number, shapes
 
 DESCRIPTION = """\
 Without RUN, time bertlite and its peers in turn: import, loading, forward passes on full and on ragged batches, a
@@ -8,11 +8,13 @@ training step and pruned models.  Every engine is first compared with float64: o
 named and not timed.  Every ratio is taken round by round and printed with its quartiles.  Peers that are not installed
 are listed.  Exits 1 if --check finds a ratio of bertlite that is worse than in the older record.
 
-With RUN, measure time and memory of pruned models beside the dense one that they come from."""
+With RUN, measure time and memory of pruned models beside the dense one that they come from, all optimised
+alike by optimize_for_inference; --backend plain leaves them as they are."""
 EXAMPLES = (
     'bench --only forward --engines "bertlite onednn",OpenVINO --out speed.json,speed.png',
     "bench --only pruned --rounds 7",
     "bench runs/half --shapes 1x16,8x128 --out runs/speed",
+    "bench runs/half --backend plain --out runs/speed-plain",
 )
 
 
@@ -34,6 +36,12 @@ def add(commands: Commands) -> None:
     bench.add_argument("runs", nargs="*", metavar="RUN", help="folders of runs that pruned one dense model")
     bench.add_argument("--rounds", type=count, default=15, help="runs of each candidate, 7 or more (default: 15)")
     add_device(bench)
+    add_peers(bench)
+    add_runs(bench)
+
+
+def add_peers(bench: Parser) -> None:
+    """Add the arguments that have a meaning without RUN."""
     peers = bench.add_argument_group("without RUN")
     peers.add_argument(
         "--only", type=names, metavar="A,B", help="sections whose name contains one of these (default: all)"
@@ -68,6 +76,10 @@ def add(commands: Commands) -> None:
         help="time limit of a section, which then ends with fewer rounds, but at least 7 (default: 60)",
     )
     peers.add_argument("--check", metavar="FILE", help="older record to compare the ratios with (default: none)")
+
+
+def add_runs(bench: Parser) -> None:
+    """Add the arguments that have a meaning with RUN."""
     pruned = bench.add_argument_group("with RUN")
     pruned.add_argument(
         "--shapes",
@@ -75,4 +87,11 @@ def add(commands: Commands) -> None:
         metavar="BxS,…",
         help="sequences x tokens of the inputs (default: 1x16,8x128)",
     )
-    pruned.add_argument("--table", action="store_true", help="also time one sublayer by its heads and neurons")
+    pruned.add_argument("--dtype", help="float32, bfloat16, float16 or, on the CPU, int8 (default: the checkpoint's)")
+    pruned.add_argument(
+        "--backend",
+        help="of optimize_for_inference, or plain, the models without it (default: auto, the same for all)",
+    )
+    pruned.add_argument(
+        "--table", action="store_true", help="also time one sublayer of the plain model by its heads and neurons"
+    )

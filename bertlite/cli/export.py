@@ -11,17 +11,6 @@ EXAMPLES = (
     "export runs/half/RUN/model --format openvino --out half-the-heads-openvino",
 )
 FORMATS = ("onnx", "openvino")
-CLASSES = (
-    "BertModel",
-    "BertForMaskedLM",
-    "BertForMultipleChoice",
-    "BertForNextSentencePrediction",
-    "BertForPreTraining",
-    "BertForQuestionAnswering",
-    "BertForSequenceClassification",
-    "BertForTokenClassification",
-    "BertLMHeadModel",
-)
 
 
 def add(commands: Commands) -> None:
@@ -48,8 +37,15 @@ def add(commands: Commands) -> None:
     export.add_argument(
         "--class",
         dest="class_name",
-        type=one_of("class", CLASSES),
+        type=class_name,
         metavar="NAME",
         help="class to load, such as BertForMaskedLM (default: that of config.json, and BertModel for models of"
         " sentence-transformers)",
     )
+
+
+def class_name(text: str) -> str:
+    """Parse the name of a class of bertlite.  Their table is imported with torch, so only if a name is given."""
+    from bertlite.heads.models import CLASSES
+
+    return one_of("class", tuple(CLASSES))(text)

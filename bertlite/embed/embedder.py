@@ -15,12 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bertlite.batching import token_budget_batches
-from bertlite.checkpoint.checks import parse_dtype
 from bertlite.checkpoint.files import Source, find_checkpoint, locate
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.config import BertConfig
 from bertlite.inference import InferenceModel, optimize_for_inference
-from bertlite.inference.optimize import BACKENDS
+from bertlite.inference.optimize import BACKENDS, parse_compute_dtype
 from bertlite.inference.pooling import POOLINGS, pool, read_settings
 from bertlite.model import BertModel
 from bertlite.records import sha256_of
@@ -97,7 +96,7 @@ class Embedder:
             raise ValueError(f"max_tokens is {max_tokens}; it must be 1 or more")
         if torch.device(device).type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device {device!r}: this torch ({torch.__version__}) sees no CUDA device")
-        self.dtype = parse_embedding_dtype(dtype)
+        self.dtype = parse_compute_dtype(dtype)
         if backend not in BACKENDS:
             raise ValueError(f"backend {backend!r} is unknown; have: {', '.join(BACKENDS)}")
         self.backend = backend
@@ -270,11 +269,6 @@ def to_texts(column: Any) -> str | list[str]:
         if hasattr(column, method):
             return list(getattr(column, method)())
     return list(column)
-
-
-def parse_embedding_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """Return the dtype that a name stands for; beside those of a checkpoint there are 8-bit integers."""
-    return torch.int8 if dtype in ("int8", torch.int8) else parse_dtype(dtype)
 
 
 def pack_weights(

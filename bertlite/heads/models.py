@@ -23,7 +23,7 @@ from bertlite.heads.losses import (
     shifted,
     without_padding,
 )
-from bertlite.model import BertPreTrainedModel
+from bertlite.model import BertModel, BertPreTrainedModel
 from bertlite.stack.inputs import check_tensor
 from bertlite.stack.outputs import CausalLMOutput, Encoded, LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
 
@@ -429,3 +429,9 @@ class BertForQuestionAnswering(QuestionAnsweringBody[QuestionAnsweringOutput], B
     """Find the answer in the text: its first and its last token."""
 
     config: BertConfig
+
+
+CLASSES: dict[str, type[BertPreTrainedModel]] = {
+    "BertModel": BertModel,
+    **{name: globals()[name] for name in __all__},
+}  # every model of bertlite, by its name

@@ -2,6 +2,7 @@
 
 import torch
 
+from bertlite.checkpoint.checks import parse_dtype
 from bertlite.inference.fusion import fused_copy
 from bertlite.inference.linear import FixedLinear, PackedLinear
 from bertlite.inference.native.conversion import kernels_if_any, native_copy, require_native
@@ -73,3 +74,12 @@ def check_request(backend: str, dtype: torch.dtype, device: torch.device) -> Non
         raise ValueError("backend 'inductor' has no int8; use 'onednn', or bfloat16")
     if backend == "onednn" and not on_cpu:
         raise ValueError(f"backend 'onednn' is for the CPU and the model is on {device}; use 'inductor'")
+
+
+def parse_compute_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """Return the dtype that a name stands for; beside those of a checkpoint there are 8-bit integers.
+
+    Raises:
+        ValueError: there is no such dtype.
+    """
+    return torch.int8 if dtype in ("int8", torch.int8) else parse_dtype(dtype)

@@ -18,7 +18,7 @@ from bertlite.checkpoint.files import Folder, Source, find_checkpoint, locate
 from bertlite.checkpoint.folders import carry, replacing
 from bertlite.checkpoint.saving import write_sorted_json
 from bertlite.config import BertConfig
-from bertlite.heads import models as heads
+from bertlite.heads.models import CLASSES
 from bertlite.inspection import class_of
 from bertlite.model import BertModel, BertPreTrainedModel
 from bertlite.parity.compare import distance, largest, rms
@@ -30,7 +30,6 @@ from bertlite.tokenizer.files import read_json
 
 RECORD = "export.json"
 FACTOR = 10.0  # 1.6 was found for a model of 6 layers
-CLASSES = ("BertModel", *heads.__all__)
 SHAPES = ((1, 1), (2, 11), (4, 5), (3, 128))  # sequences x tokens, if the model takes so many
 
 
@@ -136,8 +135,7 @@ def choose_class(source: Source, name: str | None) -> type[BertPreTrainedModel]:
         return class_of(BertConfig.from_json_file(find_checkpoint(source).config))
     if name not in CLASSES:
         raise ValueError(f"there is no class {name!r}; have: {', '.join(CLASSES)}")
-    found: type[BertPreTrainedModel] = BertModel if name == "BertModel" else getattr(heads, name)
-    return found
+    return CLASSES[name]
 
 
 def write_beside(source: Source, folder: Path, model: BertPreTrainedModel) -> None:

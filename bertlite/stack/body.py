@@ -71,7 +71,7 @@ class BertBody(Generic[Out]):
         """Run BERT.
 
         With attn_implementation="packed" padding is left out: the outputs at padded positions are zeros, and the
-        pooler reads the first token that is not padding.  "auto" leaves it out by the rule of `choose`.
+        pooler reads the first token that is not padding.  "auto" and "sdpa" leave it out by the rules of `choose`.
 
         Args:
             input_ids: (B, S), integers below vocab_size.
@@ -162,14 +162,15 @@ class BertBody(Generic[Out]):
     def choose(self, inputs: Inputs, cache: Any) -> Layout:
         """Choose how the tokens lie: in rows, or packed if padding is to be left out.
 
-        "packed" always leaves it out, and `cu_seqlens` says that it is.  "auto", in eval mode, leaves it out where
-        that pays and nobody can see it, so that what "auto" returns differs by rounding alone:
+        "packed" always leaves it out, and `cu_seqlens` says that it is.  An encoder with `leaves_padding_out`, as that
+        of the native kernels, has it left out under "auto" and "sdpa" too, wherever the mask is 2-D, every sequence
+        begins with a token and no attentions are returned.  Else "auto", in eval mode, leaves it out where that pays
+        and nobody can see it, so that what "auto" returns differs by rounding alone:
 
         - Nobody sees it: of an encoder's output the first token of each sequence alone is wanted, as by a head of the
-          pooler; every sequence begins with a token; no hook looks at the modules; nothing is compiled, exported,
-          traced or mapped, where the mask of today must not decide for that of tomorrow.
-        - It pays: the mask is 2-D, on the CPU, where reading it makes nobody wait, and has at least MIN_POSITIONS
-          positions, of which at most MAX_FILL hold tokens.
+          pooler; no hook looks at the modules; nothing is compiled, exported, traced or mapped, since then the mask
+          of today must not decide for that of tomorrow.
+        - It pays by the rule of `packing_that_pays`, and every sequence begins with a token.
 
         Raises:
             ValueError: it is to be left out, and the model or the mask cannot do without it.
@@ -182,7 +183,7 @@ class BertBody(Generic[Out]):
         return Padded(batch, length, past + length, inputs.tokens.device)
 
     def packing(self, inputs: Inputs, cached: bool) -> Packing | None:
-        """Return which tokens are real, if padding is to be left out; see `choose`."""
+        """Return which tokens are real, if padding is to be left out; None if not.  `choose` has the rules."""
         name, x, mask = self.attention_name(), inputs.tokens, inputs.attention_mask
         if inputs.cu_seqlens is not None:
             if name != "auto" and not packs(name):

@@ -22,6 +22,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from bertlite.cli.parts import names
+
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("tests/models/bert/test_modeling_bert.py",)
 PLUGIN = "scripts.stress.hf_suites"  # this module is also the plugin of the pytest that it starts
@@ -117,8 +119,8 @@ def outcomes(checkout: Path, files: Sequence[str], only: Sequence[str], ours: bo
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path, help="a source tree of transformers with its tests")
-    parser.add_argument("--tests", type=lambda s: s.split(","), default=FILES, help=f"files ({','.join(FILES)})")
-    parser.add_argument("--only", type=lambda s: s.split(","), default=(), help="parts of names (default: all)")
+    parser.add_argument("--tests", type=names, default=FILES, help=f"files ({','.join(FILES)})")
+    parser.add_argument("--only", type=names, default=(), help="parts of names (default: all)")
     args = parser.parse_args(argv)
     check_version(args.checkout)
     missing = [name for name in args.tests if not (args.checkout / name).is_file()]

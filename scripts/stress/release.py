@@ -29,6 +29,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
+from bertlite.cli.parts import names
 from bertlite.parity.command import DEMO
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     which.add_argument("--newest", action="store_true", help="the newest torch, the tests and parity")
     parser.add_argument(
         "--tests",
-        type=lambda text: text.split(","),
+        type=names,
         metavar="A,B",
         help=f"tests to run (default: with --lowest {','.join(TESTS)}; with --newest all)",
     )

@@ -28,7 +28,7 @@ def pair_of(name: str) -> tuple[Any, Any]:
     theirs = ours_of(name)
     own_config = bertlite.BertConfig.from_dict(theirs.config.to_dict())
     own = getattr(bertlite, name)(own_config).double().eval()
-    own.load_state_dict(theirs.state_dict(), strict=False)
+    own.load_state_dict(theirs.state_dict())
     theirs.prune_heads(GONE)
     return theirs, bertlite.prune_heads(own, GONE)
 

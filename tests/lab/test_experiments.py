@@ -953,10 +953,30 @@ def test_the_latency_table_has_every_number_of_heads(experiment):
     assert all(seconds > 0 for part in table.values() for seconds in part.values())
 
 
-def test_memory_counts_the_weights():
-    model = make(bertlite.BertModel, hidden_size=480, num_attention_heads=4, intermediate_size=3700).float()
+def test_all_models_take_the_backend_that_is_chosen_for_the_first(experiment, monkeypatch):
+    asked = []
+
+    def note(model, dtype, backend):
+        asked.append((dtype, backend))
+        return SimpleNamespace(backend="onednn")
+
+    monkeypatch.setattr(measure, "optimize_for_inference", note)
+    measure.prepared_models(dict.fromkeys(("dense", "small", "smaller"), experiment.dense), torch.bfloat16)
+    assert asked == [(torch.bfloat16, "auto"), (torch.bfloat16, "onednn"), (torch.bfloat16, "onednn")]
+
+
+def test_a_plain_model_of_another_dtype_is_a_copy(experiment):
+    plain = measure.prepared_models({"dense": experiment.dense}, None, "plain")
+    assert plain["dense"] is experiment.dense
+    cast = measure.prepared_models({"dense": experiment.dense}, torch.bfloat16, "plain")["dense"]
+    assert (cast.dtype, experiment.dense.dtype) == (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("backend", ["plain", "auto"])
+def test_memory_counts_the_weights(backend):
+    model = make(bertlite.BertModel, hidden_size=480, num_attention_heads=5, intermediate_size=3700).float()
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    assert 0.5 * weights < measure.peak_memory(model, 1, 11) < 6 * weights + 2**27
+    assert 0.5 * weights < measure.peak_memory(model, 1, 11, backend=backend) < 6 * weights + 2**27
 
 
 # Comparisons, figures and the command -------------------------------------------------------------------------------
@@ -1287,7 +1307,7 @@ def test_export_refuses_weights_that_were_not_kept(experiment, tmp_path, capsys)
     assert main(["prune", "export", str(kept), "--out", str(tmp_path / "out")]) == 0
 
 
-def test_bench_measures_runs_beside_their_dense_model(runs, tmp_path, capsys):
+def test_bench_measures_runs_beside_their_dense_model(runs, world, tmp_path, capsys):
     folders = [str(run.folder) for run in read_runs(runs) if run.config["cell"]["criterion"] == "michel"][-1:]
     out = tmp_path / "bench"
     assert main(["bench", *folders, "--shapes", "1x5,2x7", "--rounds", "7", "--table", "--out", str(out)]) == 0
@@ -1298,7 +1318,51 @@ def test_bench_measures_runs_beside_their_dense_model(runs, tmp_path, capsys):
     assert all(set(line["speedup"]) == {"low", "median", "high"} for line in run.results["latency"])
     assert list(run.results["table"]) == ["heads", "neurons"]
     assert (out / "accuracy-against-latency-2x7.svg").exists()
-    assert "speed-up" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "speed-up" in printed
+    taken = bertlite.optimize_for_inference(bertlite.BertForSequenceClassification.from_pretrained(world / "model"))
+    assert (run.results["backend"], run.results["dtype"]) == (taken.backend, "float32")
+    assert (run.config["backend"], run.config["dtype"]) == ("auto", None)
+    assert f"backend {taken.backend}, float32" in printed
+
+
+@pytest.mark.parametrize(("dtype", "backend"), [("bfloat16", "plain"), ("float32", "inductor")])
+def test_bench_times_what_its_options_name(dtype, backend, runs, tmp_path, monkeypatch):
+    timed = {}
+
+    def note(models, *_, **__):
+        timed.update(models)
+        return []
+
+    monkeypatch.setattr("bertlite.lab.bench.runs.latency", note)
+    monkeypatch.setattr("bertlite.lab.bench.runs.peak_memory", lambda *_, **how: timed.update(how=how) or 1)
+    monkeypatch.setattr("bertlite.lab.bench.runs.plots.save", lambda *_: None)
+    folder, out = read_runs(runs)[0].folder, tmp_path / "out"
+    assert main(["bench", str(folder), "--dtype", dtype, "--backend", backend, "--out", str(out)]) == 0
+    how = timed.pop("how")
+    assert (how["dtype"], how["backend"]) == (getattr(torch, dtype), backend)
+    assert len(timed) == 2
+    for model in timed.values():
+        assert model.dtype == getattr(torch, dtype)
+        assert getattr(model, "backend", "plain") == backend
+    (run,) = read_runs(out)
+    assert (run.results["backend"], run.results["dtype"]) == (backend, dtype)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("--backend onnx", "backend 'onnx' is unknown; have: plain, auto, native, onednn, inductor"),
+        ("--dtype int4", "dtype is 'int4'; have: "),
+        ("--dtype int8 --backend plain", "backend 'plain' has no int8, which needs packed weights: use 'auto'"),
+        ("--dtype float64", "dtype torch.float64 is not among"),
+    ],
+)
+def test_bench_refuses_what_it_cannot_time_before_any_work(options, reason, runs, tmp_path, capsys):
+    folder = read_runs(runs)[0].folder
+    assert main(["bench", str(folder), *options.split(), "--out", str(tmp_path / "out")]) == 2
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_bench_refuses_runs_of_another_model(runs, world, tmp_path, capsys):

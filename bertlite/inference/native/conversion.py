@@ -31,11 +31,14 @@ def require_native(model: BertPreTrainedModel, dtype: torch.dtype) -> Kernels:
 
 
 def kernels_if_any(model: BertPreTrainedModel, dtype: torch.dtype) -> Kernels | None:
-    """Return the kernels if they can run this model in this dtype; None, with one warning, if they cannot be had."""
+    """Return the kernels if they can run this model in this dtype; None, with one warning, if they cannot be had.
+
+    A compiler that has failed in this process is run again only with other settings.
+    """
     if missing_for_native(model, dtype) is not None:
         return None
     try:
-        return load_kernels()
+        return load_kernels(retry=False)
     except NativeKernelsError as error:
         warn_once(f"optimize_for_inference takes backend 'onednn', which is slower than 'native': {error}")
         return None

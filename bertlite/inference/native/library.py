@@ -40,6 +40,13 @@ class NativeKernelsError(RuntimeError):
     """Raised where the native kernels cannot be had, with the reason and the way out."""
 
 
+class CompilationError(NativeKernelsError):
+    """Raised where a compiler has run and failed."""
+
+
+compiler_failures: dict[tuple[str, ...], str] = {}  # messages of this process, by `compiler_settings`
+
+
 @dataclass(frozen=True)
 class InstructionSet:
     """A kind of processor that the kernels are compiled for.
@@ -103,8 +110,11 @@ def best_instruction_set() -> InstructionSet:
     raise NativeKernelsError(f"BERTLITE_NATIVE={asked!r} needs a processor with {', '.join(missing)}; unset it")
 
 
-def load_kernels() -> Kernels:
+def load_kernels(*, retry: bool = True) -> Kernels:
     """Return the kernels for this processor, compiling them the first time.
+
+    Args:
+        retry: whether a compiler that has failed in this process is run again with the same settings.
 
     Raises:
         NativeKernelsError: they are not compiled and cannot be; the message says what to install.
@@ -112,7 +122,19 @@ def load_kernels() -> Kernels:
     reason = missing_platform()
     if reason is not None:
         raise NativeKernelsError(reason)
-    return kernels_for(best_instruction_set().name)
+    settings = compiler_settings()
+    if not retry and settings in compiler_failures:
+        raise CompilationError(compiler_failures[settings])
+    try:
+        return kernels_for(best_instruction_set().name)
+    except CompilationError as error:
+        compiler_failures[settings] = str(error)
+        raise
+
+
+def compiler_settings() -> tuple[str, ...]:
+    """Return what a user can change so that a compiler that failed does not fail again."""
+    return (*(os.environ.get(name, "") for name in ("CXX", "PATH", "BERTLITE_NATIVE")), str(cache_folder()))
 
 
 @cache
@@ -179,7 +201,7 @@ def compile_kernels(wanted: InstructionSet, path: Path) -> None:
             raise NativeKernelsError(f"{compiler[0]} cannot be run: {error}; set CXX to GCC 11 or newer") from error
         print(f" {time.monotonic() - start:.0f} s", file=sys.stderr)
         if done.returncode:
-            raise NativeKernelsError(
+            raise CompilationError(
                 f"{shlex.join(command)}\nfailed:\n{done.stderr[-2000:]}\nSet CXX to GCC 11 or newer, or use"
                 " backend='onednn'."
             )

@@ -9,19 +9,17 @@ import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-import bertlite.model
 from bertlite.checkpoint.folders import replacing
 from bertlite.checkpoint.names import DECODER
 from bertlite.checkpoint.reading import read_weights
 from bertlite.checkpoint.saving import dtype_name, write_safetensors, write_sorted_json
 from bertlite.checkpoint.skeleton import assign_tensors_, make_skeleton
 from bertlite.config import BertConfig
-from bertlite.heads import models
+from bertlite.heads.models import CLASSES
 from bertlite.inference.linear import FixedLinear, TensorBytes
 from bertlite.inference.native.conversion import with_fixed_linears
 from bertlite.inference.native.encoder import NativeEncoder
@@ -32,11 +30,6 @@ from bertlite.stack.body import set_config
 
 FORMAT = 1  # of the folder and of the packed weights in it
 FILES = ("config.json", "native.json", "layers.safetensors", "rest.safetensors")
-CLASSES: dict[str, type[Any]] = {
-    name: getattr(place, name)
-    for place, names in ((models, models.__all__), (bertlite.model, ["BertModel"]))
-    for name in names
-}
 
 
 def save_native(model: BertPreTrainedModel, folder: Path) -> None:

@@ -29,7 +29,7 @@ PEERS_ALONE = (
     "seconds",
     "check",
 )  # arguments that have no meaning with RUN
-RUNS_ALONE = ("shapes", "table")  # and without
+RUNS_ALONE = ("shapes", "dtype", "backend", "table")  # and without
 FPMATH = "ONEDNN_DEFAULT_FPMATH_MODE"  # lets oneDNN compute float32 in bfloat16
 
 

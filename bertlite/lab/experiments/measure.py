@@ -1,8 +1,10 @@
 """Measurements of pruned models: time beside the dense model's, memory, and the time of each sublayer by its size."""
 
+import copy
 import multiprocessing
 import statistics
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertlite import prune_heads, prune_neurons
+from bertlite import optimize_for_inference, prune_heads, prune_neurons
 from bertlite.importance import macs
+from bertlite.inference.optimize import BACKENDS
 from bertlite.lab.timing import alternate, ratios
 from bertlite.records import quartiles
 from bertlite.stack.layouts import Padded
+
+PLAIN = "plain"  # in place of a backend: the model as it is
 
 
 def random_inputs(config: Any, batch: int, length: int, device: str = "cpu", seed: int = 0) -> dict[str, Tensor]:
@@ -22,6 +27,38 @@ def random_inputs(config: Any, batch: int, length: int, device: str = "cpu", see
     draw = torch.Generator().manual_seed(seed)
     ids = torch.randint(config.vocab_size, (batch, length), generator=draw).to(device)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def prepared_models(
+    models: Mapping[str, Any], dtype: torch.dtype | None = None, backend: str = "auto"
+) -> dict[str, Any]:
+    """Return the models as they are measured: all in one dtype, and optimised with one backend.
+
+    Args:
+        dtype: of `optimize_for_inference`; None is the models' own.
+        backend: of `optimize_for_inference`, or "plain", which does not optimise.  What "auto" chooses for the first
+            model is the backend of all.
+
+    Raises:
+        ValueError: there is no such backend, or it does not run these models in this dtype.
+        RuntimeError: this torch lacks its operators, or its kernels cannot be compiled.
+    """
+    if backend not in (PLAIN, *BACKENDS):
+        raise ValueError(f"backend {backend!r} is unknown; have: {PLAIN}, {', '.join(BACKENDS)}")
+    prepared = {}
+    for name, model in models.items():
+        prepared[name] = prepare(model, dtype, backend)
+        backend = backend if backend == PLAIN else prepared[name].backend
+    return prepared
+
+
+def prepare(model: Any, dtype: torch.dtype | None, backend: str) -> Any:
+    """Return one model as it is measured."""
+    if backend != PLAIN:
+        return optimize_for_inference(model, dtype, backend)
+    if dtype == torch.int8:
+        raise ValueError("backend 'plain' has no int8, which needs packed weights: use 'auto', or another dtype")
+    return model if dtype in (None, model.dtype) else copy.deepcopy(model).to(dtype)
 
 
 def latency(
@@ -109,33 +146,49 @@ def latency_table(
     return found
 
 
-def peak_memory(model: Any, batch: int, length: int, device: str = "cpu") -> int:
-    """Return the peak memory of loading a model and running it once, in bytes.
+def peak_memory(
+    model: Any,
+    batch: int,
+    length: int,
+    device: str = "cpu",
+    *,
+    dtype: torch.dtype | None = None,
+    backend: str = PLAIN,
+) -> int:
+    """Return the peak memory of loading a model in a new process, optimising it and running it once, in bytes.
 
-    On a GPU it is the memory that torch allocates; on the CPU the growth of a new process, which includes the buffers
+    On a GPU it is the memory that torch allocates; on the CPU the growth of the process, which includes the buffers
     of kernels.
+
+    Args:
+        dtype, backend: as for `prepared_models`.
     """
-    if device.startswith("cuda"):
-        torch.cuda.reset_peak_memory_stats(device)
-        with torch.inference_mode():
-            model(**random_inputs(model.config, batch, length, device))
-        return torch.cuda.max_memory_allocated(device)
     from tempfile import TemporaryDirectory
 
-    with TemporaryDirectory() as folder:
+    spawn = multiprocessing.get_context("spawn")
+    with TemporaryDirectory() as folder, ProcessPoolExecutor(1, spawn) as pool:
         model.save_pretrained(folder)
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            return pool.apply(memory_growth, (type(model), folder, batch, length, torch.get_num_threads()))
+        how = (device, dtype, backend, torch.get_num_threads())
+        return pool.submit(memory_growth, type(model), folder, batch, length, *how).result()
 
 
-def memory_growth(cls: Any, folder: str, batch: int, length: int, threads: int) -> int:
-    """Return how much the peak resident memory of this process grows by loading and running a model, in bytes."""
+def memory_growth(
+    cls: Any,
+    folder: str,
+    batch: int,
+    length: int,
+    device: str,
+    dtype: torch.dtype | None,
+    backend: str,
+    threads: int,
+) -> int:
+    """Return how much the peak memory of this process grows by loading, optimising and running a model, in bytes."""
     torch.set_num_threads(threads)
     before = peak_resident()
-    model = cls.from_pretrained(folder)
+    model = prepare(cls.from_pretrained(folder, device=device), dtype, backend)
     with torch.inference_mode():
-        model(**random_inputs(model.config, batch, length))
-    return peak_resident() - before
+        model(**random_inputs(model.config, batch, length, device))
+    return torch.cuda.max_memory_allocated(device) if device.startswith("cuda") else peak_resident() - before
 
 
 def peak_resident() -> int:

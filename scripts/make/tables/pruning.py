@@ -89,4 +89,6 @@ def pruned_speed() -> str:
         share = 100 * each[-1]["macs"]
         body.append([name, f"{share:.0f} %", *speeds, f"{100 * model[results['headline']]:.1f}"])
     head = ["model", "MACs", *(f"{batch} × {length} tokens" for batch, length in shapes), results["headline"]]
-    return f"{rows(head, body)}\n\nTimes faster than dense, median and quartiles. Measured on {measured_on(record)}."
+    how = f" with backend {results['backend']} in {results['dtype']}" if "backend" in results else ""
+    table, where = rows(head, body), measured_on(record)
+    return f"{table}\n\nTimes faster than dense, median and quartiles. Measured{how} on {where}."

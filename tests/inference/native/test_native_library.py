@@ -38,6 +38,7 @@ def cache(tmp_path, monkeypatch) -> Path:
     """Let the cache be an empty folder, and let nothing be compiled yet."""
     monkeypatch.setenv("BERTLITE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(library, "PREBUILT", tmp_path / "no wheel")
+    monkeypatch.setattr(library, "compiler_failures", {})
     kernels_for.cache_clear()
     conversion.warn_once.cache_clear()
     yield tmp_path / "cache" / "native"
@@ -95,6 +96,44 @@ def test_what_a_compiler_says_is_passed_on(cache, monkeypatch, tmp_path):
     ):
         load_kernels()
     assert list(cache.rglob("*.so")) == []
+
+
+def test_auto_runs_a_compiler_that_fails_once_until_a_setting_changes(cache, monkeypatch, tmp_path):
+    def runs():
+        return (tmp_path / "runs").read_text().count("run\n")
+
+    failing = f"echo run >> {tmp_path}/runs\necho 'no such letter' >&2\nexit 3\n"
+    monkeypatch.setenv("CXX", script(tmp_path / "broken", failing))
+    monkeypatch.setenv("BERTLITE_NATIVE", "scalar")
+    model = make_native().float()
+    with pytest.warns(RuntimeWarning, match=r"(?s)takes backend 'onednn'.*no such letter"):
+        assert optimize_for_inference(model).backend == "onednn"
+    for _ in range(3):
+        assert optimize_for_inference(model).backend == "onednn"
+    assert runs() == 1
+    with pytest.raises(NativeKernelsError, match="no such letter"):
+        optimize_for_inference(model, backend="native")  # who asks for it by name may have mended the compiler
+    assert runs() == 2
+    changes = {
+        "CXX": script(tmp_path / "other", failing),
+        "PATH": f"{os.environ['PATH']}:{tmp_path}",
+        "BERTLITE_CACHE": str(tmp_path / "another"),
+        "BERTLITE_NATIVE": "",
+    }
+    for done, (name, value) in enumerate(changes.items(), start=3):
+        monkeypatch.setenv(name, value)
+        with warnings.catch_warnings(action="ignore"):
+            assert [optimize_for_inference(model).backend for _ in range(2)] == ["onednn", "onednn"]
+        assert runs() == done, name
+
+
+def test_a_compiler_that_was_mended_is_taken(cache, monkeypatch, tmp_path, copying):
+    monkeypatch.setenv("CXX", script(tmp_path / "broken", "exit 3\n"))
+    model = make_native().float()
+    with pytest.warns(RuntimeWarning, match="takes backend 'onednn'"):
+        optimize_for_inference(model)
+    monkeypatch.setenv("CXX", copying)
+    assert optimize_for_inference(model).backend == "native"
 
 
 def test_a_compiler_that_cannot_be_run_is_no_crash(cache, monkeypatch, tmp_path):

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from natively import DTYPES, kernels_or_skip
 
 from bertlite import (
     BertConfig,
@@ -17,6 +18,8 @@ from bertlite import (
     prune_neurons,
 )
 from bertlite.inference import InferenceModel
+from bertlite.inference.native.library import INSTRUCTION_SETS, best_instruction_set
+from bertlite.inference.native.weights import NativeWeights
 
 SIZES = {
     "vocab_size": 61,
@@ -75,6 +78,39 @@ def test_another_process_maps_it(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, check=True)
     assert done.stdout == quick(IDS).last_hidden_state.numpy().tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+def test_every_set_of_instructions_packs_the_same_bytes(name, dtype):
+    model, numbers = pruned(BertModel), str(dtype).removeprefix("torch.")
+    ours, wanted = (
+        NativeWeights.of(model.encoder.layer, model.config, numbers, kernels_or_skip(each))
+        for each in (name, "scalar")
+    )
+    assert ours.at == wanted.at
+    for start, count in ours.at.values():  # between them are bytes that nothing reads
+        assert torch.equal(ours.data[start : start + count], wanted.data[start : start + count])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("saver", "loader"), [("scalar", "best"), ("best", "avx2"), ("avx2", "scalar")])
+def test_what_one_set_of_instructions_saved_another_runs(saver, loader, dtype, tmp_path, monkeypatch):
+    best = best_instruction_set().name
+
+    def use(name):
+        path = kernels_or_skip(best if name == "best" else name).path
+        monkeypatch.setenv("BERTLITE_NATIVE", best if name == "best" else name)
+        return path
+
+    use(saver)
+    optimize_for_inference(pruned(BertModel), dtype, "native").save(tmp_path)
+    path = use(loader)
+    again = InferenceModel.load(tmp_path)
+    assert again.model.encoder.kernels.path == path
+    own = optimize_for_inference(pruned(BertModel), dtype, "native")
+    for wanted, got in zip(own(IDS).to_tuple(), again(IDS).to_tuple(), strict=True):
+        assert torch.equal(got, wanted)
 
 
 def test_saving_replaces_what_was_there_and_nothing_else(tmp_path):
