@@ -108,20 +108,12 @@ def finetune(args: argparse.Namespace) -> int:
     hashes, before = {"train": train.sha256, "dev": dev.sha256}, {"before": model_sha256(model)}
     if teacher is not None:
         config["teacher"], before["teacher"] = args.teacher, model_sha256(teacher)
-    with Run(
-        "finetune",
-        config,
-        folder=args.folder,
-        seed=args.seed,
-        data=hashes,
-        model=before,
-        device=args.device,
-        kept=(STATE, METRICS),
-    ) as run:
+    facts = {"data": hashes, "model": before, "device": args.device, "kept": (STATE, METRICS)}
+    with Run("finetune", config, folder=args.folder, seed=args.seed, **facts) as run:
         state = run.folder / STATE
         keep_metrics(run.folder / METRICS, state)
-        to, log = args.device, run.log
-        finetune_(model, data, task, recipe, teacher=teacher, log=log, device=to, progress=True, state=state)
+        how = {"log": run.log, "device": args.device, "progress": True, "state": state}
+        finetune_(model, data, task, recipe, teacher=teacher, **how)
         outputs, labels = predict(model, held_out, task), held_out.targets()
         run.results = {**evaluate(outputs, labels, task), "sha256": model_sha256(model)}
         run.save_predictions(prediction_lines(labels, outputs=outputs))
