@@ -103,6 +103,8 @@ class NativeWeights:
         data = aligned(shape.size())
         ask_for_huge_pages(data.data_ptr(), data.numel())
         weights = cls(shape, data)
+        for start, count in weights.at.values():
+            data[start + count : start + round_up(count, ALIGNMENT)] = 0  # so that equal weights are equal files
         for i, layer in enumerate(stack):
             weights.pack_layer(i, layer, kernels)
         return weights
