@@ -138,7 +138,7 @@ def test_the_mean_repair_is_the_mean_of_what_is_gone_folded_into_the_bias() -> N
 def test_a_layer_without_heads_gets_the_mean_of_the_dense_attention() -> None:
     model, batches = make(), data()
     for method in METHODS:
-        fixed = repair(prune_heads(model, {0: range(N)}), model, batches, method)
+        fixed = repair(prune_heads(model, {0: range(N)}), model, batches, method, ridge=DEFAULT)
         inputs, _ = seen_by(model, block_of(model, 0).attention.output, batches)
         own = block_of(model, 0).attention.output.dense
         assert_same(block_of(fixed, 0).attention.output.dense.bias, own(inputs).mean(0))
