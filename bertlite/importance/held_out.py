@@ -23,6 +23,7 @@ from bertlite.importance.structures import EVERY_TOKEN, run, whole_layers
 from bertlite.pruning import BertLike, layers_of
 
 SHARES = (0.25, 0.5, 0.75, 1.0)  # of the way from what a projection was to its fit; 0 is always a candidate
+DEVIATIONS = 2.0  # standard errors of a mean change that are no reason for it
 Linear = tuple[Tensor, Tensor]  # weight (D, W) and bias (D,)
 
 
@@ -53,11 +54,12 @@ class HeldOut:
         known = [predictions(dense, run(dense, batch, **options_of(dense)), batch) for batch in batches]
         return cls(model, batches, known, runs, torch.cat([each.sentence % FOLDS for each in runs]).unique())
 
-    def choose_share(self, layer: int, part: nn.Linear, whole: Linear, others: Sequence[Linear]) -> float:
+    def choose_share(self, layer: int, part: nn.Linear, others: Sequence[Linear]) -> float:
         """Return which share of the way to its fit a projection is to go, 0 or one of SHARES.
 
         Sentences of each fold are predicted with the fit to the other folds.  A change is made only if distances to
-        the dense model's predictions shrink by more than the standard error of their mean.
+        the dense model's predictions shrink by more than DEVIATIONS standard errors of their mean, and if no more of
+        the likeliest labels differ from the dense model's.
 
         Args:
             layer: that the projection is in; layers below have run, layers above are as they are.
@@ -67,29 +69,32 @@ class HeldOut:
         before = self.distances(layer, part, [old] * len(others))
         best, least = 0.0, 0.0
         for share in SHARES:
-            change = self.distances(layer, part, [between(old, fit, share) for fit in others]) - before
-            bound = float(change.mean() + change.std() / len(change) ** 0.5)
-            if bound < least:
+            fits = [between(old, fit, share) for fit in others]
+            change, differing = self.distances(layer, part, fits) - before
+            bound = float(change.mean() + DEVIATIONS * change.std() / len(change) ** 0.5)
+            if bound < least and not differing.sum() > 0:
                 best, least = share, bound
         return best
 
     def distances(self, layer: int, part: nn.Linear, fits: Sequence[Linear]) -> Tensor:
-        """Return how far predictions are from the dense model's, (K,), each sentence's with the fit of its fold."""
+        """Return distances to the dense model's predictions, and how many labels differ: (2, K).
+
+        Each sentence is predicted with the fit of its fold.
+        """
         found = []
         for batch, dense, known in zip(self.batches, self.dense, self.runs, strict=True):
             with started_at(self.model, layer, known.below), own_forward(part, self.by_fold(known, fits)):
                 own = predictions(self.model, run(self.model, batch, **options_of(self.model)), batch)
-            found.append(torch.stack([p.distance(q) for p, q in zip(dense, own, strict=True)]).sum(0).double())
-        return torch.cat(found)
+            pairs = [*zip(dense, own, strict=True)]
+            parts = [[p.distance(q) for p, q in pairs], [p.disagreement(q) for p, q in pairs]]
+            found.append(torch.stack([torch.stack(each).sum(0).double() for each in parts]))
+        return torch.cat(found, 1)
 
     def by_fold(self, known: RunLike, fits: Sequence[Linear]) -> Callable[[Tensor], Tensor]:
         """Return the forward of a projection that has for each fold's sentences another weight and bias."""
 
         def forward(x: Tensor) -> Tensor:
-            if x.dim() == 3:
-                number = known.first + torch.arange(len(x), device=x.device)
-            else:
-                number = known.sentence
+            number = known.first + torch.arange(len(x), device=x.device) if x.dim() == 3 else known.sentence
             out = x.new_empty(*x.shape[:-1], len(fits[0][1]))
             for fold, (weight, bias) in zip(self.folds.tolist(), fits, strict=True):
                 own = number % FOLDS == fold

@@ -60,13 +60,14 @@ def repair_(
             each head (Kwon et al. 2022) or neuron; "refit" the whole matrix and the bias (K-prune, Park et al. 2024).
         ridge: how strongly factors or matrix are held to what they were, as a share of the mean power of the inputs.
             By default it is chosen for each projection by cross-validation over sentences, so that few of them change
-            little: from 1e-5 to 10, or no change but of the bias.
+            little: from 1e-5 to 10, or no change but of the bias.  "scale" then goes a share of the way to that fit,
+            or none: as far as predictions of held-out sentences come nearer to the dense model's beyond chance, with
+            no more labels that differ.  A ridge that is given asks for the fit itself.
 
     Returns:
         The model given.  In a layer without heads only the bias is fitted.  Warnings say if "refit" has
         fewer than two tokens for each input of a matrix, and if predictions on these
-        batches are further from the dense model's than before: "scale" fits the outputs of layers best by shrinking
-        what little is left, and can so end in predictions that are all alike.
+        batches are further from the dense model's than before: layers that come nearer are no promise for predictions.
 
     Raises:
         ValueError: no batches, an unknown method, a negative ridge, a single sentence and no ridge, or models that do
@@ -92,7 +93,9 @@ def repair_(
             for each in runs:
                 each.step_dense(other)
             heads = gather(each.attention_fit(own) for each in runs)
-            refit_(own.attention.output.dense, heads, method, own.attention.self.attention_head_size, ridge, choose_share)
+            refit_(
+                own.attention.output.dense, heads, method, own.attention.self.attention_head_size, ridge, choose_share
+            )
             if feed_forward:
                 neurons = gather(each.feed_forward_fit(own) for each in runs)
                 refit_(own.output.dense, neurons, method, 1, ridge, choose_share)
@@ -261,7 +264,7 @@ def refit_(
     method: str,
     width: int,
     ridge: float | None,
-    choose_share: Callable[[nn.Linear, Linear, Sequence[Linear]], float] | None = None,
+    choose_share: Callable[[nn.Linear, Sequence[Linear]], float] | None = None,
 ) -> None:
     """Fit a projection's bias and, by the method, its matrix, or factors of its columns in blocks of one width.
 
@@ -279,7 +282,7 @@ def refit_(
 
     new = fitted(moments)
     if choose_share is not None:
-        share = choose_share(dense, new, [fitted(moments - fold) for fold in folds])
+        share = choose_share(dense, [fitted(moments - fold) for fold in folds])
         new = between(old, new, share)
     dense.weight.copy_(new[0])
     dense.bias.copy_(new[1])

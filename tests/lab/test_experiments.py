@@ -716,7 +716,10 @@ def test_similarity_is_pruned_without_labels(world, tmp_path):
         ({"fraction": 1.5}, "fraction is 1.5; it is a share, 0 to 1"),
         ({"repair": "glue"}, "there is no repair 'glue'; have: none, mean, scale, refit"),
         ({"steps": 0}, "steps is 0"),
-        ({"criterion": "entropy", "neurons": 0.5}, "'entropy' does not score neurons; michel, "),
+        (
+            {"criterion": "entropy", "neurons": 0.5},
+            "'entropy' does not score neurons: it is computed from attention weights",
+        ),
         ({"neurons": 0.5, "steps": 2}, "neurons are pruned at once"),
     ],
 )
