@@ -24,12 +24,13 @@ WORK = "bertlite.lab.experiments.command"
 TASKS = ("classification", "tokens", "regression", "similarity")
 METRICS = ("accuracy", "f1", "macro-f1", "mcc", "spearman", "loss")
 ALLOCATIONS = ("scores", "equal", "macs", "latency")
+UNITS = ("heads", "neurons", "both")
 FORMS = ("physical", "full", "mask")
 DESCRIPTION = """Run head-pruning experiments.  Each run is a folder that records its settings, inputs and results.
 
   to         prune a checkpoint to a speed, a time or a share of its MACs
   finetune   train a checkpoint on a task
-  score      score each head by one criterion or several
+  score      score each head or neuron by one criterion or several
   run        score, prune, repair, retrain and evaluate once
   curve      run every combination of criterion, share of heads, repair and seed; continues after a kill
   compare    make tables with intervals, paired tests and figures from runs
@@ -214,14 +215,24 @@ def add_score(actions: Commands) -> None:
     action = add_action(
         actions,
         "score",
-        "score each head by one criterion or several",
+        "score each head or neuron by one criterion or several",
         record="the scores",
         out={FOLDER: "the scores of each criterion, and figures"},
-        examples=("runs/dense/model --train train.tsv --criteria michel,magnitude --out scores",),
+        examples=(
+            "runs/dense/model --train train.tsv --criteria michel,magnitude --out scores",
+            "runs/dense/model --train train.tsv --criteria fisher,context_norm --units both --out scores",
+        ),
     )
     add_data(action, dev=False)
     add_calibration(action)
     action.add_argument("--criteria", type=names, default="michel", metavar="A,B,…", help=criterion_help())
+    action.add_argument(
+        "--units",
+        type=one_of("units", UNITS),
+        choices=UNITS,
+        default="heads",
+        help=f"what is scored; neurons by {either(criteria_for('neuron'))} (default: %(default)s)",
+    )
     action.add_argument(
         "--seed",
         type=integer,

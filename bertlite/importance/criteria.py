@@ -43,10 +43,12 @@ class Measurement:
 HEADS_AND_NEURONS = ("head", "neuron")
 GATE_GRADIENTS = Measurement("gradients of gates", needs_loss=True, units=HEADS_AND_NEURONS)
 WEIGHT_GRADIENTS = Measurement("gradients of weights", needs_loss=True, by_token=False, units=HEADS_AND_NEURONS)
-LOSS_INCREASES = Measurement("increases of the loss", needs_loss=True, by_token=False)
-SHAPLEY_INCREASES = Measurement("increases of the loss, along orders of removal", needs_loss=True, by_token=False)
+LOSS_INCREASES = Measurement("increases of the loss", needs_loss=True, by_token=False, units=HEADS_AND_NEURONS)
+SHAPLEY_INCREASES = Measurement(
+    "increases of the loss, along orders of removal", needs_loss=True, by_token=False, units=HEADS_AND_NEURONS
+)
 ATTENTIONS = Measurement("attention weights")
-CONTEXTS = Measurement("contexts")
+CONTEXTS = Measurement("contexts", units=HEADS_AND_NEURONS)
 WEIGHTS = Measurement("weights", needs_data=False, units=HEADS_AND_NEURONS)
 NOISE = Measurement("random numbers", needs_data=False, units=HEADS_AND_NEURONS)
 
@@ -66,7 +68,7 @@ class Criterion:
             LOSS_INCREASES: of the loss without the unit, (K, L, N) -> (K, L, N).
             SHAPLEY_INCREASES: of the loss when the unit is removed, the mean over orders, (K, L, N) -> (K, L, N).
             ATTENTIONS: (L, R, N, S, S) -> (L, R, N, S).
-            CONTEXTS: of one layer, (R, S, n, H) -> (R, S, n).
+            CONTEXTS: of one layer, (R, S, n, H) -> (R, S, n); a neuron's activation is a context with H = 1.
             WEIGHTS: of the unit in one layer's output projection, (D, n, W) -> (n,).
             NOISE: uniform in 0 to 1, (L, N) -> (L, N).
         kl_needs_teacher: under target "kl" it says nothing of the dense model itself.
@@ -175,7 +177,7 @@ CRITERIA = table(
         ),
         Criterion(
             "context_norm",
-            "mean norm of the context",
+            "mean norm of the context; of a neuron, the mean absolute activation",
             "",
             CONTEXTS,
             lambda contexts: contexts.norm(dim=-1),
@@ -194,6 +196,19 @@ CRITERIA = table(
 def criteria_for(unit: str) -> dict[str, Criterion]:
     """Return the criteria that score "head"s or "neuron"s, by name."""
     return table(criterion for criterion in CRITERIA.values() if unit in criterion.units)
+
+
+def check_scores_unit(criterion: Criterion, unit: str) -> None:
+    """Refuse a criterion that does not score "head"s or "neuron"s.
+
+    Raises:
+        ValueError: it names what the criterion is computed from, and the criteria that do.
+    """
+    if unit not in criterion.units:
+        raise ValueError(
+            f"{criterion.name!r} does not score {unit}s: it is computed from {criterion.measurement.name}, which"
+            f" {unit}s do not have; {', '.join(criteria_for(unit))} do"
+        )
 
 
 NEURON_CRITERIA = criteria_for("neuron")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bertlite.config import pruned_neurons
 from bertlite.importance.batches import Batch, check_model, eval_mode, inputs_of, read_batches, real_tokens
+from bertlite.importance.held_out import HeldOut, Linear, between
 from bertlite.importance.moments import (
     Fit,
     Moments,
@@ -59,13 +60,14 @@ def repair_(
             each head (Kwon et al. 2022) or neuron; "refit" the whole matrix and the bias (K-prune, Park et al. 2024).
         ridge: how strongly factors or matrix are held to what they were, as a share of the mean power of the inputs.
             By default it is chosen for each projection by cross-validation over sentences, so that few of them change
-            little: from 1e-5 to 10, or no change but of the bias.
+            little: from 1e-5 to 10, or no change but of the bias.  "scale" then goes a share of the way to that fit,
+            or none: as far as predictions of held-out sentences come nearer to the dense model's beyond chance, with
+            no more labels that differ.  A ridge that is given asks for the fit itself.
 
     Returns:
         The model given.  In a layer without heads only the bias is fitted.  Warnings say if "refit" has
         fewer than two tokens for each input of a matrix, and if predictions on these
-        batches are further from the dense model's than before: "scale" fits the outputs of layers best by shrinking
-        what little is left, and can so end in predictions that are all alike.
+        batches are further from the dense model's than before: layers that come nearer are no promise for predictions.
 
     Raises:
         ValueError: no batches, an unknown method, a negative ridge, a single sentence and no ridge, or models that do
@@ -85,14 +87,18 @@ def repair_(
             parts = [block.attention.output.dense for block in layers_of(pruned)]
             parts += [block.output.dense for block in layers_of(pruned)] if feed_forward else []
             warn_of_few(runs, (part.in_features for part in parts))
-        for own, other in zip(layers_of(pruned), layers_of(dense), strict=True):
+        held_out = HeldOut.of(pruned, dense, read, runs) if method == "scale" and ridge is None else None
+        for layer, (own, other) in enumerate(zip(layers_of(pruned), layers_of(dense), strict=True)):
+            choose_share = None if held_out is None else partial(held_out.choose_share, layer)
             for each in runs:
                 each.step_dense(other)
             heads = gather(each.attention_fit(own) for each in runs)
-            refit_(own.attention.output.dense, heads, method, own.attention.self.attention_head_size, ridge)
+            refit_(
+                own.attention.output.dense, heads, method, own.attention.self.attention_head_size, ridge, choose_share
+            )
             if feed_forward:
                 neurons = gather(each.feed_forward_fit(own) for each in runs)
-                refit_(own.output.dense, neurons, method, 1, ridge)
+                refit_(own.output.dense, neurons, method, 1, ridge, choose_share)
             for each in runs:
                 each.step_pruned(own)
         after = mean_divergence(pruned, dense, read)
@@ -149,19 +155,21 @@ def check_pair(pruned: BertLike, dense: BertLike) -> None:
 class PairedRun:
     """One batch on its way through the layers of both models."""
 
+    first: int  # the number of its first row among all
     real: Tensor  # (rows, S)
-    sentence: Tensor  # (T,), the number of each token's row among all
+    sentence: Tensor  # (T,), the number of each token's row
     x: Tensor  # the input of a layer of the pruned model
     arguments: tuple[Any, ...]  # the other arguments of its layers
     dense_x: Tensor
     dense_arguments: tuple[Any, ...]
+    below: Any = None  # what the layer of the pruned model returned that ran last
     targets: tuple[Tensor, ...] = ()  # the inputs of the dense layer's two LayerNorms
 
     @classmethod
     def start(cls, pruned: BertLike, dense: BertLike, batch: Batch, before: int) -> "PairedRun":
         real = real_tokens(batch)
         sentence = real.nonzero()[:, 0] + before
-        return cls(real, sentence, *first_layer_inputs(pruned, batch), *first_layer_inputs(dense, batch))
+        return cls(before, real, sentence, *first_layer_inputs(pruned, batch), *first_layer_inputs(dense, batch))
 
     def step_dense(self, block: BertLayer) -> None:
         with recorded_inputs(block.attention.output.LayerNorm, block.output.LayerNorm) as inputs:
@@ -170,7 +178,7 @@ class PairedRun:
         self.dense_x = out[0] if isinstance(out, tuple) else out
 
     def step_pruned(self, block: BertLayer) -> None:
-        out = block(self.x, *self.arguments)
+        self.below = out = block(self.x, *self.arguments)
         self.x = out[0] if isinstance(out, tuple) else out
 
     def attention_fit(self, block: BertLayer) -> tuple[Tensor, Tensor, Tensor]:
@@ -250,13 +258,31 @@ def recorded_inputs(*parts: nn.Module) -> Iterator[Callable[[], list[tuple[Tenso
             hook.remove()
 
 
-def refit_(dense: nn.Linear, folds: Sequence[Moments], method: str, width: int, ridge: float | None) -> None:
-    """Fit a projection's bias and, by the method, its matrix, or factors of its columns in blocks of one width."""
-    weight, moments = dense.weight.double(), total(folds)
+def refit_(
+    dense: nn.Linear,
+    folds: Sequence[Moments],
+    method: str,
+    width: int,
+    ridge: float | None,
+    choose_share: Callable[[nn.Linear, Sequence[Linear]], float] | None = None,
+) -> None:
+    """Fit a projection's bias and, by the method, its matrix, or factors of its columns in blocks of one width.
+
+    With a choice of the share, it goes only so far towards the fit.
+    """
+    old, moments = (dense.weight.double(), dense.bias.double()), total(folds)
     fits: dict[str, Fit] = {"mean": fit_nothing, "scale": partial(fit_factors, width=width), "refit": fit_matrix}
     fit = fits[method]
     if ridge is None:
-        ridge = choose_ridge(folds, weight, fit) if method != "mean" and weight.numel() else 0.0
-    weight = fit(moments, weight, ridge)
-    dense.weight.copy_(weight)
-    dense.bias.copy_(moments.bias(weight))
+        ridge = choose_ridge(folds, old[0], fit) if method != "mean" and old[0].numel() else 0.0
+
+    def fitted(moments: Moments) -> Linear:
+        weight = fit(moments, old[0], ridge)
+        return weight, moments.bias(weight)
+
+    new = fitted(moments)
+    if choose_share is not None:
+        share = choose_share(dense, [fitted(moments - fold) for fold in folds])
+        new = between(old, new, share)
+    dense.weight.copy_(new[0])
+    dense.bias.copy_(new[1])

@@ -39,7 +39,7 @@ from bertlite.importance.criteria import (
 from bertlite.importance.predictions import predictions
 from bertlite.importance.replay import recorded_layers, replayed_layers
 from bertlite.importance.shapley import draw_orders, increases_along
-from bertlite.importance.structures import EVERY_TOKEN, HEADS, Structure, run
+from bertlite.importance.structures import EVERY_TOKEN, Structure, run, whole_layers
 from bertlite.pruning import BertLike, layers_of, scatter_heads
 
 Objective = Callable[[Any], Tensor]  # model output -> (B,)
@@ -237,25 +237,26 @@ def attentions(task: ScoringTask, criterion: Criterion, batch: Batch) -> Tensor:
 
 
 def contexts(task: ScoringTask, criterion: Criterion, batch: Batch) -> Tensor:
-    """Return the criterion's statistic of the heads' contexts, (R, S, L, N), nan for pruned heads."""
-    found: list[Tensor] = []
+    """Return the criterion's statistic of contexts or activations, (R, S, L, N), nan for pruned units."""
+    structure, found = task.structure, list[Tensor]()
 
-    def record(module: nn.Module, args: tuple[Any, ...], out: tuple[Tensor, ...]) -> None:
-        found.append(out[0])
+    def record(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        found.append(out[0] if isinstance(out, tuple) else out)
 
-    blocks = [block.attention.self for block in layers_of(task.model)]
-    hooks = [block.register_forward_hook(record) for block in blocks]
+    hooks = [structure.source(block).register_forward_hook(record) for block in layers_of(task.model)]
     try:
-        run(task.model, batch, **EVERY_TOKEN)
+        with whole_layers(task.model):
+            run(task.model, batch, **EVERY_TOKEN)
     finally:
         for hook in hooks:
             hook.remove()
     real, values = real_tokens(batch), []
-    for block, x in zip(blocks, found, strict=True):
+    for layer, x in enumerate(found):
         rows = x if x.dim() == 3 else x.new_zeros(*real.shape, x.shape[-1]).index_put((real,), x)  # it was packed
-        size = block.attention_head_size
-        values.append(criterion.statistic(rows.unflatten(-1, (rows.shape[-1] // size, size))))
-    return HEADS.scatter(task.model, values)
+        count = len(structure.kept(task.model.config, layer))
+        size = rows.shape[-1] // count if count else 1
+        values.append(criterion.statistic(rows.unflatten(-1, (count, size))))
+    return structure.scatter(task.model, values)
 
 
 TokenStatistic = Callable[[ScoringTask, Criterion, Batch], Tensor]

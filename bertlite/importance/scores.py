@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from bertlite.importance.batches import Batch, Loss, check_model, eval_mode
-from bertlite.importance.criteria import NORMALISERS, REDUCTIONS_OF, TARGETS, Criterion, criteria_for
+from bertlite.importance.criteria import (
+    CRITERIA,
+    NORMALISERS,
+    REDUCTIONS_OF,
+    TARGETS,
+    Criterion,
+    check_scores_unit,
+    criteria_for,
+)
 from bertlite.importance.measurements import SCORES, ScoringTask, gate_gradients
 from bertlite.importance.structures import HEADS, NEURONS
 from bertlite.pruning import BertLike
@@ -192,6 +200,8 @@ def check_task(task: ScoringTask, criterion: str) -> Criterion:
         check_model(model)
     unit = task.structure.unit
     criteria = criteria_for(unit)
+    if criterion in CRITERIA:
+        check_scores_unit(CRITERIA[criterion], unit)
     names = {
         "criterion": (criterion, criteria),
         "reduction": (task.reduction, REDUCTIONS_OF[unit]),

@@ -28,6 +28,7 @@ class Structure:
     kept: Callable[[ConfigLike, int], tuple[int, ...]]
     run_gated: Callable[[BertLike, Batch, Tensor], Any]  # model, batch, (L, B, N) -> output
     dense: Callable[[BertLayer], nn.Linear]  # the projection that a layer's units write through
+    source: Callable[[BertLayer], nn.Module]  # the module that returns its input
 
     def shape(self, model: BertLike) -> tuple[int, int]:  # (L, N)
         return model.config.num_hidden_layers, self.built(model.config)
@@ -97,7 +98,8 @@ def whole_layers(model: BertLike) -> Iterator[None]:
 
 def scale_neurons(gate: Tensor, real: Tensor, module: nn.Module, args: tuple[Any, ...], activation: Tensor) -> Tensor:
     """Multiply the activation of a layer's neurons, (rows, S, I) or packed (T, I), by gates, (rows, I)."""
-    return activation * (gate[:, None] if activation.dim() == 3 else gate[real.nonzero()[:, 0]])
+    gated = activation * (gate[:, None] if activation.dim() == 3 else gate[real.nonzero()[:, 0]])
+    return gated.to(activation.dtype)  # gates of a model in half precision are float32
 
 
 HEADS = Structure(
@@ -106,6 +108,7 @@ HEADS = Structure(
     kept=kept_heads,
     run_gated=run_with_head_gates,
     dense=lambda layer: layer.attention.output.dense,
+    source=lambda layer: layer.attention.self,
 )
 NEURONS = Structure(
     unit="neuron",
@@ -113,4 +116,5 @@ NEURONS = Structure(
     kept=kept_neurons,
     run_gated=run_with_neuron_gates,
     dense=lambda layer: layer.output.dense,
+    source=lambda layer: layer.intermediate,
 )

@@ -25,13 +25,16 @@ from bertlite import (
 )
 from bertlite.importance import CRITERIA, NEURON_CRITERIA, head_gradients, normalise
 from bertlite.importance.batches import example_losses
+from bertlite.importance.criteria import SHAPLEY_ORDERS
 from bertlite.importance.measurements import ScoringTask, loss_increases
+from bertlite.importance.shapley import draw_orders
 from bertlite.importance.structures import HEADS
 from bertlite.stack.modules import BertIntermediate
 
 L, N, H, W, S, V = 3, 4, 12, 37, 11, 97
 ALL = [0, 1, 2, 3]
 PRUNED = {0: [1, 3], 1: ALL}
+FEW = {0: range(3, W), 1: range(1, W), 2: range(W - 2)}  # neurons that are gone where few are to be scored
 
 
 def classes(count: int, shape: tuple[int, ...], seed: int = 5) -> Tensor:
@@ -363,7 +366,8 @@ def test_every_backend_gives_the_same_scores(criterion: str, cls: Any) -> None:
             found = head_importance(model, batches, criterion, reduction=reduction).nan_to_num(nan=-1)
             assert_same(found, scores.setdefault(reduction, found))
         if criterion in NEURON_CRITERIA:
-            found = neuron_importance(model, batches, criterion)
+            few = prune_neurons(model, FEW)  # criteria that measure every neuron take long
+            found = neuron_importance(few, batches, criterion).nan_to_num(nan=-1)
             assert_same(found, scores.setdefault("neurons", found))
 
 
@@ -426,9 +430,9 @@ def assert_as_found(model: nn.Module, before: dict[str, Any]) -> None:
         assert mine is None or torch.equal(mine, theirs)
 
 
-def worn() -> Any:
+def worn(**changes: Any) -> Any:
     """Return a model of which some modules train, some weights are frozen and some have gradients."""
-    model = model_of()
+    model = model_of(**changes)
     model.bert.encoder.layer[1].train()
     for i, parameter in enumerate(model.parameters()):
         parameter.requires_grad_(i % 3 > 0)
@@ -439,18 +443,19 @@ def worn() -> Any:
 
 @pytest.mark.parametrize("criterion", CRITERIA)
 def test_the_model_is_left_as_found(criterion: str) -> None:
-    model, teacher = worn(), worn()
+    few = {"intermediate_size": 7}  # neurons, since some criteria measure each
+    model, teacher = worn(**few), worn(**few)
     before = state_of(model)
     head_importance(model, data(), criterion)
     if criterion in NEURON_CRITERIA:
-        neuron_importance(model, data(), criterion)
+        neuron_importance(model, data(size=5), criterion)
     head_importance(
         model, data(), criterion, **({} if criterion == "random" else {"target": "kl", "teacher": teacher})
     )
     assert_as_found(model, before)
     assert_as_found(teacher, before)
     with torch.no_grad():  # of whoever calls
-        assert_same(head_importance(model, data(), criterion), head_importance(model_of(), data(), criterion))
+        assert_same(head_importance(model, data(), criterion), head_importance(model_of(**few), data(), criterion))
         assert not torch.is_grad_enabled()
 
 
@@ -464,7 +469,6 @@ def test_the_model_is_left_as_found_after_an_error(criterion: str, score: Any) -
     model = worn()
     before = state_of(model)
     if criterion == "context_norm" or score is neuron_importance:
-        criterion = criterion if score is head_importance else "michel"
         model.classifier.register_forward_hook(lambda *args: fails(None, None))
         before = state_of(model)
     with pytest.raises(BoomError):
@@ -507,11 +511,118 @@ def test_neurons_by_example_do_not_depend_on_batches_chunks_and_checkpoints() ->
     assert_same(neuron_importance(model_of(), data(), "taylor", reduction="batch"), batch)
 
 
+NEURON_GONE = {0: [3, 36], 1: [*range(5), *range(7, W)]}  # layer 1 keeps neurons 5 and 6
+NEURONS_LEFT = ((0, 0), (0, 35), (1, 5), (1, 6), (2, 36))
+
+
+@pytest.mark.parametrize(
+    ("backend", "cls"),
+    [
+        ("auto", BertForSequenceClassification),
+        ("sdpa", BertForMultipleChoice),
+        ("packed", BertForTokenClassification),
+    ],
+)
+def test_leave_one_out_is_what_pruning_the_neuron_costs(backend: str, cls: Any) -> None:
+    """With a loss by example that the test computes, of models from which the neuron is really removed."""
+    model, (batch,) = prune_neurons(model_of(cls), NEURON_GONE), data(cls, size=5)
+    for each in (model, other := model_of(cls, chunk_size_feed_forward=4)):
+        each.set_attn_implementation(backend)
+    scores = neuron_importance(model, [batch], "leave_one_out")
+    chunked = neuron_importance(prune_neurons(other, NEURON_GONE), [batch], "leave_one_out")
+    assert_same(chunked.nan_to_num(-1), scores.nan_to_num(-1))
+
+    def loss(model: Any) -> float:
+        with torch.no_grad():
+            return float(sum(model(**row(batch, i)).loss for i in range(5)) / 5)
+
+    for layer, neuron in NEURONS_LEFT:
+        rise = loss(prune_neurons(model, {layer: [neuron]})) - loss(model)
+        assert abs(rise) > 1e-9
+        assert abs(float(scores[layer, neuron]) - rise) < 1e-12
+
+
+def test_leave_one_out_computes_once_what_a_neuron_cannot_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (batch,) = prune_neurons(model_of(), NEURON_GONE), data(size=5)
+    runs, forward, lowest = [], BertIntermediate.forward, block_of(model, 0).intermediate
+
+    def counted(module: BertIntermediate, x: Tensor) -> Tensor:
+        runs.extend([1] if module is lowest else [])
+        return forward(module, x)
+
+    monkeypatch.setattr(BertIntermediate, "forward", counted)
+    neuron_importance(model, [batch], "leave_one_out")
+    assert len(runs) == 1 + W - 2, "layer 0 runs for the whole model and for its own neurons"
+
+
+def test_shapley_of_neurons_is_the_mean_over_orders_of_what_their_removal_adds() -> None:
+    """Models from which neurons are really removed, one after the other, along the orders of the seed."""
+    left = {0: [3], 1: [5, 6], 2: [0, 36]}
+    model, batches = prune_neurons(model_of(), {k: sorted({*range(W)} - {*v}) for k, v in left.items()}), data()
+    scores = neuron_importance(model, batches, "shapley", seed=3)
+    units = [(layer, neuron) for layer, own in left.items() for neuron in own]
+    assert scores.isfinite().nonzero().tolist() == [list(unit) for unit in units]
+
+    def loss(gone: list[tuple[int, int]]) -> float:
+        choice: dict[int, list[int]] = {}
+        for layer, neuron in gone:
+            choice.setdefault(layer, []).append(neuron)
+        (whole,) = data(size=5)
+        with torch.no_grad():
+            return float(prune_neurons(model, choice)(**whole).loss)
+
+    wanted = dict.fromkeys(units, 0.0)
+    for order in draw_orders(len(units), SHAPLEY_ORDERS, True, 3):
+        for i, player in enumerate(order):
+            gone = [units[each] for each in order[: i + 1]]
+            wanted[units[player]] += (loss(gone) - loss(gone[:-1])) / SHAPLEY_ORDERS
+    for unit, value in wanted.items():
+        assert abs(value) > 1e-9
+        assert abs(float(scores[unit]) - value) < 1e-12
+    assert abs(float(scores.nansum()) - (loss(units) - loss([]))) < 1e-12, "the values share out the whole increase"
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "packed"])
+def test_context_norm_of_a_neuron_is_its_mean_absolute_activation(backend: str) -> None:
+    """Over real tokens, also in the last layer, of which the model reads [CLS] alone, and also in chunks."""
+    model, (batch,) = prune_neurons(model_of(), NEURON_GONE), data(size=5)
+    model.eval()
+    real = batch["attention_mask"].bool()
+    inputs: list[Tensor] = []
+    hooks = [
+        block_of(model, i).output.dense.register_forward_pre_hook(lambda m, args: inputs.append(args[0]))
+        for i in range(L)
+    ]
+    with torch.no_grad():
+        model.bert(**{name: x for name, x in batch.items() if name != "labels"})
+    for hook in hooks:
+        hook.remove()
+    assert [x.shape[-1] for x in inputs] == [W - 2, 2, W]
+    other = prune_neurons(model_of(attn_implementation=backend, chunk_size_feed_forward=4), NEURON_GONE)
+    for reduction in ("example", "batch"):
+        scores = neuron_importance(other, [batch], "context_norm", reduction=reduction)
+        for layer, x in enumerate(inputs):
+            rows = [x[i][real[i]].abs() for i in range(5)]
+            if reduction == "batch":
+                rows = [torch.cat(rows)]
+            assert_same(scores[layer][scores[layer].isfinite()], torch.stack([r.mean(0) for r in rows]).mean(0))
+
+
+@pytest.mark.parametrize("criterion", NEURON_CRITERIA)
+def test_neurons_of_a_model_in_bfloat16_have_scores(criterion: str) -> None:
+    model = model_of(intermediate_size=7)
+    wanted = neuron_importance(model, data(), criterion)
+    found = neuron_importance(model.bfloat16(), data(), criterion)
+    assert found.isfinite().all()
+    if criterion in ("michel", "context_norm", "magnitude"):  # means of one sign: 8 bits leave a few per cent
+        assert float((found - wanted).norm() / wanted.norm()) < 0.05
+
+
 @pytest.mark.parametrize("criterion", NEURON_CRITERIA)
 def test_pruned_neurons_are_nan(criterion: str) -> None:
-    model = prune_neurons(model_of(), {0: [3, 36], 2: range(W)})
+    model = prune_neurons(model_of(intermediate_size=7), {0: [3, 6], 2: range(7)})
     scores = neuron_importance(model, data(), criterion)
-    assert scores.isnan().nonzero().tolist() == [[0, 3], [0, 36], *([2, i] for i in range(W))]
+    assert scores.isnan().nonzero().tolist() == [[0, 3], [0, 6], *([2, i] for i in range(7))]
 
 
 # Normalisers
@@ -608,6 +719,9 @@ def test_other_models_are_refused() -> None:
         head_importance(nn.Linear(3, 4), data())
     with pytest.raises(ValueError, match="reduction 'token' is unknown for neurons; have: example, batch"):
         neuron_importance(model_of(), data(), reduction="token")
-    with pytest.raises(ValueError, match="criterion 'entropy' is unknown for neurons"):
+    with pytest.raises(
+        ValueError,
+        match="'entropy' does not score neurons: it is computed from attention weights, which neurons do not",
+    ):
         neuron_importance(model_of(), data(), "entropy")
     assert SIZES["num_hidden_layers"] == L

@@ -130,7 +130,10 @@ def test_a_run_of_before_is_found_again() -> None:
         ({"allocate": "money"}, "there is no allocation 'money'; have: scores, equal, macs, latency"),
         ({"allocate": "macs", "neurons": 0.5}, "from one budget, at once, by one criterion"),
         ({"allocate": "latency", "steps": 2}, "from one budget, at once, by one criterion"),
-        ({"allocate": "macs", "criterion": "confidence"}, "'confidence' does not score neurons; michel"),
+        (
+            {"allocate": "macs", "criterion": "confidence"},
+            "'confidence' does not score neurons: it is computed from attention weights, which",
+        ),
         ({"allocate": "macs", "criterion": "gates"}, "'gates' does not score neurons"),
         ({"neurons": 0.5, "criterion": "gates"}, "'gates' does not score neurons"),
         ({"neurons": 0.5, "neuron_criterion": "entropy"}, "'entropy' does not score neurons"),

@@ -716,7 +716,10 @@ def test_similarity_is_pruned_without_labels(world, tmp_path):
         ({"fraction": 1.5}, "fraction is 1.5; it is a share, 0 to 1"),
         ({"repair": "glue"}, "there is no repair 'glue'; have: none, mean, scale, refit"),
         ({"steps": 0}, "steps is 0"),
-        ({"criterion": "entropy", "neurons": 0.5}, "'entropy' does not score neurons; michel, "),
+        (
+            {"criterion": "entropy", "neurons": 0.5},
+            "'entropy' does not score neurons: it is computed from attention weights",
+        ),
         ({"neurons": 0.5, "steps": 2}, "neurons are pruned at once"),
     ],
 )
@@ -1259,6 +1262,54 @@ def test_score_writes_what_run_reads(world, tmp_path, capsys):
     (a,), (b,) = read_runs(tmp_path / "a"), read_runs(tmp_path / "b")
     assert a.load("masks.json") == b.load("masks.json")
     assert "run: " in capsys.readouterr().out
+
+
+def test_score_of_neurons_writes_what_the_library_computes(world, tmp_path, capsys):
+    data = [str(world / "model"), "--train", str(world / "train.tsv"), "--calibration", "11"]
+    criteria = ["--criteria", "magnitude,context_norm/batch"]
+    out = tmp_path / "scores"
+    assert main(["prune", "score", *data, *criteria, "--units", "both", "--json", "--out", str(out)]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert {path.stem for path in out.glob("*.png")} == {
+        f"{name}{end}" for name in ("magnitude", "context_norm-batch", "rank-correlation") for end in ("", "-neurons")
+    }
+    model = bertlite.BertForSequenceClassification.from_pretrained(world / "model")
+    dense = model_sha256(model)
+    wanted = {
+        "scores": bertlite.head_importance(model, criterion="magnitude"),
+        "neuron_scores": bertlite.neuron_importance(model, criterion="magnitude"),
+    }
+    for kind, end in (("scores", ""), ("neuron_scores", "-neurons")):
+        assert torch.equal(read_scores(out / f"magnitude{end}.json", dense), wanted[kind])
+        assert record[kind]["magnitude"] == wanted[kind].tolist()
+        assert list(record[kind]) == ["magnitude", "context_norm/batch"]
+    command = ["prune", "run", *data, "--dev", str(world / "dev.tsv"), "--out", str(tmp_path / "run")]
+    assert main([*command, "--scores", str(out / "magnitude-neurons.json")]) == 2
+    assert "heads" in capsys.readouterr().err
+
+
+def test_score_of_neurons_alone_writes_no_scores_of_heads(world, tmp_path, capsys):
+    data = [str(world / "model"), "--train", str(world / "train.tsv"), "--calibration", "11"]
+    assert main(["prune", "score", *data, "--units", "neurons", "--criteria", "random", "--out", str(tmp_path)]) == 0
+    assert [path.name for path in tmp_path.glob("*.json")] == ["random-neurons.json"]
+    assert "neurons' least, quartiles and largest score across" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("units", ["neurons", "both"])
+@pytest.mark.parametrize(
+    ("criterion", "reason"),
+    [
+        ("entropy", "computed from attention weights, which neurons do not have"),
+        ("gates", "computed from trained gates, which neurons do not have"),
+        ("michel/token", "of neurons the mean is over example or batch, not token"),
+    ],
+)
+def test_score_refuses_what_does_not_score_neurons_before_any_work(world, tmp_path, capsys, criterion, reason, units):
+    data = [str(world / "model"), "--train", str(world / "train.tsv"), "--calibration", "11"]
+    asked = ["--criteria", f"random,{criterion}", "--units", units]
+    assert main(["prune", "score", *data, *asked, "--out", str(tmp_path / "scores")]) == 2
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "scores").exists()
 
 
 def test_export_gives_three_forms_of_one_function(runs, world, tmp_path, capsys):

@@ -11,7 +11,7 @@ from bertlite.config import ConfigLike
 from bertlite.importance import SubsetGates, rank_by_latency, rank_by_macs, rank_heads, rank_neurons, train_gates
 from bertlite.importance.allocation import Choice
 from bertlite.importance.batches import Batch
-from bertlite.importance.criteria import CRITERIA, Criterion, Measurement, criteria_for
+from bertlite.importance.criteria import CRITERIA, Criterion, Measurement, check_scores_unit
 from bertlite.importance.structures import HEADS
 from bertlite.lab.experiments.files import read_json
 from bertlite.lab.experiments.measure import latency_table
@@ -70,7 +70,6 @@ def check_choice(cell: CellLike, criterion: str, neuron_criterion: str) -> None:
     Raises:
         ValueError: it names the field, and what would do.
     """
-    scoring = ", ".join(criteria_for("neuron"))
     if cell.allocate not in (*BUDGETS, "scores"):
         raise ValueError(f"there is no allocation {cell.allocate!r}; have: {', '.join(ALLOCATIONS)}")
     if cell.allocate in BUDGETS:
@@ -79,19 +78,32 @@ def check_choice(cell: CellLike, criterion: str, neuron_criterion: str) -> None:
                 f"allocation by {cell.allocate} takes heads and neurons from one budget, at once, by one criterion:"
                 " leave --neurons, --neuron-criterion and --steps out"
             )
-        if criterion not in criteria_for("neuron"):
-            raise ValueError(
-                f"allocation by {cell.allocate} compares heads and neurons, and {criterion!r} does not score neurons;"
-                f" {scoring} do"
-            )
-    if cell.neurons and "neuron" not in known_criteria()[neuron_criterion].units:
-        raise ValueError(f"{neuron_criterion!r} does not score neurons; {scoring} do")
+        check_scores_unit(known_criteria()[criterion], "neuron")
+    if cell.neurons:
+        check_scores_unit(known_criteria()[neuron_criterion], "neuron")
     if cell.neuron_criterion and not cell.neurons:
         raise ValueError("a criterion of neurons is given, and no neurons are removed; say --neurons SHARE")
     if cell.rearrange and cell.steps > 1:
         raise ValueError("heads are rearranged after one choice: steps must be 1")
     if cell.gate_steps < 1:
         raise ValueError(f"gate_steps is {cell.gate_steps}; it must be 1 or more")
+
+
+def check_scoring(name: str, asked: Mapping[str, Any], unit: str) -> None:
+    """Refuse a criterion that cannot score "head"s or "neuron"s with the options it was given.
+
+    Args:
+        name: the criterion with its options.
+        asked: what the name means, from `parse_criterion`.
+
+    Raises:
+        ValueError: it names the criterion, and what would do.
+    """
+    criterion = known_criteria()[asked["criterion"]]
+    check_scores_unit(criterion, unit)
+    if asked.get("reduction", "example") not in criterion.reductions(unit):
+        have = " or ".join(criterion.reductions(unit))
+        raise ValueError(f"criterion {name!r}: of {unit}s the mean is over {have}, not {asked['reduction']}")
 
 
 def cell_facts(cell: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,19 @@ import torch
 from bertlite import BertConfig, densify
 from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.lab.experiments import plots
-from bertlite.lab.experiments.cell import MASKS, SCORES, Cell, Experiment, Setting, warn_of_overlap
+from bertlite.lab.experiments.cell import (
+    MASKS,
+    SCORES,
+    Cell,
+    Experiment,
+    Setting,
+    parse_criterion,
+    warn_of_overlap,
+)
+from bertlite.lab.experiments.choose import check_scoring
 from bertlite.lab.experiments.compare import (
     dense_result,
+    describe_scores,
     describe_way,
     markdown_table,
     metric_of,
@@ -37,12 +48,14 @@ from bertlite.lab.experiments.files import (
 )
 from bertlite.lab.experiments.finetune import STATE, Recipe, finetune_, is_main_process, keep_metrics
 from bertlite.lab.experiments.ship import describe_finetuning, figures_of, report_of, write_run
-from bertlite.lab.experiments.statistics import rank_correlations
+from bertlite.lab.experiments.statistics import Array, rank_correlations
 from bertlite.lab.experiments.sweep import grid, sweep
 from bertlite.progress import Progress
 from bertlite.records import METRICS, Record, Run, read_runs, write_json, write_record
 from bertlite.shipping.folder import write_model
 
+UNITS = {"heads": ("head",), "neurons": ("neuron",), "both": ("head", "neuron")}  # by what --units says
+ENDS = {"head": "", "neuron": "-neurons"}  # of the names of files
 FULL = "Heads that were removed are back in place, with weights that add nothing."
 
 
@@ -184,32 +197,38 @@ def head_changes(train: Examples, task: Task, num_labels: int | None) -> dict[st
 
 
 def score(args: argparse.Namespace) -> int:
-    """Score the heads of a checkpoint by each criterion, write the scores and draw them."""
+    """Score the heads or neurons of a checkpoint by each criterion, write the scores and draw them."""
+    units = UNITS[args.units]
+    for criterion, unit in product(args.criteria, units):
+        check_scoring(criterion, parse_criterion(criterion), unit)
     cells = [Cell(criterion, seed=args.seed) for criterion in args.criteria]
     data = data_source(args, args.train, args.train_split)
     setting = Setting(args.checkpoint, args.task, data, data, args.max_length, args.calibration)
     experiment = Experiment(setting, args.device)
     for cell in cells:
         experiment.check(cell)
-    found = {}
-    out = args.folder
-    with Progress(len(cells), "criteria", what="score") as progress:
-        for cell in cells:
-            given = experiment.score(experiment.dense, cell)
-            scores = found[cell.criterion] = given.numpy()
-            name = cell.criterion.replace("/", "-")
-            write_scores(out / f"{name}.json", given, cell.criterion, experiment.hashes["model"]["dense"])
-            plots.save(plots.heat_map(scores, title=cell.criterion), out / name)
-            progress.print(f"\n{cell.criterion}: layers down, heads across")
-            progress.print("\n".join(" ".join(f"{x:9.2e}" for x in row) for row in scores))
+    found: dict[str, dict[str, Array]] = {unit: {} for unit in units}
+    with Progress(len(cells) * len(units), "criteria", what="score") as progress:
+        for cell, unit in product(cells, units):
+            given = experiment.score(experiment.dense, cell, neurons=unit == "neuron")
+            scores = found[unit][cell.criterion] = given.numpy()
+            path = args.folder / f"{cell.criterion.replace('/', '-')}{ENDS[unit]}"
+            write_scores(f"{path}.json", given, cell.criterion, experiment.hashes["model"]["dense"])
+            draw = plots.heat_map if unit == "head" else plots.sorted_scores
+            plots.save(draw(scores, title=cell.criterion), path)
+            progress.print(describe_scores(cell.criterion, scores, unit))
             progress.advance()
-    if len(found) > 1:
-        names, matrix = rank_correlations(found)
-        plots.save(plots.rank_correlation(names, matrix), out / "rank-correlation")
-    print(f"\nscores and figures: {out}")
-    write_answer(
-        args, model=experiment.hashes["model"], scores={name: scores.tolist() for name, scores in found.items()}
-    )
+    for unit, each in found.items():
+        if len(each) > 1:
+            names, matrix = rank_correlations(each)
+            figure = plots.rank_correlation(names, matrix, of=unit)
+            plots.save(figure, args.folder / f"rank-correlation{ENDS[unit]}")
+    print(f"\nscores and figures: {args.folder}")
+    facts = {
+        {"head": "scores", "neuron": "neuron_scores"}[unit]: {name: scores.tolist() for name, scores in each.items()}
+        for unit, each in found.items()
+    }
+    write_answer(args, model=experiment.hashes["model"], **facts)
     return 0
 
 

@@ -25,6 +25,7 @@ Way = tuple[tuple[str, Any], ...]  # a way of pruning: the fields of a cell but 
 METRIC_OF = {"cola": "mcc", "mrpc": "f1", "qqp": "f1"}  # of GLUE's configurations, where it is no task's headline
 UNBALANCED = 0.6  # share of one label above which an accuracy hides much
 NO_DIFFERENCE = {"difference_low": None, "difference_high": None}
+QUARTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 TRAINING = ("distil", "lr", "batch_size", "warmup", "weight_decay", "clip")  # fields of a recipe that cells share
 
 
@@ -298,3 +299,13 @@ def provenance(runs: Sequence[Record]) -> dict[str, Any]:
         state = {"commit": commits[-1], "dirty": any(each["dirty"] for each in known)}
     found: dict[str, Any] = {"environment": {**runs[0].facts["environment"], "git": state}}
     return found | ({"commits": commits} if len(commits) > 1 else {})
+
+
+def describe_scores(criterion: str, scores: Array, unit: str) -> str:
+    """Return scores as a table: of heads all, of neurons the least, quartiles and the largest of each layer."""
+    what = "heads across" if unit == "head" else "neurons' least, quartiles and largest score across"
+    if unit == "neuron":  # a layer that has none left has nan
+        there = [row[~np.isnan(row)] for row in scores]
+        scores = np.array([np.quantile(row, QUARTILES) if len(row) else np.full(5, np.nan) for row in there])
+    rows = "\n".join(" ".join(f"{x:9.2e}" for x in row) for row in scores)
+    return f"\n{criterion}: layers down, {what}\n{rows}"

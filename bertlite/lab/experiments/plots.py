@@ -60,6 +60,24 @@ def heat_map(scores: Array, pruned: Mapping[int, Iterable[int]] | None = None, t
     return figure
 
 
+def sorted_scores(scores: Array, title: str = "") -> Any:
+    """Draw a line for each layer: the scores of its neurons from the least to the largest; nan are left out.
+
+    Args:
+        scores: (layers, neurons).
+    """
+    figure, axes = pyplot().subplots(figsize=(7, 4.5))
+    colours = pyplot().get_cmap("viridis")(np.linspace(0, 0.9, len(scores)))
+    for layer, (row, colour) in enumerate(zip(scores, colours, strict=True)):
+        axes.plot(np.sort(row[~np.isnan(row)]), color=colour, label=f"layer {layer}")
+    axes.set(xlabel="neurons with lower scores", ylabel="score", title=title)
+    if (scores[~np.isnan(scores)] > 0).all():
+        axes.set_yscale("log")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    return figure
+
+
 def curves(rows: Sequence[SummaryRow], headline: str, dense: float | None = None, title: str = "") -> Any:
     """Draw the headline against the share of heads removed.
 
@@ -117,7 +135,7 @@ def heads_per_layer(kept: Mapping[str, Sequence[float]], built_with: int, title:
     return figure
 
 
-def rank_correlation(names: Sequence[str], correlations: Array, title: str = "") -> Any:
+def rank_correlation(names: Sequence[str], correlations: Array, title: str = "", of: str = "head") -> Any:
     """Draw Spearman's correlation of every pair of criteria as a matrix with numbers."""
     size = 0.7 * len(names) + 2
     figure, axes = pyplot().subplots(figsize=(size, size))
@@ -130,7 +148,7 @@ def rank_correlation(names: Sequence[str], correlations: Array, title: str = "")
     places = range(len(names))
     axes.set(xticks=places, yticks=places, yticklabels=names, title=title)
     axes.set_xticklabels(names, rotation=45, ha="right")
-    figure.colorbar(image, ax=axes, label="Spearman's correlation of head scores", shrink=0.7)
+    figure.colorbar(image, ax=axes, label=f"Spearman's correlation of {of} scores", shrink=0.7)
     return figure
 
 

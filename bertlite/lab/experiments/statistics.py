@@ -154,7 +154,7 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
 
 
 def rank_correlations(scores: dict[str, Array]) -> tuple[list[str], Array]:
-    """Return Spearman's correlation of every pair of score tables, over the heads that both have scores for."""
+    """Return Spearman's correlation of every pair of score tables, over the units that both have scores for."""
     from scipy.stats import spearmanr
 
     names = list(scores)
