@@ -315,8 +315,8 @@ class Experiment:
         dense = self.hashes["model"]["dense"]
         given = None if scores is None else read_scores(scores, dense)
         if given is not None and given.shape != self.heads_present().shape:
-            layers, heads = self.heads_present().shape
-            raise ValueError(f"{scores} holds {tuple(given.shape)} scores: give those of {layers} x {heads} heads")
+            wanted = " x ".join(map(str, self.heads_present().shape))
+            raise ValueError(f"{scores} holds {tuple(given.shape)} scores: give those of {wanted} heads")
         folder = self.folder(cell, root, scores)
         if is_finished(folder):
             if save_model and not (folder / MODEL).exists():
