@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -142,6 +143,7 @@ def become_command(words: list[str], folder: str, between: float) -> None:
         if os.isatty(1):
             fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
         sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
         os.chdir(folder)
         sys.argv = ["bertlite", *words]
         from bertlite import progress

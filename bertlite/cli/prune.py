@@ -187,7 +187,7 @@ def add_finetune(actions: Commands) -> None:
         out={FOLDER: "the run; `model` in it is the model"},
         examples=(
             f"google-bert/bert-base-uncased {DATA} --num-labels 2 --out runs/dense",
-            f"small {DATA} --teacher runs/dense/model --epochs 1 --out runs/distilled",
+            f"pruned {DATA} --teacher runs/dense/model --epochs 1 --out runs/distilled",
         ),
     )
     add_data(action)

@@ -336,7 +336,12 @@ def test_what_a_gpu_is_asked_is_counted(capsys):
 
 
 def test_a_gpu_is_given_more_to_do():
-    assert set(sections.sections("cpu")) - set(sections.sections("cuda")) == {"import", "loading", "cold start"}
+    assert set(sections.sections("cpu")) - set(sections.sections("cuda")) == {
+        "import",
+        "loading",
+        "cold start",
+        "packing",
+    }
     assert set(works("cuda")) > set(works())
     assert "training by autocast" in sections.sections("cuda")
 
