@@ -21,7 +21,7 @@ from bertlite.cli.parts import FOLDER, RECORD, count, names, number, paths
 from bertlite.lab.budget.command import read_report
 from bertlite.lab.experiments.data import DataSource, Examples, read_examples, read_tokenizer
 from bertlite.lab.experiments.evaluate import TASKS, evaluate, predict
-from bertlite.lab.experiments.files import class_names
+from bertlite.lab.experiments.files import class_names, model_sha256
 from bertlite.records import environment, read_runs, write_record
 
 TASK = TASKS["classification"]
@@ -49,8 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows.append(row(target, small, tuned, dev, args.max_length))
         print(rows[-1], flush=True)
     dense = score(args.checkpoint, dev, args.max_length)
-    setting = {name: getattr(args, name) for name in ("checkpoint", "epochs", "lr", "max_length")}
-    record = {"what": "scripts/measure/budget_clock.py", **setting, "dev": dev.name, "metric": TASK.headline}
+    setting = {name: getattr(args, name) for name in ("epochs", "lr", "max_length")}
+    setting |= {"model": model_sha256(TASK.load(args.checkpoint)), "dev": dev.sha256, "metric": TASK.headline}
+    record = {"what": "scripts/measure/budget_clock.py", **setting}
     write_record(args.out[RECORD], {**record, "dense": dense, "rows": rows, "environment": environment()})
     return 0
 

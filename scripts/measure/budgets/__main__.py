@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     folder: Path = args.out[FOLDER]
     if args.finished:
-        return report(args, [run for run in read_runs(folder, name="budget") if is_chosen(args, run.config)])
+        return report(args, finished(args, folder))
     total = len(args.tasks) * len(args.seeds) * len(args.shares) * len(args.methods)
     runs = []
     with Progress(total, "prunings", what="budgets") as progress:
@@ -51,6 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
                         progress.advance()
                         print_run(runs[-1], progress)
     return report(args, runs)
+
+
+def finished(args: argparse.Namespace, folder: Path) -> list[Record]:
+    """Return the prunings that are asked for and there, of models that every method has pruned to every share."""
+    found: dict[tuple[str, int], list[Record]] = {}
+    for run in read_runs(folder, name="budget"):
+        if is_chosen(args, run.config):
+            found.setdefault((run.config["task"], run.config["seed"]), []).append(run)
+    whole = len(args.methods) * len(args.shares)
+    return [run for runs in found.values() if len(runs) == whole for run in runs]
 
 
 def is_chosen(args: argparse.Namespace, config: dict[str, Any]) -> bool:
@@ -103,7 +113,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lr", type=number, default=5e-5, help="of fine-tuning (default: %(default)s)")
     parser.add_argument("--train-examples", type=count, metavar="N", help="a sample to fine-tune on (default: all)")
     parser.add_argument("--max-length", type=count, default=64, metavar="TOKENS", help="(default: %(default)s)")
-    parser.add_argument("--finished", action="store_true", help="run nothing; write the record of what is finished")
+    parser.add_argument(
+        "--finished", action="store_true", help="run nothing; write the record of models that are finished"
+    )
     parser.add_argument(
         "--out", type=paths((RECORD, FOLDER)), required=True, metavar="FOLDER,FILE.json", help="runs, and the record"
     )
