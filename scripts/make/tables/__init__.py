@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from scripts.make.tables import brief, commands, criteria, native, proof, pruning, speed
+from scripts.make.tables import brief, budgets, commands, criteria, native, proof, pruning, speed
 from scripts.make.tables.read import ROOT, OldRecordError
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "notebooks" / "docs").glob("*.md")))
@@ -66,7 +66,9 @@ def filled(text: str) -> tuple[str, list[str]]:
 TABLES: dict[str, Callable[[], str]] = {
     "proofbrief": brief.proof,
     "speedbrief": brief.speed,
-    "pruningbrief": brief.pruning,
+    "pruningbrief": budgets.brief,
+    "budgets": budgets.by_task,
+    "budgetclock": budgets.by_the_clock,
     "parity": partial(proof.parity, "parity-[0-9]*.json"),
     "clients": proof.clients,
     "trust": proof.trust,

@@ -1,9 +1,7 @@
-"""The short tables of README.md: one each for the proof, speed and pruning, out of the records of the long ones."""
+"""The short tables of README.md: one each for the proof and speed, out of the records of the long ones."""
 
 from typing import Any
 
-from bertlite.lab.experiments.compare import describe_way
-from scripts.make.tables.pruning import within
 from scripts.make.tables.read import SPREAD, measured_on, parity_records, records, rows, spread
 from scripts.make.tables.speed import DTYPES, forward_sections, heads_of
 
@@ -17,12 +15,6 @@ ENGINES = (  # those that the record has; "optimised" is what older records call
     "bertlite onednn packed",
     "bertlite native",
 )
-WAYS = {  # (criterion, repair): its row
-    ("random", ""): "chosen at random",
-    ("michel", ""): "chosen by `michel`",
-    ("michel, 1 a layer or more", "refit"): "chosen by `michel`, one or more a layer, `repair`",
-}
-SHARES = (0.3, 0.5, 0.7, 0.9)
 
 
 def proof() -> str:
@@ -66,19 +58,3 @@ def speed() -> str:
             body += lines
     note = f"Times faster than {base}. {SPREAD}"
     return f"{rows(['', *heads_of(forward)], body)}\n\n{note} bert-base's shape, {measured_on(record)}."
-
-
-def pruning() -> str:
-    """Table of SST-2's accuracy by the share of heads removed, for three ways of choosing them."""
-    (record,) = records("pruning/sst2.json")
-    found = {}
-    for row in record["rows"]:
-        criterion, _, repair, _ = describe_way(row)
-        found[criterion, repair, row["fraction"]] = within(row, record["headline"])
-    body = [[words, *(found[*way, share] for share in SHARES)] for way, words in WAYS.items()]
-    dense = 100 * record["dense"][record["headline"]]
-    head = ["heads removed, nothing retrained", *(f"{100 * share:g} %" for share in SHARES)]
-    return (
-        f"{rows(head, body)}\n\nSST-2, 100 × {record['headline']}, a fine-tuned MiniLM, dense {dense:.1f}; ± is half"
-        f" of a 95 % interval over seeds, {record['setting']['calibration']} calibration examples."
-    )

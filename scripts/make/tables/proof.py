@@ -59,7 +59,10 @@ def outcome(record: dict[str, Any], client: str, side: str) -> str:
 
 def trust() -> str:
     """Table of the stress tests and their results."""
-    (soak,), (fuzz,), (coverage,) = (records(f"{name}.json") for name in ("soak", "fuzz", "coverage"))
+    (soak,), (fuzz,), (coverage,), (native,) = (
+        records(f"{name}.json") for name in ("soak", "fuzz", "coverage", "native")
+    )
+    runs = native["runs"]
     kinds = fuzz["kinds"].values()
     tried, loaded = sum(kind["loaded"] + kind["refused"] for kind in kinds), sum(kind["loaded"] for kind in kinds)
     last, verdict = soak["rows"][-1], soak["verdict"]
@@ -73,6 +76,12 @@ def trust() -> str:
             "whole checkpoints changed at random",
             f"{tried:,} files: {loaded:,} load, the others are refused by our own errors; the slowest took"
             f" {max(kind['seconds'] for kind in kinds):.1f} s",
+        ],
+        [
+            f"native kernels ({native['instructions']}) on random shapes for {native['minutes']:g} minutes",
+            f"no fault in {runs['address']['cases']:,} cases under the sanitizers of addresses and undefined behaviour"
+            f" and {runs['thread']['cases']:,} under that of threads, nor in {runs['python']['cases']:,} whole models"
+            " beside float64",
         ],
         [
             f"lines of `bertlite/` that the tests ran at {(commit_of(coverage) or {})['commit'][:7]}",
