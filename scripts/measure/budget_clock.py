@@ -8,21 +8,19 @@ prune finetune --teacher CHECKPOINT` the labels too.  Needs a quiet machine: the
 """
 
 import argparse
-import json
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bertlite import BertConfig
-from bertlite.cli import main as bertlite
+from bertlite.cli import main as run_command
 from bertlite.cli.parts import FOLDER, RECORD, count, names, number, paths
 from bertlite.lab.budget.command import read_report
 from bertlite.lab.experiments.data import DataSource, Examples, read_examples, read_tokenizer
 from bertlite.lab.experiments.evaluate import TASKS, evaluate, predict
 from bertlite.lab.experiments.files import class_names, model_sha256
-from bertlite.records import environment, read_runs, write_record
+from bertlite.records import environment, is_finished, read_runs, write_record
 
 TASK = TASKS["classification"]
 
@@ -36,16 +34,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         small, tuned = (args.out[FOLDER] / f"{kind}-{target}" for kind in ("pruned", "tuned"))
         if not small.exists():
             command = ["prune", "to", target, args.checkpoint, "--texts", str(args.train), "--text", *args.text]
-            if bertlite([*command, "--max-length", str(args.max_length), "--at", args.at, "--out", str(small)]) > 1:
+            if run_command([*command, "--max-length", str(args.max_length), "--at", args.at, "--out", str(small)]) > 1:
                 return 2
-        if not tuned.exists():
+        if not is_finished(tuned):
             words = [str(small), "--train", str(args.train), "--dev", str(args.dev), "--text", *args.text]
             words += ["--label", args.label, "--max-length", str(args.max_length), "--teacher", args.checkpoint]
             words += ["--epochs", str(args.epochs), "--lr", str(args.lr), "--out", str(tuned)]
-            began = time.perf_counter()
-            if bertlite(["prune", "finetune", *words]):
+            if run_command(["prune", "finetune", *words]):
                 return 2
-            (tuned / "seconds.json").write_text(json.dumps(round(time.perf_counter() - began, 1)))
         rows.append(row(target, small, tuned, dev, args.max_length))
         print(rows[-1], flush=True)
     dense = score(args.checkpoint, dev, args.max_length)
@@ -94,7 +90,7 @@ def row(target: str, small: Path, tuned: Path, dev: Examples, max_length: int) -
         "search_seconds": report["wall_seconds"],
         "pruned": score(small, dev, max_length),
         "distilled": run.results[TASK.headline],
-        "distil_seconds": json.loads((tuned / "seconds.json").read_text()),
+        "distil_seconds": run.facts["wall_seconds"],
     }
 
 

@@ -10,10 +10,11 @@ import torch
 from conftest import SIZES
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bertlite import BertConfig, cli
-from bertlite.inference import optimize
+from bertlite import BertConfig, BertModel, cli
+from bertlite.inference import InferenceModel, optimize
+from bertlite.inference.native.library import NativeKernelsError
 from bertlite.lab import timing
-from bertlite.lab.bench import ceiling, engines, sections
+from bertlite.lab.bench import ceiling, engines, sections, startup
 from bertlite.lab.bench.accuracy import ERRORS, Accuracy, accuracies, accuracy
 from bertlite.lab.bench.ceiling import Ceiling
 from bertlite.lab.bench.command import PEERS, report_worse, section_lines
@@ -333,6 +334,33 @@ def test_what_a_gpu_is_asked_is_counted(capsys):
     told = "\n".join(section_lines("it", found | {"demands": {"a": counts}, "peak_bytes": {"a": 2**21}}))
     assert "2 MiB" in told
     assert "3 kernels per layer, 1 copies, 6 launches, 1 waits" in told
+
+
+def test_packing_is_timed_and_its_memory_measured(tmp_path, monkeypatch):
+    sizes = {**SIZES, "hidden_size": 64, "num_attention_heads": 4}
+    BertModel(BertConfig(**sizes)).save_pretrained(tmp_path)
+    missing: dict[str, str] = {}
+    monkeypatch.setattr(timing, "FEWEST", 2)
+    found = startup.packing(2, tmp_path, lambda: None, missing)
+    if missing:
+        pytest.skip(missing["packing"])
+    names = [f"{what} {dtype}" for dtype in ("float32", "bfloat16", "int8") for what in ("pack", "load")]
+    assert list(found["seconds"]) == names
+    assert list(found["peak_bytes"]) == names[::2]
+    assert found["model_bytes"] == sum(4 * x.numel() for x in BertModel.from_pretrained(tmp_path).parameters())
+    for dtype in ("float32", "bfloat16", "int8"):
+        assert InferenceModel.load(tmp_path / f"packed in {dtype}").backend == "native"
+
+
+def test_without_kernels_packing_is_missing_with_the_reason(tmp_path, monkeypatch):
+    def refuse() -> None:
+        raise NativeKernelsError("no compiler")
+
+    monkeypatch.setattr(startup, "load_kernels", refuse)
+    missing: dict[str, str] = {}
+    found = startup.packing(1, tmp_path, lambda: None, missing)
+    assert missing == {"packing": "no compiler"}
+    assert [*section_lines("packing", found)] == [f"\npacking: {found['what']}"]
 
 
 def test_a_gpu_is_given_more_to_do():

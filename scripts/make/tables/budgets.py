@@ -87,7 +87,8 @@ def mean(values: list[float]) -> str:
 
 def by_the_clock() -> str:
     """Table of targets by the clock: speed, and the score before and after distillation."""
-    (record,) = records("pruning/budget_clock.json")
+    (record,), (compared,) = records("pruning/budget_clock.json"), records(COMPARISON)
+    ((task, seed),) = {(run["task"], run["seed"]) for run in compared["runs"] if run["model"] == record["model"]}
     body = [
         [
             f"`prune to {row['target']}`",
@@ -102,7 +103,7 @@ def by_the_clock() -> str:
     ]
     head = ["", "speed", "MACs", record["metric"], "distilled", "time of pruning", "of distillation"]
     return (
-        f"{rows(head, body)}\n\nA MiniLM fine-tuned on SST-2, dense {100 * record['dense']:.1f}; speed at"
+        f"{rows(head, body)}\n\nThe MiniLM of {task} with seed {seed}, dense {100 * record['dense']:.1f}; speed at"
         f" {record['rows'][0]['work']}, median and quartiles; epochs of distillation: {record['epochs']:g}."
         f" {measured_on(record)}."
     )

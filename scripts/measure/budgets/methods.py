@@ -33,6 +33,7 @@ class Subject:
 
     def __init__(self, model: Any, batches: Sequence[Batch], length: int) -> None:
         self.model, self.batches, self.length = model, batches, length
+        self.measured: dict[str | None, tuple[Curves, list[Metrics] | None]] = {}  # by target
 
     @cached_property
     def fisher(self) -> tuple[Tensor, Tensor]:
@@ -44,16 +45,19 @@ class Subject:
         return both_gradients(self.model, self.batches)
 
     @cached_property
-    def metrics(self) -> dict[str, list[Metrics]]:
-        return {target: output_metrics(self.model, self.batches, target=target) for target in ("kl", "loss")}
+    def magnitudes(self) -> tuple[Tensor, Tensor]:
+        return group_scores(self.model, self.batches, taylor=False)
 
     @cached_property
-    def curves(self) -> dict[str, Curves]:
-        return {target: [*loss_curves(self.model, self.batches, each)] for target, each in self.metrics.items()}
+    def taylors(self) -> tuple[Tensor, Tensor]:
+        return group_scores(self.model, self.batches, taylor=True)
 
-    @cached_property
-    def plain_curves(self) -> Curves:
-        return [*loss_curves(self.model, self.batches)]
+    def curves(self, target: str | None) -> tuple[Curves, list[Metrics] | None]:
+        """Return what sizes lose by a target, or with all outputs counting alike, and the metrics that weigh it."""
+        if target not in self.measured:
+            metrics = None if target is None else output_metrics(self.model, self.batches, target=target)
+            self.measured[target] = [*loss_curves(self.model, self.batches, metrics)], metrics
+        return self.measured[target]
 
     def without(self, heads: Choice, neurons: Choice) -> Any:
         return prune_neurons(prune_heads(self.model, heads), neurons)
@@ -104,7 +108,7 @@ def group_scores(model: Any, batches: Sequence[Batch], taylor: bool) -> tuple[Te
 
 def torch_pruning(subject: Subject, share: float, *, taylor: bool) -> Any:
     """Prune the same share of all heads and of all neurons, the lowest anywhere, as Torch-Pruning's global pruning."""
-    heads, neurons = group_scores(subject.model, subject.batches, taylor)
+    heads, neurons = subject.taylors if taylor else subject.magnitudes
     most = share * macs(subject.model.config, subject.length)
     low, high = 0.0, 1.0
     for _ in range(20):
@@ -174,9 +178,8 @@ def cheapest(
 
 def joint(subject: Subject, share: float, target: str | None = None) -> Any:
     """Choose jointly, layer by layer, all outputs counting alike or weighed by what they do to a target."""
-    curves = subject.plain_curves if target is None else subject.curves[target]
+    curves, metrics = subject.curves(target)
     sizes = sizes_within(subject.model.config, curves, share, subject.length)
-    metrics = None if target is None else subject.metrics[target]
     pruned = copy.deepcopy(subject.model)
     for _ in prune_layerwise_(pruned, subject.model, subject.batches, sizes, metrics=metrics):
         pass
@@ -185,7 +188,7 @@ def joint(subject: Subject, share: float, target: str | None = None) -> Any:
 
 def chosen_once(subject: Subject, share: float) -> Any:
     """Choose on the given model's activations, all at once, and fit afterwards: joint, but not layer by layer."""
-    curves = subject.curves["kl"]
+    curves, _ = subject.curves("kl")
     sizes = sizes_within(subject.model.config, curves, share, subject.length)
     heads, neurons = (
         {layer: pair[kind].removed(size[kind]) for layer, (pair, size) in enumerate(zip(curves, sizes, strict=True))}
