@@ -2,6 +2,7 @@
 
 import copy
 from argparse import Namespace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +137,9 @@ def test_tasks_are_made_from_the_data(tmp_path: Path) -> None:
     )
     words = [f"w{i}" for i in range(60)]
     paragraph = " . ".join(" ".join(words[i : i + 8]) for i in range(0, 48, 8))
-    text = "\n".join(f" p{i} {paragraph} " + "x" * 60 for i in range(40))
-    (tmp_path / "wikitext2" / "valid.txt").write_text(f" = Title = \n{text}\n", encoding="utf-8")
+    lines = [f" p{i} {paragraph} " + "x" * 60 for i in range(40)]
+    text = "\n".join([" = First = ", *lines[:25], " = = Part = = ", " = Second = ", *lines[25:]])
+    (tmp_path / "wikitext2" / "valid.txt").write_text(f"{text}\n", encoding="utf-8")
 
     def rows(name: str, part: str) -> list[Any]:
         return [*tasks.TASKS[name][0](tmp_path, part)]
@@ -145,16 +147,17 @@ def test_tasks_are_made_from_the_data(tmp_path: Path) -> None:
     assert rows("sentiment", "train") == [('a "fine film', "", "1"), ("bad", "", "0")]
     assert rows("similarity", "dev") == [("A, b.", "C d.", "3.5")]
     assert rows("entities", "train") == [("I am", "", "0"), ("in Rome", "", "1")]
-    for name in ("next", "order"):
+    for name in ("next", "topic"):
         train, dev = rows(name, "train"), rows(name, "dev")
         assert {label for *_, label in train} == {"0", "1"}
         assert len(train) == 4 * len(dev)
-    pairs = [*tasks.wiki_sentences(tmp_path, "train")]
+    paragraphs = [*tasks.wiki_sentences(tmp_path, "train")]
+    pairs = [pair for _, sentences in paragraphs for pair in pairwise(sentences)]
     for (first, second), row in zip(pairs, rows("next", "train"), strict=True):
         assert row[0] == first
         assert row[2] == "0" or row[1] == second
-    for (first, _), row in zip(pairs, rows("order", "train"), strict=True):
-        assert sorted(row[0].split()) == sorted(first.split())
-        assert (row[0] != first) == (row[2] == "1")
-    paths = tasks.write_task("order", tmp_path, tmp_path / "out")
+    each = [(text, article) for article, sentences in paragraphs for text in sentences]
+    for (text, article), row in zip(each, rows("topic", "train"), strict=True):
+        assert row == (text, "", {"First": "0", "Second": "1"}[article])
+    paths = tasks.write_task("topic", tmp_path, tmp_path / "out")
     assert sorted(path.name for path in paths.values()) == ["dev.jsonl", "train.jsonl"]

@@ -138,7 +138,7 @@ def source(name: str, path: Path) -> DataSource:
 
 
 def task_of(name: str) -> Task:
-    return TASKS["regression" if tasks.TASKS[name][1] else "classification"]
+    return TASKS["regression" if tasks.TASKS[name][1] == 1 else "classification"]
 
 
 def tuned(args: argparse.Namespace, name: str, files: dict[str, Path], seed: int, progress: Progress) -> Path:
@@ -150,7 +150,7 @@ def tuned(args: argparse.Namespace, name: str, files: dict[str, Path], seed: int
         examples = read_examples(source(name, files["train"])).sample(args.train_examples, seed)
         tokenizer = read_tokenizer(args.checkpoint, args.max_length)
         torch.manual_seed(seed)
-        model = task.load(args.checkpoint, num_labels=1 if task.name == "regression" else 2)
+        model = task.load(args.checkpoint, num_labels=tasks.TASKS[name][1])
         setting = {"task": name, "train_examples": args.train_examples, **asdict(recipe)}
         with Run("finetune", setting, folder=folder, seed=seed) as run:
             finetune_(model, task.encode(examples, tokenizer), task, recipe, progress=progress.bar is None)

@@ -4,19 +4,21 @@ sentiment    SST-2: positive or negative (accuracy)
 similarity   STS benchmark: how alike two sentences are, 0 to 5 (Spearman's correlation)
 entities     WNUT 17: does the message name somebody or something? (accuracy)
 next         WikiText-2: does the second sentence follow the first in its article? (accuracy)
-order        WikiText-2: have two neighbouring words changed places? (accuracy)
+topic        WikiText-2: from which of its 20 longest articles is the sentence? (accuracy)
 """
 
 import csv
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
 Row = tuple[str, str, str]  # two texts, the second may be empty, and the label
 LONGEST = 40  # words of a sentence from WikiText-2
+ARTICLES = 20  # of WikiText-2, the longest
 SHARE = 5  # of WikiText's sentences one in so many judges
 
 
@@ -40,41 +42,44 @@ def entities(data: Path, part: str) -> Iterator[Row]:
             yield " ".join(word for word, *_ in pairs), "", str(int(tagged))
 
 
-def wiki_sentences(data: Path, part: str) -> Iterator[tuple[str, str]]:
-    """Yield neighbouring sentences of WikiText-2's paragraphs, of which one in SHARE judges."""
-    text = (data / "wikitext2" / "valid.txt").read_text(encoding="utf-8")
-    paragraphs = [line.strip() for line in text.splitlines() if len(line) > 200]
-    for number, paragraph in enumerate(paragraphs):
-        if (number % SHARE == 0) == (part == "dev"):
-            sentences = [" ".join(each.split()[:LONGEST]) for each in paragraph.split(" . ") if len(each.split()) > 5]
-            yield from pairwise(sentences)
+def wiki_sentences(data: Path, part: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the article and the sentences of WikiText-2's paragraphs, of which one in SHARE judges."""
+    article, number = "", 0
+    for line in (data / "wikitext2" / "valid.txt").read_text(encoding="utf-8").splitlines():
+        title = re.fullmatch(r"= ([^=]+) =", line.strip())
+        if title:
+            article = title[1]
+        elif len(line) > 200:
+            if (number % SHARE == 0) == (part == "dev"):
+                parts = (each.split() for each in line.strip().split(" . "))
+                yield article, [" ".join(words[:LONGEST]) for words in parts if len(words) > 5]
+            number += 1
 
 
 def next_sentence(data: Path, part: str) -> Iterator[Row]:
     draw = random.Random(0)
-    pairs = [*wiki_sentences(data, part)]
+    pairs = [pair for _, sentences in wiki_sentences(data, part) for pair in pairwise(sentences)]
     for first, second in pairs:
         follows = draw.random() < 0.5
         yield first, second if follows else draw.choice(pairs)[1], str(int(follows))
 
 
-def word_order(data: Path, part: str) -> Iterator[Row]:
-    draw = random.Random(0)
-    for sentence, _ in wiki_sentences(data, part):
-        words = sentence.split()
-        swapped = draw.random() < 0.5
-        if swapped:
-            at = draw.choice([i for i in range(len(words) - 1) if words[i] != words[i + 1]])
-            words[at : at + 2] = words[at + 1], words[at]
-        yield " ".join(words), "", str(int(swapped))
+def topic(data: Path, part: str) -> Iterator[Row]:
+    lengths = Counter[str]()
+    for article, sentences in wiki_sentences(data, "train"):
+        lengths[article] += len(sentences)
+    longest = [article for article, _ in lengths.most_common(ARTICLES)]
+    for article, sentences in wiki_sentences(data, part):
+        if article in longest:
+            yield from ((sentence, "", str(longest.index(article))) for sentence in sentences)
 
 
-TASKS: dict[str, tuple[Callable[[Path, str], Iterator[Row]], bool]] = {  # the rows, and whether labels are numbers
-    "sentiment": (sentiment, False),
-    "similarity": (similarity, True),
-    "entities": (entities, False),
-    "next": (next_sentence, False),
-    "order": (word_order, False),
+TASKS: dict[str, tuple[Callable[[Path, str], Iterator[Row]], int]] = {  # the rows, and outputs; 1 is a number's
+    "sentiment": (sentiment, 2),
+    "similarity": (similarity, 1),
+    "entities": (entities, 2),
+    "next": (next_sentence, 2),
+    "topic": (topic, ARTICLES),
 }
 
 
