@@ -88,6 +88,7 @@ float soften(float* scores, long keys, long padded, Value* weights, bool keep) {
 // Attend with queries first up to last.  Keys and values must have been laid out in `space`.
 template <class Kind>
 void attend(const Head<Kind>& head, long first, long last, const AttentionSpace<Kind>& space) {
+    using Value = typename Kind::Value;
     const long keys = head.key_count, padded = round_up(keys, LANES);
     const long words = head.head_size / Kind::per_word;
     const Vector scale = all(1 / std::sqrt(float(head.head_size)));
@@ -97,12 +98,12 @@ void attend(const Head<Kind>& head, long first, long last, const AttentionSpace<
     const long part = even_part(last - first, QUERIES);
     for (long query = first; query < last; query += part) {
         const long count = std::min(part, last - query);
+        const Target<float> scores_at{space.scores, space.most};
         multiply<Kind>(head.queries + query * head.stride, head.stride, count, key_blocks, nullptr, 0, padded,
-                       [&](long row, long rows, long column, long columns, const float* sums) {
+                       scores_at, [=](long row, long rows, long column, long columns, const float* sums) {
                            for (long i = 0; i < rows; i++)
                                for (long j = 0; j < columns; j += LANES)
-                                   store(space.scores + (row + i) * space.most + column + j,
-                                         load(sums + i * BLOCK + j) * scale);
+                                   store(scores_at.at(row + i, column + j), load(sums + i * BLOCK + j) * scale);
                        });
         for (long i = 0; i < count; i++) {
             float* scores = space.scores + i * space.most;
@@ -118,11 +119,12 @@ void attend(const Head<Kind>& head, long first, long last, const AttentionSpace<
                     head.probabilities[(query + i) * keys + key] = scores[key] * inverse[i] * gate;
             inverse[i] *= gate;
         }
-        multiply<Kind>(space.weights, space.most, count, value_blocks, nullptr, 0, head.head_size,
-                       [&](long row, long rows, long column, long columns, const float* sums) {
+        const Target<Value> context{head.context + query * head.context_stride, head.context_stride};
+        multiply<Kind>(space.weights, space.most, count, value_blocks, nullptr, 0, head.head_size, context,
+                       [=, &inverse](long row, long rows, long column, long columns, const float* sums) {
                            for (long i = 0; i < rows; i++)
                                for (long j = 0; j < columns; j += LANES)
-                                   store(head.context + (query + row + i) * head.context_stride + column + j,
+                                   store(context.at(row + i, column + j),
                                          load(sums + i * BLOCK + j) * all(inverse[row + i]));
                        });
     }

@@ -124,7 +124,6 @@ class Encoder {
 
     // Activations of some tokens on their way through the second phase.
     struct Rows {
-        float* sum;          // (rows, D): residual plus product, then normalised
         Value* input;        // (rows, widest of D and N H): rounded, what the next product takes
         Rounding* rounding;  // (rows,), of the inputs
         float* neurons;      // (rows, I), of 8-bit integers alone: not yet rounded
@@ -164,7 +163,8 @@ class Encoder {
    private:
     void lay_out_memory(Arena& arena) {
         const long tokens = batch_.tokens, D = model_.hidden_size;
-        residual_ = arena.take<float>(tokens * D);
+        hidden_ = arena.take<float>(tokens * D);
+        firsts_ = batch_.first_only ? arena.take<float>(batch_.sequences * D) : nullptr;
         heads_ = arena.take<HeadValue>(tokens * 3 * widest_heads_);
         context_ = arena.take<HeadValue>(tokens * widest_heads_);
         rows_.clear();
@@ -175,7 +175,6 @@ class Encoder {
 
     Rows take_rows(Arena& arena, long count) {
         Rows rows;
-        rows.sum = arena.take<float>(count * model_.hidden_size);
         rows.input = arena.take<Value>(count * input_stride());
         rows.rounding = arena.take<Rounding>(count);
         rows.neurons = rounds ? arena.take<float>(count * widest_neurons_) : nullptr;
@@ -230,10 +229,10 @@ class Encoder {
     void begin(Rows& rows, const Who& who) {
         const long D = model_.hidden_size;
         each_row(rows, who, [&](long row) {
-            float* residual = residual_ + (rows.first + row) * D;
-            read_row(batch_.hidden, rows.first + row, residual);
-            write_state(0, rows.first + row, residual);
-            round_row<Kind>(residual, D, rows.input + row * input_stride(), rows.rounding + row);
+            float* hidden = hidden_ + (rows.first + row) * D;
+            read_row(batch_.hidden, rows.first + row, hidden);
+            write_state(0, rows.first + row, hidden);
+            round_row<Kind>(hidden, D, rows.input + row * input_stride(), rows.rounding + row);
         });
         project_heads(model_.layers[0], rows, who);
     }
@@ -242,6 +241,11 @@ class Encoder {
     void after_attention(long index, Rows& rows, const Who& who) {
         const Layer& layer = model_.layers[index];
         const long D = model_.hidden_size;
+        const Target<float> hidden{(firsts_alone(index) ? firsts_ : hidden_) + rows.first * D, D};
+        if (firsts_alone(index))
+            each_row(rows, who, [&](long row) {
+                std::memcpy(hidden.at(row, 0), hidden_ + batch_.starts[rows.first + row] * D, D * sizeof(float));
+            });
 
         const HeadValue* context = context_ + rows.first * widest_heads_;
         if constexpr (rounds) {
@@ -250,14 +254,13 @@ class Encoder {
                 round_row<Kind>(context + row * widest_heads_, width, rows.input + row * input_stride(),
                                 rows.rounding + row);
             });
-            project_output(index, rows, rows.input, input_stride(), who);
+            add_product(rows.input, input_stride(), rows.rounding, layer.output, hidden, rows, who);
         } else {
-            project_output(index, rows, context, widest_heads_, who);
+            add_product(context, widest_heads_, rows.rounding, layer.output, hidden, rows, who);
         }
         each_row(rows, who, [&](long row) {
-            float* sum = rows.sum + row * D;
-            layer_norm(sum, D, layer.attention_gain, layer.attention_shift, float(model_.epsilon));
-            round_row<Kind>(sum, D, rows.input + row * input_stride(), rows.rounding + row);
+            layer_norm(hidden.at(row, 0), D, layer.attention_gain, layer.attention_shift, float(model_.epsilon));
+            round_row<Kind>(hidden.at(row, 0), D, rows.input + row * input_stride(), rows.rounding + row);
         });
         widen(layer, rows, who);
         if constexpr (rounds) {
@@ -267,83 +270,71 @@ class Encoder {
                                 rows.wide_rounding + row);
             });
         }
-        narrow(layer, rows, who);
+        add_product(rows.wide, widest_neurons_, rows.wide_rounding, layer.down, hidden, rows, who);
         each_row(rows, who, [&](long row) {
-            float* sum = rows.sum + row * D;
-            layer_norm(sum, D, layer.gain, layer.shift, float(model_.epsilon));
+            layer_norm(hidden.at(row, 0), D, layer.gain, layer.shift, float(model_.epsilon));
             if (is_last(index)) {
-                write_row(batch_.output, rows.first + row, sum);
+                write_row(batch_.output, rows.first + row, hidden.at(row, 0));
                 return;
             }
-            std::memcpy(residual_ + (rows.first + row) * D, sum, D * sizeof(float));
-            write_state(index + 1, rows.first + row, sum);
-            round_row<Kind>(sum, D, rows.input + row * input_stride(), rows.rounding + row);
+            write_state(index + 1, rows.first + row, hidden.at(row, 0));
+            round_row<Kind>(hidden.at(row, 0), D, rows.input + row * input_stride(), rows.rounding + row);
         });
         if (!is_last(index)) project_heads(model_.layers[index + 1], rows, who);
     }
 
-    // Multiply rows with a weight; `finish(row, column, y)` is given 16 outputs with their bias.
-    template <class Who, class Finish>
+    // Multiply rows with a weight; `finish(at, y)` is given 16 outputs with their bias, and where in `to` they belong.
+    template <class Who, class T, class Finish>
     void project(const Value* input, long stride, const Rounding* rounding, long count, const Matrix& matrix,
-                 const Who& who, Finish finish) {
+                 const Target<T>& to, const Who& who, Finish finish) {
         const Blocks blocks{matrix.words, divide_up(matrix.inputs, Kind::per_word)};
         const typename Kind::Sum* start = nullptr;
         if constexpr (!rounds) start = matrix.bias;
-        const auto finish_tile = [&](long row, long rows, long column, long columns, const typename Kind::Sum* sums) {
-            for (long i = 0; i < rows; i++)
-                for (long j = 0; j < columns; j += LANES) {
+        // Copies: for all that the compiler knows, a store of a vector changes what is reached through `this`.
+        const float *scales = matrix.scales, *weight_sums = matrix.sums, *bias = matrix.bias;
+        const auto finish_tile = [=](long row, long rows, long column, long columns, const typename Kind::Sum* sums) {
+            for (long j = 0; j < columns; j += LANES)
+                for (long i = 0; i < rows; i++) {
                     Vector y = load(sums + i * BLOCK + j);
                     if constexpr (rounds)
-                        y = multiply_add(y, load(matrix.scales + column + j) * all(rounding[row + i].scale),
-                                         multiply_add(load(matrix.sums + column + j), all(rounding[row + i].offset),
-                                                      load(matrix.bias + column + j)));
-                    finish(row + i, column + j, y);
+                        y = multiply_add(y, load(scales + column + j) * all(rounding[row + i].scale),
+                                         multiply_add(load(weight_sums + column + j), all(rounding[row + i].offset),
+                                                      load(bias + column + j)));
+                    finish(to.at(row + i, column + j), y);
                 }
         };
         who.ranges(round_up(matrix.outputs, LANES), BLOCK, [&](long first, long last) {
-            multiply<Kind>(input, stride, count, blocks, start, first, last, finish_tile);
+            multiply<Kind>(input, stride, count, blocks, start, first, last, to, finish_tile);
         });
     }
 
     template <class Who>
     void project_heads(const Layer& layer, const Rows& rows, const Who& who) {
-        HeadValue* heads = heads_ + rows.first * 3 * widest_heads_;
-        project(rows.input, input_stride(), rows.rounding, rows.count, layer.heads, who,
-                [&](long row, long column, Vector y) { store(heads + row * 3 * widest_heads_ + column, y); });
+        const long stride = 3 * widest_heads_;
+        const Target<HeadValue> heads{heads_ + rows.first * stride, stride};
+        project(rows.input, input_stride(), rows.rounding, rows.count, layer.heads, heads, who,
+                [](HeadValue* at, Vector y) { store(at, y); });
     }
 
     template <class Who>
-    void project_output(long index, const Rows& rows, const Value* context, long stride, const Who& who) {
-        const long D = model_.hidden_size;
-        const bool firsts = firsts_alone(index);
-        project(context, stride, rows.rounding, rows.count, model_.layers[index].output, who,
-                [&](long row, long column, Vector y) {
-                    const long token = firsts ? batch_.starts[rows.first + row] : rows.first + row;
-                    store(rows.sum + row * D + column, y + load(residual_ + token * D + column));
-                });
+    void add_product(const Value* input, long stride, const Rounding* rounding, const Matrix& matrix,
+                     const Target<float>& hidden, const Rows& rows, const Who& who) {
+        project(input, stride, rounding, rows.count, matrix, hidden, who,
+                [](float* at, Vector y) { store(at, load(at) + y); });
     }
 
     template <class Who>
     void widen(const Layer& layer, const Rows& rows, const Who& who) {
         const auto activation = static_cast<Activation>(model_.activation);
-        project(rows.input, input_stride(), rows.rounding, rows.count, layer.up, who,
-                [&](long row, long column, Vector y) {
-                    y = apply(activation, y);
-                    if constexpr (rounds)
-                        store(rows.neurons + row * widest_neurons_ + column, y);
-                    else
-                        store(rows.wide + row * widest_neurons_ + column, y);
-                });
-    }
-
-    template <class Who>
-    void narrow(const Layer& layer, const Rows& rows, const Who& who) {
-        const long D = model_.hidden_size;
-        project(rows.wide, widest_neurons_, rows.wide_rounding, rows.count, layer.down, who,
-                [&](long row, long column, Vector y) {
-                    float* sum = rows.sum + row * D + column;
-                    store(sum, load(sum) + y);
-                });
+        const auto into = [&](auto* neurons) {
+            const Target<std::remove_pointer_t<decltype(neurons)>> to{neurons, widest_neurons_};
+            project(rows.input, input_stride(), rows.rounding, rows.count, layer.up, to, who,
+                    [=](auto* at, Vector y) { store(at, apply(activation, y)); });
+        };
+        if constexpr (rounds)
+            into(rows.neurons);
+        else
+            into(rows.wide);
     }
 
     // Deal out pairs of sequence and head, those of the longest sequence first, in parts where there are few.
@@ -427,7 +418,8 @@ class Encoder {
         void operator()(char* memory) const { std::free(memory); }
     };
     std::unique_ptr<char, Free> memory_;
-    float* residual_;     // (T, D)
+    float* hidden_;       // (T, D): the stream of the residuals
+    float* firsts_;       // (sequences, D): of it the first tokens, if the last layer computes these alone
     HeadValue* heads_;    // (T, 3 N H): queries, keys, values
     HeadValue* context_;  // (T, N H)
     std::vector<Rows> rows_;

@@ -65,14 +65,16 @@ constexpr int VECTORS_AT_ONCE = 1;  // AVX2: with 6 rows 12 registers of sums of
 // One tile: sums[row * BLOCK + column] = the products of ROWS rows with VECTORS x 16 columns.
 //
 // rows: the first one; stride: bytes from row to row.  weight: its first word, of so many.  start: what each column's
-// sum begins with, by default 0.  ahead: weights that will be needed next, brought nearer meanwhile; may be null.
+// sum begins with.  ahead: weights that will be needed next, brought nearer meanwhile; may be null.  All loops over
+// sums are unrolled, or GCC keeps them in memory.
 template <class Kind, int ROWS, int VECTORS>
 void multiply_tile(const char* rows, long stride, const uint32_t* weight, long words, const typename Kind::Sum* start,
                    typename Kind::Sum* sums, const char* ahead) {
     typename Kind::Sums sum[ROWS][VECTORS];
-    if (start)
-        for (int i = 0; i < ROWS; i++)
-            for (int j = 0; j < VECTORS; j++) sum[i][j].load(start + j * LANES);
+#pragma GCC unroll 6
+    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) sum[i][j].load(start + j * LANES);
     const long step = ahead ? 128 : 0;
     if (!ahead) ahead = reinterpret_cast<const char*>(weight);
     for (long word = 0; word < words; word++) {
@@ -89,7 +91,9 @@ void multiply_tile(const char* rows, long stride, const uint32_t* weight, long w
             for (int j = 0; j < VECTORS; j++) Kind::add(sum[i][j], a, b[j]);
         }
     }
+#pragma GCC unroll 6
     for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) sum[i][j].store(sums + i * BLOCK + j * LANES);
 }
 
@@ -122,7 +126,7 @@ void multiply_tile(long count, long columns, const char* rows, long stride, cons
         columns -= vectors * LANES;
         weight += vectors * LANES;
         sums += vectors * LANES;
-        if (start) start += vectors * LANES;
+        start += vectors * LANES;
         ahead = nullptr;
     }
 }
@@ -172,12 +176,27 @@ inline void release_tiles() {}
 
 #endif
 
+// Rows of memory that a product goes to, `stride` numbers apart.
+template <class T>
+struct Target {
+    T* first;
+    long stride;
+    T* at(long row, long column) const { return first + row * stride + column; }
+
+    // Bring a tile's part nearer: a write to what is far away holds up the products that follow.
+    void fetch(long row, long rows, long column, long columns) const {
+        for (long i = row; i < row + rows; i++)
+            for (long j = column; j < column + columns; j += 64 / long(sizeof(T))) prefetch(at(i, j));
+    }
+};
+
 // Products of `count` rows with the outputs first up to last, both multiples of 16.  `start` is what the sums of each
 // output begin with; null is 0.  After each tile `finish(row, rows, column, columns, sums)` is called with the sums,
-// (rows, BLOCK), of which `columns` are valid.
-template <class Kind, class Finish>
+// (rows, BLOCK), of which `columns` are valid; what it writes to `to` has been fetched meanwhile.
+template <class Kind, class T, class Finish>
 void multiply(const typename Kind::Value* rows, long stride, long count, const Blocks& weight,
-              const typename Kind::Sum* start, long first, long last, Finish finish) {
+              const typename Kind::Sum* start, long first, long last, const Target<T>& to, Finish finish) {
+    alignas(64) static const typename Kind::Sum nothing[BLOCK] = {};
     alignas(64) typename Kind::Sum sums[(BY_TORCH<Kind> ? TORCH_ROWS : TILE_ROWS) * BLOCK];
     for (long column = first; column < last;) {
         const long block = column / BLOCK, within = column % BLOCK;
@@ -189,13 +208,14 @@ void multiply(const typename Kind::Value* rows, long stride, long count, const B
         for (long tile = 0, row = 0; tile < tiles; tile++) {
             const long size = (count - row + tiles - tile - 1) / (tiles - tile);  // as even as can be
             const auto* begin = start ? start + column : nullptr;
+            to.fetch(row, size, column, columns);
             if (by_torch) {
                 multiply_by_torch<Kind>(rows + row * stride, stride, size, from, weight.inputs, begin, sums);
             } else {
                 const char* next = reinterpret_cast<const char*>(weight.block(block + 1)) + tile * weight.inputs * 128;
                 multiply_tile<Kind>(size, columns, reinterpret_cast<const char*>(rows + row * stride),
-                                    stride * sizeof(typename Kind::Value), from, weight.inputs, begin, sums,
-                                    more && tile < TILES_AHEAD ? next : nullptr);
+                                    stride * sizeof(typename Kind::Value), from, weight.inputs,
+                                    begin ? begin : nothing, sums, more && tile < TILES_AHEAD ? next : nullptr);
             }
             finish(row, size, column, columns, sums);
             row += size;
