@@ -29,6 +29,7 @@ def add(actions: Commands) -> None:
             "prune to 2x runs/dense/model --texts texts.txt --out fast",
             "prune to 30% runs/dense/model --texts train.tsv --text sentence --label label --out small",
             "prune to 15ms my-model --at 1x32 --texts texts.txt --out quick",
+            "prune to 2x my-model --backend native --dtype int8 --texts texts.txt --out served",
         ),
         record="the report",
         out={FOLDER: "the pruned checkpoint with its tokenizer, a card and report.json"},
@@ -50,14 +51,24 @@ def add(actions: Commands) -> None:
         help="a length in tokens on each line; the batch has --batch-size of their quantiles (default: none)",
     )
     work.add_argument("--batch-size", type=count, default=32, help="sequences of --lengths (default: %(default)s)")
+    work.add_argument(
+        "--backend",
+        default="plain",
+        help="what runs the models for the clock: a backend of optimize_for_inference, or plain, none"
+        " (default: %(default)s)",
+    )
+    work.add_argument(
+        "--dtype",
+        help="of these models: float32, bfloat16, float16 or, with a backend, int8 (default: the checkpoint's)",
+    )
     add_device(work)
     action.add_argument(
         "--allocate",
         type=one_of("way to allocate", WAYS),
         choices=WAYS,
         default="auto",
-        help="what sizes are chosen by: the measured time of each size on this machine, or MACs; auto is macs for a"
-        " share and else latency (default: %(default)s)",
+        help="what sizes are chosen by: the measured time of each size on this machine, or MACs; auto is latency"
+        " for a speed or a time of plain models, and else macs (default: %(default)s)",
     )
     action.add_argument("--seed", type=integer, default=0, help="seed of the texts drawn (default: %(default)s)")
 

@@ -13,6 +13,7 @@ from bertlite import BertForSequenceClassification, BertModel, BertTokenizer, pr
 from bertlite.cli import main
 from bertlite.config import kept_heads, kept_neurons
 from bertlite.importance import macs
+from bertlite.inference.support import missing_for_onednn
 from bertlite.lab.bench.work import full
 from bertlite.lab.budget import search, times
 from bertlite.lab.budget.search import State
@@ -301,9 +302,9 @@ def test_a_finished_model_that_the_clock_finds_too_slow_is_made_anew(
         planning = not any(hasattr(each, "finished") for each in models.values())
         return {**found, "pruned": [0.9 * x if planning else x for x in found["pruned"]]}
 
-    def finished(model: Any, dense: Any, work: Any, device: str) -> Any:
-        model.finished = True
-        return clocked(model, dense, work, device)
+    def finished(models: Any, work: Any, device: str) -> Any:
+        models["pruned"].finished = True
+        return clocked(models, work, device)
 
     clocked = search.clocked
     monkeypatch.setattr(search, "clock", kind)
@@ -314,6 +315,47 @@ def test_a_finished_model_that_the_clock_finds_too_slow_is_made_anew(
     assert prune(world, tmp_path / "slow", "2x", "--at", "1x16") == 1
     assert report_of(tmp_path / "slow")["met"] is False
     assert 1.75 < report_of(tmp_path / "slow")["speedup"]["median"] < 2
+
+
+def test_the_clock_runs_what_is_asked_for(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if missing := missing_for_onednn(torch.float32):
+        pytest.skip(missing)
+    backends: list[Any] = []
+
+    def clock(models: Any, work: Any, device: str) -> Any:
+        backends.extend((each.backend, each.dtype) for each in models.values())
+        seconds = [2.0 - 0.9 * (name == "pruned") for name in models]
+        return {name: [each] * 9 for name, each in zip(models, seconds, strict=True)}
+
+    monkeypatch.setattr(search, "clock", clock)
+    out = tmp_path / "fast"
+    assert prune(world, out, "1.5x", "--at", "1x16", "--backend", "onednn", "--dtype", "float32") == 0
+    assert {*backends} == {("onednn", torch.float32)}
+    settings = report_of(out)["settings"]
+    assert (settings["allocate"], settings["backend"], settings["dtype"]) == ("macs", "onednn", "float32")
+    assert "speed at 1 x 16, backend onednn, float32" in (out / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--backend", "nativ"), "backend 'nativ' is unknown"),
+        (("--dtype", "int8"), "backend 'plain' has no int8"),
+        (("--backend", "onednn", "--allocate", "latency"), "only --backend plain runs: use macs"),
+    ],
+)
+def test_what_cannot_be_timed_is_refused_at_once(
+    world: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.setattr(search, "output_metrics", lambda *args, **options: pytest.fail("the search began"))
+    assert prune(world, tmp_path / "x", "2x", "--at", "1x16", *words) == 2
+    assert message in capsys.readouterr().err
+    assert [each.name for each in tmp_path.iterdir()] == []
 
 
 def test_a_share_of_the_macs_is_not_chosen_by_latency(

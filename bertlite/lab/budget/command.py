@@ -4,17 +4,20 @@ import argparse
 import json
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.config import BertConfig
+from bertlite.inference.optimize import parse_compute_dtype
 from bertlite.inspection import class_of
 from bertlite.lab.budget.search import Plan, Search, State, judge
 from bertlite.lab.budget.target import Target, check_work, read_work
 from bertlite.lab.budget.texts import Texts, batches_of, labels_for, read_texts
 from bertlite.lab.experiments.data import DataSource
 from bertlite.lab.experiments.files import model_sha256, units_kept
+from bertlite.lab.experiments.measure import PLAIN, prepared_models
 from bertlite.progress import Progress
 from bertlite.records import environment, write_record
 from bertlite.shipping.card import Figure
@@ -29,11 +32,7 @@ def main(args: argparse.Namespace) -> int:
     """Prune a checkpoint to a budget; return 1 if the clock says that the target is missed."""
     began = time.perf_counter()
     target = Target.parse(args.target)
-    by = {"auto": "macs" if target.kind == "macs" else "latency"}.get(args.allocate, args.allocate)
-    if by == "latency" and target.kind == "macs":
-        raise ValueError(
-            f"the target {target.text} is a share of the MACs: --allocate latency needs a speed or a time"
-        )
+    by = way_to_allocate(args, target)
     if args.at is not None and len(args.at) > 1:
         raise ValueError(f"--at names {len(args.at)} shapes; a target is stated for one")
     shape = args.at[0] if args.at else None if args.lengths else (8, 128)
@@ -43,9 +42,12 @@ def main(args: argparse.Namespace) -> int:
         raise FileExistsError(f"{args.folder} is there already: name another folder")
     model = load(args.checkpoint, args.device)
     check_work(work, model.config)
+    prepare = partial(prepared_models, dtype=parse_compute_dtype(args.dtype), backend=args.backend)
+    given = prepare({"given": model})["given"]  # what cannot be timed is refused before the search
+    backend = PLAIN if args.backend == PLAIN else given.backend
     tokenizer = BertTokenizer.from_pretrained(args.checkpoint)
     fit, held_out = texts.split(args.calibration, HELD_OUT, args.seed)
-    settings = settings_of(args, target, work.lengths, by, texts, model)
+    settings = settings_of(args, target, work.lengths, by, backend, texts, model)
     search = Search(
         model,
         encoded(fit, tokenizer, model, args),
@@ -57,6 +59,7 @@ def main(args: argparse.Namespace) -> int:
         gradients="kl" if texts.labels is None else "loss",
         seed=args.seed,
         device=args.device,
+        prepare=prepare,
     )
     search.progress.total = search.steps()
     with search.progress:
@@ -85,6 +88,26 @@ def main(args: argparse.Namespace) -> int:
     return 0 if report["met"] else 1
 
 
+def way_to_allocate(args: argparse.Namespace, target: Target) -> str:
+    """Return what sizes are chosen by, "latency" or "macs".
+
+    Raises:
+        ValueError: --allocate latency does not go with the target or the backend.
+    """
+    timed, plain = target.kind != "macs", args.backend == PLAIN
+    if args.allocate == "auto":
+        return "latency" if timed and plain else "macs"
+    if args.allocate == "latency" and not timed:
+        raise ValueError(
+            f"the target {target.text} is a share of the MACs: --allocate latency needs a speed or a time"
+        )
+    if args.allocate == "latency" and not plain:
+        raise ValueError(
+            "--allocate latency needs the times of single layers, which only --backend plain runs: use macs"
+        )
+    return str(args.allocate)
+
+
 def is_done(folder: Path) -> bool:
     return folder.exists() and any(folder.iterdir())
 
@@ -108,7 +131,13 @@ def encoded(texts: Texts, tokenizer: BertTokenizer, model: Any, args: argparse.N
 
 
 def settings_of(
-    args: argparse.Namespace, target: Target, lengths: tuple[int, ...], by: str, texts: Texts, model: Any
+    args: argparse.Namespace,
+    target: Target,
+    lengths: tuple[int, ...],
+    by: str,
+    backend: str,
+    texts: Texts,
+    model: Any,
 ) -> dict[str, Any]:
     """Return what determines the result of a search."""
     return {
@@ -120,6 +149,8 @@ def settings_of(
         "label": args.label,
         "seed": args.seed,
         "device": args.device,
+        "backend": backend,
+        "dtype": args.dtype,
         "texts": texts.sha256,
         "model": model_sha256(model),
     }
@@ -141,7 +172,7 @@ def figures_of(report: dict[str, Any]) -> list[Figure]:
     """Return the figures for the card: what was measured by the clock and on texts held out."""
     held = f"{report['texts']['held out']} texts held out"
     figures = [
-        Figure(f"speed at {report['work']}, times the given model's", report["speedup"]["median"], dense=1.0),
+        Figure(f"speed at {timed_work(report)}, times the given model's", report["speedup"]["median"], dense=1.0),
         Figure("multiply-accumulates of the layers, as a share of the unpruned model's", report["macs"]),
         Figure(f"divergence from the given model's predictions, in nats, {held}", report["kl"], dense=0.0),
     ]
@@ -151,6 +182,13 @@ def figures_of(report: dict[str, Any]) -> list[Figure]:
         name = "accuracy" if "agreement" in report else "correlation"
         figures.append(Figure(f"{name}, {held}", report["score"], dense=report["dense_score"]))
     return figures
+
+
+def timed_work(report: dict[str, Any]) -> str:
+    """Return what was timed, in words: the work, and how the models ran it."""
+    settings = report["settings"]
+    how = [] if settings["backend"] == PLAIN else [f"backend {settings['backend']}"]
+    return ", ".join([report["work"], *how, *([settings["dtype"]] if settings["dtype"] else [])])
 
 
 def describe(report: dict[str, Any]) -> str:
@@ -166,7 +204,7 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
     speed, own, dense = (report[name]["median"] for name in ("speedup", "seconds", "dense_seconds"))
     print(f"heads of each layer: {report['heads_kept']}, neurons: {report['neurons_kept']}")
     print(f"MACs: {100 * report['macs']:.1f} % of the unpruned model's")
-    print(f"time at {report['work']}: {1000 * own:.3g} ms, was {1000 * dense:.3g} ms: {speed:.2f} x as fast")
+    print(f"time at {timed_work(report)}: {1000 * own:.3g} ms, was {1000 * dense:.3g} ms: {speed:.2f} x as fast")
     held = report["texts"]["held out"]
     print(f"on {held} texts held out: {report['kl']:.4f} nats from the given model", end="")
     if "agreement" in report:

@@ -105,7 +105,8 @@ class Search:
         model: the dense model, or one pruned before; not changed.
         fit: batches to measure and fit on; `judge` are others.
         by: "macs" or "latency", what sizes are chosen by.
-        target: of the gradients, "kl" or, with labels, "loss".
+        gradients: of the divergence, "kl", or with labels of the loss, "loss".
+        prepare: makes of models by name those that the clock runs; by default they are timed as they are.
     """
 
     model: Any
@@ -119,6 +120,7 @@ class Search:
     seed: int = 0
     device: str = "cpu"
     tables: Path | None = None
+    prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     haste: float = 1.0  # the target over the time that is planned for: more than 1 after a finished model missed it
 
     def steps(self) -> int:
@@ -231,7 +233,8 @@ class Search:
     def sized(self, sizes: list[tuple[int, int]], losses: list[BySize], built: int, unit: UnitMacs) -> Plan:
         """Return a plan with these sizes, timed."""
         expected = sum(a[h] + f[n] for (a, f), (h, n) in zip(losses, sizes, strict=True))
-        times = clock({"dense": self.model, "pruned": shape_of(self.model, sizes)}, self.work, self.device)
+        models = self.prepare({"dense": self.model, "pruned": shape_of(self.model, sizes)})
+        times = clock(models, self.work, self.device)
         dense = statistics.median(times["dense"])
         ratio = statistics.median(ratios(times, "pruned", "dense"))
         return Plan(sizes, unit.total(sizes) / built, expected, dense, ratio * dense)
@@ -261,7 +264,7 @@ class Search:
             plan = Plan(**{**kept, "sizes": [(heads, neurons) for heads, neurons in kept["sizes"]]})
             self.progress.advance()
             model = self.pruned(plan.sizes, metrics, attempt)
-            times = clocked(model, self.model, self.work, self.device)
+            times = clocked(self.prepare({"dense": self.model, "pruned": model}), self.work, self.device)
             pace = self.pace(times)
             if pace <= 1 or attempt == REFINEMENTS:
                 break
@@ -375,9 +378,9 @@ def correlation(answers: Tensor, truth: Tensor) -> float:
     return float((a * b).sum()) / power if power else 0.0
 
 
-def clocked(model: Any, dense: Any, work: Work, device: str) -> dict[str, Any]:
-    """Return the seconds of both models on the work, and how many times as fast the pruned one is."""
-    times = clock({"dense": dense, "pruned": model}, work, device)
+def clocked(models: Mapping[str, Any], work: Work, device: str) -> dict[str, Any]:
+    """Return the seconds of the dense and the pruned model, and how many times as fast the pruned one is."""
+    times = clock(models, work, device)
     return {
         "seconds": quartiles(times["pruned"]),
         "dense_seconds": quartiles(times["dense"]),
