@@ -8,6 +8,7 @@ Shapes:  L layers · D hidden · W inputs of an output projection, of n units wi
 """
 
 import copy
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from bertlite.config import ConfigLike, kept_heads, kept_neurons
 from bertlite.importance.allocation import BySize, choose_sizes, head_macs, neuron_macs
-from bertlite.importance.batches import Batch, check_model, eval_mode, real_tokens
+from bertlite.importance.batches import Batch, check_model, count_examples, eval_mode, real_tokens
 from bertlite.importance.least_squares import PairedRun, check_pair, start_runs, warn_of_few
 from bertlite.importance.measurements import ScoringTask
 from bertlite.importance.moments import Moments, choose_ridge, fit_matrix, gather, power, total
@@ -27,6 +28,7 @@ from bertlite.pruning import BertLike, Model, layers_of, prune_heads_, prune_neu
 from bertlite.stack.modules import BertLayer
 
 GRID = 48  # the sizes of a feed-forward network that are tried: multiples of this share of its neurons
+DRAWS, MOST_DRAWS = 1024, 8  # labels that second moments of gradients are estimated from, and of each example at most
 RIDGE = 1e-3  # of the joint selection, as a share of the mean power of the inputs
 Sizes = Sequence[tuple[int, int]]  # of each layer, the heads and the neurons that it keeps
 
@@ -203,13 +205,19 @@ def output_metrics(model: BertLike, batches: Iterable[Batch], *, target: str = "
     With E the error of a sublayer's output at a token, E·G·Eᵀ / 2 summed over tokens is about the increase of the KL
     divergence (of the loss, to second order, with labels) that it brings: the Fisher information, with tokens taken
     as independent of each other and of the inputs (Martens and Grosse 2015).
+
+    For the divergence labels are drawn from the model's predictions: one for each example, or several where there are
+    fewer than DRAWS examples, but at most MOST_DRAWS.
     """
     task = ScoringTask(model, HEADS, target=target, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     sums: list[Tensor] = []
     tokens = 0
+    read = task.labelled(batches)
+    examples = sum(map(count_examples, read))
+    draws = 1 if target == "loss" or not examples else min(MOST_DRAWS, math.ceil(DRAWS / examples))
     with eval_mode(model):
-        for batch in task.labelled(batches):
+        for batch in read * draws:
             objective = task.objective(batch, generator)
             grads, real = output_gradients(model, batch, objective, task)
             tokens += int(real.sum())
