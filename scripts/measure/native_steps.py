@@ -36,7 +36,8 @@ from bertlite.records import environment, write_record
 
 AS_IT_IS = "as it is"
 STEPS = {  # what is changed: flags of the compiler
-    "weights are not fetched ahead": ("-DBERTLITE_TILES_AHEAD=0",),
+    "weights are not fetched ahead": ("-DBERTLITE_TILES_AHEAD=0", "-DBERTLITE_FETCHES_TARGETS=1"),
+    "what a product goes to is not fetched ahead": ("-DBERTLITE_TILES_AHEAD=2", "-DBERTLITE_FETCHES_TARGETS=0"),
     "outputs are never shared out": ("-DBERTLITE_ROWS=128", "-DBERTLITE_FEW_ROWS=0"),
     "outputs are shared out up to 256 tokens for each thread": ("-DBERTLITE_ROWS=128", "-DBERTLITE_FEW_ROWS=256"),
     "32 tokens at a time": ("-DBERTLITE_ROWS=32", "-DBERTLITE_FEW_ROWS=48"),

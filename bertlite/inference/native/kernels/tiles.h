@@ -21,9 +21,11 @@ constexpr long BLOCK = 64;  // outputs in a block of a weight
 constexpr long TILE_ROWS = 6;
 #if !defined(BERTLITE_TILES_AHEAD)
 #define BERTLITE_TILES_AHEAD 2
+#define BERTLITE_FETCHES_TARGETS 1
 #endif
-constexpr long TILES_AHEAD =
-    BERTLITE_TILES_AHEAD;  // the first tiles of a block, each of which fetches half of the next one
+// the first tiles of a block, each of which fetches half of the next one
+constexpr long TILES_AHEAD = BERTLITE_TILES_AHEAD;
+constexpr bool FETCHES_TARGETS = BERTLITE_FETCHES_TARGETS;  // whether what a tile writes to is fetched before
 
 inline long divide_up(long n, long by) { return (n + by - 1) / by; }
 inline long round_up(long n, long to) { return divide_up(n, to) * to; }
@@ -185,7 +187,7 @@ struct Target {
 
     // Bring a tile's part nearer: a write to what is far away holds up the products that follow.
     void fetch(long row, long rows, long column, long columns) const {
-        for (long i = row; i < row + rows; i++)
+        for (long i = row; FETCHES_TARGETS && i < row + rows; i++)
             for (long j = column; j < column + columns; j += 64 / long(sizeof(T))) prefetch(at(i, j));
     }
 };
