@@ -171,10 +171,11 @@ def on_huge_pages(packed: Tensor) -> Tensor:
 
 
 def ask_for_huge_pages(start: int, size: int) -> None:
-    """Ask Linux to lay so many bytes from an address on huge pages; what is there stays."""
+    """Ask Linux to lay so many bytes from an address on huge pages, what is there and what will be."""
     first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
     if sys.platform == "linux" and first < start + size:
-        libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(start + size - first), MADV_COLLAPSE)
+        for advice in (mmap.MADV_HUGEPAGE, MADV_COLLAPSE):
+            libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(start + size - first), advice)
 
 
 @cache
