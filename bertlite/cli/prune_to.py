@@ -29,7 +29,7 @@ def add(actions: Commands) -> None:
             "prune to 2x runs/dense/model --texts texts.txt --out fast",
             "prune to 30% runs/dense/model --texts train.tsv --text sentence --label label --out small",
             "prune to 15ms my-model --at 1x32 --texts texts.txt --out quick",
-            "prune to 2x my-model --backend native --dtype int8 --texts texts.txt --out served",
+            "prune to 2x my-model --backend auto --texts texts.txt --out served",
         ),
         record="the report",
         out={FOLDER: "the pruned checkpoint with its tokenizer, a card and report.json"},
