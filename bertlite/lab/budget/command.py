@@ -17,7 +17,7 @@ from bertlite.lab.budget.target import Target, check_work, read_work
 from bertlite.lab.budget.texts import Texts, batches_of, labels_for, read_texts
 from bertlite.lab.experiments.data import DataSource
 from bertlite.lab.experiments.files import model_sha256, units_kept
-from bertlite.lab.experiments.measure import PLAIN, prepared_models
+from bertlite.lab.experiments.measure import PLAIN, prepare, prepared_models
 from bertlite.progress import Progress
 from bertlite.records import environment, write_record
 from bertlite.shipping.card import Figure
@@ -42,9 +42,9 @@ def main(args: argparse.Namespace) -> int:
         raise FileExistsError(f"{args.folder} is there already: name another folder")
     model = load(args.checkpoint, args.device)
     check_work(work, model.config)
-    prepare = partial(prepared_models, dtype=parse_compute_dtype(args.dtype), backend=args.backend)
-    given = prepare({"given": model})["given"]  # what cannot be timed is refused before the search
-    backend = PLAIN if args.backend == PLAIN else given.backend
+    dtype = parse_compute_dtype(args.dtype)
+    timed = prepared_models({"given": model}, dtype, args.backend)["given"]  # what cannot be timed is refused here
+    backend = PLAIN if args.backend == PLAIN else timed.backend
     tokenizer = BertTokenizer.from_pretrained(args.checkpoint)
     fit, held_out = texts.split(args.calibration, HELD_OUT, args.seed)
     settings = settings_of(args, target, work.lengths, by, backend, texts, model)
@@ -56,10 +56,11 @@ def main(args: argparse.Namespace) -> int:
         by,
         State(args.folder.with_name(f".{args.folder.name}.unfinished"), settings),
         Progress(None, "steps", what="prune"),
+        timed,
+        partial(prepare, dtype=dtype, backend=backend),
         gradients="kl" if texts.labels is None else "loss",
         seed=args.seed,
         device=args.device,
-        prepare=prepare,
     )
     search.progress.total = search.steps()
     with search.progress:

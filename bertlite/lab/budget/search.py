@@ -106,7 +106,8 @@ class Search:
         fit: batches to measure and fit on; `judge` are others.
         by: "macs" or "latency", what sizes are chosen by.
         gradients: of the divergence, "kl", or with labels of the loss, "loss".
-        prepare: makes of models by name those that the clock runs; by default they are timed as they are.
+        timed: the model as the clock runs it.
+        prepare: makes of a pruned model the one that the clock runs.
     """
 
     model: Any
@@ -116,11 +117,12 @@ class Search:
     by: str
     state: State
     progress: Progress
+    timed: Any
+    prepare: Callable[[Any], Any]
     gradients: str = "kl"
     seed: int = 0
     device: str = "cpu"
     tables: Path | None = None
-    prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     haste: float = 1.0  # the target over the time that is planned for: more than 1 after a finished model missed it
 
     def steps(self) -> int:
@@ -233,11 +235,14 @@ class Search:
     def sized(self, sizes: list[tuple[int, int]], losses: list[BySize], built: int, unit: UnitMacs) -> Plan:
         """Return a plan with these sizes, timed."""
         expected = sum(a[h] + f[n] for (a, f), (h, n) in zip(losses, sizes, strict=True))
-        models = self.prepare({"dense": self.model, "pruned": shape_of(self.model, sizes)})
-        times = clock(models, self.work, self.device)
+        times = clock(self.beside_dense(shape_of(self.model, sizes)), self.work, self.device)
         dense = statistics.median(times["dense"])
         ratio = statistics.median(ratios(times, "pruned", "dense"))
         return Plan(sizes, unit.total(sizes) / built, expected, dense, ratio * dense)
+
+    def beside_dense(self, pruned: Any) -> dict[str, Any]:
+        """Return the dense and a pruned model as the clock runs them."""
+        return {"dense": self.timed, "pruned": self.prepare(pruned)}
 
     def pruned(self, sizes: Sizes, metrics: Sequence[Metrics], attempt: int) -> Any:
         """Return the model pruned to these sizes and fitted, layer by layer."""
@@ -264,7 +269,7 @@ class Search:
             plan = Plan(**{**kept, "sizes": [(heads, neurons) for heads, neurons in kept["sizes"]]})
             self.progress.advance()
             model = self.pruned(plan.sizes, metrics, attempt)
-            times = clocked(self.prepare({"dense": self.model, "pruned": model}), self.work, self.device)
+            times = clocked(self.beside_dense(model), self.work, self.device)
             pace = self.pace(times)
             if pace <= 1 or attempt == REFINEMENTS:
                 break

@@ -9,8 +9,8 @@ COMPARISON = "pruning/budgets.json"
 NAMES = {  # of the comparison: what a reader calls them
     "joint (prune to)": "`bertlite prune to`",
     "joint, with labels (prune to --label)": "`bertlite prune to --label`",
-    "joint, chosen at once": "the same, all chosen before anything is fitted",
-    "joint, plain error": "the same, errors of all outputs counting alike",
+    "joint, chosen at once": "`prune to`, if all is chosen before anything is fitted",
+    "joint, plain error": "`prune to`, if errors of all outputs count alike",
     "fisher for each MAC, refit": "Fisher information for each MAC, `repair`",
     "fisher for each MAC": "Fisher information for each MAC",
     "sublayer by sublayer, rescored (as K-prune)": "scored anew and fitted sublayer by sublayer, as K-prune does",

@@ -287,10 +287,9 @@ def test_packed_weights_are_asked_onto_huge_pages_before_they_are_written():
     maps, offered = Path("/proc/self/smaps"), Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if not (maps.exists() and offered.exists()):
         pytest.skip("this Linux has no transparent huge pages")
-    encoder = natively(
-        make_native(hidden_size=640, intermediate_size=2000), torch.float32
-    ).model.encoder  # 13 MB of weights
-    middle = encoder.weights.data.data_ptr() + encoder.weights.data.numel() // 2
+    large = make_native(hidden_size=640, intermediate_size=2000)  # some 50 MB
+    packed = natively(large, torch.float32).model.encoder.weights.data
+    middle = packed.data_ptr() + packed.numel() // 2
     areas = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", maps.read_text(), flags=re.MULTILINE)[1:]
     (area,) = (text for text in areas if int(text.split("-")[0], 16) <= middle < int(re.split("[- ]", text)[1], 16))
     assert "hg" in area.split("VmFlags:")[1].split()
