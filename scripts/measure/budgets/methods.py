@@ -22,8 +22,10 @@ from bertlite.importance import (
     repair_,
 )
 from bertlite.importance.allocation import Choice, head_macs, neuron_macs
-from bertlite.importance.batches import Batch
-from bertlite.importance.layerwise import Curves, Metrics, sizes_within
+from bertlite.importance.batches import Batch, eval_mode
+from bertlite.importance.layerwise import SUBLAYERS, Curves, Metrics, sizes_within
+from bertlite.importance.least_squares import refit_, start_runs
+from bertlite.importance.moments import gather
 from bertlite.pruning import layers_of
 from scripts.measure.budgets.kwon import both_gradients, kwon
 
@@ -130,33 +132,44 @@ def rescored(subject: Subject, share: float) -> Any:
 
     The budget that remains is shared by Fisher information for each MAC among the sublayers that remain.
     """
-    model, batches, length = subject.model, subject.batches, subject.length
+    model, batches = subject.model, subject.batches
     pruned = copy.deepcopy(model)
-    config = model.config
-    layers = range(config.num_hidden_layers)
-    costs = head_macs(config, length), neuron_macs(config, length)
-    for place in range(2 * len(layers)):
-        layer, of_neurons = divmod(place, 2)
-        heads = head_importance(pruned, batches, "fisher", target="kl", teacher=model)
-        neurons = neuron_importance(pruned, batches, "fisher", target="kl", teacher=model)
-        kept = [(len(kept_heads(pruned.config, i)), len(kept_neurons(pruned.config, i))) for i in layers]
-        spent = sum(kept[i][0] for i in layers if 2 * i < place) * costs[0]
-        spent += sum(kept[i][1] for i in layers if 2 * i + 1 < place) * costs[1]
-        left = share * macs(config, length) - spent
-        for i in layers:  # those that are done are out of the choice
-            heads[i] = heads[i] if 2 * i >= place else torch.nan
-            neurons[i] = neurons[i] if 2 * i + 1 >= place else torch.nan
-        removed = cheapest(heads / costs[0], neurons / costs[1], costs, left)
-
-        units = {layer: removed[of_neurons].get(layer, [])}
-        pruned = (prune_neurons if of_neurons else prune_heads)(pruned, units)
-        repair_(pruned, model, batches)
+    with eval_mode(pruned, model):
+        with torch.no_grad():
+            runs = start_runs(pruned, model, batches)
+        for layer, (block, other) in enumerate(zip(layers_of(pruned), layers_of(model), strict=True)):
+            for place, sublayer in enumerate(SUBLAYERS):
+                removed = choose_of_rest(subject, pruned, share, 2 * layer + place)[place].get(layer, [])
+                sublayer.prune_(pruned, {layer: removed})
+                with torch.no_grad():
+                    if place == 0:
+                        for each in runs:
+                            each.step_dense(other)
+                    folds = gather(sublayer.fit(each, block) for each in runs)
+                    refit_(sublayer.dense(block), folds, "refit", sublayer.width(block), None)
+            with torch.no_grad():
+                for each in runs:
+                    each.step_pruned(block)
     return pruned
 
 
-def cheapest(
-    heads: Tensor, neurons: Tensor, costs: tuple[int, int], budget: float
-) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+def choose_of_rest(subject: Subject, pruned: Any, share: float, done: int) -> tuple[Choice, Choice]:
+    """Return what to remove of the sublayers above the first `done`, which are pruned, for a share of all MACs."""
+    model, batches, length = subject.model, subject.batches, subject.length
+    costs = head_macs(model.config, length), neuron_macs(model.config, length)
+    scores = [
+        measure(pruned, batches, "fisher", target="kl", teacher=model)
+        for measure in (head_importance, neuron_importance)
+    ]
+    spent = 0
+    for place in range(done):
+        layer, kind = divmod(place, 2)
+        scores[kind][layer] = torch.nan
+        spent += len((kept_heads, kept_neurons)[kind](pruned.config, layer)) * costs[kind]
+    return cheapest(scores[0] / costs[0], scores[1] / costs[1], costs, share * macs(model.config, length) - spent)
+
+
+def cheapest(heads: Tensor, neurons: Tensor, costs: tuple[int, int], budget: float) -> tuple[Choice, Choice]:
     """Remove the units with the lowest score for each MAC until the rest is within a budget."""
     every = [
         (float(scores[layer, unit]), kind, layer, unit)
@@ -164,7 +177,7 @@ def cheapest(
         for layer, unit in (~scores.isnan()).nonzero().tolist()
     ]
     total = sum(costs[kind] for _, kind, _, _ in every)
-    removed: tuple[dict[int, list[int]], dict[int, list[int]]] = ({}, {})
+    removed: tuple[Choice, Choice] = ({}, {})
     for _, kind, layer, unit in sorted(every):
         if total <= budget:
             break
