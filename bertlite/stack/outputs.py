@@ -1,7 +1,7 @@
 """The outputs of models: read them by attribute, by key or as a tuple."""
 
 from collections.abc import Iterator, KeysView, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from torch import Tensor
@@ -19,7 +19,7 @@ class ModelOutput(Mapping[str, Any]):
 
     def __init__(self, values: Mapping[str, Any] | None = None, /, **parts: Any) -> None:
         parts = {**(values or {}), **parts}
-        names = [each.name for each in fields(self)]  # type: ignore[arg-type]  # every subclass is a dataclass
+        names = self.__dataclass_fields__  # type: ignore[attr-defined]  # every subclass is a dataclass
         unknown = [name for name in parts if name not in names]
         if unknown:
             raise TypeError(f"{type(self).__name__} has no field {', '.join(unknown)}; have: {', '.join(names)}")

@@ -65,7 +65,8 @@ def packing_from_first(x: Tensor, mask: Tensor | None) -> Packing | None:
         return None
     check_shape(mask, (x.shape[0], 1, x.shape[1], x.shape[1]), "attention_mask")
     real = read_ones(mask, "attention_mask")
-    return Packing.of_mask(real) if bool(real[:, :1].all()) else None
+    packing = Packing.of_mask(real)
+    return packing if packing.indices is None or bool(real[:, 0].all()) else None
 
 
 @dataclass(frozen=True)

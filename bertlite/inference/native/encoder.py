@@ -70,21 +70,21 @@ class NativeEncoder(BertEncoder):
         layers, x = self.weights.shape.layers, hidden_states.contiguous()
         lengths = sequence_lengths(x, attend)
         out = torch.empty_like(x) if first is None else torch.empty_like(first.of(x))
-        states = x.new_empty(len(layers) if keep_states else 0, *x.shape)
+        states = x.new_empty(len(layers), *x.shape) if keep_states else None
         weights = attention_weights(x, attend, [layer.heads for layer in layers], first is not None)
         if not (layers and x.numel()):
-            return x if first is None else first.of(x), list(states), weights
-        starts = torch.tensor([0, *accumulate(lengths)], device=x.device)
+            return x if first is None else first.of(x), [] if states is None else list(states), weights
+        starts = (ctypes.c_long * (len(lengths) + 1))(0, *accumulate(lengths))
         batch = Batch(
-            tokens=sum(lengths),
+            tokens=starts[-1],
             sequences=len(lengths),
-            starts=starts.data_ptr(),
+            starts=ctypes.addressof(starts),
             hidden=x.data_ptr(),
             output=out.data_ptr(),
             is_bfloat16=x.dtype == torch.bfloat16,
             first_only=first is not None,
         )
-        if keep_states:
+        if states is not None:
             batch.states = states.data_ptr()
         held: list[object] = []  # what the batch points at
         if isinstance(attend, RowAttention):
@@ -96,7 +96,8 @@ class NativeEncoder(BertEncoder):
             batch.probabilities = ctypes.addressof(pointers)
             held.append(pointers)
         self.kernels.run(self.weights.shape.numbers, self.weights.model, batch, torch.get_num_threads())
-        return out, list(states), [tuple(weight.to(x.dtype) for weight in given) for given in weights]
+        converted = [tuple(weight.to(x.dtype) for weight in given) for given in weights]
+        return out, [] if states is None else list(states), converted
 
 
 def sequence_lengths(x: Tensor, attend: Attend) -> list[int]:
