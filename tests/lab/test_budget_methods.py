@@ -13,7 +13,7 @@ from conftest import F64, make, make_batch
 from torch import Tensor
 
 from bertlite import BertForSequenceClassification, prune_heads, prune_neurons
-from bertlite.importance import macs, output_metrics, prune_to_macs, rearrange
+from bertlite.importance import head_importance, macs, neuron_importance, output_metrics, prune_to_macs, rearrange
 from bertlite.records import Run
 from scripts.measure.budgets import kwon, methods, tasks
 from scripts.measure.budgets.__main__ import finished
@@ -35,6 +35,17 @@ def test_every_method_meets_the_share_and_leaves_the_model_alone(name: str) -> N
     found = METHODS[name](Subject(model, data(), 16), 0.4)
     assert 0.3 < macs(found.config, 16) / macs(model.config, 16) <= 0.4
     assert all(torch.equal(x, before[key]) for key, x in model.state_dict().items())
+
+
+def test_scores_of_the_sublayers_that_are_left_are_those_of_the_library() -> None:
+    model = make(BertForSequenceClassification, num_labels=3)
+    pruned = prune_neurons(prune_heads(model, {0: [1]}), {0: [3, 4]})
+    subject = Subject(model, data(), 16)
+    found = methods.fisher_of_rest(subject, pruned, 2)
+    for scores, measure in zip(found, (head_importance, neuron_importance), strict=True):
+        wanted = measure(pruned, data(), "fisher", target="kl", teacher=model)
+        assert scores[0].isnan().all()
+        torch.testing.assert_close(scores[1:], wanted[1:])
 
 
 def test_the_commands_own_method_is_what_is_compared() -> None:

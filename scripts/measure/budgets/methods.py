@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import cached_property, partial
 from typing import Any
 
@@ -22,10 +23,12 @@ from bertlite.importance import (
     repair_,
 )
 from bertlite.importance.allocation import Choice, head_macs, neuron_macs
-from bertlite.importance.batches import Batch, eval_mode
+from bertlite.importance.batches import Batch, count_examples, eval_mode
 from bertlite.importance.layerwise import SUBLAYERS, Curves, Metrics, sizes_within
 from bertlite.importance.least_squares import refit_, start_runs
 from bertlite.importance.moments import gather
+from bertlite.importance.predictions import predictions
+from bertlite.importance.structures import EVERY_TOKEN, run
 from bertlite.pruning import layers_of
 from scripts.measure.budgets.kwon import both_gradients, kwon
 
@@ -35,12 +38,21 @@ class Subject:
 
     def __init__(self, model: Any, batches: Sequence[Batch], length: int) -> None:
         self.model, self.batches, self.length = model, batches, length
+        self.examples = sum(count_examples(batch) for batch in batches)
         self.measured: dict[str | None, tuple[Curves, list[Metrics] | None]] = {}  # by target
 
     @cached_property
     def fisher(self) -> tuple[Tensor, Tensor]:
         heads = head_importance(self.model, self.batches, "fisher", target="kl")
         return heads, neuron_importance(self.model, self.batches, "fisher", target="kl")
+
+    @cached_property
+    def drawn(self) -> list[list[Tensor]]:
+        """Labels of each batch, drawn from the model's own predictions."""
+        generator = torch.Generator().manual_seed(0)
+        with eval_mode(self.model), torch.no_grad():
+            found = [predictions(self.model, run(self.model, batch), batch) for batch in self.batches]
+        return [[each.draw(generator) for each in of_batch] for of_batch in found]
 
     @cached_property
     def gradients(self) -> dict[str, Tensor]:
@@ -155,18 +167,51 @@ def rescored(subject: Subject, share: float) -> Any:
 
 def choose_of_rest(subject: Subject, pruned: Any, share: float, done: int) -> tuple[Choice, Choice]:
     """Return what to remove of the sublayers above the first `done`, which are pruned, for a share of all MACs."""
-    model, batches, length = subject.model, subject.batches, subject.length
-    costs = head_macs(model.config, length), neuron_macs(model.config, length)
-    scores = [
-        measure(pruned, batches, "fisher", target="kl", teacher=model)
-        for measure in (head_importance, neuron_importance)
-    ]
+    config, length = subject.model.config, subject.length
+    costs = head_macs(config, length), neuron_macs(config, length)
     spent = 0
     for place in range(done):
         layer, kind = divmod(place, 2)
-        scores[kind][layer] = torch.nan
         spent += len((kept_heads, kept_neurons)[kind](pruned.config, layer)) * costs[kind]
-    return cheapest(scores[0] / costs[0], scores[1] / costs[1], costs, share * macs(model.config, length) - spent)
+    heads, neurons = fisher_of_rest(subject, pruned, done)
+    return cheapest(heads / costs[0], neurons / costs[1], costs, share * macs(config, length) - spent)
+
+
+def fisher_of_rest(subject: Subject, pruned: Any, done: int) -> tuple[Tensor, Tensor]:
+    """Return "fisher" scores of heads and of neurons for target "kl", nan in the first `done` sublayers.
+
+    One backward pass gives both, and ends where they begin.
+    """
+    config = pruned.config
+    shapes = (
+        (config.num_hidden_layers, config.num_attention_heads),
+        (config.num_hidden_layers, config.intermediate_size),
+    )
+    scores = tuple(torch.full(shape, torch.nan, dtype=torch.float64) for shape in shapes)
+    places = range(done, 2 * config.num_hidden_layers)
+    for place in places:
+        scores[place % 2][place // 2] = 0
+    gates: dict[int, Tensor] = {}
+
+    def gated(place: int, width: int, module: Any, args: tuple[Tensor]) -> Tensor:
+        (x,) = args
+        gates[place] = torch.ones(len(x), x.shape[-1] // width, requires_grad=True)
+        return x * gates[place].repeat_interleave(width, 1)[:, None]
+
+    blocks = list(layers_of(pruned))
+    with ExitStack() as hooks:
+        for place in places:
+            sublayer, block = SUBLAYERS[place % 2], blocks[place // 2]
+            gate = partial(gated, place, sublayer.width(block))
+            hooks.callback(sublayer.dense(block).register_forward_pre_hook(gate).remove)
+        for batch, labels in zip(subject.batches, subject.drawn, strict=True):
+            found = predictions(pruned, run(pruned, batch, **EVERY_TOKEN), batch)
+            losses = sum(p.nll(drawn) for p, drawn in zip(found, labels, strict=True))
+            assert isinstance(losses, Tensor)
+            grads = torch.autograd.grad(losses.sum(), [gates[place] for place in places])
+            for place, grad in zip(places, grads, strict=True):
+                scores[place % 2][place // 2] += grad.double().square().sum(0) / subject.examples
+    return scores[0], scores[1]
 
 
 def cheapest(heads: Tensor, neurons: Tensor, costs: tuple[int, int], budget: float) -> tuple[Choice, Choice]:
