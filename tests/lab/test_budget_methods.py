@@ -48,6 +48,31 @@ def test_scores_of_the_sublayers_that_are_left_are_those_of_the_library() -> Non
         torch.testing.assert_close(scores[1:], wanted[1:])
 
 
+@pytest.mark.parametrize("taylor", [False, True])
+def test_magnitude_and_taylor_are_those_of_torch_pruning(taylor: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    tp = pytest.importorskip("torch_pruning", reason="torch-pruning is not installed")
+    model = make(BertForSequenceClassification, num_labels=3)
+    config = transformers.BertConfig(**model.config.to_dict(), attn_implementation="eager")
+    reference = transformers.BertForSequenceClassification(config).eval()
+    reference.load_state_dict(model.state_dict())
+    batches = data()
+    for batch in batches:
+        (reference(**batch).loss / len(batches)).backward()
+    score = tp.importance.GroupTaylorImportance() if taylor else tp.importance.GroupMagnitudeImportance()
+    graph = tp.DependencyGraph().build_dependency(reference, example_inputs=batches[0])
+
+    def wanted(root: torch.nn.Linear) -> Tensor:
+        found: Tensor = score(graph.get_pruning_group(root, tp.prune_linear_out_channels, [*range(root.out_features)]))
+        return found.double()
+
+    heads, neurons = methods.group_scores(model, batches, taylor)
+    for i, layer in enumerate(reference.bert.encoder.layer):
+        by_head = wanted(layer.attention.self.query).unflatten(0, (len(heads[i]), -1)).mean(1)
+        torch.testing.assert_close(heads[i], by_head, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(neurons[i], wanted(layer.intermediate.dense), rtol=1e-4, atol=1e-5)
+
+
 def test_the_commands_own_method_is_what_is_compared() -> None:
     model = make(BertForSequenceClassification, num_labels=3)
     for name, target in (("joint (prune to)", "kl"), ("joint, with labels (prune to --label)", "loss")):
