@@ -53,7 +53,8 @@ def note(record: dict[str, Any]) -> str:
     metrics = [f"{name} ({metric})" for name, metric in tasks.items()]
     return (
         f"100 × the metric, dense less pruned; mean over {len(models)} fine-tuned MiniLMs of {len(tasks)} tasks, ±"
-        f" half of a 95 % interval: {', '.join(metrics)}. {record['calibration']} texts without labels."
+        f" half of a 95 % interval: {', '.join(metrics)}. {record['calibration']} texts; taylor, Kwon et al. and"
+        " `--label` use their labels, the other ways do not."
     )
 
 
