@@ -317,9 +317,10 @@ def add_run(actions: Commands) -> None:
     action.add_argument(
         "--seed", type=integer, default=0, help="seed of calibration and retraining (default: %(default)s)"
     )
-    action.add_argument(
-        "--scores", metavar="FILE", help="file that `score` wrote, used in place of scoring (default: none)"
-    )
+    for name, unit in (("--scores", "heads"), ("--neuron-scores", "neurons")):
+        action.add_argument(
+            name, metavar="FILE", help=f"file of {unit} that `score` wrote, used in place of scoring (default: none)"
+        )
 
 
 def add_curve(actions: Commands) -> None:

@@ -801,6 +801,34 @@ def test_runs_by_two_files_of_scores_are_two(experiment, tmp_path):
     assert kept == [[1, 4, 4], [4, 4, 1]]
 
 
+def test_neurons_go_by_the_scores_of_a_file(experiment, tmp_path):
+    dense, config = experiment.hashes["model"]["dense"], experiment.dense.config
+    scores = torch.arange(3 * config.intermediate_size, dtype=torch.float64).reshape(3, -1)
+    write_scores(tmp_path / "up.json", scores, "michel", dense)
+    write_scores(tmp_path / "down.json", -scores, "michel", dense)
+    cell = Cell("michel", 0.25, neurons=1 / 3)
+    folders = [experiment.run(cell, tmp_path / "runs", neuron_scores=tmp_path / f"{n}.json") for n in ("up", "down")]
+    kept = [run.results["neurons_kept"] for folder in folders for run in read_runs(folder)]
+    whole = config.intermediate_size
+    assert kept == [[0, whole, whole], [whole, whole, 0]]
+
+
+def test_scores_in_files_that_nothing_would_read_are_refused(experiment, tmp_path):
+    dense = experiment.hashes["model"]["dense"]
+    heads, neurons = tmp_path / "heads.json", tmp_path / "neurons.json"
+    write_scores(heads, torch.rand(3, 4), "michel", dense)
+    write_scores(neurons, torch.rand(3, experiment.dense.config.intermediate_size), "michel", dense)
+    for cell, files, message in (
+        (Cell("michel", 0.5, steps=2), {"scores": heads}, "with 2 steps units are scored anew"),
+        (Cell("michel", 0.5), {"neuron_scores": neurons}, "none are removed"),
+        (Cell("michel", 0.5), {"scores": neurons}, "give those of 3 x 4 heads"),
+        (Cell("michel", 0.5, neurons=0.5), {"neuron_scores": heads}, r"give those of 3 x \d+ neurons"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            experiment.run(cell, tmp_path / "runs", **files)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_the_model_of_a_finished_run_can_be_kept_later(experiment, setting, tmp_path):
     cell = Cell("michel", 0.5, repair="refit", epochs=1.0)
     folder = experiment.run(cell, tmp_path)

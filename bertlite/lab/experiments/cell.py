@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from bertlite.importance import (
 )
 from bertlite.importance.allocation import Choice
 from bertlite.importance.batches import Batch
+from bertlite.importance.structures import HEADS, NEURONS
 from bertlite.lab.experiments.choose import (
     BUDGETS,
     GATES,
@@ -67,6 +68,9 @@ from bertlite.lab.experiments.ship import write_run
 from bertlite.lab.experiments.statistics import Array
 from bertlite.records import Record, Run, is_finished, read_runs, sha256_of
 
+Files: TypeAlias = tuple[str | Path | None, str | Path | None]  # scores of heads, and of neurons
+Given: TypeAlias = tuple[Tensor | None, Tensor | None]  # (layers, heads), (layers, neurons)
+NO_FILES: Files = None, None
 MASKS, SCORES, MODEL = "masks.json", "scores.json", "model"
 REPEATED = 1e-3  # how far the outputs of a run that is repeated may be from those recorded
 COUNTED = 128  # tokens of the sequence whose multiply-accumulates are counted
@@ -253,17 +257,20 @@ class Experiment:
         wanted = [name for name in batches[0] if name != "labels" or not self.task.apart]
         return [{name: batch[name].to(self.device) for name in wanted} for batch in batches]
 
-    def key(self, cell: Cell, scores: str | Path | None = None) -> str:
-        """Return a hash of everything that determines the cell's result, a file of scores included."""
+    def key(self, cell: Cell, scores: Files = NO_FILES) -> str:
+        """Return a hash of everything that determines the cell's result, files of scores included."""
         setting = {
             name: value for name, value in asdict(self.setting).items() if name not in ("model", "train", "dev")
         }
         if self.task.pooling != Task.pooling:
             setting["pooling"] = self.task.pooling
         parts = [json.dumps([cell_facts(cell), setting, self.hashes], sort_keys=True)]
-        return sha256_of(*parts, *([] if scores is None else [Path(scores).read_bytes()]))[:16]
+        heads, neurons = scores
+        files = [Path(heads).read_bytes()] if heads is not None else []
+        files += [b"neurons", Path(neurons).read_bytes()] if neurons is not None else []
+        return sha256_of(*parts, *files)[:16]
 
-    def folder(self, cell: Cell, root: str | Path, scores: str | Path | None = None) -> Path:
+    def folder(self, cell: Cell, root: str | Path, scores: Files = NO_FILES) -> Path:
         """Return the folder of the cell's run."""
         return Path(root) / f"{cell.criterion.replace('/', '-')}-{100 * cell.fraction:g}-{self.key(cell, scores)}"
 
@@ -300,11 +307,20 @@ class Experiment:
         """Return the function that chooses heads: (scores, number to remove) -> {layer: heads}."""
         return partial(rank_heads, uniform=cell.uniform, at_least=cell.at_least)
 
-    def run(self, cell: Cell, root: str | Path, *, scores: str | Path | None = None, save_model: bool = False) -> Path:
+    def run(
+        self,
+        cell: Cell,
+        root: str | Path,
+        *,
+        scores: str | Path | None = None,
+        neuron_scores: str | Path | None = None,
+        save_model: bool = False,
+    ) -> Path:
         """Run the cell unless it is finished, and return its folder.
 
         Args:
             scores: a file of head scores (`bertlite prune score`), used in place of scoring.
+            neuron_scores: a file of neuron scores, likewise.
             save_model: keep the pruned model and its tokenizer in the folder, as `model`; of a finished run they are
                 made again.
 
@@ -313,11 +329,9 @@ class Experiment:
                 that is made again gives other outputs.
         """
         dense = self.hashes["model"]["dense"]
-        given = None if scores is None else read_scores(scores, dense)
-        if given is not None and given.shape != self.heads_present().shape:
-            wanted = " x ".join(map(str, self.heads_present().shape))
-            raise ValueError(f"{scores} holds {tuple(given.shape)} scores: give those of {wanted} heads")
-        folder = self.folder(cell, root, scores)
+        files = scores, neuron_scores
+        given = self.given(cell, files)
+        folder = self.folder(cell, root, files)
         if is_finished(folder):
             if save_model and not (folder / MODEL).exists():
                 self.save_model_again(cell, Path(root) / "scores", given, folder)
@@ -348,11 +362,32 @@ class Experiment:
                 self.save_model(pruned, Record(folder, {**run.facts, "results": run.results}))
         return folder
 
+    def given(self, cell: Cell, files: Files) -> Given:
+        """Read the scores of heads and of neurons that are given in files.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: they belong to another model or to other units, or the cell has no use for them.
+        """
+        if files != NO_FILES and cell.steps > 1:
+            raise ValueError(f"with {cell.steps} steps units are scored anew before each: give no scores, or 1 step")
+        if files[1] is not None and not cell.prunes_neurons:
+            raise ValueError(f"{files[1]} scores neurons, and none are removed: say how many with neurons (--neurons)")
+        found = []
+        for path, structure in zip(files, (HEADS, NEURONS), strict=True):
+            scores = None if path is None else read_scores(path, self.hashes["model"]["dense"])
+            wanted = structure.shape(self.dense)
+            if scores is not None and scores.shape != wanted:
+                of = f"{' x '.join(map(str, wanted))} {structure.unit}s"
+                raise ValueError(f"{path} holds {tuple(scores.shape)} scores: give those of {of}")
+            found.append(scores)
+        return found[0], found[1]
+
     def save_model(self, pruned: Any, record: Record) -> None:
         """Save the pruned model of a run in its folder as `model`, with all that others need to run it."""
         write_run(record.folder / MODEL, pruned, record, self.task, self.setting.model)
 
-    def save_model_again(self, cell: Cell, cache: Path, given: Tensor | None, folder: Path) -> None:
+    def save_model_again(self, cell: Cell, cache: Path, given: Given, folder: Path) -> None:
         """Make and save the model of a finished run, which was run without keeping it.
 
         Raises:
@@ -371,9 +406,7 @@ class Experiment:
             )
         self.save_model(pruned, record)
 
-    def pruned(
-        self, cell: Cell, cache: Path, given: Tensor | None, log: Callable[..., None]
-    ) -> Iterator[tuple[Any, Tensor]]:
+    def pruned(self, cell: Cell, cache: Path, given: Given, log: Callable[..., None]) -> Iterator[tuple[Any, Tensor]]:
         """Yield the model after each step, pruned, repaired and retrained, with the scores of that step."""
         heads, choose = self.heads(cell), self.choose(cell)
         if cell.steps > 1:
@@ -382,8 +415,11 @@ class Experiment:
             for step in iterative(self.dense, score, heads, steps=cell.steps, choose=choose, tune=tune):
                 yield step.model, step.scores
             return
-        scores = self.scores(cell, cache) if given is None else given
-        others = self.scores(cell, cache, neurons=True) if cell.prunes_neurons else None
+        scores, others = given
+        if scores is None:
+            scores = self.scores(cell, cache)
+        if others is None and cell.prunes_neurons:
+            others = self.scores(cell, cache, neurons=True)
         times = None
         if cell.allocate == "latency":
             times = sublayer_times(self.dense, cache, self.hashes["model"]["dense"][:16], self.device)

@@ -123,7 +123,9 @@ def run(args: argparse.Namespace) -> int:
         **choice_facts(args),
     )
     experiment = Experiment(read_setting(args), args.device, progress=True)
-    folder = experiment.run(cell, args.folder, scores=args.scores, save_model=args.save_model)
+    folder = experiment.run(
+        cell, args.folder, scores=args.scores, neuron_scores=args.neuron_scores, save_model=args.save_model
+    )
     records = read_runs(folder)
     print_table(records, args.metric)
     print(f"run: {folder}")
