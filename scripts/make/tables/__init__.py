@@ -88,7 +88,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "similarity": partial(pruning.pruning, "stsb"),
     "subnetworks": pruning.subnetworks,
     "textpruner": pruning.beside_textpruner,
-    "prunedspeed": pruning.pruned_speed,
     # of the records that scripts/measure/gpu_checks.py writes
     "gpuparity": partial(proof.parity, "parity-cuda.json"),
     "gpuspeed": partial(speed.speed, "speed-cuda.json"),

@@ -3,8 +3,7 @@
 from typing import Any
 
 from bertlite.lab.experiments.compare import describe_way
-from bertlite.lab.timing import with_spread
-from scripts.make.tables.read import measured_on, records, rows
+from scripts.make.tables.read import records, rows
 
 
 def pruning(name: str) -> str:
@@ -74,21 +73,3 @@ def beside_textpruner() -> str:
         f" examples, ± half of a 95 % interval over {seeds} samples of them. TextPruner {record['textpruner']},"
         f" transformers {version}."
     )
-
-
-def pruned_speed() -> str:
-    """Table of measured speed, multiply-accumulates and accuracy of pruned models."""
-    (record,) = records("pruning/speed.json")
-    results = record["results"]
-    shapes = list(dict.fromkeys((line["batch"], line["length"]) for line in results["latency"]))
-    lines = {(line["model"], line["batch"], line["length"]): line for line in results["latency"]}
-    body = []
-    for name, model in results["models"].items():
-        each = [lines[name, *shape] for shape in shapes]
-        speeds = [with_spread(line["speedup"]) for line in each]
-        share = 100 * each[-1]["macs"]
-        body.append([name, f"{share:.0f} %", *speeds, f"{100 * model[results['headline']]:.1f}"])
-    head = ["model", "MACs", *(f"{batch} × {length} tokens" for batch, length in shapes), results["headline"]]
-    how = f" with backend {results['backend']} in {results['dtype']}" if "backend" in results else ""
-    table, where = rows(head, body), measured_on(record)
-    return f"{table}\n\nTimes faster than dense, median and quartiles. Measured{how} on {where}."
