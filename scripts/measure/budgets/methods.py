@@ -28,7 +28,7 @@ from bertlite.importance.layerwise import SUBLAYERS, Curves, Metrics, sizes_with
 from bertlite.importance.least_squares import refit_, start_runs
 from bertlite.importance.moments import gather
 from bertlite.importance.predictions import predictions
-from bertlite.importance.structures import EVERY_TOKEN, run
+from bertlite.importance.structures import EVERY_TOKEN, HEADS, NEURONS, run
 from bertlite.pruning import layers_of
 from scripts.measure.budgets.kwon import both_gradients, kwon
 
@@ -146,22 +146,18 @@ def rescored(subject: Subject, share: float) -> Any:
     """
     model, batches = subject.model, subject.batches
     pruned = copy.deepcopy(model)
-    with eval_mode(pruned, model):
-        with torch.no_grad():
-            runs = start_runs(pruned, model, batches)
+    with eval_mode(pruned, model), torch.no_grad():
+        runs = start_runs(pruned, model, batches)
         for layer, (block, other) in enumerate(zip(layers_of(pruned), layers_of(model), strict=True)):
+            for each in runs:
+                each.step_dense(other)
             for place, sublayer in enumerate(SUBLAYERS):
                 removed = choose_of_rest(subject, pruned, share, 2 * layer + place)[place].get(layer, [])
                 sublayer.prune_(pruned, {layer: removed})
-                with torch.no_grad():
-                    if place == 0:
-                        for each in runs:
-                            each.step_dense(other)
-                    folds = gather(sublayer.fit(each, block) for each in runs)
-                    refit_(sublayer.dense(block), folds, "refit", sublayer.width(block), None)
-            with torch.no_grad():
-                for each in runs:
-                    each.step_pruned(block)
+                folds = gather(sublayer.fit(each, block) for each in runs)
+                refit_(sublayer.dense(block), folds, "refit", sublayer.width(block), None)
+            for each in runs:
+                each.step_pruned(block)
     return pruned
 
 
@@ -182,13 +178,9 @@ def fisher_of_rest(subject: Subject, pruned: Any, done: int) -> tuple[Tensor, Te
 
     One backward pass gives both, and ends where they begin.
     """
-    config = pruned.config
-    shapes = (
-        (config.num_hidden_layers, config.num_attention_heads),
-        (config.num_hidden_layers, config.intermediate_size),
-    )
+    shapes = HEADS.shape(pruned), NEURONS.shape(pruned)
     scores = tuple(torch.full(shape, torch.nan, dtype=torch.float64) for shape in shapes)
-    places = range(done, 2 * config.num_hidden_layers)
+    places = range(done, 2 * pruned.config.num_hidden_layers)
     for place in places:
         scores[place % 2][place // 2] = 0
     gates: dict[int, Tensor] = {}
@@ -199,7 +191,7 @@ def fisher_of_rest(subject: Subject, pruned: Any, done: int) -> tuple[Tensor, Te
         return x * gates[place].repeat_interleave(width, 1)[:, None]
 
     blocks = list(layers_of(pruned))
-    with ExitStack() as hooks:
+    with ExitStack() as hooks, torch.enable_grad():
         for place in places:
             sublayer, block = SUBLAYERS[place % 2], blocks[place // 2]
             gate = partial(gated, place, sublayer.width(block))
