@@ -162,7 +162,6 @@ def is_ancestor(commit: str) -> bool:
 
 UNTRACEABLE = {  # hours of computing each: how they fail is known, and a repair is noticed
     "pruning/sst2.json": "made at a commit that is not in the history",
-    "pruning/subnetworks.json": "made at a commit that is not in the history, with changed files",
     "soak.json": "names no commit",
 }
 
