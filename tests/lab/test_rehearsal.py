@@ -144,6 +144,29 @@ def test_gradients_are_those_of_the_cpu(checkpointed):
     assert_same({name: got[name] for name in wanted}, wanted, atol=1e-12 * largest)
 
 
+class Doubled(torch.autograd.Function):
+    """2·x with more gradients than inputs, as torch 2.15's varlen_attn has them."""
+
+    extra = False
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad, None, grad if Doubled.extra else None
+
+
+def test_gradients_that_no_input_has_are_none(monkeypatch):
+    x = torch.ones(3, requires_grad=True)
+    backward(Doubled.apply(x).sum())
+    assert x.grad.tolist() == [2.0, 2.0, 2.0]
+    monkeypatch.setattr(Doubled, "extra", True)
+    with pytest.raises(RuntimeError, match="DoubledBackward has 1 inputs and gives 3 gradients"):
+        backward(Doubled.apply(x).sum())
+
+
 @pytest.mark.parametrize(
     "index",
     [

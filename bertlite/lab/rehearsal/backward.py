@@ -28,8 +28,10 @@ def backward(loss: Tensor) -> None:
                 leaf.grad = found if leaf.grad is None else leaf.grad + found
                 continue
             run = node.apply if isinstance(node, torch.autograd.function.BackwardCFunction) else node
-            results = run(*given)
-            for edge, result in zip(node.next_functions, as_tuple(results), strict=True):
+            edges, results = node.next_functions, as_tuple(run(*given))
+            if any(result is not None for result in results[len(edges) :]):
+                raise RuntimeError(f"{node.name()} has {len(edges)} inputs and gives {len(results)} gradients")
+            for edge, result in zip(edges, results[: len(edges)], strict=True):  # torch too drops None at the end
                 if edge[0] is not None and result is not None:
                     add_gradient(grads, edge, result)
 
