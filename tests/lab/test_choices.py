@@ -28,7 +28,7 @@ NEURONS = {0: 1.0, 10: 4.0, 37: 10.0}
 
 def model_of(experiment: Any, cell: Cell, cache: Any) -> Any:
     """The pruned model of a cell."""
-    (found,) = experiment.pruned(cell, cache, None, lambda **_: None)
+    (found,) = experiment.pruned(cell, cache, (None, None), lambda **_: None)
     return found[0]
 
 

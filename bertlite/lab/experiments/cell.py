@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bertlite import kept_heads, prune_heads, prune_neurons
+from bertlite import prune_heads, prune_neurons
 from bertlite.importance import (
     METHODS,
     NORMALISERS,
@@ -34,7 +34,7 @@ from bertlite.importance import (
 )
 from bertlite.importance.allocation import Choice
 from bertlite.importance.batches import Batch
-from bertlite.importance.structures import HEADS, NEURONS
+from bertlite.importance.structures import HEADS
 from bertlite.lab.experiments.choose import (
     BUDGETS,
     GATES,
@@ -64,13 +64,12 @@ from bertlite.lab.experiments.files import (
     write_scores,
 )
 from bertlite.lab.experiments.finetune import Recipe, finetune_
+from bertlite.lab.experiments.given import Given, ScoreFiles
 from bertlite.lab.experiments.ship import write_run
 from bertlite.lab.experiments.statistics import Array
 from bertlite.records import Record, Run, is_finished, read_runs, sha256_of
 
-Files: TypeAlias = tuple[str | Path | None, str | Path | None]  # scores of heads, and of neurons
-Given: TypeAlias = tuple[Tensor | None, Tensor | None]  # (layers, heads), (layers, neurons)
-NO_FILES: Files = None, None
+NO_SCORES = ScoreFiles()
 MASKS, SCORES, MODEL = "masks.json", "scores.json", "model"
 REPEATED = 1e-3  # how far the outputs of a run that is repeated may be from those recorded
 COUNTED = 128  # tokens of the sequence whose multiply-accumulates are counted
@@ -257,7 +256,7 @@ class Experiment:
         wanted = [name for name in batches[0] if name != "labels" or not self.task.apart]
         return [{name: batch[name].to(self.device) for name in wanted} for batch in batches]
 
-    def key(self, cell: Cell, scores: Files = NO_FILES) -> str:
+    def key(self, cell: Cell, scores: ScoreFiles = NO_SCORES) -> str:
         """Return a hash of everything that determines the cell's result, files of scores included."""
         setting = {
             name: value for name, value in asdict(self.setting).items() if name not in ("model", "train", "dev")
@@ -265,12 +264,9 @@ class Experiment:
         if self.task.pooling != Task.pooling:
             setting["pooling"] = self.task.pooling
         parts = [json.dumps([cell_facts(cell), setting, self.hashes], sort_keys=True)]
-        heads, neurons = scores
-        files = [Path(heads).read_bytes()] if heads is not None else []
-        files += [b"neurons", Path(neurons).read_bytes()] if neurons is not None else []
-        return sha256_of(*parts, *files)[:16]
+        return sha256_of(*parts, *scores.contents())[:16]
 
-    def folder(self, cell: Cell, root: str | Path, scores: Files = NO_FILES) -> Path:
+    def folder(self, cell: Cell, root: str | Path, scores: ScoreFiles = NO_SCORES) -> Path:
         """Return the folder of the cell's run."""
         return Path(root) / f"{cell.criterion.replace('/', '-')}-{100 * cell.fraction:g}-{self.key(cell, scores)}"
 
@@ -280,9 +276,8 @@ class Experiment:
         Raises:
             ValueError: so many heads cannot be removed, or the cell needs a loss that the task does not have.
         """
-        self.choose(cell)(
-            torch.zeros(self.heads_present().shape).where(self.heads_present(), math.nan), self.heads(cell)
-        )
+        present = HEADS.present(self.dense)
+        self.choose(cell)(torch.zeros(present.shape).where(present, math.nan), self.heads(cell))
         for name in {cell.criterion, cell.of_neurons}:
             asked = parse_criterion(name)
             if self.task.apart and known_criteria()[asked["criterion"]].needs_loss and asked.get("target") != "kl":
@@ -291,17 +286,9 @@ class Experiment:
         if self.task.apart and cell.epochs:
             raise ValueError(f"{self.task.name} has no retraining: epochs must be 0")
 
-    def heads_present(self) -> Tensor:
-        """Return which heads the dense model has, (layers, heads) bool."""
-        config = self.dense.config
-        known = torch.zeros(config.num_hidden_layers, config.num_attention_heads, dtype=torch.bool)
-        for layer in range(config.num_hidden_layers):
-            known[layer, list(kept_heads(config, layer))] = True
-        return known
-
     def heads(self, cell: Cell) -> int:
         """Return the number of heads to remove."""
-        return round(cell.fraction * int(self.heads_present().sum()))
+        return round(cell.fraction * int(HEADS.present(self.dense).sum()))
 
     def choose(self, cell: Cell) -> Callable[[Tensor, int], Choice]:
         """Return the function that chooses heads: (scores, number to remove) -> {layer: heads}."""
@@ -329,8 +316,8 @@ class Experiment:
                 that is made again gives other outputs.
         """
         dense = self.hashes["model"]["dense"]
-        files = scores, neuron_scores
-        given = self.given(cell, files)
+        files = ScoreFiles(scores, neuron_scores)
+        given = files.read(cell, self.dense, dense)
         folder = self.folder(cell, root, files)
         if is_finished(folder):
             if save_model and not (folder / MODEL).exists():
@@ -361,27 +348,6 @@ class Experiment:
             if save_model:
                 self.save_model(pruned, Record(folder, {**run.facts, "results": run.results}))
         return folder
-
-    def given(self, cell: Cell, files: Files) -> Given:
-        """Read the scores of heads and of neurons that are given in files.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: they belong to another model or to other units, or the cell has no use for them.
-        """
-        if files != NO_FILES and cell.steps > 1:
-            raise ValueError(f"with {cell.steps} steps units are scored anew before each: give no scores, or 1 step")
-        if files[1] is not None and not cell.prunes_neurons:
-            raise ValueError(f"{files[1]} scores neurons, and none are removed: say how many with neurons (--neurons)")
-        found = []
-        for path, structure in zip(files, (HEADS, NEURONS), strict=True):
-            scores = None if path is None else read_scores(path, self.hashes["model"]["dense"])
-            wanted = structure.shape(self.dense)
-            if scores is not None and scores.shape != wanted:
-                of = f"{' x '.join(map(str, wanted))} {structure.unit}s"
-                raise ValueError(f"{path} holds {tuple(scores.shape)} scores: give those of {of}")
-            found.append(scores)
-        return found[0], found[1]
 
     def save_model(self, pruned: Any, record: Record) -> None:
         """Save the pruned model of a run in its folder as `model`, with all that others need to run it."""
