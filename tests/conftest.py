@@ -4,7 +4,7 @@ Shapes:  B 2 sequences · S 11 positions · D 48 hidden · L 3 layers · N 4 hea
          T 5 token types · P 40 positions · 6 labels · 7 choices
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -114,6 +114,14 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
 def the_same_random_numbers() -> None:
     """Let every test draw the same numbers, whatever ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def set_threads() -> Iterator[Callable[[int], None]]:
+    """Set the number of torch's threads, by a call, for the rest of a test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

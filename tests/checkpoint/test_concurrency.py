@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -30,12 +29,9 @@ BATCHES = [
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def one_thread(set_threads) -> None:
     """Of torch's own, which do not survive a fork."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    set_threads(1)
 
 
 def vectors(model: nn.Module, **batch: Any) -> Tensor:

@@ -88,20 +88,17 @@ def test_8_bit_integers_do_not_depend_on_the_rest_of_the_batch_with_products_of_
 
 
 @dtypes
-def test_the_number_of_threads_changes_nothing(dtype):
+def test_the_number_of_threads_changes_nothing(dtype, set_threads):
     model = make_native()
     batches = [make_batch(1, 3), make_batch(), make_batch(40, 33, lengths=(33,) * 40)]
     masked = {**make_batch(), "attention_mask": torch.rand(2, 11, 11) > 0.3}
-    before, outs = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3, 7):
-            torch.set_num_threads(threads)
-            quick = natively(model, dtype)  # its weights are packed by as many
-            outs.append([quick(**batch, output_hidden_states=True) for batch in batches])
-            outs[-1].append(quick(**masked, output_attentions=True))
-            outs[-1].append(quick(**batches[2], first_token_only=True))
-    finally:
-        torch.set_num_threads(before)
+    outs = []
+    for threads in (1, 2, 3, 7):
+        set_threads(threads)
+        quick = natively(model, dtype)  # its weights are packed by as many
+        outs.append([quick(**batch, output_hidden_states=True) for batch in batches])
+        outs[-1].append(quick(**masked, output_attentions=True))
+        outs[-1].append(quick(**batches[2], first_token_only=True))
     for other in outs[1:]:
         for got, wanted in zip(other, outs[0], strict=True):
             assert_same(got, wanted, atol=0)

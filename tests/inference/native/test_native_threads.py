@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -22,14 +22,11 @@ BATCH = make_batch(40, 33, lengths=(33,) * 40)
 
 
 @pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+def two_threads(set_threads) -> None:
+    set_threads(2)
 
 
-def test_torchs_count_is_asked_for(monkeypatch):
+def test_torchs_count_is_asked_for(monkeypatch, set_threads):
     asked, run = [], Kernels.run
 
     def recording(self, numbers, model, batch, threads):
@@ -37,13 +34,10 @@ def test_torchs_count_is_asked_for(monkeypatch):
         run(self, numbers, model, batch, threads)
 
     monkeypatch.setattr(Kernels, "run", recording)
-    quick, before = natively(make_native(), torch.float32), torch.get_num_threads()
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            quick(**BATCH)
-    finally:
-        torch.set_num_threads(before)
+    quick = natively(make_native(), torch.float32)
+    for count in (1, 2, 3):
+        set_threads(count)
+        quick(**BATCH)
     assert asked == [1, 2, 3]
 
 
