@@ -51,8 +51,13 @@ class HeldOut:
 
     @classmethod
     def of(cls, model: BertLike, dense: BertLike, batches: Sequence[Batch], runs: Sequence[RunLike]) -> "HeldOut":
+        folds = torch.cat([each.sentence % FOLDS for each in runs]).unique()
+        if len(folds) < 2:
+            raise ValueError(
+                "one sentence is too little to judge a repair by: give more, a few hundred, or pass ridge="
+            )
         known = [predictions(dense, run(dense, batch, **options_of(dense)), batch) for batch in batches]
-        return cls(model, batches, known, runs, torch.cat([each.sentence % FOLDS for each in runs]).unique())
+        return cls(model, batches, known, runs, folds)
 
     def choose_share(self, layer: int, part: nn.Linear, others: Sequence[Linear]) -> float:
         """Return which share of the way to its fit a projection is to go, 0 or one of SHARES.

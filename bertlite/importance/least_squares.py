@@ -60,9 +60,10 @@ def repair_(
             each head (Kwon et al. 2022) or neuron; "refit" the whole matrix and the bias (K-prune, Park et al. 2024).
         ridge: how strongly factors or matrix are held to what they were, as a share of the mean power of the inputs.
             By default it is chosen for each projection by cross-validation over sentences, so that few of them change
-            little: from 1e-5 to 10, or no change but of the bias.  "scale" then goes a share of the way to that fit,
-            or none: as far as predictions of held-out sentences come nearer to the dense model's beyond chance, with
-            no more labels that differ.  A ridge that is given asks for the fit itself.
+            little: from 1e-5 to 10, or no change but of the bias.  "mean" and "scale" then go a share of the way to
+            the fit, or none: as far as predictions of held-out sentences come nearer to the dense model's beyond
+            chance, with no more labels that differ.  A ridge that is given asks for the fit itself ("mean", which
+            holds no matrix to anything, takes 0).
 
     Returns:
         The model given.  In a layer without heads only the bias is fitted.  Warnings say if "refit" has
@@ -87,7 +88,7 @@ def repair_(
             parts = [block.attention.output.dense for block in layers_of(pruned)]
             parts += [block.output.dense for block in layers_of(pruned)] if feed_forward else []
             warn_of_few(runs, (part.in_features for part in parts))
-        held_out = HeldOut.of(pruned, dense, read, runs) if method == "scale" and ridge is None else None
+        held_out = HeldOut.of(pruned, dense, read, runs) if method != "refit" and ridge is None else None
         for layer, (own, other) in enumerate(zip(layers_of(pruned), layers_of(dense), strict=True)):
             choose_share = None if held_out is None else partial(held_out.choose_share, layer)
             for each in runs:

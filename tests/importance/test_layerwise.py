@@ -22,6 +22,7 @@ from bertlite.importance import (
     repair,
 )
 from bertlite.importance.layerwise import GRID, RIDGE, losses_by_size
+from bertlite.importance.least_squares import METHODS
 from bertlite.importance.moments import FOLDS, RIDGES, Moments, choose_ridge, fit_matrix, gather, total
 from bertlite.importance.structures import HEADS, NEURONS
 
@@ -320,5 +321,8 @@ def test_one_sentence_is_refused_where_a_ridge_is_to_be_chosen() -> None:
     cut = prune_heads(model, {0: [1]})
     with pytest.raises(ValueError, match="one sentence is too little to choose a ridge by: give more"):
         repair(cut, model, data(count=1))
-    repair(cut, model, data(count=1), ridge=1e-3)
-    repair(cut, model, data(count=1), "mean")
+    for method in ("mean", "scale"):
+        with pytest.raises(ValueError, match="one sentence is too little to judge a repair by: give more"):
+            repair(cut, model, data(count=1), method)
+    for method in METHODS:
+        repair(cut, model, data(count=1), method, ridge=1e-3)

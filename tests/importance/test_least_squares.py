@@ -128,7 +128,7 @@ def test_every_layer_is_the_least_squares_fit_given_the_repaired_ones_below(meth
 
 def test_the_mean_repair_is_the_mean_of_what_is_gone_folded_into_the_bias() -> None:
     model, batches = make(), data()
-    fixed = repair(prune_heads(model, {0: [1, 3]}), model, batches, "mean")
+    fixed = repair(prune_heads(model, {0: [1, 3]}), model, batches, "mean", ridge=0)
     inputs, _ = seen_by(model, block_of(model, 0).attention.output, batches)
     gone = torch.cat([torch.arange(12, 24), torch.arange(36, 48)])
     own = block_of(model, 0).attention.output.dense
@@ -189,7 +189,7 @@ def test_the_freer_the_fit_the_smaller_the_error(layer: int, part: str) -> None:
 def test_a_ridge_holds_to_what_was_and_in_the_end_leaves_the_mean() -> None:
     model, batches = make(), data()
     pruned = prune_heads(model, {1: [0, 2]})
-    mean = repair(pruned, model, batches, "mean").state_dict()
+    mean = repair(pruned, model, batches, "mean", ridge=0).state_dict()
     for method in ("scale", "refit"):
         assert_same(repair(pruned, model, batches, method, ridge=1e14).state_dict(), mean, atol=1e-9)
         far = [
@@ -442,7 +442,7 @@ def test_adapters_are_refused() -> None:
         repair(pruned, make(), data())
 
 
-# How far "scale" goes
+# How far "mean" and "scale" go
 
 
 def confident(seed: int) -> Any:
@@ -468,8 +468,9 @@ def variation(model: Any, dense: Any, batches: Any) -> float:
     return float((p - q).abs().sum(-1).mean() / 2)
 
 
+@pytest.mark.parametrize("method", ["mean", "scale"])
 @pytest.mark.parametrize("seed", [0, 1, 7])
-def test_scale_does_no_harm_where_little_is_left_and_layers_mislead(seed: int) -> None:
+def test_no_harm_is_done_where_little_is_left_and_layers_mislead(method: str, seed: int) -> None:
     """Layers come nearer to the dense ones, predictions of other sentences do not: the exact fit shows it."""
     model, batches, others = confident(seed), data(3 + seed, 40), data(77, 60)
     heads = {0: [0, 1, 2], 1: [1, 2, 3], 2: [0, 2, 3]}
@@ -477,9 +478,9 @@ def test_scale_does_no_harm_where_little_is_left_and_layers_mislead(seed: int) -
     before = variation(pruned, model, others)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        exact = repair(pruned, model, batches, "scale", ridge=DEFAULT)
+        exact = repair(pruned, model, batches, method, ridge=DEFAULT)
     assert variation(exact, model, others) > before + 0.01
-    assert variation(repair(pruned, model, batches, "scale"), model, others) <= before + 0.01
+    assert variation(repair(pruned, model, batches, method), model, others) <= before + 0.01
 
 
 def sentences(batches: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
