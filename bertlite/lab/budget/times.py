@@ -3,8 +3,7 @@
 import json
 import os
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,8 +14,8 @@ import torch
 from bertlite.config import kept_heads, kept_neurons
 from bertlite.importance.allocation import BySize
 from bertlite.lab.bench.work import Work
+from bertlite.lab.sublayers import called_with, time_sublayers
 from bertlite.lab.timing import alternate
-from bertlite.pruning import layers_of, with_fields, with_pruned
 from bertlite.records import cpu_name, sha256_of, write_json
 
 ROUNDS = 15
@@ -113,11 +112,9 @@ def measure_table(model: Any, work: Work, neurons: list[int], device: str, advan
         whole = partial(model, **inputs)
         with called_with(model, 0) as first_call, called_with(model, last) as last_call:
             whole()
-        time = partial(time_sublayers, model, neurons=neurons, device=device, advance=advance)
+        time = partial(time_sublayers, model, neurons=neurons, rounds=ROUNDS, device=device, after_round=advance)
         inner = time(0, first_call[0])
         final = inner if last == 0 else time(last, last_call[0])
-        if last == 0:
-            inner = final
         seconds = statistics.median(alternate({"whole": whole}, ROUNDS, device, after_round=advance)["whole"])
     tables = zip([*[inner] * last, final], range(last + 1), strict=True)
     used = sum(
@@ -125,73 +122,3 @@ def measure_table(model: Any, work: Work, neurons: list[int], device: str, advan
         for (attention, network), i in tables
     )
     return TimeTable(inner, final, max(seconds - used, 0.0))
-
-
-@contextmanager
-def called_with(model: Any, layer: int) -> Iterator[list[tuple[Any, ...]]]:
-    """Record the arguments of the calls of a layer, without a hook: the last layer does more work under one."""
-    block, calls = list(layers_of(model))[layer], []
-    forward = block.forward
-
-    def record(*args: Any) -> Any:
-        calls.append(args)
-        return forward(*args)
-
-    vars(block)["forward"] = record
-    try:
-        yield calls
-    finally:
-        del vars(block)["forward"]
-
-
-def time_sublayers(
-    model: Any,
-    layer: int,
-    call: tuple[Any, ...],
-    *,
-    neurons: list[int],
-    device: str,
-    advance: Callable[[], object],
-) -> BySize:
-    """Return the median seconds of a layer's two sublayers, by their heads and by their neurons."""
-    states, attend = call[:2]
-    gate, source = (call[i] if len(call) > i else None for i in (2, 5))
-    block = list(layers_of(model))[layer]
-    config = with_fields(model.config, {"pruned_heads": {}, "pruned_neurons": {}})
-    heads = range(config.num_attention_heads + 1)
-    runs: dict[tuple[str, int], Callable[[], Any]] = {}
-
-    def smaller(gone: dict[str, range]) -> Any:
-        pruned = with_pruned(config, {layer: gone.get("heads", ())}, {layer: gone.get("neurons", ())})
-        found = type(block)(pruned, layer).to(device=states.device, dtype=states.dtype).eval()
-        for parameter in found.parameters():
-            torch.nn.init.normal_(parameter, std=0.02)
-        return found
-
-    for kept in heads:
-        attention = smaller({"heads": range(kept, config.num_attention_heads)}).attention
-        runs["heads", kept] = partial(attention, states, attend, gate, source)
-    for kept in neurons:
-        runs["neurons", kept] = partial(
-            smaller({"neurons": range(kept, config.intermediate_size)}).feed_forward, states
-        )
-    names = {f"{unit} {kept}": run for (unit, kept), run in runs.items()}
-    found = alternate(names, ROUNDS, device, after_round=advance)
-    medians = {key: statistics.median(found[f"{key[0]} {key[1]}"]) for key in runs}
-    return (
-        rising({kept: medians["heads", kept] for kept in heads}),
-        rising({kept: medians["neurons", kept] for kept in neurons}),
-    )
-
-
-def rising(times: Mapping[int, float]) -> dict[int, float]:
-    """Return the nearest times, in squares, that never fall as sizes rise: what falls is noise of the clock."""
-    pools: list[tuple[float, list[int]]] = []  # a mean and its sizes
-    for size in sorted(times):
-        mean, sizes = times[size], [size]
-        while pools and pools[-1][0] > mean:
-            before, others = pools.pop()
-            mean = (before * len(others) + mean * len(sizes)) / (len(others) + len(sizes))
-            sizes = [*others, *sizes]
-        pools.append((mean, sizes))
-    return {size: mean for mean, sizes in pools for size in sizes}

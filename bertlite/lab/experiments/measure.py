@@ -2,7 +2,6 @@
 
 import copy
 import multiprocessing
-import statistics
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -12,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertlite import optimize_for_inference, prune_heads, prune_neurons
+from bertlite import optimize_for_inference
 from bertlite.importance import macs
 from bertlite.inference.optimize import BACKENDS
+from bertlite.lab.sublayers import called_with, time_sublayers
 from bertlite.lab.timing import alternate, ratios
 from bertlite.records import quartiles
-from bertlite.stack.layouts import Padded
 
 PLAIN = "plain"  # in place of a backend: the model as it is
 
@@ -116,7 +115,7 @@ def latency_table(
     neurons: Iterable[int] = (),
     rounds: int = 21,
     device: str = "cpu",
-) -> dict[str, dict[int, float]]:
+) -> dict[str, Mapping[int, float]]:
     """Time one attention sublayer by its number of heads, and one feed-forward sublayer by its number of neurons.
 
     Args:
@@ -125,25 +124,12 @@ def latency_table(
     Returns:
         {"heads": {kept: median seconds}, "neurons": {kept: median seconds}}, the argument of `rank_by_latency`.
     """
-    config = model.config
-    inputs = random_inputs(config, batch, length, device)
-    states = torch.randn(batch, length, config.hidden_size, device=device, dtype=next(model.parameters()).dtype)
-    base = model.base_model
-    attend = base.attention(Padded(batch, length, length, states.device), states, inputs["attention_mask"], False)
-    attentions: dict[int, Callable[[], Any]] = {}
-    networks: dict[int, Callable[[], Any]] = {}
-    for kept in range(config.num_attention_heads + 1):
-        smaller = prune_heads(base, {0: range(kept, config.num_attention_heads)}).encoder.layer[0]
-        attentions[kept] = partial(smaller.attention, states, attend)
-    for kept in neurons:
-        smaller = prune_neurons(base, {0: range(kept, config.intermediate_size)}).encoder.layer[0]
-        networks[kept] = partial(smaller.feed_forward, states)
-    found: dict[str, dict[int, float]] = {}
+    inputs = random_inputs(model.config, batch, length, device)
     with torch.inference_mode():
-        for name, runs in (("heads", attentions), ("neurons", networks)):
-            seconds = alternate({str(kept): each for kept, each in runs.items()}, rounds, device)
-            found[name] = {int(kept): statistics.median(each) for kept, each in seconds.items()}
-    return found
+        with called_with(model, 0) as calls:
+            model.base_model(**inputs)  # whose last layer computes every token
+        heads, networks = time_sublayers(model, 0, calls[0], neurons=neurons, rounds=rounds, device=device)
+    return {"heads": heads, "neurons": networks}
 
 
 def peak_memory(
