@@ -161,7 +161,6 @@ def is_ancestor(commit: str) -> bool:
 
 
 UNTRACEABLE = {  # hours of computing each: how they fail is known, and a repair is noticed
-    "pruning/sst2.json": "made at a commit that is not in the history",
     "soak.json": "names no commit",
 }
 
