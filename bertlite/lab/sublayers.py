@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from bertlite.importance.allocation import BySize
+from bertlite.importance.replay import own_forward
 from bertlite.lab.timing import alternate
 from bertlite.pruning import layers_of, with_fields, with_pruned
 
@@ -23,11 +24,8 @@ def called_with(model: Any, layer: int) -> Iterator[list[tuple[Any, ...]]]:
         calls.append(args)
         return forward(*args)
 
-    vars(block)["forward"] = record
-    try:
+    with own_forward(block, record):
         yield calls
-    finally:
-        del vars(block)["forward"]
 
 
 def time_sublayers(
