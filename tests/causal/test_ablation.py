@@ -167,7 +167,7 @@ def test_a_mean_ablation_is_pruning_with_the_mean_folded_into_the_bias() -> None
     """What `repair` by "mean" does to one layer, on the reference that it is fitted to."""
     model, batches = classifier(), data()
     heads = {2: [0, 3]}  # in the last layer: nothing that follows is fitted
-    folded = repair(prune_heads(model, heads), model, batches, "mean")
+    folded = repair(prune_heads(model, heads), model, batches, "mean", ridge=0)
     with ablated(model, heads, mean_contexts(model, batches)), torch.no_grad():
         found = [model(**batch).logits for batch in batches]
     with torch.no_grad():
