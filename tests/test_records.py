@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -160,22 +159,7 @@ def is_ancestor(commit: str) -> bool:
     return True
 
 
-UNTRACEABLE = {  # hours of computing each: how they fail is known, and a repair is noticed
-    "soak.json": "names no commit",
-}
-
-
-def records_to_trace() -> list[Any]:
-    """Return every record, those that are known to be untraceable marked so."""
-    found = []
-    for path in RECORDS:
-        name = path.relative_to(ROOT / RESULTS).as_posix()
-        marks = [pytest.mark.xfail(reason=UNTRACEABLE[name], strict=True)] if name in UNTRACEABLE else []
-        found.append(pytest.param(path, id=name, marks=marks))
-    return found
-
-
-@pytest.mark.parametrize("path", records_to_trace())
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.relative_to(ROOT / RESULTS).as_posix())
 def test_a_record_is_made_from_a_commit_of_the_history(path):
     record = json.loads(path.read_text(encoding="utf-8"))
     found = commit_of(record)
@@ -189,7 +173,6 @@ def test_a_record_is_made_from_a_commit_of_the_history(path):
 
 def test_there_are_records():
     assert RECORDS or not (ROOT / RESULTS).exists()
-    assert UNTRACEABLE.keys() <= {path.relative_to(ROOT / RESULTS).as_posix() for path in RECORDS}
 
 
 def test_an_environment_says_the_commit():
