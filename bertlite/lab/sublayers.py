@@ -51,29 +51,26 @@ def time_sublayers(
     gate, source = (call[i] if len(call) > i else None for i in (2, 5))
     block = list(layers_of(model))[layer]
     config = with_fields(model.config, {"pruned_heads": {}, "pruned_neurons": {}})
-    heads = range(config.num_attention_heads + 1)
-    runs: dict[tuple[str, int], Callable[[], Any]] = {}
+    all_heads, all_neurons = config.num_attention_heads, config.intermediate_size
 
-    def smaller(gone: dict[str, range]) -> Any:
-        pruned = with_pruned(config, {layer: gone.get("heads", ())}, {layer: gone.get("neurons", ())})
+    def smaller(heads: Iterable[int] = (), neurons: Iterable[int] = ()) -> Any:
+        pruned = with_pruned(config, {layer: heads}, {layer: neurons})
         found = type(block)(pruned, layer).to(device=states.device, dtype=states.dtype).eval()
         for parameter in found.parameters():
             torch.nn.init.normal_(parameter, std=0.02)
         return found
 
-    for kept in heads:
-        attention = smaller({"heads": range(kept, config.num_attention_heads)}).attention
-        runs["heads", kept] = partial(attention, states, attend, gate, source)
+    runs: dict[str, Callable[[], Any]] = {}
+    for kept in range(all_heads + 1):
+        attention = smaller(heads=range(kept, all_heads)).attention
+        runs[f"heads {kept}"] = partial(attention, states, attend, gate, source)
     for kept in neurons:
-        runs["neurons", kept] = partial(
-            smaller({"neurons": range(kept, config.intermediate_size)}).feed_forward, states
-        )
-    names = {f"{unit} {kept}": run for (unit, kept), run in runs.items()}
-    found = alternate(names, rounds, device, after_round=after_round)
-    medians = {key: statistics.median(found[f"{key[0]} {key[1]}"]) for key in runs}
+        runs[f"neurons {kept}"] = partial(smaller(neurons=range(kept, all_neurons)).feed_forward, states)
+    found = alternate(runs, rounds, device, after_round=after_round)
+    medians = {name: statistics.median(seconds) for name, seconds in found.items()}
     return (
-        rising({kept: medians["heads", kept] for kept in heads}),
-        rising({kept: medians["neurons", kept] for kept in neurons}),
+        rising({kept: medians[f"heads {kept}"] for kept in range(all_heads + 1)}),
+        rising({kept: medians[f"neurons {kept}"] for kept in neurons}),
     )
 
 

@@ -982,7 +982,9 @@ def test_the_latency_table_has_every_number_of_heads(experiment):
     table = measure.latency_table(experiment.dense, 2, 7, neurons=(0, 20, 37), rounds=7)
     assert list(table["heads"]) == [0, 1, 2, 3, 4]
     assert list(table["neurons"]) == [0, 20, 37]
-    assert all(seconds > 0 for part in table.values() for seconds in part.values())
+    for part in table.values():
+        assert all(seconds > 0 for seconds in part.values())
+        assert [*part.values()] == sorted(part.values())  # what falls is noise of the clock
 
 
 def test_all_models_take_the_backend_that_is_chosen_for_the_first(experiment, monkeypatch):
