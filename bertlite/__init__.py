@@ -6,6 +6,8 @@ first asked for.
 
 from typing import TYPE_CHECKING, Any
 
+__version__ = "0.1.0"  # stated here alone; pyproject.toml reads it
+
 if TYPE_CHECKING:
     from bertlite.heads.models import *  # noqa: F403  # mypy follows no `__all__ += models.__all__`
     from bertlite.public import *  # noqa: F403

@@ -2,8 +2,8 @@
 
 import argparse
 import json
+import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+import bertlite
 from bertlite.cli import COMMANDS, main, parser, parts, prune
 from bertlite.cli.parts import FOOT, Parser
-from bertlite.cli.spelling import OLD, subcommands
+from bertlite.cli.spelling import subcommands
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -54,7 +55,7 @@ def test_every_help_ends_with_the_exit_statuses_and_imports_nothing_heavy() -> N
     assert list(printed) == words
     for text in printed.values():
         assert text.startswith("usage: bertlite")
-        assert text.endswith(FOOT)
+        assert " ".join(text.split()).endswith(" ".join(FOOT.split()))
     others = {name.partition(".")[0] for name in modules} - set(sys.stdlib_module_names)
     assert not others & {"torch", "transformers", "numpy", "tokenizers", "safetensors", "pyarrow", "tqdm"}
     assert "bertlite.public" not in modules
@@ -65,7 +66,7 @@ def test_help_shows_examples_and_every_default(words: str) -> None:
     command = LEAVES[words]
     assert command.examples
     shown = command.format_help()
-    assert shown.index("options:") < shown.index("examples:\n  bertlite ") < shown.index("exit status:")
+    assert shown.index("options:") < shown.index("examples:\n  bertlite ") < shown.index("Exit status:")
     for example in command.examples:
         assert example.startswith(f"{words} ")
         assert f"  bertlite {example}\n" in shown
@@ -76,6 +77,38 @@ def test_help_shows_examples_and_every_default(words: str) -> None:
         assert "(default: " in text, f"{words} {option.option_strings}: its help says no default"
         if option.default is not None and option.default != ():
             assert f"(default: {option.default}" in text.replace("cpu or cuda ", ""), text
+
+
+@pytest.mark.parametrize("words", ["", "prune", *LEAVES])
+@pytest.mark.parametrize("columns", [70, 100])
+def test_help_wraps_at_the_width_of_the_terminal(words: str, columns: int, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    found = {"": parser(), "prune": prune_parser(), **LEAVES}[words]
+    lines = [line for line in found.format_help().split("\n") if not line.startswith("  bertlite ")]  # examples
+    assert [line for line in lines if len(line) > columns] == []
+
+
+def prune_parser() -> Parser:
+    return subcommands(parser())["prune"]
+
+
+def test_prune_to_is_found_from_the_top_and_every_action_is_listed_once() -> None:
+    assert "`prune to 2x`" in parser().format_help()
+    for name in subcommands(prune_parser()):
+        assert len(re.findall(rf"^ +{name}  ", prune_parser().format_help(), re.MULTILINE)) == 1
+
+
+def test_the_version_is_printed(capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert (end.value.code, capsys.readouterr().out) == (0, f"bertlite {bertlite.__version__}\n")
+
+
+@pytest.mark.parametrize("words", LEAVES)
+def test_what_must_be_given_is_not_in_brackets(words: str) -> None:
+    needs = LEAVES[words].get_default("needs")
+    shown = LEAVES[words].format_usage()
+    assert ("[--out PATH[,PATH]]" in shown) == (not needs or ".json" in needs)  # then --json will do
 
 
 @pytest.mark.parametrize("words", LEAVES)
@@ -94,6 +127,7 @@ SAME_WORDS = {  # what all commands call it, and what none does
     "--seed": ("--random-seed",),
     "--out": ("--output", "--root", "--plot", "--plots", "--keep", "--dir"),
     "--only": ("--filter", "--pattern"),
+    "--text": ("--column", "--text-column"),
     "CHECKPOINT": ("--model", "--checkpoint"),
 }
 
@@ -215,41 +249,6 @@ def test_a_wrong_word_is_answered_with_the_nearest(words, message, capsys) -> No
     assert message in answer(capsys, *words.split())
 
 
-OLD_LINES = {  # of each entry of OLD, a command line as it was
-    "--json FILE": "inspect x --json found.json",
-    "--json -": "inspect x --json -",
-    "TEXT --model CHECKPOINT": "attention text --model x --out a.html",
-    "INPUT --model CHECKPOINT": "embed a.txt --model x --out a",
-    "--plot FILE.png": "bench --plot=a.png",
-    "--keep FOLDER": "bench --keep there",
-    "--root FOLDER": "prune run x --train t --dev d --root runs",
-    "--uniform": "prune run m --train t --dev d --out o --uniform",
-    "--plots FOLDER": "prune compare runs --plots there",
-    "--criteria A B": "prune score x --train t --criteria michel fisher --out there",
-    "--seeds 0-2": "prune curve x --train t --dev d --seeds 0-4 --out runs",
-    "--random-seeds 0-2": "prune curve x --train t --dev d --random-seeds=0-4 --out runs",
-    "--layers 0-2": "attention x text --layers 0-2,11 --out a.html",
-    "--heads 0-2": "attention x text --heads 3,5-7 --out a.html",
-    "prune bench RUN": "prune bench runs",
-}
-
-
-@pytest.mark.parametrize("old", OLD, ids=lambda each: each.old)
-def test_an_old_spelling_is_answered_with_the_new(old, capsys) -> None:
-    line = answer(capsys, *OLD_LINES[old.old].split())
-    if old.old == "--criteria A B":
-        assert "'fisher' is one word too many; a list has commas: --criteria michel,fisher (" in line
-    else:
-        assert f": say `{old.new}`, which was `{old.old}` before (" in line
-
-
-def test_a_spelling_of_today_is_no_old_one() -> None:
-    for words, command in LEAVES.items():
-        for example in command.examples:
-            rest = shlex.split(example)[len(words.split()) :]
-            assert [each.old for each in OLD if each.is_in(words, rest)] == []
-
-
 # Running -------------------------------------------------------------------------------------------------------------
 
 
@@ -283,8 +282,7 @@ def test_the_work_finds_its_paths_by_their_kinds(monkeypatch) -> None:
 
 
 def test_a_command_that_must_write_says_so(capsys) -> None:
-    assert main(["embed", "model", "input.txt"]) == 2
-    assert capsys.readouterr().err == "bertlite embed: nothing says where to write: add --out FOLDER\n"
+    assert "bertlite embed: the following arguments are required: --out" in answer(capsys, "embed", "model", "a.txt")
     assert main(["embed", "model", "input.txt", "--out", "record.json"]) == 2
     assert "add --out FOLDER" in capsys.readouterr().err
 
@@ -310,13 +308,18 @@ def test_an_error_is_printed_in_one_line(monkeypatch, capsys, error, status, mes
     assert capsys.readouterr().err == message
 
 
-def test_a_reader_may_stop_reading() -> None:
-    child = subprocess.Popen(
-        [sys.executable, "-m", "bertlite", "parity", "--list"],
+@pytest.mark.parametrize("words", ["parity --list", "--help", "--print-completion bash"])
+def test_a_reader_may_stop_reading(words) -> None:
+    if "completion" in words:
+        pytest.importorskip("shtab")
+    reader, writer = os.pipe()
+    os.close(reader)
+    child = subprocess.run(
+        [sys.executable, "-m", "bertlite", *words.split()],
         cwd=ROOT,
-        stdout=subprocess.PIPE,
+        stdout=writer,
         stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
     )
-    child.stdout.close()
-    assert child.stderr.read() == b""
-    assert child.wait() == 0
+    os.close(writer)
+    assert (child.stderr, child.returncode) == (b"", 141)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
+from bertlite import __version__
 from bertlite.cli import attention, bench, completion, embed, export, inspect, parity, prune
 from bertlite.cli.parts import FOLDER, RECORD, Parser
 from bertlite.cli.spelling import answer_extra, check_spelling, leaf
@@ -21,20 +22,21 @@ COMMANDS = (inspect, attention, parity, prune, embed, export, bench)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the `bertlite` command and return its exit status."""
-    args = parse(sys.argv[1:] if argv is None else argv)
     usual = warnings.formatwarning
     warnings.formatwarning = format_warning
+    name = "bertlite"
     try:
-        status = run(args)
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:  # the reader of our output has closed it, such as `head`
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # or Python prints an error when it flushes at exit
-        return 0
+        try:
+            args = parse(sys.argv[1:] if argv is None else argv)
+            name += f" {args.command}"
+            return run(args)
+        finally:
+            sys.stdout.flush()  # here, where it is noticed that the reader of the output has gone, such as `head`
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's own flush at exit fails too
+        return 128 + 13  # as a shell reports a program that SIGPIPE ended
     except (OSError, ValueError, ImportError, RuntimeError, MemoryError) as error:
-        print(f"bertlite {args.command}: {str(error) or type(error).__name__}", file=sys.stderr)
+        print(f"{name}: {str(error) or type(error).__name__}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -68,6 +70,7 @@ def parser() -> Parser:
         prog="bertlite",
         description="The BERT you can read, prove, prune and run.  `bertlite COMMAND --help` has examples.",
     )
+    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     completion.add_option(top)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in COMMANDS:

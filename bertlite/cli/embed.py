@@ -32,8 +32,14 @@ def add(commands: Commands) -> None:
         "input", nargs="+", metavar="INPUT", help="text (one row a line), csv, tsv, jsonl or Parquet files"
     )
     embed.add_argument("--format", help="text, csv, tsv, jsonl or parquet (default: by the files' suffixes)")
-    embed.add_argument("--column", default="text", help="the column with the texts (default: %(default)s)")
-    embed.add_argument("--id", metavar="COLUMN", help="the column with the ids (default: rows are numbered)")
+    embed.add_argument(
+        "--text",
+        dest="column",
+        default="text",
+        metavar="NAME",
+        help="name of the column with the text (default: %(default)s)",
+    )
+    embed.add_argument("--id", metavar="NAME", help="name of the column with the id (default: rows are numbered)")
     embed.add_argument("--keep-text", action="store_true", help="write the texts too")
     embed.add_argument("--pooling", help="cls, mean or max (default: that of the checkpoint, else mean)")
     embed.add_argument(

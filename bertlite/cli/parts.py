@@ -11,12 +11,20 @@ Commands: TypeAlias = Any  # the type that argparse's add_subparsers returns has
 
 FOLDER = "FOLDER"  # a kind of output: a path whose suffix is that of no kind of file
 RECORD = ".json"
-FOOT = """exit status:
-  0    success
-  1    the result is negative: something differs, is worse than before, or cannot be loaded
-  2    the command could not run; the reason is on standard error
-  130  interrupted
-"""
+FOOT = """\
+Exit status: 0 for success; 1 for a negative result: something differs, is worse than before, or cannot be loaded; 2
+if the command could not run, with the reason on standard error; 130 if interrupted; 141 if nobody reads its output."""
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Wrap each paragraph at the terminal's width, but for lines that are indented, such as examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        blocks = [
+            block if "\n  " in block else super(HelpFormatter, self)._fill_text(block, width, indent)
+            for block in text.split("\n\n")
+        ]
+        return "\n\n".join(blocks)
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,7 +36,7 @@ class Parser(argparse.ArgumentParser):
             **options,
             epilog=f"examples:\n{shown}\n{FOOT}" if examples else FOOT,
             allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=HelpFormatter,
         )
         self.examples = tuple(examples)
 
@@ -73,6 +81,7 @@ def command(
         "--out",
         type=paths(kinds),
         default={},
+        required=bool(needs) and RECORD not in needs,  # a record may go to standard output instead, by --json
         metavar="PATH[,PATH]",
         help=f"write {'; '.join(f'{kind}: {content}' for kind, content in kinds.items())}"
         + ("" if needs else " (default: nothing is written)"),

@@ -26,23 +26,17 @@ METRICS = ("accuracy", "f1", "macro-f1", "mcc", "spearman", "loss")
 ALLOCATIONS = ("scores", "equal", "macs", "latency")
 UNITS = ("heads", "neurons", "both")
 FORMS = ("physical", "full", "mask")
-DESCRIPTION = """Run head-pruning experiments.  Each run is a folder that records its settings, inputs and results.
-
-  to         prune a checkpoint to a speed, a time or a share of its MACs
-  finetune   train a checkpoint on a task
-  score      score each head or neuron by one criterion or several
-  run        score, prune, repair, retrain and evaluate once
-  curve      run every combination of criterion, share of heads, repair and seed; continues after a kill
-  compare    make tables with intervals, paired tests and figures from runs
-  export     write the pruned checkpoint, the same with every head back in place, or the mask alone
-
-`bertlite bench RUN` measures time and memory of pruned models beside the dense one."""
+SUMMARY = "make a checkpoint faster or smaller (`prune to 2x`), or compare ways to prune"
+DESCRIPTION = """\
+Make a checkpoint faster or smaller by `to`; the other actions are experiments that compare ways to prune.  Each run
+is a folder that records its settings, inputs and results.  `bertlite bench RUN` measures time and memory of pruned
+models beside the dense one."""
 DATA = "--train train.tsv --dev dev.tsv"
 
 
 def add(commands: Commands) -> None:
     """Add `prune` and its actions."""
-    prune = commands.add_parser("prune", help="run experiments with pruned heads", description=DESCRIPTION)
+    prune = commands.add_parser("prune", help=SUMMARY, description=DESCRIPTION)
     actions = prune.add_subparsers(dest="action", required=True, metavar="ACTION")
     prune_to.add(actions)
     add_finetune(actions)
@@ -94,7 +88,7 @@ def add_data(action: argparse.ArgumentParser, dev: bool = True) -> None:
     """Add the arguments that name checkpoint and data."""
     action.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder or a hub id, with its tokenizer")
     group = action.add_argument_group(
-        "data: .csv, .tsv, .jsonl or .parquet files, or hub data sets (NAME or NAME:CONFIGURATION)"
+        "data", ".csv, .tsv, .jsonl or .parquet files, or hub data sets (NAME or NAME:CONFIGURATION)"
     )
     group.add_argument("--train", required=True, metavar="DATA", help="examples for calibration and training")
     if dev:
@@ -143,7 +137,8 @@ def add_task(group: argparse._ActionsContainer, what: str) -> None:
         type=one_of("task", TASKS),
         choices=TASKS,
         default="classification",
-        help=f"{what} (default: %(default)s)",
+        metavar="TASK",
+        help=f"{what}: %(choices)s (default: %(default)s)",
     )
 
 
@@ -161,8 +156,10 @@ def add_metric(action: argparse._ActionsContainer) -> None:
         "--metric",
         type=one_of("metric", METRICS),
         choices=METRICS,
-        help="what the table shows (default: GLUE's own for its data sets, such as mcc for CoLA; else accuracy, f1 of"
-        " tokens, or spearman); f1 is that of class 1 of two, and of words that are not of the first class",
+        metavar="METRIC",
+        help="what the table shows: %(choices)s (default: GLUE's own for its data sets, such as mcc for CoLA; else"
+        " accuracy, f1 of tokens, or spearman); f1 is that of class 1 of two, and of words that are not of the first"
+        " class",
     )
 
 

@@ -13,8 +13,8 @@ or its feed-forward network whole.  What is left is chosen and fitted by least s
 given model computes.  A speed or a time is checked by a clock.
 
 No labels are needed: the divergence from the given model's predictions stands for the loss.  With --label, it is the
-loss itself.  A tenth of the texts or so is held back and judged by.  A search that was killed goes on where it
-stopped when the same command is given again."""
+loss itself.  A fifth of the texts, but at most 256, is held back and judged by.  A search that was killed goes on
+where it stopped when the same command is given again."""
 
 
 def add(actions: Commands) -> None:

@@ -1,61 +1,15 @@
-"""Words that no command knows: the answer names the spelling of today, or the nearest that there is."""
+"""Words that no command knows: the answer names the nearest that there is."""
 
 import argparse
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 
 from bertlite.cli.parts import Parser
 
 
-@dataclass(frozen=True)
-class Old:
-    """A spelling of earlier versions.
-
-    Args:
-        commands: where it was, such as "prune run"; empty for all commands.
-        old, new: as the documentation shows them.
-        option: the name of an option that is gone, by which the spelling is known;
-        pattern: or an expression for words of the command line, joined by NUL.
-    """
-
-    commands: tuple[str, ...]
-    old: str
-    new: str
-    option: str = ""
-    pattern: str = ""
-
-    def is_in(self, name: str, words: Sequence[str]) -> bool:
-        """Tell whether the words of a command have this spelling."""
-        if self.commands and name not in self.commands:
-            return False
-        if self.option:
-            return any(word.partition("=")[0] == self.option for word in words)
-        return bool(self.pattern) and re.search(f"(^|\0){self.pattern}(\0|$)", "\0".join(words)) is not None
-
-
-OLD = (
-    Old((), "--json FILE", "--out FILE.json", pattern=r"--json(=[^\0]*|\0[^\0]+\.json)"),
-    Old((), "--json -", "--json", pattern=r"--json\0-"),
-    Old(("attention",), "TEXT --model CHECKPOINT", "CHECKPOINT TEXT", option="--model"),
-    Old(("embed",), "INPUT --model CHECKPOINT", "CHECKPOINT INPUT", option="--model"),
-    Old(("parity", "bench"), "--plot FILE.png", "--out FILE.png", option="--plot"),
-    Old(("bench",), "--keep FOLDER", "--out FOLDER", option="--keep"),
-    Old(("prune run", "prune curve"), "--root FOLDER", "--out FOLDER", option="--root"),
-    Old(("prune run", "prune curve"), "--uniform", "--allocate equal", option="--uniform"),
-    Old(("prune compare",), "--plots FOLDER", "--out FOLDER", option="--plots"),
-    Old(("prune score", "prune curve"), "--criteria A B", "--criteria A,B"),  # see `answer_extra`
-    Old(("prune curve",), "--seeds 0-2", "--seeds 0,1,2", pattern=r"--seeds[\0=]\d+-\d+"),
-    Old(("prune curve",), "--random-seeds 0-2", "--random-seeds 0,1,2", pattern=r"--random-seeds[\0=]\d+-\d+"),
-    Old(("attention",), "--layers 0-2", "--layers 0,1,2", pattern=r"--layers[\0=][\d,]*\d-\d[\d,-]*"),
-    Old(("attention",), "--heads 0-2", "--heads 0,1,2", pattern=r"--heads[\0=][\d,]*\d-\d[\d,-]*"),
-    Old(("prune",), "prune bench RUN", "bench RUN", pattern="bench"),
-)
-
-
 def check_spelling(top: Parser, argv: Sequence[str]) -> None:
-    """Refuse a command or an option that does not exist, with the spelling of today or the nearest.
+    """Refuse a command or an option that does not exist, and name the nearest.
 
     Whatever else is wrong is left to the parser.
 
@@ -66,25 +20,15 @@ def check_spelling(top: Parser, argv: Sequence[str]) -> None:
     if commands := subcommands(parser):
         if words and not words[0].startswith("-"):
             given = f"{parser.prog} {words[0]}".removeprefix("bertlite ")
-            answer = answer_old(parser, words)
-            parser.error(answer or f"there is no command {given!r}; {nearest(words[0], list(commands))}")
+            parser.error(f"there is no command {given!r}; {nearest(words[0], list(commands))}")
         return
     if "--" in words:
         words = words[: words.index("--")]
-    if answer := answer_old(parser, words):
-        parser.error(answer)
     known = options_of(parser)
     for word in words:
         name = word.partition("=")[0]
         if re.fullmatch(r"--[a-zA-Z][\w-]*", name) and name not in known:
             parser.error(f"there is no option {name}; {nearest(name, known)}")
-
-
-def answer_old(parser: Parser, words: Sequence[str]) -> str:
-    """Return what to say instead of an old spelling; empty where there is none."""
-    name = parser.prog.removeprefix("bertlite ")
-    found = next((each for each in OLD if each.is_in(name, words)), None)
-    return "" if found is None else f"say `{found.new}`, which was `{found.old}` before"
 
 
 def answer_extra(parser: Parser, words: Sequence[str], extra: str) -> str:

@@ -6,10 +6,12 @@ scripts/docs      # into build/docs, warnings are errors; it imports the bertlit
 import re
 from typing import Any
 
+from bertlite import __version__ as release
+
 project = "bertlite"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
-html_title = "bertlite"
+html_title = f"bertlite {release}"
 default_role = "code"  # docstrings write `names` as Markdown does
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"

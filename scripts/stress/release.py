@@ -7,7 +7,7 @@
 Makes an empty environment in a temporary folder, outside the checkout, and installs the wheel there without extras;
 torch, which is large, is lent by the environment that runs this.  There `import bertlite` must work and import no
 more than its dependencies, `bertlite --help` must run, a model must be saved and loaded again, and its version must
-be pyproject.toml's, the only place that states one.  With --lowest the wheel goes into the environment of PYTHON,
+be `bertlite.__version__`, the only place that states one.  With --lowest the wheel goes into PYTHON's environment,
 which has the oldest torch already and is changed, and the tests of --tests run there too.  With --newest so does the
 newest torch of the index, and what developers install, at the versions of constraints.txt; all tests run there, and
 `bertlite parity`, which writes its record into --out.  Takes minutes, --newest an hour, and a package index; exits 1
@@ -29,6 +29,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
+from bertlite import __version__
 from bertlite.cli.parts import names
 from bertlite.parity.command import DEMO
 
@@ -42,7 +43,7 @@ TRY = """
 import sys, tempfile, importlib.metadata, torch, bertlite
 extras = {"transformers", "accelerate", "datasets", "pyarrow", "matplotlib", "scipy", "sklearn"} & sys.modules.keys()
 assert not extras, extras
-assert importlib.metadata.version("bertlite") == sys.argv[1], importlib.metadata.version("bertlite")
+assert importlib.metadata.version("bertlite") == bertlite.__version__ == sys.argv[1], bertlite.__version__
 sizes = dict(vocab_size=97, hidden_size=48, num_hidden_layers=3, num_attention_heads=4, intermediate_size=37)
 model = bertlite.BertModel(bertlite.BertConfig(**sizes)).eval()
 ids = torch.arange(22).view(2, 11)
@@ -87,11 +88,12 @@ def step(*command: str | Path, cwd: Path) -> None:
     subprocess.run([str(part) for part in command], check=True, cwd=cwd, env=clean)
 
 
-def check_version(version: str) -> None:
-    """Exit if a module states the version, which stands in pyproject.toml alone."""
+def check_version() -> None:
+    """Exit if a module but bertlite/__init__.py states the version."""
     for path in (ROOT / "bertlite").rglob("*.py"):
-        if re.search(rf"(?<![\d.]){re.escape(version)}(?![\d.])", path.read_text(encoding="utf-8")):
-            sys.exit(f"{path} states the version, {version}, too")
+        stated = re.search(rf"(?<![\d.]){re.escape(__version__)}(?![\d.])", path.read_text(encoding="utf-8"))
+        if stated and path != ROOT / "bertlite" / "__init__.py":
+            sys.exit(f"{path} states the version, {__version__}, too")
 
 
 def check_contents(dist: Path) -> None:
@@ -167,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.out and not args.newest:
         parser.error("--out goes with --newest")
     facts = project()
-    check_version(facts["version"])
+    check_version()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         step(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", ROOT, cwd=folder)
@@ -184,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             step(python, "-m", "pip", "-q", "install", "--upgrade", "torch", cwd=folder)
         step(python, "-m", "pip", "-q", "install", *pins, wheel, cwd=folder)
         step(python, "-m", "pip", "-q", "check", cwd=folder)
-        step(python, "-I", "-c", TRY, facts["version"], cwd=folder)
+        step(python, "-I", "-c", TRY, __version__, cwd=folder)
         step(python.parent / "bertlite", "--help", cwd=folder)
         if args.lowest:
             run_lowest(python, TESTS if args.tests is None else args.tests, folder)

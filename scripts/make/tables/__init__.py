@@ -83,7 +83,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "criteria": criteria.table,
     "commands": commands.table,
     "examples": commands.examples,
-    "spellings": commands.spellings,
     "oneshot": partial(pruning.pruning, "sst2"),
     "similarity": partial(pruning.pruning, "stsb"),
     "subnetworks": pruning.subnetworks,

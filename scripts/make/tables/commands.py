@@ -1,11 +1,11 @@
-"""The tables of commands, their examples and the spellings of earlier versions, from the commands themselves."""
+"""The table of commands and their examples, from the commands themselves."""
 
 import argparse
 from collections.abc import Iterator
 
 from bertlite.cli import parser
 from bertlite.cli.parts import FOLDER, Parser
-from bertlite.cli.spelling import OLD, subcommands
+from bertlite.cli.spelling import subcommands
 
 
 def table() -> str:
@@ -18,15 +18,6 @@ def examples() -> str:
     """Return the examples of every --help as one block."""
     lines = [f"bertlite {example}" for each, _ in commands(parser()) for example in each.examples]
     return "\n".join(["```", *lines, "```"])
-
-
-def spellings() -> str:
-    """Return a line for each spelling of earlier versions."""
-    lines = [
-        f"| {', '.join(f'`{name}`' for name in each.commands) or 'all'} | `{each.old}` | `{each.new}` |"
-        for each in OLD
-    ]
-    return "\n".join(["| command | before | now |", "|---|---|---|", *lines])
 
 
 def commands(top: Parser, summary: str = "") -> Iterator[tuple[Parser, str]]:
@@ -43,7 +34,7 @@ def call(command: Parser) -> str:
     """Return the words that a command is called with: its name, its positional arguments and what it must be given."""
     words = [command.prog]
     for action in command._actions:
-        if action.option_strings and not action.required:
+        if action.option_strings and (not action.required or action.dest == "out"):
             continue
         name = " ".join([*action.option_strings, str(action.metavar or action.dest.upper())])
         forms = {"?": f"[{name}]", "*": f"[{name}…]", "+": f"{name}…"}
