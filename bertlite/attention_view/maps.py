@@ -83,7 +83,8 @@ def attention_maps(
 
     if check is not None:
         check(maps_of(dict.fromkeys(indices, torch.empty(len(tokens), len(tokens), device="meta"))))
-    attentions = model.base_model(**encoded.to(model.device), output_attentions=True).attentions
+    out = model.base_model(**encoded.to(model.device), output_attentions=True, return_dict=True)
+    attentions = out.attentions
     assert attentions is not None  # they were asked for
     weights = {(layer, head): attentions[layer][0, i].to("cpu", torch.float32) for (layer, head), i in indices.items()}
     for (layer, head), each in weights.items():

@@ -144,8 +144,9 @@ class Embedder:
             }
             tokenizer = BertTokenizer.from_pretrained(source.name, **hub)
             stored = torch.float32 if self.dtype == torch.int8 else self.dtype
+            plain = {"output_attentions": False, "output_hidden_states": False, "return_dict": True}
             model = BertModel.from_pretrained(
-                source.name, dtype=stored, device=self.device, add_pooling_layer=False, **hub
+                source.name, dtype=stored, device=self.device, add_pooling_layer=False, **hub, **plain
             )
             last, words = max(tokenizer.get_vocab().values()), model.config.vocab_size
             if last >= words:

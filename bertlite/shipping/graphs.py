@@ -55,14 +55,15 @@ class Graph(nn.Module):
             raise ValueError("a model with cross-attention cannot be exported: it needs an encoder's output as input")
         self.model: Any = copy.deepcopy(model).float().eval()
         self.choices = isinstance(model, BertForMultipleChoice)
-        self.options = {"use_cache": False} if model.config.is_decoder else {}
+        self.options = {"output_attentions": False, "output_hidden_states": False}  # whatever the config says
+        self.options |= {"use_cache": False} if model.config.is_decoder else {}
         for number, layer in enumerate(self.model.base_model.encoder.layer):
             if not kept_heads(model.config, number):  # ONNX reads the sizes of an empty matrix otherwise
                 layer.attention = BiasAttention(layer.attention)
             if not kept_neurons(model.config, number):
                 layer.intermediate, layer.output = nn.Identity(), BiasOutput(layer.output)
         with torch.inference_mode():
-            self.outputs = tuple(self.model(**self.sample(2, 2), **self.options))
+            self.outputs = tuple(self.model(**self.sample(2, 2), return_dict=True, **self.options))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, ...]:
         out = self.model(input_ids, attention_mask, token_type_ids, return_dict=False, **self.options)

@@ -132,6 +132,21 @@ def test_a_package_that_is_missing_is_named_with_its_extra(name, package, source
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("flags", [{"return_dict": False}, {"output_hidden_states": True, "output_attentions": True}])
+def test_commands_ask_for_the_outputs_that_they_read_whatever_the_config_says(flags, tmp_path, monkeypatch):
+    pretend(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    save(Path("model"))
+    config = {**read(Path("model/config.json")), **flags}
+    Path("model/config.json").write_text(json.dumps(config))
+    Path("texts.txt").write_text("a b\nc\n")
+    assert main(["export", "model", "--out", "graphs"]) == 0
+    assert read(Path("graphs/export.json"))["formats"]["onnx"]["outputs"] == ["last_hidden_state", "pooler_output"]
+    assert main(["attention", "model", "a b", "--out", "page.html"]) == 0
+    pytest.importorskip("pyarrow")
+    assert main(["embed", "model", "texts.txt", "--out", "vectors"]) == 0
+
+
 def test_a_folder_of_something_else_is_left_alone(source, tmp_path, monkeypatch):
     pretend(monkeypatch)
     (tmp_path / "out").mkdir()

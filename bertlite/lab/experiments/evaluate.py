@@ -235,7 +235,7 @@ TASKS = {
 def outputs_of(model: Any, batch: Mapping[str, torch.Tensor], task: Task) -> torch.Tensor:
     """Return a batch's logits, (B, classes) or (B, 1); for texts apart, the cosine of their vectors."""
     inputs = {name: value for name, value in batch.items() if name != "labels"}
-    out = model(**inputs)
+    out = model(**inputs, return_dict=True)
     if not task.apart:
         return out.logits
     mask = batch["attention_mask"].bool()

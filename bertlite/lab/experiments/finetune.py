@@ -121,12 +121,13 @@ def training_loss(model: nn.Module, batch: Mapping[str, Tensor], recipe: Recipe,
     """Return the loss of a batch: of its labels, and with `recipe.distil` of the distance to the teacher."""
     from bertlite.importance import distillation_loss
 
-    out = model(**batch)
+    out = model(**batch, return_dict=True)
     loss: Tensor = out.loss
     if not recipe.distil or teacher is None:
         return loss
     with torch.no_grad():
-        wanted = teacher(**{name: value for name, value in batch.items() if name != "labels"})
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        wanted = teacher(**inputs, return_dict=True)
     return (1 - recipe.distil) * loss + recipe.distil * distillation_loss(out, wanted, batch.get("attention_mask"))
 
 
