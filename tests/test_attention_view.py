@@ -359,6 +359,19 @@ def test_the_command_compares_two_checkpoints(checkpoint, tokenizer, tmp_path, c
     assert all(path.stat().st_size > 5000 for path in outputs)
 
 
+def test_a_pruned_model_saved_alone_is_read_by_the_tokenizer_of_the_first(
+    checkpoint, pruned, tmp_path, capsys
+) -> None:
+    pruned.save_pretrained(tmp_path / "alone")
+    words = ["attention", checkpoint, TEXT, "--against", str(tmp_path / "alone"), "--out", str(tmp_path / "maps.json")]
+    with pytest.warns(UserWarning, match=f"alone has no tokenizer: that of {checkpoint} reads the text"):
+        assert main(words) == 0
+    found = json.loads((tmp_path / "maps.json").read_text())
+    assert found["weights"] == found["against"]["weights"]
+    assert main([*words[:4], str(tmp_path / "nowhere"), *words[5:]]) == 2
+    assert f"there is no file or folder {tmp_path / 'nowhere'}" in capsys.readouterr().err
+
+
 def test_another_tokenizer_is_refused_before_anything_is_written(checkpoint, tmp_path, capsys) -> None:
     other = tmp_path / "other"
     make(config=CONFIG).float().save_pretrained(other)
@@ -405,6 +418,8 @@ def test_an_error_has_a_message_and_leaves_no_file(checkpoint, tmp_path, capsys,
     assert "add --out FILE.html or --out FILE.png or --out FILE.json" in message("the")
     assert "there is no layer 3" in message("the", *out, "--layers", "3,4")
     assert "the text has 41 tokens" in message("the " * 39, *out)
+    assert "the text '' has no words" in message("", *out)
+    assert "the text ' \\n' has no words" in message("the", "--pair", " \n", *out)
     assert "nowhere" in message("the", *out, model=str(Path(checkpoint, "nowhere")))
     assert "'first' is not an integer" in message("the", *out, "--heads", "first")
     assert "say `--heads 0,1,2`, which was `--heads 0-2` before" in message("the", *out, "--heads", "0-2")

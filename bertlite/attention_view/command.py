@@ -1,12 +1,14 @@
 """Run `bertlite attention`."""
 
 import argparse
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 from bertlite.attention_view.maps import AttentionMaps, attention_maps, check_comparable, make_record
 from bertlite.attention_view.pages import check_page, page
 from bertlite.attention_view.pictures import check_picture, import_matplotlib, picture
+from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.model import BertModel
 from bertlite.records import write_bytes, write_json
 from bertlite.tokenizer import BertTokenizer
@@ -32,8 +34,16 @@ def main(args: argparse.Namespace) -> int:
         for check, _ in drawings.values():
             check(maps, against)
 
-    maps = load_maps(args, args.checkpoint, first, check_one)
-    against = load_maps(args, args.against, second, check_both) if args.against else None
+    tokenizer = BertTokenizer.from_pretrained(args.checkpoint, revision=args.revision)
+    maps = load_maps(args, args.checkpoint, first, tokenizer, check_one)
+    against = None
+    if args.against:
+        try:
+            tokenizer = BertTokenizer.from_pretrained(args.against)
+        except FileNotFoundError:
+            find_checkpoint(Source(args.against))  # or there is no model either
+            warnings.warn(f"{args.against} has no tokenizer: that of {args.checkpoint} reads the text", stacklevel=1)
+        against = load_maps(args, args.against, second, tokenizer, check_both)
     for path, (_, draw) in drawings.items():
         write_bytes(path, draw(maps, against))
     if args.record:
@@ -45,11 +55,14 @@ def main(args: argparse.Namespace) -> int:
 
 
 def load_maps(
-    args: argparse.Namespace, checkpoint: str, name: str, check: Callable[[AttentionMaps], object]
+    args: argparse.Namespace,
+    checkpoint: str,
+    name: str,
+    tokenizer: BertTokenizer,
+    check: Callable[[AttentionMaps], object],
 ) -> AttentionMaps:
     """Compute the maps of one checkpoint for the text of the command line."""
     revision = args.revision if checkpoint == args.checkpoint else None
-    tokenizer = BertTokenizer.from_pretrained(checkpoint, revision=revision)
     model = BertModel.from_pretrained(checkpoint, add_pooling_layer=False, revision=revision)
     return attention_maps(
         model, tokenizer, args.text, args.pair, layers=args.layers, heads=args.heads, name=name, check=check

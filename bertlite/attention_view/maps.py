@@ -60,12 +60,15 @@ def attention_maps(
             be drawn, such as `check_page`.
 
     Raises:
-        ValueError: there is no such layer or head; the text has more tokens than the model takes; the weights are
-            nan, as in a damaged checkpoint.
+        ValueError: there is no such layer or head; a text has no words, or more tokens than the model takes; the
+            weights are nan, as in a damaged checkpoint.
     """
     config = model.config
     layers = select_numbers("layer", layers, config.num_hidden_layers)
     heads = select_numbers("head", heads, config.num_attention_heads)
+    for each in (text, pair):
+        if each is not None and not tokenizer.tokenize(each):
+            raise ValueError(f"the text {each!r} has no words, so there is no attention to draw: give a sentence")
     encoded = tokenizer(text, pair, return_tensors="pt")
     tokens = tuple(encoded.tokens())
     if len(tokens) > config.max_position_embeddings:
