@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bertlite.activations import ACTIVATIONS
+from bertlite.records import to_json
 
 POSITIONS = ("absolute", "relative_key", "relative_key_query")
 PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
@@ -219,7 +220,7 @@ class BertConfig:
         return {**self.extra, **values, "model_type": self.model_type}
 
     def to_json_string(self) -> str:
-        return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
+        return to_json(self.to_dict(), indent=2, sort_keys=True) + "\n"
 
 
 def check_values(config: ConfigLike) -> None:

@@ -12,6 +12,7 @@ A `Run` is a folder that holds all of that about one experiment::
 
 import hashlib
 import json
+import math
 import os
 import platform
 import shlex
@@ -114,7 +115,7 @@ class Run:
     def log(self, **metrics: Any) -> None:
         """Add one line to metrics.jsonl."""
         with (self.folder / METRICS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(metrics) + "\n")
+            file.write(to_json(metrics) + "\n")
 
     def save(self, name: str, value: Any) -> None:
         """Write a JSON file into the folder."""
@@ -122,7 +123,7 @@ class Run:
 
     def save_predictions(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Write predictions.jsonl, one line per example."""
-        write_text(self.folder / PREDICTIONS, "".join(json.dumps(line) + "\n" for line in lines))
+        write_text(self.folder / PREDICTIONS, "".join(to_json(line) + "\n" for line in lines))
 
 
 @dataclass(frozen=True)
@@ -324,9 +325,26 @@ def print_warning(message: str) -> None:
     print(f"warning: {message}", file=sys.stderr)
 
 
+def to_json(value: Any, **options: Any) -> str:
+    """Return a value as JSON, null for nan and infinities, which JSON has not; options are those of json.dumps."""
+    try:
+        return json.dumps(value, allow_nan=False, **options)
+    except ValueError:
+        return json.dumps(finite_or_none(value), allow_nan=False, **options)
+
+
+def finite_or_none(value: Any) -> Any:
+    """Return a value with None in place of numbers that are not finite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: finite_or_none(each) for name, each in value.items()}
+    return [finite_or_none(each) for each in value] if isinstance(value, list | tuple) else value
+
+
 def write_json(path: str | Path, value: Any) -> None:
-    """Write a JSON file that is never half there."""
-    write_text(path, json.dumps(value, indent=1) + "\n")
+    """Write a JSON file that is never half there; see `to_json`."""
+    write_text(path, to_json(value, indent=1) + "\n")
 
 
 def write_text(path: str | Path, text: str) -> None:

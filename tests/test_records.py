@@ -33,6 +33,22 @@ def facts(folder: Path) -> dict:
     return json.loads((folder / "run.json").read_text())
 
 
+def test_every_file_of_a_run_is_json_whatever_the_numbers(tmp_path):
+    nan, inf = float("nan"), float("inf")
+    with Run("prune", {"lr": inf}, folder=tmp_path / "run") as run:
+        run.log(step=1, loss=nan)
+        run.save("scores.json", ({"0": [nan, 0.5]},))
+        run.save_predictions([{"outputs": [nan, -inf]}])
+        run.results["loss"] = nan
+    for path in run.folder.iterdir():
+        for text in path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]:
+            json.loads(text, parse_constant=pytest.fail)
+    assert facts(run.folder)["results"] == {"loss": None}
+    (read,) = read_runs(tmp_path)
+    assert read.load("scores.json") == [{"0": [None, 0.5]}]
+    assert (read.metrics, read.predictions) == ([{"step": 1, "loss": None}], [{"outputs": [None, None]}])
+
+
 def test_a_run_says_what_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["prune_heads.py", "--criterion", "michel"])
     with Run(

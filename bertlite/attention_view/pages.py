@@ -7,7 +7,6 @@ nothing else in it can run, whatever the tokens are.
 import base64
 import hashlib
 import html
-import json
 import re
 import zlib
 from pathlib import Path
@@ -24,6 +23,7 @@ from bertlite.attention_view.maps import (
     moved_share,
     target_shares,
 )
+from bertlite.records import to_json
 
 FOLDER = Path(__file__).parent / "web"
 SCRIPTS = ("data.js", "sentence.js", "heads.js", "start.js")
@@ -76,7 +76,7 @@ def page(maps: AttentionMaps, against: AttentionMaps | None = None) -> bytes:
         "style_hash": content_hash(style),
         "script": script,
         "script_hash": content_hash(script),
-        "data": json.dumps(data).replace("<", "\\u003c"),  # or a token could end the script element
+        "data": to_json(data).replace("<", "\\u003c"),  # or a token could end the script element
     }
     return re.sub(r"{{(\w+)}}", lambda mark: parts[mark[1]], read("page.html")).encode()
 

@@ -15,6 +15,7 @@ from bertlite.checkpoint.folders import replacing
 from bertlite.checkpoint.names import DECODER, DECODER_BIAS, LoadableModel, fill_shared_names_
 from bertlite.checkpoint.reading import ALIGNMENT, SAFETENSORS_DTYPES, State, is_plain_tensor
 from bertlite.checkpoint.skeleton import make_skeleton
+from bertlite.records import to_json
 
 SUPERSEDED = re.compile(r"model(\.[\w-]+|-\d+-of-\d+)*\.safetensors(\.index(\.[\w-]+)?\.json)?")  # by a save
 
@@ -98,4 +99,4 @@ def write_safetensors(path: Path, tensors: State) -> None:
 
 def write_sorted_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write a JSON file as transformers writes its own; the folder around it is what is replaced in one step."""
-    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    path.write_text(to_json(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")

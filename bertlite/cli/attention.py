@@ -33,7 +33,7 @@ def add(commands: Commands) -> None:
     attention.add_argument(
         "--against",
         metavar="CHECKPOINT",
-        help="compare with this checkpoint, of the same layers and heads, and the same tokenizer or none (default: none)",
+        help="compare with this checkpoint, of the same tokenizer (or without one), layers and heads (default: none)",
     )
     attention.add_argument("--layers", type=integers, metavar="A,B", help="layers to draw (default: all)")
     attention.add_argument("--heads", type=integers, metavar="A,B", help="heads of these layers (default: all)")

@@ -1,5 +1,6 @@
 """The model card, README.md: what the hub reads of it, and what people do."""
 
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -57,7 +58,7 @@ class Facts:
         left: the config that says which heads and neurons are left; not the model's own where all are back in place.
         sentences: it is a model of sentence-transformers.
         figures: what was measured.
-        how: in one sentence each, how it was made.
+        how: in one sentence each, how it was made; plain text, no Markdown.
         picture: name of the picture's file; empty where none was drawn.
     """
 
@@ -90,8 +91,29 @@ def read_origin(source: Source) -> dict[str, Any]:
                 f"{path} has no YAML at its top that can be read ({reason}): its license is left out", stacklevel=3
             )
     found = {name: known[name] for name in CARRIED if known.get(name)}
-    base = known.get("base_model") if isinstance(place, Folder) else str(source.name)
-    return {**found, "base_model": base} if base else found
+    stated = known.get("base_model") if isinstance(place, Folder) else str(source.name)
+    listed = stated if isinstance(stated, list) else [stated] if stated else []
+    base = [each for each in listed if is_hub_id(each)]
+    if len(base) < len(listed):
+        wrong = next(each for each in listed if not is_hub_id(each))
+        warnings.warn(f"{path}: its base_model {wrong!r} is no hub id and is left out", stacklevel=3)
+    return {**found, "base_model": base if len(base) > 1 else base[0]} if base else found
+
+
+def is_hub_id(name: Any) -> bool:
+    """Tell whether something is the name of a repository on the hub."""
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
+
+
+def plain(text: str) -> str:
+    """Return a text as one line of Markdown that shows it as it is, in a heading or a table too."""
+    return re.sub(r"([\\`*_~\[\]<>|&])", r"\\\1", " ".join(text.split()))
 
 
 def is_pruned(config: BertConfig) -> bool:
@@ -123,10 +145,10 @@ def body(config: BertConfig, facts: Facts) -> Iterator[str]:
     base = facts.origin.get("base_model")
     name = base[0] if isinstance(base, list) else base
     what = "pruned BERT" if is_pruned(facts.left) else "BERT"
-    yield f"# {name.rpartition('/')[2]}, {what}" if name else f"# {facts.cls}, {what}"
+    yield f"# {plain(name.rpartition('/')[2]) if name else facts.cls}, {what}"
     yield ""
-    made = f"from [{name}](https://huggingface.co/{name}) " if name else ""
-    yield f"A `{facts.cls}`, made {made}with bertlite. {' '.join(facts.how)}".rstrip()
+    made = f"from [{plain(name)}](https://huggingface.co/{name}) " if name else ""
+    yield f"A `{facts.cls}`, made {made}with bertlite. {plain(' '.join(facts.how))}".rstrip()
     if facts.figures:
         yield from figure_table(facts.figures)
     if is_pruned(facts.left):
@@ -140,9 +162,9 @@ def figure_table(figures: Sequence[Figure]) -> Iterator[str]:
     for each in figures:
         interval = ""
         if each.low is not None and each.high is not None:
-            interval = f"{each.low:.4g} to {each.high:.4g}" + (f", over {each.over}" if each.over else "")
+            interval = f"{each.low:.4g} to {each.high:.4g}" + (f", over {plain(each.over)}" if each.over else "")
         dense = "" if each.dense is None else f"{each.dense:.4g}"
-        yield f"| {each.name} | {each.value:.4g} | {interval} | {dense} |"
+        yield f"| {plain(each.name)} | {each.value:.4g} | {interval} | {dense} |"
 
 
 def layer_table(config: BertConfig, picture: str) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Any
 from bertlite.checkpoint.files import Folder, Repository, Source, first_existing, locate
 from bertlite.checkpoint.saving import write_sorted_json
 from bertlite.config import BertConfig
+from bertlite.records import to_json
 from bertlite.tokenizer import BertTokenizer
 from bertlite.tokenizer.files import ROLES, read_json
 
@@ -33,7 +34,7 @@ def carry_tokenizer(source: Source, folder: Path, config: BertConfig) -> None:
     found = first_existing(place, (TOKENIZER, "vocab.txt"))
     if found.name == TOKENIZER:
         values = {**read_json(found), "truncation": None, "padding": None}
-        text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+        text = to_json(values, indent=2, ensure_ascii=False) + "\n"
         (folder / TOKENIZER).write_text(text, encoding="utf-8")
         copy_files(place, BESIDE, folder)
         stated = place.get(TOKENIZER_CONFIG)
@@ -88,7 +89,7 @@ def carry_modules(source: Source, folder: Path) -> bool:
         else:
             copy_module(place, inner, folder / inner)
     copy_files(place, SENTENCE_FILES[1:], folder)
-    (folder / MODULES).write_text(json.dumps(modules, indent=2) + "\n", encoding="utf-8")
+    (folder / MODULES).write_text(to_json(modules, indent=2) + "\n", encoding="utf-8")
     return True
 
 

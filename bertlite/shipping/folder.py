@@ -17,7 +17,7 @@ from bertlite.checkpoint.saving import SUPERSEDED, write_sorted_json
 from bertlite.config import BertConfig, default_labels, kept_heads, kept_neurons
 from bertlite.model import BertPreTrainedModel
 from bertlite.records import write_json
-from bertlite.shipping.card import CARD, Facts, Figure, is_pruned, make_card, read_origin
+from bertlite.shipping.card import CARD, Facts, Figure, is_hub_id, is_pruned, make_card, read_origin
 from bertlite.shipping.carried import carry_modules, carry_tokenizer
 from bertlite.shipping.picture import can_draw, draw_layers
 from bertlite.tokenizer.files import read_json
@@ -53,7 +53,7 @@ def write_model(
         source: the checkpoint that the model was made from, whose tokenizer, modules and license it gets.
         class_names: of the labels 0, 1, … in the data; they take the place of LABEL_0, LABEL_1, … and of no other.
         figures: what was measured, for card and report.
-        how: in a sentence each, how the model was made.
+        how: in a sentence each, how the model was made; plain text.
         report: more for report.json, such as an environment and settings; JSON-ready.
         base_model: hub id of the model that this one comes from; by default the source's, or what its card names.
         pruned: the config that says what was removed, of a model in which it is back in place with weights that add
@@ -61,12 +61,17 @@ def write_model(
 
     Raises:
         FileNotFoundError: the source has no tokenizer.
-        ValueError: there are more or fewer class names than labels, or a file of the source is damaged.
+        ValueError: there are more or fewer class names than labels, base_model is no hub id, or a file of the source
+            is damaged.
     """
     source = source if isinstance(source, Source) else Source(source)
     config = with_class_names(model.config, class_names)
     origin = read_origin(source)
     if base_model is not None:
+        if not is_hub_id(base_model):
+            raise ValueError(
+                f"base_model is {base_model!r}; give the name of a repository on the hub, such as me/bert"
+            )
         origin["base_model"] = base_model
     cls = type(model).__name__
     left = config if pruned is None else pruned

@@ -180,6 +180,33 @@ def test_a_source_without_a_card_or_with_a_broken_one_is_no_fault(pruned, tmp_pa
         assert "license" not in card_of(tmp_path / name).data.to_dict()
 
 
+@pytest.mark.parametrize("base", [5, 1.5, ["a/b", 7], {"name": "a/b"}, "/home/me/model", "a\n# b", [["a/b"]], True])
+def test_a_base_model_that_is_no_hub_id_is_left_out_with_a_warning(base, source, pruned, tmp_path):
+    copy = save(tmp_path / "source")
+    (copy / "README.md").write_text(f"---\nlicense: mit\nbase_model: {json.dumps(base)}\n---\n")
+    with pytest.warns(UserWarning, match=r"README\.md: its base_model .* is no hub id and is left out"):
+        write_model(tmp_path / "out", pruned, copy)
+    found = card_of(tmp_path / "out").data.to_dict()
+    assert found["license"] == "mit"
+    assert found.get("base_model") == ("a/b" if base == ["a/b", 7] else None)
+    with pytest.raises(ValueError, match=r"base_model is '/home/me'; give the name of a repository on the hub"):
+        write_model(tmp_path / "new", pruned, source, base_model="/home/me")
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_a_card_is_told_is_shown_as_it_is_and_nan_is_null(source, pruned, tmp_path):
+    over = "9 examples of a|b\n# c_d_<script>.tsv"
+    figures = [Figure("accuracy", float("nan"), over=over, low=0.0, high=float("inf"))]
+    how = ["It was fine-tuned on x\n\n## y | [z](http://z)."]
+    write_model(tmp_path / "out", pruned, source, figures=figures, how=how, report={"loss": [float("-inf"), 0.5]})
+    text = card_of(tmp_path / "out").text
+    assert "| accuracy | nan | 0 to inf, over 9 examples of a\\|b # c\\_d\\_\\<script\\>.tsv |  |\n" in text
+    assert "with bertlite. It was fine-tuned on x ## y \\| \\[z\\](http://z).\n" in text
+    report = json.loads((tmp_path / "out" / "report.json").read_text(), parse_constant=pytest.fail)
+    assert report["figures"] == [{"name": "accuracy", "value": None, "low": 0.0, "high": None, "over": over}]
+    assert report["loss"] == [None, 0.5]
+
+
 def test_heads_back_in_place_are_told_and_need_no_code(source, pruned, tmp_path):
     write_model(tmp_path / "out", densify(pruned), source, pruned=pruned.config)
     card = card_of(tmp_path / "out")

@@ -195,7 +195,7 @@ def timed_work(report: dict[str, Any]) -> str:
 def describe(report: dict[str, Any]) -> str:
     """Return the sentence that says how the model was made."""
     return (
-        f"`bertlite prune to {report['target']}` removed heads and intermediate neurons and fitted the rest to what"
+        f"bertlite prune to {report['target']} removed heads and intermediate neurons and fitted the rest to what"
         f" the given model computes on {report['texts']['fitted to']} texts; no weight was trained."
     )
 

@@ -82,7 +82,7 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
             "models": len(by_model(group)),
             "values": [value_of(run, task, metric) for run in group],
             **{name: float(np.mean([value_of(run, task, name) for run in group])) for name in task.metrics},
-            "kl": float(np.mean([run.results["kl"] for run in group])),
+            "kl": float(np.mean(np.array([run.results["kl"] for run in group], float))),  # null, of nan, is nan
             "low": interval and interval.low,
             "high": interval and interval.high,
             "over": over,
@@ -282,7 +282,8 @@ def describe_training(row: dict[str, Any]) -> str:
 def dense_result(runs: Sequence[Record]) -> dict[str, float]:
     """Return the metrics of the dense model; where the runs began with several, their mean."""
     dense = {run.facts["model"]["dense"]: run.results["dense"] for run in runs}
-    return {name: float(np.mean([found[name] for found in dense.values()])) for name in runs[0].results["dense"]}
+    rows = {name: np.array([found[name] for found in dense.values()], float) for name in runs[0].results["dense"]}
+    return {name: float(np.mean(row)) for name, row in rows.items()}
 
 
 def provenance(runs: Sequence[Record]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What the model of a run answered for each example, and how sure a figure of it is."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ def as_array(rows: Sequence[Any], padding: float) -> Array:
     """Return rows of numbers as an array; those of words, of several lengths, filled up."""
     nested = [isinstance(row, list) and (padding == NO_LABEL or not row or isinstance(row[0], list)) for row in rows]
     if not any(nested):
-        return np.array(rows)
+        return np.array(rows, float if math.isnan(padding) else None)  # null, as which nan is written, is nan again
     width = next(np.shape(row)[1:] for row in rows if row)
     return pad_rows([np.array(row, float).reshape(len(row), *width) for row in rows], padding)
 
