@@ -194,7 +194,7 @@ class BertConfig:
             ValueError: the file is not a JSON object, or not a BERT's, or lacks a size.
         """
         try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
+            values = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not JSON: {error}") from None
         if not isinstance(values, dict):

@@ -71,7 +71,7 @@ class Run:
         self.kept = kept
         today = datetime.now(UTC)
         made = f"{today:%Y-%m-%d}-{name}-{uuid.uuid4().hex[:4]}"
-        self.folder = Path(root) / made if folder is None else Path(folder)
+        self.folder = (Path(root) / made if folder is None else Path(folder)).expanduser()
         self.results: dict[str, Any] = {}
         self.facts = {
             "name": name,
@@ -168,7 +168,7 @@ def read_runs(root: str | Path = "runs", *, name: str | None = None, unfinished:
     Raises:
         FileNotFoundError: there is no such folder.
     """
-    root = Path(root)
+    root = Path(root).expanduser()
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder {root}")
     found = [Record(path.parent, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(root.rglob(RUN))]
@@ -354,7 +354,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 def write_bytes(path: str | Path, content: bytes) -> None:
     """Write a file that is never half there."""
-    path = Path(path)
+    path = Path(path).expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

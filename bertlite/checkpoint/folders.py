@@ -7,8 +7,10 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+
+LAST = "config.json"  # without which a folder is no checkpoint
 
 
 @contextmanager
@@ -18,8 +20,12 @@ def replacing(folder: Path, superseded: re.Pattern[str]) -> Iterator[Path]:
     What else the old folder holds is in the new one too, but for files whose whole name is `superseded`.  A process
     killed on the way leaves a hidden folder beside it, `.NAME.….new`, which nothing reads and anyone may delete.
     Where two folders cannot be exchanged (Linux's renameat2 does it), two renames take its place, and a process
-    killed between them leaves the old folder as `.NAME.….new.old`.  Another process whose working directory is the
-    folder keeps standing in the old one.
+    killed between them leaves the old folder as `.NAME.….new.old`.
+
+    The working directory and the folders above it stay, since a shell that stands there too would be left in a folder
+    that is gone: their files are replaced one after another, config.json last.  A process killed between these renames
+    leaves a folder without config.json, which nothing loads, and the new files that remain in `.NAME.….new`.  Another
+    process whose working directory is a folder that was replaced keeps standing in the old one.
 
     Raises:
         ValueError: the folder is a mount point, which cannot be replaced.
@@ -42,13 +48,48 @@ def replacing(folder: Path, superseded: re.Pattern[str]) -> Iterator[Path]:
         yield new
         for path in (*new.iterdir(), new):
             sync(path)
-        if folder.exists():
-            carry(folder, new, superseded)
-            shutil.copystat(folder, new)
-        swap(new, folder, superseded)
+        stays = is_at_or_above_cwd(folder)
+        if not stays:
+            if folder.exists():
+                carry(folder, new, superseded)
+                shutil.copystat(folder, new)
+            swap(new, folder, superseded)
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise
+    if stays:
+        fill(new, folder, superseded)
+
+
+def is_at_or_above_cwd(folder: Path) -> bool:
+    try:
+        return Path.cwd().is_relative_to(folder)
+    except FileNotFoundError:  # the working directory is gone
+        return False
+
+
+def fill(new: Path, folder: Path, superseded: re.Pattern[str]) -> None:
+    """Move what `new` holds into `folder`, entry by entry, and remove `new`."""
+    names = sorted((path.name for path in new.iterdir()), key=lambda name: name == LAST)
+    if LAST in names:
+        remove(folder / LAST)
+    for path in folder.iterdir():
+        if superseded.fullmatch(path.name) and path.name not in names:
+            remove(path)
+    for name in names:
+        if (folder / name).is_dir() or (new / name).is_dir():  # which no rename replaces
+            remove(folder / name)
+        os.replace(new / name, folder / name)
+    new.rmdir()
+    sync(folder)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def swap(new: Path, folder: Path, superseded: re.Pattern[str]) -> None:
@@ -58,12 +99,7 @@ def swap(new: Path, folder: Path, superseded: re.Pattern[str]) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        here = None
-        with suppress(FileNotFoundError):
-            here = Path.cwd()
         exchange(new, folder)
-        if here is not None and here.is_relative_to(folder):
-            os.chdir(here)  # or this process would stand in the folder that goes
         carry(new, folder, superseded)  # what has come in the meantime
         shutil.rmtree(new, ignore_errors=True)
     sync(folder.parent)

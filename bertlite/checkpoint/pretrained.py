@@ -79,6 +79,8 @@ class Pretrained:
         """Write config.json and safetensors that bertlite and transformers load.
 
         The folder is replaced in one step: a crash leaves the old one or the new one.  Other files in it are kept.
+        The working directory stays: its files are replaced one after another, and a crash between leaves none that
+        loads.
 
         Args:
             max_shard_size: bytes, or a string such as "500MB"; a larger model is written as several files.

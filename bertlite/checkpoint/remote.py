@@ -35,9 +35,10 @@ def export_remote_code(folder: str | PathLike[str]) -> None:
     Raises:
         FileNotFoundError: there is no config.json in the folder.
     """
-    path = Path(folder) / "config.json"
+    folder = Path(folder).expanduser()
+    path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     config["auto_map"] = {auto: f"{MODULE}.{name}" for auto, name in AUTO_CLASSES.items()}
     code = CODE.format(names=", ".join(sorted(set(AUTO_CLASSES.values()))))
-    write_text(Path(folder) / f"{MODULE}.py", code)
+    write_text(folder / f"{MODULE}.py", code)
     write_json(path, config)  # last: it is what names the other file

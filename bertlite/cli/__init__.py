@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bertlite import __version__
 from bertlite.cli import attention, bench, completion, embed, export, inspect, parity, prune
-from bertlite.cli.parts import FOLDER, RECORD, Parser
+from bertlite.cli.parts import FOLDER, PATHS, RECORD, Parser
 from bertlite.cli.spelling import answer_extra, check_spelling, leaf
 
 COMMANDS = (inspect, attention, parity, prune, embed, export, bench)
@@ -61,6 +61,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if extra:
         inner, words = leaf(top, argv)
         inner.error(answer_extra(inner, words, extra[0]))
+    for action in leaf(top, argv)[0]._actions:  # shells expand a tilde at the start of a word alone
+        if action.metavar in PATHS:
+            found = getattr(args, action.dest)
+            expanded = [os.path.expanduser(each) for each in found] if isinstance(found, list) else found
+            setattr(args, action.dest, os.path.expanduser(found) if isinstance(found, str) else expanded)
     return args
 
 

@@ -11,6 +11,7 @@ Commands: TypeAlias = Any  # the type that argparse's add_subparsers returns has
 
 FOLDER = "FOLDER"  # a kind of output: a path whose suffix is that of no kind of file
 RECORD = ".json"
+PATHS = ("CHECKPOINT", "DATA", "FILE", "FOLDER", "INPUT", "RUN", "SOURCE")  # metavars of arguments that may be paths
 FOOT = """\
 Exit status: 0 for success; 1 for a negative result: something differs, is worse than before, or cannot be loaded; 2
 if the command could not run, with the reason on standard error; 130 if interrupted; 141 if nobody reads its output."""
@@ -113,7 +114,7 @@ def paths(kinds: Iterable[str]) -> Callable[[str], dict[str, Path]]:
                 raise argparse.ArgumentTypeError(f"{part!r} has none of the suffixes {', '.join(kinds)}")
             if kind in found:
                 raise argparse.ArgumentTypeError(f"{text!r} names two paths of the kind {kind}; it takes one of each")
-            found[kind] = Path(part)
+            found[kind] = Path(part).expanduser()
         return found
 
     return parse

@@ -134,7 +134,7 @@ class InferenceModel(nn.Module):
             ValueError: it was written in another format, or is damaged.
             RuntimeError: the native kernels cannot be had on this machine.
         """
-        model, numbers = load_native(Path(folder))
+        model, numbers = load_native(Path(folder).expanduser())
         return cls(model, "native", getattr(torch, numbers))
 
     def train(self, mode: bool = True) -> "InferenceModel":

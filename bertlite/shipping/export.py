@@ -65,7 +65,7 @@ def export(
     """
     if format not in FORMATS:
         raise ValueError(f"there is no format {format!r}; have: {', '.join(FORMATS)}")
-    kind, source, out = FORMATS[format], Source(checkpoint), Path(folder)
+    kind, source, out = FORMATS[format], Source(checkpoint), Path(folder).expanduser()
     kind.require()
     hashes = fingerprint(source)
     own = check_target(source, out, hashes)

@@ -76,7 +76,8 @@ def write_model(
     cls = type(model).__name__
     left = config if pruned is None else pruned
     layers = range(config.num_hidden_layers)
-    with replacing(Path(folder), superseded=WRITTEN) as new:
+    folder = Path(folder).expanduser()
+    with replacing(folder, superseded=WRITTEN) as new:
         model.save_pretrained(new)
         saved = {**read_json(new / "config.json"), "id2label": config.id2label, "label2id": config.label2id}
         saved.pop("auto_map", None)  # of the source's code, which does not come along
@@ -103,7 +104,7 @@ def write_model(
             **(report or {}),
         }
         write_json(new / REPORT, found)
-    return Path(folder)
+    return folder
 
 
 def with_class_names(config: BertConfig, names: Sequence[str]) -> BertConfig:

@@ -93,7 +93,7 @@ def number_tokens(vocab: Sequence[str] | PathLike[str] | str) -> dict[str, int]:
     """
     if isinstance(vocab, str | PathLike):
         try:
-            lines = Path(vocab).read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+            lines = Path(vocab).expanduser().read_bytes().decode("utf-8").removesuffix("\n").split("\n")
         except UnicodeDecodeError as error:
             raise ValueError(f"{vocab} is no vocabulary: it is not UTF-8 ({error})") from None
         vocab = [line.rstrip() for line in lines]

@@ -359,7 +359,7 @@ class BertTokenizer(Vocabulary):
         Returns:
             The paths of the files.  A vocabulary whose ids have gaps has no vocab.txt.
         """
-        return write_files(Path(folder), self._tokenizer, self._config())
+        return write_files(Path(folder).expanduser(), self._tokenizer, self._config())
 
     def push_to_hub(
         self,

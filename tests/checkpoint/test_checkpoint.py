@@ -35,6 +35,7 @@ from bertlite import (
     BertForPreTraining,
     BertForSequenceClassification,
     BertModel,
+    BertTokenizer,
     densify,
     prune_heads,
 )
@@ -43,8 +44,13 @@ from bertlite.checkpoint.faults import raise_faults
 from bertlite.checkpoint.files import WEIGHT_FILES, Source, find_checkpoint
 from bertlite.checkpoint.names import DECODER, DECODER_BIAS, HEAD_BIAS, WORD_EMBEDDINGS
 from bertlite.checkpoint.reading import SAFETENSORS_DTYPES, read_weights
+from bertlite.checkpoint.remote import export_remote_code
 from bertlite.checkpoint.saving import write_safetensors
 from bertlite.checkpoint.skeleton import SkeletonMode, is_misaligned, make_skeleton
+from bertlite.cli import main
+from bertlite.inference import InferenceModel
+from bertlite.records import Run, read_runs
+from bertlite.shipping.folder import write_model
 
 CLASSES = (
     "BertModel",
@@ -1300,13 +1306,48 @@ def test_an_empty_folder_and_a_link_to_a_folder_will_do(tmp_path):
     assert BertModel.from_pretrained(tmp_path / "empty").config.hidden_act == "relu"
 
 
-def test_the_working_directory_can_be_saved_into(tmp_path, monkeypatch):
-    (tmp_path / "sub").mkdir()
-    monkeypatch.chdir(tmp_path / "sub")
-    make().save_pretrained("..")
-    assert Path.cwd() == tmp_path / "sub"
-    Path("new").touch()
-    assert (tmp_path / "sub/new").exists()
+@pytest.mark.parametrize("target", [".", ".."])
+@pytest.mark.parametrize("there", [False, True], ids=["empty", "full"])
+def test_the_working_directory_can_be_saved_into_and_stays(target, there, tmp_path, monkeypatch):
+    """For a shell that stands there too."""
+    (tmp_path / "home/sub").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "home/sub")
+    before = Path(".").stat().st_ino, Path("..").stat().st_ino
+    if there:
+        make(hidden_act="relu").save_pretrained(target, max_shard_size="60KB")
+        Path(target, "vocab.txt").write_text("words")
+    model = make()
+    model.save_pretrained(target)
+    assert (Path(".").stat().st_ino, Path("..").stat().st_ino) == before
+    assert Path.cwd() == tmp_path / "home/sub"
+    assert_same_model(BertModel.from_pretrained(target), model)
+    kept = {"vocab.txt"} if there else set()
+    assert {path.name for path in Path(target).iterdir()} - {"sub"} == {"config.json", "model.safetensors"} | kept
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
+def test_a_tilde_is_the_home_wherever_a_path_enters(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    model = make().float()
+    model.save_pretrained("~/model")
+    assert_same_model(BertModel.from_pretrained("~/model"), model)
+    assert BertConfig.from_json_file("~/model/config.json").hidden_size == model.config.hidden_size
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
+    assert all(Path(path).is_file() for path in BertTokenizer(words).save_pretrained("~/model"))
+    assert BertTokenizer("~/model/vocab.txt").get_vocab() == BertTokenizer.from_pretrained("~/model").get_vocab()
+    export_remote_code("~/model")
+    assert write_model("~/whole", model, "~/model") == tmp_path / "whole"
+    with Run("x", {}, folder="~/runs/x"):
+        pass
+    assert [run.folder for run in read_runs("~/runs")] == [tmp_path / "runs/x"]
+    assert main(["inspect", "~/model", "--out=~/a.json"]) == 0
+    assert main(["attention", "~/model", "a b", "--against=~/whole", "--out=~/b.json"]) == 0
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path}/model is no optimised model"):
+        InferenceModel.load("~/model")
+    assert {path.name for path in tmp_path.iterdir()} >= {"a.json", "b.json", "model", "runs", "whole"}
+    assert list(Path.cwd().iterdir()) == []
 
 
 def test_tensors_that_are_not_contiguous_are_saved(tmp_path):

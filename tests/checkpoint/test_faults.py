@@ -169,6 +169,37 @@ def test_a_killed_save_leaves_the_old_checkpoint_or_the_new(shards, tmp_path):
     assert outcomes[-4:] == [0] * 4
 
 
+@pytest.mark.slow
+def test_a_save_into_the_working_directory_that_is_killed_leaves_no_mixture(tmp_path):
+    """The old checkpoint, the new one, or none that loads; what is missing then is beside it."""
+    old, new = make(), prune_heads(make(), {0: [1], 2: [0, 3]})
+    place = lambda number: tmp_path / str(number) / "model"  # noqa: E731
+
+    def work(number: int) -> Work:
+        old.save_pretrained(place(number), max_shard_size="60KB")
+
+        def save() -> None:
+            os.chdir(place(number))
+            new.save_pretrained(".")
+
+        return save
+
+    outcomes = []
+    for number in kills(work, sizes=(300, 20_000)):
+        if (place(number) / "config.json").exists():
+            outcomes.append(assert_is(place(number), old, new))
+        else:
+            [rest] = set(place(number).parent.iterdir()) - {place(number)}
+            outcomes.append(None)
+            for path in rest.iterdir():
+                os.replace(path, place(number) / path.name)
+            rest.rmdir()
+            assert assert_is(place(number), old, new) == 1
+        shutil.rmtree(place(number).parent)
+    assert {*outcomes} == {0, None, 1}
+    assert outcomes[-2:] == [0, 0]
+
+
 @pytest.mark.parametrize("size", [1, 300, 5000, 20_000])
 def test_a_full_disk_is_an_OSError_that_changes_nothing(size, tmp_path):
     old, new = make(), prune_heads(make(), {0: [1]})
