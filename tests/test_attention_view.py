@@ -422,7 +422,7 @@ def test_an_error_has_a_message_and_leaves_no_file(checkpoint, tmp_path, capsys,
     assert "the text ' \\n' has no words" in message("the", "--pair", " \n", *out)
     assert "nowhere" in message("the", *out, model=str(Path(checkpoint, "nowhere")))
     assert "'first' is not an integer" in message("the", *out, "--heads", "first")
-    assert "say `--heads 0,1,2`, which was `--heads 0-2` before" in message("the", *out, "--heads", "0-2")
+    assert "'0-2' is not an integer from 0: write 0,1,2" in message("the", *out, "--heads", "0-2")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setattr(BertModel, "from_pretrained", lambda *args, **options: pytest.fail("it was loaded first"))
     assert "pip install 'bertlite[plot]', or write .html" in message("the", "--out", str(tmp_path / "a.png"))
