@@ -198,54 +198,53 @@ def spread_around(median: float) -> dict[str, float]:
 
 
 def speed_record() -> dict[str, Any]:
-    """Return a record with a section for one thread, one for two, and one of pruned models."""
+    """Return a record with texts padded to their longest and to a fixed length, and a section of pruned models."""
     record: dict[str, Any] = json.loads((read.RESULTS / "speed.json").read_text())
-    names = ("bertlite native", "bertlite onednn", "bertlite onednn packed", "OpenVINO", "CTranslate2")
-    engines = [f"{name} {dtype}" for dtype in ("float32", "int8") for name in names]
-    ratios = {
-        f"OpenVINO {dtype} / {name} {dtype}": spread_around(number)
-        for dtype, first in (("float32", 1.0), ("int8", 3.0))
-        for name, number in (("bertlite native", first + 0.25), ("bertlite onednn packed", first + 0.5))
-    }
-    section = {"filled": 0.5, "seconds": dict.fromkeys(engines, spread_around(0.01)), "ratios": ratios}
-    shared = {"model": "MiniLM", "work": "8 x 128"}
+    base, ours = "transformers sdpa float32", "bertlite native int8"
+    ratios = {f"OpenVINO int8 / {ours}": spread_around(3.0), f"{base} / {ours}": spread_around(5.0)}
+    section = {"seconds": dict.fromkeys([base, ours], spread_around(0.01)), "ratios": ratios}
     whole, half = (f"bertlite native {of} int8" for of in ("whole", "half of both"))
     pruned = {
         "seconds": {whole: spread_around(0.25), half: spread_around(0.125)},
         "ratios": {f"{whole} / {half}": spread_around(1.75)},
     }
-    record["sections"] = {
-        "forward 8 x 128 MiniLM 1 thread": {**section, **shared, "threads": 1},
-        "forward 8 x 128 MiniLM 2 threads": {**section, **shared, "threads": 2},
-        "pruned MiniLM 1 thread": {**pruned, "model": "MiniLM", "threads": 1},
-    }
+    record["sections"] = {"pruned MiniLM 1 thread": {**pruned, "model": "MiniLM", "threads": 1}}
+    for model in ("bert-base", "MiniLM"):
+        for work, filled, padding in (
+            ("32 x 128 SST-2", 0.18, "fixed"),
+            ("32 x 49 SST-2", 0.48, "longest"),
+            ("1 x 128", 1, "none"),
+            ("8 x 128", 1, "none"),
+        ):
+            facts = {"model": model, "threads": 2, "work": work, "filled": filled, "padding": padding}
+            record["sections"][f"forward {work} {model}"] = {**section, **facts}
     return record
 
 
-def test_peers_stand_beside_openvino_for_every_model_and_number_of_threads(tmp_path, monkeypatch):
+def test_texts_padded_to_their_longest_stand_before_those_of_a_fixed_length(tmp_path, monkeypatch):
     record = speed_record()
     (tmp_path / "speed.json").write_text(json.dumps(record))
     monkeypatch.setattr(read, "RESULTS", tmp_path)
-    said, outdated = tables.filled("<!-- peers -->\n<!-- /peers -->\n")
+    said, outdated = tables.filled("<!-- speedbrief -->\n<!-- /speedbrief -->\n<!-- peers -->\n<!-- /peers -->\n")
     assert outdated == []
     lines = said.splitlines()
-    assert "| model | threads | batch | dtype | bertlite native | bertlite onednn | OpenVINO |" in lines  # those timed
-    for threads in (1, 2):
-        start = f"| MiniLM | {threads} | 8 x 128 (50%) |"
-        assert f"{start} float32 | 1.25 (1.12–1.38) | 1.50 (1.35–1.65) | 1 |" in lines  # packed, where that was timed
-        assert f"{start} int8 | 3.25 (2.93–3.58) | 3.50 (3.15–3.85) | 1 |" in lines
-    assert "| model | threads | engine | whole | half the heads | half the neurons | half of both |" in lines
+    assert "|  | 8 x 128 | 32 x 49 SST-2 (48%) | 32 x 128 SST-2 (18%), fixed |" in lines
+    assert "| bertlite native int8 | 5.00 (4.50–5.50) | 5.00 (4.50–5.50) | 5.00 (4.50–5.50) |" in lines
+    for note in ("The percentage is the share of positions that hold tokens", "the longest of their batch. Fixed:"):
+        assert note in said
+    for model in ("bert-base", "MiniLM"):
+        assert [line.split(" | ")[2] for line in lines if line.startswith(f"| {model} | 2 |")] == [
+            *("8 x 128", "32 x 49 SST-2 (48%)", "32 x 128 SST-2 (18%), fixed")
+        ]
+    assert "| MiniLM | 2 | 8 x 128 |  |  | 3.00 (2.70–3.30) |" in lines
     assert "| MiniLM | 1 | bertlite native int8 | 250.0 (225.0–275.0) ms |  |  | 1.75 (1.57–1.93) |" in lines
-    assert speed.forward_sections(record) == {}  # the other tables are of bert-base
 
 
-def test_an_older_record_shows_what_it_has(monkeypatch):
-    record = json.loads((read.RESULTS / "speed.json").read_text())
-    old = {name: section for name, section in record["sections"].items() if "model" not in section}
-    if not old:
-        pytest.skip("the record is not an older one any more")
-    assert list(speed.forward_sections(record)) == [name.removeprefix("forward ") for name in old]
-    assert "bertlite onednn" in speed.peers()
+def test_a_record_without_padding_is_of_fixed_lengths():
+    section = {"filled": 0.18}
+    assert speed.heads_of({"32 x 128 SST-2": section, "8 x 128": {"filled": 1}}) == [
+        *("32 x 128 SST-2 (18%), fixed", "8 x 128")
+    ]
 
 
 def test_the_table_of_embedding_has_a_row_for_every_engine(tmp_path, monkeypatch):

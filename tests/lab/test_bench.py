@@ -148,8 +148,19 @@ def test_a_batch_has_the_tokens_it_says():
         assert batch["input_ids"].shape == (len(work.lengths), work.width)
         assert int(batch["attention_mask"].sum()) == work.tokens
         assert bool((batch["input_ids"].ne(0) == batch["attention_mask"].bool()).all())
-    assert full(8, 128).filled == 1
-    assert 0.1 < ragged("SST-2", 32, 128).filled < 0.4
+    assert full(8, 128).padding == "none"
+
+
+def test_texts_are_padded_to_the_longest_of_their_batch_unless_their_length_is_fixed():
+    longest, fixed = ragged("SST-2", 32, 128), ragged("SST-2", 32, 128, fixed=True)
+    assert (longest.name, longest.padding, fixed.name, fixed.padding) == (
+        *("32 x 49 SST-2", "longest"),
+        *("32 x 128 SST-2", "fixed"),
+    )
+    assert longest.lengths == fixed.lengths
+    assert longest.filled == pytest.approx(fixed.filled * 128 / 49)
+    kinds = [work.padding for work in works()]
+    assert kinds.index("longest") < kinds.index("fixed"), "what users meet is measured first"
 
 
 def test_operations_are_those_that_torch_counts():

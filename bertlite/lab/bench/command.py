@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -225,7 +226,10 @@ def common_ratios(
 
 
 def plot(record: Mapping[str, Any], path: Path) -> None:
-    """Draw how many times faster than transformers' sdpa in float32 each engine is, batch by batch."""
+    """Draw how many times faster than transformers' sdpa in float32 each engine is, batch by batch.
+
+    Batches of the first model and number of threads of the record are shown, two beside each other.
+    """
     try:
         import matplotlib
     except ModuleNotFoundError:
@@ -236,8 +240,17 @@ def plot(record: Mapping[str, Any], path: Path) -> None:
     found = {name: each for name, each in record["sections"].items() if name.startswith("forward")}
     if not found:
         raise ValueError("the plot shows the forward sections, and none was run; leave out --only")
-    fig, axes = plt.subplots(1, len(found), figsize=(4.5 * len(found), 6), squeeze=False)
-    for ax, (name, each) in zip(axes[0], found.items(), strict=True):
+    first = next(iter(found.values()))
+    found = {
+        name: each
+        for name, each in found.items()
+        if all(each.get(key) == first.get(key) for key in ("model", "threads"))
+    }
+    lines = math.ceil(len(found) / 2)
+    fig, axes = plt.subplots(lines, 2, figsize=(10, 3.5 * lines), squeeze=False)
+    for ax in axes.flat[len(found) :]:
+        ax.remove()
+    for ax, (name, each) in zip(axes.flat, found.items(), strict=False):
         ratios = {
             pair.partition(" / ")[2]: value
             for pair, value in each["ratios"].items()
@@ -252,7 +265,8 @@ def plot(record: Mapping[str, Any], path: Path) -> None:
         bars = ax.barh(engines, medians, xerr=spread, color=colours, error_kw={"elinewidth": 0.8})
         ax.bar_label(bars, fmt="%.2f", padding=4)
         ax.axvline(1, color="black", linewidth=0.8)
-        ax.set(title=name.removeprefix("forward "), xlabel="times transformers sdpa float32")
+        ax.set(title=each.get("work", name.removeprefix("forward ")), xlabel="times transformers sdpa float32")
+        ax.margins(x=0.15)  # room for the numbers
         ax.spines[["top", "right"]].set_visible(False)
     fig.tight_layout()
     fig.savefig(path, dpi=120)

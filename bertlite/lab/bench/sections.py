@@ -23,7 +23,7 @@ from bertlite.lab.bench import startup
 from bertlite.lab.bench.accuracy import Accuracy, accuracies, accuracies_of
 from bertlite.lab.bench.ceiling import Ceiling, copy_rate, find_ceilings
 from bertlite.lab.bench.engines import ALL, ENGINES, FLOATS, OWN_BACKENDS, forward_of, reason_without_backend
-from bertlite.lab.bench.work import Forward, Work, ragged, works
+from bertlite.lab.bench.work import Forward, Work, full, ragged, works
 from bertlite.lab.timing import alternate, peak_bytes, spin_after, summary
 from bertlite.parity import reference
 from bertlite.records import quartiles
@@ -155,7 +155,7 @@ def forward(work: Work, bench: Bench) -> dict[str, Any]:
     times = {name: times[name] for name in candidates}
     section = summary(f"forward, {work.name}, {work.filled:.0%} filled", times, ratio_pairs(times))
     section |= {"model": bench.model, "threads": bench.threads, "work": work.name}
-    section |= {"tokens": work.tokens, "filled": work.filled}
+    section |= {"tokens": work.tokens, "filled": work.filled, "padding": work.padding}
     section |= {"of_limit": limit_fractions(times, limits), "ceilings": ceiling_facts(limits, work, bench)}
     section |= {"errors": {name: each.error for name, each in found.items()}, "spins": spins}
     section |= {"cosines": {name: each.cosine for name, each in found.items()}}
@@ -324,7 +324,7 @@ def training(bench: Bench, autocast: bool = False) -> dict[str, Any]:
 
 def pruned(bench: Bench) -> dict[str, Any]:
     """Time optimised models without half of their heads, of their neurons, and of both, beside the whole one."""
-    work, config = works()[2], bench.config
+    work, config = full(8, 128), bench.config
     batch = work.inputs(config.vocab_size, bench.device)
     runs: dict[str, Forward] = {}
     found: dict[str, Accuracy] = {}

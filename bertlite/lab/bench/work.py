@@ -39,6 +39,13 @@ class Work:
         """Share of the positions that hold tokens."""
         return self.tokens / (len(self.lengths) * self.width)
 
+    @property
+    def padding(self) -> str:
+        """Return what the sequences are padded to: "none", the "longest" of the batch, or a "fixed" length."""
+        if self.filled == 1:
+            return "none"
+        return "longest" if self.width == max(self.lengths) else "fixed"
+
     def inputs(self, vocabulary: int, device: str = "cpu") -> dict[str, Tensor]:
         """Return random words with an attention mask, which full batches have too, as tokenizers make it."""
         generator = torch.Generator().manual_seed(0)
@@ -76,25 +83,35 @@ def full(batch: int, width: int) -> Work:
     return Work(f"{batch} x {width}", (width,) * batch, width)
 
 
-def ragged(dataset: str, batch: int, width: int) -> Work:
-    """Return a padded batch with the lengths of a data set."""
-    return Work(f"{batch} x {width} {dataset}", lengths_like(dataset, batch, width), width)
+def ragged(dataset: str, batch: int, limit: int, fixed: bool = False) -> Work:
+    """Return a batch with the lengths of a data set, cut to a limit; padded to its longest text, or to the limit."""
+    lengths = lengths_like(dataset, batch, limit)
+    width = limit if fixed else max(lengths)
+    return Work(f"{batch} x {width} {dataset}", lengths, width)
 
 
 def works(device: str = "cpu") -> Sequence[Work]:
-    """Return the batches for a device; a GPU also gets some that are large enough to keep it busy."""
+    """Return the batches for a device; a GPU also gets some that are large enough to keep it busy.
+
+    Texts are padded to the longest of their batch, as tokenizers do with `padding=True`, and once more to a fixed
+    length, as engines need that are compiled for one shape.
+    """
     small = (
         full(1, 16),
-        full(1, 128),
         full(8, 128),
-        full(32, 128),
         ragged("SST-2", 32, 128),
         ragged("WikiText-2", 8, 512),
+        full(1, 128),
+        full(32, 128),
+        ragged("SST-2", 32, 128, fixed=True),
+        ragged("WikiText-2", 8, 512, fixed=True),
     )
-    large = (  # the ragged ones with 65,536 positions
+    large = (
         full(64, 128),
         full(16, 512),
         ragged("SST-2", 512, 128),
         ragged("WikiText-2", 128, 512),
+        ragged("SST-2", 512, 128, fixed=True),  # 65,536 positions
+        ragged("WikiText-2", 128, 512, fixed=True),
     )
     return small if device == "cpu" else (*small, *large)

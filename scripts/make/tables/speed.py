@@ -1,6 +1,6 @@
 """Tables of speed and memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from bertlite.lab.bench.sections import WHOLE
@@ -8,19 +8,8 @@ from bertlite.lab.timing import with_spread
 from scripts.make.tables.read import SPREAD, OldRecordError, measured_on, milliseconds, records, rows, spread
 
 DTYPES = ("float32", "bfloat16", "int8")
-COLUMNS = {  # of the table beside OpenVINO: the engines that one may show, the first that was timed
-    "bertlite native": ("bertlite native",),
-    "bertlite onednn": (
-        "bertlite onednn packed",
-        "bertlite optimised packed",  # the name in older records
-        "bertlite onednn",
-        "bertlite optimised",
-    ),
-    "OpenVINO": ("OpenVINO",),
-    "CTranslate2": ("CTranslate2",),
-    "onnxruntime": ("onnxruntime",),
-    "transformers": ("transformers sdpa",),
-}
+HEADLINES = ("1 x 16", "8 x 128")  # and the texts of a data set: the batches of the short tables
+SPEED_RECORD = "scripts/results/speed.json"  # has every batch, engine and time
 HALVES = ("half the heads", "half the neurons", "half of both")
 
 
@@ -65,10 +54,37 @@ def engines_of(forward: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(engine for section in forward.values() for engine in section["seconds"]))
 
 
+def headlines(forward: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the sections of a short table: full batches, then texts, those padded to a fixed length last."""
+    order = ("none", "longest", "fixed")
+    chosen = [(name, each) for name, each in forward.items() if name in HEADLINES or padding(each) != "none"]
+    return dict(sorted(chosen, key=lambda pair: order.index(padding(pair[1]))))
+
+
+def padding(section: Mapping[str, Any]) -> str:
+    """Return what a section's texts are padded to; in older records all are of a fixed length."""
+    return section.get("padding", "none" if section["filled"] == 1 else "fixed")
+
+
+def head_of(name: str, section: Mapping[str, Any]) -> str:
+    """Return a batch with the share of its positions that hold tokens, and whether its length is fixed."""
+    share, kind = section["filled"], padding(section)
+    return name + ("" if share == 1 else f" ({share:.0%})") + (", fixed" if kind == "fixed" else "")
+
+
 def heads_of(forward: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the heads of the columns: the batches, with the share of their positions that hold tokens."""
-    shares = {name: section["filled"] for name, section in forward.items()}
-    return [name if share == 1 else f"{name} ({share:.0%})" for name, share in shares.items()]
+    return [head_of(name, section) for name, section in forward.items()]
+
+
+def padding_note(forward: Mapping[str, Mapping[str, Any]]) -> str:
+    """Say what the columns of texts are, and what their percentage means."""
+    kinds = {padding(section) for section in forward.values()}
+    notes = {
+        "longest": " Texts are padded to the longest of their batch.",
+        "fixed": " Fixed: padded to the length that is named, as accelerators and compiled graphs often need.",
+    }
+    share = "The percentage is the share of positions that hold tokens; the rest is padding."
+    return share + "".join(note for kind, note in notes.items() if kind in kinds) if kinds - {"none"} else ""
 
 
 def speed(name: str) -> str:
@@ -96,40 +112,27 @@ def speed(name: str) -> str:
         for name, version in record["environment"]["versions"].items()
         if version and name in ("transformers", "onnxruntime", "openvino", "nncf", "ctranslate2")
     )
-    return "\n".join([*lines, f"{SPREAD} Measured on {measured_on(record)}, {peers}."])
+    return "\n".join([*lines, f"{padding_note(forward)} {SPREAD} Measured on {measured_on(record)}, {peers}."])
 
 
 def peers() -> str:
-    """Table of the speed of bertlite and of its peers over OpenVINO in the same dtype, for every model and batch.
-
-    Below it stands that of pruned models, if the record has any.
+    """Table of the speed of the native kernels over OpenVINO in the same dtype, for every model; below it that of
+    pruned models, if the record has any.
     """
     (record,) = records("speed.json")
-    body = []
+    body, shown = [], {}
     for (model, threads), forward in grouped(record, "forward").items():
-        for head, section in zip(heads_of(forward), forward.values(), strict=True):
-            for dtype in DTYPES:
-                cells = [over_openvino(section, names, dtype) for names in COLUMNS.values()]
-                if f"OpenVINO {dtype}" in section["seconds"]:
-                    body.append([model, threads, head, dtype, *cells])
+        for name, section in headlines(forward).items():
+            pairs = [f"OpenVINO {dtype} / bertlite native {dtype}" for dtype in DTYPES]
+            cells = [spread(section["ratios"], pair) if pair in section["ratios"] else "" for pair in pairs]
+            if any(cells):
+                body.append([model, threads, head_of(name, section), *cells])
+                shown[name] = section
     if not body:
         raise OldRecordError("it has no section with OpenVINO")
-    keep = [0, 1, 2, 3, *(i for i in range(4, 4 + len(COLUMNS)) if any(line[i] for line in body))]
-    head_line = ["model", "threads", "batch", "dtype", *COLUMNS]
-    table = rows([head_line[i] for i in keep], [[line[i] for i in keep] for line in body])
-    note = "Times faster than OpenVINO in the same dtype. Where there is padding, bertlite's onednn leaves it out with"
-    return f"{table}\n\n{note} `attn_implementation='packed'`. {SPREAD}{halves(record)}"
-
-
-def over_openvino(section: Mapping[str, Any], names: Sequence[str], dtype: str) -> str:
-    """Write how many times faster than OpenVINO the first of these engines is that was timed; empty if none was."""
-    for name in names:
-        if name == "OpenVINO":
-            return "1"
-        if f"{name} {dtype}" in section["seconds"]:
-            pair = f"OpenVINO {dtype} / {name} {dtype}"
-            return spread(section["ratios"], pair) if pair in section["ratios"] else ""
-    return ""
+    table = rows(["model", "threads", "batch", *DTYPES], body)
+    note = f"bertlite native, times faster than OpenVINO in the same dtype. {padding_note(shown)} {SPREAD}"
+    return f"{table}\n\n{note} `{SPEED_RECORD}` has more batches.{halves(record)}"
 
 
 def halves(record: Mapping[str, Any]) -> str:
