@@ -19,7 +19,7 @@ from bertlite.cli import main
 from bertlite.lab import timing
 from bertlite.lab.bench.startup import COLD
 from bertlite.parity.command import demo_checkpoint
-from scripts.measure import checkpointing, gpu_checks
+from scripts.measure import batches, checkpointing, gpu_checks
 from scripts.stress import hf_suites, mutation, release
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -284,6 +284,13 @@ class BertModelTest(unittest.TestCase):
     def test_left_out(self):
         pass
 """
+
+
+def test_vectors_that_change_with_their_batch_are_counted():
+    texts = ["a", "b", "c"]
+    changed = batches.compare(lambda given: torch.tensor([[len(given) * (text == "b")] for text in given]), texts)
+    assert changed == {"differ": 1, "most": 2.0}
+    assert batches.compare(lambda given: torch.ones(len(given), 2), texts) == {"differ": 0, "most": 0.0}
 
 
 def test_the_suites_of_transformers_run_with_both_classes(tmp_path, capsys):

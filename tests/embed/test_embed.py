@@ -5,10 +5,12 @@ import inspect
 import json
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,10 +51,13 @@ def texts_of(count: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoint")
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+def write_checkpoint(folder: Path, pruned: Mapping[int, Iterable[int]] | None = None, **changes: int) -> Path:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS)]
-    config = BertConfig(**{**SIZES, "vocab_size": len(words)})
-    randomise_(BertModel(config)).float().save_pretrained(folder)
+    model = randomise_(BertModel(BertConfig(**{**SIZES, "vocab_size": len(words), **changes}))).float()
+    bertlite.prune_heads(model, pruned or {}).save_pretrained(folder)
     BertTokenizer(words).save_pretrained(folder)
     return folder
 
@@ -93,6 +98,23 @@ def test_a_vector_is_that_of_the_text_alone(pooling, checkpoint) -> None:
         torch.testing.assert_close(torch.from_numpy(vector), by_hand(checkpoint, text, pooling), rtol=0, atol=2e-6)
     unit = Embedder(checkpoint, pooling=pooling, normalize=True).encode(texts)
     np.testing.assert_allclose(unit, got / np.linalg.norm(got, axis=1, keepdims=True), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_a_vector_never_depends_on_its_batch(dtype, tmp_path, set_threads) -> None:
+    """Bit for bit with the native kernels, whatever other texts there are, in any order, with any threads."""
+    if reason := bench_engines.reason_without_backend("native", dtype):
+        pytest.skip(reason)
+    folder = write_checkpoint(tmp_path, pruned={0: [1], 2: range(5)}, hidden_size=80, num_attention_heads=5)
+    texts = [*texts_of(60), "", "abc " * 50]
+    for pooling in ("cls", "mean"):
+        embedder = Embedder(folder, backend="native", dtype=dtype, pooling=pooling, normalize=True)
+        alone = np.stack([embedder.encode(text) for text in texts])
+        for threads, embedder.max_tokens, count in ((1, 4096, 62), (2, 48, 62), (3, 200, 17)):
+            set_threads(threads)
+            chosen = random.Random(threads).sample(range(len(texts)), count)
+            got = embedder.encode([texts[i] for i in chosen])
+            assert (got == alone[chosen]).all(), [texts[i] for i in chosen if (got[chosen.index(i)] != alone[i]).any()]
 
 
 def test_pooling_keeps_sequences_apart() -> None:
