@@ -425,5 +425,5 @@ def test_an_error_has_a_message_and_leaves_no_file(checkpoint, tmp_path, capsys,
     assert "'0-2' is not an integer from 0: write 0,1,2" in message("the", *out, "--heads", "0-2")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setattr(BertModel, "from_pretrained", lambda *args, **options: pytest.fail("it was loaded first"))
-    assert "pip install 'bertlite[plot]', or write .html" in message("the", "--out", str(tmp_path / "a.png"))
+    assert "a .png, unlike .html, needs matplotlib" in message("the", "--out", str(tmp_path / "a.png"))
     assert not list(tmp_path.iterdir())

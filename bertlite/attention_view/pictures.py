@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bertlite.attention_view.maps import AttentionMaps, check_comparable
+from bertlite.extras import import_optional
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -115,10 +116,9 @@ def import_matplotlib() -> "tuple[type[Figure], type[ScalarMappable], type[Power
     Raises:
         ModuleNotFoundError: it is not installed.
     """
-    try:
-        from matplotlib.cm import ScalarMappable
-        from matplotlib.colors import PowerNorm
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError("a .png needs matplotlib: pip install 'bertlite[plot]', or write .html") from None
+    import_optional("matplotlib", "a .png, unlike .html,", "plot")
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import PowerNorm
+    from matplotlib.figure import Figure
+
     return Figure, ScalarMappable, PowerNorm

@@ -4,6 +4,7 @@ import json
 from os import PathLike
 from pathlib import Path
 
+from bertlite.extras import install_hint
 from bertlite.records import write_json, write_text
 
 AUTO_CLASSES = {  # of transformers 4.57 and 5: the class of bertlite.hf that each makes of a BERT
@@ -22,7 +23,7 @@ AUTO_CLASSES = {  # of transformers 4.57 and 5: the class of bertlite.hf that ea
 MODULE = "modeling_bertlite"
 CODE = '''"""Loads this checkpoint with bertlite, where transformers is told trust_remote_code=True."""
 
-from bertlite.hf import {names}  # pip install 'bertlite[hf]'
+from bertlite.hf import {names}  # {install}
 '''
 
 
@@ -39,6 +40,7 @@ def export_remote_code(folder: str | PathLike[str]) -> None:
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     config["auto_map"] = {auto: f"{MODULE}.{name}" for auto, name in AUTO_CLASSES.items()}
-    code = CODE.format(names=", ".join(sorted(set(AUTO_CLASSES.values()))))
+    names = ", ".join(sorted(set(AUTO_CLASSES.values())))
+    code = CODE.format(names=names, install=install_hint("hf", elsewhere=True))
     write_text(folder / f"{MODULE}.py", code)
     write_json(path, config)  # last: it is what names the other file

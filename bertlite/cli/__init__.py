@@ -16,6 +16,7 @@ from bertlite import __version__
 from bertlite.cli import attention, bench, completion, embed, export, inspect, parity, prune
 from bertlite.cli.parts import FOLDER, PATHS, RECORD, Parser
 from bertlite.cli.spelling import answer_extra, check_spelling, leaf
+from bertlite.extras import install_hint
 
 COMMANDS = (inspect, attention, parity, prune, embed, export, bench)
 
@@ -36,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's own flush at exit fails too
         return 128 + 13  # as a shell reports a program that SIGPIPE ended
     except (OSError, ValueError, ImportError, RuntimeError, MemoryError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name:  # it is Python's own, which gives no hint
+            error = ModuleNotFoundError(f"{error}: {install_hint('cli')}")
         print(f"{name}: {str(error) or type(error).__name__}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

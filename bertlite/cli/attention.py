@@ -23,7 +23,7 @@ def add(commands: Commands) -> None:
         description=DESCRIPTION,
         examples=EXAMPLES,
         record="the tokens and all weights",
-        out={".html": "a page", ".png": "a picture, which needs bertlite[plot]"},
+        out={".html": "a page", ".png": "a picture, which needs the extra plot"},
         needs=(".html", ".png", ".json"),
     )
     attention.add_argument("checkpoint", metavar="CHECKPOINT", help="a hub id or a folder, with its tokenizer")

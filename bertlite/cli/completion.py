@@ -6,6 +6,7 @@ from typing import Any
 
 from bertlite.cli.parts import Parser
 from bertlite.cli.spelling import subcommands
+from bertlite.extras import import_optional
 
 SHELLS = ("bash", "zsh", "tcsh")
 PATHS = ("CHECKPOINT", "DATA", "FILE", "FOLDER", "INPUT", "PATH[,PATH]", "RUN", "SOURCE")  # metavars of what is a path
@@ -33,10 +34,7 @@ class PrintCompletion(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        try:
-            import shtab
-        except ModuleNotFoundError:
-            parser.error("the completion is written by shtab, which is not installed: pip install shtab")
+        shtab = import_optional("shtab", option_string or "", "cli")
         assert isinstance(parser, Parser)
         complete_paths_(parser, shtab.FILE)
         print(shtab.complete(parser, shell=str(values)))

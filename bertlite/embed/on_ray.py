@@ -16,6 +16,7 @@ from bertlite.checkpoint.folders import sync
 from bertlite.embed.embedder import Embedder
 from bertlite.embed.job import MANIFEST, Job, Manifest, job_key, make_table, open_manifest, summarise_input
 from bertlite.embed.rows import import_pyarrow
+from bertlite.extras import import_optional
 from bertlite.records import write_json
 
 if TYPE_CHECKING:
@@ -111,9 +112,5 @@ def import_ray() -> ModuleType:
     Raises:
         ModuleNotFoundError: it is not installed.
     """
-    try:
-        import ray
-        import ray.data.checkpoint
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"--engine ray needs Ray ({error}): pip install 'bertlite[ray]'") from None
-    return ray
+    import_optional("ray.data.checkpoint", "--engine ray", "ray")
+    return import_optional("ray", "--engine ray", "ray")

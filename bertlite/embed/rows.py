@@ -9,6 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from bertlite.extras import import_optional
+
 Id = int | str
 Fields = dict[str, Any]  # {column: value} of one row
 
@@ -135,9 +137,5 @@ def import_pyarrow() -> tuple[ModuleType, ModuleType]:
     Raises:
         ModuleNotFoundError: they are not installed.
     """
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet as pq
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError("Parquet files need pyarrow: pip install 'bertlite[embed]'") from None
-    return pa, pq
+    parquet = import_optional("pyarrow.parquet", "a Parquet file", "embed")
+    return import_optional("pyarrow", "a Parquet file", "embed"), parquet

@@ -1,6 +1,12 @@
 """bertlite as a drop-in for transformers' BERT: `from bertlite.hf import BertModel`, on transformers 4.57 and 5.x."""
 
-from transformers import BertConfig, BertTokenizer, BertTokenizerFast
+try:
+    from transformers import BertConfig, BertTokenizer, BertTokenizerFast
+except ModuleNotFoundError:
+    from bertlite.extras import import_optional
+
+    import_optional("transformers", "`bertlite.hf`", "hf")
+    raise
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 
 from bertlite.checkpoint.remote import export_remote_code

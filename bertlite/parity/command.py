@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from bertlite.extras import import_optional
 from bertlite.parity import reference
 from bertlite.parity.cases import DTYPES, Case, cases_for
 from bertlite.parity.check import check_all
@@ -40,8 +41,8 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError(f"no case matches {','.join(args.only)!r}; `bertlite parity --list` names them")
     if torch.device(args.device).type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {args.device}: this torch ({torch.__version__}) sees no CUDA device")
-    if ".png" in args.out and importlib.util.find_spec("matplotlib") is None:
-        raise ModuleNotFoundError("--out FILE.png needs matplotlib, which is not installed: pip install matplotlib")
+    if ".png" in args.out:
+        import_optional("matplotlib", "--out FILE.png", "plot")
     print(
         f"bertlite against transformers {reference.version()}, torch {torch.__version__}, on {args.device}", flush=True
     )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.config import ConfigLike
+from bertlite.extras import import_optional
 from bertlite.parity.cases import DECODER, Case, Overrides
 from bertlite.parity.inputs import Inputs
 
@@ -40,13 +41,7 @@ def version() -> str:
     Raises:
         ModuleNotFoundError: there is none; the message says how to get one.
     """
-    try:
-        import transformers
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "the parity check compares with transformers, which is not installed: pip install 'bertlite[hf]'"
-        ) from None
-    return str(transformers.__version__)
+    return str(import_optional("transformers", "the parity check", "hf").__version__)
 
 
 @contextmanager

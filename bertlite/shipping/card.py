@@ -9,6 +9,7 @@ from typing import Any
 from bertlite.checkpoint.files import Folder, Source, locate
 from bertlite.checkpoint.remote import AUTO_CLASSES
 from bertlite.config import BertConfig, kept_heads, kept_neurons
+from bertlite.extras import install_hint
 
 CARD = "README.md"
 PIPELINES = {  # the hub's name of what a class does
@@ -191,8 +192,9 @@ def loading(config: BertConfig, facts: Facts) -> Iterator[str]:
     yield from ("", 'folder = "."  # or the name of this repository on the hub')
     yield from (f"model = {facts.cls}.from_pretrained(folder)", "```", "")
     if pruned:
-        yield "transformers 5 has no pruned BERT of its own: with bertlite installed (`pip install 'bertlite[hf]'`) it"
-        yield "loads this one if it is told to trust the code here, which imports bertlite and does nothing else:"
+        yield "transformers 5 has no pruned BERT of its own.  Install bertlite:"
+        yield from ("", f"    {install_hint('hf', elsewhere=True)}", "")
+        yield "Then it loads this one if it is told to trust the code here, which imports bertlite and no more:"
     else:
         yield "With transformers:"
     yield from ("", "```python", f"from transformers import AutoTokenizer, {auto}", "")

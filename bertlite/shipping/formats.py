@@ -1,6 +1,6 @@
 """ONNX and OpenVINO IR: writing a graph, and running what was written.
 
-Both libraries are optional: `bertlite[onnx]` and `bertlite[openvino]` install them.
+Both libraries are optional: the extras `onnx` and `openvino` bring them.
 """
 
 import logging
@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from bertlite.extras import install_hint
 from bertlite.shipping.graphs import INPUTS, Graph
 
 Forward: TypeAlias = Callable[[Mapping[str, Tensor]], list[Tensor]]  # inputs by name -> outputs in order
@@ -44,9 +45,7 @@ class Format:
         """Raise ModuleNotFoundError if a package is not installed."""
         missing = [name for name in self.packages if find_spec(name) is None]
         if missing:
-            raise ModuleNotFoundError(
-                f"--format {self.name} needs {', '.join(missing)}: pip install 'bertlite[{self.name}]'"
-            )
+            raise ModuleNotFoundError(f"--format {self.name} needs {', '.join(missing)}: {install_hint(self.name)}")
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from bertlite.embed.command import read_placement, run_local
 from bertlite.embed.embedder import pack_weights
 from bertlite.embed.job import Job, TokenCount, run
 from bertlite.embed.rows import Rows
+from bertlite.extras import install_hint
 from bertlite.inference import InferenceModel
 from bertlite.lab.bench import engines as bench_engines
 from bertlite.parity.command import demo_checkpoint
@@ -625,5 +626,5 @@ def test_without_ray_the_message_names_the_package(checkpoint, lines, tmp_path, 
     monkeypatch.setitem(sys.modules, "ray", None)
     arguments = ["embed", str(checkpoint), str(lines), "--out", str(tmp_path / "out"), "--engine", "ray"]
     assert main(arguments) == 2
-    assert "pip install 'bertlite[ray]'" in capsys.readouterr().err
+    assert f"--engine ray needs ray, which is not installed: {install_hint('ray')}" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

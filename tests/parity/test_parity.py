@@ -4,6 +4,7 @@ Runs beside any transformers, on a tiny model that it initialises and on the rea
 """
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from compilers import require_cpp_compiler
 import bertlite
 from bertlite.activations import activation
 from bertlite.cli import main
+from bertlite.extras import install_hint
 from bertlite.parity import CASES, Case, check, command, compare, first_divergence, reference, trace
 from bertlite.parity.cases import MODES, cases_for
 from bertlite.parity.check import forget, rule_for
@@ -565,12 +567,12 @@ def test_the_table_of_both_checkpoints_is_short():
 
 
 def test_a_plot_without_matplotlib_is_refused_before_the_work(tiny, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["parity", str(tiny), "--out", str(tmp_path / "errors.png")]) == 2
     printed = capsys.readouterr()
     assert (
         printed.err
-        == "bertlite parity: --out FILE.png needs matplotlib, which is not installed: pip install matplotlib\n"
+        == f"bertlite parity: --out FILE.png needs matplotlib, which is not installed: {install_hint('plot')}\n"
     )
     assert printed.out == ""
 

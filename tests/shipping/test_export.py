@@ -18,6 +18,7 @@ import bertlite.embed
 from bertlite import BertForSequenceClassification, BertModel
 from bertlite.cli import main, parser
 from bertlite.cli.spelling import subcommands
+from bertlite.extras import install_hint
 from bertlite.heads import models as heads
 from bertlite.shipping import formats
 from bertlite.shipping.export import SHAPES, choose_class, export
@@ -128,7 +129,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(name, package, source
     words = ["export", str(source), "--format", name, "--out", str(tmp_path / "out")]
     assert main(words) == 2
     said = capsys.readouterr().err
-    assert said == f"bertlite export: --format {name} needs {package}: pip install 'bertlite[{name}]'\n"
+    assert said == f"bertlite export: --format {name} needs {package}: {install_hint(name)}\n"
     assert not (tmp_path / "out").exists()
 
 

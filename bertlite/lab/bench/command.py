@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from bertlite.extras import import_optional
 from bertlite.lab.bench.engines import ENGINES
 from bertlite.lab.bench.sections import MODELS, Bench, Section, sections
 from bertlite.lab.timing import SETTLE, check_rounds, with_spread
@@ -47,7 +48,7 @@ def main(args: argparse.Namespace) -> int:
         return measure_peers(args)
     if args.folder is None or ".png" in args.out:
         raise ValueError("with RUN the results and their figures are a folder: say --out FOLDER")
-    from bertlite.lab.bench import runs  # needs bertlite[experiments]
+    from bertlite.lab.bench import runs  # it needs the extra experiments
 
     return runs.main(args)
 
@@ -230,11 +231,7 @@ def plot(record: Mapping[str, Any], path: Path) -> None:
 
     Batches of the first model and number of threads of the record are shown, two beside each other.
     """
-    try:
-        import matplotlib
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError("a plot is drawn with matplotlib: pip install 'bertlite[plot]'") from None
-    matplotlib.use("Agg")
+    import_optional("matplotlib", "--out FILE.png", "plot").use("Agg")
     from matplotlib import pyplot as plt
 
     found = {name: each for name, each in record["sections"].items() if name.startswith("forward")}

@@ -1,4 +1,4 @@
 """Experiments with pruned heads: data, fine-tuning, evaluation, statistics, measurements, sweeps and figures.
 
-Needs `pip install bertlite[experiments]`.  `bertlite prune` is its command.
+Needs the extra `experiments`.  `bertlite prune` is its command.
 """

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertlite.checkpoint.files import Source, locate
+from bertlite.extras import import_optional
 from bertlite.records import sha256_of
 
 FORMATS: dict[str, dict[str, Any]] = {  # of files without types, with the options of csv.reader
@@ -217,10 +218,7 @@ def read_json_lines(path: Path, lines: Iterable[str]) -> Iterator[dict[Any, Any]
 
 def read_parquet(source: DataSource) -> Iterator[dict[Any, Any]]:
     """Yield the rows of a .parquet file, with the columns that are wanted."""
-    try:
-        from pyarrow import parquet
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(".parquet files need `pyarrow`: pip install 'bertlite[experiments]'") from error
+    parquet = import_optional("pyarrow.parquet", "a .parquet file", "experiments")
     file, wanted = parquet.ParquetFile(source.path), [*source.text, source.label]
     names = file.schema_arrow.names
     if missing := [name for name in wanted if name not in names]:
@@ -238,10 +236,7 @@ def read_hub(source: DataSource) -> tuple[tuple[str, ...], Iterator[dict[Any, An
         raise ValueError(f"{source.path} is none of {', '.join(FILES)}")
     if source.split is None:
         raise ValueError(f"{source.path} is no {', '.join(FILES)} file; for a hub data set name a split")
-    try:
-        import datasets
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("hub data sets need `datasets`: pip install 'bertlite[experiments]'") from error
+    datasets = import_optional("datasets", "a hub data set", "experiments")
     name, _, configuration = source.path.partition(":")
     found = datasets.load_dataset(name, configuration or None, split=source.split)
     feature = (getattr(found, "features", None) or {}).get(source.label)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from bertlite.extras import import_optional
 from bertlite.lab.experiments.compare import describe_way
 from bertlite.lab.experiments.statistics import Array
 
@@ -20,10 +21,7 @@ def pyplot() -> Any:
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("figures need matplotlib: pip install 'bertlite[experiments]'") from error
+    matplotlib = import_optional("matplotlib", "a figure", "plot")
     if matplotlib.get_backend().lower() not in ("agg", "module://matplotlib_inline.backend_inline"):
         matplotlib.use("Agg")
     from matplotlib import pyplot as plt

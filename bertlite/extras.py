@@ -1,0 +1,46 @@
+"""Optional packages: they are imported here, and the one hint on how to install them is made here."""
+
+import json
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]  # of the checkout, where there is one
+
+
+def import_optional(name: str, what: str, extra: str) -> Any:
+    """Import a module that only an extra of bertlite brings.
+
+    Args:
+        what: what needs it, which begins the message.
+
+    Raises:
+        ModuleNotFoundError: it is not installed; the message says how to install it.
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        raise ModuleNotFoundError(f"{what} needs {package}, which is not installed: {install_hint(extra)}") from None
+
+
+def install_hint(extra: str, elsewhere: bool = False) -> str:
+    """Return the command that installs bertlite with an extra, from where this one came.
+
+    Args:
+        elsewhere: for another machine, which knows nothing of this one.
+    """
+    name = f"bertlite[{extra}]"
+    if not elsewhere and (ROOT / "pyproject.toml").is_file():
+        return f"pip install -e '{ROOT}[{extra}]'"
+    try:
+        origin = json.loads(metadata.distribution("bertlite").read_text("direct_url.json") or "{}")
+    except metadata.PackageNotFoundError:
+        elsewhere = True
+    if elsewhere:
+        return f"pip install '{name} @ git+URL', with the URL of the repository of bertlite"
+    if not origin:  # it came from an index
+        return f"pip install '{name}'"
+    vcs = origin.get("vcs_info")
+    url = f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}" if vcs else origin["url"]
+    return f"pip install '{name} @ {url}'"
