@@ -14,7 +14,7 @@ import blocks
 import pytest
 
 from scripts.make import tables
-from scripts.make.tables import read, speed
+from scripts.make.tables import proof, read, speed
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -151,13 +151,24 @@ def test_the_table_of_parity_names_torch_where_there_are_records_of_several(tmp_
     page = "<!-- parity -->\n<!-- /parity -->\n"
     said, _ = tables.filled(page)
     assert said.count("torch") == 1
+    assert said.count("\n|") < 12, "a short table, and the record has the rest"
     record["environment"]["versions"]["torch"] = "99.1.0+cu999"
     (tmp_path / "parity-5.23.0-torch-99.1.0.json").write_text(json.dumps(record))
     both, _ = tables.filled(page)
-    lines = said.splitlines()[3:]
-    claims = sum(line.startswith("| 5.23.0 |") for line in lines)
-    assert both.count("| 5.23.0, torch 99.1.0 |") == both.count("| 5.23.0, torch 2.") == claims > 0
-    assert "torch" not in both.splitlines()[-2]
+    assert "| transformers 5.23.0, torch 2.13.0 | transformers 5.23.0, torch 99.1.0 |" in both
+    assert "torch" not in both.splitlines()[-3]
+
+
+def test_a_claim_shows_its_worst_tensor_and_what_fails():
+    claim = {"tensors": 3, "failed": 0, "max_error": 0.5, "max_ratio": None}
+    assert proof.worst([claim, {**claim, "tensors": 1000, "max_error": 2e-11}]) == "1,003: 5.0e-01"
+    assert proof.worst([{**claim, "max_ratio": 2.004, "failed": 1}]) == "3: ratio 2.00, 1 fail"
+    assert proof.worst([{**claim, "max_error": 0}]) == "3: 0"
+
+
+def test_a_client_that_was_not_run_has_no_row():
+    rows = [line for line in proof.clients().splitlines() if line.startswith("|")]
+    assert not [row for row in rows if row.count("not run") == 3]
 
 
 def test_the_tables_of_a_gpu_need_only_its_records(tmp_path, monkeypatch):

@@ -78,6 +78,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "limits": partial(speed.limits, "speed.json"),
     "checkpointing": partial(speed.checkpointing, "checkpointing.json"),
     "embed": speed.embed,
+    "batches": speed.batches,
     "nativesteps": native.steps,
     "nativeaccuracy": native.accuracy,
     "criteria": criteria.table,

@@ -1,7 +1,6 @@
 """The short tables of README.md: one each for the proof and speed, out of the records of the long ones."""
 
-from typing import Any
-
+from scripts.make.tables.proof import claims_of, verdict
 from scripts.make.tables.read import SPREAD, measured_on, parity_records, records, rows, spread
 from scripts.make.tables.speed import DTYPES, forward_sections, headlines, heads_of, padding_note
 
@@ -11,17 +10,10 @@ ENGINES = ("OpenVINO", "CTranslate2", "bertlite onednn", "bertlite onednn packed
 def proof() -> str:
     """Table of the claims of parity by dtype, over all checkpoints and versions of transformers."""
     files = parity_records("parity-[0-9]*.json")
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for record in files:
-        for checkpoint in record["checkpoints"].values():
-            for claim in checkpoint["claims"]:
-                dtype = "each" if claim["claim"].endswith("finite numbers") else claim["dtype"]
-                found.setdefault((dtype, claim["claim"]), []).append(claim)
-    body = []
-    for (dtype, what), claims in sorted(found.items(), key=lambda item: item[0][0] == "each"):  # last
-        failed = sum(claim["failed"] for claim in claims)
-        tensors = sum(claim["tensors"] for claim in claims)
-        body.append([dtype, what, f"{tensors:,}", "all" if not failed else f"{failed} fail"])
+    body = [
+        [dtype, what, f"{sum(claim['tensors'] for claim in claims):,}", verdict(claims)]
+        for (dtype, what), claims in claims_of(files).items()
+    ]
     versions = dict.fromkeys(record["environment"]["versions"]["transformers"] for record in files)
     torches = dict.fromkeys(record["environment"]["versions"]["torch"] for record in files)
     checkpoints = dict.fromkeys(name for record in files for name in record["checkpoints"])

@@ -13,23 +13,48 @@ CLIENTS = (
 
 
 def parity(names: str) -> str:
-    """Table of the claims of parity by checkpoint and dtype; it names torch where there are records of several."""
-    body, files = [], parity_records(names)
+    """Table of the claims of parity by dtype, a column for each version; it names torch where there are several."""
+    files = parity_records(names)
     torches = {record["environment"]["versions"]["torch"].partition("+")[0] for record in files}
+    head = ["dtype", "claim"]
     for record in files:
         versions = record["environment"]["versions"]
-        version = versions["transformers"]
-        if len(torches) > 1:
-            version += f", torch {versions['torch'].partition('+')[0]}"
-        for name, found in record["checkpoints"].items():
-            for claim in found["claims"]:
-                rounds = claim["max_ratio"] is not None and claim["max_error"] > 0  # then the ratio says it
-                error = "" if rounds else "0" if claim["max_error"] == 0 else f"{claim['max_error']:.1e}"
-                ratio = f"{claim['max_ratio']:.2f}" if rounds else ""
-                verdict = "all" if not claim["failed"] else f"{claim['failed']} fail"
-                body.append([version, name, claim["dtype"], claim["claim"], claim["tensors"], verdict, error, ratio])
-    head = ["transformers", "checkpoint", "dtype", "claim", "tensors", "hold", "largest error", "largest ratio"]
-    return f"{rows(head, body)}\n\nMeasured on {measured_on(files[0], name_torch=len(torches) == 1)}."
+        torch = f", torch {versions['torch'].partition('+')[0]}" if len(torches) > 1 else ""
+        head.append(f"transformers {versions['transformers']}{torch}")
+    found = [claims_of([record]) for record in files]
+    every = claims_of(files)
+    body = [[*key, *(worst(each[key]) if key in each else "" for each in found)] for key in every]
+    checkpoints = dict.fromkeys(name for record in files for name in record["checkpoints"])
+    return (
+        f"{rows(head, body)}\n\nTensors compared, and the largest error of one, or the largest ratio of the two rms"
+        f" errors. {' and '.join(checkpoints)}. Measured on"
+        f" {measured_on(files[0], name_torch=len(torches) == 1)}. Case by case: `scripts/results/{names}`."
+    )
+
+
+def claims_of(files: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Return the claims of all checkpoints by dtype and claim; that of every dtype comes last."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for record in files:
+        for checkpoint in record["checkpoints"].values():
+            for claim in checkpoint["claims"]:
+                dtype = "each" if claim["claim"].endswith("finite numbers") else claim["dtype"]
+                found.setdefault((dtype, claim["claim"]), []).append(claim)
+    return dict(sorted(found.items(), key=lambda item: item[0][0] == "each"))
+
+
+def verdict(claims: list[dict[str, Any]]) -> str:
+    failed = sum(claim["failed"] for claim in claims)
+    return f"{failed} fail" if failed else "all"
+
+
+def worst(claims: list[dict[str, Any]]) -> str:
+    """Write the number of tensors, those that fail, and the largest ratio of errors, or else the largest error."""
+    tensors, failed = sum(claim["tensors"] for claim in claims), verdict(claims)
+    error = max(claim["max_error"] for claim in claims)
+    ratio = max(claim["max_ratio"] or 0 for claim in claims)
+    size = f"ratio {ratio:.2f}" if ratio and error else "0" if error == 0 else f"{error:.1e}"
+    return f"{tensors:,}: {size}" + ("" if failed == "all" else f", {failed}")
 
 
 def clients() -> str:
@@ -37,7 +62,8 @@ def clients() -> str:
     files = records("clients-[0-9]*.json")
     versions = [record["environment"]["versions"]["transformers"] for record in files]
     sides = [(record, "bertlite.hf") for record in files] + [(files[0], "transformers")]
-    names = dict.fromkeys(line["client"] for line in files[0]["checks"])
+    ran = [line["client"] for record, side in sides for line in record["checks"] if line[side]["result"] != "not run"]
+    names = [name for name in dict.fromkeys(line["client"] for line in files[0]["checks"]) if name in ran]
     body = [[name, *(outcome(record, name, side) for record, side in sides)] for name in names]
     head = ["client", *(f"bertlite.hf on {version}" for version in versions), f"transformers {versions[0]} alone"]
     versions_of = files[0]["environment"]["versions"]

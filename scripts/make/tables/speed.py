@@ -232,3 +232,18 @@ def embed() -> str:
             f" Measured on {measured_on(record)}, {', '.join(named)}.",
         ]
     )
+
+
+def batches() -> str:
+    """Table of the vectors that differ between a text alone and among others."""
+    (record,) = records("batches.json")
+    body = [
+        [name, f"{row['differ']} of {record['texts']}", f"{row['most']:.0e}" if row["differ"] else "0"]
+        for name, row in record["rows"].items()
+    ]
+    versions = record["environment"]["versions"]
+    return (
+        f"{rows(['', 'vectors that differ', 'largest difference'], body)}\n\nMiniLM, random words with the lengths of"
+        f" SST-2; each text alone, and among all. {measured_on(record)}, sentence-transformers"
+        f" {versions['sentence-transformers']}, transformers {versions['transformers']}."
+    )
