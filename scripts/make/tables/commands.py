@@ -15,8 +15,8 @@ def table() -> str:
 
 
 def examples() -> str:
-    """Return the examples of every --help as one block."""
-    lines = [f"bertlite {example}" for each, _ in commands(parser()) for example in each.examples]
+    """Return the first example of every --help as one block."""
+    lines = [f"bertlite {example}" for each, _ in commands(parser()) for example in each.examples[:1]]
     return "\n".join(["```", *lines, "```"])
 
 
