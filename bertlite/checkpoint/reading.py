@@ -83,6 +83,17 @@ def read_safetensors(path: Path, start: bytes) -> State:
     return {name: mapped_tensor(whole, first, **entry) for name, entry in header.items()}
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """Return what a safetensors file says of itself beside its tensors."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            return file.metadata() or {}
+    except SafetensorError as error:
+        raise damaged_file(path, error) from None
+
+
 def mapped_tensor(whole: Any, first: int, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
     """Return a tensor of a safetensors file where it lies; a copy if that is no place for its dtype.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bertlite.checkpoint.checks import find_mismatches
 from bertlite.checkpoint.faults import raise_faults
@@ -17,7 +18,9 @@ from bertlite.checkpoint.reading import ALIGNMENT, SAFETENSORS_DTYPES, State, is
 from bertlite.checkpoint.skeleton import make_skeleton
 from bertlite.records import to_json
 
-SUPERSEDED = re.compile(r"model(\.[\w-]+|-\d+-of-\d+)*\.safetensors(\.index(\.[\w-]+)?\.json)?")  # by a save
+SUPERSEDED = re.compile(  # by a save: what an earlier one left, of a model or of an optimised one
+    r"model(\.[\w-]+|-\d+-of-\d+)*\.safetensors(\.index(\.[\w-]+)?\.json)?|native\.json|(layers|rest)\.safetensors"
+)
 
 
 def save_model(model: LoadableModel, folder: str | os.PathLike[str], *, max_shard_size: int | str) -> None:
@@ -74,7 +77,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def write_safetensors(path: Path, tensors: State) -> None:
+def write_safetensors(path: Path, tensors: State, **metadata: str) -> None:
     """Write a safetensors file whose matrices can be mapped where they lie.
 
     The header is padded and tensors of whole multiples of ALIGNMENT bytes come first, so that each begins at such a
@@ -82,7 +85,7 @@ def write_safetensors(path: Path, tensors: State) -> None:
     https://github.com/huggingface/safetensors#format
     """
     codes = {dtype: code for code, dtype in SAFETENSORS_DTYPES.items()}
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
     ordered = sorted(tensors.items(), key=lambda item: item[1].nbytes % ALIGNMENT != 0)  # stable: else as given
     end = 0
     for name, tensor in ordered:
@@ -93,8 +96,11 @@ def write_safetensors(path: Path, tensors: State) -> None:
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in ordered:
-            if tensor.numel():
-                file.write(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+            file.write(bytes_of(tensor))
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
 
 
 def write_sorted_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -117,13 +117,14 @@ class InferenceModel(nn.Module):
 
         Raises:
             RuntimeError: the backend is not "native", which alone has weights that can be mapped again.
+            ValueError: the folder holds a checkpoint of another format, or the config describes other layers.
             OSError: the folder cannot be written.
         """
         if self.backend != "native":
             raise RuntimeError(
                 f"backend {self.backend!r} packs its weights anew in every process: save the model it was made from"
             )
-        save_native(self.model, Path(folder))
+        save_native(self.model, Path(folder).expanduser())
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "InferenceModel":
@@ -131,7 +132,7 @@ class InferenceModel(nn.Module):
 
         Raises:
             FileNotFoundError: the folder lacks a file.
-            ValueError: it was written in another format, or is damaged.
+            ValueError: it was written in another format or edited, or is damaged; the message names what does not fit.
             RuntimeError: the native kernels cannot be had on this machine.
         """
         model, numbers = load_native(Path(folder).expanduser())

@@ -97,8 +97,8 @@ struct LayerWeights {
           head_count(N) {}
 
     Layer layer() const {
-        return {heads.matrix(),         output.matrix(), up.matrix(),  down.matrix(), attention_gain.data(),
-                attention_shift.data(), gain.data(),     shift.data(), head_count};
+        return {sizeof(Layer),         heads.matrix(),         output.matrix(), up.matrix(),  down.matrix(),
+                attention_gain.data(), attention_shift.data(), gain.data(),     shift.data(), head_count};
     }
 };
 
@@ -140,6 +140,8 @@ struct Case {
         N = draw(random, 1, 3);
         D = N * H;
         const long L = draw(random, 1, 3);
+        model.size = sizeof(Model);
+        batch.size = sizeof(Batch);
         model.activation = draw(random, 0, 7);
         model.epsilon = 1e-12;
         description = "numbers " + std::to_string(numbers) + ", H " + std::to_string(H) + ", N " + std::to_string(N) +

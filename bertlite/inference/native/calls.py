@@ -1,7 +1,9 @@
 """The C functions of the kernels, and their structs as ctypes sees them: field by field those of kernels/encoder.h."""
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_double, c_long, c_void_p
+from typing import Any, ClassVar
 
 NUMBERS = {"float32": 0, "bfloat16": 1, "int8": 2}  # of kernels/native.cpp
 ACTIVATIONS = {  # by transformers' names, as `enum class Activation` of kernels/functions.h counts them
@@ -35,7 +37,16 @@ class Matrix(Structure):
     )
 
 
-class Layer(Structure):
+class Sized(Structure):
+    """A struct that begins with its size, which the library compares with its own."""
+
+    _fields_: ClassVar[Sequence[tuple[str, Any]]] = (("size", c_long),)
+
+    def __init__(self, *values: object, **named: object) -> None:
+        super().__init__(ctypes.sizeof(self), *values, **named)
+
+
+class Layer(Sized):
     _fields_ = (
         ("heads", Matrix),
         ("output", Matrix),
@@ -49,7 +60,7 @@ class Layer(Structure):
     )
 
 
-class Model(Structure):
+class Model(Sized):
     _fields_ = (
         ("layers", POINTER(Layer)),
         ("layer_count", c_long),
@@ -60,7 +71,7 @@ class Model(Structure):
     )
 
 
-class Batch(Structure):
+class Batch(Sized):
     _fields_ = (
         ("tokens", c_long),
         ("sequences", c_long),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bertlite.config import ConfigLike
+from bertlite.config import ConfigLike, kept_heads, pruned_neurons
 from bertlite.inference.linear import ask_for_huge_pages
 from bertlite.inference.native.calls import ACTIVATIONS, Kernels, Layer, Matrix, Model
 from bertlite.stack.modules import BertLayer
@@ -39,6 +39,22 @@ class Shape:
     activation: str
     epsilon: float
     layers: tuple[LayerShape, ...]
+
+    @classmethod
+    def of(cls, config: ConfigLike, numbers: str) -> "Shape":
+        """Return the shape of the stack that a config describes."""
+        neurons = {layer: len({*gone}) for layer, gone in pruned_neurons(config).items()}
+        return cls(
+            numbers=numbers,
+            hidden_size=config.hidden_size,
+            head_size=config.hidden_size // config.num_attention_heads,
+            activation=config.hidden_act,
+            epsilon=config.layer_norm_eps,
+            layers=tuple(
+                LayerShape(len(kept_heads(config, i)), config.intermediate_size - neurons.get(i, 0))
+                for i in range(config.num_hidden_layers)
+            ),
+        )
 
     def matrix(self, layer: LayerShape, name: str) -> tuple[int, int]:
         """Return (outputs, inputs) of one matrix of a layer."""
@@ -145,22 +161,26 @@ class NativeWeights:
     def address(self, i: int, name: str, part: str = "") -> int:
         return self.data.data_ptr() + self.at[i, name, part][0]
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return everything as tensors by names, in the number types that they are in."""
+        kinds = {"words": getattr(torch, self.shape.numbers)}
+        return {
+            f"layer {i} {name} {part}".rstrip(): self.data[start : start + count].view(kinds.get(part, torch.float32))
+            for (i, name, part), (start, count) in self.at.items()
+        }
+
     def describe(self) -> Model:
         """Return the struct that tells the kernels where everything lies."""
-        layers = (Layer * len(self.shape.layers))()
-        for i, (layer, sizes) in enumerate(zip(layers, self.shape.layers, strict=True)):
-            for name in MATRICES:
-                found = {
-                    part: self.address(i, name, part)
-                    for part in ("words", "bias", "scales", "sums")
-                    if (i, name, part) in self.at
-                }
-                outputs, inputs = self.shape.matrix(sizes, name)
-                setattr(layer, name, Matrix(**found, outputs=outputs, inputs=inputs))
-            for name in VECTORS:
-                setattr(layer, name, self.address(i, name))
-            layer.head_count = sizes.heads
         shape = self.shape
+        layers = (Layer * len(shape.layers))()
+        for i, sizes in enumerate(shape.layers):
+            fields: dict[str, object] = {name: self.address(i, name) for name in VECTORS}
+            for name in MATRICES:
+                parts = [part for part in ("words", "bias", "scales", "sums") if (i, name, part) in self.at]
+                outputs, inputs = shape.matrix(sizes, name)
+                found = {part: self.address(i, name, part) for part in parts}
+                fields[name] = Matrix(**found, outputs=outputs, inputs=inputs)
+            layers[i] = Layer(**fields, head_count=sizes.heads)
         return Model(
             layers, len(layers), shape.hidden_size, shape.head_size, ACTIVATIONS[shape.activation], shape.epsilon
         )

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import bertlite
 from bertlite import BertConfig, BertModel, optimize_for_inference
 from bertlite.inference.linear import FixedLinear
+from bertlite.inference.native import calls
 from bertlite.inference.native.calls import Batch
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.library import INSTRUCTION_SETS
@@ -278,6 +279,54 @@ def test_too_little_memory_is_an_error():
     batch = Batch(tokens=2**45, sequences=1, starts=starts.data_ptr())  # more than any machine has memory for
     with pytest.raises(MemoryError, match="the native kernels found no memory for this batch: use a smaller one"):
         kernels.run("float32", model.encoder.weights.model, batch, 2)
+
+
+@pytest.mark.parametrize(
+    ("where", "field", "message"),
+    [
+        ("model", "size", "structs of other sizes"),
+        ("batch", "size", "structs of other sizes"),
+        ("layer", "size", "structs of other sizes"),
+        ("model", "activation", "activation 99 is unknown"),
+    ],
+)
+def test_structs_that_the_library_does_not_know_are_an_error(where, field, message):
+    weights, batch = natively(make_native(), torch.float32).model.encoder.weights, Batch()
+    setattr({"model": weights.model, "batch": batch, "layer": weights.model.layers[2]}[where], field, 99)
+    with pytest.raises(RuntimeError, match=message):
+        kernels_or_skip().run("float32", weights.model, batch, 1)
+
+
+def test_an_unknown_number_type_is_an_error(monkeypatch):
+    model = natively(make_native(), torch.float32)
+    monkeypatch.setitem(calls.NUMBERS, "float32", 99)
+    with pytest.raises(RuntimeError, match="number type 99 is unknown"):
+        model(**make_batch())
+    with pytest.raises(RuntimeError, match="number type 99 is unknown"):
+        natively(make_native(), torch.float32)
+
+
+@dtypes
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@torch.no_grad()
+def test_a_variance_beyond_floats_gives_nan(name, dtype):
+    """torch's LayerNorm then gives nan, or the shift alone, as if its input were a constant."""
+    batch, outcomes = make_batch(), []
+    for exponent in (15, 18, 19, 20, 25, 30, 37):
+        model = make_native(num_hidden_layers=1)
+        bias = model.encoder.layer[0].attention.output.dense.bias
+        bias.data = torch.randn(80, dtype=torch.float64) * 10.0**exponent
+        truth, plain = model(**batch).last_hidden_state, copy.deepcopy(model).float()(**batch).last_hidden_state
+        ours = natively(model, dtype, name)(**batch).last_hidden_state[batch["attention_mask"].bool()]
+        outcomes.append(bool(ours.isfinite().all()))
+        if outcomes[-1]:
+            assert relative(ours, truth[batch["attention_mask"].bool()]) < 0.05
+        else:
+            assert ours.isnan().all()
+            assert not distance(plain, truth) < 0.1 * largest(truth), "torch gives what is right"
+    assert outcomes == sorted(outcomes, reverse=True)
+    assert outcomes[0]
+    assert not outcomes[-1]
 
 
 def test_packed_weights_are_asked_onto_huge_pages_before_they_are_written():

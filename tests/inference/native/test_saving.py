@@ -1,8 +1,12 @@
 """bertlite/inference/native/saving.py: an optimised model that is saved is mapped again, or refused with a reason."""
 
 import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +21,11 @@ from bertlite import (
     prune_heads,
     prune_neurons,
 )
+from bertlite.checkpoint.reading import read_weights
+from bertlite.checkpoint.saving import write_safetensors, write_sorted_json
 from bertlite.inference import InferenceModel
 from bertlite.inference.native.library import INSTRUCTION_SETS, best_instruction_set
+from bertlite.inference.native.saving import hash_of
 from bertlite.inference.native.weights import NativeWeights
 
 SIZES = {
@@ -121,27 +128,151 @@ def test_saving_replaces_what_was_there_and_nothing_else(tmp_path):
     assert torch.equal(InferenceModel.load(tmp_path)(IDS).pooler_output, quick(IDS).pooler_output)
 
 
-def test_what_cannot_be_loaded_says_why(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"is no optimised model: it has no config\.json, native"):
-        InferenceModel.load(tmp_path)
-    optimize_for_inference(pruned(BertModel), torch.float32, "native").save(tmp_path)
-    about = json.loads((tmp_path / "native.json").read_text())
-    (tmp_path / "native.json").write_text(json.dumps({**about, "format": 2}))
-    with pytest.raises(ValueError, match="has format 2 of a little-endian machine; this bertlite reads format 1"):
-        InferenceModel.load(tmp_path)
-    (tmp_path / "native.json").write_text(json.dumps({**about, "byteorder": "big"}))
-    with pytest.raises(ValueError, match="of a big-endian machine"):
-        InferenceModel.load(tmp_path)
-    about["shape"]["layers"] = about["shape"]["layers"][:-1]
-    (tmp_path / "native.json").write_text(json.dumps(about))
-    with pytest.raises(ValueError, match=r"packed weights have \d+ bytes; a model of this shape has \d+"):
-        InferenceModel.load(tmp_path)
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "quick"
+    model = BertForSequenceClassification(BertConfig(**{**SIZES, "num_hidden_layers": 2})).eval()
+    model = prune_neurons(prune_heads(model, {0: [0, 2]}), {1: [36]})
+    optimize_for_inference(model, torch.float32, "native").save(folder)
+    return folder
 
 
-def test_other_backends_and_classes_are_not_saved(tmp_path):
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def sign(folder: Path, **changed: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Let native.json repeat config.json and both weights files hold its hash, after tensors are changed."""
+    write_sorted_json(folder / "native.json", {**read(folder / "native.json"), "config": read(folder / "config.json")})
+    for name in ("layers", "rest"):
+        path = folder / f"{name}.safetensors"
+        tensors = {key: tensor.clone() for key, tensor in read_weights(path).items()}
+        changed.get(name, len)(tensors)
+        write_safetensors(path, tensors, native=hash_of(folder / "native.json"))
+
+
+def numbers_in(values: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], float]]:
+    """Yield where each number is, and the number."""
+    for key, value in values.items() if isinstance(values, dict) else enumerate(values):
+        if isinstance(value, dict | list):
+            yield from numbers_in(value, (*place, key))
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield (*place, key), value
+
+
+@pytest.mark.parametrize(("file", "signed"), [("native.json", False), ("config.json", False), ("config.json", True)])
+def test_an_edited_number_is_refused_or_changes_nothing(file, signed, saved, tmp_path):
+    """Signed edits pass as another model's files: they may give another output, but only one that fits the tensors."""
+    folder = shutil.copytree(saved, tmp_path / "edited")
+    wanted = InferenceModel.load(saved)(IDS).logits
+    places, refused = [*numbers_in(read(saved / file))], 0
+    for place, number in places:
+        for edited in (number - 1, number + 1, 2 * number, 0, -1 - number, 1e300, str(number), None):
+            values = read(saved / file)
+            inner = values
+            for key in place[:-1]:
+                inner = inner[key]
+            inner[place[-1]] = edited
+            write_sorted_json(folder / file, values)
+            if signed:
+                sign(folder)
+            try:
+                got = InferenceModel.load(folder)(IDS).logits
+            except ValueError as error:
+                refused += str(folder) in str(error)
+            else:
+                assert signed or torch.equal(got, wanted), (place, edited)
+                assert got.shape == wanted.shape
+    assert refused > 4 * len(places) > 60
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "message"),
+    [
+        ("config.json", {"layer_norm_eps": 0.1}, r"layer_norm_eps is 0\.1; in native\.json it is 1e-12"),
+        ("config.json", {"hidden_size": 48}, "hidden_size is 48; in native.json it is 96"),
+        ("native.json", {"numbers": "int8"}, "layers.safetensors was saved with another native.json"),
+        ("native.json", {"numbers": "float16"}, "numbers is 'float16'; have: float32, bfloat16, int8"),
+        ("native.json", {"class": ["BertModel"]}, r"class is \['BertModel'\]; have: BertModel"),
+        ("native.json", {"format": 1}, "has format 1 of a little-endian machine; this bertlite reads format 2"),
+        ("native.json", {"byteorder": "big"}, "of a big-endian machine"),
+    ],
+)
+def test_an_edit_is_named(file, changes, message, saved, tmp_path):
+    folder = shutil.copytree(saved, tmp_path / "edited")
+    write_sorted_json(folder / file, {**read(folder / file), **changes})
+    with pytest.raises(ValueError, match=message):
+        InferenceModel.load(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000])
+@pytest.mark.parametrize("file", ["config.json", "native.json"])
+def test_what_is_no_json_object_is_named(file, text, saved, tmp_path):
+    folder = shutil.copytree(saved, tmp_path / "edited")
+    (folder / file).write_text(text)
+    with pytest.raises(ValueError, match=f"{file} (is not JSON|holds a JSON list)"):
+        InferenceModel.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rest": lambda t: t["classifier.bias"].fill_(torch.nan)}, "classifier.bias holds nan or inf"),
+        ({"rest": lambda t: t.pop("classifier.bias")}, "classifier.bias is missing"),
+        ({"rest": lambda t: t.update(more=torch.ones(2))}, "more is unknown"),
+        ({"rest": lambda t: t.update({"classifier.bias": torch.ones(3)})}, r"classifier.bias is \(3,\)"),
+        ({"rest": lambda t: t.update({"classifier.bias": torch.ones(2).half()})}, "classifier.bias is torch.float16"),
+        ({"layers": lambda t: t["layers"][:4].view(torch.float32).fill_(torch.nan)}, "layer 0 heads words holds nan"),
+        ({"layers": lambda t: t["layers"][-4:].view(torch.float32).fill_(torch.inf)}, "layer 1 shift holds nan"),
+        ({"layers": lambda t: t.update(layers=t["layers"][:-64])}, r"have \d+ bytes; a model of this shape has \d+"),
+        ({"layers": lambda t: t.update(layers=t["layers"].view(torch.int8))}, "not packed layers, which are bytes"),
+        ({"layers": lambda t: t.update(more=torch.ones(2))}, r"more \(2,\) of torch.float32"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(change, message, saved, tmp_path):
+    folder = shutil.copytree(saved, tmp_path / "edited")
+    sign(folder, **change)
+    with pytest.raises(ValueError, match=rf"(?s){folder}.*{message}"):
+        InferenceModel.load(folder)
+
+
+def test_a_folder_holds_what_was_saved_last(tmp_path):
+    first, second = pruned(BertModel), BertModel(BertConfig(**SIZES)).eval()
+    quick = optimize_for_inference(first, torch.float32, "native")
+    quick.save(tmp_path)
+    second.save_pretrained(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"has no native\.json, layers\.safetensors, rest\.safetensors"):
+        InferenceModel.load(tmp_path)
+    assert torch.equal(BertModel.from_pretrained(tmp_path)(IDS).pooler_output, second(IDS).pooler_output)
+    quick.save(tmp_path)
+    assert torch.equal(InferenceModel.load(tmp_path)(IDS).pooler_output, quick(IDS).pooler_output)
+    with pytest.raises(FileNotFoundError):
+        BertModel.from_pretrained(tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(ValueError, match=r"holds a checkpoint, pytorch_model\.bin: save .* to a folder of its own"):
+        quick.save(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["config.json", "native.json", "layers.safetensors", "rest.safetensors"])
+def test_files_of_two_models_are_not_mixed(file, tmp_path):
+    """The config of the second differs in what no tensor shows."""
+    for name in ("one", "other"):
+        model = pruned(BertModel, hidden_act="gelu" if name == "one" else "relu")
+        model.pooler.dense.bias.data.fill_(len(name))
+        optimize_for_inference(model, torch.float32, "native").save(tmp_path / name)
+    shutil.copy(tmp_path / "one" / file, tmp_path / "other")
+    with pytest.raises(ValueError, match=r"hidden_act is|was saved with another native\.json"):
+        InferenceModel.load(tmp_path / "other")
+
+
+def test_other_backends_classes_and_layers_are_not_saved(tmp_path):
     class Own(BertModel):
         pass
 
+    short = BertModel(BertConfig(**SIZES))
+    del short.encoder.layer[1]
+    with pytest.raises(ValueError, match="this BertModel cannot be saved: its layers are not those"):
+        optimize_for_inference(short, torch.float32, "native").save(tmp_path / "short")
     with pytest.raises(TypeError, match=r"Own cannot be saved optimised; have: .*BertModel"):
         optimize_for_inference(Own(BertConfig(**SIZES)), torch.float32, "native").save(tmp_path / "own")
     with pytest.raises(RuntimeError, match="backend 'inductor' packs its weights anew in every process"):

@@ -32,7 +32,9 @@ struct Matrix {
     long outputs, inputs;
 };
 
+// What follows begins with its size, by which a caller that lays it out in another way is noticed.
 struct Layer {
+    long size;
     Matrix heads;   // queries, keys and values: (3 N H, D)
     Matrix output;  // (D, N H)
     Matrix up, down;
@@ -41,12 +43,14 @@ struct Layer {
 };
 
 struct Model {
+    long size;
     const Layer* layers;
     long layer_count, hidden_size, head_size, activation;
     double epsilon;
 };
 
 struct Batch {
+    long size;
     long tokens, sequences;
     const long* starts;  // (sequences + 1,): where each begins, none of them empty, and where the last one ends
     const void* hidden;  // (T, D)

@@ -1,4 +1,6 @@
 // The functions that Python calls, through ctypes.  They return 0, or 2 where memory runs out, or 1 and a message.
+#include <string>
+
 #include "encoder.h"
 #include "weights.h"
 
@@ -20,19 +22,38 @@ long without_exceptions(char* message, long size, Work work) {
     }
 }
 
+// The number types of products, by which Python names them.
+enum Numbers : long { float32 = 0, bfloat16 = 1, int8 = 2 };
+
+// Call work(kind) with the number type that Python names.
+template <class Work>
+void with_kind(long numbers, Work work) {
+    switch (numbers) {
+        case float32: return work(Float32{});
+        case bfloat16: return work(BFloat16s{});
+        case int8: return work(Int8{});
+    }
+    throw std::invalid_argument("number type " + std::to_string(numbers) + " is unknown");
+}
+
+// Refuse structs that are laid out in another way than here, and an activation that is not here.
+void check(const Model& model, const Batch& batch) {
+    bool fits = model.size == long(sizeof(Model)) && batch.size == long(sizeof(Batch));
+    for (long i = 0; fits && i < model.layer_count; i++) fits = model.layers[i].size == long(sizeof(Layer));
+    if (!fits) throw std::invalid_argument("the library has structs of other sizes than its caller");
+    if (model.activation < 0 || model.activation > long(Activation::sigmoid))
+        throw std::invalid_argument("activation " + std::to_string(model.activation) + " is unknown");
+}
+
 }  // namespace
 
 extern "C" {
 
-// The number types of products, by which Python names them.
-enum Numbers : long { float32 = 0, bfloat16 = 1, int8 = 2 };
-
 __attribute__((visibility("default"))) long bertlite_run(long numbers, const Model* model, const Batch* batch,
                                                          long threads, char* message, long size) {
     return without_exceptions(message, size, [=] {
-        if (numbers == float32) Encoder<Float32>(*model, *batch, threads).run();
-        if (numbers == bfloat16) Encoder<BFloat16s>(*model, *batch, threads).run();
-        if (numbers == int8) Encoder<Int8>(*model, *batch, threads).run();
+        check(*model, *batch);
+        with_kind(numbers, [&](auto kind) { Encoder<decltype(kind)>(*model, *batch, threads).run(); });
     });
 }
 
@@ -42,9 +63,9 @@ __attribute__((visibility("default"))) long bertlite_pack(long numbers, const fl
                                                           uint32_t* words, float* scales, float* sums, long threads,
                                                           char* message, long size) {
     return without_exceptions(message, size, [=] {
-        if (numbers == float32) pack<Float32>(weight, outputs, inputs, words, scales, sums, threads);
-        if (numbers == bfloat16) pack<BFloat16s>(weight, outputs, inputs, words, scales, sums, threads);
-        if (numbers == int8) pack<Int8>(weight, outputs, inputs, words, scales, sums, threads);
+        with_kind(numbers, [&](auto kind) {
+            pack<decltype(kind)>(weight, outputs, inputs, words, scales, sums, threads);
+        });
     });
 }
 }

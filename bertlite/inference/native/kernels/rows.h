@@ -7,7 +7,7 @@
 
 namespace bertlite {
 
-// Normalise (width,) in place, then scale and shift.
+// Normalise (width,) in place, then scale and shift.  Where the variance is larger than any float, all becomes nan.
 inline void layer_norm(float* row, long width, const float* gain, const float* shift, float epsilon) {
     Vector total = zeros();
     for (long i = 0; i < width; i += LANES) total = total + load(row + i);
@@ -17,7 +17,8 @@ inline void layer_norm(float* row, long width, const float* gain, const float* s
         Vector centred = load(row + i) - mean;
         squares = multiply_add(centred, centred, squares);
     }
-    const Vector scale = all(1 / std::sqrt(sum(squares) / width + epsilon));
+    const float variance = sum(squares) / width;
+    const Vector scale = all(1 / std::sqrt(variance + epsilon) + variance * 0);  // 0 * infinity is nan
     for (long i = 0; i < width; i += LANES)
         store(row + i, multiply_add((load(row + i) - mean) * scale, load(gain + i), load(shift + i)));
 }
