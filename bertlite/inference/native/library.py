@@ -34,6 +34,7 @@ FLAGS = (
 )
 AVX512 = ("-DBERTLITE_AVX512", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
 VNNI, BF16 = "-mavx512vnni", "-mavx512bf16"
+HASH_SIZE = hashlib.sha256().digest_size
 
 
 class NativeKernelsError(RuntimeError):
@@ -130,6 +131,10 @@ def load_kernels(*, retry: bool = True) -> Kernels:
     except CompilationError as error:
         compiler_failures[settings] = str(error)
         raise
+    except OSError as error:
+        raise NativeKernelsError(
+            f"the compiled kernels cannot be written or read: {error}; set BERTLITE_CACHE to a folder where they can"
+        ) from error
 
 
 def compiler_settings() -> tuple[str, ...]:
@@ -141,13 +146,13 @@ def compiler_settings() -> tuple[str, ...]:
 def kernels_for(name: str) -> Kernels:
     """Return the kernels for one set of instructions, by its name in INSTRUCTION_SETS."""
     wanted = INSTRUCTION_SETS[name]
-    prebuilt = PREBUILT / file_name(wanted)
-    path = prebuilt if prebuilt.exists() else cache_folder() / file_name(wanted)
-    if not path.exists():
+    path = PREBUILT / file_name(wanted)
+    if not is_whole(path):
+        path = own_folder(cache_folder()) / path.name
         compile_once(wanted, path)
     try:
         return Kernels(str(path))
-    except OSError as error:
+    except (OSError, AttributeError) as error:  # it is no library, or one without the functions
         raise NativeKernelsError(f"{path} cannot be loaded: {error}; delete it, or use backend='onednn'") from error
 
 
@@ -164,22 +169,45 @@ def file_name(wanted: InstructionSet) -> str:
 def cache_folder() -> Path:
     """Return where compiled kernels are kept: BERTLITE_CACHE, or bertlite in the user's cache folder."""
     own = os.environ.get("BERTLITE_CACHE")
-    return Path(own or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertlite") / "native"
+    try:
+        return Path(own or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertlite") / "native"
+    except RuntimeError as error:
+        raise NativeKernelsError(f"there is no folder for compiled kernels: {error}; set BERTLITE_CACHE") from error
+
+
+def own_folder(folder: Path) -> Path:
+    """Return a folder into which this user alone can write, as what lies there is run; it is made if need be.
+
+    Raises:
+        NativeKernelsError: it is another user's, or others can write to it.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise NativeKernelsError(
+            f"{folder} is user {found.st_uid}'s, of mode {found.st_mode & 0o777:o}, so that others may have put code"
+            f" there: `chmod 700 {folder}` if it is yours, or set BERTLITE_CACHE to another folder"
+        )
+    return folder
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether a compiled library is there, and all of it: it ends in the hash of what stands before."""
+    found = path.read_bytes() if path.exists() else b""
+    return len(found) > HASH_SIZE and found[-HASH_SIZE:] == hashlib.sha256(found[:-HASH_SIZE]).digest()
 
 
 def compile_once(wanted: InstructionSet, path: Path) -> None:
-    """Compile the kernels to a path, unless another process does so meanwhile; then wait for it."""
+    """Compile the kernels to a path, unless they are there, or another process does so meanwhile; then wait for it."""
+    if is_whole(path):
+        return
+    lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(path.with_suffix(".lock"), "w")  # noqa: SIM115  # the lock ends with the block below
-    except OSError as error:
-        raise NativeKernelsError(
-            f"{path.parent} cannot be written: {error}; set BERTLITE_CACHE to a folder that can"
-        ) from error
-    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # released if this process dies
-        if not path.exists():
+        if not is_whole(path):
             compile_kernels(wanted, path)
+    finally:
+        os.close(lock)
 
 
 def compile_kernels(wanted: InstructionSet, path: Path) -> None:
@@ -196,21 +224,28 @@ def compile_kernels(wanted: InstructionSet, path: Path) -> None:
         built = Path(folder) / path.name
         command = [*compiler, *FLAGS, *wanted.flags, str(SOURCES / MAIN), *torch_flags(wanted), "-o", str(built)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True)
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         except OSError as error:
             raise NativeKernelsError(f"{compiler[0]} cannot be run: {error}; set CXX to GCC 11 or newer") from error
         print(f" {time.monotonic() - start:.0f} s", file=sys.stderr)
-        if done.returncode:
+        if done.returncode or not built.exists():
             raise CompilationError(
                 f"{shlex.join(command)}\nfailed:\n{done.stderr[-2000:]}\nSet CXX to GCC 11 or newer, or use"
                 " backend='onednn'."
             )
+        with built.open("rb+") as file:
+            file.write(hashlib.sha256(file.read()).digest())  # at the end, where the loader does not look
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(built, path)
 
 
 def find_compiler() -> list[str]:
     """Return the command of the user's C++ compiler: CXX, or c++, g++ or clang++."""
-    own = shlex.split(os.environ.get("CXX", ""))
+    try:
+        own = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise NativeKernelsError(f"CXX is {os.environ['CXX']!r}: {error}; set it to GCC 11 or newer") from error
     for command in [own] if own else [["c++"], ["g++"], ["clang++"]]:
         if shutil.which(command[0]):
             return command
@@ -230,7 +265,7 @@ def torch_flags(wanted: InstructionSet) -> Sequence[str]:
         f"-I{folder / 'include'}",
         f"-I{folder / 'include' / 'torch' / 'csrc' / 'api' / 'include'}",
         f"-I{sysconfig.get_paths()['include']}",
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         f"-L{folder / 'lib'}",
         f"-Wl,-rpath,{folder / 'lib'}",
         "-ltorch_cpu",
