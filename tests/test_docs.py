@@ -64,6 +64,20 @@ def test_every_notebook_and_every_command_has_its_line() -> None:
     assert [name for name in commands if f"`bertlite {name}" not in page] == []
 
 
+def test_no_two_pages_have_one_title() -> None:
+    titles = [page.read_text(encoding="utf-8").partition("\n")[0] for page in PAGES]
+    assert len(set(titles)) == len(titles), sorted(titles)
+
+
+def test_pictures_can_be_read_in_a_column_of_text() -> None:
+    """A column has some 700 pixels; a picture that is much wider than high has letters of a few of them there."""
+    for page in PAGES:
+        for link in re.findall(r"^!\[.*\]\((.*)\)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+            header = (page.parent / link).read_bytes()[:24]
+            width, height = (int.from_bytes(header[i : i + 4], "big") for i in (16, 20))
+            assert width <= 1.5 * height, f"{link} is {width} x {height}"
+
+
 def test_it_builds_without_a_warning(tmp_path: Path) -> None:
     for library in ("sphinx", "myst_parser", "furo", "transformers"):
         pytest.importorskip(library)

@@ -79,7 +79,8 @@ def sorted_scores(scores: Array, title: str = "") -> Any:
 def curves(rows: Sequence[SummaryRow], headline: str, dense: float | None = None, title: str = "") -> Any:
     """Draw the headline against the share of heads removed.
 
-    There is a panel for each repair, in it a line with a band for each way of pruning; random is grey.
+    There is a panel for each repair, two beside each other; in it a line with a band for each way of pruning.  Random
+    is grey.
     """
     panels: dict[str, dict[str, list[SummaryRow]]] = {}
     for row in rows:
@@ -88,10 +89,13 @@ def curves(rows: Sequence[SummaryRow], headline: str, dense: float | None = None
         panels.setdefault(repair, {}).setdefault(way, []).append(row)
     ways = dict.fromkeys(way for lines in panels.values() for way in lines)
     styles = {way: {"color": COLOURS[i % len(COLOURS)], "linestyle": "-"} for i, way in enumerate(ways)}
-    size = (3.2 * len(panels) + 3, 4.5)
-    figure, axes = pyplot().subplots(1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained")
+    across, down = min(2, len(panels)), -(-len(panels) // 2)
+    size = (4 * across, 3.2 * down + 0.11 * len(ways) + 0.5)
+    figure, axes = pyplot().subplots(down, across, figsize=size, sharey=True, squeeze=False, layout="constrained")
+    for unused in axes.flat[len(panels) :]:
+        unused.remove()
     drawn = {}
-    for panel, (repair, lines) in zip(axes[0], panels.items(), strict=True):
+    for panel, (repair, lines) in zip(axes.flat, panels.items(), strict=False):
         for way, points in lines.items():
             points = sorted(points, key=lambda row: row["fraction"])
             x = [100 * row["fraction"] for row in points]
@@ -108,9 +112,10 @@ def curves(rows: Sequence[SummaryRow], headline: str, dense: float | None = None
         panel.grid(alpha=0.3)
     means = [row[headline] for row in rows] + ([] if dense is None else [dense])
     margin = 0.05 * (max(means) - min(means)) or 0.05
-    axes[0, 0].set(ylabel=headline, ylim=(min(means) - margin, max(means) + margin))  # bands may be wider than that
+    axes[0, 0].set_ylim(min(means) - margin, max(means) + margin)  # bands may be wider than that
+    figure.supylabel(headline)
     figure.suptitle(title)
-    figure.legend(drawn.values(), drawn.keys(), loc="outside right upper", fontsize=8)
+    figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=across, fontsize=8)
     return figure
 
 
