@@ -31,6 +31,7 @@ from bertlite.checkpoint.skeleton import make_skeleton
 from bertlite.config import BertConfig, kept_heads, kept_neurons
 from bertlite.heads import models as heads
 from bertlite.model import BertModel, BertPreTrainedModel
+from bertlite.progress import count_of
 from bertlite.records import write_json
 
 SAME, DIFFERS, FAILS = "same", "differs", "fails"  # outcomes, from good to bad
@@ -203,7 +204,7 @@ def format_report(found: Mapping[str, Any]) -> Iterator[str]:
     layers, built, neurons = found["num_hidden_layers"], found["heads"]["built"], found["neurons"]["built"]
     dtypes = ", ".join(found["dtypes"])
     yield f"{found['checkpoint']}: {found['class']}, {found['parameters']:,} parameters, {dtypes}"
-    yield f"  {layers} layers of {found['hidden_size']}, {built} heads and {neurons} neurons each"
+    yield f"  {count_of(layers, 'layer')} of {found['hidden_size']}, {built} heads and {neurons} neurons each"
     yield (
         f"  {found['vocab_size']} words, {found['max_position_embeddings']} positions"
         f" ({found['position_embedding_type']})"
@@ -211,9 +212,10 @@ def format_report(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"  {', '.join(found['files'])}: {found['bytes'] / 1e6:,.1f} MB"
     for layer, (kept, wide) in enumerate(zip(found["heads"]["kept"], found["neurons"]["kept"], strict=True)):
         if len(kept) < built or wide < neurons:
-            yield f"  layer {layer} keeps {len(kept)} heads ({', '.join(map(str, kept)) or 'none'}), {wide} neurons"
+            heads = f"{count_of(len(kept), 'head')} ({', '.join(map(str, kept)) or 'none'})"
+            yield f"  layer {layer} keeps {heads}, {wide} neurons"
     for part, count in found["legacy_names"].items():
-        yield f"  {count} legacy names with {part}"
+        yield f"  {count_of(count, 'legacy name')} with {part}"
     if found["absent"]:
         yield f"  absent: {', '.join(found['absent'])}"
     for library in ("bertlite", "transformers 4", "transformers 5"):

@@ -1,4 +1,4 @@
-"""The progress of long work: a bar on a terminal, a line now and then in a log."""
+"""The progress of long work: a bar on a terminal, a line now and then in a log; durations and counts in words."""
 
 import sys
 import time
@@ -11,7 +11,8 @@ class Progress:
     """Count what is done, and show it with the rate and the time left.
 
     On a terminal this is tqdm's bar.  Elsewhere a line is written after each `SECONDS_BETWEEN_LINES`, so that a log
-    tells how the work stands and short work leaves nothing behind.
+    tells how the work stands and short work leaves nothing behind.  Work of several stages, whose units take unlike
+    times, calls `stage` at the start of each, which leaves a line of its own.
 
     Args:
         total: the amount of work; None where it is not known yet, in which case `total` is set later.
@@ -35,9 +36,14 @@ class Progress:
         self.total, self.unit, self.what, self.done, self.before, self.shown = total, unit, what, done, done, shown
         self.file = sys.stderr if file is None else file
         self.started = self.last_line = time.monotonic()
+        self.work = what
         self.bar: Any = None
 
     def __enter__(self) -> Self:
+        self.open_bar()
+        return self
+
+    def open_bar(self) -> None:
         if self.shown and self.file.isatty():
             from tqdm import tqdm
 
@@ -50,11 +56,20 @@ class Progress:
                 leave=False,
                 dynamic_ncols=True,
             )
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self.bar is not None:
             self.bar.close()
+
+    def stage(self, name: str, total: float | None = None, unit: str = "steps", done: float = 0) -> None:
+        """Begin a stage: it is counted in a unit of its own, and the time left is that of the stage."""
+        self.__exit__()
+        self.what = f"{self.work}: {name}"
+        self.total, self.unit, self.done, self.before = total, unit, done, done
+        self.started = self.last_line = time.monotonic()
+        self.open_bar()
+        if self.shown and self.bar is None:
+            print(self.what if total is None else f"{self.what}, {total:,.0f} {unit}", file=self.file, flush=True)
 
     def advance(self, count: float = 1) -> None:
         """Count more as done."""
@@ -90,8 +105,11 @@ class Progress:
         start = f"{self.what}: " if self.what else ""
         of = "" if self.total is None else f" of {self.total:,.0f}"
         left = "" if self.seconds_left is None else f", {in_words(self.seconds_left)} left"
-        rate = f"{self.rate:,.1f}" if self.rate < 100 else f"{self.rate:,.0f}"
-        return f"{start}{self.done:,.0f}{of} {self.unit}, {rate} a second{left}"
+        if self.rate < 1:
+            pace = f"{in_words(1 / max(self.rate, 1e-9))} each"
+        else:
+            pace = f"{self.rate:,.{1 if self.rate < 100 else 0}f} a second"
+        return f"{start}{self.done:,.0f}{of} {self.unit}, {pace}{left}"
 
 
 def in_words(seconds: float) -> str:
@@ -100,3 +118,13 @@ def in_words(seconds: float) -> str:
     if whole < 60:
         return f"{whole} s"
     return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def short_time(seconds: float) -> str:
+    """Return a time that was measured: "1.23 ms", "1500 ms", "12.3 s"."""
+    return f"{1000 * seconds:.{3 if seconds < 0.9995 else 4}g} ms" if seconds < 9.9995 else f"{seconds:.1f} s"
+
+
+def count_of(count: int, noun: str) -> str:
+    """Return a count with its noun: "1 shard", "2 shards"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

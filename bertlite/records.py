@@ -312,10 +312,11 @@ def write_record(path: str | Path, record: Mapping[str, Any]) -> None:
 
 
 def warn_untraceable(record: Mapping[str, Any]) -> None:
-    """Print a warning on standard error if the code that made a record is in no commit."""
+    """Print a warning on standard error if the code that made a record is in no commit, nor an installed version."""
     found = commit_of(record)
     if found is None:
-        print_warning("this record names no commit, since the code is not in a git checkout")
+        if (ROOT / "pyproject.toml").exists():  # else it is installed, and the record names the version
+            print_warning("this record names no commit, since the code is not in a git checkout")
     elif found["dirty"]:
         print_warning("this record cannot be traced: files differ from the commit that it names; commit first")
 

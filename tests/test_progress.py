@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from bertlite.progress import Progress, in_words
+from bertlite.progress import Progress, count_of, in_words, short_time
 
 
 class Terminal(io.StringIO):
@@ -68,3 +68,39 @@ def test_a_process_that_is_not_shown_writes_nothing():
 )
 def test_durations_in_words(seconds, words):
     assert in_words(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.00123, "1.23 ms"), (0.9994, "999 ms"), (0.9996, "999.6 ms"), (1.5, "1500 ms"), (12.34, "12.3 s")],
+)
+def test_times_that_are_measured_have_no_exponent(seconds, words):
+    assert short_time(seconds) == words
+
+
+def test_one_is_no_plural():
+    assert [count_of(count, "row") for count in (0, 1, 1200)] == ["0 rows", "1 row", "1,200 rows"]
+
+
+def test_every_stage_has_a_line_in_a_log_and_a_rate_of_its_own(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("bertlite.progress.time.monotonic", lambda: now[0])
+    log = io.StringIO()
+    with Progress(None, "steps", what="prune to", file=log) as bar:
+        bar.stage("gradients")
+        now[0] += 100
+        bar.stage("fitting", 12, "layers", done=2)
+        now[0] += 40
+        bar.advance()
+    assert log.getvalue().splitlines() == [
+        "prune to: gradients",
+        "prune to: fitting, 12 layers",
+        "prune to: fitting: 3 of 12 layers, 40 s each, 6 min 0 s left",
+    ]
+    terminal = Terminal()
+    with Progress(None, "steps", what="prune to", file=terminal) as bar:
+        bar.stage("fitting", 12, "layers")
+        bar.advance(3)
+        bar.bar.refresh()
+    assert "prune to: fitting" in terminal.getvalue()
+    assert "3/12" in terminal.getvalue()

@@ -238,7 +238,7 @@ def test_the_repository_around_an_installed_package_is_not_its_own(checkout, mon
     assert git_state() is None
 
 
-def test_a_record_that_cannot_be_traced_is_written_with_a_warning(tmp_path, capsys):
+def test_a_record_that_cannot_be_traced_is_written_with_a_warning(tmp_path, capsys, monkeypatch):
     records.print_warning.cache_clear()
     path = tmp_path / "record.json"
     clean, dirty = ({"environment": {"git": {"commit": "c", "dirty": dirty}}} for dirty in (False, True))
@@ -250,6 +250,10 @@ def test_a_record_that_cannot_be_traced_is_written_with_a_warning(tmp_path, caps
     assert json.loads(path.read_text()) == dirty
     write_record(path, {"environment": {"git": None}})
     assert "this record names no commit" in capsys.readouterr().err
+    records.print_warning.cache_clear()
+    monkeypatch.setattr(records, "ROOT", tmp_path)  # installed: there is no commit, and the version is in the record
+    write_record(path, {"environment": {"git": None}})
+    assert capsys.readouterr().err == ""
     with pytest.raises(KeyError, match="environment"):
         write_record(path, {"what": "no environment"})
 

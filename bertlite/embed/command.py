@@ -12,7 +12,7 @@ from bertlite.embed import on_ray
 from bertlite.embed.embedder import Embedder
 from bertlite.embed.job import Job, TokenCount
 from bertlite.embed.rows import Rows
-from bertlite.progress import Progress
+from bertlite.progress import Progress, count_of
 from bertlite.records import write_json
 
 
@@ -43,9 +43,12 @@ def main(args: argparse.Namespace) -> int:
     if rank == 0:
         done = manifest["embedded"]
         state = "complete" if manifest["complete"] else "not complete: other processes are still at work"
-        print(f"{job.out}: {manifest['input']['rows']} rows, {manifest['dimension']} numbers each, {state}")
+        print(
+            f"{job.out}: {count_of(manifest['input']['rows'], 'row')}, {manifest['dimension']} numbers each, {state}"
+        )
         if "tokens" in done:  # Ray's workers do not count them
-            print(f"this time: {done['shards']} shards, {done['tokens']} tokens, {done['tokens_per_second']:.0f}/s")
+            shards, tokens = count_of(done["shards"], "shard"), count_of(done["tokens"], "token")
+            print(f"this time: {shards}, {tokens}, {done['tokens_per_second']:.0f}/s")
     return 0
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -1498,12 +1499,15 @@ def test_a_head_that_names_its_classes_keeps_their_order(world, tmp_path, capsys
 
 def test_finetune_makes_a_checkpoint_that_the_rest_takes(world, tmp_path, capsys):
     out = tmp_path / "run"
-    assert main(["prune", "finetune", *data_arguments(world), "--epochs", "1", "--out", str(out)]) == 0
+    assert main(["prune", "finetune", *data_arguments(world), "--epochs", "2.5", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    lines = re.findall(r"^epoch ([\d.]+): loss \d\.\d{4}, dev\.tsv: accuracy \d\.\d{4}, ", printed, re.MULTILINE)
+    assert lines[:2] == ["1", "2"]
+    assert float(lines[2]) == pytest.approx(2.5, abs=0.3)
     (run,) = read_runs(out)
     model = bertlite.BertForSequenceClassification.from_pretrained(out / "model")
     assert run.results["sha256"] == model_sha256(model)
     assert run.facts["model"]["before"] == model_sha256(dense_of(world))
-    assert "accuracy" in capsys.readouterr().out
 
 
 def test_finetune_learns_a_teachers_predictions(world, tmp_path, capsys):

@@ -18,7 +18,7 @@ from bertlite.lab.budget.texts import Texts, batches_of, labels_for, read_texts
 from bertlite.lab.experiments.data import DataSource
 from bertlite.lab.experiments.files import model_sha256, units_kept
 from bertlite.lab.experiments.measure import PLAIN, prepare, prepared_models
-from bertlite.progress import Progress
+from bertlite.progress import Progress, short_time
 from bertlite.records import environment, write_record
 from bertlite.shipping.card import Figure
 from bertlite.shipping.folder import write_model
@@ -55,14 +55,13 @@ def main(args: argparse.Namespace) -> int:
         work,
         by,
         State(args.folder.with_name(f".{args.folder.name}.unfinished"), settings),
-        Progress(None, "steps", what="prune"),
+        Progress(None, "steps", what="prune to"),
         timed,
         partial(prepare, dtype=dtype, backend=backend),
         gradients="kl" if texts.labels is None else "loss",
         seed=args.seed,
         device=args.device,
     )
-    search.progress.total = search.steps()
     with search.progress:
         found = search.run()
     report = {
@@ -205,7 +204,7 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
     speed, own, dense = (report[name]["median"] for name in ("speedup", "seconds", "dense_seconds"))
     print(f"heads of each layer: {report['heads_kept']}, neurons: {report['neurons_kept']}")
     print(f"MACs: {100 * report['macs']:.1f} % of the unpruned model's")
-    print(f"time at {timed_work(report)}: {1000 * own:.3g} ms, was {1000 * dense:.3g} ms: {speed:.2f} x as fast")
+    print(f"time at {timed_work(report)}: {short_time(own)}, was {short_time(dense)}: {speed:.2f} x as fast")
     held = report["texts"]["held out"]
     print(f"on {held} texts held out: {report['kl']:.4f} nats from the given model", end="")
     if "agreement" in report:

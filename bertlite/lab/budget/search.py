@@ -34,7 +34,7 @@ from bertlite.lab.bench.work import Work
 from bertlite.lab.budget.target import Target, UnitMacs
 from bertlite.lab.budget.times import TimeTable, time_table
 from bertlite.lab.timing import alternate, ratios
-from bertlite.progress import Progress
+from bertlite.progress import Progress, short_time
 from bertlite.pruning import layers_of, prune_heads_, prune_neurons_
 from bertlite.records import quartiles, write_json
 
@@ -125,27 +125,22 @@ class Search:
     tables: Path | None = None
     haste: float = 1.0  # the target over the time that is planned for: more than 1 after a finished model missed it
 
-    def steps(self) -> int:
-        """Return the number of steps of the progress."""
-        return 2 * self.model.config.num_hidden_layers + 3
-
     def metrics(self) -> list[Metrics]:
         """Return the second moments of the gradients at the outputs of sublayers."""
+        self.progress.stage("gradients at the outputs of all layers")
         found = self.state.once(
             "metrics", lambda: output_metrics(self.model, self.fit, target=self.gradients, seed=self.seed)
         )
-        self.progress.advance()
         return [(a, b) for a, b in found]
 
     def curves(self, metrics: Sequence[Metrics]) -> list[tuple[Elimination, Elimination]]:
         """Return what it costs to remove the units of each sublayer."""
         layers = self.model.config.num_hidden_layers
         known = sum(self.state.has(f"curves-{layer}") for layer in range(layers))
+        self.progress.stage("what heads and neurons are worth", layers, "layers", done=known if known == layers else 0)
         for layer, pair in enumerate(loss_curves(self.model, self.fit, metrics)) if known < layers else ():
             self.state.save(f"curves-{layer}", [[list(each.order), each.losses] for each in pair])
             self.progress.advance()
-        if known == layers:
-            self.progress.advance(layers)
         found = []
         for layer in range(layers):
             pair = self.state.once(f"curves-{layer}", dict)
@@ -156,9 +151,9 @@ class Search:
         """Return the times of sublayers with the sizes that have a loss, if sizes are chosen by times."""
         found = None
         if self.by == "latency":
+            self.progress.stage("times of layers of each size")
             sizes = {n for _, neurons in losses for n in neurons}
             found = time_table(self.model, self.work, sizes, device=self.device, folder=self.tables)
-        self.progress.advance()
         return found
 
     def plan(self, losses: list[BySize], table: TimeTable | None) -> Plan:
@@ -208,7 +203,7 @@ class Search:
                 return best
             raise ValueError(
                 f"the target {self.target.text} cannot be met by pruning: without any head or neuron a forward takes"
-                f" {1000 * best.seconds:.3g} ms, {best.dense_seconds / best.seconds:.3g} x as fast"
+                f" {short_time(best.seconds)}, {best.dense_seconds / best.seconds:.3g} x as fast"
             )
         low, low_pace = least, best.seconds / wanted  # a budget that is met, and its time over the wanted one
         high, high_pace = most, best.dense_seconds / wanted
@@ -238,6 +233,7 @@ class Search:
         times = clock(self.beside_dense(shape_of(self.model, sizes)), self.work, self.device)
         dense = statistics.median(times["dense"])
         ratio = statistics.median(ratios(times, "pruned", "dense"))
+        self.progress.advance()
         return Plan(sizes, unit.total(sizes) / built, expected, dense, ratio * dense)
 
     def beside_dense(self, pruned: Any) -> dict[str, Any]:
@@ -251,7 +247,7 @@ class Search:
         while self.state.has(f"layer-{attempt}-{start}"):
             put_layer_(model, start, self.state.once(f"layer-{attempt}-{start}", dict))
             start += 1
-        self.progress.advance(start)
+        self.progress.stage("pruning and fitting", model.config.num_hidden_layers, "layers", done=start)
         if start == model.config.num_hidden_layers:
             return model
         for layer in prune_layerwise_(model, self.model, self.fit, sizes, metrics=metrics, start=start):
@@ -265,16 +261,16 @@ class Search:
         losses = losses_by_size(self.model.config, self.curves(metrics))
         table = self.table(losses)
         for attempt in range(REFINEMENTS + 1):
+            self.progress.stage("choosing sizes by the clock", unit="choices")
             kept = self.state.once(f"plan-{attempt}", lambda: vars(self.plan(losses, table)))
             plan = Plan(**{**kept, "sizes": [(heads, neurons) for heads, neurons in kept["sizes"]]})
-            self.progress.advance()
             model = self.pruned(plan.sizes, metrics, attempt)
+            self.progress.stage("timing the finished model")
             times = clocked(self.beside_dense(model), self.work, self.device)
             pace = self.pace(times)
             if pace <= 1 or attempt == REFINEMENTS:
                 break
             self.haste *= pace * (1 + SPARE / 2)
-            self.progress.total = (self.progress.total or 0) + 1 + self.model.config.num_hidden_layers
         return Outcome(model, plan, times, pace <= 1)
 
     def pace(self, times: Mapping[str, Any]) -> float:

@@ -50,6 +50,7 @@ def finetune_(
     *,
     teacher: nn.Module | None = None,
     log: Callable[..., None] | None = None,
+    describe: Callable[[], str] | None = None,
     device: str = "cpu",
     progress: bool = False,
     state: Path | None = None,
@@ -61,6 +62,7 @@ def finetune_(
     Args:
         teacher: model for `recipe.distil`; not changed.
         log: called as log(step=, loss=, lr=) about twenty times.
+        describe: called after each epoch for a text that is printed beside the epoch's mean loss; in one process.
         progress: show how many steps are done.
         state: file in which the state of the training is kept, about twenty times; if it is there, the training goes
             on from it, and on the CPU ends with the weights of an uninterrupted one, bit for bit.  It stays.
@@ -94,6 +96,7 @@ def finetune_(
         teacher = teacher.to(accelerator.device).eval()
     wrapped.train()
     every = max(1, steps // 20)
+    epochs = EpochLines(len(batch_indices(data, recipe.batch_size)) / share, steps, describe)
     shown = progress and accelerator.is_local_main_process
     with Progress(steps, "steps", what="training", done=first, shown=shown) as bar:
         for step in range(first, steps):
@@ -111,10 +114,32 @@ def finetune_(
                 if accelerator.is_main_process:
                     write_state(state, {"training": what, "step": step + 1, "random": random}, parts)
             bar.advance()
+            epochs.add(step + 1, loss.detach(), bar)
     accelerator.wait_for_everyone()
     accelerator.free_memory()
-    model.to(home).eval()
-    model.zero_grad(set_to_none=True)
+    model.to(home).eval().zero_grad(set_to_none=True)
+
+
+class EpochLines:
+    """Prints a line after each epoch, with the mean loss and what `describe` returns.
+
+    Args:
+        size: the steps of an epoch, which may be a fraction where several processes share them.
+    """
+
+    def __init__(self, size: float, steps: int, describe: Callable[[], str] | None) -> None:
+        self.size, self.steps, self.describe = size, steps, describe
+        self.losses: list[Tensor] = []
+
+    def add(self, step: int, loss: Tensor, bar: Progress) -> None:
+        """Count the loss of a step, from 1, and print the line if an epoch ends with it."""
+        if self.describe is None:
+            return
+        self.losses.append(loss)
+        if int(step / self.size) > int((step - 1) / self.size) or step == self.steps:
+            mean = torch.stack(self.losses).mean()
+            bar.print(f"epoch {step / self.size:.3g}: loss {mean:.4f}, {self.describe()}")
+            self.losses.clear()
 
 
 def training_loss(model: nn.Module, batch: Mapping[str, Tensor], recipe: Recipe, teacher: nn.Module | None) -> Tensor:

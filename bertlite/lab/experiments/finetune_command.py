@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,14 @@ import torch
 from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.config import BertConfig
 from bertlite.lab.experiments.cell import warn_of_overlap
-from bertlite.lab.experiments.data import NO_LABEL, DataSource, Examples, read_examples, read_tokenizer
+from bertlite.lab.experiments.data import (
+    NO_LABEL,
+    DataSource,
+    EncodedExamples,
+    Examples,
+    read_examples,
+    read_tokenizer,
+)
 from bertlite.lab.experiments.evaluate import TASKS, Task, evaluate, predict
 from bertlite.lab.experiments.files import class_names, model_sha256, prediction_lines
 from bertlite.lab.experiments.finetune import STATE, Recipe, finetune_, is_main_process, keep_metrics
@@ -54,7 +62,8 @@ def finetune(args: argparse.Namespace) -> int:
     with Run("finetune", config, folder=args.folder, seed=args.seed, **facts) as run:
         state = run.folder / STATE
         keep_metrics(run.folder / METRICS, state)
-        how = {"log": run.log, "device": args.device, "progress": True, "state": state}
+        describe = partial(describe_scores, model, held_out, task, dev.name)
+        how = {"log": run.log, "describe": describe, "device": args.device, "progress": True, "state": state}
         finetune_(model, data, task, recipe, teacher=teacher, **how)
         outputs, labels = predict(model, held_out, task), held_out.targets()
         run.results = {**evaluate(outputs, labels, task), "sha256": model_sha256(model)}
@@ -73,6 +82,12 @@ def finetune(args: argparse.Namespace) -> int:
     print(f"model: {run.folder / 'model'}")
     write_answer(args, runs=run_facts(read_runs(run.folder)))
     return 0
+
+
+def describe_scores(model: Any, data: EncodedExamples, task: Task, name: str) -> str:
+    """Return the scores of a model on examples, in words."""
+    scores = evaluate(predict(model, data, task), data.targets(), task)
+    return f"{name}: {', '.join(f'{metric} {score:.4f}' for metric, score in scores.items())}"
 
 
 def read_distil(args: argparse.Namespace) -> float:
