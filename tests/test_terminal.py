@@ -61,7 +61,8 @@ def leaves(top: Parser) -> Iterator[Parser]:
 
 
 EXAMPLES = [example for each in leaves(parser()) for example in each.examples]
-EXAMPLES.sort(key=lambda example: example.startswith("prune to"))  # they read a model that others train
+ORDER = {"prune to": 1, "evaluate": 2}  # they read models that others make
+EXAMPLES.sort(key=lambda example: max((n for name, n in ORDER.items() if example.startswith(name)), default=0))
 
 
 def save_checkpoint(folder: Path, layers: int) -> None:

@@ -84,19 +84,25 @@ def criterion_help() -> str:
     )
 
 
-def add_data(action: argparse.ArgumentParser, dev: bool = True) -> None:
-    """Add the arguments that name checkpoint and data."""
+def add_data(
+    action: argparse.ArgumentParser, train: bool = True, dev: bool = True, task: str | None = "classification"
+) -> None:
+    """Add the arguments that name checkpoint and data; without a default task it is the checkpoint's."""
     action.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder or a hub id, with its tokenizer")
     group = action.add_argument_group(
         "data", ".csv, .tsv, .jsonl or .parquet files, or hub data sets (NAME or NAME:CONFIGURATION)"
     )
-    group.add_argument("--train", required=True, metavar="DATA", help="examples for calibration and training")
+    if train:
+        group.add_argument("--train", required=True, metavar="DATA", help="examples for calibration and training")
+        group.add_argument(
+            "--train-split", metavar="NAME", help="split for training, which a hub data set needs (default: none)"
+        )
     if dev:
         group.add_argument("--dev", required=True, metavar="DATA", help="examples for evaluation")
         group.add_argument(
             "--dev-split", metavar="NAME", help="split for evaluation, which a hub data set needs (default: none)"
         )
-    add_task(group, "what the checkpoint does with the data")
+    add_task(group, "what the checkpoint does with the data", task)
     group.add_argument(
         "--text",
         type=names,
@@ -122,23 +128,20 @@ def add_data(action: argparse.ArgumentParser, dev: bool = True) -> None:
         help="names of the labels 0, 1, … in the data (default: the model's names of its classes, or numbers)",
     )
     group.add_argument(
-        "--train-split", metavar="NAME", help="split for training, which a hub data set needs (default: none)"
-    )
-    group.add_argument(
         "--max-length", type=count, default=128, metavar="TOKENS", help="truncate longer texts (default: %(default)s)"
     )
     add_device(group)
 
 
-def add_task(group: argparse._ActionsContainer, what: str) -> None:
-    """Add --task."""
+def add_task(group: argparse._ActionsContainer, what: str, default: str | None = "classification") -> None:
+    """Add --task; without a default it is that of the checkpoint."""
     group.add_argument(
         "--task",
         type=one_of("task", TASKS),
         choices=TASKS,
-        default="classification",
+        default=default,
         metavar="TASK",
-        help=f"{what}: %(choices)s (default: %(default)s)",
+        help=f"{what}: %(choices)s (default: {default or 'that of its class'})",
     )
 
 

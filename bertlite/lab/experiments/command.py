@@ -44,6 +44,7 @@ from bertlite.lab.experiments.finetune_command import (
     run_facts,
     write_answer,
 )
+from bertlite.lab.experiments.predictions import labels
 from bertlite.lab.experiments.ship import write_run
 from bertlite.lab.experiments.statistics import Array, rank_correlations
 from bertlite.lab.experiments.sweep import grid, sweep
@@ -188,7 +189,7 @@ def print_rows(records: Sequence[Record], rows: Sequence[dict[str, Any]], metric
     dense = dense_result(records)
     if metric in dense:
         print(f"\ndense: {100 * dense[metric]:.1f}")
-    note = note_on_balance(records, metric)
+    note = note_on_balance(labels(records[0]), metric)
     if note is not None:
         print(f"note: {note}")
 

@@ -106,14 +106,18 @@ def metric_of(runs: Sequence[Record], asked: str | None = None) -> str:
         ValueError: the task has no such metric.
     """
     setting = runs[0].config["setting"]
-    data, _, configuration = setting["dev"]["path"].partition(":")
-    known = METRIC_OF.get(configuration if data.rpartition("/")[2] == "glue" else "")
-    return TASKS[setting["task"]].metric(asked or known)
+    return metric_for(setting["dev"]["path"], TASKS[setting["task"]], asked)
 
 
-def note_on_balance(runs: Sequence[Record], metric: str) -> str | None:
+def metric_for(data: str, task: Task, asked: str | None = None) -> str:
+    """Return the metric of a task that is asked for, by default that of the data; see `metric_of`."""
+    name, _, configuration = data.partition(":")
+    known = METRIC_OF.get(configuration if name.rpartition("/")[2] == "glue" else "")
+    return task.metric(asked or known)
+
+
+def note_on_balance(truth: Array, metric: str) -> str | None:
     """Return a sentence on what an accuracy hides, where most examples have one label."""
-    truth = labels(runs[0])
     truth = truth[truth != NO_LABEL]
     share = float(np.unique(truth, return_counts=True)[1].max()) / len(truth)
     if metric != "accuracy" or share <= UNBALANCED:
