@@ -8,6 +8,7 @@ import shutil
 import string
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,23 @@ import pytest
 import torch
 from conftest import SIZES
 
-from bertlite import BertConfig, BertForMaskedLM, BertTokenizer
+from bertlite import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel, BertTokenizer, prune_heads
+from bertlite.shipping.folder import write_model
 
 BLOCK = re.compile(r"(?:<!-- not run: (?P<reason>[^>]+) -->\n)?```python\n(?P<code>.*?)```", re.DOTALL)
 HUB_ID, COMMIT = "google-bert/bert-base-uncased", "0" * 40
-LIBRARIES = {"bertlite.hf": "transformers", "import datasets": "datasets"}  # what a block needs that may be missing
+LIBRARIES = {  # what a block needs that may be missing
+    "bertlite.hf": "transformers",
+    "from transformers": "transformers",
+    "sentence_transformers": "sentence_transformers",
+    "import datasets": "datasets",
+    '"onnx")': "onnxscript",
+    "onnxruntime": "onnxruntime",
+    "openvino": "openvino",
+}
+
+
+PRUNED: dict[str, Any] = {"fast": BertForSequenceClassification, "encoder": BertModel}  # folders that pages speak of
 
 
 def blocks(page: Path) -> list[str]:
@@ -30,7 +43,13 @@ def blocks(page: Path) -> list[str]:
 def run(page: Path, folder: Path) -> dict[str, Any]:
     """Run the blocks of a page, in order, in one namespace that has what the pages speak of; return the namespace."""
     names = given(folder)
-    with hub(names["checkpoint"], folder), chdir(folder):
+    with hub(names["checkpoint"], folder), chdir(folder), pytest.MonkeyPatch.context() as patch:
+        for name, cls in PRUNED.items():
+            if f'"{name}"' in page.read_text(encoding="utf-8"):
+                model = prune_heads(cls.from_pretrained("checkpoint"), {0: [1, 5], 3: range(12)})
+                write_model(name, model, "checkpoint")
+                if find_spec("transformers"):  # where it puts code that is trusted
+                    patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(folder / "modules"))
         for i, code in enumerate(blocks(page)):
             for words, library in LIBRARIES.items():
                 if words in code:
