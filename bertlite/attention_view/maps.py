@@ -66,9 +66,9 @@ def attention_maps(
     config = model.config
     layers = select_numbers("layer", layers, config.num_hidden_layers)
     heads = select_numbers("head", heads, config.num_attention_heads)
-    for each in (text, pair):
-        if each is not None and not tokenizer.tokenize(each):
-            raise ValueError(f"the text {each!r} has no words, so there is no attention to draw: give a sentence")
+    for given in (text, pair):
+        if given is not None and not tokenizer.tokenize(given):
+            raise ValueError(f"the text {given!r} has no words, so there is no attention to draw: give a sentence")
     encoded = tokenizer(text, pair, return_tensors="pt")
     tokens = tuple(encoded.tokens())
     if len(tokens) > config.max_position_embeddings:

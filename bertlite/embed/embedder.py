@@ -144,7 +144,7 @@ class Embedder:
             }
             tokenizer = BertTokenizer.from_pretrained(source.name, **hub)
             stored = torch.float32 if self.dtype == torch.int8 else self.dtype
-            plain = {"output_attentions": False, "output_hidden_states": False, "return_dict": True}
+            plain: dict[str, Any] = {"output_attentions": False, "output_hidden_states": False, "return_dict": True}
             model = BertModel.from_pretrained(
                 source.name, dtype=stored, device=self.device, add_pooling_layer=False, **hub, **plain
             )

@@ -103,7 +103,8 @@ def read_origin(source: Source) -> dict[str, Any]:
 
 def is_hub_id(name: Any) -> bool:
     """Tell whether something is the name of a repository on the hub."""
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
 
     try:
         validate_repo_id(name)
