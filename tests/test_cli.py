@@ -233,7 +233,7 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ("prun", "bertlite: there is no command 'prun'; did you mean 'prune'? (see `bertlite --help`)"),
         (
             "zebra",
-            "bertlite: there is no command 'zebra'; have: inspect, attention, parity, prune, evaluate, embed, export, bench (",
+            "bertlite: there is no command 'zebra'; have: inspect, attention, parity, prune, evaluate, embed, ",
         ),
         ("prune scores x", "bertlite prune: there is no command 'prune scores'; did you mean 'score'? ("),
         ("inspect x --jsn", "bertlite inspect: there is no option --jsn; did you mean '--json'? ("),

@@ -116,7 +116,7 @@ def import_matplotlib() -> "tuple[type[Figure], type[ScalarMappable], type[Power
     Raises:
         ModuleNotFoundError: it is not installed.
     """
-    import_optional("matplotlib", "a .png, unlike .html,", "plot")
+    import_optional("matplotlib.figure", "a .png, unlike .html,", "plot")
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
