@@ -14,6 +14,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from bertlite import torch_private
 from bertlite.activations import Activation
 from bertlite.inference.linear import FixedLinear, Int8Linear, MakeLinear
 from bertlite.model import BertPreTrainedModel
@@ -132,7 +133,7 @@ def fused_copy(model: BertPreTrainedModel, dtype: torch.dtype, kind: LinearKind)
     layers = model.base_model.encoder.layer
     make = make_heads = other = partial(make_linear, kind, floats)
     if dtype == torch.int8:
-        attends_in = torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+        attends_in = torch.bfloat16 if torch_private.bfloat16_is_supported() else torch.float32
         make = partial(make_linear, Int8Linear, floats)
         make_heads = partial(make_linear, partial(Int8Linear, out=attends_in), floats)
     for i, layer in enumerate(layers):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bertlite import torch_private
 from bertlite.activations import Activation
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class PackedLinear(FixedLinear):
         self.rows_per_block = ROWS_PER_BLOCK.get(weight.dtype, 0)
 
     def pack(self, weight: Tensor) -> Tensor:
-        return on_huge_pages(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None))
+        return on_huge_pages(torch_private.reorder_linear_weight(weight.contiguous(), None))
 
     def unpack(self, weight: Tensor) -> "TensorBytes":
         return TensorBytes.of(weight.to_dense())
@@ -117,12 +118,13 @@ class PackedLinear(FixedLinear):
         return self.matmul_add(x, residual) if x.numel() else residual
 
     def matmul(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise.default(
+        return torch_private.linear_pointwise.default(
             x, self.weight, self.bias, self.fused_function, [], self.fused_formula
         )
 
     def matmul_add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
+        y: Tensor = torch_private.linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
+        return y
 
 
 class Int8Linear(PackedLinear):
@@ -141,21 +143,21 @@ class Int8Linear(PackedLinear):
         self.out = out
 
     def pack(self, weight: Tensor) -> Tensor:
-        return on_huge_pages(torch.ops.onednn.qlinear_prepack(weight, None))
+        return on_huge_pages(torch_private.qlinear_prepack(weight, None))
 
     def unpack(self, weight: Tensor) -> "TensorBytes":
         return TensorBytes.of(weight.to_dense().t())
 
     def matmul(self, x: Tensor) -> Tensor:
         rounded, scale = quantise(x)
-        return torch.ops.onednn.qlinear_pointwise.default(
+        return torch_private.qlinear_pointwise.default(
             rounded, scale, 0, self.weight, self.scales, self.zeros, self.bias,
             1.0, 0, self.out, self.fused_function, [], self.fused_formula,
         )  # fmt: skip
 
     def matmul_add(self, x: Tensor, residual: Tensor) -> Tensor:
         rounded, scale = quantise(x)
-        return torch.ops.onednn.qlinear_pointwise.binary(
+        return torch_private.qlinear_pointwise.binary(
             rounded, scale, 0, self.weight, self.scales, self.zeros, residual, self.bias,
             1.0, 0, self.out, 1.0, 0, "add", 1.0, "none", [], "",
         )  # fmt: skip
@@ -166,7 +168,7 @@ def on_huge_pages(packed: Tensor) -> Tensor:
 
     An older Linux, without this advice, leaves the weight on small pages.
     """
-    ask_for_huge_pages(torch.ops.mkldnn.data_ptr(packed), torch.ops.mkldnn._nbytes(packed))
+    ask_for_huge_pages(torch_private.packed_address(packed), torch_private.packed_size(packed))
     return packed
 
 

@@ -4,11 +4,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType, MethodType
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from bertlite.config import BertConfig
 from bertlite.inference.fusion import FusedOutput
@@ -80,7 +79,7 @@ class InferenceModel(nn.Module):
         if self.graphed is None or not self.is_launch_bound(*args, **kwargs):
             return self.model(*args, **kwargs)
         torch.compiler.cudagraph_mark_step_begin()
-        return pytree.tree_map_only(Tensor, Tensor.clone, self.graphed(*args, **kwargs))  # the next call writes there
+        return cloned(self.graphed(*args, **kwargs))  # the next call writes there
 
     def is_launch_bound(self, input_ids: object = None, *_: object, **others: object) -> bool:
         """Return whether the batch is small enough for one CUDA graph, and of a kind that a graph can hold."""
@@ -155,6 +154,15 @@ class InferenceModel(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NoReturn:
         refuse("other device or dtype than it was made for: move the model it was made from, and optimise that")
+
+
+def cloned(output: Any) -> Any:
+    """Return an output of a model with copies of its tensors."""
+    if isinstance(output, ModelOutput):
+        return type(output)({name: cloned(value) for name, value in output.items()})
+    if isinstance(output, tuple):
+        return tuple(map(cloned, output))
+    return output.clone() if isinstance(output, Tensor) else output
 
 
 def compiled(module: nn.Module, mode: str | None = None) -> Callable[..., Output]:

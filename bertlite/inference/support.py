@@ -5,23 +5,12 @@ import warnings
 import torch
 from torch import nn
 
+from bertlite import torch_private
 from bertlite.inference.linear import Int8Linear
 
-OPERATORS = (
-    "mkldnn::_reorder_linear_weight",
-    "mkldnn::_linear_pointwise",
-    "mkldnn::data_ptr",
-    "mkldnn::_nbytes",
-)
-INT8_OPERATORS = (
-    "onednn::qlinear_prepack",
-    "onednn::qlinear_pointwise",
-    "aten::quantize_per_tensor",
-)
-DTYPE_CHECKS = {  # the operators that say whether this processor has a dtype
-    torch.bfloat16: "_is_mkldnn_bf16_supported",
-    torch.float16: "_is_mkldnn_fp16_supported",
-}
+OPERATORS = ("reorder_linear_weight", "linear_pointwise", "packed_address", "packed_size")  # of torch_private
+INT8_OPERATORS = ("qlinear_prepack", "qlinear_pointwise")
+DTYPE_CHECKS = {torch.bfloat16: "bfloat16_is_supported", torch.float16: "float16_is_supported"}
 
 
 def require_onednn(dtype: torch.dtype) -> None:
@@ -37,12 +26,11 @@ def require_onednn(dtype: torch.dtype) -> None:
 def missing_for_onednn(dtype: torch.dtype) -> list[str]:
     """Return what this torch lacks for a dtype: operators, or else the dtype itself."""
     needed = (*OPERATORS, *INT8_OPERATORS) if dtype == torch.int8 else OPERATORS
-    schemas = torch._C._jit_get_all_schemas() if torch.backends.mkldnn.is_available() else []
-    names = {schema.name for schema in schemas}
-    missing = [name for name in needed if name not in names]
+    available = torch.backends.mkldnn.is_available()
+    missing = [name for name in needed if not available or getattr(torch_private, name) is None]
     if missing:
         return missing
-    if dtype in DTYPE_CHECKS and not getattr(torch.ops.mkldnn, DTYPE_CHECKS[dtype])():
+    if dtype in DTYPE_CHECKS and not getattr(torch_private, DTYPE_CHECKS[dtype])():
         return [f"{dtype} on this processor"]
     if dtype == torch.int8 and not has_signed_matmul():
         return ["matmul of signed 8-bit integers"]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bertlite import torch_private
 from bertlite.config import ConfigLike
 from bertlite.stack.masks import values_readable
 
@@ -174,4 +175,4 @@ def check_ids(name: str, ids: Tensor, limit: int, field: str) -> None:
             raise ValueError(f"{name} holds {wrong}; this model has 0 to {limit - 1} ({field} {limit})")
     elif values_readable(ids) and ids.is_cuda:  # the message comes with the next call that waits for the device
         message = f"{name} holds others; this model has 0 to {limit - 1} ({field} {limit})"
-        torch._assert_async(((ids >= 0) & (ids < limit)).all(), message)
+        torch_private.assert_async(((ids >= 0) & (ids < limit)).all(), message)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bertlite import torch_private
+
 
 @dataclass(frozen=True)
 class Mask:
@@ -85,7 +87,7 @@ def read_ones(mask: Tensor, name: str) -> Tensor:
         raise ValueError(f"{name} is {mask.dtype}; use bool, integers or floats of 0 and 1")
     allowed = mask != 0
     if values_readable(mask) and mask.is_cuda:  # the message comes with the next call that waits for the device
-        torch._assert_async((mask == allowed).all(), f"{name} holds others than 1 (attend) and 0 (do not)")
+        torch_private.assert_async((mask == allowed).all(), f"{name} holds others than 1 (attend) and 0 (do not)")
     elif values_readable(mask) and not bool((mask == allowed).all()):
         raise ValueError(
             f"{name} holds {mask[mask != allowed][0].item()}: a {mask.dim()}-D mask holds 1 (attend) and 0 (do not);"
@@ -136,14 +138,12 @@ def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor | None:
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
-dispatch_mode = torch._C._get_dispatch_mode  # None where no such mode is on
-TRACERS = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)  # as make_fx and export use them
-
-
 def values_readable(tensor: Tensor) -> bool:
     """Return whether values may steer Python: not while a graph is traced or captured, in vmap, or on meta."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() or not isinstance(tensor, Tensor):
+    if torch.compiler.is_compiling() or torch_private.is_tracing() or not isinstance(tensor, Tensor):
         return False  # torch.fx traces with stand-ins
-    if tensor.is_meta or torch._C._functorch.maybe_current_level() is not None or any(map(dispatch_mode, TRACERS)):
+    if tensor.is_meta or torch_private.transform_level() is not None:
+        return False
+    if any(map(torch_private.dispatch_mode, torch_private.TRACERS)):
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())

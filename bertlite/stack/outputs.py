@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from torch import Tensor
-from torch.utils import _pytree as pytree  # where torch.export, DDP and vmap look for tensors
+
+from bertlite import torch_private
 
 Out = TypeVar("Out", bound="ModelOutput")
 
@@ -62,14 +63,14 @@ class ModelOutput(Mapping[str, Any]):
 def register(cls: type[Out]) -> type[Out]:
     """Make it a dataclass whose constructor also takes one mapping, and a pytree."""
     cls = dataclass(init=False, eq=False)(cls)
-    pytree.register_pytree_node(
+    torch_private.register_pytree(
         cls,
         lambda out: (list(out.values()), tuple(out)),
         lambda leaves, names: cls._unflatten(list(leaves), tuple(names)),
         serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
         to_dumpable_context=list,
         from_dumpable_context=tuple,
-        flatten_with_keys_fn=lambda out: ([(pytree.MappingKey(k), v) for k, v in out.items()], tuple(out)),
+        flatten_with_keys_fn=lambda out: ([(torch_private.MappingKey(k), v) for k, v in out.items()], tuple(out)),
     )
     return cls
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bertlite import torch_private
 from bertlite.stack.attention import Backend
 from bertlite.stack.kernels import ScoreBias
 from bertlite.stack.masks import check_shape, read_ones, values_readable
@@ -35,11 +36,10 @@ def packing_of(x: Tensor, mask: Tensor | None, name: str) -> Packing:
 
 def is_mapped(tensor: Tensor | None) -> bool:
     """Return whether torch.func.vmap runs over a tensor; torch.func.grad may have wrapped it again."""
-    functorch = torch._C._functorch
-    while tensor is not None and functorch.is_functorch_wrapped_tensor(tensor):
-        if functorch.is_batchedtensor(tensor):
+    while tensor is not None and torch_private.is_wrapped(tensor):
+        if torch_private.is_batched(tensor):
             return True
-        tensor = functorch.get_unwrapped(tensor)
+        tensor = torch_private.unwrapped(tensor)
     return False
 
 

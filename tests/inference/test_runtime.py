@@ -18,7 +18,7 @@ from torch._inductor import config
 from bertlite import optimize_for_inference, prune_heads, prune_neurons
 from bertlite.inference import InferenceModel
 from bertlite.inference.linear import FixedLinear
-from bertlite.inference.runtime import LAUNCH_BOUND_TOKENS
+from bertlite.inference.runtime import LAUNCH_BOUND_TOKENS, cloned
 from bertlite.parity.compare import as_well
 
 
@@ -30,6 +30,16 @@ def test_it_pickles(model, batch, dtype):
     again = pickle.loads(pickle.dumps(quick))
     assert_same(full(again, batch), full(quick, batch), atol=0)
     assert_same(full(copy.deepcopy(quick), batch), full(quick, batch), atol=0)
+
+
+@pytest.mark.parametrize("return_dict", [True, False])
+def test_what_a_cuda_graph_will_write_over_is_copied(model, batch, return_dict):
+    out = full(model, batch, return_dict=return_dict)
+    again = cloned(out)
+    assert type(again) is type(out)
+    assert_same(again, out, atol=0)
+    assert again[0].data_ptr() != out[0].data_ptr()
+    assert again[-1][0].data_ptr() != out[-1][0].data_ptr()
 
 
 @onednn

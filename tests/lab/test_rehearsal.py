@@ -279,10 +279,10 @@ def test_a_name_of_no_path_is_refused():
 
 
 def test_what_was_patched_is_as_before():
-    from bertlite.stack import masks
+    from bertlite import torch_private
 
-    before = masks.TRACERS, torch.cuda.synchronize
+    before = torch_private.TRACERS, torch.cuda.synchronize
     with pretended_device():
-        assert before[0] != masks.TRACERS
-    assert (masks.TRACERS, torch.cuda.synchronize) == before
+        assert before[0] != torch_private.TRACERS
+    assert (torch_private.TRACERS, torch.cuda.synchronize) == before
     assert BertModel(BertConfig(**paths.SIZES)).device.type == "cpu"

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from bertlite import torch_private
 from bertlite.inference.linear import PackedLinear
 from bertlite.inference.support import INT8_OPERATORS, missing_for_onednn
 from bertlite.lab.timing import alternate, quickest
@@ -76,8 +77,7 @@ def matmuls(dtype: str, device: str) -> dict[str, Callable[[], Any]]:
 
 def missing_operators() -> list[str]:
     """Return the operators of 8-bit matmuls that this torch lacks."""
-    names = {schema.name for schema in torch._C._jit_get_all_schemas()}
-    return [name for name in INT8_OPERATORS if name not in names]
+    return [name for name in INT8_OPERATORS if getattr(torch_private, name) is None]
 
 
 def no_grad(run: Callable[[], Any]) -> Callable[[], Any]:
@@ -88,10 +88,10 @@ def no_grad(run: Callable[[], Any]) -> Callable[[], Any]:
 def onednn_int8(size: int) -> Callable[[], Any]:
     """Return the matmul of unsigned 8-bit inputs by a signed weight, which all processors with VNNI have."""
     x = torch.randint(0, 255, (size, size), dtype=torch.uint8)
-    packed = torch.ops.onednn.qlinear_prepack(torch.randint(-127, 127, (size, size), dtype=torch.int8), None)
+    packed = torch_private.qlinear_prepack(torch.randint(-127, 127, (size, size), dtype=torch.int8), None)
     scales, zeros = torch.full((size,), 0.01), torch.zeros(size, dtype=torch.int64)
     return partial(
-        torch.ops.onednn.qlinear_pointwise.default,
+        torch_private.qlinear_pointwise.default,
         x, 0.01, 128, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "",
     )  # fmt: skip
 

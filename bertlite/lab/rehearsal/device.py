@@ -33,8 +33,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from bertlite import torch_private
 from bertlite.lab.rehearsal.stand_ins import STAND_INS, IndexingWithoutGuard, is_mask
-from bertlite.stack import masks
 
 aten = torch.ops.aten
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -299,7 +299,7 @@ def pretended_device() -> Iterator[PretendedDevice]:
     from torch.nn.attention import varlen
 
     device = PretendedDevice()
-    tracers = tuple(key for key in masks.TRACERS if key != torch._C._TorchDispatchModeKey.FAKE)
+    tracers = tuple(key for key in torch_private.TRACERS if key != torch._C._TorchDispatchModeKey.FAKE)
 
     def tolist(x: FakeTensor) -> Any:
         if is_on(x, "cuda"):
@@ -311,7 +311,7 @@ def pretended_device() -> Iterator[PretendedDevice]:
         device.wait("torch.cuda.synchronize")
 
     patches: list[Any] = [
-        mock.patch.object(masks, "TRACERS", tracers),
+        mock.patch.object(torch_private, "TRACERS", tracers),
         mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=False),
         mock.patch.object(torch.cuda, "synchronize", synchronize),
         mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),

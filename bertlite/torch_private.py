@@ -1,0 +1,51 @@
+"""The private names of torch that bertlite uses, and what takes the place of each in a torch that lacks it.
+
+Read them as `torch_private.name`.  Without those of tracing and of torch.func, torch itself refuses to read values.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FALLBACKS: dict[str, Any] = {}  # by the name inside torch
+
+
+def lookup(path: str, fallback: Any = None) -> Any:
+    """Return what a name inside torch stands for; the fallback if there is none."""
+    FALLBACKS[path] = fallback
+    found: Any = torch
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return fallback if found is None else found
+
+
+def wait_and_assert(condition: Tensor, message: str) -> None:
+    if not bool(condition):
+        raise RuntimeError(message)
+
+
+assert_async = lookup("_assert_async", wait_and_assert)
+
+is_tracing = lookup("jit.is_tracing", lambda: False)
+dispatch_mode = lookup("_C._get_dispatch_mode", lambda key: None)  # None where no such mode is on
+MODES = (lookup("_C._TorchDispatchModeKey.FAKE"), lookup("_C._TorchDispatchModeKey.PROXY"))
+TRACERS = tuple(mode for mode in MODES if mode is not None)  # as make_fx and export use them
+transform_level = lookup("_C._functorch.maybe_current_level", lambda: None)  # None outside torch.func
+is_wrapped = lookup("_C._functorch.is_functorch_wrapped_tensor", lambda tensor: False)
+is_batched = lookup("_C._functorch.is_batchedtensor", lambda tensor: False)
+unwrapped = lookup("_C._functorch.get_unwrapped", lambda tensor: None)
+
+# where torch.export, DDP and vmap look for tensors
+register_pytree = lookup("utils._pytree.register_pytree_node", lambda *args, **options: None)
+MappingKey = lookup("utils._pytree.MappingKey", str)
+
+# operators of oneDNN; None is what `missing_for_onednn` names
+reorder_linear_weight = lookup("ops.mkldnn._reorder_linear_weight")
+linear_pointwise = lookup("ops.mkldnn._linear_pointwise")
+packed_address = lookup("ops.mkldnn.data_ptr")
+packed_size = lookup("ops.mkldnn._nbytes")
+qlinear_prepack = lookup("ops.onednn.qlinear_prepack")
+qlinear_pointwise = lookup("ops.onednn.qlinear_pointwise")
+bfloat16_is_supported = lookup("ops.mkldnn._is_mkldnn_bf16_supported", lambda: False)
+float16_is_supported = lookup("ops.mkldnn._is_mkldnn_fp16_supported", lambda: False)
