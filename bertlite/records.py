@@ -23,7 +23,8 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, cached_property
@@ -357,7 +358,8 @@ def write_bytes(path: str | Path, content: bytes) -> None:
     """Write a file that is never half there."""
     path = Path(path).expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with naming(path):
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
@@ -366,3 +368,14 @@ def write_bytes(path: str | Path, content: bytes) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an error of the system name this path where it would name a temporary one, `.NAME.…` beside it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or f".{path.name}." not in str(error):
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bertlite import records
+from bertlite.checkpoint.folders import replacing
 from bertlite.records import (
     RESULTS,
     Run,
@@ -262,3 +264,16 @@ def test_the_commit_of_older_records_stands_beside_their_environment():
     state = {"commit": "c", "dirty": False}
     assert commit_of({"environment": {"git": state}}) == commit_of({"environment": {}, "git": state}) == state
     assert commit_of({"environment": {}}) is commit_of({}) is None
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody can write, root included")
+def test_an_error_names_the_file_and_not_the_temporary_one() -> None:
+    with pytest.raises(OSError, match=r": '/proc/record\.json'$"):
+        records.write_json("/proc/record.json", {})
+    with pytest.raises(OSError, match=r"/proc/model\b"), replacing(Path("/proc/model"), re.compile("x")):
+        pass
+    path = Path("/there/shard.parquet")
+    with pytest.raises(PermissionError, match=r"Permission denied: '/there/shard\.parquet'$"), records.naming(path):
+        raise PermissionError(13, "Failed to open local file '/there/.shard.parquet.12ab.tmp'")
+    with pytest.raises(PermissionError, match="another"), records.naming(path):
+        raise PermissionError(13, "Permission denied", "another")

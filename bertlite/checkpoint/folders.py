@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bertlite.records import naming
+
 LAST = "config.json"  # without which a folder is no checkpoint
 
 
@@ -44,7 +46,8 @@ def replacing(folder: Path, superseded: re.Pattern[str]) -> Iterator[Path]:
             raise PermissionError(f"{folder} cannot be replaced: {place} is not writable")
     new = folder.with_name(f".{folder.name[:100]}.{uuid.uuid4().hex}.new")
     try:
-        new.mkdir()
+        with naming(folder):
+            new.mkdir()
         yield new
         for path in (*new.iterdir(), new):
             sync(path)

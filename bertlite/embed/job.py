@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from bertlite.checkpoint.folders import sync
 from bertlite.embed.embedder import Embedder
 from bertlite.embed.rows import Id, Rows, import_pyarrow
-from bertlite.records import sha256, write_json
+from bertlite.records import naming, sha256, write_json
 
 if TYPE_CHECKING:
     import pyarrow
@@ -195,7 +195,8 @@ def open_manifest(job: Job, found: InputSummary) -> Manifest:
     }
     job.out.mkdir(parents=True, exist_ok=True)
     temporary = job.out / f".{MANIFEST}.{uuid.uuid4().hex}.tmp"
-    write_json(temporary, wanted)
+    with naming(path):
+        write_json(temporary, wanted)
     try:
         os.link(temporary, path)  # unlike a rename, fails if another process was first
     except FileExistsError:
@@ -284,7 +285,8 @@ def write_shard(
     table = make_table(names, vectors, texts if job.keep_text else None, key)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        pq.write_table(table, temporary)
+        with naming(path):
+            pq.write_table(table, temporary)
         sync(temporary)
         os.replace(temporary, path)
         sync(path.parent)
