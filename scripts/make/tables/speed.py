@@ -201,8 +201,7 @@ def checkpointing(name: str) -> str:
 def embed() -> str:
     """Table of texts to vectors beside sentence-transformers, with torch and with OpenVINO."""
     (record,) = records("embed.json")
-    data, ratios, times = record["data"], record["ratios"], record["seconds"]
-    errors = record.get("errors") or record["largest_difference"]  # of an older record
+    data, ratios, times, errors = record["data"], record["ratios"], record["seconds"], record["errors"]
     tokenizing = "bertlite, texts to tokens alone"
     base = next(name for name in ("sentence-transformers torch float32", "sentence-transformers") if name in times)
     body, shares = [], []
