@@ -1125,11 +1125,11 @@ def test_the_metric_of_the_data_is_the_default(runs):
         made[0].config["setting"]["dev"]["path"] = path
         assert compare.metric_of(made) == wanted
         assert compare.metric_of(made, "macro-f1") == "macro-f1"
-    assert compare.note_on_balance(compare.labels(made[0]), "accuracy") is None
+    assert compare.note_on_balance(predictions.labels(made[0]), "accuracy") is None
     for line in made[0].predictions[:150]:
         line["label"] = 1
-    assert "of the examples have the same label" in compare.note_on_balance(compare.labels(made[0]), "accuracy")
-    assert compare.note_on_balance(compare.labels(made[0]), "mcc") is None
+    assert "of the examples have the same label" in compare.note_on_balance(predictions.labels(made[0]), "accuracy")
+    assert compare.note_on_balance(predictions.labels(made[0]), "mcc") is None
 
 
 def test_predictions_that_never_change_have_no_interval(runs):
