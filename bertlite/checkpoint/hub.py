@@ -14,10 +14,10 @@ def push_folder(
     repo_id: str,
     *,
     commit_message: str,
-    private: bool | None,
-    token: str | bool | None,
-    revision: str | None,
-    create_pr: bool,
+    private: bool | None = None,
+    token: str | bool | None = None,
+    revision: str | None = None,
+    create_pr: bool = False,
 ) -> "CommitInfo":
     """Upload the files that `save` writes into a folder, in one commit; `bertlite.BertModel.push_to_hub` has the rest.
 

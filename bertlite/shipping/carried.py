@@ -6,18 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bertlite.checkpoint.files import Folder, Repository, Source, first_existing, locate
-from bertlite.checkpoint.saving import write_sorted_json
+from bertlite.checkpoint.files import Folder, Repository, Source, locate
 from bertlite.config import BertConfig
 from bertlite.records import to_json
 from bertlite.tokenizer import BertTokenizer
-from bertlite.tokenizer.files import ROLES, read_json
 
 Place = Folder | Repository
-TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-BESIDE = ("vocab.txt", "special_tokens_map.json", "added_tokens.json")  # what older tokenizers need
-LOCAL = ("name_or_path", "_name_or_path", "tokenizer_file", "special_tokens_map_file")  # paths of another machine
-SPECIAL = dict(zip(ROLES, ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"), strict=True))
 MODULES, TRANSFORMER = "modules.json", "Transformer"
 MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")  # of one module
 SENTENCE_FILES = ("sentence_bert_config.json", "config_sentence_transformers.json")
@@ -28,37 +22,12 @@ def carry_tokenizer(source: Source, folder: Path, config: BertConfig) -> None:
 
     Raises:
         FileNotFoundError: the checkpoint has no tokenizer.json or vocab.txt.
-        ValueError: a file is damaged.
+        ValueError: a file is damaged, or they are not all of its tokenizer.
     """
-    place = locate(source)
-    found = first_existing(place, (TOKENIZER, "vocab.txt"))
-    if found.name == TOKENIZER:
-        values = {**read_json(found), "truncation": None, "padding": None}
-        text = to_json(values, indent=2, ensure_ascii=False) + "\n"
-        (folder / TOKENIZER).write_text(text, encoding="utf-8")
-        copy_files(place, BESIDE, folder)
-        stated = place.get(TOKENIZER_CONFIG)
-        settings = describe_tokenizer(values) if stated is None else read_json(stated)
-    else:
-        hub: dict[str, Any] = {name: getattr(source, name) for name in ("revision", "cache_dir", "token", "subfolder")}
-        hub["local_files_only"] = source.local_files_only
-        BertTokenizer.from_pretrained(source.name, **hub).save_pretrained(folder)
-        settings = read_json(folder / TOKENIZER_CONFIG)
-    limits = [settings.get(name) for name in ("model_max_length", "max_len")]
-    longest = min(int(x) for x in (*limits, config.max_position_embeddings) if x is not None)
-    settings = {name: value for name, value in settings.items() if name not in (*LOCAL, "max_len")}
-    write_sorted_json(folder / TOKENIZER_CONFIG, {**settings, "model_max_length": longest})
-
-
-def describe_tokenizer(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a tokenizer_config.json for the content of a tokenizer.json that has none beside it."""
-    model = values.get("model") or {}
-    vocab, added = model.get("vocab"), values.get("added_tokens") or ()
-    words = {*(vocab if isinstance(vocab, dict) else ()), *(token["content"] for token in added)}
-    kind = "BertTokenizer" if model.get("type") == "WordPiece" else "PreTrainedTokenizerFast"
-    normalizer = values.get("normalizer") or {}
-    lower = {"do_lower_case": normalizer["lowercase"]} if "lowercase" in normalizer else {}
-    return {"tokenizer_class": kind, **lower, **{role: token for role, token in SPECIAL.items() if token in words}}
+    hub: dict[str, Any] = {name: getattr(source, name) for name in ("revision", "cache_dir", "token", "subfolder")}
+    tokenizer = BertTokenizer.from_pretrained(source.name, **hub, local_files_only=source.local_files_only)
+    tokenizer.model_max_length = min(tokenizer.model_max_length, config.max_position_embeddings)
+    tokenizer.save_pretrained(folder)
 
 
 def carry_modules(source: Source, folder: Path) -> bool:

@@ -247,10 +247,12 @@ def make_batch_encoding(
     batched: bool,
     encodings: Sequence["Encoding"] = (),
 ) -> BatchEncoding:
-    """Return the columns as tensors, arrays or lists; lists of one text are flat unless it is `batched`."""
+    """Return the columns as tensors, arrays or lists; those of one text are flat lists unless it is `batched`."""
     if return_tensors is not None:
         return BatchEncoding(to_tensors(columns, return_tensors), encodings)
-    return BatchEncoding(columns if batched else {name: column[0] for name, column in columns.items()}, encodings)
+    if not batched:
+        columns = {name: column if name == "length" else column[0] for name, column in columns.items()}
+    return BatchEncoding(columns, encodings)
 
 
 def to_lists(value: Any) -> Any:
@@ -275,7 +277,11 @@ def to_tensors(columns: Mapping[str, list[Any]], kind: str) -> dict[str, "torch.
     made: dict[str, torch.Tensor | NDArray[Any]] = {}
     for name, column in columns.items():
         try:
-            made[name] = torch.tensor(column) if kind == "pt" else np.array(column)
+            empty = not any(row != [] for row in column)  # of a float type, unless told
+            if kind == "pt":
+                made[name] = torch.tensor(column, dtype=torch.int64 if empty else None)
+            else:
+                made[name] = np.array(column, dtype=np.int64 if empty else None)
         except (ValueError, TypeError):
             lengths = sorted({len(row) for row in column if isinstance(row, list)})
             if len(lengths) < 2:

@@ -11,37 +11,44 @@ from typing import TYPE_CHECKING, Any
 
 from bertlite.checkpoint.files import Folder, Repository, Source, first_existing, locate
 from bertlite.checkpoint.folders import replacing
+from bertlite.tokenizer.encoding import explained_errors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-ROLES = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-CLASSES = (  # each tokenizer_class that tokenizes as BERT does, or leaves it to its tokenizer.json
-    "BertTokenizer",
-    "BertTokenizerFast",
-    "DistilBertTokenizer",
-    "DistilBertTokenizerFast",
-    "ElectraTokenizer",
-    "ElectraTokenizerFast",
-    "PreTrainedTokenizerFast",
-    "TokenizersBackend",
-)
-SETTINGS = (  # keys of tokenizer_config.json that are arguments of BertTokenizer
-    "do_lower_case",
-    "strip_accents",
-    "tokenize_chinese_chars",
-    "padding_side",
-    "truncation_side",
-    "clean_up_tokenization_spaces",
-)
-NORMALIZER = {  # key of the normalizer in tokenizer.json: argument of BertTokenizer
+BERT_ROLES = {
+    "unk_token": "[UNK]",
+    "sep_token": "[SEP]",
+    "pad_token": "[PAD]",
+    "cls_token": "[CLS]",
+    "mask_token": "[MASK]",
+}
+ROLES = ("bos_token", "eos_token", *BERT_ROLES)
+EXTRA = ("additional_special_tokens", "extra_special_tokens")  # the second is the name in transformers 5
+SETTINGS = ("padding_side", "truncation_side", "clean_up_tokenization_spaces")  # of any tokenizer
+BERT_SETTINGS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")  # of BERT's normalizer
+NORMALIZER = {  # key of that normalizer in tokenizer.json: argument of BertTokenizer
     "lowercase": "do_lower_case",
     "strip_accents": "strip_accents",
     "handle_chinese_chars": "tokenize_chinese_chars",
     "clean_text": "clean_text",
 }
+ARGUMENTS = (*ROLES, *SETTINGS, "model_max_length", "added_tokens")  # what a tokenizer of other parts takes
+BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")  # each makes its parts from a vocabulary
+PYTHON_CLASSES = (  # each does in Python what no tokenizer.json holds
+    "BertJapaneseTokenizer",
+    "BertweetTokenizer",
+    "FlaubertTokenizer",
+    "PhobertTokenizer",
+    "TapasTokenizer",
+    "XLMTokenizer",
+)
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")  # of an added token
-SUPERSEDED = re.compile(r"vocab\.txt|special_tokens_map\.json|added_tokens\.json")  # old files that a save removes
+NO_LIMIT = 10**30  # the value in transformers of a model_max_length that is not known
+LOCAL = ("name_or_path", "_name_or_path", "tokenizer_file", "special_tokens_map_file")  # paths of another machine
+SUPERSEDED = re.compile(  # old files that a save removes
+    r"vocab\.(txt|json)|merges\.txt|(sentencepiece\.bpe|spiece)\.model|special_tokens_map\.json|added_tokens\.json"
+)
 
 
 # Reading -------------------------------------------------------------------------------------------------------------
@@ -58,18 +65,70 @@ def find_tokenizer(source: Source) -> tuple[Folder | Repository, Path]:
     return place, first_existing(place, [path.name] if path.is_file() else ["tokenizer.json", "vocab.txt"])
 
 
-def read_arguments(place: Folder | Repository, found: Path) -> dict[str, Any]:
-    """Return the arguments of BertTokenizer that a checkpoint's files state; tokenizer_config.json comes first.
+def read_arguments(
+    place: Folder | Repository, found: Path
+) -> tuple[dict[str, Any], dict[str, Any], "Tokenizer | None"]:
+    """Return what a checkpoint's files state of its tokenizer.
 
     Args:
         found: the tokenizer.json or vocab.txt of `find_tokenizer`.
 
+    Returns:
+        Arguments of `BertTokenizer`; the content of special_tokens_map.json and tokenizer_config.json, which override
+        tokenizer.json; and the Rust tokenizer, if it has other parts than BERT's.  Where no file limits the length,
+        the positions of a BERT beside them do.
+
     Raises:
-        ValueError: a file is damaged, or belongs to another kind of tokenizer.
+        ValueError: a file is damaged, or there is more to the tokenizer than they hold.
     """
-    config = read_config(place)
-    read = read_tokenizer(found) if found.suffix == ".json" else read_vocabulary(found, place)
-    return {**read, **config, "added_tokens": {**read["added_tokens"], **config["added_tokens"]}}
+    paths = [place.get(name) for name in ("special_tokens_map.json", "tokenizer_config.json")]
+    tokens, config = (read_json(path) if path is not None else {} for path in paths)
+    kind = (config.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
+    is_bert, is_json = kind in BERT_CLASSES, found.suffix == ".json"
+    if kind in PYTHON_CLASSES or config.get("auto_map") or not (is_bert or is_json):
+        raise ValueError(f"{paths[1]} is for a {kind}, and {found.name} is not all of one: load it with transformers")
+    if config.get("do_basic_tokenize") is False:
+        raise ValueError(f"{paths[1]} has do_basic_tokenize false, which only transformers 4's slow tokenizer honours")
+    read = read_tokenizer(found) if is_json else read_vocabulary(found, place)
+    config = {**tokens, **config}
+    stated = {name: config[name] for name in (*SETTINGS, *BERT_SETTINGS, "never_split") if name in config}
+    stated |= {role: token_content(config[role]) for role in ROLES if config.get(role)}
+    limit = config.get("model_max_length", config.get("max_len"))
+    limit = read_positions(place) if limit is None or limit >= NO_LIMIT else limit
+    if limit is not None:
+        stated["model_max_length"] = int(limit)
+    more = {int(number): token for number, token in (config.get("added_tokens_decoder") or {}).items()}
+    added = {**read.pop("added_tokens"), **more}
+    extra = extra_tokens(config)
+    stated["added_tokens"] = {i: {**t, "special": t.get("special") or t["content"] in extra} for i, t in added.items()}
+    if is_bert and "vocab" in read:
+        return {**read, **stated}, config, None
+    backend = load_backend(found)
+    named = {role: token for role, token in BERT_ROLES.items() if is_bert and backend.token_to_id(token) is not None}
+    arguments = {**named, **read, **stated}
+    return {name: arguments[name] for name in ARGUMENTS if name in arguments}, config, backend
+
+
+def read_positions(place: Folder | Repository) -> int | None:
+    """Return how many positions a checkpoint's BERT has; None for other models, some of which count otherwise."""
+    path = place.get("config.json")
+    values = {} if path is None else read_json(path)
+    positions = values.get("max_position_embeddings")
+    return positions if isinstance(positions, int) and values.get("model_type", "bert") == "bert" else None
+
+
+def extra_tokens(config: Mapping[str, Any]) -> list[str]:
+    """Return the special tokens of a tokenizer_config.json that have no role of their own."""
+    found = [config.get(name) or () for name in EXTRA]
+    return [token_content(token) for each in found for token in (each.values() if isinstance(each, dict) else each)]
+
+
+def load_backend(path: Path) -> "Tokenizer":
+    """Load a tokenizer.json into the Rust library, which raises Exception itself."""
+    from tokenizers import Tokenizer
+
+    with explained_errors((), f"{path} is no tokenizer.json that this version of tokenizers reads"):
+        return Tokenizer.from_file(str(path))
 
 
 @contextmanager
@@ -109,7 +168,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ValueError: the file holds none.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)  # NaN is not JSON
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON, or cut short ({error}): fetch it again") from None
     if not isinstance(values, dict):
@@ -125,55 +184,32 @@ def read_vocabulary(path: Path, place: Folder | Repository) -> dict[str, Any]:
 
 
 def read_tokenizer(path: Path) -> dict[str, Any]:
-    """Read a tokenizer.json, except its padding and truncation.
+    """Read a tokenizer.json: a vocabulary with its settings only if all parts are BERT's.
 
     Raises:
-        ValueError: it is damaged, or does not tokenize as BERT does.
+        ValueError: it is damaged.
     """
     values = read_json(path)
-    model, normalizer, splitter = ((values.get(key) or {}) for key in ("model", "normalizer", "pre_tokenizer"))
+    names = ("model", "normalizer", "pre_tokenizer", "padding", "truncation")
+    model, normalizer, splitter, padding, truncation = ((values.get(name) or {}) for name in names)
+    read = {"added_tokens": {token["id"]: token for token in values.get("added_tokens") or ()}}
+    if padding:
+        read |= {"padding_side": padding["direction"].lower(), "pad_token": padding["pad_token"]}
+    if truncation:
+        read["truncation_side"] = truncation.get("direction", "Right").lower()  # before 2022 there was but one
     # Before 2021 a model did not state its type; WordPiece's is the only one with a longest word.
-    parts = {
-        "model": (model.get("type") or ("WordPiece" if "max_input_chars_per_word" in model else None), "WordPiece"),
-        "prefix": (model.get("continuing_subword_prefix", "##"), "##"),
-        "normalizer": (normalizer.get("type"), "BertNormalizer"),
-        "pre_tokenizer": (splitter.get("type"), "BertPreTokenizer"),
-    }
-    for part, (found, wanted) in parts.items():
-        if found != wanted:
-            raise ValueError(f"{path} is not for BERT: its {part} is {found}, not {wanted}; transformers may load it")
-    vocab = model.get("vocab")
-    if not isinstance(vocab, dict) or not vocab:
+    kind = model.get("type") or ("WordPiece" if "max_input_chars_per_word" in model else None)
+    parts = (kind, model.get("continuing_subword_prefix", "##"), normalizer.get("type"), splitter.get("type"))
+    if parts != ("WordPiece", "##", "BertNormalizer", "BertPreTokenizer"):
+        return read
+    if not isinstance(model.get("vocab"), dict) or not model["vocab"]:
         raise ValueError(f"{path} has no vocabulary")
     return {
-        "vocab": vocab,
-        "added_tokens": {token["id"]: token for token in values.get("added_tokens") or ()},
+        **read,
+        "vocab": model["vocab"],
         "unk_token": model["unk_token"],
         "max_input_chars_per_word": model.get("max_input_chars_per_word", 100),
         **{ours: normalizer[theirs] for theirs, ours in NORMALIZER.items() if theirs in normalizer},
-    }
-
-
-def read_config(place: Folder | Repository) -> dict[str, Any]:
-    """Read tokenizer_config.json and the special tokens of special_tokens_map.json.
-
-    Raises:
-        ValueError: they belong to another kind of tokenizer.
-    """
-    paths = [place.get(name) for name in ("special_tokens_map.json", "tokenizer_config.json")]
-    tokens, config = (read_json(path) if path is not None else {} for path in paths)
-    kind = config.get("tokenizer_class") or "BertTokenizer"
-    if kind not in CLASSES:
-        raise ValueError(f"{paths[1]} is for a {kind}; bertlite has BertTokenizer alone: load it with transformers")
-    if config.get("do_basic_tokenize") is False:
-        raise ValueError(f"{paths[1]} has do_basic_tokenize false, which only transformers 4's slow tokenizer honours")
-    named = {role: token_content(values[role]) for values in (tokens, config) for role in ROLES if values.get(role)}
-    limit = config.get("model_max_length", config.get("max_len"))
-    return {
-        **{name: config[name] for name in SETTINGS if name in config},
-        **named,
-        **({} if limit is None else {"model_max_length": int(limit)}),
-        "added_tokens": {int(i): token for i, token in (config.get("added_tokens_decoder") or {}).items()},
     }
 
 
@@ -192,14 +228,16 @@ def write_files(folder: Path, backend: "Tokenizer", config: Mapping[str, Any]) -
         config: the content of tokenizer_config.json.
 
     Returns:
-        The paths of the files.  A vocabulary whose ids have gaps has no vocab.txt.
+        The paths of the files.  Only WordPiece has a vocab.txt, and none whose ids have gaps.
     """
+    from tokenizers.models import WordPiece
+
     words = sorted(backend.get_vocab(with_added_tokens=False).items(), key=lambda item: item[1])
     with replacing(folder, superseded=SUPERSEDED) as new:
         backend.save(str(new / "tokenizer.json"))
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
         (new / "tokenizer_config.json").write_text(text, encoding="utf-8")
-        if [number for _, number in words] == list(range(len(words))):
+        if isinstance(backend.model, WordPiece) and [number for _, number in words] == list(range(len(words))):
             (new / "vocab.txt").write_text("".join(f"{word}\n" for word, _ in words), encoding="utf-8", newline="\n")
         written = sorted(path.name for path in new.iterdir())
     return tuple(str(folder / name) for name in written)

@@ -1,8 +1,9 @@
 """BERT's tokenizer on the `tokenizers` library, with the names and the results of transformers' BertTokenizer.
 
 A text is cleaned, lower-cased or not, split at spaces, punctuation and Chinese characters, and each word is cut into
-the longest pieces that the vocabulary has; pieces inside a word begin with ##.  The Rust tokenizer holds no padding
-and no truncation between calls, so that those of a tokenizer.json, made for another purpose, have no effect.
+the longest pieces that the vocabulary has; pieces inside a word begin with ##.  A tokenizer.json with other parts,
+such as Unigram or BPE, is used as it is.  The Rust tokenizer holds no padding and no truncation between calls, so that
+those of a tokenizer.json, made for another purpose, have no effect but for their sides.
 
 Letters:  B sequences · S positions, padding included
 """
@@ -10,6 +11,7 @@ Letters:  B sequences · S positions, padding included
 import inspect
 import threading
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -31,23 +33,29 @@ from bertlite.tokenizer.encoding import (
     read_encodings,
     read_texts,
     tensor_kind,
+    to_lists,
 )
 from bertlite.tokenizer.files import (
+    ARGUMENTS,
+    BERT_CLASSES,
+    BERT_SETTINGS,
+    EXTRA,
     FLAGS,
+    LOCAL,
+    NO_LIMIT,
     SETTINGS,
     errors_with_path,
+    extra_tokens,
     find_tokenizer,
     number_tokens,
     read_arguments,
     write_files,
 )
-from bertlite.tokenizer.vocabulary import Vocabulary
+from bertlite.tokenizer.vocabulary import Vocabulary, make_backend, missing_token, set_template
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo
-    from tokenizers import AddedToken
-
-NO_LIMIT = 10**30  # the value in transformers of a model_max_length that is not known
+    from tokenizers import AddedToken, Tokenizer
 
 
 class BertTokenizer(Vocabulary):
@@ -63,7 +71,9 @@ class BertTokenizer(Vocabulary):
         tokenize_chinese_chars: make each Chinese character a word.
         clean_text: remove control characters.
         unk_token, sep_token, pad_token, cls_token, mask_token: the special tokens; each has an id.
-        added_tokens: {id: {"content": "<e>", "special": true, …}}, whole words that are never cut, as
+        bos_token, eos_token: special tokens that BERT has no use for.
+        never_split: words of the vocabulary that are never cut nor lower-cased.
+        added_tokens: {id: {"content": "<e>", "special": true, …}}, tokens that are never cut, as
             `added_tokens_decoder` in tokenizer_config.json.
         model_max_length: in tokens, the length that `truncation=True` truncates to.
         padding_side, truncation_side: "right" or "left".
@@ -77,7 +87,9 @@ class BertTokenizer(Vocabulary):
     model_input_names: ClassVar[list[str]] = ["input_ids", "token_type_ids", "attention_mask"]
     is_fast = True
     pad_token_type_id = 0
-    bos_token = eos_token = bos_token_id = eos_token_id = None  # BERT has neither
+    do_lower_case: bool | None = None  # these three are BERT's own
+    strip_accents: bool | None = None
+    tokenize_chinese_chars: bool | None = None
 
     def __init__(
         self,
@@ -92,6 +104,9 @@ class BertTokenizer(Vocabulary):
         pad_token: str = "[PAD]",
         cls_token: str = "[CLS]",
         mask_token: str = "[MASK]",
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        never_split: Sequence[str] | None = None,
         added_tokens: Mapping[int, Mapping[str, Any]] | None = None,
         model_max_length: int = NO_LIMIT,
         padding_side: str = "right",
@@ -100,29 +115,56 @@ class BertTokenizer(Vocabulary):
         max_input_chars_per_word: int = 100,
     ) -> None:
         words = vocab if isinstance(vocab, Mapping) else number_tokens(vocab)
-        check_side("padding_side", padding_side)
-        check_side("truncation_side", truncation_side)
+        added = added_tokens or {}
+        uncut = {unk_token, sep_token, pad_token, cls_token, mask_token, *(each["content"] for each in added.values())}
+        kept = [word for word in never_split or () if word not in uncut]
+        for role, token in (("unk_token", unk_token), *(("never_split", word) for word in kept)):
+            if token not in words:
+                raise missing_token(role, token, len(words))
         normalizer = {
             "clean_text": clean_text,
             "handle_chinese_chars": tokenize_chinese_chars,
             "strip_accents": strip_accents,
             "lowercase": do_lower_case,
         }
-        super().__init__(
-            words,
-            added_tokens or {},
-            normalizer,
-            max_input_chars_per_word,
+        whole = {words[word]: {"content": word, "normalized": False, "single_word": True} for word in kept}
+        self._attach(
+            make_backend(words, unk_token, max_input_chars_per_word, normalizer),
+            added_tokens={**whole, **added},
+            model_max_length=model_max_length,
+            padding_side=padding_side,
+            truncation_side=truncation_side,
+            clean_up_tokenization_spaces=clean_up_tokenization_spaces,
             unk_token=unk_token,
             sep_token=sep_token,
             pad_token=pad_token,
             cls_token=cls_token,
             mask_token=mask_token,
+            bos_token=bos_token,
+            eos_token=eos_token,
         )
+        set_template(self._tokenizer, (cls_token, self.cls_token_id), (sep_token, self.sep_token_id))
         self.do_lower_case, self.strip_accents = do_lower_case, strip_accents
-        self.tokenize_chinese_chars, self.model_max_length = tokenize_chinese_chars, model_max_length
+        self.tokenize_chinese_chars = tokenize_chinese_chars
+
+    def _attach(
+        self,
+        backend: "Tokenizer",
+        *,
+        added_tokens: Mapping[int, Mapping[str, Any]] | None = None,
+        model_max_length: int = NO_LIMIT,
+        padding_side: str = "right",
+        truncation_side: str = "right",
+        clean_up_tokenization_spaces: bool = False,
+        **roles: str | None,
+    ) -> None:
+        """Let a Rust tokenizer do the work."""
+        check_side("padding_side", padding_side)
+        check_side("truncation_side", truncation_side)
+        super().__init__(backend, added_tokens or {}, roles)
+        self.model_max_length, self.clean_up_tokenization_spaces = model_max_length, clean_up_tokenization_spaces
         self.padding_side, self.truncation_side = padding_side, truncation_side
-        self.clean_up_tokenization_spaces = clean_up_tokenization_spaces
+        self._stated: dict[str, Any] = {}  # by the tokenizer_config.json that it was read from
         self._lock = threading.Lock()
 
     @classmethod
@@ -140,7 +182,7 @@ class BertTokenizer(Vocabulary):
         """Load the tokenizer of a checkpoint.
 
         tokenizer_config.json overrides tokenizer.json, as in transformers; where neither states `do_lower_case`, it is
-        True.
+        True.  Where neither limits the length, the positions of a BERT beside them do.
 
         Args:
             source: a hub id, a folder, or a vocab.txt or tokenizer.json, whose settings are read beside it.
@@ -149,14 +191,32 @@ class BertTokenizer(Vocabulary):
 
         Raises:
             FileNotFoundError: there is no such checkpoint, or it has neither tokenizer.json nor vocab.txt.
-            ValueError: a damaged file, or the tokenizer of another kind of model.
+            ValueError: a damaged file; a tokenizer that works in Python; or a setting of BERT's parts for other parts.
             TypeError: a setting that the constructor does not take.
         """
         place, found = find_tokenizer(Source(source, revision, subfolder, None, cache_dir, token, local_files_only))
         inspect.signature(cls).bind_partial(**settings)  # an unknown one is a TypeError, and no fault of the files
         with errors_with_path(found):
-            arguments = {**read_arguments(place, found), **settings}
-            return cls(arguments.pop("vocab"), **arguments)
+            arguments, config, backend = read_arguments(place, found)
+            if backend is None:
+                tokenizer = cls(**{**arguments, **settings})
+            else:
+                fixed = ", ".join(sorted(settings.keys() - {*ARGUMENTS}))
+                if fixed:
+                    raise ValueError(f"{fixed} cannot be set: the parts are not BERT's; change them in the file")
+                backend.encode_special_tokens = bool(config.get("split_special_tokens"))
+                backend.no_truncation()
+                backend.no_padding()
+                tokenizer = cls.__new__(cls)
+                tokenizer._attach(backend, **{**arguments, **settings})
+            vars(tokenizer).update(
+                _stated={name: value for name, value in config.items() if name not in (*EXTRA, *LOCAL, "max_len")},
+                model_input_names=config.get("model_input_names", cls.model_input_names),
+            )
+            lacking = [token for token in extra_tokens(config) if token not in tokenizer.all_special_tokens]
+            if lacking:
+                tokenizer.add_tokens(lacking, special_tokens=True)
+        return tokenizer
 
     # Texts to ids ----------------------------------------------------------------------------------------------------
 
@@ -174,8 +234,8 @@ class BertTokenizer(Vocabulary):
         pad_to_multiple_of: int | None = None,
         padding_side: str | None = None,
         return_tensors: str | None = None,
-        return_token_type_ids: bool = True,
-        return_attention_mask: bool = True,
+        return_token_type_ids: bool | None = None,
+        return_attention_mask: bool | None = None,
         return_overflowing_tokens: bool = False,
         return_special_tokens_mask: bool = False,
         return_offsets_mapping: bool = False,
@@ -193,6 +253,7 @@ class BertTokenizer(Vocabulary):
             max_length: in tokens, special ones included; by default `model_max_length`.
             stride: the number of tokens that each overflowing piece repeats of the one before.
             return_tensors: "pt", "np" or None, for lists.
+            return_token_type_ids, return_attention_mask: by default as `model_input_names` has them.
             return_overflowing_tokens: return the tokens that truncation cuts off as further sequences;
                 `overflow_to_sample_mapping` has the index of the text that each sequence comes from.
             return_offsets_mapping: add the start and end of each token in its text, in characters.
@@ -209,7 +270,9 @@ class BertTokenizer(Vocabulary):
         texts, batched = read_texts(text, text_pair, is_split_into_words)
         strategy = look_up("truncation", truncation, TRUNCATION)
         target = look_up("padding", padding, PADDING)
-        limit = self._limit(strategy, target, max_length, stride, len(texts) > 0 and isinstance(texts[0], tuple))
+        paired = len(texts) > 0 and isinstance(texts[0], tuple)
+        framing = self.num_special_tokens_to_add(paired) if add_special_tokens else 0
+        limit = self._limit(strategy, target, max_length, stride, framing)
         if strategy and target and limit % (pad_to_multiple_of or 1):
             raise ValueError(f"max_length={limit} is no multiple of pad_to_multiple_of={pad_to_multiple_of}")
         side = padding_side or self.padding_side
@@ -217,7 +280,7 @@ class BertTokenizer(Vocabulary):
             try:
                 with explained_errors(texts, f"truncation={truncation!r}, max_length={limit}, stride={stride}"):
                     if strategy:
-                        self._truncate_at(limit, stride, strategy)
+                        self._truncate_at(limit, stride, strategy, add_special_tokens)
                     if target:
                         self._pad_to(limit if target == "max_length" else None, side, pad_to_multiple_of)
                     encodings = self._tokenizer.encode_batch(
@@ -228,8 +291,8 @@ class BertTokenizer(Vocabulary):
                 self._tokenizer.no_padding()
         asked = {
             "input_ids": True,
-            "token_type_ids": return_token_type_ids,
-            "attention_mask": return_attention_mask,
+            "token_type_ids": self._default(return_token_type_ids, "token_type_ids"),
+            "attention_mask": self._default(return_attention_mask, "attention_mask"),
             "special_tokens_mask": return_special_tokens_mask,
             "offset_mapping": return_offsets_mapping,
             "length": return_length,
@@ -239,24 +302,41 @@ class BertTokenizer(Vocabulary):
         batched = batched or return_overflowing_tokens
         return make_batch_encoding(columns, return_tensors, batched=batched, encodings=sequences)
 
-    def _truncate_at(self, limit: int, stride: int, strategy: str) -> None:
-        self._tokenizer.enable_truncation(limit, stride=stride, strategy=strategy, direction=self.truncation_side)
+    def _truncate_at(self, limit: int, stride: int, strategy: str, framed: bool) -> None:
+        from tokenizers.processors import TemplateProcessing
+
+        backend, frame = self._tokenizer, self._tokenizer.post_processor
+        try:
+            if frame is not None and not framed:  # whose special tokens would be counted, though none are added
+                backend.post_processor = TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
+            backend.enable_truncation(limit, stride=stride, strategy=strategy, direction=self.truncation_side)
+        finally:
+            if frame is not None:
+                backend.post_processor = frame
 
     def _pad_to(self, length: int | None, side: str, multiple: int | None) -> None:
         check_side("padding_side", side)
         self._tokenizer.enable_padding(
             length=length,
             direction=side,
-            pad_id=self.pad_token_id,
+            pad_id=self._padding_id(),
             pad_token=self.pad_token,
             pad_type_id=self.pad_token_type_id,
             pad_to_multiple_of=multiple,
         )
 
+    def _padding_id(self) -> int:
+        if self.pad_token is None:
+            raise ValueError("this tokenizer has no token to pad with: pass pad_token= when loading it")
+        return int(self.pad_token_id)
+
+    def _default(self, asked: bool | None, name: str) -> bool:
+        return name in self.model_input_names if asked is None else asked
+
     def _limit(
-        self, strategy: str | None, target: str | None, max_length: int | None, stride: int, paired: bool
+        self, strategy: str | None, target: str | None, max_length: int | None, stride: int, framing: int
     ) -> int:
-        """Return the length that sequences are truncated or padded to; 0 if there is none."""
+        """Return the length that sequences, `framing` special tokens included, get; 0 if there is none."""
         if not strategy and target != "max_length":
             if max_length is not None:
                 raise ValueError(
@@ -266,9 +346,9 @@ class BertTokenizer(Vocabulary):
         limit = self.model_max_length if max_length is None else max_length
         if limit >= NO_LIMIT:
             raise ValueError("this tokenizer has no model_max_length to truncate or pad to: pass max_length=")
-        room = limit - self.num_special_tokens_to_add(paired)
+        room = limit - framing
         if strategy and room < 1:
-            raise ValueError(f"max_length={limit} has no room for a token beside the {limit - room} special ones")
+            raise ValueError(f"max_length={limit} has no room for a token beside the {framing} special ones")
         if strategy and not 0 <= stride < room:
             raise ValueError(f"stride={stride} does not fit max_length={limit}; it may be 0 to {room - 1}")
         return limit
@@ -282,6 +362,25 @@ class BertTokenizer(Vocabulary):
         return self(text, pair, add_special_tokens=add_special_tokens).tokens()
 
     # Tokens ----------------------------------------------------------------------------------------------------------
+
+    def get_special_tokens_mask(
+        self,
+        token_ids_0: Sequence[int],
+        token_ids_1: Sequence[int] | None = None,
+        already_has_special_tokens: bool = False,
+    ) -> list[int]:
+        """Return 1 for every special token and 0 for others: those in the ids or, by default, to be added to them."""
+        if already_has_special_tokens:
+            if token_ids_1 is not None:
+                raise ValueError(
+                    "token_ids_1 was given with already_has_special_tokens: the ids are one sequence then"
+                )
+            special = set(self.all_special_ids)
+            return [int(number in special) for number in to_lists(token_ids_0)]
+        framed = self("a", None if token_ids_1 is None else "a").sequence_ids()
+        lengths = {0: len(token_ids_0), 1: len(token_ids_1 or ())}
+        runs = ((text, len([*run])) for text, run in groupby(framed))
+        return [bit for text, run in runs for bit in ([1] * run if text is None else [0] * lengths[text])]
 
     def add_tokens(
         self, new_tokens: "str | AddedToken | Sequence[str | AddedToken]", special_tokens: bool = False
@@ -334,13 +433,13 @@ class BertTokenizer(Vocabulary):
         check_side("padding_side", side)
         length = max((len(row["input_ids"]) for row in rows), default=0)
         if target == "max_length":
-            length = self._limit(None, target, max_length, 0, paired=False)
+            length = self._limit(None, target, max_length, 0, 0)
         length += -length % (pad_to_multiple_of or 1)
         if return_attention_mask:
             for row in rows:
                 row.setdefault("attention_mask", [1] * len(row["input_ids"]))
         fills = {
-            "input_ids": self.pad_token_id,
+            "input_ids": self._padding_id() if target else 0,
             "attention_mask": 0,
             "token_type_ids": self.pad_token_type_id,
             "special_tokens_mask": 1,
@@ -361,40 +460,30 @@ class BertTokenizer(Vocabulary):
         """
         return write_files(Path(folder).expanduser(), self._tokenizer, self._config())
 
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        commit_message: str = "Upload tokenizer",
-        private: bool | None = None,
-        token: str | bool | None = None,
-        revision: str | None = None,
-        create_pr: bool = False,
-    ) -> "CommitInfo":
-        """Upload what `save_pretrained` writes to a repository of the hub, as `BertModel.push_to_hub` does."""
-        return push_folder(
-            self.save_pretrained,
-            repo_id,
-            commit_message=commit_message,
-            private=private,
-            token=token,
-            revision=revision,
-            create_pr=create_pr,
-        )
+    def push_to_hub(self, repo_id: str, *, commit_message: str = "Upload tokenizer", **options: Any) -> "CommitInfo":
+        """Upload what `save_pretrained` writes to a repository of the hub.
+
+        Args:
+            options: `private`, `token`, `revision` and `create_pr`, as of `BertModel.push_to_hub`.
+        """
+        return push_folder(self.save_pretrained, repo_id, commit_message=commit_message, **options)
 
     def _config(self) -> dict[str, Any]:
         """Return the content of tokenizer_config.json."""
         more = [token for token in self.all_special_tokens if token not in self.special_tokens_map.values()]
+        own, kind = self.do_lower_case is not None, self._stated.get("tokenizer_class") or "BertTokenizer"
+        is_bert = kind.removesuffix("Fast") in BERT_CLASSES
         return {
+            **self._stated,
             "added_tokens_decoder": {
                 str(number): {"content": token.content, **{flag: getattr(token, flag) for flag in FLAGS}}
                 for number, token in self.added_tokens_decoder.items()
             },
-            **{name: getattr(self, name) for name in SETTINGS},
+            **{name: getattr(self, name) for name in (*BERT_SETTINGS, *SETTINGS) if own or name in SETTINGS},
             **self.special_tokens_map,
             **({"additional_special_tokens": more} if more else {}),
             "model_max_length": self.model_max_length,
-            "tokenizer_class": "BertTokenizer",
+            "tokenizer_class": "BertTokenizer" if own else "PreTrainedTokenizerFast" if is_bert else kind,
         }
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
 """The tokens of a tokenizer: their ids, the special ones among them, and ids to texts."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,53 +14,41 @@ if TYPE_CHECKING:
 
 
 class Vocabulary:
-    """The tokens of a Rust tokenizer that works as BERT's, by their ids and their roles.
+    """The tokens of a Rust tokenizer, by their ids and their roles.
+
+    `pad_token`, `pad_token_id` and so on, of each of ROLES, are None where it has no such token.
 
     Args:
-        vocab: {token: id}.
         added_tokens: {id: {"content": "<e>", …}}, tokens that are never cut.
-        normalizer: arguments of `tokenizers.normalizers.BertNormalizer`.
-        max_input_chars_per_word: a longer word is unknown.
-        roles: the token of each of ROLES.
+        roles: the token of each of ROLES, or None.
 
     Raises:
         ValueError: a special token is not in the vocabulary, or an added one cannot have its id.
     """
 
-    unk_token: str
-    sep_token: str
-    pad_token: str
-    cls_token: str
-    mask_token: str
-    unk_token_id: int
-    sep_token_id: int
-    pad_token_id: int
-    cls_token_id: int
-    mask_token_id: int
     clean_up_tokenization_spaces: bool
 
     def __init__(
-        self,
-        vocab: Mapping[str, int],
-        added_tokens: Mapping[int, Mapping[str, Any]],
-        normalizer: Mapping[str, Any],
-        max_input_chars_per_word: int,
-        **roles: str,
+        self, backend: "Tokenizer", added_tokens: Mapping[int, Mapping[str, Any]], roles: Mapping[str, str | None]
     ) -> None:
-        if roles["unk_token"] not in vocab:
-            raise missing_token("unk_token", roles["unk_token"], vocab)
-        self._tokenizer = make_backend(vocab, roles["unk_token"], max_input_chars_per_word, normalizer)
-        add_tokens(self._tokenizer, added_tokens)
-        for role, token in roles.items():
-            number = self._tokenizer.token_to_id(token)
+        self._tokenizer = backend
+        self.special_tokens_map = {role: token for role, token in roles.items() if token is not None}
+        add_tokens(backend, added_tokens)
+        for role, token in self.special_tokens_map.items():
+            number = backend.token_to_id(token)
             if number is None:
-                raise missing_token(role, token, vocab)
-            setattr(self, role, token)
-            setattr(self, f"{role}_id", number)
-            if token not in self.get_added_vocab():
-                add_tokens(self._tokenizer, {number: {"content": token, "special": True}})
-        set_template(self._tokenizer, (self.cls_token, self.cls_token_id), (self.sep_token, self.sep_token_id))
+                raise missing_token(role, token, backend.get_vocab_size())
+            if number not in backend.get_added_tokens_decoder():
+                add_tokens(backend, {number: {"content": token, "special": True}})
         self._ids = range(max(self.get_vocab().values()) + 1)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the token of a role, or its id."""
+        role = name.removesuffix("_id")
+        if role not in ROLES:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+        token = self.special_tokens_map.get(role)
+        return token if role == name or token is None else self._tokenizer.token_to_id(token)
 
     def __len__(self) -> int:
         """Return the number of tokens, added ones included."""
@@ -91,11 +79,6 @@ class Vocabulary:
     def added_tokens_decoder(self) -> dict[int, "AddedToken"]:
         """{id: token} of the tokens that are never cut."""
         return dict(sorted(self._tokenizer.get_added_tokens_decoder().items()))
-
-    @property
-    def special_tokens_map(self) -> dict[str, str]:
-        """{role: token}, such as "pad_token": "[PAD]"."""
-        return {role: getattr(self, role) for role in ROLES}
 
     @property
     def all_special_tokens(self) -> list[str]:
@@ -138,39 +121,14 @@ class Vocabulary:
 
     # Tokens to ids and back ------------------------------------------------------------------------------------------
 
-    @overload
-    def convert_tokens_to_ids(self, tokens: str) -> int: ...
-    @overload
-    def convert_tokens_to_ids(self, tokens: list[str] | tuple[str, ...]) -> list[int]: ...
-    def convert_tokens_to_ids(self, tokens: str | Iterable[str]) -> int | list[int]:
+    def convert_tokens_to_ids(self, tokens: str | Iterable[str]) -> Any:
         """Return the id of a token, or a list of ids; `unk_token_id` if the vocabulary lacks it."""
         if isinstance(tokens, str):
             number = self._tokenizer.token_to_id(tokens)
             return self.unk_token_id if number is None else number
         return [self.convert_tokens_to_ids(token) for token in tokens]
 
-    def get_special_tokens_mask(
-        self,
-        token_ids_0: Sequence[int],
-        token_ids_1: Sequence[int] | None = None,
-        already_has_special_tokens: bool = False,
-    ) -> list[int]:
-        """Return 1 for every special token and 0 for others: those in the ids or, by default, to be added to them."""
-        if already_has_special_tokens:
-            if token_ids_1 is not None:
-                raise ValueError(
-                    "token_ids_1 was given with already_has_special_tokens: the ids are one sequence then"
-                )
-            special = set(self.all_special_ids)
-            return [int(number in special) for number in to_lists(token_ids_0)]
-        second = [] if token_ids_1 is None else [*[0] * len(token_ids_1), 1]
-        return [1, *[0] * len(token_ids_0), 1, *second]
-
-    @overload
-    def convert_ids_to_tokens(self, ids: int, skip_special_tokens: bool = False) -> str | None: ...
-    @overload
-    def convert_ids_to_tokens(self, ids: Ids, skip_special_tokens: bool = False) -> str | list[str | None] | None: ...
-    def convert_ids_to_tokens(self, ids: Ids, skip_special_tokens: bool = False) -> str | list[str | None] | None:
+    def convert_ids_to_tokens(self, ids: Ids, skip_special_tokens: bool = False) -> Any:
         """Return the token of an id, or a list of tokens; None for an id that the vocabulary leaves out.
 
         Raises:
@@ -184,22 +142,12 @@ class Vocabulary:
 
     def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
         """Join tokens into a text."""
-        return self._tokenizer.decoder.decode(list(tokens))
+        decoder = self._tokenizer.decoder
+        return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
 
-    @overload
-    def decode(
-        self,
-        token_ids: int | Sequence[int],
-        skip_special_tokens: bool = False,
-        clean_up_tokenization_spaces: bool | None = None,
-    ) -> str: ...
-    @overload
     def decode(
         self, token_ids: Ids, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
-    ) -> str | list[str]: ...
-    def decode(
-        self, token_ids: Ids, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
-    ) -> str | list[str]:
+    ) -> Any:
         """Return the text of ids, or a list of texts for a batch of them; ids are a list, an array or a tensor.
 
         Raises:
@@ -281,7 +229,5 @@ def set_template(backend: "Tokenizer", first: tuple[str, int], last: tuple[str, 
     )
 
 
-def missing_token(role: str, token: str, vocab: Mapping[str, int]) -> ValueError:
-    return ValueError(
-        f"the vocabulary of {len(vocab)} tokens has no {token!r}: pass {role}=, or add it to the vocabulary"
-    )
+def missing_token(role: str, token: str | None, count: int) -> ValueError:
+    return ValueError(f"the vocabulary of {count} tokens has no {token!r}: pass {role}=, or add it to the vocabulary")

@@ -1,0 +1,178 @@
+"""A tokenizer.json of any parts gives what transformers' fast tokenizer gives: Unigram, BPE, WordPiece."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import SIZES
+from test_tokenizer import TRICKY, fuzzed
+
+from bertlite import BertConfig, BertModel, BertTokenizer
+from bertlite.checkpoint.files import Source
+from bertlite.embed import Embedder
+from bertlite.shipping.carried import carry_tokenizer
+
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers  # noqa: E402
+
+XLMR = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "mask_token": "<mask>"}
+ROLES = {**XLMR, "bos_token": "<s>", "eos_token": "</s>"}
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "<e>"]
+
+
+def framed(backend: Any, types: bool) -> Any:
+    """Return the template <s> A </s></s> B </s>, with token types of 1 for the second text or without."""
+    pair = "<s>:0 $A:0 </s>:0 </s>:1 $B:1 </s>:1" if types else "<s> $A </s> </s> $B:0 </s>"
+    ids = [(token, backend.token_to_id(token)) for token in ("<s>", "</s>")]
+    return processors.TemplateProcessing(single="<s> $A </s>", pair=pair, special_tokens=ids)
+
+
+def trained(kind: str, texts: list[str]) -> Any:
+    """Train a small tokenizer whose parts are unlike BERT's."""
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if kind == "unigram":  # as XLM-R's
+        backend = tokenizers.Tokenizer(models.Unigram())
+        backend.normalizer = normalizers.NFKC()
+        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+        backend.decoder = decoders.Metaspace()
+        trainer = trainers.UnigramTrainer(
+            vocab_size=2000, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False
+        )
+    elif kind == "bpe":  # as RoBERTa's
+        backend = tokenizers.Tokenizer(models.BPE())
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=500, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+        )
+    else:
+        backend = tokenizers.Tokenizer(models.WordPiece(unk_token="<unk>"))
+        parts = [normalizers.NFD(), normalizers.StripAccents(), normalizers.Lowercase()]
+        backend.normalizer = normalizers.BertNormalizer() if kind == "mpnet" else normalizers.Sequence(parts)
+        own = pre_tokenizers.BertPreTokenizer()
+        backend.pre_tokenizer = own if kind == "mpnet" else pre_tokenizers.Whitespace()
+        backend.decoder = decoders.WordPiece()
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=400, limit_alphabet=150, special_tokens=SPECIAL, show_progress=False
+        )
+    backend.train_from_iterator(texts, trainer)
+    backend.post_processor = framed(backend, types=kind != "unigram")
+    return backend
+
+
+@pytest.fixture(scope="module", params=["unigram", "bpe", "wordpiece", "mpnet"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a BERT with another kind of tokenizer, whose files set sides, padding and a token without a role."""
+    path = tmp_path_factory.mktemp(request.param)
+    backend = trained(request.param, fuzzed(4000, seed=21)[::2])
+    backend.enable_padding(direction="left", pad_id=1, pad_token="<pad>", pad_type_id=1, length=30)
+    backend.enable_truncation(9, direction="left")
+    backend.save(str(path / "tokenizer.json"))
+    BertModel(BertConfig(**{**SIZES, "vocab_size": 2000})).save_pretrained(path)
+    (path / "special_tokens_map.json").write_text(json.dumps({**ROLES, "mask_token": {"content": "<mask>"}}))
+    stated = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": 23,
+        "additional_special_tokens": ["<e>"],
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps({**stated, "do_lower_case": True, "name_or_path": "/home"}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> tuple[Any, Any]:
+    return BertTokenizer.from_pretrained(folder), transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def test_texts_and_pairs_give_what_transformers_gives(pair) -> None:
+    ours, stock = pair
+    rng, texts = random.Random(22), [*TRICKY, *fuzzed(400, seed=23)]
+    texts = [text.replace("[MASK]", "<mask>").replace("[SEP]", "<e>") for text in texts]
+    options: dict[str, Any] = {"return_offsets_mapping": True, "return_special_tokens_mask": True}
+    options["return_token_type_ids"] = True  # which transformers 5 leaves out by default, and 4 does not
+    got, wanted = ours(texts, **options), stock(texts, padding=False, truncation=False, **options)
+    assert dict(got) == dict(wanted.data)
+    for text, ids in zip(texts, got["input_ids"], strict=True):
+        assert ours.tokenize(text) == stock.tokenize(text)
+        for skip in (False, True):
+            assert ours.decode(ids, skip_special_tokens=skip) == stock.decode(ids, skip_special_tokens=skip)
+    for start in range(0, len(texts) - 4, 4):
+        group = texts[start : start + 4]
+        args = (group,) if rng.random() < 0.3 else (group[:2], group[2:])
+        options = {
+            "truncation": rng.choice([True, False]),
+            "padding": rng.choice([False, True, "max_length"]),
+            "padding_side": rng.choice([None, "right"]),
+            "max_length": rng.choice([9, 13, 23]),
+            "return_overflowing_tokens": rng.random() < 0.3,
+            "return_token_type_ids": True,
+        }
+        if not options["truncation"] and options["padding"] != "max_length":
+            del options["max_length"]
+        assert dict(ours(*args, **options)) == dict(stock(*args, **options).data), (args, options)
+
+
+def test_settings_come_from_its_files(pair, folder) -> None:
+    ours, stock = pair
+    names = ("padding_side", "truncation_side", "model_max_length", "pad_token_type_id", "special_tokens_map", "vocab")
+    for name in (*names, *ROLES, *(f"{role}_id" for role in ROLES)):
+        assert getattr(ours, name) == getattr(stock, name), name
+    assert sorted(ours.all_special_tokens) == sorted(stock.all_special_tokens)
+    assert ours.padding_side == ours.truncation_side == "left"
+    assert ours.get_special_tokens_mask([7, 8], [9]) == [1, 0, 0, 1, 1, 0, 1]
+    assert BertTokenizer.from_pretrained(folder, padding_side="right", pad_token="<e>").pad_token == "<e>"
+    with pytest.raises(ValueError, match=r"do_lower_case cannot be set: the parts are not BERT's"):
+        BertTokenizer.from_pretrained(folder, do_lower_case=False)
+
+
+@pytest.mark.parametrize("way", ["saved", "carried"])
+def test_what_is_written_is_read_by_both(way, pair, folder, tmp_path) -> None:
+    ours, _ = pair
+    if way == "saved":
+        ours.save_pretrained(tmp_path)
+    else:
+        carry_tokenizer(Source(folder), tmp_path, BertConfig.from_json_file(folder / "config.json"))
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    assert (config["tokenizer_class"], "name_or_path" in config) == ("PreTrainedTokenizerFast", False)
+    texts = [*TRICKY, "a <e> b <mask>", *fuzzed(100, seed=24)]
+    for again in (BertTokenizer.from_pretrained(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)):
+        assert again(texts, texts)["input_ids"] == ours(texts, texts)["input_ids"]
+        options = {"padding": True, "truncation": True, "return_token_type_ids": True}
+        assert dict(again(texts[:9], **options)) == dict(ours(texts[:9], **options))
+        assert sorted(again.all_special_tokens) == sorted(ours.all_special_tokens)
+        assert again.model_max_length == 23
+    assert (tmp_path / "vocab.txt").exists() == (folder.name.startswith(("wordpiece", "mpnet")))
+
+
+def test_an_embedder_reads_it(pair, folder) -> None:
+    ours, _ = pair
+    embedder = Embedder(folder)
+    assert embedder.tokenize(["a b"]) == [ours.encode("a b")]
+    assert embedder.encode(["a b", "der"]).shape == (2, SIZES["hidden_size"])
+
+
+def test_a_file_without_a_template_or_pad_token_is_read_as_it_is(tmp_path) -> None:
+    backend = trained("bpe", TRICKY)
+    backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    ours, stock = (
+        BertTokenizer.from_pretrained(tmp_path),
+        transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path),
+    )
+    args, options = (["a b"], ["c"]), {"return_token_type_ids": True}
+    assert dict(ours(*args, **options)) == dict(stock(*args, **options).data)
+    assert ours.pad_token is ours.cls_token_id is None
+    with pytest.raises(ValueError, match="no token to pad with: pass pad_token="):
+        ours(["a", "b c d"], padding=True)
+    with pytest.raises(ValueError, match=r"'<none>': pass pad_token="):
+        BertTokenizer.from_pretrained(tmp_path, pad_token="<none>")
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "XYTokenizer", "auto_map": {"AutoTokenizer": 1}}'
+    )
+    with pytest.raises(ValueError, match=r"is for a XYTokenizer, and tokenizer.json is not all of one"):
+        BertTokenizer.from_pretrained(tmp_path)
