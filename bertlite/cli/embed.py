@@ -47,6 +47,10 @@ def add(commands: Commands) -> None:
         action=argparse.BooleanOptionalAction,
         help="give vectors length 1 (default: as the checkpoint states, else not)",
     )
+    embed.add_argument("--prompt", metavar="TEXT", help="put this before each text (default: the checkpoint's prompt)")
+    embed.add_argument(
+        "--prompt-name", metavar="NAME", help="put the checkpoint's prompt of this name before each text"
+    )
     embed.add_argument("--dtype", help="float32, bfloat16, float16 or, on the CPU, int8 (default: the checkpoint's)")
     embed.add_argument(
         "--backend",

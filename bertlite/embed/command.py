@@ -23,6 +23,8 @@ def main(args: argparse.Namespace) -> int:
             args.checkpoint,
             pooling=args.pooling,
             normalize=args.normalize,
+            prompt=args.prompt,
+            prompt_name=args.prompt_name,
             dtype=args.dtype,
             device=device,
             backend=args.backend,

@@ -56,6 +56,11 @@ class Embedder:
         pooling: "cls", "mean" or "max"; by default that of the checkpoint, as sentence-transformers writes it, else
             "mean".
         normalize: give vectors length 1; by default as the checkpoint states, else not.
+        prompt: put before each text; or `prompt_name`, one of the checkpoint's `prompts`.  By default that of its
+            `default_prompt_name`, else none.
+        truncate_dim: keep so many numbers of each vector; by default as the checkpoint states, else all.  As in
+            sentence-transformers, vectors that the checkpoint normalises are truncated after that, and with
+            `normalize=True` before.
         dtype: what the model computes in; by default the checkpoint's own dtype.  "int8" rounds the layers' matrices
             and their inputs to 8 bits, on the CPU alone.
         device: "cpu", "cuda" or "cuda:1".
@@ -78,6 +83,9 @@ class Embedder:
         *,
         pooling: str | None = None,
         normalize: bool | None = None,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        truncate_dim: int | None = None,
         dtype: torch.dtype | str | None = None,
         device: str = "cpu",
         backend: str = "auto",
@@ -107,11 +115,25 @@ class Embedder:
         self.normalize = bool(stated.get("normalize")) if normalize is None else normalize
         if self.pooling not in POOLINGS:
             raise ValueError(f"{model} pools by {self.pooling!r}; choose pooling={' or '.join(map(repr, POOLINGS))}")
+        self.include_prompt, self.do_lower_case = (
+            stated.get("include_prompt", True),
+            stated.get("do_lower_case", False),
+        )
+        self.prompt, self.prompts = "", stated.get("prompts", {})
+        if prompt is None and prompt_name is None:
+            prompt_name = stated.get("default_prompt_name")
+        self.prompt = self.find_prompt(prompt, prompt_name)
         config = BertConfig.from_json_file(find_checkpoint(self.source).config)
-        self.dimension, positions = config.hidden_size, config.max_position_embeddings
+        wanted = config.hidden_size if truncate_dim is None else truncate_dim
+        if truncate_dim is None and stated.get("truncate_dim") is not None:
+            wanted = stated["truncate_dim"]
+        if not isinstance(wanted, int) or wanted < 1:
+            raise ValueError(f"truncate_dim is {wanted!r}; it must be 1 or more")
+        self.dimension, positions = min(config.hidden_size, wanted), config.max_position_embeddings
+        self.truncate_first = normalize is True or self.dimension == config.hidden_size
         if max_length is not None and not 3 <= max_length <= positions:
             raise ValueError(f"max_length is {max_length}; this model takes 3 to {positions} tokens")
-        self.max_length = max_length or min(stated.get("max_length") or positions, positions)
+        self.max_length = max_length or int(min(stated.get("max_length") or positions, positions))
         self._loaded: tuple[BertTokenizer, BertModel | InferenceModel] | None = None
 
     @property
@@ -121,15 +143,25 @@ class Embedder:
         return {
             "dtype": dtype,
             "pooling": self.pooling,
-            "normalize": self.normalize,
+            "normalize": self.normalize if self.truncate_first or not self.normalize else "before truncation",
             "max_length": self.max_length,
+            "prompt": self.prompt,
+            "include_prompt": self.include_prompt,
+            "do_lower_case": self.do_lower_case,
         }
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the checkpoint's files: weights, config and tokenizer."""
         files, place = find_checkpoint(self.source), locate(self.source)
         paths = [files.config, *(sorted(files.shards) or [files.weights])]
-        found = (place.get(name) for name in ("tokenizer.json", "vocab.txt", "tokenizer_config.json"))
+        names = (
+            "tokenizer.json",
+            "vocab.txt",
+            "tokenizer_config.json",
+            "special_tokens_map.json",
+            "added_tokens.json",
+        )
+        found = (place.get(name) for name in names)
         return sha256_of(*paths, *(path for path in found if path is not None))
 
     def load(self) -> tuple[BertTokenizer, BertModel | InferenceModel]:
@@ -154,31 +186,57 @@ class Embedder:
                     f"{source.name}: the tokenizer has ids up to {last}, but the model's vocab_size is {words}:"
                     " one of the two is another checkpoint's"
                 )
+            if self.do_lower_case:
+                lower_case_(tokenizer)
             self._loaded = tokenizer, pack_weights(model, self.dtype, self.backend)
         return self._loaded
 
-    def encode(self, texts: str | Sequence[str]) -> "NDArray[float32]":
-        """Return the vectors of texts, in their order: (texts, D), float32; of one text its vector, (D,).
+    def find_prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
+        """Return a prompt, by default the embedder's own.
 
         Raises:
-            ValueError: a text that is no string.
+            ValueError: the checkpoint has no prompt of this name, or both were given.
+        """
+        if prompt is not None and prompt_name is not None:
+            raise ValueError(f"prompt {prompt!r:.80} and prompt_name {prompt_name!r} were given: pass one of them")
+        if prompt_name is not None:
+            if prompt_name not in self.prompts:
+                have = ", ".join(self.prompts) or "none"
+                raise ValueError(f"{self.source.name} has no prompt {prompt_name!r}; have: {have}. Or pass prompt=")
+            prompt = self.prompts[prompt_name]
+        prompt = self.prompt if prompt is None else prompt
+        if not isinstance(prompt, str):
+            raise ValueError(f"the prompt is {prompt!r:.80}; it must be a string")
+        return prompt
+
+    def encode(
+        self, texts: str | Sequence[str], *, prompt: str | None = None, prompt_name: str | None = None
+    ) -> "NDArray[float32]":
+        """Return the vectors of texts, in their order: (texts, D), float32; of one text its vector, (D,).
+
+        Args:
+            prompt, prompt_name: instead of the embedder's own; a prompt of "" is none.
+
+        Raises:
+            ValueError: a text that is no string, or a prompt that the checkpoint does not have.
         """
         if isinstance(texts, str):
-            vector: NDArray[float32] = self.encode([texts])[0]
+            vector: NDArray[float32] = self.encode([texts], prompt=prompt, prompt_name=prompt_name)[0]
             return vector
-        return self.encode_ids(self.tokenize(texts))
+        prompt = self.find_prompt(prompt, prompt_name)
+        return self.encode_ids(self.tokenize(texts, prompt), prompt=prompt)
 
-    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of texts, special ones included.
+    def tokenize(self, texts: Sequence[str], prompt: str | None = None) -> list[list[int]]:
+        """Return the token ids of texts, special ones included, with a prompt before each.
 
         Raises:
             ValueError: a text that is no string, or one text that is not in a list.
         """
         if isinstance(texts, str):
             raise ValueError(f"texts is the string {texts!r:.80}; pass a list, such as [text]")
-        tokenizer, _ = self.load()
+        tokenizer, prompt = self.load()[0], self.find_prompt(prompt)
         encoded = tokenizer(
-            list(texts),
+            [prompt + text if isinstance(text, str) else text for text in texts],
             truncation=True,
             max_length=self.max_length,
             return_attention_mask=False,
@@ -186,36 +244,55 @@ class Embedder:
         )
         return list(encoded["input_ids"])
 
+    def count_skipped(self, prompt: str) -> int:
+        """Return how many tokens pooling leaves out: a prompt's, [CLS] included, if the checkpoint says so; else 0."""
+        if self.include_prompt or not prompt:
+            return 0
+        (ids,) = self.tokenize([""], prompt)
+        return len(ids) - (ids[-1] in self.load()[0].all_special_ids)
+
     def encode_ids(
-        self, ids: Sequence[Sequence[int]], progress: Callable[[int], None] | None = None
+        self,
+        ids: Sequence[Sequence[int]],
+        progress: Callable[[int], None] | None = None,
+        *,
+        prompt: str | None = None,
     ) -> "NDArray[float32]":
         """Return the vectors of token ids, in their order: (texts, D), float32.
 
         Args:
             progress: called after every batch with the number of tokens in it.
+            prompt: the one with which the ids begin.
+
+        Raises:
+            ValueError: a text of the prompt alone, if pooling leaves that out.
         """
         import numpy as np
 
         vectors = np.empty((len(ids), self.dimension), dtype=np.float32)
         if not ids:
             return vectors
+        skipped = self.count_skipped(self.find_prompt(prompt))
+        alone = next((i for i, row in enumerate(ids) if len(row) <= skipped), None)
+        if alone is not None:
+            raise ValueError(f"text {alone} has no token beside the {skipped} of the prompt, which are not pooled")
         costs = [min(len(row), self.max_tokens) for row in ids]
         batches = list(token_budget_batches(costs, self.max_tokens, packed=True))
         random.Random(0).shuffle(batches)  # so that the speed so far predicts the rest
         for rows in batches:
-            vectors[list(rows)] = self.embed_within_memory([ids[row] for row in rows]).numpy()
+            vectors[list(rows)] = self.embed_within_memory([ids[row] for row in rows], skipped).numpy()
             if progress is not None:
                 progress(sum(len(ids[row]) for row in rows))
         return vectors
 
-    def embed_within_memory(self, ids: Sequence[Sequence[int]]) -> Tensor:
+    def embed_within_memory(self, ids: Sequence[Sequence[int]], skipped: int = 0) -> Tensor:
         """Return what `embed` does, on the CPU; embed in halves if the batch does not fit into memory.
 
         Raises:
             torch.OutOfMemoryError: a single text does not fit either.
         """
         try:
-            return self.embed(ids).cpu()
+            return self.embed(ids, skipped).cpu()
         except (RuntimeError, MemoryError) as error:
             known = isinstance(error, MEMORY_ERRORS) or "can't allocate memory" in str(error)  # torch's on the CPU
             if not known and (len(ids) == 1 or NO_PRIMITIVE not in str(error)):
@@ -225,18 +302,28 @@ class Embedder:
                 message = f"one text of {len(ids[0])} tokens does not fit into memory: {advice}"
                 raise torch.OutOfMemoryError(message) from None
         half = len(ids) // 2  # outside the handler, whose traceback keeps the memory of the whole batch
-        return torch.cat([self.embed_within_memory(ids[:half]), self.embed_within_memory(ids[half:])])
+        return torch.cat([self.embed_within_memory(part, skipped) for part in (ids[:half], ids[half:])])
 
     @torch.inference_mode()
-    def embed(self, ids: Sequence[Sequence[int]]) -> Tensor:
-        """Return the vectors of one batch of token ids: (B, D), float32, on the device.  No padding is computed."""
+    def embed(self, ids: Sequence[Sequence[int]], skipped: int = 0) -> Tensor:
+        """Return the vectors of one batch of token ids: (B, D), float32, on the device.  No padding is computed.
+
+        Args:
+            skipped: tokens at the start of each text that are not pooled.
+        """
         _, model = self.load()
-        lengths, first_only = [len(row) for row in ids], self.pooling == "cls"
+        lengths, first_only = [len(row) for row in ids], self.pooling == "cls" and not skipped
         tokens = torch.tensor([token for row in ids for token in row], device=self.device)
         ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=self.device)
         states = model(tokens, cu_seqlens=ends, first_token_only=first_only).last_hidden_state
-        vectors = pool(states, [1] * len(ids) if first_only else lengths, self.pooling)
-        return (F.normalize(vectors, dim=-1) if self.normalize else vectors).float()
+        if skipped:
+            states = torch.cat([part[skipped:] for part in states.split(lengths)])
+        lengths = [1 if first_only else length - skipped for length in lengths]
+        vectors = pool(states, lengths, self.pooling)
+        if self.normalize and not self.truncate_first:
+            vectors = F.normalize(vectors, dim=-1)
+        vectors = vectors[:, : self.dimension]
+        return (F.normalize(vectors, dim=-1) if self.normalize and self.truncate_first else vectors).float()
 
     @overload
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]: ...
@@ -270,6 +357,15 @@ def to_texts(column: Any) -> str | list[str]:
         if hasattr(column, method):
             return list(getattr(column, method)())
     return list(column)
+
+
+def lower_case_(tokenizer: BertTokenizer) -> None:
+    """Let a tokenizer lower-case texts before its own normalizer, as sentence-transformers does."""
+    from tokenizers import normalizers
+
+    backend = tokenizer.backend_tokenizer
+    own = [] if backend.normalizer is None else [backend.normalizer]
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
 
 
 def pack_weights(

