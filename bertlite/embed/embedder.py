@@ -5,6 +5,7 @@ Shapes:  B sequences · T tokens, of all sequences together · D hidden
 
 import logging
 import random
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from os import PathLike
@@ -124,12 +125,10 @@ class Embedder:
             prompt_name = stated.get("default_prompt_name")
         self.prompt = self.find_prompt(prompt, prompt_name)
         config = BertConfig.from_json_file(find_checkpoint(self.source).config)
-        wanted = config.hidden_size if truncate_dim is None else truncate_dim
-        if truncate_dim is None and stated.get("truncate_dim") is not None:
-            wanted = stated["truncate_dim"]
-        if not isinstance(wanted, int) or wanted < 1:
-            raise ValueError(f"truncate_dim is {wanted!r}; it must be 1 or more")
-        self.dimension, positions = min(config.hidden_size, wanted), config.max_position_embeddings
+        kept = stated.get("truncate_dim") if truncate_dim is None else truncate_dim
+        if kept is not None and (not isinstance(kept, int) or kept < 1):
+            raise ValueError(f"truncate_dim is {kept!r}; it must be 1 or more")
+        self.dimension, positions = min(config.hidden_size, kept or sys.maxsize), config.max_position_embeddings
         self.truncate_first = normalize is True or self.dimension == config.hidden_size
         if max_length is not None and not 3 <= max_length <= positions:
             raise ValueError(f"max_length is {max_length}; this model takes 3 to {positions} tokens")

@@ -19,23 +19,17 @@ TextOrPair: TypeAlias = Text | tuple[Text, Text]
 Ids: TypeAlias = "int | Sequence[Ids] | torch.Tensor | NDArray[integer[Any]]"
 Encodings: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]  # labels may be of any type
 
-SIDES = ("right", "left")
-PADDING = {
-    False: None,
-    None: None,
-    "do_not_pad": None,
-    True: "longest",
+SIDES = {"right": "right", "left": "left"}
+PADDING: dict[bool | str | None, str | None] = {
+    **dict.fromkeys((False, None, "do_not_pad")),
     "longest": "longest",
     "max_length": "max_length",
+    True: "longest",
 }
-TRUNCATION = {
-    False: None,
-    None: None,
-    "do_not_truncate": None,
+TRUNCATION: dict[bool | str | None, str | None] = {
+    **dict.fromkeys((False, None, "do_not_truncate")),
+    **{name: name for name in ("longest_first", "only_first", "only_second")},
     True: "longest_first",
-    "longest_first": "longest_first",
-    "only_first": "only_first",
-    "only_second": "only_second",
 }
 COLUMNS: dict[str, Callable[["Encoding"], Any]] = {  # the value of a column for one sequence
     "input_ids": lambda encoding: encoding.ids,
@@ -45,7 +39,7 @@ COLUMNS: dict[str, Callable[["Encoding"], Any]] = {  # the value of a column for
     "offset_mapping": lambda encoding: encoding.offsets,
     "length": len,
 }
-CONTRACTIONS = (" .", " ?", " !", " ,", " n't", " 'm", " 's", " 've", " 're")
+SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
 class BatchEncoding(dict[str, Any]):
@@ -89,18 +83,8 @@ class BatchEncoding(dict[str, Any]):
 # Arguments -----------------------------------------------------------------------------------------------------------
 
 
-def check_side(name: str, value: str) -> None:
-    """Raise ValueError unless a side is "right" or "left"."""
-    if value not in SIDES:
-        raise ValueError(f"{name} is {value!r}; it must be {' or '.join(SIDES)}")
-
-
 def look_up(name: str, value: bool | str | None, table: Mapping[Any, str | None]) -> str | None:
-    """Return the entry of a table, such as PADDING, for an argument.
-
-    Raises:
-        ValueError: the table has no such entry.
-    """
+    """Return the entry of a table, such as PADDING, for an argument, or raise ValueError."""
     if value not in table:
         raise ValueError(f"{name}={value!r} is unknown; have: {', '.join(map(repr, table))}")
     return table[value]
@@ -169,11 +153,7 @@ def text_error(texts: Iterable[object]) -> ValueError:
 
 
 def read_encodings(given: Encodings) -> tuple[list[dict[str, Any]], bool]:
-    """Return a dict of lists and numbers for each sequence, and True if they were given as a batch.
-
-    Raises:
-        ValueError: encodings without input_ids, with different keys, or with columns of different lengths.
-    """
+    """Return a dict of lists and numbers for each sequence, and True if they were given as a batch."""
     if isinstance(given, Mapping):
         columns = {name: to_lists(column) for name, column in given.items()}
         ids = columns.get("input_ids")
@@ -295,9 +275,6 @@ def to_tensors(columns: Mapping[str, list[Any]], kind: str) -> dict[str, "torch.
 
 def clean_up_spaces(text: str) -> str:
     """Remove the spaces before punctuation marks and in contractions, as transformers 4 does."""
-    for spaced in CONTRACTIONS[:4]:
-        text = text.replace(spaced, spaced[1:])
-    text = text.replace(" ' ", "'")
-    for spaced in CONTRACTIONS[4:]:
-        text = text.replace(spaced, spaced[1:])
+    for spaced in SPACED:
+        text = text.replace(spaced, spaced.strip())
     return text

@@ -16,13 +16,7 @@ from bertlite.tokenizer.encoding import explained_errors
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-BERT_ROLES = {
-    "unk_token": "[UNK]",
-    "sep_token": "[SEP]",
-    "pad_token": "[PAD]",
-    "cls_token": "[CLS]",
-    "mask_token": "[MASK]",
-}
+BERT_ROLES = {f"{name.lower()}_token": f"[{name}]" for name in ("UNK", "SEP", "PAD", "CLS", "MASK")}
 ROLES = ("bos_token", "eos_token", *BERT_ROLES)
 EXTRA = ("additional_special_tokens", "extra_special_tokens")  # the second is the name in transformers 5
 SETTINGS = ("padding_side", "truncation_side", "clean_up_tokenization_spaces")  # of any tokenizer
@@ -35,14 +29,8 @@ NORMALIZER = {  # key of that normalizer in tokenizer.json: argument of BertToke
 }
 ARGUMENTS = (*ROLES, *SETTINGS, "model_max_length", "added_tokens")  # what a tokenizer of other parts takes
 BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")  # each makes its parts from a vocabulary
-PYTHON_CLASSES = (  # each does in Python what no tokenizer.json holds
-    "BertJapaneseTokenizer",
-    "BertweetTokenizer",
-    "FlaubertTokenizer",
-    "PhobertTokenizer",
-    "TapasTokenizer",
-    "XLMTokenizer",
-)
+# Each of these does in Python what no tokenizer.json holds.
+PYTHON_CLASSES = ("BertJapaneseTokenizer", "BertweetTokenizer", "PhobertTokenizer", "TapasTokenizer")
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")  # of an added token
 NO_LIMIT = 10**30  # the value in transformers of a model_max_length that is not known
 LOCAL = ("name_or_path", "_name_or_path", "tokenizer_file", "special_tokens_map_file")  # paths of another machine
@@ -81,6 +69,8 @@ def read_arguments(
     Raises:
         ValueError: a file is damaged, or there is more to the tokenizer than they hold.
     """
+    from tokenizers import Tokenizer
+
     paths = [place.get(name) for name in ("special_tokens_map.json", "tokenizer_config.json")]
     tokens, config = (read_json(path) if path is not None else {} for path in paths)
     kind = (config.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
@@ -103,7 +93,8 @@ def read_arguments(
     stated["added_tokens"] = {i: {**t, "special": t.get("special") or t["content"] in extra} for i, t in added.items()}
     if is_bert and "vocab" in read:
         return {**read, **stated}, config, None
-    backend = load_backend(found)
+    with explained_errors((), f"{found} is no tokenizer.json that this version of tokenizers reads"):
+        backend = Tokenizer.from_file(str(found))
     named = {role: token for role, token in BERT_ROLES.items() if is_bert and backend.token_to_id(token) is not None}
     arguments = {**named, **read, **stated}
     return {name: arguments[name] for name in ARGUMENTS if name in arguments}, config, backend
@@ -121,14 +112,6 @@ def extra_tokens(config: Mapping[str, Any]) -> list[str]:
     """Return the special tokens of a tokenizer_config.json that have no role of their own."""
     found = [config.get(name) or () for name in EXTRA]
     return [token_content(token) for each in found for token in (each.values() if isinstance(each, dict) else each)]
-
-
-def load_backend(path: Path) -> "Tokenizer":
-    """Load a tokenizer.json into the Rust library, which raises Exception itself."""
-    from tokenizers import Tokenizer
-
-    with explained_errors((), f"{path} is no tokenizer.json that this version of tokenizers reads"):
-        return Tokenizer.from_file(str(path))
 
 
 @contextmanager
@@ -162,11 +145,7 @@ def number_tokens(vocab: Sequence[str] | PathLike[str] | str) -> dict[str, int]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        ValueError: the file holds none.
-    """
+    """Read a JSON object, or raise ValueError if the file holds none."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)  # NaN is not JSON
     except (ValueError, RecursionError) as error:
@@ -184,11 +163,7 @@ def read_vocabulary(path: Path, place: Folder | Repository) -> dict[str, Any]:
 
 
 def read_tokenizer(path: Path) -> dict[str, Any]:
-    """Read a tokenizer.json: a vocabulary with its settings only if all parts are BERT's.
-
-    Raises:
-        ValueError: it is damaged.
-    """
+    """Read a tokenizer.json: its vocabulary and the settings of its parts only if all parts are BERT's."""
     values = read_json(path)
     names = ("model", "normalizer", "pre_tokenizer", "padding", "truncation")
     model, normalizer, splitter, padding, truncation = ((values.get(name) or {}) for name in names)

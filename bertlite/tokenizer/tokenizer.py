@@ -11,20 +11,20 @@ Letters:  B sequences · S positions, padding included
 import inspect
 import threading
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from bertlite.checkpoint.files import Source
 from bertlite.checkpoint.hub import push_folder
 from bertlite.tokenizer.encoding import (
     PADDING,
+    SIDES,
     TRUNCATION,
     BatchEncoding,
     Encodings,
     Text,
-    check_side,
     collect_columns,
     explained_errors,
     look_up,
@@ -33,7 +33,6 @@ from bertlite.tokenizer.encoding import (
     read_encodings,
     read_texts,
     tensor_kind,
-    to_lists,
 )
 from bertlite.tokenizer.files import (
     ARGUMENTS,
@@ -51,11 +50,10 @@ from bertlite.tokenizer.files import (
     read_arguments,
     write_files,
 )
-from bertlite.tokenizer.vocabulary import Vocabulary, make_backend, missing_token, set_template
+from bertlite.tokenizer.vocabulary import Vocabulary, make_backend, missing_token
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo
-    from tokenizers import AddedToken, Tokenizer
 
 
 class BertTokenizer(Vocabulary):
@@ -90,6 +88,7 @@ class BertTokenizer(Vocabulary):
     do_lower_case: bool | None = None  # these three are BERT's own
     strip_accents: bool | None = None
     tokenize_chinese_chars: bool | None = None
+    _stated: Mapping[str, Any] = MappingProxyType({})  # by the tokenizer_config.json that it was read from
 
     def __init__(
         self,
@@ -114,6 +113,9 @@ class BertTokenizer(Vocabulary):
         clean_up_tokenization_spaces: bool = False,
         max_input_chars_per_word: int = 100,
     ) -> None:
+        from tokenizers.normalizers import BertNormalizer
+        from tokenizers.processors import TemplateProcessing
+
         words = vocab if isinstance(vocab, Mapping) else number_tokens(vocab)
         added = added_tokens or {}
         uncut = {unk_token, sep_token, pad_token, cls_token, mask_token, *(each["content"] for each in added.values())}
@@ -121,14 +123,9 @@ class BertTokenizer(Vocabulary):
         for role, token in (("unk_token", unk_token), *(("never_split", word) for word in kept)):
             if token not in words:
                 raise missing_token(role, token, len(words))
-        normalizer = {
-            "clean_text": clean_text,
-            "handle_chinese_chars": tokenize_chinese_chars,
-            "strip_accents": strip_accents,
-            "lowercase": do_lower_case,
-        }
+        normalizer = BertNormalizer(clean_text, tokenize_chinese_chars, strip_accents, do_lower_case)
         whole = {words[word]: {"content": word, "normalized": False, "single_word": True} for word in kept}
-        self._attach(
+        super().__init__(
             make_backend(words, unk_token, max_input_chars_per_word, normalizer),
             added_tokens={**whole, **added},
             model_max_length=model_max_length,
@@ -143,29 +140,13 @@ class BertTokenizer(Vocabulary):
             bos_token=bos_token,
             eos_token=eos_token,
         )
-        set_template(self._tokenizer, (cls_token, self.cls_token_id), (sep_token, self.sep_token_id))
+        self._tokenizer.post_processor = TemplateProcessing(
+            single=f"{cls_token}:0 $A:0 {sep_token}:0",
+            pair=f"{cls_token}:0 $A:0 {sep_token}:0 $B:1 {sep_token}:1",
+            special_tokens=[(cls_token, self.cls_token_id), (sep_token, self.sep_token_id)],
+        )
         self.do_lower_case, self.strip_accents = do_lower_case, strip_accents
         self.tokenize_chinese_chars = tokenize_chinese_chars
-
-    def _attach(
-        self,
-        backend: "Tokenizer",
-        *,
-        added_tokens: Mapping[int, Mapping[str, Any]] | None = None,
-        model_max_length: int = NO_LIMIT,
-        padding_side: str = "right",
-        truncation_side: str = "right",
-        clean_up_tokenization_spaces: bool = False,
-        **roles: str | None,
-    ) -> None:
-        """Let a Rust tokenizer do the work."""
-        check_side("padding_side", padding_side)
-        check_side("truncation_side", truncation_side)
-        super().__init__(backend, added_tokens or {}, roles)
-        self.model_max_length, self.clean_up_tokenization_spaces = model_max_length, clean_up_tokenization_spaces
-        self.padding_side, self.truncation_side = padding_side, truncation_side
-        self._stated: dict[str, Any] = {}  # by the tokenizer_config.json that it was read from
-        self._lock = threading.Lock()
 
     @classmethod
     def from_pretrained(
@@ -208,7 +189,7 @@ class BertTokenizer(Vocabulary):
                 backend.no_truncation()
                 backend.no_padding()
                 tokenizer = cls.__new__(cls)
-                tokenizer._attach(backend, **{**arguments, **settings})
+                Vocabulary.__init__(tokenizer, backend, **{**arguments, **settings})
             vars(tokenizer).update(
                 _stated={name: value for name, value in config.items() if name not in (*EXTRA, *LOCAL, "max_len")},
                 model_input_names=config.get("model_input_names", cls.model_input_names),
@@ -269,7 +250,7 @@ class BertTokenizer(Vocabulary):
         """
         texts, batched = read_texts(text, text_pair, is_split_into_words)
         strategy = look_up("truncation", truncation, TRUNCATION)
-        target = look_up("padding", padding, PADDING)
+        target = self._padding(padding)
         paired = len(texts) > 0 and isinstance(texts[0], tuple)
         framing = self.num_special_tokens_to_add(paired) if add_special_tokens else 0
         limit = self._limit(strategy, target, max_length, stride, framing)
@@ -290,14 +271,14 @@ class BertTokenizer(Vocabulary):
                 self._tokenizer.no_truncation()
                 self._tokenizer.no_padding()
         asked = {
-            "input_ids": True,
-            "token_type_ids": self._default(return_token_type_ids, "token_type_ids"),
-            "attention_mask": self._default(return_attention_mask, "attention_mask"),
+            "token_type_ids": return_token_type_ids,
+            "attention_mask": return_attention_mask,
             "special_tokens_mask": return_special_tokens_mask,
             "offset_mapping": return_offsets_mapping,
             "length": return_length,
         }
-        names = [name for name, wanted in asked.items() if wanted]
+        inputs = self.model_input_names
+        names = ["input_ids", *(n for n, wanted in asked.items() if (n in inputs if wanted is None else wanted))]
         columns, sequences = collect_columns(encodings, names, return_overflowing_tokens)
         batched = batched or return_overflowing_tokens
         return make_batch_encoding(columns, return_tensors, batched=batched, encodings=sequences)
@@ -315,23 +296,21 @@ class BertTokenizer(Vocabulary):
                 backend.post_processor = frame
 
     def _pad_to(self, length: int | None, side: str, multiple: int | None) -> None:
-        check_side("padding_side", side)
+        look_up("padding_side", side, SIDES)
         self._tokenizer.enable_padding(
             length=length,
             direction=side,
-            pad_id=self._padding_id(),
+            pad_id=self.pad_token_id,
             pad_token=self.pad_token,
             pad_type_id=self.pad_token_type_id,
             pad_to_multiple_of=multiple,
         )
 
-    def _padding_id(self) -> int:
-        if self.pad_token is None:
+    def _padding(self, padding: bool | str | None) -> str | None:
+        target = look_up("padding", padding, PADDING)
+        if target and self.pad_token is None:
             raise ValueError("this tokenizer has no token to pad with: pass pad_token= when loading it")
-        return int(self.pad_token_id)
-
-    def _default(self, asked: bool | None, name: str) -> bool:
-        return name in self.model_input_names if asked is None else asked
+        return target
 
     def _limit(
         self, strategy: str | None, target: str | None, max_length: int | None, stride: int, framing: int
@@ -361,48 +340,6 @@ class BertTokenizer(Vocabulary):
         """Return the tokens of a text, and of its pair."""
         return self(text, pair, add_special_tokens=add_special_tokens).tokens()
 
-    # Tokens ----------------------------------------------------------------------------------------------------------
-
-    def get_special_tokens_mask(
-        self,
-        token_ids_0: Sequence[int],
-        token_ids_1: Sequence[int] | None = None,
-        already_has_special_tokens: bool = False,
-    ) -> list[int]:
-        """Return 1 for every special token and 0 for others: those in the ids or, by default, to be added to them."""
-        if already_has_special_tokens:
-            if token_ids_1 is not None:
-                raise ValueError(
-                    "token_ids_1 was given with already_has_special_tokens: the ids are one sequence then"
-                )
-            special = set(self.all_special_ids)
-            return [int(number in special) for number in to_lists(token_ids_0)]
-        framed = self("a", None if token_ids_1 is None else "a").sequence_ids()
-        lengths = {0: len(token_ids_0), 1: len(token_ids_1 or ())}
-        runs = ((text, len([*run])) for text, run in groupby(framed))
-        return [bit for text, run in runs for bit in ([1] * run if text is None else [0] * lengths[text])]
-
-    def add_tokens(
-        self, new_tokens: "str | AddedToken | Sequence[str | AddedToken]", special_tokens: bool = False
-    ) -> int:
-        """Add whole words that are never cut, as transformers does; `save_pretrained` keeps them.
-
-        A token of the vocabulary keeps its id, others get the ids after the last one: give the model their rows with
-        `model.resize_token_embeddings(len(tokenizer))`.
-
-        Args:
-            new_tokens: one or several; a `tokenizers.AddedToken` says how it is matched.
-            special_tokens: `decode(skip_special_tokens=True)` leaves them out, and text is not normalised to match.
-
-        Returns:
-            How many were added; those that were added before, or are empty, do not count.
-
-        Raises:
-            ValueError: a token is no string, or the ids have gaps, which new tokens would fill.
-        """
-        with self._lock:
-            return self._add_tokens(new_tokens, special_tokens)
-
     # Batches ---------------------------------------------------------------------------------------------------------
 
     def pad(
@@ -428,9 +365,9 @@ class BertTokenizer(Vocabulary):
             ValueError: encodings without input_ids or with unlike keys, or that do not make a tensor.
         """
         rows, batched = read_encodings(encoded_inputs)
-        target = look_up("padding", padding, PADDING)
+        target = self._padding(padding)
         side = padding_side or self.padding_side
-        check_side("padding_side", side)
+        look_up("padding_side", side, SIDES)
         length = max((len(row["input_ids"]) for row in rows), default=0)
         if target == "max_length":
             length = self._limit(None, target, max_length, 0, 0)
@@ -439,7 +376,7 @@ class BertTokenizer(Vocabulary):
             for row in rows:
                 row.setdefault("attention_mask", [1] * len(row["input_ids"]))
         fills = {
-            "input_ids": self._padding_id() if target else 0,
+            "input_ids": self.pad_token_id,
             "attention_mask": 0,
             "token_type_ids": self.pad_token_type_id,
             "special_tokens_mask": 1,

@@ -1,16 +1,16 @@
 """The tokens of a tokenizer: their ids, the special ones among them, and ids to texts."""
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from bertlite.tokenizer.encoding import Ids, clean_up_spaces, to_lists
-from bertlite.tokenizer.files import FLAGS, ROLES
+from bertlite.tokenizer.encoding import SIDES, Ids, clean_up_spaces, look_up, to_lists
+from bertlite.tokenizer.files import FLAGS, NO_LIMIT, ROLES
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from tokenizers import AddedToken, Tokenizer
+    from tokenizers.normalizers import BertNormalizer
 
 
 class Vocabulary:
@@ -19,21 +19,31 @@ class Vocabulary:
     `pad_token`, `pad_token_id` and so on, of each of ROLES, are None where it has no such token.
 
     Args:
-        added_tokens: {id: {"content": "<e>", …}}, tokens that are never cut.
-        roles: the token of each of ROLES, or None.
+        backend: without truncation and padding.
+        roles: the token of each of ROLES, or None.  The others are arguments of `BertTokenizer`.
 
     Raises:
         ValueError: a special token is not in the vocabulary, or an added one cannot have its id.
     """
 
-    clean_up_tokenization_spaces: bool
-
     def __init__(
-        self, backend: "Tokenizer", added_tokens: Mapping[int, Mapping[str, Any]], roles: Mapping[str, str | None]
+        self,
+        backend: "Tokenizer",
+        *,
+        added_tokens: Mapping[int, Mapping[str, Any]] | None = None,
+        model_max_length: int = NO_LIMIT,
+        padding_side: str = "right",
+        truncation_side: str = "right",
+        clean_up_tokenization_spaces: bool = False,
+        **roles: str | None,
     ) -> None:
-        self._tokenizer = backend
+        look_up("padding_side", padding_side, SIDES)
+        look_up("truncation_side", truncation_side, SIDES)
+        self.padding_side, self.truncation_side = padding_side, truncation_side
+        self.model_max_length, self.clean_up_tokenization_spaces = model_max_length, clean_up_tokenization_spaces
         self.special_tokens_map = {role: token for role, token in roles.items() if token is not None}
-        add_tokens(backend, added_tokens)
+        self._tokenizer, self._lock = backend, threading.Lock()
+        add_tokens(backend, added_tokens or {})
         for role, token in self.special_tokens_map.items():
             number = backend.token_to_id(token)
             if number is None:
@@ -101,7 +111,24 @@ class Vocabulary:
         """Return the number of special tokens in a sequence of one text, or of a pair."""
         return self._tokenizer.num_special_tokens_to_add(pair)
 
-    def _add_tokens(self, new_tokens: "str | AddedToken | Sequence[str | AddedToken]", special: bool) -> int:
+    def add_tokens(
+        self, new_tokens: "str | AddedToken | Sequence[str | AddedToken]", special_tokens: bool = False
+    ) -> int:
+        """Add whole words that are never cut, as transformers does; `save_pretrained` keeps them.
+
+        A token of the vocabulary keeps its id, others get the ids after the last one: give the model their rows with
+        `model.resize_token_embeddings(len(tokenizer))`.
+
+        Args:
+            new_tokens: one or several; a `tokenizers.AddedToken` says how it is matched.
+            special_tokens: `decode(skip_special_tokens=True)` leaves them out, and text is not normalised to match.
+
+        Returns:
+            How many were added; those that were added before, or are empty, do not count.
+
+        Raises:
+            ValueError: a token is no string, or the ids have gaps, which new tokens would fill.
+        """
         from tokenizers import AddedToken
 
         tokens = [new_tokens] if isinstance(new_tokens, str | AddedToken) else list(new_tokens)
@@ -110,13 +137,13 @@ class Vocabulary:
                 raise ValueError(
                     f"token {token!r:.80} is a {type(token).__name__}; expected a string or an AddedToken"
                 )
-        if len(self) != len(self._ids):
-            raise ValueError(
-                f"the ids go to {self._ids[-1]} for {len(self)} tokens: they have gaps, which new tokens would fill"
-            )
-        add = self._tokenizer.add_special_tokens if special else self._tokenizer.add_tokens
-        added = add(tokens)
-        self._ids = range(len(self))
+        with self._lock:
+            if len(self) != len(self._ids):
+                last = self._ids[-1]
+                raise ValueError(f"the ids go to {last} for {len(self)} tokens: they have gaps, which would be filled")
+            add = self._tokenizer.add_special_tokens if special_tokens else self._tokenizer.add_tokens
+            added = add(tokens)
+            self._ids = range(len(self))
         return added
 
     # Tokens to ids and back ------------------------------------------------------------------------------------------
@@ -127,6 +154,24 @@ class Vocabulary:
             number = self._tokenizer.token_to_id(tokens)
             return self.unk_token_id if number is None else number
         return [self.convert_tokens_to_ids(token) for token in tokens]
+
+    def get_special_tokens_mask(
+        self,
+        token_ids_0: Sequence[int],
+        token_ids_1: Sequence[int] | None = None,
+        already_has_special_tokens: bool = False,
+    ) -> list[int]:
+        """Return 1 for every special token and 0 for others: those in the ids or, by default, to be added to them."""
+        if already_has_special_tokens:
+            if token_ids_1 is not None:
+                raise ValueError("token_ids_1 was given: ids that have special tokens already are one sequence")
+            special = set(self.all_special_ids)
+            return [int(number in special) for number in to_lists(token_ids_0)]
+        with self._lock:
+            framed = self._tokenizer.encode("a", None if token_ids_1 is None else "a").sequence_ids
+        lengths = {0: len(token_ids_0), 1: len(token_ids_1 or ())}
+        runs = ((text, len([*run])) for text, run in groupby(framed))
+        return [bit for text, run in runs for bit in ([1] * run if text is None else [0] * lengths[text])]
 
     def convert_ids_to_tokens(self, ids: Ids, skip_special_tokens: bool = False) -> Any:
         """Return the token of an id, or a list of tokens; None for an id that the vocabulary leaves out.
@@ -165,7 +210,7 @@ class Vocabulary:
 
     def batch_decode(
         self,
-        sequences: "Iterable[Sequence[int]] | torch.Tensor | NDArray[Any]",
+        sequences: "Iterable[Ids]",
         skip_special_tokens: bool = False,
         clean_up_tokenization_spaces: bool | None = None,
     ) -> list[str]:
@@ -183,25 +228,21 @@ class Vocabulary:
 
 
 def make_backend(
-    vocab: Mapping[str, int], unk_token: str, max_input_chars_per_word: int, normalizer: Mapping[str, Any]
+    vocab: Mapping[str, int], unk_token: str, max_input_chars_per_word: int, normalizer: "BertNormalizer"
 ) -> "Tokenizer":
     """Make a Rust tokenizer that cuts texts into pieces as BERT does, and adds no special tokens yet."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     model = models.WordPiece(dict(vocab), unk_token=unk_token, max_input_chars_per_word=max_input_chars_per_word)
     backend = Tokenizer(model)
-    backend.normalizer = normalizers.BertNormalizer(**normalizer)
+    backend.normalizer = normalizer
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
     return backend
 
 
 def add_tokens(backend: "Tokenizer", tokens: Mapping[int, Mapping[str, Any]]) -> None:
-    """Add tokens that are never cut.
-
-    Raises:
-        ValueError: the Rust tokenizer gives one of them another id.
-    """
+    """Add tokens that are never cut, or raise ValueError if the Rust tokenizer gives one of them another id."""
     from tokenizers import AddedToken
 
     for number, stated in sorted(tokens.items()):
@@ -215,18 +256,6 @@ def add_tokens(backend: "Tokenizer", tokens: Mapping[int, Mapping[str, Any]]) ->
                 f"added token {token!r} cannot have the id {number}: it would be {given}, and {number} is"
                 f" {holder!r}; added ids follow the vocabulary's"
             )
-
-
-def set_template(backend: "Tokenizer", first: tuple[str, int], last: tuple[str, int]) -> None:
-    """Let a Rust tokenizer put [CLS] before a text and [SEP] after it and its pair, each given with its id."""
-    from tokenizers import processors
-
-    (cls_token, _), (sep_token, _) = first, last
-    backend.post_processor = processors.TemplateProcessing(
-        single=f"{cls_token}:0 $A:0 {sep_token}:0",
-        pair=f"{cls_token}:0 $A:0 {sep_token}:0 $B:1 {sep_token}:1",
-        special_tokens=[first, last],
-    )
 
 
 def missing_token(role: str, token: str | None, count: int) -> ValueError:

@@ -458,7 +458,7 @@ def test_memory_that_runs_out_inside_oneDNN_halves_the_batch_too(vectors, monkey
     plain = vectors.embed
 
     def fits(at_most: int) -> Any:
-        def embed(ids: Any) -> Any:
+        def embed(ids: Any, *_: Any) -> Any:
             if len(ids) > at_most:
                 raise RuntimeError("could not create a primitive")
             return plain(ids)
@@ -475,7 +475,7 @@ def test_memory_that_runs_out_inside_oneDNN_halves_the_batch_too(vectors, monkey
 
 
 def test_a_text_that_memory_does_not_hold_says_what_to_do(vectors, monkeypatch):
-    def none(self: Embedder, ids: Any) -> Any:
+    def none(self: Embedder, *_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(embedder.Embedder, "embed", none)

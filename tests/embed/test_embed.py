@@ -698,11 +698,11 @@ class Dying(Embedder):
     fatal = ""
     mark = ""
 
-    def encode(self, texts: Any) -> Any:
+    def encode(self, texts: Any, **prompt: Any) -> Any:
         if self.fatal in texts and not os.path.exists(self.mark):
             Path(self.mark).write_text("died")
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().encode(texts)
+        return super().encode(texts, **prompt)
 
 
 @pytest.mark.optional

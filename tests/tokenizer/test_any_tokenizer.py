@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from conftest import SIZES
-from test_tokenizer import TRICKY, fuzzed
+from test_tokenizer import TRICKY, fuzzed  # type: ignore[import-not-found]
 
 from bertlite import BertConfig, BertModel, BertTokenizer
 from bertlite.checkpoint.files import Source
