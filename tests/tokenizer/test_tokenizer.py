@@ -586,7 +586,7 @@ def test_it_feeds_a_model(small) -> None:
         (lambda t: t(["a", "b c"], return_tensors="pt"), "input_ids has rows of 3 to 4 .* pass padding=True"),
         (lambda t: t("a", return_tensors="tf"), "return_tensors='tf' is unknown; have: 'pt', 'np'"),
         (lambda t: t("a", padding=True, padding_side="top"), "padding_side='top' is unknown; have: 'right', 'left'"),
-        (lambda t: t.add_tokens(["a", 3]), "token 3 is a int; expected a str or AddedToken"),
+        (lambda t: t.add_tokens(["a", 3]), "token 3 is a int; expected a string or an AddedToken"),
         (lambda t: t.decode([-100, 5]), "-100 is no token id; this tokenizer has 0 to"),
         (lambda t: t.convert_ids_to_tokens(10**6), "1000000 is no token id"),
         (lambda t: t.pad([{"ids": [1]}]), "an encoding to pad has ids; it needs input_ids"),
