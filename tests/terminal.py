@@ -12,11 +12,18 @@ import signal
 import struct
 import subprocess
 import sys
+import tomllib
 import traceback
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
+from importlib import import_module, metadata
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, Self
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = (  # what the commands import when they run
@@ -47,12 +54,13 @@ class Result:
 class Terminal:
     """Runs `bertlite` in a folder, on terminals or into logs."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, extras: Sequence[str] | None = None) -> None:
+        """Hide, with `extras`, every package that an installation with these extras alone does not have."""
+        self.folder, self.extras = folder, extras
 
     def __enter__(self) -> Self:
         self.server = subprocess.Popen(
-            [sys.executable, "-c", "from tests.terminal import serve; serve()"],
+            [sys.executable, "-c", f"from tests.terminal import serve; serve({self.extras!r})"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -87,8 +95,10 @@ class Terminal:
         return Result(**json.loads(self.server.stdout.readline()))
 
 
-def serve() -> None:
+def serve(extras: Sequence[str] | None) -> None:
     """Run the commands that standard input names, line by line."""
+    if extras is not None:
+        hide_all_but(needed_packages(extras))
     import torch
 
     torch.set_num_threads(1)  # threads of OpenMP do not survive a fork
@@ -100,6 +110,45 @@ def serve() -> None:
     for line in sys.stdin:
         status, output = run(**json.loads(line))
         print(json.dumps({"status": status, "output": output.decode()}), flush=True)
+
+
+def needed_packages(extras: Sequence[str]) -> set[str]:
+    """Return the names of all packages that bertlite with these extras brings here."""
+    facts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    todo = [*facts["dependencies"], f"bertlite[{','.join(extras)}]"]
+    found: set[str] = set()
+    seen: set[str] = set()
+    while todo:
+        wanted = Requirement(todo.pop())
+        name = canonicalize_name(wanted.name)
+        if str(wanted) in seen:
+            continue
+        seen.add(str(wanted))
+        if name == "bertlite":
+            todo += [each for extra in wanted.extras for each in facts["optional-dependencies"][extra]]
+            continue
+        with suppress(metadata.PackageNotFoundError):
+            kinds = [{"extra": extra} for extra in ("", *wanted.extras)]
+            needs = [Requirement(each) for each in metadata.requires(name) or ()]
+            todo += [str(each) for each in needs if each.marker is None or any(map(each.marker.evaluate, kinds))]
+            found.add(name)
+    return found
+
+
+def hide_all_but(packages: set[str]) -> None:
+    """Let Python find no module of another package, but for those that every environment has."""
+    hidden = {
+        module
+        for module, owners in metadata.packages_distributions().items()
+        if not {canonicalize_name(owner) for owner in owners} & {*packages, "bertlite", "pip", "setuptools"}
+    }
+
+    class Visible(PathFinder):
+        @classmethod
+        def find_spec(cls, name: str, *more: Any) -> ModuleSpec | None:
+            return None if name.partition(".")[0] in hidden else PathFinder.find_spec(name, *more)
+
+    sys.meta_path = [Visible if each is PathFinder else each for each in sys.meta_path]
 
 
 def run(words: list[str], folder: str, log: bool, interrupt: str = "", between: float = 30.0) -> tuple[int, bytes]:

@@ -222,6 +222,9 @@ def test_a_mutant_runs_in_place_of_its_module(tmp_path):
 
 def test_the_tests_of_a_release_exist():
     assert all((ROOT / "tests" / name).exists() for name in release.TESTS)
+    for page, (extra, tests) in release.PAGES.items():
+        assert f"pip install '.[{extra}]'" in (ROOT / page).read_text(encoding="utf-8"), page
+        assert all((ROOT / "tests" / name).exists() for name in tests)
 
 
 def test_a_release_is_tried_beside_one_end_of_the_versions_at_a_time(capsys):

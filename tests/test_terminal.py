@@ -7,7 +7,9 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -116,6 +118,33 @@ def terminal(home) -> Iterator[Terminal]:
         yield started
 
 
+@pytest.fixture(scope="module")
+def terminal_with(home) -> Iterator[Callable[[tuple[str, ...]], Terminal]]:
+    """Return a terminal where only what these extras bring can be imported."""
+    with ExitStack() as stack:
+        yield cache(lambda extras: stack.enter_context(Terminal(home, extras)))
+
+
+EXTRAS = {
+    "inspect": (),
+    "attention": (),
+    "parity": ("hf",),
+    "bench": ("hf",),
+    "embed": ("embed",),
+    "export": ("onnx",),
+}
+
+
+def extras_of(words: list[str]) -> tuple[str, ...]:
+    """Return the extras that a command needs, as the page of commands says."""
+    if words[0] == "prune" or (words[0] == "bench" and not words[1].startswith("-")):
+        return ("experiments",)
+    if "openvino" in words:
+        return ("openvino",)
+    drawn = any(path.endswith(".png") for path in outputs_of(words))
+    return (*EXTRAS.get(words[0], ("cli",)), *(["plot"] if drawn else []))
+
+
 def as_here(example: str, home: Path) -> list[str]:
     """Return the words of an example, with less work: its measurements are short, its proof of one case."""
     words = shlex.split(example)
@@ -150,12 +179,12 @@ def test_there_is_an_example_of_every_command() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES)  # in this order: later ones read what earlier ones wrote
-def test_the_example_runs_and_writes_what_it_names(example, home, terminal) -> None:
+def test_the_example_runs_with_its_extras_alone_and_writes_what_it_names(example, home, terminal_with) -> None:
     words = as_here(example, home)
     if words[0] == "export":
         for package in FORMATS[words[words.index("--format") + 1] if "--format" in words else "onnx"].packages:
             pytest.importorskip(package)
-    done = terminal.run(*words)
+    done = terminal_with(extras_of(words)).run(*words)
     assert done.status == 0, done.output
     assert "Traceback" not in done.output
     assert [path for path in outputs_of(words) if not (home / path).exists()] == []

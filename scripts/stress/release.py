@@ -3,6 +3,7 @@
     python -m scripts.stress.release                            # this environment's torch, the newest of all else
     python -m scripts.stress.release --lowest --python PYTHON   # the oldest of all that pyproject.toml allows
     python -m scripts.stress.release --newest --python PYTHON   # the newest torch, the rest as in constraints.txt
+    python -m scripts.stress.release --pages                    # each page's commands after its install line alone
 
 Makes an empty environment in a temporary folder, outside the checkout, and installs the wheel there without extras;
 torch, which is large, is lent by the environment that runs this.  There `import bertlite` must work and import no
@@ -38,6 +39,13 @@ TESTS = (  # files and folders of tests/
     *("test_config.py", "test_model.py", "test_pruning.py", "heads", "tokenizer", "checkpoint/test_checkpoint.py"),
     *("stack/test_attention.py", "stack/test_modules.py", "stack/test_packed.py"),
 )
+PAGES = {  # of the documentation: the extra that its install line names, and the tests that run its commands
+    "README.md": ("cli", ("test_terminal.py",)),
+    "notebooks/docs/own_data.md": ("cli", ("lab/test_own_data.py",)),
+    "notebooks/docs/notebooks.md": ("notebooks", ("test_notebooks.py",)),
+    "notebooks/docs/quickstart.md": ("hf", ("parity/test_parity.py",)),
+    "notebooks/docs/shipping.md": ("onnx", ("shipping/test_export.py",)),
+}
 PARALLEL = ("-n", "auto", "--no-loadscope-reorder")  # as scripts/test does
 TRY = """
 import sys, tempfile, importlib.metadata, torch, bertlite
@@ -112,6 +120,18 @@ def check_contents(dist: Path) -> None:
         sys.exit(f"{sdist.name} lacks what one needs to build on it")
 
 
+def run_pages(folder: Path) -> None:
+    """Run the commands of each page in an environment made by its install line, with pytest and a lent torch."""
+    for number, (page, (extra, tests)) in enumerate(PAGES.items()):
+        venv.create(folder / str(number), with_pip=True)
+        python = folder / str(number) / "bin" / "python"
+        lend_torch(python)
+        step(python, "-m", "pip", "-q", "install", f".[{extra}]", cwd=ROOT)
+        if f"pip install --no-deps {DEMO}" in (ROOT / page).read_text(encoding="utf-8"):
+            step(python, "-m", "pip", "-q", "install", "--no-deps", DEMO, cwd=ROOT)
+        run_lowest(python, tests, folder)
+
+
 def run_lowest(python: Path, tests: Sequence[str], folder: Path) -> None:
     """Run tests against the wheel, not the checkout."""
     step(python, "-m", "pip", "-q", "install", "pytest", "hypothesis", cwd=folder)
@@ -154,6 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--lowest", action="store_true", help="the oldest dependencies, and the tests")
+    which.add_argument("--pages", action="store_true", help="each page's install line and its commands, and no more")
     which.add_argument("--newest", action="store_true", help="the newest torch, the tests and parity")
     parser.add_argument(
         "--tests",
@@ -172,6 +193,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_version()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
+        if args.pages:
+            run_pages(folder)
+            return 0
         step(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", ROOT, cwd=folder)
         check_contents(folder / "dist")
         [wheel] = (folder / "dist").glob("*.whl")
