@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +26,6 @@ from bertlite.importance.batches import (
     Batch,
     Loss,
     check_model,
-    count_examples,
     eval_mode,
     input_shape,
     real_tokens,
@@ -120,9 +120,9 @@ def ablate(
     Args:
         model: of bertlite or bertlite.hf; left as found, run in eval mode.
         batches: what the model takes, with its labels if the target needs them.
-        method: "zero"; "mean", of the reference; or "resample": the context of another example of the reference, drawn
-            for each example, token by token.  In one of another length it is the token as far along, so that the first
-            stands for the first and the last for the last.
+        method: "zero"; "mean", of the reference; or "resample": the context of an example of the reference that has
+            other tokens, drawn for each example, token by token.  In one of another length it is the token as far
+            along, so that the first stands for the first and the last for the last.
         reference: inputs; by default the batches themselves.
         by_position: for "mean": one mean for each position, rather than one for all.
         draws: for "resample": how many other examples the increase is a mean over.
@@ -321,7 +321,7 @@ class Donors:
 
     @classmethod
     def of(cls, model: BertLike, batches: list[Batch], reference: list[Batch] | None, seed: int) -> "Donors":
-        """Draw a donor for each example, never itself.
+        """Draw a donor for each example, never one with the same tokens, such as itself.
 
         Raises:
             ValueError: there is no other example.
@@ -329,17 +329,16 @@ class Donors:
         generator = torch.Generator().manual_seed(seed)
         given = batches if reference is None else reference
         singles = [single for batch in given for single in split_examples(batch)]
-        count = len(singles) - (reference is None)  # not itself
-        if count < 1:
-            raise ValueError("there is no other example to resample from; give a reference")
-        drawn, first = [], 0
+        known = [tokens_of(single) for single in singles]
+        drawn: list[list[int]] = []
         for batch in batches:
-            own = []
-            for i in range(first, first + count_examples(batch)):
-                j = int(torch.randint(count, (), generator=generator))
-                own.append(j + (reference is None and j >= i))
-            drawn.append(own)
-            first += len(own)
+            drawn.append([])
+            for single in split_examples(batch):
+                own = tokens_of(single)
+                others = [j for j, tokens in enumerate(known) if tokens != own]
+                if not others:
+                    raise ValueError("there is no other example to resample from; give a reference with other texts")
+                drawn[-1].append(others[int(torch.randint(len(others), (), generator=generator))])
         return cls(model, singles, drawn)
 
     def values(self, number: int, batch: Batch) -> list[Tensor]:
@@ -362,6 +361,13 @@ class Donors:
                 for mine, x in zip(found, given, strict=True):
                     mine[row, places] = x[choice, sources]
         return found
+
+
+def tokens_of(single: Batch) -> list[Any]:
+    """Return the tokens of each text of an example, ids or embeddings, without padding."""
+    given = single["inputs_embeds"] if single.get("input_ids") is None else single["input_ids"]
+    rows = given.flatten(0, len(input_shape(single)) - 2)  # (R, S), or of embeddings (R, S, D)
+    return [x[mask].tolist() for x, mask in zip(rows, real_tokens(single), strict=True)]
 
 
 def as_far_along(count: int, others: int) -> Tensor:
