@@ -77,7 +77,7 @@ def add_texts(action: argparse.ArgumentParser) -> None:
     """Add the arguments that name texts."""
     group = action.add_argument_group("texts of the kind that the model will see")
     group.add_argument(
-        "--texts", required=True, metavar="FILE", help=".txt with a text on each line, .csv, .tsv or .jsonl"
+        "--texts", required=True, metavar="FILE", help=".txt with a text on each line, .csv, .tsv, .jsonl or .parquet"
     )
     group.add_argument(
         "--text",

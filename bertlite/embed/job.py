@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from bertlite.checkpoint.folders import sync
 from bertlite.embed.embedder import Embedder
-from bertlite.embed.rows import Id, Rows, import_pyarrow
+from bertlite.embed.rows import Id, Rows
 from bertlite.records import naming, sha256, write_json
+from bertlite.rows import import_pyarrow
 
 if TYPE_CHECKING:
     import pyarrow

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from bertlite.checkpoint.folders import sync
 from bertlite.embed.embedder import Embedder
 from bertlite.embed.job import MANIFEST, Job, Manifest, job_key, make_table, open_manifest, summarise_input
-from bertlite.embed.rows import import_pyarrow
 from bertlite.extras import import_optional
 from bertlite.records import write_json
+from bertlite.rows import import_pyarrow
 
 if TYPE_CHECKING:
     import pyarrow

@@ -1,6 +1,5 @@
 """`bertlite embed`: vectors are right after any kill, and none is mixed up or lost."""
 
-import csv
 import inspect
 import json
 import os
@@ -453,54 +452,6 @@ def test_the_benchmark_compares_the_same_paragraphs(checkpoint, tmp_path, monkey
     text.write_text("\n = heading = \n")
     assert measure_embed.main([str(checkpoint), str(text)]) == 2
     assert "holds no paragraph" in capsys.readouterr().err
-
-
-# Inputs --------------------------------------------------------------------------------------------------------------
-
-
-def test_every_format_gives_the_same_rows(tmp_path) -> None:
-    texts = ["plain", 'with "quotes", commas', "", "größer\u2028 😀", "  spaces  "]
-    names = [f"n{i}" for i in range(5)]
-    (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
-    for suffix, delimiter in ((".csv", ","), (".tsv", "\t")):
-        with (tmp_path / f"a{suffix}").open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file, delimiter=delimiter).writerows([("name", "text"), *zip(names, texts, strict=True)])
-    records = [{"text": text, "name": name} for text, name in zip(texts, names, strict=True)]
-    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(record) for record in records))
-    pq.write_table(pa.table({"text": texts, "name": names}), tmp_path / "a.parquet")
-    for suffix in (".txt", ".csv", ".tsv", ".jsonl", ".parquet"):
-        path = tmp_path / f"a{suffix}"
-        assert list(Rows((path,))) == list(enumerate(texts)), suffix
-        if suffix != ".txt":
-            assert list(Rows((path,), id="name")) == list(zip(names, texts, strict=True))
-    two = Rows((tmp_path / "a.txt", tmp_path / "a.parquet"))
-    assert list(two) == list(enumerate([*texts, *texts]))
-
-
-def test_a_row_that_cannot_be_read_is_named(tmp_path) -> None:
-    def write(name: str, content: bytes) -> Path:
-        (tmp_path / name).write_bytes(content)
-        return tmp_path / name
-
-    for path, options, message in (
-        (
-            write("a.jsonl", b'{"text": "a"}\n{"tex": "b"}'),
-            {},
-            r"a\.jsonl, row 1: 'text' is None, not a text; .*: tex",
-        ),
-        (write("b.jsonl", b'{"text": "a"}\n{"text": '), {}, r"b\.jsonl, after row 1"),
-        (write("c.jsonl", b"[]"), {}, r"line 1 is a JSON list"),
-        (write("d.csv", b"x,text\n1"), {}, r"d\.csv, row 0: 'text' is None"),
-        (write("e.txt", b"a\n\xff\n"), {}, r"e\.txt, after row 0"),
-        (write("f.jsonl", b'{"text": "a", "n": 1.5}'), {"id": "n"}, r"'n' is 1\.5; an id is an integer or a string"),
-        (write("g.parquet", b"PAR1"), {}, r"g\.parquet, after row 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            list(Rows((path,), **options))
-    with pytest.raises(ValueError, match=r"format '\.doc' is unknown; choose format text, csv"):
-        Rows((write("h.doc", b""),))
-    with pytest.raises(FileNotFoundError, match="there is no file"):
-        Rows((tmp_path / "nothing.txt",))
 
 
 # Jobs ----------------------------------------------------------------------------------------------------------------

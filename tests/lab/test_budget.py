@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import assert_same, make
 
-from bertlite import BertForSequenceClassification, BertModel, BertTokenizer, prune_heads, prune_neurons
+from bertlite import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer, prune_heads, prune_neurons
 from bertlite.cli import main
 from bertlite.config import kept_heads, kept_neurons
 from bertlite.importance import macs
@@ -19,8 +19,8 @@ from bertlite.lab.bench.work import full
 from bertlite.lab.budget import search, times
 from bertlite.lab.budget.search import State
 from bertlite.lab.budget.target import Target, UnitMacs, read_work
-from bertlite.lab.budget.texts import Texts, batches_of, labels_for, read_texts
-from bertlite.lab.experiments.data import DataSource, read_examples
+from bertlite.lab.budget.texts import batches_of, read_texts, split
+from bertlite.lab.experiments.data import DataSource, Examples, read_examples
 from scripts.measure import budget_clock
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "fine", "bad", "poor", "film", "plot", "the", "a", "is"]
@@ -136,39 +136,43 @@ def test_the_macs_of_a_work_are_those_of_its_tokens() -> None:
     assert unit.total([(N, W)] * L) == 3 * macs(config, 16)
 
 
-def test_texts_are_lines_or_columns_and_labels_names_or_numbers(world: Path) -> None:
-    model = BertForSequenceClassification.from_pretrained(world / "model")
-    lines = read_texts(DataSource(str(world / "texts.txt")), labelled=False)
-    table = read_texts(DataSource(str(world / "texts.tsv"), ("text",), "class"), labelled=True)
+def test_texts_are_lines_or_columns_and_labels_names_or_numbers(world: Path, tmp_path: Path) -> None:
+    model, encoder = (BertConfig.from_json_file(world / name / "config.json") for name in ("model", "encoder"))
+    lines = read_texts(DataSource(str(world / "texts.txt"), label=None), model)
+    source = DataSource(str(world / "texts.tsv"), ("text",), "class")
+    table = read_texts(source, model)
     assert len(lines) == 120  # the empty line is none
     assert lines.texts == table.texts
-    labels = labels_for(table, model)
-    assert labels is not None
-    assert labels.tolist() == [["no", "yes"].index(each) for each in table.labels or ()]
-    numbers = Texts(table.texts, tuple(str(i) for i in labels.tolist()))
-    assert torch.equal(labels_for(numbers, model), labels)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="the label '2' is no class of the model; have: no, yes"):
-        labels_for(Texts(("a",), ("2",)), model)
+    rows = [line.split("\t") for line in (world / "texts.tsv").read_text(encoding="utf-8").splitlines()[1:]]
+    assert table.labels == tuple(["no", "yes"].index(label) for _, label in rows)
+    numbers = tmp_path / "numbers.tsv"
+    numbers.write_text("text\tclass\n" + "".join(f"{text}\t{int(label == 'yes')}\n" for text, label in rows))
+    assert read_texts(DataSource(str(numbers), ("text",), "class"), model).labels == table.labels
     with pytest.raises(ValueError, match="BertModel does not classify texts: leave out --label"):
-        labels_for(table, model.bert)
-    with pytest.raises(ValueError, match=r"row 1: no sentence; its columns are text, class"):
-        read_texts(DataSource(str(world / "texts.tsv")), labelled=False)
+        read_texts(source, encoder)
+    with pytest.raises(ValueError, match=r"texts\.tsv \(line 1\): no sentence; its columns are text, class"):
+        read_texts(DataSource(str(world / "texts.tsv"), label=None), encoder)
+    numbers.write_text("\n \n")
+    with pytest.raises(ValueError, match=r"numbers\.txt has no texts"):
+        read_texts(DataSource(str(numbers.rename(tmp_path / "numbers.txt")), label=None), encoder)
 
 
 def test_texts_to_judge_by_are_none_of_those_fitted_to() -> None:
-    texts = Texts(tuple(f"text {i}" for i in range(100)), tuple(str(i) for i in range(100)))
-    fit, held_out = texts.split(1000, 256, seed=0)
+    texts = Examples("x", tuple((f"text {i}",) for i in range(100)), tuple(range(100)))
+    fit, held_out = split(texts, 1000, 256, seed=0)
     assert (len(fit), len(held_out)) == (80, 20)
     assert {*fit.texts}.isdisjoint(held_out.texts)
-    assert all(text == f"text {label}" for text, label in zip(fit.texts, fit.labels or (), strict=True))
-    assert texts.split(50, 5, seed=1)[0].texts != texts.split(50, 5, seed=2)[0].texts
+    assert all(text == (f"text {label}",) for text, label in zip(fit.texts, fit.labels, strict=True))
+    assert split(texts, 50, 5, seed=1)[0].texts != split(texts, 50, 5, seed=2)[0].texts
     with pytest.raises(ValueError, match="there are 9 texts; a search needs 10 or more"):
-        Texts(("x",) * 9).split(5, 2, seed=0)
+        split(texts.chosen(range(9)), 5, 2, seed=0)
 
 
 def test_pairs_are_two_segments(world: Path) -> None:
-    tokenizer = BertTokenizer.from_pretrained(world / "model")
-    (batch,) = batches_of(Texts((("good film", "a plot"), ("bad", "the"))), tokenizer, None, 20)
+    tokenizer, model = BertTokenizer.from_pretrained(world / "model"), make(BertForSequenceClassification)
+    pairs = Examples("x", (("good film", "a plot"), ("bad", "the")), ())
+    (batch,) = batches_of(pairs, tokenizer, model, 20)
+    assert {*batch} == {"input_ids", "token_type_ids", "attention_mask"}
     assert batch["input_ids"][1].tolist() == [2, 5, 9, 3, 12, 10, 3]
     assert batch["token_type_ids"][1].tolist() == [0, 0, 0, 0, 1, 1, 1]
     assert batch["attention_mask"].sum(1).tolist() == [5, 7]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -106,26 +107,99 @@ def test_the_same_examples_from_every_format(tmp_path):
         assert examples.sha256 == wanted.sha256
 
 
+def write_labels(path, labels):
+    """Write a file with a text and a label in each row; return its path."""
+    rows = [{"sentence": f"text {i}", "label": label} for i, label in enumerate(labels)]
+    if path.suffix == ".parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pytest.importorskip("pyarrow").Table.from_pylist(rows), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        between = '","' if path.suffix == ".csv" else "\t"
+        lines = [between.join(map(str, row)) for row in [("sentence", "label"), *(row.values() for row in rows)]]
+        path.write_text("".join(f'"{line}"\n' if path.suffix == ".csv" else f"{line}\n" for line in lines))
+    return str(path)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+@pytest.mark.parametrize(
+    ("labels", "options", "wanted"),
+    [
+        ([1, 0, 2], {}, (1, 0, 2)),  # numbers are what they are
+        (["1", "-0.5", " 2e1 "], {}, (1, -0.5, 20)),
+        ([1, 2, 1], {"classes": ("1", "2")}, (0, 1, 0)),  # but of classes that are named by numbers the names
+        (["1", "2.0", " 1"], {"classes": ("1", "2")}, (0, 1, 0)),
+        ([1.0, 2.0, 1.0], {"classes": ("1", "2"), "collect": True}, (0, 1, 0)),
+        ([1, 0, 1], {"classes": ("neg", "pos")}, (1, 0, 1)),  # and of other classes the indices
+        (["pos", " neg", "pos "], {"classes": ("neg", "pos")}, (1, 0, 1)),
+        (["pos", " neg", "pos "], {"collect": True}, (1, 0, 1)),
+        ([3.5, 1.0, 2.25], {"classes": ("score",)}, (3.5, 1, 2.25)),  # a head with one output
+        (["good", ""], {"collect": True}, "the label is ''; give the row one, or leave it out"),
+        (["good", " "], {"collect": True}, "the label is ' '"),
+        (["good", "NaN"], {"classes": ("bad", "good")}, "the label is 'NaN'"),
+        ([1.0, math.inf], {}, "the label is .*inf"),
+        ([1, 5], {"classes": ("neg", "pos")}, "'5' is none of the classes neg, pos"),
+        ([0, -1], {"classes": ("neg", "pos")}, "'-1' is none of the classes neg, pos"),
+        ([0.0, 0.5], {"classes": ("neg", "pos")}, "'0.5' is none of the classes neg, pos"),
+        (["1", "5"], {"classes": ("1", "2")}, "'5' is none of the classes 1, 2"),
+        (["pos", "1"], {"classes": ("neg", "pos")}, "'1' is none of the classes neg, pos"),
+        (["pos", "Neg"], {"classes": ("neg", "pos")}, "'Neg' is none of the classes neg, pos"),
+        (["1", "good"], {}, "the label 'good' is no number; name the classes with --classes, in their order"),
+        (["1", "1_000"], {}, "the label '1_000' is no number"),
+        (["a", "b"], {"classes": ("a", " a")}, "two classes share a name: a,  a"),
+    ],
+)
+def test_one_rule_for_labels(tmp_path, suffix, labels, options, wanted):
+    source = DataSource(write_labels(tmp_path / f"x{suffix}", labels))
+    if isinstance(wanted, tuple):
+        found = read_examples(source, **options)
+        assert found.labels == wanted
+        assert all(type(label) is float for label in found.labels)
+    else:
+        place = "" if wanted.startswith("two") else rf"x\{suffix}, row 2.*, column 'label': "
+        with pytest.raises(ValueError, match=place + wanted):
+            read_examples(source, **options)
+
+
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [
+        (None, "column 'label' holds no value"),
+        (True, "holds True, of type bool"),
+        (["a"], "it must be a number or a text"),
+    ],
+)
+def test_a_label_is_a_number_or_a_text(tmp_path, label, said):
+    with pytest.raises(ValueError, match=rf"x\.jsonl, row 1 \(line 1\): .*{said}"):
+        read_examples(DataSource(write_labels(tmp_path / "x.jsonl", [label])))
+
+
+def test_labels_that_are_collected_and_rare_are_warned_of_once(tmp_path):
+    labels = [*["good", "bad"] * 150, "god", "fair", "fair"]
+    source = DataSource(write_labels(tmp_path / "x.csv", labels))
+    with pytest.warns(UserWarning, match=r"few of the 303 examples of x\.csv .* misspelt\? fair \(2\), god \(1\)$"):
+        assert read_examples(source, collect=True).classes == ("bad", "fair", "god", "good")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_examples(DataSource(write_labels(tmp_path / "x.csv", labels[:300])), collect=True)
+        read_examples(DataSource(write_labels(tmp_path / "x.csv", labels)), classes=("bad", "fair", "god", "good"))
+
+
 @pytest.mark.parametrize(
     ("name", "text", "options", "said"),
     [
         ("empty.tsv", "sentence\tlabel\n", {}, "empty.tsv has no examples"),
-        ("x.tsv", "sentence\tlabel\nfine\n", {}, "row 1: no label; its columns are sentence, label"),
-        ("x.csv", "text,label\nfine,1\n", {}, "row 1: no sentence; its columns are text, label"),
-        ("x.csv", "sentence,label\nfine,good\n", {}, "row 1: the label 'good' is no number; name the classes"),
-        (
-            "x.csv",
-            "sentence,label\nfine,good\n",
-            {"classes": ("bad", "poor")},
-            "'good' is none of the classes bad, poor",
-        ),
-        ("x.txt", "fine", {}, "x.txt is none of .csv, .tsv, .jsonl"),
-        ("x.csv", "sentence,label\nfine, or so,1\n", {}, "row 1: 3 cells for 2 columns; a text that contains"),
-        ("x.csv", "fine,1\n", {"text": ("text",)}, "x.csv has no examples"),
+        ("empty.csv", "", {}, "empty.csv has no examples"),
+        ("x.txt", "fine", {}, "row 1: plain text has a text on each line, and no columns sentence and label"),
         ("x.csv", "fine,1\nbad,0\n", {}, "no sentence and no label; its columns are fine, 1; name others with --text"),
-        ("x.jsonl", '{"sentence": "fine", "label": 1}\nfine\n', {}, "x.jsonl, row 2 is no JSON"),
-        ("x.jsonl", "[1]\n", {}, "x.jsonl, row 1 is a JSON list; expected an object"),
         ("x.csv", "a,b,c,label\n1,2,3,0\n", {"text": ("a", "b", "c")}, "one column or two; 3 were named: a, b, c"),
+        (
+            "x.jsonl",
+            "",
+            {"columns": ("sentence", "label")},
+            "names its columns itself; --columns is for .csv and .tsv",
+        ),
     ],
 )
 def test_bad_data_is_refused_by_name(tmp_path, name, text, options, said):
@@ -139,40 +213,23 @@ def test_parquet_is_read_where_pyarrow_is_installed(tmp_path, monkeypatch):
     from pyarrow import parquet
 
     path = tmp_path / "x.parquet"
-    table = pa.table(
-        {"words": [["a", "b"], ["c"]], "tags": [["O", "B"], ["O"]], "sentence": ["x", "y"], "label": [1, 0]}
-    )
-    parquet.write_table(table, path)
-    found = read_examples(DataSource(str(path)))
-    assert (found.texts, found.labels) == ((("x",), ("y",)), (1.0, 0.0))
+    parquet.write_table(pa.table({"words": [["a", "b"], ["c"]], "tags": [["O", "B"], ["O"]]}), path)
     source = DataSource(str(path), text=("words",), label="tags")
     assert read_examples(source, words=True, collect=True).labels == ((0.0, 1.0), (0.0,))
-    with pytest.raises(ValueError, match=r"x\.parquet: no txt; its columns are words, tags, sentence, label"):
-        read_examples(DataSource(str(path), text=("txt",)))
-    with pytest.raises(ValueError, match=r"names its columns itself; --columns is for \.csv and \.tsv"):
-        read_examples(DataSource(str(path), columns=("sentence", "label")))
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ModuleNotFoundError, match=r"file needs pyarrow, which .*\[experiments\]'"):
-        read_examples(DataSource(str(path)))
+    with pytest.raises(ModuleNotFoundError, match=r"file needs pyarrow, which .*\[embed\]'"):
+        read_examples(source, words=True)
 
 
 def test_names_of_labels_are_collected_once_and_then_known(tmp_path):
-    (tmp_path / "train.csv").write_text("sentence,label\na,poor\nb,good\nc,fair\n")
-    (tmp_path / "dev.csv").write_text("sentence,label\na,good\nb,bad\n")
-    source = DataSource(str(tmp_path / "train.csv"))
+    source = DataSource(write_labels(tmp_path / "x.csv", ["poor", "good", "fair"]))
     train = read_examples(source, collect=True)
     assert (train.classes, train.labels) == (("fair", "good", "poor"), (2, 1, 0))
     assert read_examples(source, classes=("good", "fair", "poor")).labels == (2, 0, 1), "in the order of the model"
-    with pytest.raises(ValueError, match=r"dev\.csv, row 2: 'bad' is none of the classes fair, good, poor"):
-        read_examples(DataSource(str(tmp_path / "dev.csv")), classes=train.classes)
-    with pytest.raises(ValueError, match=r"row 1: the label 'poor' is no number; name the classes with --classes"):
-        read_examples(source)
-    numbers = tmp_path / "numbers.tsv"
-    numbers.write_text("sentence\tlabel\na\t1\nb\tnan\n")
-    with pytest.raises(ValueError, match="row 2: the label 'nan' is no number"):
-        read_examples(DataSource(str(numbers)))
-    numbers.write_text("sentence\tlabel\na\t1\nb\t0\n")
-    assert read_examples(DataSource(str(numbers)), classes=("neg", "pos"), collect=True).labels == (1, 0)
+    assert read_examples(source, classes=("good", "fair", "poor"), collect=True).labels == (2, 0, 1)
+    assert read_examples(source, classes=("good", "fair"), collect=True) == train
+    numbers = DataSource(write_labels(tmp_path / "x.tsv", [1, 0]))
+    assert read_examples(numbers, classes=("neg", "pos"), collect=True).classes == ()
 
 
 def test_words_have_labels_each(world, tmp_path):
@@ -187,7 +244,9 @@ def test_words_have_labels_each(world, tmp_path):
     assert data.batch([0, 1], torch.long)["labels"].tolist() == [[-100, 1, 0, 0, -100], [-100, 0, 1, -100, -100]]
     assert data.targets().tolist() == [[1, 0, 0], [0, 1, -100]]
     (tmp_path / "x.jsonl").write_text(json.dumps({"sentence": "a b c", "label": "O O"}) + "\n")
-    with pytest.raises(ValueError, match="row 1: 3 words in sentence and 2 labels in label; each word has one label"):
+    with pytest.raises(
+        ValueError, match=r"row 1 \(line 1\): 3 words in sentence and 2 labels in label; each word has one label"
+    ):
         read_examples(source, words=True)
     with pytest.raises(ValueError, match="words have one column; 2 were named"):
         read_examples(DataSource("x.jsonl", text=("a", "b")), words=True)
@@ -209,19 +268,13 @@ def test_the_classes_of_a_hub_data_set_are_its_own(monkeypatch):
     assert (models.classes, models.labels) == (("good", "fair", "bad"), (0, 2)), "the model's, in its own order"
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path):
-    for name, text in (("a.csv", "sentence,label\ngood,1\n"), ("a.jsonl", '{"sentence": "good", "label": 1}\n')):
-        (tmp_path / name).write_text(text, encoding="utf-8-sig")
-        assert read_examples(DataSource(str(tmp_path / name))).texts == (("good",),)
-
-
 def test_missing_data_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no file .*x\.tsv"):
         read_examples(DataSource(str(tmp_path / "x.tsv")))
     with pytest.raises(ValueError, match="for a hub data set name a split"):
         read_examples(DataSource("someone/something"))
     (tmp_path / "x.ods").write_text("PK")
-    with pytest.raises(ValueError, match=r"x\.ods is none of \.csv, \.tsv, \.jsonl, \.parquet"):
+    with pytest.raises(ValueError, match=r"x\.ods is none of \.txt, \.text, \.csv, \.tsv, \.jsonl"):
         read_examples(DataSource(str(tmp_path / "x.ods")))
     with pytest.raises(ValueError, match="50 examples of x were asked for; it has 2"):
         Examples("x", (("a",), ("b",)), (0, 1)).sample(50)
@@ -507,12 +560,10 @@ def test_similarity_pools_as_the_checkpoint_says(world, tmp_path):
 @pytest.mark.parametrize(
     ("task", "labels", "said"),
     [
-        (
-            "classification",
-            (0.0, 2.0, 3.0),
-            "has the label 2, and 2 of 3 that do not fit; the head has classes 0 to 1",
-        ),
-        ("classification", (0.5, 0.0, 1.0), "has the label 0.5"),
+        ("classification", (0.0, 2.0, 3.0), "x, row 2: the label is 2; the head has 0 to 1"),
+        ("classification", (0.5, 0.0, 1.0), "x, row 1: the label is 0.5"),
+        ("classification", (0.0, -100.0, 1.0), "x, row 2: the label is -100"),
+        ("tokens", ((1.0,), (-100.0, 1.0), (0.0, 2.0)), "x, row 3: the label is 2"),
         ("regression", (0.5, 0.0, 1.0), "the head has 2 outputs; regression has 1"),
         ("similarity", (0.5, 0.0, 1.0), "similarity compares two texts; name two text columns, not one"),
     ],
@@ -520,7 +571,7 @@ def test_similarity_pools_as_the_checkpoint_says(world, tmp_path):
 def test_labels_that_do_not_fit_the_head_are_refused(task, labels, said):
     config = bertlite.BertConfig(**SIZES)
     with pytest.raises(ValueError, match=said):
-        TASKS[task].check(Examples("x", (("a",),) * 3, labels), config)
+        TASKS[task].check(Examples("x", (("a",),) * 3, labels, (), ("x, row 1", "x, row 2", "x, row 3")), config)
 
 
 def test_a_head_of_one_output_classifies_nothing():
@@ -1488,13 +1539,15 @@ def test_a_head_that_names_its_classes_keeps_their_order(world, tmp_path, capsys
     assert main([*command, "--num-labels", "3", "--out", str(tmp_path / "three")]) == 2
     assert "train.csv has 2 classes, bad, good: leave --num-labels 3 out" in capsys.readouterr().err
     assert main([*command, "--task", "regression", "--out", str(tmp_path / "four")]) == 2
-    assert "row 1: the label 'bad' is no number" in capsys.readouterr().err
+    assert "row 1 (line 2), column 'label': the label 'bad' is no number" in capsys.readouterr().err
     (tmp_path / "train.csv").write_text("sentence,label\na,good\nb,good\n")
     assert main([*command, "--out", str(tmp_path / "five")]) == 2
     assert "train.csv has 2 examples of one class, good; name two or more" in capsys.readouterr().err
     (tmp_path / "dev.csv").write_text("sentence,label\na,good\nb,fair\n")
     assert main([*command, "--classes", "good,bad", "--out", str(tmp_path / "six")]) == 2
-    assert "dev.csv, row 2: 'fair' is none of the classes good, bad" in capsys.readouterr().err
+    assert (
+        "dev.csv, row 2 (line 3), column 'label': 'fair' is none of the classes good, bad" in capsys.readouterr().err
+    )
 
 
 def test_finetune_makes_a_checkpoint_that_the_rest_takes(world, tmp_path, capsys):

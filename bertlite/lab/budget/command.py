@@ -14,8 +14,8 @@ from bertlite.inference.optimize import parse_compute_dtype
 from bertlite.inspection import class_of
 from bertlite.lab.budget.search import Plan, Search, State, judge
 from bertlite.lab.budget.target import Target, check_work, read_work
-from bertlite.lab.budget.texts import Texts, batches_of, labels_for, read_texts
-from bertlite.lab.experiments.data import DataSource
+from bertlite.lab.budget.texts import batches_of, read_texts, split
+from bertlite.lab.experiments.data import DataSource, Examples
 from bertlite.lab.experiments.files import model_sha256, units_kept
 from bertlite.lab.experiments.measure import PLAIN, prepare, prepared_models
 from bertlite.progress import Progress, short_time
@@ -37,16 +37,17 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError(f"--at names {len(args.at)} shapes; a target is stated for one")
     shape = args.at[0] if args.at else None if args.lengths else (8, 128)
     work = read_work(shape, args.lengths, args.batch_size)
-    texts = read_texts(DataSource(args.texts, args.text, args.label or "", args.columns), args.label is not None)
+    config = read_config(args.checkpoint)
+    texts = read_texts(DataSource(args.texts, args.text, args.label, args.columns), config)
     if is_done(args.folder):
         raise FileExistsError(f"{args.folder} is there already: name another folder")
-    model = load(args.checkpoint, args.device)
-    check_work(work, model.config)
+    check_work(work, config)
+    model = class_of(config).from_pretrained(args.checkpoint, device=args.device)
     dtype = parse_compute_dtype(args.dtype)
     timed = prepared_models({"given": model}, dtype, args.backend)["given"]  # what cannot be timed is refused here
     backend = PLAIN if args.backend == PLAIN else timed.backend
     tokenizer = BertTokenizer.from_pretrained(args.checkpoint)
-    fit, held_out = texts.split(args.calibration, HELD_OUT, args.seed)
+    fit, held_out = split(texts, args.calibration, HELD_OUT, args.seed)
     settings = settings_of(args, target, work.lengths, by, backend, texts, model)
     search = Search(
         model,
@@ -58,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
         Progress(None, "steps", what="prune to"),
         timed,
         partial(prepare, dtype=dtype, backend=backend),
-        gradients="kl" if texts.labels is None else "loss",
+        gradients="loss" if texts.labels else "kl",
         seed=args.seed,
         device=args.device,
     )
@@ -112,8 +113,8 @@ def is_done(folder: Path) -> bool:
     return folder.exists() and any(folder.iterdir())
 
 
-def load(checkpoint: str, device: str) -> Any:
-    """Load a checkpoint as the class that its config names, else as BertModel.
+def read_config(checkpoint: str) -> BertConfig:
+    """Read the config of a checkpoint.
 
     Raises:
         ValueError: it is a decoder, whose layers are not fitted here.
@@ -121,13 +122,13 @@ def load(checkpoint: str, device: str) -> Any:
     config = BertConfig.from_json_file(find_checkpoint(Source(checkpoint)).config)
     if config.is_decoder:
         raise ValueError(f"{checkpoint} is a decoder; `prune to` takes encoders")
-    return class_of(config).from_pretrained(checkpoint, device=device)
+    return config
 
 
-def encoded(texts: Texts, tokenizer: BertTokenizer, model: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
+def encoded(texts: Examples, tokenizer: BertTokenizer, model: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the batches of texts on the model's device."""
     longest = min(args.max_length, model.config.max_position_embeddings)
-    return batches_of(texts, tokenizer, labels_for(texts, model), longest, args.device)
+    return batches_of(texts, tokenizer, model, longest)
 
 
 def settings_of(
@@ -136,7 +137,7 @@ def settings_of(
     lengths: tuple[int, ...],
     by: str,
     backend: str,
-    texts: Texts,
+    texts: Examples,
     model: Any,
 ) -> dict[str, Any]:
     """Return what determines the result of a search."""

@@ -213,7 +213,8 @@ class Experiment:
         self.task: Task = TASKS[setting.task]
         self.dense = self.task.load(setting.model, device=device)
         self.task = self.task.of_checkpoint(setting.model)
-        read = partial(read_examples, words=self.task.words, classes=class_names(self.dense.config))
+        classes = class_names(self.dense.config) if self.task.labels is torch.long else ()
+        read = partial(read_examples, words=self.task.words, classes=classes)
         self.train, self.dev = read(setting.train), read(setting.dev)
         for name, count in (("calibration", setting.calibration), ("retrain", setting.retrain)):
             if count is not None and not 0 < count <= len(self.train):

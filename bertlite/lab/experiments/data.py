@@ -3,12 +3,14 @@
 A batch holds a model's keyword arguments: input_ids, attention_mask and token_type_ids (B, S), labels (B,).
 """
 
-import csv
 import json
 import math
 import random
+import re
+import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -22,12 +24,9 @@ from torch import Tensor
 from bertlite.checkpoint.files import Source, locate
 from bertlite.extras import import_optional
 from bertlite.records import sha256_of
+from bertlite.rows import LABEL, LABELS, SUFFIXES, TEXT, WORDS, Table, read_rows
 
-FORMATS: dict[str, dict[str, Any]] = {  # of files without types, with the options of csv.reader
-    ".csv": {},
-    ".tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE},
-}
-FILES = (*FORMATS, ".jsonl", ".parquet")
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 NO_LABEL = -100  # of a word that has none, and of tokens that do not begin a word
 OUTSIDE = "O"  # the label of words that are no entity
 GROUP = 16  # batches: shuffled examples are sorted by length within groups of so many batches
@@ -38,9 +37,9 @@ class DataSource:
     """The place of examples, and the names of their columns.
 
     Args:
-        path: a .csv, .tsv, .jsonl or .parquet file, or a hub data set, NAME or NAME:CONFIGURATION.
+        path: a file that `bertlite.rows` reads, or a hub data set, NAME or NAME:CONFIGURATION.
         text: names of the columns with the text: one, or two for pairs.
-        label: name of the column with the label.
+        label: name of the column with the label; None for texts without labels.
         columns: names of all columns, for a .csv or .tsv file that has no header.
         classes: names of the labels 0, 1, …; without them labels are numbers, or the classes that a reader knows.
         split: split of a hub data set.
@@ -48,7 +47,7 @@ class DataSource:
 
     path: str
     text: tuple[str, ...] = ("sentence",)
-    label: str = "label"
+    label: str | None = "label"
     columns: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     split: str | None = None
@@ -62,16 +61,19 @@ class Examples:
     """Labelled texts; each text is one string or two, each label a number; or a text is words, each with a label.
 
     Args:
+        labels: empty for texts without labels.
         classes: the names of the labels 0, 1, … where the source names them.
+        places: the file, row and column of each label, for errors.
     """
 
     name: str
     texts: tuple[tuple[str, ...], ...]
     labels: tuple[Label, ...]
     classes: tuple[str, ...] = ()
+    places: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.texts)
 
     @cached_property
     def sha256(self) -> str:
@@ -94,8 +96,16 @@ class Examples:
             raise ValueError(
                 f"{count} examples of {self.name} were asked for; it has {len(self)}: ask for 1 to as many"
             )
-        chosen = random.Random(seed).sample(range(len(self)), count)
-        return replace(self, texts=tuple(self.texts[i] for i in chosen), labels=tuple(self.labels[i] for i in chosen))
+        return self.chosen(random.Random(seed).sample(range(len(self)), count))
+
+    def chosen(self, indices: Sequence[int]) -> "Examples":
+        """Return these examples."""
+        return replace(
+            self,
+            texts=tuple(self.texts[i] for i in indices),
+            labels=tuple(self.labels[i] for i in indices if self.labels),
+            places=tuple(self.places[i] for i in indices if self.places),
+        )
 
 
 def read_examples(
@@ -103,175 +113,149 @@ def read_examples(
 ) -> Examples:
     """Read the examples of a source.
 
+    A label is the name of a class or a number, without spaces around it; 1, 1.0 and "1" are the same.  Numbers are the
+    indices of classes, unless a class is named by a number; where no classes are known, they are what they are.
+
     Args:
         words: a text is a list of words, or words with spaces between them, and so are its labels.
-        classes: the names of the labels 0, 1, … that a model knows, for labels that are names; `source.classes` goes
-            before them.
-        collect: where neither names the classes and labels are names, these are the classes: those of the source in
-            alphabetical order, but for "O", no entity, which is the first.
+        classes: the names of the labels 0, 1, … that a model knows; `source.classes` goes before them.
+        collect: where these lack a name, the names in the source are the classes, in alphabetical order, but for "O",
+            no entity, which is the first; rare labels are warned of.
 
     Raises:
         FileNotFoundError: there is no such file.
         ModuleNotFoundError: the kind of file or data set needs a package that is not installed.
-        ValueError: the file is empty or of another kind, a column is missing, or a label is no number or class.
+        ValueError: as `bertlite.rows.read_rows`; or there are no examples, or a label is no number or class.
     """
     if not 1 <= len(source.text) <= (1 if words else 2):
         wanted = "words have one column" if words else "the text has one column or two"
         raise ValueError(f"{wanted}; {len(source.text)} were named: {', '.join(source.text)}")
-    named, rows = read_rows(source)
-    texts: list[tuple[str, ...]] = []
-    found: list[Any] = []
-    for number, row in enumerate(rows, start=1):
-        check_row(row, source, number)
-        texts.append(tuple(as_words(row[source.text[0]])) if words else tuple(str(row[name]) for name in source.text))
-        found.append(as_words(row[source.label]) if words else row[source.label])
-        if words and len(texts[-1]) != len(found[-1]):
+    named, rows = read_source(source, words)
+    places, texts, found = [], [], []
+    for place, cells in rows:
+        labels = [] if source.label is None else cells.pop() if words else [cells.pop()]
+        text = cells[0] if words else cells
+        if words and source.label is not None and len(text) != len(labels):
             raise ValueError(
-                f"{source.path}, row {number}: {len(texts[-1])} words in {source.text[0]} and {len(found[-1])} labels"
-                f" in {source.label}; each word has one label"
+                f"{place}: {len(text)} words in {source.text[0]} and {len(labels)} labels in {source.label}; each word"
+                " has one label"
             )
+        places.append(f"{place}, column {source.label!r}")
+        texts.append(tuple(text))
+        found.append([label_name(label, named, places[-1]) for label in labels])
+    name = Path(source.path).name
     if not texts:
         raise ValueError(f"{source.path} has no examples")
-    known = source.classes or named or tuple(classes)
-    if classes and named != tuple(classes) and named and set(named) <= set(classes) and not source.classes:
-        known = tuple(classes)  # the model's classes, in its own order
-        found = [rename(each, named) for each in found]
-    if collect and not known:
-        known = collect_classes(found)
-    labels = (
-        tuple(parse_label(x, source, known, i) for x in each) if words else parse_label(each, source, known, i)
-        for i, each in enumerate(found, start=1)
-    )
-    return Examples(Path(source.path).name, tuple(texts), tuple(labels), known)
+    if source.label is None:
+        return Examples(name, tuple(texts), ())
+    used = {label for each in found for label in each} - {str(NO_LABEL)}
+    known = choose_classes(source, used, classes, named, collect)
+    if collect:
+        warn_of_rare_labels(name, found)
+    values = tuple(label_values(found, places, known, words))
+    return Examples(name, tuple(texts), values if words else tuple(x for (x,) in values), known, tuple(places))
 
 
-def rename(label: Any, names: Sequence[str]) -> Any:
-    """Return the name of a label's number, or those of the labels of words; a number without one stays."""
-    if isinstance(label, list):
-        return [rename(each, names) for each in label]
-    return names[label] if isinstance(label, int) and 0 <= label < len(names) else label
-
-
-def as_words(value: Any) -> list[Any]:
-    """Return a list as it is, and a string in parts."""
-    return value.split() if isinstance(value, str) else list(value)
-
-
-def check_row(row: dict[Any, Any], source: DataSource, number: int) -> None:
-    """Refuse a row that lacks a column, or has more cells than there are columns.
+def read_source(source: DataSource, words: bool) -> tuple[tuple[str, ...], Iterable[tuple[str, list[Any]]]]:
+    """Return the names of the classes, where the source knows them, and its rows: a place and the cells.
 
     Raises:
-        ValueError: the row does.
+        ValueError: the path is of another kind, or a hub data set has no split.
     """
-    if row.get(None):
-        raise ValueError(
-            f"{source.path}, row {number}: {len(row) - 1 + len(row[None])} cells for {len(row) - 1} columns; a text"
-            " that contains the separator needs quotation marks"
-        )
-    missing = [name for name in (*source.text, source.label) if row.get(name) is None]
-    if missing:
-        have = ", ".join(str(name) for name in row if name is not None)
-        way_out = "" if source.columns else "; name others with --text and --label, or all with --columns if no header"
-        raise ValueError(
-            f"{source.path}, row {number}: no {' and no '.join(missing)}; its columns are {have}{way_out}"
-        )
-
-
-def read_rows(source: DataSource) -> tuple[tuple[str, ...], Iterator[dict[Any, Any]]]:
-    """Return the names of the classes, where the source knows them, and its rows.
-
-    Raises:
-        ValueError: columns are named for a source that names its own, or the path is of another kind.
-    """
-    kind = Path(source.path).suffix
-    if source.columns and kind not in FORMATS:
-        raise ValueError(f"{source.path} names its columns itself; --columns is for {' and '.join(FORMATS)}")
-    return ((), read_file(source)) if kind in FILES else read_hub(source)
-
-
-def read_file(source: DataSource) -> Iterator[dict[Any, Any]]:
-    """Yield the rows of a file."""
-    path = Path(source.path)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    if path.suffix == ".parquet":
-        yield from read_parquet(source)
-        return
-    with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets begin a file with a byte-order mark
-        if path.suffix == ".jsonl":
-            yield from read_json_lines(path, file)
-        else:
-            yield from csv.DictReader(file, fieldnames=source.columns or None, **FORMATS[path.suffix])
-
-
-def read_json_lines(path: Path, lines: Iterable[str]) -> Iterator[dict[Any, Any]]:
-    """Yield the objects of lines that are not empty."""
-    for number, line in enumerate(filter(str.strip, lines), start=1):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{path}, row {number} is no JSON ({error})") from None
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}, row {number} is a JSON {type(row).__name__}; expected an object")
-        yield row
-
-
-def read_parquet(source: DataSource) -> Iterator[dict[Any, Any]]:
-    """Yield the rows of a .parquet file, with the columns that are wanted."""
-    parquet = import_optional("pyarrow.parquet", "a .parquet file", "experiments")
-    file, wanted = parquet.ParquetFile(source.path), [*source.text, source.label]
-    names = file.schema_arrow.names
-    if missing := [name for name in wanted if name not in names]:
-        raise ValueError(
-            f"{source.path}: no {' and no '.join(missing)}; its columns are {', '.join(names)}; name others with"
-            " --text and --label"
-        )
-    for batch in file.iter_batches(columns=wanted):
-        yield from batch.to_pylist()
-
-
-def read_hub(source: DataSource) -> tuple[tuple[str, ...], Iterator[dict[Any, Any]]]:
-    """Return the names of the classes of a hub data set, where it has them, and its rows."""
+    text, label = (WORDS, LABELS) if words else (TEXT, LABEL)
+    columns = [*((name, text) for name in source.text), *([] if source.label is None else [(source.label, label)])]
+    if Path(source.path).suffix.lower() in SUFFIXES:
+        hint = "" if source.columns else "; name others with --text and --label, or all with --columns if no header"
+        return (), read_rows(Table(source.path, columns, source.columns, hint))
     if Path(source.path).exists():
-        raise ValueError(f"{source.path} is none of {', '.join(FILES)}")
+        raise ValueError(f"{source.path} is none of {', '.join(SUFFIXES)}")
     if source.split is None:
-        raise ValueError(f"{source.path} is no {', '.join(FILES)} file; for a hub data set name a split")
+        raise ValueError(f"{source.path} is no {', '.join(SUFFIXES)} file; for a hub data set name a split")
     datasets = import_optional("datasets", "a hub data set", "experiments")
     name, _, configuration = source.path.partition(":")
     found = datasets.load_dataset(name, configuration or None, split=source.split)
     feature = (getattr(found, "features", None) or {}).get(source.label)
     feature = getattr(feature, "feature", feature)  # of a list, that of its elements
-    return tuple(getattr(feature, "names", None) or ()), iter(found)
+    return tuple(getattr(feature, "names", None) or ()), Table(source.path, columns).read(found)
 
 
-def is_number(value: Any) -> bool:
-    """Return whether a label is a number, or a text that is one."""
-    try:
-        return math.isfinite(float(value))
-    except (TypeError, ValueError):
-        return False
+# Labels
 
 
-def collect_classes(labels: Iterable[Any]) -> tuple[str, ...]:
-    """Return the names among labels, of texts or of words, in order; empty if every label is a number."""
-    names = {str(x) for label in labels for x in (label if isinstance(label, list) else [label])}
-    return () if all(map(is_number, names)) else tuple(sorted(names, key=lambda name: (name != OUTSIDE, name)))
+def number_of(label: str) -> float | None:
+    """Return the number that a label is, if it is one."""
+    return float(label) if NUMBER.fullmatch(label) and math.isfinite(float(label)) else None
 
 
-def parse_label(value: Any, source: DataSource, classes: Sequence[str], row: int) -> float:
-    """Return a label as a number: that of its class, or the number that it is.
+def plain_name(label: str) -> str:
+    """Return a label without spaces around it, and a whole number without a fraction."""
+    number = number_of(label.strip())
+    return str(int(number)) if number is not None and number.is_integer() else label.strip()
+
+
+def label_name(label: Any, named: Sequence[str], place: str) -> str:
+    """Return a label as it is written, or for an index of classes that are named the name.
 
     Raises:
-        ValueError: it is no number, or none of the classes.
+        ValueError: it is empty, nan or infinite.
     """
-    where = f"{source.path}, row {row}"
-    if str(value) in classes and (source.classes or isinstance(value, str)):
-        return float(classes.index(str(value)))
-    if is_number(value) and not source.classes:
-        return float(value)
-    if classes:
-        raise ValueError(f"{where}: {value!r} is none of the classes {', '.join(classes)}")
-    raise ValueError(f"{where}: the label {value!r} is no number; name the classes with --classes, in their order")
+    name = named[label] if isinstance(label, int) and 0 <= label < len(named) else plain_name(str(label))
+    if name.lower().lstrip("+-") in ("nan", "inf", "infinity") or not name:
+        raise ValueError(f"{place}: the label is {label!r}; give the row one, or leave it out")
+    return name
+
+
+def choose_classes(
+    source: DataSource, labels: set[str], classes: Sequence[str], named: tuple[str, ...], collect: bool
+) -> tuple[str, ...]:
+    """Return the names of the classes, as `read_examples` says; empty where labels are the numbers that they are."""
+    if source.classes or not collect:
+        return source.classes or (tuple(classes) if len(classes) > 1 else named)  # one output: a regression
+    if (labels if not named else {*named}) <= {*map(plain_name, classes)}:
+        return tuple(classes)
+    if None not in map(number_of, labels):
+        return ()
+    return named or tuple(sorted(labels, key=lambda name: (name != OUTSIDE, name)))
+
+
+def warn_of_rare_labels(name: str, found: Sequence[Sequence[str]]) -> None:
+    """Warn of labels that one example has, or fewer than 1 % of them."""
+    counts = Counter(label for each in found for label in {*each})
+    rare = [f"{label} ({times})" for label, times in sorted(counts.items()) if times < max(2, len(found) / 100)]
+    if rare:
+        shown = ", ".join([*rare[:20], *([f"and {len(rare) - 20} more"] if len(rare) > 20 else [])])
+        warnings.warn(
+            f"few of the {len(found)} examples of {name} have these labels; are they misspelt? {shown}", stacklevel=3
+        )
+
+
+def label_values(
+    found: Sequence[Sequence[str]], places: Sequence[str], classes: Sequence[str], words: bool
+) -> Iterator[tuple[float, ...]]:
+    """Yield the labels of each text as numbers: the index of the class, or the number that it is.
+
+    Raises:
+        ValueError: one is no class, or no number; or two classes share a name.
+    """
+    names = [plain_name(name) for name in classes]
+    if len({*names}) < len(names):
+        raise ValueError(f"two classes share a name: {', '.join(classes)}")
+    numbers = {label: number_of(label) for each in found for label in each}
+    if (names and None in numbers.values()) or any(number_of(name) is not None for name in names):
+        numbers = {label: float(names.index(label)) if label in names else None for label in numbers}
+    elif names:
+        numbers = {label: x if x in range(len(names)) else None for label, x in numbers.items()}
+    if words:
+        numbers[str(NO_LABEL)] = float(NO_LABEL)
+    for place, each in zip(places, found, strict=True):
+        wrong = [label for label in each if numbers[label] is None]
+        if wrong and names:
+            raise ValueError(f"{place}: {wrong[0]!r} is none of the classes {', '.join(classes)}")
+        if wrong:
+            raise ValueError(
+                f"{place}: the label {wrong[0]!r} is no number; name the classes with --classes, in their order"
+            )
+        yield tuple(x for label in each if (x := numbers[label]) is not None)
 
 
 def read_tokenizer(checkpoint: str, max_length: int) -> Any:

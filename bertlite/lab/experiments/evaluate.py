@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -102,13 +103,11 @@ class Task:
         if self.labels is torch.long:
             if config.num_labels < 2:
                 raise ValueError(f"the head has 1 output, which is a regression; {self.name} needs 2 or more")
-            known = range(config.num_labels)
-            wrong = [x for x in examples.every_label() if x not in known and x != NO_LABEL]
-            if wrong:
-                raise ValueError(
-                    f"{examples.name} has the label {wrong[0]:g}, and {len(wrong)} of {len(examples)} that do not fit;"
-                    f" the head has classes 0 to {config.num_labels - 1}"
-                )
+            known = {*range(config.num_labels), *([NO_LABEL] if self.words else [])}
+            for place, label in zip(examples.places or repeat(examples.name), examples.labels, strict=False):
+                wrong = [x for x in (label if isinstance(label, tuple) else (label,)) if x not in known]
+                if wrong:
+                    raise ValueError(f"{place}: the label is {wrong[0]:g}; the head has 0 to {config.num_labels - 1}")
         elif self.name == "regression" and config.num_labels != 1:
             raise ValueError(f"the head has {config.num_labels} outputs; regression has 1")
 

@@ -108,12 +108,10 @@ def read_teacher(checkpoint: str, task: Task, labels: int) -> Any:
 
 def read_training_data(args: argparse.Namespace, task: Task) -> Examples:
     """Read the examples to train on; names of labels are classes, those of the checkpoint where it has them all."""
+    named = task.labels is torch.long
+    known = class_names(BertConfig.from_json_file(find_checkpoint(Source(args.checkpoint)).config)) if named else ()
     source = data_source(args, args.train, args.train_split)
-    train = read_examples(source, words=task.words, collect=task.labels is torch.long)
-    known = class_names(BertConfig.from_json_file(find_checkpoint(Source(args.checkpoint)).config))
-    if train.classes and train.classes != known and set(train.classes) <= set(known) and not args.classes:
-        return read_examples(source, words=task.words, classes=known)
-    return train
+    return read_examples(source, words=task.words, classes=known, collect=named)
 
 
 def head_changes(train: Examples, task: Task, num_labels: int | None) -> dict[str, Any]:

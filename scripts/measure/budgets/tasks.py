@@ -7,7 +7,6 @@ next         WikiText-2: does the second sentence follow the first in its articl
 topic        WikiText-2: from which of its 20 longest articles is the sentence? (accuracy)
 """
 
-import csv
 import json
 import random
 import re
@@ -16,6 +15,8 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
+from bertlite.rows import TEXT, Table, read_rows
+
 Row = tuple[str, str, str]  # two texts, the second may be empty, and the label
 LONGEST = 40  # words of a sentence from WikiText-2
 ARTICLES = 20  # of WikiText-2, the longest
@@ -23,14 +24,18 @@ SHARE = 5  # of WikiText's sentences one in so many judges
 
 
 def sentiment(data: Path, part: str) -> Iterator[Row]:
-    with (data / "sst2" / f"{part}.tsv").open(encoding="utf-8", newline="") as file:
-        for text, label in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE):
-            yield text, "", label
+    for text, label in cells(data / "sst2" / f"{part}.tsv", "text", "label"):
+        yield text, "", label
 
 
 def similarity(data: Path, part: str) -> Iterator[Row]:
-    with (data / "stsb" / f"stsb-en-{part}.csv").open(encoding="utf-8", newline="") as file:
-        yield from ((first, second, score) for first, second, score in csv.reader(file))
+    rows = cells(data / "stsb" / f"stsb-en-{part}.csv", "first", "second", "score")
+    yield from ((first, second, score) for first, second, score in rows)
+
+
+def cells(path: Path, *columns: str) -> Iterator[list[str]]:
+    """Yield the cells of each row of a file without a header."""
+    return (row for _, row in read_rows(Table(path, [(name, TEXT) for name in columns], columns)))
 
 
 def entities(data: Path, part: str) -> Iterator[Row]:
