@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.heads.body import HeadBody
-from bertlite.pruning import BertLike
+from bertlite.pruning import BertLike, refuse_optimised
 from bertlite.stack.body import BertBody
 
 Batch = Mapping[str, Any]  # a model's inputs, and its labels
@@ -61,6 +61,7 @@ def restored_modes(*models: BertLike) -> Iterator[None]:
 def check_model(model: object) -> None:
     if not isinstance(getattr(model, "base_model", None), BertBody):
         raise TypeError(f"{type(model).__name__} is no model of bertlite or bertlite.hf; load it with one of these")
+    refuse_optimised(cast(BertLike, model))
 
 
 def head_of(model: BertLike) -> HeadBody[Any]:

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from bertlite import torch_private
-from bertlite.activations import Activation
+from bertlite.activations import XIELU, Activation
 from bertlite.inference.linear import FixedLinear, Int8Linear, MakeLinear
 from bertlite.model import BertPreTrainedModel
 from bertlite.stack.attention import Attend
 from bertlite.stack.modules import BertAttention, BertLayer, BertOutput, BertSelfOutput, KeyInput
 
+TOKENWISE = (Activation, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.PReLU, XIELU)  # may take tokens in blocks
 LinearKind: TypeAlias = Callable[..., FixedLinear]  # FixedLinear, a class derived from it, or a partial of one
 
 
@@ -39,11 +40,12 @@ class FusedAttention(nn.Module):
     ) -> None:
         super().__init__()
         own = attention.self
+        size = own.attention_head_size
         groups = ([own.query], [own.key, own.value]) if separate_queries else ([own.query, own.key, own.value],)
         self.linears = nn.ModuleList(join_linears(make_heads, group) for group in groups)
-        self.shapes = [(len(group), own.num_attention_heads, own.attention_head_size) for group in groups]
-        del own.query, own.key, own.value
-        self.self = own  # for its relative positions
+        self.shapes = [(len(group), group[0].weight.shape[0] // size, size) for group in groups]
+        self.self = copy.copy(own)  # for its relative positions; another layer may have the same attention
+        self.self._modules = {name: part for name, part in own._modules.items() if name == "distance_embedding"}
         self.output = FusedOutput(attention.output, make)
 
     def forward(
@@ -74,6 +76,8 @@ class FusedOutput(nn.Module):
         super().__init__()
         self.dense = join_linears(make, [output.dense])
         self.LayerNorm = output.LayerNorm
+        if type(self.LayerNorm) not in TOKENWISE:
+            self.dense.rows_per_block = 0
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:  # (…, I), (…, D) -> (…, D)
         return run_in_blocks(self.dense.rows_per_block, self.add_and_normalise, x, residual)
@@ -94,11 +98,13 @@ class FusedLayer(BertLayer):
         if hasattr(layer, "crossattention"):
             self.crossattention = FusedAttention(layer.crossattention, make, make_heads, True)  # type: ignore[assignment]
         function = layer.intermediate.intermediate_act_fn
-        if isinstance(function, Activation):
+        if type(function) is Activation:
             self.intermediate = join_linears(make, [layer.intermediate.dense], function.name)  # type: ignore[assignment]
-        else:  # an activation with parameters
+        else:  # an activation with parameters, or one that was put there
             self.intermediate = nn.Sequential(join_linears(make, [layer.intermediate.dense]), function)  # type: ignore[assignment]
         self.output = FusedOutput(layer.output, make)
+        if type(function) not in TOKENWISE:
+            self.output.dense.rows_per_block = 0
 
     def feed_forward(self, x: Tensor) -> Tensor:  # (…, D) -> (…, D)
         return run_in_blocks(self.output.dense.rows_per_block, super().feed_forward, x)
@@ -107,8 +113,13 @@ class FusedLayer(BertLayer):
 def join_linears(make: MakeLinear, parts: list[nn.Linear], act: str | None = None) -> FixedLinear:
     """Make one linear layer whose outputs are those of all parts, in their order."""
     weights: list[Tensor] = [part.weight for part in parts]
-    biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
-    return make(weights[0] if len(weights) == 1 else torch.cat(weights), torch.cat(biases) if biases else None, act)
+    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+    if all(part.bias is None for part in parts):
+        return make(weight, None, act)
+    biases: list[Tensor] = [
+        part.weight.new_zeros(part.out_features) if part.bias is None else part.bias for part in parts
+    ]
+    return make(weight, torch.cat(biases), act)
 
 
 def run_in_blocks(rows: int, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
@@ -130,15 +141,15 @@ def fused_copy(model: BertPreTrainedModel, dtype: torch.dtype, kind: LinearKind)
     """
     floats = torch.float32 if dtype == torch.int8 else dtype
     model = copy_sharing_matrices(model)
-    layers = model.base_model.encoder.layer
     make = make_heads = other = partial(make_linear, kind, floats)
     if dtype == torch.int8:
         attends_in = torch.bfloat16 if torch_private.bfloat16_is_supported() else torch.float32
         make = partial(make_linear, Int8Linear, floats)
         make_heads = partial(make_linear, partial(Int8Linear, out=attends_in), floats)
-    for i, layer in enumerate(layers):
-        assert isinstance(layer, BertLayer)
-        layers[i] = FusedLayer(layer, make, make_heads, last=i == len(layers) - 1)
+    plain = list(model._layers())
+    fused = {each: FusedLayer(each, make, make_heads, last=each is plain[-1]) for each in dict.fromkeys(plain)}
+    model.base_model.encoder.layer = nn.ModuleList(fused[each] for each in plain)
+    model.base_model.encoder.is_optimised = True
     fix_linears(model, other)
     return model.to(floats).requires_grad_(False)
 

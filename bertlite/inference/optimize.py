@@ -7,7 +7,8 @@ from bertlite.inference.fusion import fused_copy
 from bertlite.inference.linear import FixedLinear, PackedLinear
 from bertlite.inference.native.conversion import kernels_if_any, native_copy, require_native
 from bertlite.inference.runtime import InferenceModel
-from bertlite.inference.support import refuse_wrapped, require_onednn
+from bertlite.inference.support import refuse_altered, require_onednn
+from bertlite.inference.verification import verify as verify_copy
 from bertlite.model import BertPreTrainedModel
 
 BACKENDS = ("auto", "native", "onednn", "inductor")
@@ -15,11 +16,12 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
 
 def optimize_for_inference(
-    model: BertPreTrainedModel, dtype: torch.dtype | None = None, backend: str = "auto"
+    model: BertPreTrainedModel, dtype: torch.dtype | None = None, backend: str = "auto", verify: bool = True
 ) -> InferenceModel:
     """Return a copy of the model that runs faster, and does nothing but run.
 
-    The copy shares nothing with `model`: let go of that one to have its memory back.
+    The copy shares nothing with `model`: let go of that one to have its memory back, and optimise it again after any
+    change to its weights, which the copy does not see.
 
     Args:
         model: BertModel or one of the task heads, pruned or not, on the CPU or a GPU.
@@ -31,21 +33,26 @@ def optimize_for_inference(
             "onednn" packs the weights for oneDNN's kernels, on the CPU; "inductor" has torch compile the model,
             at its first run, which needs a C++ compiler on the CPU.  "auto" on the CPU is "native" where that can run
             the model, else "onednn", with a warning if a compiler is all that is missing; elsewhere "inductor".
+        verify: compare what a few random tokens give with what the model gives, before torch compiles anything.  What
+            rounding in this dtype may change is measured on the model itself.
 
     Under "native" padding is left out, unless the model's attn_implementation is "eager": the outputs at padded
     positions are then zeros.
 
     Raises:
-        ValueError: the backend does not exist, or not for this model, device and dtype.
-        RuntimeError: this build of torch lacks the operators, or the native kernels cannot be compiled.
-        TypeError: `model` is not a bertlite model, or holds matrices that are not plain nn.Linear.
+        ValueError: the backend does not exist, or not for this model, device and dtype; or what the model gives is not
+            finite.
+        RuntimeError: this build of torch lacks the operators, or the native kernels cannot be compiled; or the copy
+            was verified and differs.
+        TypeError: `model` is not a bertlite model, or has modules that a copy would not reproduce: linear layers that
+            are not plain nn.Linear, layers of other classes, hooks within the encoder.
 
     Source: the operators are those that torch.compile itself writes for linear layers on the CPU
     (torch/_inductor/fx_passes/mkldnn_fusion.py and quantization.py of torch 2.13).
     """
     if not isinstance(model, BertPreTrainedModel):
         raise TypeError(f"model is a {type(model).__module__}.{type(model).__qualname__}; load it with bertlite")
-    refuse_wrapped(model)
+    refuse_altered(model)
     dtype = dtype or model.dtype
     check_request(backend, dtype, model.device)
     kernels = None
@@ -54,12 +61,15 @@ def optimize_for_inference(
     elif backend == "auto":
         kernels = kernels_if_any(model, dtype)
     if kernels is not None:
-        return InferenceModel(native_copy(model, dtype, kernels), "native", dtype)
-    if backend == "auto":
-        backend = "onednn" if model.device.type == "cpu" else "inductor"
-    if backend == "onednn":
-        require_onednn(dtype)
-    copied = fused_copy(model, dtype, PackedLinear if backend == "onednn" else FixedLinear)
+        backend, copied = "native", native_copy(model, dtype, kernels)
+    else:
+        if backend == "auto":
+            backend = "onednn" if model.device.type == "cpu" else "inductor"
+        if backend == "onednn":
+            require_onednn(dtype)
+        copied = fused_copy(model, dtype, PackedLinear if backend == "onednn" else FixedLinear)
+    if verify:
+        verify_copy(model, copied.eval(), backend, dtype)
     return InferenceModel(copied, backend, dtype)
 
 

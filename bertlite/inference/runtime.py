@@ -13,7 +13,7 @@ from bertlite.config import BertConfig
 from bertlite.inference.fusion import FusedOutput
 from bertlite.inference.linear import FixedLinear
 from bertlite.inference.native.saving import load_native, save_native
-from bertlite.model import BertPreTrainedModel
+from bertlite.model import BertModel, BertPreTrainedModel
 from bertlite.stack.outputs import ModelOutput
 
 # Up to so many tokens a GPU waits for its kernels to be launched, and they are launched as one CUDA graph.
@@ -91,6 +91,11 @@ class InferenceModel(nn.Module):
     @property
     def config(self) -> BertConfig:
         return self.model.config
+
+    @property
+    def base_model(self) -> BertModel:
+        """Return the BertModel inside, by which what prunes or measures a model sees that this one is packed."""
+        return self.model.base_model
 
     @property
     def device(self) -> torch.device:

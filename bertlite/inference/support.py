@@ -1,16 +1,46 @@
 """Checks before a model is optimised: what this torch can compute, and what the model is made of."""
 
 import warnings
+from operator import attrgetter
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bertlite import torch_private
 from bertlite.inference.linear import Int8Linear
+from bertlite.model import BertPreTrainedModel
+from bertlite.stack.body import has_hooks
+from bertlite.stack.modules import (
+    BertAttention,
+    BertIntermediate,
+    BertLayer,
+    BertOutput,
+    BertSelfAttention,
+    BertSelfOutput,
+)
 
 OPERATORS = ("reorder_linear_weight", "linear_pointwise", "packed_address", "packed_size")  # of torch_private
 INT8_OPERATORS = ("qlinear_prepack", "qlinear_pointwise")
 DTYPE_CHECKS = {torch.bfloat16: "bfloat16_is_supported", torch.float16: "float16_is_supported"}
+DROPOUT = (nn.Dropout, nn.Identity)
+ATTENTION_PARTS: dict[str, tuple[type[nn.Module], ...]] = {
+    "": (BertAttention,),
+    ".self": (BertSelfAttention,),
+    ".self.dropout": DROPOUT,
+    ".output": (BertSelfOutput,),
+    ".output.dropout": DROPOUT,
+}
+LAYER_PARTS: dict[str, tuple[type[nn.Module], ...]] = {  # the classes of a layer's modules; linear ones have no choice
+    "": (BertLayer,),
+    **{
+        f"{attention}{name}": kinds
+        for attention in ("attention", "crossattention")
+        for name, kinds in ATTENTION_PARTS.items()
+    },
+    "intermediate": (BertIntermediate,),
+    "output": (BertOutput,),
+    "output.dropout": DROPOUT,
+}
 
 
 def require_onednn(dtype: torch.dtype) -> None:
@@ -47,12 +77,60 @@ def has_signed_matmul() -> bool:
     return True
 
 
-def refuse_wrapped(model: nn.Module) -> None:
-    """Raise TypeError if a matrix of the model is not a plain nn.Linear, and name it."""
+def refuse_altered(model: BertPreTrainedModel) -> None:
+    """Raise TypeError if the model has a module that a conversion would replace and not reproduce, and name it.
+
+    Linear layers everywhere, and the modules of a layer of BERT, must be of their very classes, without hooks or
+    methods of their own.  LayerNorm and activations may be anything: the backends that replace them look for
+    themselves.
+    """
+    body = model.base_model
+    prefix = "encoder" if body is model else f"{model.base_model_prefix}.encoder"
+    refuse_kind(f"{prefix}.layer", body.encoder.layer, (nn.ModuleList,))
+    for i, layer in enumerate(body.encoder.layer):
+        for name, kinds in LAYER_PARTS.items():
+            if not name.startswith("cross") or hasattr(layer, "crossattention"):
+                path = f"{prefix}.layer.{i}.{name}".rstrip(".")
+                refuse_kind(path, attrgetter(name)(layer) if name else layer, kinds)
     for name, part in model.named_modules():
-        wrapped = isinstance(part, nn.Linear) and type(part) is not nn.Linear
-        if wrapped or (name.endswith((".dense", ".query", ".key", ".value")) and not isinstance(part, nn.Linear)):
+        if isinstance(part, nn.Linear) or name.endswith((".dense", ".query", ".key", ".value")):
+            refuse_wrapped(name, part)
+        elif not name.startswith(f"{prefix}."):
+            continue
+        if change := own_code(part):
             raise TypeError(
-                f"{name} is a {type(part).__module__}.{type(part).__qualname__}, not a plain nn.Linear: merge adapters"
-                " first, and start from the model that is not quantised"
+                f"{name} has {change}, which an optimised model would not run: remove it first (a mask of"
+                " torch.nn.utils.prune by its remove), or run the model itself"
             )
+
+
+def refuse_kind(name: str, part: nn.Module, kinds: tuple[type[nn.Module], ...]) -> None:
+    """Raise TypeError unless a module's class is one of these, and not derived from it."""
+    if type(part) not in kinds:
+        raise TypeError(
+            f"{name} is a {kind_of(part)}, not a plain {kinds[0].__name__}, whose code alone an optimised model runs:"
+            " optimise the model before it is compiled, wrapped or changed, or run the model itself"
+        )
+
+
+def refuse_wrapped(name: str, part: nn.Module) -> None:
+    """Raise TypeError unless a matrix is in a plain nn.Linear."""
+    tensors = [tensor for tensor in (getattr(part, "weight", None), getattr(part, "bias", None)) if tensor is not None]
+    odd = [part] if type(part) is not nn.Linear else [x for x in tensors if type(x) not in (nn.Parameter, Tensor)]
+    if odd:
+        raise TypeError(
+            f"{name} is a {kind_of(odd[0])}, not a plain nn.Linear: merge adapters first, and start from the model"
+            " that is not quantised"
+        )
+
+
+def own_code(part: nn.Module) -> str | None:
+    """Return what a module runs beside the code of its class: hooks, or a method of its own; None if nothing."""
+    if has_hooks(part):
+        return "hooks"
+    own = (name for name, value in vars(part).items() if callable(value) and callable(getattr(type(part), name, None)))
+    return next((f"a {name} of its own" for name in own), None)
+
+
+def kind_of(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"

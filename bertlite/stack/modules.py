@@ -290,6 +290,7 @@ class BertEncoder(nn.Module):
 
     layer_class: type[BertLayer] = BertLayer
     leaves_padding_out = False  # wherever it can, under "auto" and "sdpa" too
+    is_optimised = False  # its weights are packed, by `optimize_for_inference`
 
     def __init__(self, config: ConfigLike) -> None:
         super().__init__()

@@ -55,7 +55,7 @@ def native_copy(model: BertPreTrainedModel, dtype: torch.dtype, kernels: Kernels
     copied = copy_sharing_matrices(model)
     body = copied.base_model
     body.encoder = NativeEncoder(
-        NativeWeights.of(body.encoder.layer, body.config, dtype_name(dtype), kernels), kernels
+        NativeWeights.of(list(copied._layers()), body.config, dtype_name(dtype), kernels), kernels
     )
     return with_fixed_linears(copied, torch.float32 if dtype == torch.int8 else dtype)
 

@@ -25,7 +25,7 @@ class NativeEncoder(BertEncoder):
     Shapes:  B sequences · S positions · T tokens · D hidden · N heads;  … is (B, S) or, packed, (T,)
     """
 
-    leaves_padding_out = True
+    leaves_padding_out = is_optimised = True
 
     def __init__(self, weights: NativeWeights, kernels: Kernels) -> None:
         nn.Module.__init__(self)

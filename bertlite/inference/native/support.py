@@ -1,11 +1,17 @@
 """What keeps a model from the native kernels."""
 
-import torch
+from collections.abc import Iterator
 
+import torch
+from torch import nn
+
+from bertlite.activations import Activation
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference.native.calls import ACTIVATIONS, NUMBERS
 from bertlite.inference.native.library import missing_platform
+from bertlite.inference.support import kind_of, own_code
 from bertlite.model import BertPreTrainedModel
+from bertlite.stack.modules import BertEncoder, BertLayer
 
 LANES = 16  # of kernels/vectors.h
 
@@ -14,9 +20,11 @@ def missing_for_native(model: BertPreTrainedModel, dtype: torch.dtype) -> str | 
     """Say what keeps the native kernels from running a model in a dtype; None if nothing does."""
     config = model.config
     head_size = config.hidden_size // config.num_attention_heads
+    devices = {parameter.device.type: parameter.device for parameter in model.parameters()}
+    devices.pop("cpu", None)
     faults = {
         f"they compute in {', '.join(NUMBERS)}, not in {dtype_name(dtype)}": dtype_name(dtype) not in NUMBERS,
-        f"they are for the CPU, and the model is on {model.device}": model.device.type != "cpu",
+        f"they are for the CPU, and the model is on {', '.join(map(str, devices.values()))}": bool(devices),
         "they run encoders, and this model is a decoder": bool(config.is_decoder or config.add_cross_attention),
         f"they have no {config.position_embedding_type} positions": config.position_embedding_type != "absolute",
         f"head dims must be multiples of {LANES}, and this model's is {head_size}": bool(head_size % LANES),
@@ -24,4 +32,57 @@ def missing_for_native(model: BertPreTrainedModel, dtype: torch.dtype) -> str | 
         not in ACTIVATIONS,
     }
     platform = missing_platform()
-    return platform or next((fault for fault, holds in faults.items() if holds), None)
+    return (
+        platform or next((fault for fault, holds in faults.items() if holds), None) or next(differences(model), None)
+    )
+
+
+def differences(model: BertPreTrainedModel) -> Iterator[str]:
+    """Yield what the modules of the encoder have that the kernels, which go by the config, would not honour."""
+    encoder = model.base_model.encoder
+    if type(encoder) is not BertEncoder:
+        yield f"encoder is a {kind_of(encoder)}, not a plain BertEncoder"
+    if change := own_code(encoder):
+        yield f"encoder has {change}"
+    head_size = model.config.hidden_size // model.config.num_attention_heads
+    for i, layer in enumerate(model._layers()):
+        own = layer.attention.self
+        if (own.attention_head_size, own.position_embedding_type) != (head_size, "absolute"):
+            yield f"encoder.layer.{i}.attention.self has {own.position_embedding_type} positions or another head dim"
+        norms = {"attention.output": layer.attention.output.LayerNorm, "output": layer.output.LayerNorm}
+        for name, norm in norms.items():
+            fault = norm_fault(norm, model.config.hidden_size, model.config.layer_norm_eps)
+            if fault is not None:
+                yield f"encoder.layer.{i}.{name}.LayerNorm {fault}"
+        act, wanted = layer.intermediate.intermediate_act_fn, model.config.hidden_act
+        if type(act) is not Activation or act.name != wanted:
+            yield f"encoder.layer.{i}.intermediate.intermediate_act_fn is {act!r}, and the config has {wanted!r}"
+        for name, shape in matrix_shapes(layer, model.config.hidden_size).items():
+            found = tuple(layer.get_parameter(f"{name}.weight").shape)
+            if found != shape:
+                yield f"encoder.layer.{i}.{name} has a weight of {found}, not of {shape}"
+
+
+def norm_fault(norm: nn.Module, hidden_size: int, eps: float) -> str | None:
+    """Say in what a norm differs from the LayerNorm of the kernels; None if in nothing."""
+    if type(norm) is not nn.LayerNorm:
+        return f"is a {kind_of(norm)}, not a plain LayerNorm"
+    missing = [name for name in ("weight", "bias") if getattr(norm, name) is None]
+    if missing:
+        return f"has no {' and no '.join(missing)}"
+    if norm.normalized_shape != (hidden_size,):
+        return f"is for shape {tuple(norm.normalized_shape)}, not ({hidden_size},)"
+    return None if norm.eps == eps else f"has eps {norm.eps}, and the config {eps}"
+
+
+def matrix_shapes(layer: BertLayer, hidden_size: int) -> dict[str, tuple[int, int]]:
+    """Return the shapes that the matrices of a layer have if its counts of heads and neurons are true."""
+    own, neurons = layer.attention.self, layer.intermediate.dense.weight.shape[0]
+    width = own.num_attention_heads * own.attention_head_size
+    heads = {f"attention.self.{name}": (width, hidden_size) for name in ("query", "key", "value")}
+    return {
+        **heads,
+        "attention.output.dense": (hidden_size, width),
+        "intermediate.dense": (neurons, hidden_size),
+        "output.dense": (hidden_size, neurons),
+    }

@@ -255,7 +255,7 @@ def decoding(path: Path, device: PretendedDevice, model: Any, given: Given) -> A
 def optimised(path: Path, device: PretendedDevice, model: Any, given: Given) -> Any:
     """Run the optimised model, whose parts are left uncompiled."""
     with mock.patch.object(torch, "compile", lambda run, **_: run):
-        quick = bertlite.optimize_for_inference(model)
+        quick = bertlite.optimize_for_inference(model, verify=False)  # whose reading of values is none of a forward
     assert (quick.backend, quick.device.type) == ("inductor", "cuda")
     return quick(**given)
 

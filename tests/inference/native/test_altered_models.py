@@ -1,0 +1,208 @@
+"""bertlite/inference: a model whose modules are not what its config says runs as it is, or is refused by name.
+
+Each alteration is converted by every backend, unverified, so that the look at the modules is what is tested.
+"""
+
+import re
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import MethodType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from conftest import distance, make, make_batch
+from natively import SIZES as NATIVE_SIZES
+from natively import kernels_or_skip
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.nn.utils import parametrize, prune
+
+from bertlite import BertModel, optimize_for_inference
+from bertlite.activations import Activation
+from bertlite.causal import ablated
+from bertlite.stack.modules import BertEncoder, BertLayer
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch is built without oneDNN")
+WIDTH = NATIVE_SIZES["hidden_size"]
+NONE: tuple[str, ...] = ()
+FUSED = ("auto", "inductor")  # "auto" takes "onednn" where "native" does not run a model
+ALL = (*FUSED, "native")
+
+
+class DoubledLayer(BertLayer):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return 2 * super().forward(*args, **kwargs)
+
+
+class BackwardEncoder(BertEncoder):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        x, *others = super().forward(*args, **kwargs)
+        return -x, *others
+
+
+class MaxNorm(nn.Module):
+    """Not token by token: no block of tokens alone gives it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.abs().amax()
+
+
+def put(path: str, make_part: Callable[[Any], Any]) -> Callable[[BertModel], None]:
+    """Return what replaces the part at a path."""
+
+    def alter(model: BertModel) -> None:
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, make_part(model.get_submodule(path)))
+
+    return alter
+
+
+def on(path: str, change: Callable[[Any], Any]) -> Callable[[BertModel], None]:
+    """Return what changes the part at a path in place."""
+
+    def alter(model: BertModel) -> None:
+        change(model.get_submodule(path))
+
+    return alter
+
+
+def turn_into(cls: type[nn.Module]) -> Callable[[nn.Module], None]:
+    return lambda part: setattr(part, "__class__", cls)
+
+
+def linears(part: nn.Module) -> list[nn.Module]:
+    return [each for each in part.modules() if isinstance(each, nn.Linear)]
+
+
+def without_bias(part: Any) -> Any:
+    part.bias = None
+    return part
+
+
+def hooked(part: nn.Module) -> None:
+    part.register_forward_hook(lambda module, args, out: None)
+
+
+def negated(encoder: nn.Module) -> None:
+    encoder.register_forward_hook(lambda module, args, out: (-out[0], *out[1:]))
+
+
+def masked(part: nn.Module) -> None:
+    prune.random_unstructured(part, "weight", 0.5)
+
+
+def parametrized(part: nn.Module) -> None:
+    parametrize.register_parametrization(part, "weight", nn.Tanh())
+
+
+def doubled(part: nn.Module) -> None:
+    part.forward = MethodType(lambda self, x, *rest: 2 * type(self).forward(self, x, *rest), part)  # type: ignore[method-assign]
+
+
+def widen(model: BertModel) -> None:
+    layer: Any = model.encoder.layer[1]
+    layer.intermediate.dense, layer.output.dense = nn.Linear(WIDTH, 53), nn.Linear(53, WIDTH)
+
+
+def narrow(model: BertModel) -> None:
+    """Leave out a head by hand, so that its number is not what the module says."""
+    own: Any = model.encoder.layer[1].attention
+    own.self.query, own.self.key, own.self.value = (nn.Linear(WIDTH, 64) for _ in range(3))
+    own.output.dense = nn.Linear(64, WIDTH)
+
+
+def share(model: BertModel) -> None:
+    model.encoder.layer[1] = model.encoder.layer[2] = model.encoder.layer[0]
+
+
+def share_attention(model: BertModel) -> None:
+    model.encoder.layer[1].attention = model.encoder.layer[0].attention  # type: ignore[union-attr]
+
+
+def checkpointed(model: BertModel) -> None:
+    apply_activation_checkpointing(model, check_fn=lambda part: isinstance(part, BertLayer))
+
+
+class Alteration(NamedTuple):
+    alter: Callable[[BertModel], Any]
+    runs: tuple[str, ...]  # the backends that run it; the others refuse
+    name: str = ""  # of the module that an error names
+
+
+L = "encoder.layer.1"
+QUERY, OUTPUT, DROPOUT = f"{L}.attention.self.query", f"{L}.output.dense", f"{L}.output.dropout"
+NORM, FIRST_NORM = f"{L}.output.LayerNorm", f"{L}.attention.output.LayerNorm"
+ACT = f"{L}.intermediate.intermediate_act_fn"
+ALTERED = {
+    "a compiled layer": Alteration(put(L, lambda x: torch.compile(x, backend="eager")), NONE, L),
+    "layers in a wrapper of checkpointing": Alteration(checkpointed, NONE, "encoder.layer.0"),
+    "a layer of another class": Alteration(on(L, turn_into(DoubledLayer)), NONE, L),
+    "another output": Alteration(put(OUTPUT, lambda x: nn.Sequential(x, nn.Tanh())), NONE, OUTPUT),
+    "another dropout": Alteration(put(DROPOUT, lambda x: nn.Tanh()), NONE, DROPOUT),
+    "no dropout": Alteration(put(DROPOUT, lambda x: nn.Identity()), ALL),
+    "hooks on a layer": Alteration(on(L, hooked), NONE, L),
+    "hooks on a matrix": Alteration(on(QUERY, hooked), NONE, QUERY),
+    "hooks on the pooler's matrix": Alteration(on("pooler.dense", hooked), NONE, "pooler.dense"),
+    "backward hooks": Alteration(on(L, lambda x: x.register_full_backward_hook(print)), NONE, L),
+    "a forward of its own": Alteration(on(f"{L}.output", doubled), NONE, f"{L}.output"),
+    "a mask of torch's pruning": Alteration(on(QUERY, masked), NONE, QUERY),
+    "a parametrization": Alteration(on(QUERY, parametrized), NONE, QUERY),
+    "ablated heads": Alteration(
+        lambda model: ablated(model, {1: [0]}), NONE, "encoder.layer.0.attention.output.dense"
+    ),
+    "an encoder of another class": Alteration(on("encoder", turn_into(BackwardEncoder)), FUSED, "encoder"),
+    "hooks on the encoder": Alteration(on("encoder", negated), FUSED, "encoder"),
+    "another activation": Alteration(put(ACT, lambda x: Activation("relu")), FUSED, ACT),
+    "an activation of torch": Alteration(put(ACT, lambda x: nn.Softmax(-2)), FUSED, ACT),
+    "another eps": Alteration(on(NORM, lambda x: setattr(x, "eps", 0.5)), FUSED, NORM),
+    "RMSNorm": Alteration(put(NORM, lambda x: nn.RMSNorm(WIDTH)), FUSED, NORM),
+    "no norm": Alteration(put(FIRST_NORM, lambda x: nn.Identity()), FUSED, FIRST_NORM),
+    "a norm of one's own": Alteration(put(NORM, lambda x: MaxNorm()), FUSED, NORM),
+    "a norm without bias": Alteration(put(NORM, without_bias), FUSED, NORM),
+    "a norm without weight": Alteration(put(NORM, lambda x: nn.LayerNorm(WIDTH, 1e-12, False)), FUSED, NORM),
+    "keys without bias": Alteration(put(f"{L}.attention.self.key", without_bias), ALL),
+    "no biases": Alteration(lambda model: [without_bias(x) for x in linears(model.encoder)], ALL),
+    "one layer three times": Alteration(share, ALL),
+    "one attention twice": Alteration(share_attention, ALL),
+    "a layer less": Alteration(lambda model: model.encoder.layer.__delitem__(1), ALL),
+    "more neurons": Alteration(widen, ALL),
+    "fewer heads": Alteration(narrow, FUSED, QUERY),
+}
+
+
+def model_of_all_backends() -> BertModel:
+    return make(**NATIVE_SIZES).float()
+
+
+@pytest.mark.parametrize("backend", ["auto", "native", "inductor"])
+@pytest.mark.parametrize("what", ALTERED)
+def test_an_altered_model_runs_as_it_is_or_is_refused_by_name(what, backend):
+    if backend == "native":
+        kernels_or_skip()
+    alteration, model, batch = ALTERED[what], model_of_all_backends(), make_batch()
+    context = alteration.alter(model)
+    if backend not in alteration.runs:
+        named = pytest.raises((TypeError, ValueError), match=rf"\b{re.escape(alteration.name)} (is|has) ")
+        with named, context if hasattr(context, "__enter__") else nullcontext():
+            optimize_for_inference(model, torch.float32, backend, verify=False)
+        return
+    quick = optimize_for_inference(model, torch.float32, backend, verify=False)
+    assert quick.backend != "native" or "native" in alteration.runs
+    real = batch["attention_mask"].bool()
+    ours, plain = (full_of(each, batch)[real] for each in (quick.model, model))
+    assert distance(ours, plain) <= 2e-5 * float(plain.abs().max())  # some hundred steps of float32
+
+
+def full_of(model: BertModel, batch: dict[str, Tensor]) -> Tensor:
+    with torch.no_grad():
+        return model.forward(**batch).last_hidden_state  # which torch does not compile
+
+
+def test_blocks_of_tokens_are_left_to_parts_that_take_tokens_one_by_one():
+    model = model_of_all_backends()
+    put(NORM, lambda x: MaxNorm())(model)
+    put(ACT, lambda x: nn.Softmax(-2))(model)
+    quick = optimize_for_inference(model, torch.float32, "onednn")
+    batch = make_batch(60)  # 660 tokens: more than a block
+    assert distance(full_of(quick, batch), full_of(model, batch)) <= 1e-4

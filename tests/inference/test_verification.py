@@ -1,0 +1,126 @@
+"""bertlite/inference/verification.py: a copy that computes another model is an error, and a right one never is."""
+
+import copy
+
+import pytest
+import torch
+from conftest import HEADED, make, make_batch
+from optimised import onednn, skip_without
+from torch import Tensor
+
+import bertlite
+from bertlite import BertModel, causal, drop_layers, optimize_for_inference
+from bertlite.importance import head_importance
+from bertlite.inference.verification import verify
+from bertlite.parity.command import demo_checkpoint
+from bertlite.stack.modules import BertOutput
+
+pytestmark = onednn
+NATIVE = {"hidden_size": 80, "num_attention_heads": 5}  # the native kernels run it, where they can be had
+DTYPES = [torch.float32, torch.bfloat16, torch.int8]
+
+
+def without_residual(self: BertOutput, hidden_states: Tensor, residual: Tensor) -> Tensor:
+    return self.LayerNorm(self.dropout(self.dense(hidden_states)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("backend", ["auto", "onednn", "inductor"])
+def test_a_fault_that_no_look_at_the_modules_finds_is_an_error(backend, dtype, monkeypatch):
+    if dtype == torch.int8 and backend == "inductor":
+        return
+    skip_without(dtype)
+    model = make(**NATIVE).float()
+    monkeypatch.setattr(BertOutput, "forward", without_residual)
+    with pytest.raises(
+        RuntimeError, match=r"does not compute this model: .* differs by up to .*that rounding explains"
+    ):
+        optimize_for_inference(model, dtype, backend)
+    assert optimize_for_inference(model, dtype, backend, verify=False).compute_dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_trained_model_with_a_layer_less_is_another(dtype):
+    model = BertModel.from_pretrained(demo_checkpoint() or pytest.skip("the MiniLM checkpoint is not installed"))
+    quick = optimize_for_inference(model, dtype)
+    if dtype == torch.int8 and quick.backend == "onednn":
+        return  # whose noise hides a layer
+    for layer in (0, 2, 5):
+        less = optimize_for_inference(drop_layers(model, [layer]), dtype, quick.backend, verify=False)
+        with pytest.raises(RuntimeError, match="does not compute this model: for random tokens last_hidden_state"):
+            verify(model, less.model, quick.backend, dtype)
+
+
+@pytest.mark.parametrize("cls", [*HEADED, bertlite.BertLMHeadModel], ids=lambda cls: cls.__name__)
+def test_every_class_is_verified_by_its_head_too(cls):
+    decoder = {"is_decoder": True, "add_cross_attention": True} if cls is bertlite.BertLMHeadModel else {}
+    model = make(cls, **NATIVE, **decoder).float().train()
+    quick = optimize_for_inference(model)
+    assert model.training
+    wrong = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        for name, parameter in wrong.named_parameters():
+            if not name.startswith("bert."):
+                parameter.mul_(2)
+    with pytest.raises(RuntimeError, match="logits differs by up to"):
+        verify(model, wrong, quick.backend, torch.float32)
+
+
+@pytest.mark.parametrize("scale", [0, 30])
+def test_weights_of_any_size_pass(scale):
+    """With large ones rounding errors reach the size of the outputs."""
+    model = make(num_hidden_layers=6, **NATIVE).float()
+    with torch.no_grad():
+        for parameter in model.encoder.parameters():
+            parameter.mul_(scale)
+    for dtype in (torch.float32, torch.bfloat16, torch.int8):
+        optimize_for_inference(model, dtype)
+
+
+def test_sizes_of_one_pass():
+    optimize_for_inference(
+        make(max_position_embeddings=1, vocab_size=1, type_vocab_size=1, num_hidden_layers=0).float()
+    )
+
+
+def test_numbers_that_are_not_finite_are_refused():
+    model = make(**NATIVE).float()
+    with torch.no_grad():
+        model.encoder.layer[1].output.dense.weight[3, 3] = torch.nan
+    with pytest.raises(ValueError, match=r"the model's own last_hidden_state is not finite .*or pass verify=False"):
+        optimize_for_inference(model)
+    quick = optimize_for_inference(model, verify=False)
+    assert quick(**make_batch()).last_hidden_state.isnan().any()
+
+
+def test_a_model_that_takes_other_inputs_says_how_to_go_on():
+    class Own(BertModel):
+        def forward(self, pixels: Tensor) -> Tensor:  # type: ignore[override]
+            return pixels
+
+    with pytest.raises(TypeError) as raised:
+        optimize_for_inference(Own(make(**NATIVE).config))
+    assert "verify=False leaves them out" in raised.value.__notes__[0]
+
+
+CHANGES = {
+    "prune_heads": lambda model: bertlite.prune_heads(model, {0: [1]}),
+    "prune_neurons": lambda model: bertlite.prune_neurons(model, {0: [1]}),
+    "drop_layers": lambda model: drop_layers(model, [0]),
+    "compact": bertlite.compact,
+    "densify": bertlite.densify,
+    "head_importance": lambda model: head_importance(model, [make_batch()], target="kl"),
+    "ablated": lambda model: causal.ablated(model, {0: [1]}).__enter__(),
+    "resize": lambda model: model.resize_position_embeddings(50),
+}
+
+
+@pytest.mark.parametrize("backend", ["auto", "onednn"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_or_reads_layers_refuses_an_optimised_model(change, backend):
+    quick = optimize_for_inference(make(**NATIVE).float(), torch.float32, backend, verify=False)
+    with pytest.raises(TypeError, match=r"made by optimize_for_inference, .*take the model that was optimised"):
+        CHANGES[change](quick.model)
+    if change != "resize":
+        with pytest.raises(TypeError, match="made by optimize_for_inference"):
+            CHANGES[change](quick)
