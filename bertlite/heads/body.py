@@ -13,7 +13,7 @@ from bertlite.config import ConfigLike
 from bertlite.heads.layers import BertLMPredictionHead
 from bertlite.heads.losses import Items, check_labels, cross_entropy, pack_labels
 from bertlite.model import BertModel, with_own_forward
-from bertlite.stack.body import pick
+from bertlite.stack.body import Body, pick
 from bertlite.stack.outputs import Encoded, LogitsOutput
 
 Out = TypeVar("Out")
@@ -25,14 +25,13 @@ KINDS: dict[str, LabelKind] = {  # of a config's problem_type
 }
 
 
-class HeadBody(Generic[Out]):
+class HeadBody(Body, Generic[Out]):
     """Base of the task heads: the BertModel below, running it, and returning logits with their loss.
 
     Each `forward` spells out its arguments, though most are BertModel's: Trainer drops the columns of a data set that
     a signature does not name, exporters order inputs by it, and a misspelt keyword is a TypeError.
     """
 
-    config: Any  # a ConfigLike; which one is the base class's business
     bert: Any
     base_class: ClassVar[type[Any]] = BertModel
     output_type: ClassVar[type[Any]] = LogitsOutput

@@ -28,10 +28,15 @@ from bertlite.stack.packing import Packing
 Out = TypeVar("Out")
 
 
-class BertBody(Generic[Out]):
-    """The inputs, the mask and the stack of BERT."""
+class Body:
+    """First base of every body: Python refuses FSDP2's change of a model's class where `Generic` is the first."""
 
     config: Any  # a ConfigLike; which one is the base class's business
+
+
+class BertBody(Body, Generic[Out]):
+    """The inputs, the mask and the stack of BERT."""
+
     embeddings: BertEmbeddings
     encoder: BertEncoder
     pooler: BertPooler | None
