@@ -1,5 +1,6 @@
 """Running the stack as transformers runs it: each part is called as transformers calls it, whoever made it."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -9,12 +10,14 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAtte
 from bertlite.hf import compat
 from bertlite.hf.attention import RegisteredAttention
 from bertlite.hf.cache import LayerCache
+from bertlite.hf.compat import V5
 from bertlite.hf.masks import OURS, SettledMask, is_own, mask_for
 from bertlite.stack.attention import BACKENDS
 from bertlite.stack.body import BertBody
 from bertlite.stack.gates import read_gates
 from bertlite.stack.inputs import Inputs
 from bertlite.stack.layouts import Attention, Layout
+from bertlite.stack.masks import values_readable
 from bertlite.stack.modules import First
 from bertlite.stack.outputs import Encoded
 
@@ -30,6 +33,9 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
 
     def encode(self, inputs: Inputs, cache: Any) -> Encoded:
         """Run the parts as transformers calls them, so that any of them may be another's; see `BertBody.encode`."""
+        ids, unmasked = inputs.input_ids, inputs.attention_mask is None and inputs.cu_seqlens is None
+        if not V5 and unmasked and ids is not None and values_readable(ids):
+            self.warn_if_padding_and_no_attention_mask(ids, None)
         layout = self.choose(inputs, cache)
         x = self.embeddings(
             layout.pack_ids(inputs.input_ids),
@@ -55,14 +61,39 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
         wanted = {"output_attentions": inputs.output_attentions, "output_hidden_states": inputs.output_hidden_states}
         options |= {name: True for name, value in wanted.items() if value}
         out = self.encoder(x, mask_for(self.encoder, mask), **options)
-        x, every = out[0], getattr(out, "hidden_states", None)
+        every, crossed = getattr(out, "hidden_states", None), getattr(out, "cross_attentions", None)
+        if V5 and inputs.output_attentions and crossed is None:
+            crossed = ()
         return Encoded(
-            last_hidden_state=x,
-            hidden_states=None if every is None else tuple(map(layout.unpack, every)),
+            last_hidden_state=out[0],
+            hidden_states=None if every is None else states_named(inputs.output_hidden_states, every, layout),
             attentions=getattr(out, "attentions", None),
-            cross_attentions=getattr(out, "cross_attentions", None),
+            cross_attentions=crossed,
             layout=layout.firsts() if inputs.first_token_only else layout,
         )
+
+    def unpacked(self, encoded: Encoded, return_dict: bool | None) -> Any:
+        """Return what `forward` gives its caller; what is recorded comes last in 5, and in the tuples of 4."""
+        states, wants_dict = encoded.hidden_states, self.config.return_dict if return_dict is None else return_dict
+        recorded_last = V5 or not wants_dict
+        last = None if states is None else states[-1]
+        recorded = {
+            "hidden_states": states,
+            "attentions": encoded.attentions,
+            "cross_attentions": encoded.cross_attentions,
+        }
+        out = self.output_type(
+            last_hidden_state=encoded.layout.unpack(encoded.last_hidden_state) if last is None else last,
+            pooler_output=encoded.pooler_output,
+            past_key_values=encoded.past_key_values,
+            **({} if recorded_last else recorded),
+        )
+        for name, value in recorded.items():
+            if recorded_last and value is not None:
+                out[name] = value
+        if wants_dict:
+            return out
+        return out.to_tuple() if V5 or self.pooler is not None else (out[0], None, *out[1:])
 
     def head_gates(self, head_mask: Tensor, layout: Layout, x: Tensor, first: First | None) -> list[Tensor]:
         """Return a mask of heads for each layer, (B or 1, N, S or 1, 1); where padding is left out (T or 1, N, 1)."""
@@ -105,13 +136,21 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
     def cache_for(self, past: Any, use_cache: bool | None, crossed: bool) -> Any:
         if past is None and not self.returns_cache(use_cache):
             return None
-        if past is None:
-            past = compat.new_cache(self.config, crossed)
-        elif isinstance(past, tuple):
-            past = compat.from_legacy(past)
-        elif not hasattr(past, "get_seq_length"):
+        past = compat.new_cache(self.config, crossed) if past is None else compat.from_legacy(past)
+        if not hasattr(past, "get_seq_length"):
             raise TypeError(f"past_key_values is a {type(past).__name__}; pass a cache of transformers")
         return LayerCache(past)
 
     def cache_out(self, cache: Any) -> Any:
         return cache.cache
+
+
+def states_named(named: Any, states: Sequence[Tensor], layout: Layout) -> tuple[Tensor | None, ...]:
+    """Return the hidden states whose indices a sequence names, from the end too, and None for others; True is all."""
+    count = len(states)
+    indices = named if isinstance(named, Sequence) else range(count)
+    wrong = [i for i in indices if not -count <= i < count]
+    if wrong:
+        raise ValueError(f"output_hidden_states names {wrong[0]}; there are {count}, 0 to {count - 1}")
+    wanted = {i % count for i in indices}
+    return tuple(layout.unpack(state) if i in wanted else None for i, state in enumerate(states))

@@ -7,8 +7,10 @@ import transformers
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PretrainedConfig
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, create_causal_mask
+from transformers.utils import TransformersKwargs
 
 V5 = int(transformers.__version__.split(".")[0]) >= 5
+IGNORED = (*TransformersKwargs.__annotations__, "cache_position")  # what every forward takes, with a use for it or not
 EMBEDS = "inputs_embeds" if V5 else "input_embeds"  # what the argument of the mask functions is called
 
 
@@ -21,12 +23,14 @@ def new_cache(config: PretrainedConfig, crossed: bool) -> Any:
     return DynamicCache(config=config)
 
 
-def from_legacy(past: tuple[Any, ...]) -> Any:
-    """4.57's tuples of tensors as a cache.
+def from_legacy(past: Any) -> Any:
+    """Return 4.57's tuples of tensors as a cache, and any other cache as it is.
 
     Raises:
         TypeError: under 5.x, which has no such tuples.
     """
+    if not isinstance(past, tuple):
+        return past
     if V5:
         raise TypeError("past_key_values is a tuple; transformers 5 takes a DynamicCache or an EncoderDecoderCache")
     return EncoderDecoderCache.from_legacy_cache(past)

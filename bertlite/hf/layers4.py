@@ -118,6 +118,12 @@ class BertLayer(Layer):
 class BertEncoder(Encoder):
     layer_class: type[modules.BertLayer] = BertLayer
 
+    def cache_for(self, past: Any, use_cache: bool, crossed: bool) -> Any:
+        """Return the cache that is used: one like those of 4.57 if a decoder is to have one, and is given none."""
+        if not (use_cache and self.config.is_decoder):
+            return past
+        return compat.new_cache(self.config, crossed) if past is None else compat.from_legacy(past)
+
     def call_layer(
         self, layer: Any, x: Tensor, mask: SettledMask, gate: Tensor | None, others: EncoderInputs
     ) -> tuple[Tensor, Sequence[Tensor | None]]:
@@ -148,13 +154,9 @@ class BertEncoder(Encoder):
         return_dict: bool | None = True,
         cache_position: Tensor | None = None,
     ) -> Any:
-        if use_cache and self.config.is_decoder:
-            if past_key_values is None:
-                past_key_values = compat.new_cache(self.config, encoder_hidden_states is not None)
-            elif isinstance(past_key_values, tuple):
-                past_key_values = compat.from_legacy(past_key_values)
+        past = self.cache_for(past_key_values, bool(use_cache), encoder_hidden_states is not None)
         others = EncoderInputs(
-            encoder_hidden_states, encoder_attention_mask, past_key_values, past_key_values is not None,
-            output_attentions, output_hidden_states, cache_position,
+            encoder_hidden_states, encoder_attention_mask, past, past is not None, output_attentions,
+            output_hidden_states, cache_position,
         )  # fmt: skip
         return self.run(hidden_states, attention_mask, head_mask, others, bool(return_dict))

@@ -9,15 +9,11 @@ from typing import Any
 from torch import Tensor
 from transformers.models.bert import modeling_bert as stock
 
+from bertlite.hf import compat
 from bertlite.hf.layers import Attention, Encoder, EncoderInputs, Layer, SelfAttention
 from bertlite.hf.masks import SettledMask, mask_for, own, settled
 from bertlite.hf.parts import WithoutStock
 from bertlite.stack import modules
-
-IGNORED = {  # names that transformers hands to every layer, whatever they mean to it
-    *("cache_position", "position_ids", "use_cache", "output_hidden_states", "return_dict", "num_items_in_batch"),
-    *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "is_causal"),
-}
 
 
 def refuse_unknown(options: dict[str, Any]) -> None:
@@ -26,7 +22,7 @@ def refuse_unknown(options: dict[str, Any]) -> None:
     Raises:
         TypeError: it names them.
     """
-    unknown = sorted(options.keys() - IGNORED)
+    unknown = sorted(options.keys() - {*compat.IGNORED, "use_cache", "return_dict"})
     if unknown:
         raise TypeError(f"attention has no argument {', '.join(unknown)}")
 
@@ -156,7 +152,7 @@ class BertEncoder(Encoder):
             others.past,  # by its place: transformers drops it by its name where layers are checkpointed
             **options,
         )
-        if not isinstance(out, Tensor):
+        if isinstance(out, tuple | list):
             return out[0], out[1:]
         return out, mask.weights[found] if mask.weights is not None and len(mask.weights) > found else ()
 
@@ -176,6 +172,7 @@ class BertEncoder(Encoder):
         return_dict: bool | None = True,
         **others: Any,
     ) -> Any:
+        refuse_unknown(others)
         inputs = EncoderInputs(
             encoder_hidden_states, encoder_attention_mask, past_key_values, bool(use_cache), output_attentions,
             output_hidden_states,

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from bertlite.hf.attention import RegisteredAttention
 from bertlite.stack.attention import BACKENDS
@@ -97,7 +98,11 @@ def is_own(module: nn.Module) -> bool:
 
 def mask_for(module: nn.Module, mask: Any) -> Any:
     """Return a mask in the form that a module takes."""
-    if not isinstance(mask, SettledMask) or is_own(module):
+    if not isinstance(mask, SettledMask):
+        return mask
+    if isinstance(mask.rows[0], Proxy):  # torch.fx traces with stand-ins: a part that it runs whole takes a tensor
+        return mask.tensor() if mask.rows[0].tracer.is_leaf_module(module, "") else mask
+    if is_own(module):
         return mask
     wrapped = getattr(type(module).forward, "takes_settled_mask", False)  # a function around ours, which hands it on
     return mask if wrapped and not mask.has_tensor else mask.tensor()
@@ -105,7 +110,7 @@ def mask_for(module: nn.Module, mask: Any) -> Any:
 
 def settled(mask: Any) -> SettledMask | None:
     """Return the settled mask that this one is, or was made from; None for the tensor of a caller."""
-    return mask if isinstance(mask, SettledMask) else getattr(mask, "settled", None)
+    return mask if isinstance(mask, SettledMask) else vars(mask).get("settled") if isinstance(mask, Tensor) else None
 
 
 def settle(

@@ -1,6 +1,6 @@
 """bertlite's bodies as transformers models: the same stack on PreTrainedModel, with transformers' own outputs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -28,7 +28,6 @@ from bertlite.checkpoint.skeleton import is_misaligned
 from bertlite.heads import models as heads
 from bertlite.heads.body import HeadBody
 from bertlite.heads.layers import BertLMPredictionHead
-from bertlite.heads.losses import Items
 from bertlite.hf import compat, layers4, layers5, parts
 from bertlite.hf.attention import additive_scores
 from bertlite.hf.calls import StockCalls
@@ -36,8 +35,8 @@ from bertlite.hf.config import complete_config_, heads_by_layer
 from bertlite.hf.folder import check_folder
 from bertlite.hf.masks import OURS
 from bertlite.hf.signatures import in_stocks_order
-from bertlite.stack.body import BertBody, pick
-from bertlite.stack.masks import values_readable
+from bertlite.stack.attention import BACKENDS
+from bertlite.stack.body import BertBody
 
 logger = logging.get_logger(__name__)
 
@@ -102,6 +101,25 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
             return requested_attention
         return super().get_correct_attn_implementation(requested_attention, is_init_check)
 
+    def check_unused(self, attention_mask: Tensor | None, unused: dict[str, Any]) -> None:
+        """Check the arguments that `forward` takes because transformers does, and leaves out.
+
+        Raises:
+            TypeError: one that this model has no use for.
+            ValueError: one that transformers leaves out too, but not with this attention and mask.
+        """
+        given = {name: value for name, value in unused.items() if value is not None}
+        wrong = sorted(given.keys() - compat.IGNORED)
+        if wrong:
+            raise TypeError(f"{type(self).__name__}.forward has no {wrong[0]}; leave it None")
+        name, causal = self.config._attn_implementation, given.get("is_causal")
+        unmasked = attention_mask is None or (causal is not None and bool(attention_mask.all()))
+        if causal not in (None, self.config.is_decoder) and unmasked and name != "eager":
+            raise ValueError(f"is_causal is {causal}; set is_decoder={causal} in the config of the model instead")
+        packed = [each for each in given if each.startswith(("cu_seq_lens", "max_length"))]
+        if packed and name not in (None, "sdpa", "auto", *BACKENDS):
+            raise ValueError(f"{packed[0]} does not reach attention {name!r}; use 'packed', and cu_seqlens")
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         transformers.PreTrainedModel._init_weights(self, module)
@@ -159,20 +177,12 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
             super().gradient_checkpointing_enable(gradient_checkpointing_kwargs or {"use_reentrant": False})
 
 
-def select_states(states: tuple[Tensor, ...] | None, indices: Sequence[int]) -> tuple[Tensor | None, ...] | None:
-    """Return the hidden states at these indices, which count from the end too, in their places; None in the others."""
-    if states is None:
-        return None
-    wrong = [i for i in indices if not -len(states) <= i < len(states)]
-    if wrong:
-        raise ValueError(f"output_hidden_states names {wrong[0]}; there are {len(states)}, 0 to {len(states) - 1}")
-    wanted = {i % len(states) for i in indices}
-    return tuple(state if i in wanted else None for i, state in enumerate(states))
-
-
 @in_stocks_order
 class BertModel(StockCalls, BertPreTrainedModel, stock.BertModel):
-    """`transformers.BertModel` with bertlite's stack."""
+    """`transformers.BertModel` with bertlite's stack.
+
+    `output_hidden_states` may also be a list of indices, as in 5; the other states are None in the tuple.
+    """
 
     output_type = BaseModelOutputWithPoolingAndCrossAttentions
     _can_record_outputs = {"hidden_states": layers.BertLayer, "attentions": layers.BertSelfAttention}
@@ -187,63 +197,6 @@ class BertModel(StockCalls, BertPreTrainedModel, stock.BertModel):
         self.pooler = parts.BertPooler(config) if add_pooling_layer else None
         self.attn_implementation = config._attn_implementation  # as in 4.57
         self.position_embedding_type = config.position_embedding_type
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        *,
-        inputs_embeds: Tensor | None = None,
-        head_mask: Tensor | None = None,
-        encoder_hidden_states: Tensor | None = None,
-        encoder_attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        use_cache: bool | None = None,
-        cu_seqlens: Tensor | None = None,
-        first_token_only: bool = False,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | Sequence[int] | None = None,
-        return_dict: bool | None = None,
-        return_encoded: bool = False,
-        cache_position: Tensor | None = None,
-    ) -> Any:
-        """`bertlite.BertModel.forward`, and what transformers adds to it.
-
-        Args:
-            output_hidden_states: also a list of indices, as in 5.x; the other hidden states are None in the tuple.
-            cache_position: passed by 4.57's generate; it follows from the cache.
-        """
-        listed = output_hidden_states if isinstance(output_hidden_states, Sequence) else None
-        keep = output_hidden_states if not isinstance(output_hidden_states, Sequence) else bool(output_hidden_states)
-        out = super().forward(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds=inputs_embeds,
-            head_mask=head_mask,
-            encoder_hidden_states=encoder_hidden_states,
-            encoder_attention_mask=encoder_attention_mask,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            cu_seqlens=cu_seqlens,
-            first_token_only=first_token_only,
-            output_attentions=output_attentions,
-            output_hidden_states=keep,
-            return_dict=return_dict if listed is None else True,
-            return_encoded=return_encoded,
-        )
-        unmasked = attention_mask is None and cu_seqlens is None and not compat.V5
-        if unmasked and input_ids is not None and values_readable(input_ids):
-            self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)  # now that the ids have been checked
-        if listed is None:
-            return out
-        out.hidden_states = select_states(out.hidden_states, listed)
-        if return_encoded:
-            return out
-        return pick(out, self.config.return_dict if return_dict is None else return_dict)
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.embeddings.word_embeddings
@@ -295,49 +248,6 @@ class BertLMHeadModel(
         if not config.is_decoder:
             logger.warning("BertLMHeadModel writes from left to right only with is_decoder=True")
         super().__init__(config)
-
-    def forward(  # type: ignore[override]  # as for the body beside it
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        *,
-        inputs_embeds: Tensor | None = None,
-        head_mask: Tensor | None = None,
-        encoder_hidden_states: Tensor | None = None,
-        encoder_attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        past_key_values: Any = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        num_items_in_batch: Items = None,
-        shift_labels: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-        cache_position: Tensor | None = None,
-    ) -> Any:
-        """`bertlite.BertLMHeadModel.forward`; `cache_position` is for 4.57's generate and follows from the cache."""
-        return super().forward(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds=inputs_embeds,
-            head_mask=head_mask,
-            encoder_hidden_states=encoder_hidden_states,
-            encoder_attention_mask=encoder_attention_mask,
-            labels=labels,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            logits_to_keep=logits_to_keep,
-            num_items_in_batch=num_items_in_batch,
-            shift_labels=shift_labels,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=return_dict,
-        )
 
 
 @in_stocks_order

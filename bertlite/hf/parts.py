@@ -53,15 +53,12 @@ class BertEmbeddings(modules.BertEmbeddings, WithoutStock, stock.BertEmbeddings)
             position_ids = self.position_ids[:, past_key_values_length : past_key_values_length + length]
             if hasattr(self.position_embeddings.weight, "grad_sample"):  # of Opacus, which wants (B, S)
                 position_ids = position_ids.expand(tokens.shape[:2])
-        return super().forward(input_ids, token_type_ids, position_ids, inputs_embeds)
+        return modules.BertEmbeddings.forward(self, input_ids, token_type_ids, position_ids, inputs_embeds)
 
 
 class BertSelfOutput(modules.BertSelfOutput, WithoutStock, stock.BertSelfOutput):
     def __init__(self, config: Any, width: int | None = None) -> None:
         super().__init__(config, config.hidden_size if width is None else width)
-
-    def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
-        return super().forward(hidden_states, input_tensor)
 
 
 class BertIntermediate(modules.BertIntermediate, WithoutStock, stock.BertIntermediate):
@@ -69,8 +66,7 @@ class BertIntermediate(modules.BertIntermediate, WithoutStock, stock.BertInterme
 
 
 class BertOutput(modules.BertOutput, WithoutStock, stock.BertOutput):
-    def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
-        return super().forward(hidden_states, input_tensor)
+    pass
 
 
 class BertPooler(modules.BertPooler, WithoutStock, stock.BertPooler):

@@ -110,7 +110,7 @@ class Padded:
 
     def positions(self, given: Tensor | None) -> Tensor | None:
         past = self.keys - self.length
-        return torch.arange(past, self.keys, device=self.device)[None] if given is None and past else given
+        return torch.arange(past, self.keys, device=self.device)[None] if given is None and past > 0 else given
 
     def gate(self, gate: Tensor) -> Tensor:
         return gate

@@ -121,8 +121,8 @@ class BertSelfOutput(nn.Module):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def forward(self, context: Tensor, residual: Tensor) -> Tensor:  # (…, N·H), (…, D) -> (…, D)
-        return self.LayerNorm(self.dropout(self.dense(context)) + residual)
+    def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:  # (…, N·H), (…, D) -> (…, D)
+        return self.LayerNorm(self.dropout(self.dense(hidden_states)) + input_tensor)
 
 
 class BertAttention(nn.Module):
@@ -162,8 +162,8 @@ class BertOutput(nn.Module):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def forward(self, hidden_states: Tensor, residual: Tensor) -> Tensor:  # (…, intermediate), (…, D) -> (…, D)
-        return self.LayerNorm(self.dropout(self.dense(hidden_states)) + residual)
+    def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:  # (…, intermediate), (…, D) -> (…, D)
+        return self.LayerNorm(self.dropout(self.dense(hidden_states)) + input_tensor)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from pairs import (
     states_of,
     theirs_of,
 )
+from transformers.utils import TransformersKwargs
 
 import bertlite
 from bertlite import hf
@@ -149,6 +150,7 @@ def test_without_a_pooler() -> None:
     ours = hf.BertModel(config_of(), add_pooling_layer=False).double().eval()
     ours.load_state_dict(theirs.state_dict())
     assert_same(dict(ours(**inputs_of())), dict(theirs(**inputs_of())))
+    assert len(ours(**inputs_of(), return_dict=False)) == len(theirs(**inputs_of(), return_dict=False)) == 2 - V5
     assert ours.pooler is None
     assert ours(**inputs_of()).pooler_output is None
 
@@ -274,6 +276,58 @@ def test_the_signature_names_what_clients_look_for(name: str) -> None:
     assert all(p.kind is not p.VAR_KEYWORD for p in parameters.values())
     if name in ("BertModel", "BertLMHeadModel"):
         assert {"past_key_values", "use_cache", "encoder_hidden_states", "encoder_attention_mask"} <= set(parameters)
+
+
+def laid_out(value: Any) -> Any:
+    """Return how an output is made up, tensors by their shapes; a cache counts as one thing."""
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape)
+    return [laid_out(each) for each in value] if isinstance(value, tuple) else type(value)
+
+
+@pytest.mark.parametrize("wanted", [(), ("hidden_states",), ("attentions",), ("hidden_states", "attentions")], ids=str)
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        *((name, {}) for name in MODELS),
+        *((name, each) for name in ("BertModel", "BertLMHeadModel") for each in (DECODER, CROSS)),
+    ],
+    ids=str,
+)
+def test_fields_have_the_order_of_transformers(name: str, changes: dict[str, Any], wanted: tuple[str, ...]) -> None:
+    theirs, ours = pair(name, "eager", **changes)
+    asked = {f"output_{field}": True for field in wanted}
+    inputs = {**inputs_of(name), **(states_of() if "add_cross_attention" in changes else {}), **asked}
+    assert list(ours(**inputs).keys()) == list(theirs(**inputs).keys())
+    got, expected = (model(**inputs, return_dict=False) for model in (ours, theirs))
+    assert laid_out(got) == laid_out(expected)
+
+
+@pytest.mark.parametrize("name", [*MODELS, "BertLMHeadModel"])
+def test_arguments_that_transformers_ignores_are_ignored(name: str) -> None:
+    model, inputs = ours_of(name, "eager"), inputs_of(name)
+    wanted = dict(model(**inputs))
+    known = inspect.signature(getattr(bertlite, name).forward).parameters
+    for ignored in TransformersKwargs.__annotations__.keys() - known.keys():
+        assert_same(dict(model(**inputs, **{ignored: torch.tensor(True)})), wanted, atol=0)
+    layer = ours_of("BertModel").encoder.layer[0]
+    states = torch.ones(1, 5, 48, dtype=F64)
+    if V5:
+        assert_same(layer(states, **dict.fromkeys(TransformersKwargs.__annotations__)), layer(states), atol=0)
+    with pytest.raises(TypeError, match="headmask"):
+        layer(states, headmask=None)
+
+
+@only_5
+def test_arguments_that_transformers_does_not_ignore_everywhere_are_refused_there() -> None:
+    ids = inputs_of()["input_ids"]
+    for backend, given, message in (
+        ("sdpa", {"is_causal": True}, "is_causal is True; set is_decoder=True"),
+        ("flex_attention", {"cu_seq_lens_q": torch.tensor([0, 11])}, "cu_seq_lens_q does not reach attention 'flex_"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ours_of("BertModel", backend)(ids, **given)
 
 
 def test_labels_leave_the_config_as_it_is() -> None:
