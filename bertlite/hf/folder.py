@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from bertlite.config import SIZES, BertConfig
 from bertlite.model import BertModel
 
 
-def check_folder(source: Any, options: Mapping[str, Any]) -> None:
+def check_folder(source: Any, options: Mapping[str, Any], is_bert: bool) -> None:
     """Refuse a folder whose config is no BERT's, or whose weights are damaged, lie or would run.
 
     Tensors stay in their file.  What comes from the hub, as a state_dict or in a format of others is left to
@@ -24,6 +25,7 @@ def check_folder(source: Any, options: Mapping[str, Any]) -> None:
     Args:
         source: the first argument of from_pretrained.
         options: its others.
+        is_bert: whether the model is one of ours; a class of the user's own may have a config that is no BERT's.
 
     Raises:
         ValueError: it names the file and what is wrong with it.
@@ -38,7 +40,9 @@ def check_folder(source: Any, options: Mapping[str, Any]) -> None:
         return
     config = options.get("config")
     if config is None:
-        config = BertConfig.from_json_file(files.config, **{name: options[name] for name in SIZES if name in options})
+        sizes = {name: options[name] for name in SIZES if name in options}
+        with nullcontext() if is_bert else suppress(ValueError):
+            config = BertConfig.from_json_file(files.config, **sizes)
     if options.get("use_safetensors") is False and "safetensors" in files.weights.name:
         return  # transformers reads another file
     state = read_tensors(files)
@@ -50,7 +54,7 @@ def check_folder(source: Any, options: Mapping[str, Any]) -> None:
         )
     names = [(current_name(name, ""), name) for name in state]
     twice = [f"{new} is there twice, once as {old}" for new, old in names if new != old and new in state]
-    if not isinstance(config, str | os.PathLike):
+    if not isinstance(config, str | os.PathLike | None):
         twice += implausible_sizes(state, config)
     raise_faults(f"{files.weights} does not fit {files.config.name}:", twice)
     if isinstance(config, BertConfig):  # else the caller has another one than the folder

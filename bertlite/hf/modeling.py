@@ -36,7 +36,7 @@ from bertlite.hf.folder import check_folder
 from bertlite.hf.masks import OURS
 from bertlite.hf.signatures import in_stocks_order
 from bertlite.stack.attention import BACKENDS
-from bertlite.stack.body import BertBody
+from bertlite.stack.body import BertBody, set_config
 
 logger = logging.get_logger(__name__)
 
@@ -63,8 +63,8 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
 
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
         transformers.PreTrainedModel.__init__(self, config)
-        complete_config_(self.config)
         if isinstance(self, HeadBody | BertBody):
+            complete_config_(self.config)
             self.build(self.config, *args, **options)
             self.post_init()
 
@@ -77,7 +77,7 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
                 the weights of any checkpoint.
         """
         with torch.device("cpu"):  # a default device of "meta" is transformers' to refuse, in its own words
-            check_folder(pretrained_model_name_or_path, options)
+            check_folder(pretrained_model_name_or_path, options, issubclass(cls, HeadBody | BertBody))
         loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **options)
         model = loaded[0] if isinstance(loaded, tuple) else loaded  # with output_loading_info=True
         for parameter in model.parameters():
@@ -89,9 +89,20 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
     def prune_heads(self, heads_to_prune: Mapping[int, Iterable[int]]) -> None:
         """Remove heads, numbered as in the unpruned model; see `bertlite.prune_heads_`.
 
-        The model gets a config of its own, so that another model made from the same one is left alone.
+        The model gets a config of its own, so that another model made from the same one is left alone.  A class of
+        one's own, whose base model has a `_prune_heads`, is pruned by that.
         """
-        pruning.prune_heads_(self, heads_by_layer(heads_to_prune, self.config))
+        heads = heads_by_layer(heads_to_prune, self.config)
+        if self.prunes_itself:
+            after = pruning.with_pruned(self.config, heads)
+            self.base_model._prune_heads(heads)
+            set_config(self, after)
+        else:
+            pruning.prune_heads_(self, heads)
+
+    @property
+    def prunes_itself(self) -> bool:
+        return type(self.base_model)._prune_heads is not BertPreTrainedModel._prune_heads
 
     _prune_heads = prune_heads
 
@@ -131,8 +142,10 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
     if compat.V5:  # where code of transformers 4 calls this alone
 
         def init_weights(self) -> None:
-            """Initialise the weights that are new; 5 wants `post_init`, which calls this."""
+            """Initialise the weights that are new; 5 wants `post_init`, which calls this, and 4 prunes here."""
             if "all_tied_weights_keys" in vars(self):
+                if getattr(self.config, "pruned_heads", None) and self.prunes_itself:
+                    self.prune_heads(self.config.pruned_heads)
                 super().init_weights()
             else:
                 self.post_init()

@@ -25,7 +25,7 @@ def find_pruneable_heads_and_indices(
     wrong = [head for head in gone if not -n_heads <= head < n_heads]
     if wrong:
         raise IndexError(f"there is no head {wrong[0]} among the {n_heads} that are left")
-    kept = torch.ones(n_heads, head_size, dtype=torch.bool)
+    kept = torch.ones(n_heads, head_size, dtype=torch.bool, device="cpu")  # also where a model is made without values
     kept[list(gone)] = False
     return found, kept.flatten().nonzero().squeeze(-1)
 

@@ -255,6 +255,38 @@ def test_a_class_of_ones_own_loads_prunes_and_saves(tmp_path: Path) -> None:
     assert_same(Regressor.from_pretrained(tmp_path / "pruned", dtype=F64, width=5).eval()(**inputs_of()), after)
 
 
+class Elsewhere(hf.BertPreTrainedModel):
+    """Runs none of our parts, as LAVIS's Q-Former and BLIP's and ALBEF's decoders do."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.dense = nn.Linear(config.hidden_size, 3)
+        self.post_init()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("add_cross_attention", True),
+        ("position_embedding_type", "rope"),
+        ("hidden_act", "geglu"),
+        ("num_attention_heads", 5),
+        ("problem_type", "ranking"),
+        ("pad_token_id", -1),
+        ("type_vocab_size", 0),
+    ],
+)
+def test_a_class_of_ones_own_has_the_config_that_it_wants(field: str, value: Any, tmp_path: Path) -> None:
+    config = config_of()
+    setattr(config, field, value)
+    Elsewhere(config)
+    with pytest.raises(ValueError, match=str(value) if field != "add_cross_attention" else field):
+        hf.BertModel(config)
+    if field != "type_vocab_size":  # which an attention does not read
+        with pytest.raises(ValueError, match=str(value) if field != "add_cross_attention" else field):
+            hf.BertLayer(config)
+
+
 # What transformers 5 has lost
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from types import MethodType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import load_file
@@ -18,7 +18,18 @@ from transformers import BertConfig
 from transformers.models.bert import modeling_bert as stock
 
 from bertlite.hf import v4
-from tests.clients.checks.common import OURS, ROUNDING, Observed, Side, check, differ, equal, seed, tiny, tiny_batch
+from tests.clients.checks.common import (
+    OURS,
+    ROUNDING,
+    Observed,
+    Side,
+    check,
+    differ,
+    equal,
+    seed,
+    tiny,
+    tiny_batch,
+)
 
 RECORDED = Path(__file__).resolve().parents[1] / "apart-4.57.6.safetensors"
 F64 = torch.float64
@@ -364,6 +375,127 @@ def simcse(side: Side, folder: Path) -> Observed:
     seed(3)  # of the dropout
     losses = trained(model, lambda: model(batch["input_ids"], batch["attention_mask"], batch["input_ids"]))
     return as_recorded("simcse", {"losses": losses})
+
+
+# Q-Former: all parts of one's own; queries look at an image, under a config that is no decoder's ---------------------
+
+
+class QueryAttention(nn.Module):
+    def __init__(self, config: BertConfig, cross: bool = False) -> None:
+        super().__init__()
+        width, self.heads = config.hidden_size, config.num_attention_heads
+        self.size, self.pruned_heads = width // self.heads, set[int]()
+        inner, seen = self.heads * self.size, config.encoder_width if cross else width
+        self.query, self.key, self.value = nn.Linear(width, inner), nn.Linear(seen, inner), nn.Linear(seen, inner)
+        self.dense, self.LayerNorm = nn.Linear(inner, width), nn.LayerNorm(width, eps=config.layer_norm_eps)
+
+    def prune_heads(self, heads: Any) -> None:
+        gone, index = v4.find_pruneable_heads_and_indices(heads, self.heads, self.size, self.pruned_heads)
+        for name in ("query", "key", "value"):
+            setattr(self, name, v4.prune_linear_layer(getattr(self, name), index))
+        self.dense = v4.prune_linear_layer(self.dense, index, dim=1)
+        self.heads -= len(gone)
+        self.pruned_heads |= gone
+
+    def forward(self, x: Tensor, mask: Tensor, states: Tensor | None = None) -> Tensor:
+        seen = x if states is None else states
+        q, k, v = (
+            layer(y).unflatten(-1, (self.heads, self.size)).transpose(1, 2)
+            for layer, y in ((self.query, x), (self.key, seen), (self.value, seen))
+        )
+        weights = (q @ k.transpose(-1, -2) / math.sqrt(self.size) + mask).softmax(-1)
+        return self.LayerNorm(x + self.dense((weights @ v).transpose(1, 2).flatten(2)))
+
+
+class QueryLayer(nn.Module):
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.attention, self.crossattention = QueryAttention(config), QueryAttention(config, cross=True)
+        self.words, self.queries = (nn.Linear(config.hidden_size, config.hidden_size) for _ in range(2))
+
+    def forward(self, x: Tensor, mask: Tensor, states: Tensor, states_mask: Tensor, queries: int) -> Tensor:
+        x = self.attention(x, mask)
+        seen = self.crossattention(x[:, :queries], states_mask, states) if queries else x[:, :0]
+        return torch.cat([seen + F.gelu(self.queries(seen)), x[:, queries:] + F.gelu(self.words(x[:, queries:]))], 1)
+
+
+def qformer_classes(bert: Any) -> tuple[type[Any], type[Any]]:
+    class QueryModel(bert.BertPreTrainedModel):
+        def __init__(self, config: BertConfig) -> None:
+            super().__init__(config)
+            self.embeddings, self.encoder = nn.Module(), nn.Module()
+            self.embeddings.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+            self.encoder.layer = nn.ModuleList([QueryLayer(config) for _ in range(config.num_hidden_layers)])
+            self.query_tokens = nn.Parameter(torch.zeros(1, config.query_length, config.hidden_size))
+            self.init_weights()
+
+        def get_input_embeddings(self) -> nn.Embedding:
+            return self.embeddings.word_embeddings
+
+        def set_input_embeddings(self, value: nn.Embedding) -> None:
+            self.embeddings.word_embeddings = value
+
+        def _prune_heads(self, heads_to_prune: dict[int, list[int]]) -> None:
+            for layer, heads in heads_to_prune.items():
+                self.encoder.layer[layer].attention.prune_heads(heads)
+
+        def forward(self, ids: Tensor | None, mask: Tensor | None, states: Tensor, queries: bool = True) -> Tensor:
+            shown = (
+                self.query_tokens.expand(len(states), -1, -1)
+                if queries
+                else states[:, :0, :1].expand(-1, -1, self.config.hidden_size)
+            )
+            x = shown if ids is None else torch.cat([shown, self.embeddings.word_embeddings(ids)], 1)
+            seen = torch.ones(shown.shape[:2], dtype=torch.long)
+            mask = self.invert_attention_mask(seen if mask is None else torch.cat([seen, mask], 1))
+            states_mask = self.invert_attention_mask(torch.ones(states.shape[:2], dtype=torch.long))
+            for layer in self.encoder.layer:
+                x = layer(x, mask, states, states_mask, shown.shape[1])
+            return x
+
+    class QueryWriter(bert.BertPreTrainedModel):
+        _tied_weights_keys: ClassVar = {  # 5 ties by this table alone, 4 by the embeddings that are asked for too
+            "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+            "cls.predictions.decoder.bias": "cls.predictions.bias",
+        }
+
+        def __init__(self, config: BertConfig) -> None:
+            super().__init__(config)
+            self.bert = QueryModel(config)
+            self.cls = bert.BertOnlyMLMHead(config)
+            self.init_weights()
+
+        def get_output_embeddings(self) -> nn.Linear:
+            return self.cls.predictions.decoder
+
+        def forward(self, *inputs: Any) -> Tensor:
+            return self.cls(self.bert(*inputs))
+
+    return QueryModel, QueryWriter
+
+
+@check("Q-Former", "a decoder of one's own: queries, text, both, words, pruned, saved, loaded")
+def qformer(side: Side, folder: Path) -> Observed:
+    path = tiny(folder, dtype=F64)
+    config = BertConfig.from_pretrained(path, hidden_act="gelu")
+    config.add_cross_attention, config.encoder_width, config.query_length = True, 29, 5
+    torch.set_default_dtype(F64)  # transformers 4 makes the smaller matrices in the default dtype
+    try:
+        model = qformer_classes(bert_of(side))[1](config).eval()
+        seeded(model, "")
+        ids, mask = (tiny_batch()[name] for name in ("input_ids", "attention_mask"))
+        states = torch.randn(2, 7, 29, generator=torch.Generator().manual_seed(9), dtype=F64)
+        calls = {"queries": (None, None, states), "text": (ids, mask, states, False), "both": (ids, mask, states)}
+        with torch.no_grad():
+            seen = {name: model.bert(*inputs) for name, inputs in calls.items()}
+            seen["words"] = model(ids, mask, states)
+            model.prune_heads({0: [1, 3]})
+            seen["pruned"] = model(ids, mask, states)
+            differ(seen["pruned"], seen["words"], "pruning")
+            equal(again(model, folder / "qformer")(ids, mask, states), seen["pruned"], ROUNDING, "loaded and saved")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return as_recorded("qformer", {name: x[..., :7].contiguous() for name, x in seen.items()})
 
 
 # Parts of one's own put in -------------------------------------------------------------------------------------------
