@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import F64, HEADED, SIZES, assert_same, make_batch, randomise_
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import bertlite
@@ -19,8 +21,8 @@ NAMES = ["BertModel", *(cls.__name__ for cls in HEADED), "BertLMHeadModel"]
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Any]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield dist.init_device_mesh("cpu", (1,))
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()
 
 

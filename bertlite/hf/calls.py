@@ -27,6 +27,8 @@ NAMES = {None: "auto", "sdpa": "auto", "auto": "auto"}  # transformers' default 
 class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
     """A body whose parts may be replaced, wrapped and hooked as transformers' may."""
 
+    warn_if_padding_and_no_attention_mask: Any  # a method of PreTrainedModel
+
     def attention_name(self) -> str:
         name = self.config._attn_implementation
         return NAMES.get(name, name)
@@ -61,14 +63,14 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
         wanted = {"output_attentions": inputs.output_attentions, "output_hidden_states": inputs.output_hidden_states}
         options |= {name: True for name, value in wanted.items() if value}
         out = self.encoder(x, mask_for(self.encoder, mask), **options)
-        every, crossed = getattr(out, "hidden_states", None), getattr(out, "cross_attentions", None)
-        if V5 and inputs.output_attentions and crossed is None:
-            crossed = ()
+        every, looked = getattr(out, "hidden_states", None), getattr(out, "cross_attentions", None)
+        if V5 and inputs.output_attentions and looked is None:
+            looked = ()
         return Encoded(
             last_hidden_state=out[0],
             hidden_states=None if every is None else states_named(inputs.output_hidden_states, every, layout),
             attentions=getattr(out, "attentions", None),
-            cross_attentions=crossed,
+            cross_attentions=looked,
             layout=layout.firsts() if inputs.first_token_only else layout,
         )
 

@@ -100,8 +100,9 @@ def mask_for(module: nn.Module, mask: Any) -> Any:
     """Return a mask in the form that a module takes."""
     if not isinstance(mask, SettledMask):
         return mask
-    if isinstance(mask.rows[0], Proxy):  # torch.fx traces with stand-ins: a part that it runs whole takes a tensor
-        return mask.tensor() if mask.rows[0].tracer.is_leaf_module(module, "") else mask
+    rows: Any = mask.rows[0]
+    if isinstance(rows, Proxy):  # torch.fx traces with stand-ins: a part that it runs whole takes a tensor
+        return mask.tensor() if rows.tracer.is_leaf_module(module, "") else mask
     if is_own(module):
         return mask
     wrapped = getattr(type(module).forward, "takes_settled_mask", False)  # a function around ours, which hands it on

@@ -421,6 +421,10 @@ class QueryLayer(nn.Module):
 
 def qformer_classes(bert: Any) -> tuple[type[Any], type[Any]]:
     class QueryModel(bert.BertPreTrainedModel):
+        embeddings: Any
+        encoder: Any
+        query_tokens: Any
+
         def __init__(self, config: BertConfig) -> None:
             super().__init__(config)
             self.embeddings, self.encoder = nn.Module(), nn.Module()
