@@ -134,11 +134,12 @@ def add_data(
 
 
 def add_task(group: argparse._ActionsContainer, what: str, default: str | None = "classification") -> None:
-    """Add --task; without a default it is that of the checkpoint."""
+    """Add --task; without a default it is that of the checkpoint, which may have masked words too."""
+    known = TASKS if default else (*TASKS, "masked")
     group.add_argument(
         "--task",
-        type=one_of("task", TASKS),
-        choices=TASKS,
+        type=one_of("task", known),
+        choices=known,
         default=default,
         metavar="TASK",
         help=f"{what}: %(choices)s (default: {default or 'that of its class'})",

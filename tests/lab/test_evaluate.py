@@ -136,6 +136,30 @@ def test_the_task_is_that_of_the_class_pruned_or_not(cls, fields, task, metric, 
     assert f"pruned: {metric} {found['model'][metric]:.4f} [" in capsys.readouterr().out
 
 
+def test_masked_words_need_no_labels(save, tokenizer, capsys):
+    model = save("dense", "BertForMaskedLM")
+    write_model("pruned", prune_heads(model, {0: [1], 2: range(4)}), "dense")
+    Path("dev.txt").write_text("".join(f"{text}\n" for text in texts()))
+    found = record_of(capsys, "dense", "--dev", "dev.txt")
+    nats, count = 0.0, 0
+    for number, text in enumerate(texts()):
+        ids = tokenizer(text)["input_ids"]
+        places = list(range(1, len(ids) - 1))
+        chosen = Random(number).sample(places, max(1, round(0.15 * len(places))))
+        masked = torch.tensor([[tokenizer.mask_token_id if i in chosen else token for i, token in enumerate(ids)]])
+        with torch.no_grad():
+            logits = model(masked, torch.ones_like(masked)).logits[0].double()
+        nats -= sum(float(logits[i].log_softmax(-1)[ids[i]]) for i in chosen)
+        count += len(chosen)
+    assert (found["task"], found["metric"]) == ("masked", "loss")
+    assert found["model"]["loss"] == pytest.approx(nats / count, rel=1e-5)
+    assert found["model"]["low"] < found["model"]["loss"] < found["model"]["high"]
+    beside = record_of(capsys, "dense", "--dev", "dev.txt", "--against", "dense")
+    assert beside["comparison"]["difference"] == 0
+    compared = main(["evaluate", "pruned", "--dev", "dev.txt", "--against", "dense", "--metric", "accuracy"])
+    assert compared in (0, 1)
+
+
 def test_what_transformers_wrote_is_evaluated(save, capsys):
     transformers = pytest.importorskip("transformers")
     save("ours", "BertForSequenceClassification", num_labels=3)

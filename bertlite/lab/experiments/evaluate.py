@@ -44,6 +44,7 @@ class Task:
         apart: the two texts of an example are embedded separately.
         words: an example is a list of words, and each has a label.
         pooling: how texts that are embedded apart become vectors, a name of `bertlite.inference.pooling.POOLINGS`.
+        scores: (logits, labels) -> outputs, of words whose logits are too many to keep.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Task:
     apart: bool = False
     words: bool = False
     pooling: str = "mean"
+    scores: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
     @property
     def headline(self) -> str:
@@ -236,7 +238,7 @@ def outputs_of(model: Any, batch: Mapping[str, torch.Tensor], task: Task) -> tor
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     out = model(**inputs, return_dict=True)
     if not task.apart:
-        return out.logits
+        return out.logits if task.scores is None else task.scores(out.logits, batch["labels"])
     mask = batch["attention_mask"].bool()
     vectors = pool(out.last_hidden_state[mask], mask.sum(1).tolist(), task.pooling)
     return F.cosine_similarity(vectors[0::2], vectors[1::2])[:, None]

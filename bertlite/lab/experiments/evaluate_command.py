@@ -18,11 +18,13 @@ from bertlite.lab.experiments.data import NO_LABEL, Examples, read_examples, rea
 from bertlite.lab.experiments.evaluate import TASKS, Task, evaluate, predict
 from bertlite.lab.experiments.files import class_names
 from bertlite.lab.experiments.finetune_command import data_source
+from bertlite.lab.experiments.masked import MASKED, mask_tokens
 from bertlite.lab.experiments.predictions import interval_over_examples
 from bertlite.lab.experiments.statistics import Array
 from bertlite.records import environment, write_json
 
-TASK_OF = {"BertForTokenClassification": "tokens", "BertModel": "similarity"}  # and see `task_of`
+TASK_OF = {"BertForTokenClassification": "tokens", "BertModel": "similarity", "BertForMaskedLM": "masked"}
+MASKED_BATCH = 8  # texts: a logit for every word of the vocabulary, at every token
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Answers:
                 f"{pair} have heads of {' and '.join(map(str, sizes))} outputs: compare models of one task"
             )
         if not np.array_equal(found.labels, other.labels):
-            raise ValueError(f"{pair} do not read the same words of each example: raise --max-length")
+            raise ValueError(f"{pair} do not read the same words: give them one tokenizer, or raise --max-length")
         return found
 
 
@@ -111,7 +113,7 @@ def task_of(checkpoint: str, asked: str | None) -> Task:
         raise ValueError(f"{checkpoint} is a {name}; those evaluated are {known}, or name the --task")
     if asked == "classification" and config.problem_type == "multi_label_classification":
         raise ValueError(f"{checkpoint} gives a text any number of labels, of which no metric here takes account")
-    task = TASKS[asked].of_checkpoint(checkpoint)
+    task = {**TASKS, MASKED.name: MASKED}[asked].of_checkpoint(checkpoint)
     absent = set() if task.apart else bertlite_faults(getattr(bertlite, task.model), config, read_tensors(files))[0]
     if absent:
         raise ValueError(
@@ -122,13 +124,17 @@ def task_of(checkpoint: str, asked: str | None) -> Task:
 
 def answer(args: argparse.Namespace, checkpoint: str, task: Task) -> tuple[Examples, Answers]:
     """Return the examples, with labels as a checkpoint numbers its classes, and its answers."""
-    model = task.load(checkpoint)
+    model, source = task.load(checkpoint).to(args.device), data_source(args, args.dev, args.dev_split)
+    tokenizer = read_tokenizer(checkpoint, args.max_length)
+    if task is MASKED:
+        dev = read_examples(replace(source, label=None))
+        data = mask_tokens(dev, tokenizer)
+        return dev, Answers(checkpoint, (), predict(model, data, task, MASKED_BATCH), data.targets())
     classes = class_names(model.config) if task.labels is torch.long else ()
-    dev = read_examples(data_source(args, args.dev, args.dev_split), words=task.words, classes=classes)
+    dev = read_examples(source, words=task.words, classes=classes)
     task.check(dev, model.config)
-    data = task.encode(dev, read_tokenizer(checkpoint, args.max_length))
-    outputs = predict(model.to(args.device), data, task)
-    return dev, Answers(checkpoint, dev.classes, outputs, data.targets())
+    data = task.encode(dev, tokenizer)
+    return dev, Answers(checkpoint, dev.classes, predict(model, data, task), data.targets())
 
 
 def measure(found: Answers, task: Task, metric: str) -> dict[str, Any]:
