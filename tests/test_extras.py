@@ -43,7 +43,7 @@ def test_the_hint_leads_to_where_bertlite_came_from(origin, hint, monkeypatch, t
 
     assert install_hint("embed") == f"pip install -e '{ROOT}[embed]'"  # this checkout
     monkeypatch.setattr(extras, "ROOT", tmp_path)
-    monkeypatch.setattr(extras.metadata, "distribution", distribution)
+    monkeypatch.setattr(metadata, "distribution", distribution)
     assert install_hint("embed") == hint
 
 
@@ -54,7 +54,7 @@ def test_a_package_that_is_missing_is_named_with_the_hint() -> None:
 
 def test_a_command_whose_package_is_missing_gives_the_hint(monkeypatch, capsys) -> None:
     def work(args: object) -> int:
-        import no_such_package
+        import no_such_package  # type: ignore[import-not-found]
 
         return no_such_package.status
 
