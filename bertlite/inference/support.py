@@ -4,7 +4,7 @@ import warnings
 from operator import attrgetter
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bertlite import torch_private
 from bertlite.inference.linear import Int8Linear
@@ -115,11 +115,9 @@ def refuse_kind(name: str, part: nn.Module, kinds: tuple[type[nn.Module], ...]) 
 
 def refuse_wrapped(name: str, part: nn.Module) -> None:
     """Raise TypeError unless a matrix is in a plain nn.Linear."""
-    tensors = [tensor for tensor in (getattr(part, "weight", None), getattr(part, "bias", None)) if tensor is not None]
-    odd = [part] if type(part) is not nn.Linear else [x for x in tensors if type(x) not in (nn.Parameter, Tensor)]
-    if odd:
+    if type(part) is not nn.Linear:
         raise TypeError(
-            f"{name} is a {kind_of(odd[0])}, not a plain nn.Linear: merge adapters first, and start from the model"
+            f"{name} is a {kind_of(part)}, not a plain nn.Linear: merge adapters first, and start from the model"
             " that is not quantised"
         )
 
