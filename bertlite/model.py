@@ -112,6 +112,8 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
         """Remove heads from this model: `bertlite.prune_heads_`."""
         prune_heads_(self, heads)
 
+    _prune_heads = prune_heads
+
     def gradient_checkpointing_enable(
         self,
         gradient_checkpointing_kwargs: Mapping[str, Any] | None = None,

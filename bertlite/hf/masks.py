@@ -102,7 +102,8 @@ def mask_for(module: nn.Module, mask: Any) -> Any:
         return mask
     rows: Any = mask.rows[0]
     if isinstance(rows, Proxy):  # torch.fx traces with stand-ins: a part that it runs whole takes a tensor
-        return mask.tensor() if rows.tracer.is_leaf_module(module, "") else mask
+        tracer: Any = rows.tracer
+        return mask.tensor() if tracer.is_leaf_module(module, "") else mask
     if is_own(module):
         return mask
     wrapped = getattr(type(module).forward, "takes_settled_mask", False)  # a function around ours, which hands it on
