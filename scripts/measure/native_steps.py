@@ -38,11 +38,11 @@ AS_IT_IS = "as it is"
 STEPS = {  # what is changed: flags of the compiler
     "weights are not fetched ahead": ("-DBERTLITE_TILES_AHEAD=0", "-DBERTLITE_FETCHES_TARGETS=1"),
     "what a product goes to is not fetched ahead": ("-DBERTLITE_TILES_AHEAD=2", "-DBERTLITE_FETCHES_TARGETS=0"),
-    "outputs are never shared out": ("-DBERTLITE_ROWS=128", "-DBERTLITE_FEW_ROWS=0"),
-    "outputs are shared out up to 256 tokens for each thread": ("-DBERTLITE_ROWS=128", "-DBERTLITE_FEW_ROWS=256"),
-    "32 tokens at a time": ("-DBERTLITE_ROWS=32", "-DBERTLITE_FEW_ROWS=48"),
-    "64 tokens at a time": ("-DBERTLITE_ROWS=64", "-DBERTLITE_FEW_ROWS=48"),
-    "256 tokens at a time": ("-DBERTLITE_ROWS=256", "-DBERTLITE_FEW_ROWS=48"),
+    "outputs are never shared out": ("-DBERTLITE_TOKENS=128", "-DBERTLITE_FEW_TOKENS=0"),
+    "outputs are shared out up to 256 tokens for each thread": ("-DBERTLITE_TOKENS=128", "-DBERTLITE_FEW_TOKENS=256"),
+    "32 tokens at a time": ("-DBERTLITE_TOKENS=32", "-DBERTLITE_FEW_TOKENS=48"),
+    "64 tokens at a time": ("-DBERTLITE_TOKENS=64", "-DBERTLITE_FEW_TOKENS=48"),
+    "256 tokens at a time": ("-DBERTLITE_TOKENS=256", "-DBERTLITE_FEW_TOKENS=48"),
 }
 TORCH = "products by torch's brgemm"
 ONEDNN = "backend onednn"

@@ -4,8 +4,8 @@
 //
 //     native_harness SECONDS SEED [CASES]
 //
-// Prints one line: how many cases ran, and the largest error of each number type, relative to the largest number of
-// the outputs.  The first case that is wrong is described on standard error, and the status is 1.
+// Prints one line: how many cases ran, and the largest error of each dtype, relative to the largest number of the
+// outputs.  The first case that is wrong is described on standard error, and the status is 1.
 #include "native.cpp"
 
 #include <chrono>
@@ -16,7 +16,7 @@
 namespace {
 
 using Random = std::mt19937_64;
-using Numbers_ = std::vector<double>;
+using Doubles = std::vector<double>;
 
 long draw(Random& random, long low, long high) { return std::uniform_int_distribution<long>(low, high)(random); }
 long pick(Random& random, std::initializer_list<long> choices) {
@@ -48,28 +48,28 @@ struct Weight {
     std::vector<float> padded_bias, scales;
     std::vector<float> sums;
 
-    Weight(Random& random, long numbers, long outputs_, long inputs_, long threads)
+    Weight(Random& random, long dtype, long outputs_, long inputs_, long threads)
         : outputs(outputs_), inputs(inputs_) {
-        const long per_word = numbers == float32 ? 1 : numbers == bfloat16 ? 2 : 4, padded = round_up(outputs, BLOCK);
+        const long per_word = dtype == float32 ? 1 : dtype == bfloat16 ? 2 : 4, padded = round_up(outputs, BLOCK);
         values = normal(random, outputs * inputs, 0, 1 / std::sqrt(std::max(1.0f, float(inputs))));
         bias = normal(random, outputs, 0, 0.2f);
         padded_bias = bias;
         padded_bias.resize(padded);
         words.resize(padded * divide_up(inputs, per_word), 0xdeadbeef);
-        if (numbers == int8) {
+        if (dtype == int8) {
             scales.resize(padded, NAN);
             sums.resize(padded, 1e30f);
         }
         char message[512];
-        if (bertlite_pack(numbers, values.data(), outputs, inputs, words.data(), scales.data(), sums.data(), threads,
+        if (bertlite_pack(dtype, values.data(), outputs, inputs, words.data(), scales.data(), sums.data(), threads,
                           message, sizeof message))
             throw std::runtime_error(message);
     }
 
     Matrix matrix() const { return {words.data(), padded_bias.data(), scales.data(), sums.data(), outputs, inputs}; }
 
-    Numbers_ multiply(const Numbers_& x, long rows) const {  // (rows, inputs) -> (rows, outputs)
-        Numbers_ y(rows * outputs);
+    Doubles matmul(const Doubles& x, long rows) const {  // (rows, inputs) -> (rows, outputs)
+        Doubles y(rows * outputs);
         for (long row = 0; row < rows; row++)
             for (long output = 0; output < outputs; output++) {
                 double sum = bias[output];
@@ -81,24 +81,32 @@ struct Weight {
 };
 
 struct LayerWeights {
-    Weight heads, output, up, down;
-    std::vector<float> attention_gain, attention_shift, gain, shift;
+    Weight qkv, output, up, down;
+    std::vector<float> attention_norm_weight, attention_norm_bias, output_norm_weight, output_norm_bias;
     long head_count;
 
-    LayerWeights(Random& random, long numbers, long D, long H, long N, long I, long threads)
-        : heads(random, numbers, 3 * N * H, D, threads),
-          output(random, numbers, D, N * H, threads),
-          up(random, numbers, I, D, threads),
-          down(random, numbers, D, I, threads),
-          attention_gain(normal(random, D, 1, 0.2f)),
-          attention_shift(normal(random, D, 0, 0.2f)),
-          gain(normal(random, D, 1, 0.2f)),
-          shift(normal(random, D, 0, 0.2f)),
+    LayerWeights(Random& random, long dtype, long D, long H, long N, long I, long threads)
+        : qkv(random, dtype, 3 * N * H, D, threads),
+          output(random, dtype, D, N * H, threads),
+          up(random, dtype, I, D, threads),
+          down(random, dtype, D, I, threads),
+          attention_norm_weight(normal(random, D, 1, 0.2f)),
+          attention_norm_bias(normal(random, D, 0, 0.2f)),
+          output_norm_weight(normal(random, D, 1, 0.2f)),
+          output_norm_bias(normal(random, D, 0, 0.2f)),
           head_count(N) {}
 
     Layer layer() const {
-        return {sizeof(Layer),         heads.matrix(),         output.matrix(), up.matrix(),  down.matrix(),
-                attention_gain.data(), attention_shift.data(), gain.data(),     shift.data(), head_count};
+        return {sizeof(Layer),
+                qkv.matrix(),
+                output.matrix(),
+                up.matrix(),
+                down.matrix(),
+                attention_norm_weight.data(),
+                attention_norm_bias.data(),
+                output_norm_weight.data(),
+                output_norm_bias.data(),
+                head_count};
     }
 };
 
@@ -120,7 +128,7 @@ double activate(long which, double x) {
 // One model, one batch, and what the kernels wrote.
 struct Case {
     std::string description;
-    long numbers, D, H, N, threads;
+    long dtype, D, H, N, threads;
     Model model{};
     Batch batch{};
     std::vector<LayerWeights> weights;
@@ -135,7 +143,7 @@ struct Case {
     bool same_length = false;
 
     Case(Random& random, long threads_) : threads(threads_) {
-        numbers = draw(random, 0, 2);
+        dtype = draw(random, 0, 2);
         H = pick(random, {16, 32, 48, 64, 80, 128});
         N = draw(random, 1, 3);
         D = N * H;
@@ -144,11 +152,11 @@ struct Case {
         batch.size = sizeof(Batch);
         model.activation = draw(random, 0, 7);
         model.epsilon = 1e-12;
-        description = "numbers " + std::to_string(numbers) + ", H " + std::to_string(H) + ", N " + std::to_string(N) +
+        description = "dtype " + std::to_string(dtype) + ", H " + std::to_string(H) + ", N " + std::to_string(N) +
                       ", activation " + std::to_string(model.activation) + ", layers (heads, neurons)";
         for (long layer = 0; layer < L; layer++) {
             const long heads = pick(random, {0, 1, N, N}), neurons = pick(random, {0, 1, 37, 64, 100, 4 * D + 3});
-            weights.emplace_back(random, numbers, D, H, heads, neurons, draw(random, 1, 3));
+            weights.emplace_back(random, dtype, D, H, heads, neurons, draw(random, 1, 3));
             description += " (" + std::to_string(heads) + ", " + std::to_string(neurons) + ")";
         }
         for (const auto& each : weights) layers.push_back(each.layer());
@@ -171,7 +179,7 @@ struct Case {
         batch.tokens = T;
         batch.sequences = B;
         batch.starts = starts.data();
-        batch.is_bfloat16 = numbers == bfloat16 && draw(random, 0, 3);
+        batch.is_bfloat16 = dtype == bfloat16 && draw(random, 0, 3);
         batch.first_only = draw(random, 0, 2) == 0;
         hidden = normal(random, T * D, 0, 1);
         for (auto& x : hidden) x = rounded(x, batch.is_bfloat16);
@@ -241,7 +249,7 @@ struct Case {
 
     void run() {
         char message[512];
-        if (bertlite_run(numbers, &model, &batch, threads, message, sizeof message)) throw std::runtime_error(message);
+        if (bertlite_run(dtype, &model, &batch, threads, message, sizeof message)) throw std::runtime_error(message);
     }
 
     double found(long i) const { return batch.is_bfloat16 ? to_float(output16[i]) : output[i]; }
@@ -249,7 +257,7 @@ struct Case {
 
     // The largest error of outputs, states and probabilities, relative to the largest number of each.
     double error() const {
-        Numbers_ x(hidden.begin(), hidden.end());
+        Doubles x(hidden.begin(), hidden.end());
         double worst = 0;
         const long T = batch.tokens;
         for (long i = 0; i < model.layer_count; i++) {
@@ -257,7 +265,7 @@ struct Case {
             x = run_layer(i, x, worst);
         }
         if (batch.first_only) {
-            Numbers_ firsts;
+            Doubles firsts;
             for (long i = 0; i < batch.sequences; i++)
                 firsts.insert(firsts.end(), x.begin() + starts[i] * D, x.begin() + (starts[i] + 1) * D);
             x = firsts;
@@ -267,38 +275,39 @@ struct Case {
 
    private:
     template <class Found>
-    static double differ(const Numbers_& wanted, Found at) {
-        double most = 1e-6, largest_error = 0;
+    static double differ(const Doubles& wanted, Found at) {
+        double largest = 1e-6, largest_error = 0;
         for (long i = 0; i < long(wanted.size()); i++) {
-            most = std::max(most, std::fabs(wanted[i]));
+            largest = std::max(largest, std::fabs(wanted[i]));
             const double error = std::fabs(at(i) - wanted[i]);
             if (!(error <= largest_error)) largest_error = std::isnan(error) ? INFINITY : error;
         }
-        return largest_error / most;
+        return largest_error / largest;
     }
 
-    Numbers_ run_layer(long index, const Numbers_& x, double& worst) const {
+    Doubles run_layer(long index, const Doubles& x, double& worst) const {
         const LayerWeights& layer = weights[index];
         const long T = batch.tokens, width = layer.head_count * H;
-        Numbers_ heads = layer.heads.multiply(x, T), context(T * width), probabilities_wanted;
+        Doubles heads = layer.qkv.matmul(x, T), context(T * width), probabilities_wanted;
         for (long sequence = 0; sequence < batch.sequences; sequence++)
             for (long n = 0; n < layer.head_count; n++)
                 for (long query = 0; query < length(sequence); query++)
                     attend_one(index, sequence, n, query, heads, context, probabilities_wanted);
         if (batch.probabilities && !probabilities_wanted.empty())
             worst = std::max(worst, differ(probabilities_wanted, [&](long j) { return probabilities[index][j]; }));
-        Numbers_ y = normalise(layer.output.multiply(context, T), x, layer.attention_gain, layer.attention_shift);
-        Numbers_ wide = layer.up.multiply(y, T);
+        Doubles y =
+            normalise(layer.output.matmul(context, T), x, layer.attention_norm_weight, layer.attention_norm_bias);
+        Doubles wide = layer.up.matmul(y, T);
         for (auto& each : wide) each = activate(model.activation, each);
-        return normalise(layer.down.multiply(wide, T), y, layer.gain, layer.shift);
+        return normalise(layer.down.matmul(wide, T), y, layer.output_norm_weight, layer.output_norm_bias);
     }
 
-    void attend_one(long index, long sequence, long n, long query, const Numbers_& heads, Numbers_& context,
-                    Numbers_& probabilities_wanted) const {
+    void attend_one(long index, long sequence, long n, long query, const Doubles& heads, Doubles& context,
+                    Doubles& probabilities_wanted) const {
         const long N_left = weights[index].head_count, width = N_left * H, keys = length(sequence),
                    start = starts[sequence];
-        Numbers_ scores(keys);
-        double top = -INFINITY, total = 0;
+        Doubles scores(keys);
+        double largest = -INFINITY, total = 0;
         for (long key = 0; key < keys; key++) {
             double sum = 0;
             for (long h = 0; h < H; h++)
@@ -308,9 +317,9 @@ struct Case {
             if (batch.bias)
                 scores[key] += batch.bias[sequence * batch.bias_strides[0] + n * batch.bias_strides[1] +
                                           query * batch.bias_strides[2] + key];
-            top = std::max(top, scores[key]);
+            largest = std::max(largest, scores[key]);
         }
-        for (auto& score : scores) total += score = std::exp(score - top);
+        for (auto& score : scores) total += score = std::exp(score - largest);
         double factor = 1 / total;
         if (batch.has_keys && !batch.has_keys[sequence * batch.has_keys_strides[0] + n * batch.has_keys_strides[1] +
                                               query * batch.has_keys_strides[2]])
@@ -325,14 +334,14 @@ struct Case {
         }
     }
 
-    Numbers_ normalise(Numbers_ y, const Numbers_& residual, const std::vector<float>& gain,
-                       const std::vector<float>& shift) const {
+    Doubles normalise(Doubles y, const Doubles& residual, const std::vector<float>& weight,
+                      const std::vector<float>& bias) const {
         for (long row = 0; row < batch.tokens; row++) {
             double mean = 0, variance = 0;
             for (long i = 0; i < D; i++) mean += (y[row * D + i] += residual[row * D + i]) / D;
             for (long i = 0; i < D; i++) variance += std::pow(y[row * D + i] - mean, 2) / D;
             for (long i = 0; i < D; i++)
-                y[row * D + i] = (y[row * D + i] - mean) / std::sqrt(variance + model.epsilon) * gain[i] + shift[i];
+                y[row * D + i] = (y[row * D + i] - mean) / std::sqrt(variance + model.epsilon) * weight[i] + bias[i];
         }
         return y;
     }
@@ -360,8 +369,8 @@ int main(int count, char** arguments) {
         Case each(random, draw(random, 1, 3));
         each.run();
         const double error = each.error();
-        worst[each.numbers] = std::max(worst[each.numbers], error);
-        if (!(error <= allowed[each.numbers])) {
+        worst[each.dtype] = std::max(worst[each.dtype], error);
+        if (!(error <= allowed[each.dtype])) {
             std::fprintf(stderr, "case %ld of seed %lu: error %g; %s\n", number, seed, error,
                          each.description.c_str());
             return 1;

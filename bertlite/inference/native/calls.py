@@ -48,14 +48,14 @@ class Sized(Structure):
 
 class Layer(Sized):
     _fields_ = (
-        ("heads", Matrix),
+        ("qkv", Matrix),
         ("output", Matrix),
         ("up", Matrix),
         ("down", Matrix),
-        ("attention_gain", c_void_p),
-        ("attention_shift", c_void_p),
-        ("gain", c_void_p),
-        ("shift", c_void_p),
+        ("attention_norm_weight", c_void_p),
+        ("attention_norm_bias", c_void_p),
+        ("output_norm_weight", c_void_p),
+        ("output_norm_bias", c_void_p),
         ("head_count", c_long),
     )
 

@@ -17,8 +17,8 @@ from bertlite.stack.modules import BertLayer
 ALIGNMENT = 64  # bytes: a line of the cache
 BLOCK = 64  # outputs in a block, BLOCK of kernels/tiles.h
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # of one number of a weight
-MATRICES = ("heads", "output", "up", "down")
-VECTORS = ("attention_gain", "attention_shift", "gain", "shift")
+MATRICES = ("qkv", "output", "up", "down")
+VECTORS = ("attention_norm_weight", "attention_norm_bias", "output_norm_weight", "output_norm_bias")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Shape:
         """Return (outputs, inputs) of one matrix of a layer."""
         width, hidden = layer.heads * self.head_size, self.hidden_size
         sizes = {
-            "heads": (3 * width, hidden),
+            "qkv": (3 * width, hidden),
             "output": (hidden, width),
             "up": (layer.neurons, hidden),
             "down": (hidden, layer.neurons),
@@ -126,7 +126,7 @@ class NativeWeights:
 
     def pack_layer(self, i: int, layer: BertLayer, kernels: Kernels) -> None:
         own = layer.attention.self
-        self.pack_matrix(i, "heads", [own.query, own.key, own.value], kernels)
+        self.pack_matrix(i, "qkv", [own.query, own.key, own.value], kernels)
         self.pack_matrix(i, "output", [layer.attention.output.dense], kernels)
         self.pack_matrix(i, "up", [layer.intermediate.dense], kernels)
         self.pack_matrix(i, "down", [layer.output.dense], kernels)

@@ -297,12 +297,12 @@ def test_structs_that_the_library_does_not_know_are_an_error(where, field, messa
         kernels_or_skip().run("float32", weights.model, batch, 1)
 
 
-def test_an_unknown_number_type_is_an_error(monkeypatch):
+def test_an_unknown_dtype_is_an_error(monkeypatch):
     model = natively(make_native(), torch.float32)
     monkeypatch.setitem(calls.NUMBERS, "float32", 99)
-    with pytest.raises(RuntimeError, match="number type 99 is unknown"):
+    with pytest.raises(RuntimeError, match="dtype 99 is unknown"):
         model(**make_batch())
-    with pytest.raises(RuntimeError, match="number type 99 is unknown"):
+    with pytest.raises(RuntimeError, match="dtype 99 is unknown"):
         natively(make_native(), torch.float32)
 
 

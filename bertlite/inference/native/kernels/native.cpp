@@ -1,4 +1,4 @@
-// The functions that Python calls, through ctypes.  They return 0, or 2 where memory runs out, or 1 and a message.
+// The functions that Python calls through ctypes.  They return 0, or 2 if memory runs out, or 1 and a message.
 #include <string>
 
 #include "encoder.h"
@@ -22,21 +22,21 @@ long without_exceptions(char* message, long size, Work work) {
     }
 }
 
-// The number types of products, by which Python names them.
-enum Numbers : long { float32 = 0, bfloat16 = 1, int8 = 2 };
+// The dtypes of matmuls, as Python numbers them.
+enum DType : long { float32 = 0, bfloat16 = 1, int8 = 2 };
 
-// Call work(kind) with the number type that Python names.
+// Call work(kind) with the type for a dtype.
 template <class Work>
-void with_kind(long numbers, Work work) {
-    switch (numbers) {
+void with_kind(long dtype, Work work) {
+    switch (dtype) {
         case float32: return work(Float32{});
         case bfloat16: return work(BFloat16s{});
         case int8: return work(Int8{});
     }
-    throw std::invalid_argument("number type " + std::to_string(numbers) + " is unknown");
+    throw std::invalid_argument("dtype " + std::to_string(dtype) + " is unknown");
 }
 
-// Refuse structs that are laid out in another way than here, and an activation that is not here.
+// Raise for structs of another layout, and for an unknown activation.
 void check(const Model& model, const Batch& batch) {
     bool fits = model.size == long(sizeof(Model)) && batch.size == long(sizeof(Batch));
     for (long i = 0; fits && i < model.layer_count; i++) fits = model.layers[i].size == long(sizeof(Layer));
@@ -49,21 +49,21 @@ void check(const Model& model, const Batch& batch) {
 
 extern "C" {
 
-__attribute__((visibility("default"))) long bertlite_run(long numbers, const Model* model, const Batch* batch,
+__attribute__((visibility("default"))) long bertlite_run(long dtype, const Model* model, const Batch* batch,
                                                          long threads, char* message, long size) {
     return without_exceptions(message, size, [=] {
         check(*model, *batch);
-        with_kind(numbers, [&](auto kind) { Encoder<decltype(kind)>(*model, *batch, threads).run(); });
+        with_kind(dtype, [&](auto kind) { Encoder<decltype(kind)>(*model, *batch, threads).run(); });
     });
 }
 
-// Lay a weight, (outputs, inputs) of floats, out in blocks: `words` holds round_up(outputs, 64) x the words of inputs.
+// Pack a weight, (outputs, inputs) of floats, in blocks: `words` holds round_up(outputs, 64) x the words of inputs.
 // For 8-bit integers scales and sums, (outputs,) rounded up to 64, are written as well.
-__attribute__((visibility("default"))) long bertlite_pack(long numbers, const float* weight, long outputs, long inputs,
+__attribute__((visibility("default"))) long bertlite_pack(long dtype, const float* weight, long outputs, long inputs,
                                                           uint32_t* words, float* scales, float* sums, long threads,
                                                           char* message, long size) {
     return without_exceptions(message, size, [=] {
-        with_kind(numbers, [&](auto kind) {
+        with_kind(dtype, [&](auto kind) {
             pack<decltype(kind)>(weight, outputs, inputs, words, scales, sums, threads);
         });
     });

@@ -1,4 +1,4 @@
-// Work on rows of activations: LayerNorm, and rounding to the numbers that products take.
+// Functions of one token's activations: LayerNorm, and conversion to the dtype of a matmul.
 #pragma once
 
 #include <type_traits>
@@ -7,46 +7,46 @@
 
 namespace bertlite {
 
-// Normalise (width,) in place, then scale and shift.  Where the variance is larger than any float, all becomes nan.
-inline void layer_norm(float* row, long width, const float* gain, const float* shift, float epsilon) {
+// Apply LayerNorm to (width,) in place.  Where the variance overflows, the result is nan.
+inline void layer_norm(float* x, long width, const float* weight, const float* bias, float epsilon) {
     Vector total = zeros();
-    for (long i = 0; i < width; i += LANES) total = total + load(row + i);
-    const Vector mean = all(sum(total) / width);
+    for (long i = 0; i < width; i += LANES) total = total + load(x + i);
+    const Vector mean = broadcast(reduce_sum(total) / width);
     Vector squares = zeros();
     for (long i = 0; i < width; i += LANES) {
-        Vector centred = load(row + i) - mean;
+        Vector centred = load(x + i) - mean;
         squares = multiply_add(centred, centred, squares);
     }
-    const float variance = sum(squares) / width;
-    const Vector scale = all(1 / std::sqrt(variance + epsilon) + variance * 0);  // 0 * infinity is nan
+    const float variance = reduce_sum(squares) / width;
+    const Vector scale = broadcast(1 / std::sqrt(variance + epsilon) + variance * 0);  // 0 * infinity is nan
     for (long i = 0; i < width; i += LANES)
-        store(row + i, multiply_add((load(row + i) - mean) * scale, load(gain + i), load(shift + i)));
+        store(x + i, multiply_add((load(x + i) - mean) * scale, load(weight + i), load(bias + i)));
 }
 
-// What the integers of a row stand for: integer * scale + offset.
-struct Rounding {
+// An 8-bit integer stands for integer * scale + offset.
+struct Quantization {
     float scale, offset;
 };
 
-// Round (width,) to what a product of this kind takes.  Integers are 0 at the least number and 255 at the
-// largest, or where all have one sign, at 0, which is an integer in any case.
+// Convert (width,) to the dtype of a matmul.  8-bit integers are asymmetric: 0 is the smallest number and 255 the
+// largest, the range being widened to include 0, which is exact.
 template <class Kind, class From>
-inline void round_row(const From* from, long width, typename Kind::Value* to, Rounding* rounding) {
+inline void convert(const From* from, long width, typename Kind::Value* to, Quantization* quantization) {
     if constexpr (std::is_same_v<Kind, Int8>) {
-        Vector most = zeros(), least = zeros(), nothing = zeros();
+        Vector largest = zeros(), smallest = zeros(), fault = zeros();
         for (long i = 0; i < width; i += LANES) {
             Vector x = load(from + i);
-            most = larger(x, most);
-            least = smaller(x, least);
-            nothing = multiply_add(x, zeros(), nothing);  // 0, or nan if x is infinite or nan
+            largest = max(x, largest);
+            smallest = min(x, smallest);
+            fault = multiply_add(x, zeros(), fault);  // 0, or nan if x is infinite or nan
         }
-        const float low = -largest(zeros() - least), step = (largest(most) - low) / 255, scale = step > 0 ? step : 1;
-        const float fault = sum(nothing);
-        const float zero = fault == 0 ? std::nearbyint(-low / scale) : 0;  // the integer that stands for 0
-        const Vector inverse = all(1 / scale);
+        const float low = -reduce_max(zeros() - smallest), step = (reduce_max(largest) - low) / 255;
+        const float scale = step > 0 ? step : 1, nan_or_0 = reduce_sum(fault);
+        const float zero_point = nan_or_0 == 0 ? std::nearbyint(-low / scale) : 0;
+        const Vector inverse = broadcast(1 / scale);
         for (long i = 0; i < width; i += LANES)
-            store_rounded(to + i, multiply_add(load(from + i), inverse, all(zero)));
-        *rounding = {scale + fault, -zero * scale};  // integers cannot say nan, so the scale does
+            store_rounded(to + i, multiply_add(load(from + i), inverse, broadcast(zero_point)));
+        *quantization = {scale + nan_or_0, -zero_point * scale};  // integers cannot be nan, so the scale is
     } else {
         for (long i = 0; i < width; i += LANES) store(to + i, load(from + i));
     }

@@ -21,14 +21,14 @@ extern "C" int omp_get_thread_num();
 
 namespace bertlite {
 
-// Some work that is dealt out piece by piece, and is done when every piece is.
+// Work in pieces: the next to be taken, and how many are done.
 struct alignas(64) Phase {
     std::atomic<long> next{0}, done{0};
 };
 
 // The threads that work through a list of phases.  Each takes the phases in the same order, and pieces of a phase as
-// long as there are any; it goes on when all pieces are done, not when all threads have come: one that the system has
-// put aside holds up the others with the piece in its hand at most.
+// long as there are any; it goes on when all pieces are done, not when all threads have arrived: one that the system
+// has suspended delays the others by its current piece at most.
 class Team {
    public:
     explicit Team(long phases) : phases_(std::make_unique<Phase[]>(phases)) {}
@@ -40,14 +40,14 @@ class Team {
 
         // Call work(piece) for pieces 0 up to `pieces` together with the others, and return when all are done.
         template <class Work>
-        void each(long pieces, Work work) {
+        void parallel_for(long pieces, Work work) {
             Phase& phase = team_.phases_[at_++];
             for (long piece; (piece = phase.next.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
                 work(piece);
                 phase.done.fetch_add(1, std::memory_order_release);
             }
             for (long spins = 0; phase.done.load(std::memory_order_acquire) < pieces; spins++) {
-                if (team_.broken_.load(std::memory_order_relaxed)) throw std::runtime_error("another thread failed");
+                if (team_.aborted_.load(std::memory_order_relaxed)) throw std::runtime_error("another thread failed");
                 if (spins < SPINS)
                     pause();
                 else
@@ -68,20 +68,20 @@ class Team {
         long at_ = 0;
     };
 
-    // No thread will wait again: one has failed.
-    void break_up() { broken_.store(true, std::memory_order_relaxed); }
+    // Stop all threads from waiting, as one has failed.
+    void abort() { aborted_.store(true, std::memory_order_relaxed); }
 
    private:
     std::unique_ptr<Phase[]> phases_;
-    std::atomic<bool> broken_{false};
+    std::atomic<bool> aborted_{false};
 };
 
-// True in a process forked from one that had loaded this library: the threads of its team are not there.
+// True in a process forked from one that had loaded this library: a fork does not copy threads.
 inline std::atomic<bool> is_forked{false};
-inline const int forks_are_watched = pthread_atfork(nullptr, nullptr, [] { is_forked.store(true); });
+inline const int fork_handler = pthread_atfork(nullptr, nullptr, [] { is_forked.store(true); });
 
-// Run work(thread, member) on up to so many threads, those of torch's own pool, through so many phases.
-// The first exception of any is thrown again here.
+// Run work(thread, member) on at most `threads` threads of torch's own pool, through so many phases.
+// The first exception of any thread is thrown again here.
 template <class Work>
 class TeamRun {
    public:
@@ -109,7 +109,7 @@ class TeamRun {
             work_(thread, member);
         } catch (...) {
             if (!failed_.exchange(true)) failure_ = std::current_exception();
-            team_.break_up();
+            team_.abort();
         }
     }
 

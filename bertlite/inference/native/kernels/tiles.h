@@ -1,7 +1,7 @@
-// Matrix products, a tile at a time: up to 6 rows of activations times up to 64 outputs of a weight.
+// Matmuls, a tile at a time: up to 6 rows of activations times up to 64 outputs of a weight.
 //
 // A weight lies in blocks of 64 outputs.  A block holds, for each word of its inputs (1 float, 2 bfloat16 or 4 8-bit
-// integers), that word of all 64 outputs, so that a product reads it from front to back.
+// integers), that word of all 64 outputs, so that a matmul reads it from front to back.
 #pragma once
 
 #include <algorithm>
@@ -23,21 +23,21 @@ constexpr long TILE_ROWS = 6;
 #define BERTLITE_TILES_AHEAD 2
 #define BERTLITE_FETCHES_TARGETS 1
 #endif
-// the first tiles of a block, each of which fetches half of the next one
+// how many of a block's tiles prefetch the next block, half of it each
 constexpr long TILES_AHEAD = BERTLITE_TILES_AHEAD;
-constexpr bool FETCHES_TARGETS = BERTLITE_FETCHES_TARGETS;  // whether what a tile writes to is fetched before
+constexpr bool FETCHES_TARGETS = BERTLITE_FETCHES_TARGETS;  // whether a tile's target is prefetched
 
 inline long divide_up(long n, long by) { return (n + by - 1) / by; }
 inline long round_up(long n, long to) { return divide_up(n, to) * to; }
 
-// The number types of a product: what a row and a weight hold, how many make a word, and what sums they give.
+// The dtypes of a matmul: of a row, of a weight and of their sums, and how many numbers make a word.
 struct Float32 {
     using Value = float;
     using Weight = float;
     using Sums = FloatSums;
     using Sum = float;
     static constexpr long per_word = 1;
-    static void add(Sums& sums, Words a, Words b) { add_float_products(sums, a, b); }
+    static void add(Sums& sums, Words a, Words b) { accumulate_float32(sums, a, b); }
 };
 
 struct BFloat16s {
@@ -46,7 +46,7 @@ struct BFloat16s {
     using Sums = FloatSums;
     using Sum = float;
     static constexpr long per_word = 2;
-    static void add(Sums& sums, Words a, Words b) { add_bfloat16_products(sums, a, b); }
+    static void add(Sums& sums, Words a, Words b) { accumulate_bfloat16(sums, a, b); }
 };
 
 struct Int8 {  // rows hold unsigned integers, weights signed ones
@@ -55,7 +55,7 @@ struct Int8 {  // rows hold unsigned integers, weights signed ones
     using Sums = IntegerSums;
     using Sum = int32_t;
     static constexpr long per_word = 4;
-    static void add(Sums& sums, Words a, Words b) { add_int8_products(sums, a, b); }
+    static void add(Sums& sums, Words a, Words b) { accumulate_int8(sums, a, b); }
 };
 
 #if defined(BERTLITE_AVX512)
@@ -64,14 +64,13 @@ constexpr int VECTORS_AT_ONCE = 4;  // with 6 rows 24 sums, which leaves 8 of th
 constexpr int VECTORS_AT_ONCE = 1;  // AVX2: with 6 rows 12 registers of sums of 16
 #endif
 
-// One tile: sums[row * BLOCK + column] = the products of ROWS rows with VECTORS x 16 columns.
+// One tile: sums[row * BLOCK + column] = start[column] + ROWS rows times VECTORS x 16 columns.
 //
-// rows: the first one; stride: bytes from row to row.  weight: its first word, of so many.  start: what each column's
-// sum begins with.  ahead: weights that will be needed next, brought nearer meanwhile; may be null.  All loops over
-// sums are unrolled, or GCC keeps them in memory.
+// rows: the first one; stride: bytes from row to row.  weight: its first word, of so many.  ahead: weights needed
+// next, which are prefetched; may be null.  All loops over sums are unrolled, or GCC keeps them in memory.
 template <class Kind, int ROWS, int VECTORS>
-void multiply_tile(const char* rows, long stride, const uint32_t* weight, long words, const typename Kind::Sum* start,
-                   typename Kind::Sum* sums, const char* ahead) {
+void matmul_tile(const char* rows, long stride, const uint32_t* weight, long words, const typename Kind::Sum* start,
+                 typename Kind::Sum* sums, const char* ahead) {
     typename Kind::Sums sum[ROWS][VECTORS];
 #pragma GCC unroll 6
     for (int i = 0; i < ROWS; i++)
@@ -88,7 +87,7 @@ void multiply_tile(const char* rows, long stride, const uint32_t* weight, long w
         ahead += step;
 #pragma GCC unroll 6
         for (int i = 0; i < ROWS; i++) {
-            Words a = repeat_word(rows + i * stride + word * 4);
+            Words a = broadcast_word(rows + i * stride + word * 4);
 #pragma GCC unroll 4
             for (int j = 0; j < VECTORS; j++) Kind::add(sum[i][j], a, b[j]);
         }
@@ -100,30 +99,30 @@ void multiply_tile(const char* rows, long stride, const uint32_t* weight, long w
 }
 
 template <class Kind, int VECTORS>
-void multiply_tile(long count, const char* rows, long stride, const uint32_t* weight, long words,
-                   const typename Kind::Sum* start, typename Kind::Sum* sums, const char* ahead) {
+void matmul_tile(long count, const char* rows, long stride, const uint32_t* weight, long words,
+                 const typename Kind::Sum* start, typename Kind::Sum* sums, const char* ahead) {
     switch (count) {
-        case 1: return multiply_tile<Kind, 1, VECTORS>(rows, stride, weight, words, start, sums, ahead);
-        case 2: return multiply_tile<Kind, 2, VECTORS>(rows, stride, weight, words, start, sums, ahead);
-        case 3: return multiply_tile<Kind, 3, VECTORS>(rows, stride, weight, words, start, sums, ahead);
-        case 4: return multiply_tile<Kind, 4, VECTORS>(rows, stride, weight, words, start, sums, ahead);
-        case 5: return multiply_tile<Kind, 5, VECTORS>(rows, stride, weight, words, start, sums, ahead);
-        case 6: return multiply_tile<Kind, 6, VECTORS>(rows, stride, weight, words, start, sums, ahead);
+        case 1: return matmul_tile<Kind, 1, VECTORS>(rows, stride, weight, words, start, sums, ahead);
+        case 2: return matmul_tile<Kind, 2, VECTORS>(rows, stride, weight, words, start, sums, ahead);
+        case 3: return matmul_tile<Kind, 3, VECTORS>(rows, stride, weight, words, start, sums, ahead);
+        case 4: return matmul_tile<Kind, 4, VECTORS>(rows, stride, weight, words, start, sums, ahead);
+        case 5: return matmul_tile<Kind, 5, VECTORS>(rows, stride, weight, words, start, sums, ahead);
+        case 6: return matmul_tile<Kind, 6, VECTORS>(rows, stride, weight, words, start, sums, ahead);
     }
 }
 
 template <class Kind>
-void multiply_tile(long count, long columns, const char* rows, long stride, const uint32_t* weight, long words,
-                   const typename Kind::Sum* start, typename Kind::Sum* sums, const char* ahead) {
+void matmul_tile(long count, long columns, const char* rows, long stride, const uint32_t* weight, long words,
+                 const typename Kind::Sum* start, typename Kind::Sum* sums, const char* ahead) {
     while (columns > 0) {
         long vectors = std::min<long>(columns / LANES, VECTORS_AT_ONCE);
         switch (vectors) {
 #if defined(BERTLITE_AVX512)
-            case 4: multiply_tile<Kind, 4>(count, rows, stride, weight, words, start, sums, ahead); break;
-            case 3: multiply_tile<Kind, 3>(count, rows, stride, weight, words, start, sums, ahead); break;
-            case 2: multiply_tile<Kind, 2>(count, rows, stride, weight, words, start, sums, ahead); break;
+            case 4: matmul_tile<Kind, 4>(count, rows, stride, weight, words, start, sums, ahead); break;
+            case 3: matmul_tile<Kind, 3>(count, rows, stride, weight, words, start, sums, ahead); break;
+            case 2: matmul_tile<Kind, 2>(count, rows, stride, weight, words, start, sums, ahead); break;
 #endif
-            default: multiply_tile<Kind, 1>(count, rows, stride, weight, words, start, sums, ahead);
+            default: matmul_tile<Kind, 1>(count, rows, stride, weight, words, start, sums, ahead);
         }
         columns -= vectors * LANES;
         weight += vectors * LANES;
@@ -133,7 +132,7 @@ void multiply_tile(long count, long columns, const char* rows, long stride, cons
     }
 }
 
-// A weight in blocks, or keys or values laid out alike.
+// A weight in blocks, or keys or values packed alike.
 struct Blocks {
     const uint32_t* words;
     long inputs;  // in words
@@ -142,15 +141,15 @@ struct Blocks {
 
 #if defined(BERTLITE_BRGEMM)
 
-// On a processor with AMX the products of bfloat16 and 8-bit integers are torch's own (oneDNN's), a whole block at a
-// time; the blocks lie as it wants them.
+// On a processor with AMX, matmuls of bfloat16 and 8-bit integers are torch's own (oneDNN's brgemm), a block at a
+// time; its layout of blocks is the same.
 template <class Kind>
 constexpr bool BY_TORCH = Kind::per_word > 1;
 constexpr long TORCH_ROWS = 32;  // two tiles of AMX
 
 template <class Kind>
-void multiply_by_torch(const typename Kind::Value* rows, long stride, long count, const uint32_t* block, long words,
-                       const typename Kind::Sum* start, typename Kind::Sum* sums) {
+void matmul_by_torch(const typename Kind::Value* rows, long stride, long count, const uint32_t* block, long words,
+                     const typename Kind::Sum* start, typename Kind::Sum* sums) {
     for (long i = 0; start && i < count; i++) std::memcpy(sums + i * BLOCK, start, BLOCK * sizeof *sums);
     const long inputs = words * Kind::per_word;
     if constexpr (Kind::per_word == 2) {
@@ -163,7 +162,7 @@ void multiply_by_torch(const typename Kind::Value* rows, long stride, long count
     }
 }
 
-// Give back what a thread holds of the processor for these products.
+// Release the AMX tiles that a thread has configured.
 inline void release_tiles() { at::native::cpublas::brgemm_release(); }
 
 #else
@@ -172,33 +171,33 @@ template <class Kind>
 constexpr bool BY_TORCH = false;
 constexpr long TORCH_ROWS = 0;
 template <class Kind>
-void multiply_by_torch(const typename Kind::Value*, long, long, const uint32_t*, long, const typename Kind::Sum*,
-                       typename Kind::Sum*) {}
+void matmul_by_torch(const typename Kind::Value*, long, long, const uint32_t*, long, const typename Kind::Sum*,
+                     typename Kind::Sum*) {}
 inline void release_tiles() {}
 
 #endif
 
-// Rows of memory that a product goes to, `stride` numbers apart.
+// Rows of memory that a matmul writes to, `stride` numbers apart.
 template <class T>
 struct Target {
     T* first;
     long stride;
     T* at(long row, long column) const { return first + row * stride + column; }
 
-    // Bring a tile's part nearer: a write to what is far away holds up the products that follow.
-    void fetch(long row, long rows, long column, long columns) const {
+    // Prefetch a tile's part: a write that misses the cache stalls the matmul that follows.
+    void prefetch_tile(long row, long rows, long column, long columns) const {
         for (long i = row; FETCHES_TARGETS && i < row + rows; i++)
             for (long j = column; j < column + columns; j += 64 / long(sizeof(T))) prefetch(at(i, j));
     }
 };
 
-// Products of `count` rows with the outputs first up to last, both multiples of 16.  `start` is what the sums of each
-// output begin with; null is 0.  After each tile `finish(row, rows, column, columns, sums)` is called with the sums,
-// (rows, BLOCK), of which `columns` are valid; what it writes to `to` has been fetched meanwhile.
+// Multiply `count` rows by the outputs first up to last of a weight, both multiples of 16, and add `start`, one number
+// for each output, unless it is null.  After each tile `finish(row, rows, column, columns, sums)` is called with the
+// sums, (rows, BLOCK), of which `columns` are valid; its part of `to` has been prefetched.
 template <class Kind, class T, class Finish>
-void multiply(const typename Kind::Value* rows, long stride, long count, const Blocks& weight,
-              const typename Kind::Sum* start, long first, long last, const Target<T>& to, Finish finish) {
-    alignas(64) static const typename Kind::Sum nothing[BLOCK] = {};
+void matmul(const typename Kind::Value* rows, long stride, long count, const Blocks& weight,
+            const typename Kind::Sum* start, long first, long last, const Target<T>& to, Finish finish) {
+    alignas(64) static const typename Kind::Sum no_start[BLOCK] = {};
     alignas(64) typename Kind::Sum sums[(BY_TORCH<Kind> ? TORCH_ROWS : TILE_ROWS) * BLOCK];
     for (long column = first; column < last;) {
         const long block = column / BLOCK, within = column % BLOCK;
@@ -210,14 +209,14 @@ void multiply(const typename Kind::Value* rows, long stride, long count, const B
         for (long tile = 0, row = 0; tile < tiles; tile++) {
             const long size = (count - row + tiles - tile - 1) / (tiles - tile);  // as even as can be
             const auto* begin = start ? start + column : nullptr;
-            to.fetch(row, size, column, columns);
+            to.prefetch_tile(row, size, column, columns);
             if (by_torch) {
-                multiply_by_torch<Kind>(rows + row * stride, stride, size, from, weight.inputs, begin, sums);
+                matmul_by_torch<Kind>(rows + row * stride, stride, size, from, weight.inputs, begin, sums);
             } else {
                 const char* next = reinterpret_cast<const char*>(weight.block(block + 1)) + tile * weight.inputs * 128;
-                multiply_tile<Kind>(size, columns, reinterpret_cast<const char*>(rows + row * stride),
-                                    stride * sizeof(typename Kind::Value), from, weight.inputs,
-                                    begin ? begin : nothing, sums, more && tile < TILES_AHEAD ? next : nullptr);
+                matmul_tile<Kind>(size, columns, reinterpret_cast<const char*>(rows + row * stride),
+                                  stride * sizeof(typename Kind::Value), from, weight.inputs, begin ? begin : no_start,
+                                  sums, more && tile < TILES_AHEAD ? next : nullptr);
             }
             finish(row, size, column, columns, sums);
             row += size;
@@ -226,10 +225,9 @@ void multiply(const typename Kind::Value* rows, long stride, long count, const B
     }
 }
 
-// Lay rows of a weight, (outputs, inputs), `stride` values apart, out in blocks; outputs and inputs beyond it are
-// zeros.
+// Pack a weight, (outputs, inputs), its rows `stride` numbers apart, in blocks, padded with zeros.
 template <class Kind>
-void lay_out(const typename Kind::Weight* weight, long outputs, long inputs, long stride, uint32_t* to) {
+void pack_blocks(const typename Kind::Weight* weight, long outputs, long inputs, long stride, uint32_t* to) {
     constexpr long per = Kind::per_word;
     const long words = divide_up(inputs, per);
     uint32_t staged[16][16];

@@ -1,7 +1,7 @@
 // Vectors of 16 floats, for three kinds of processor: AVX-512 (one register), AVX2 (two) and any other (an array).
 //
-// Everything else is written once, in terms of what stands here.  `Word` is 32 bits of a row of activations: one
-// float, two bfloat16 or four 8-bit integers.  Products take one word of a row and 16 words of a weight at a time.
+// Everything else is written once, in terms of what stands here.  A word is 32 bits of a row of a matrix: one float,
+// two bfloat16 or four 8-bit integers.  A matmul takes one word of a row and 16 words of a weight at a time.
 #pragma once
 
 #include <cmath>
@@ -33,7 +33,7 @@ struct Vector {
 };
 
 inline Vector zeros() { return {_mm512_setzero_ps()}; }
-inline Vector all(float value) { return {_mm512_set1_ps(value)}; }
+inline Vector broadcast(float value) { return {_mm512_set1_ps(value)}; }
 inline Vector load(const float* from) { return {_mm512_loadu_ps(from)}; }
 inline void store(float* to, Vector v) { _mm512_storeu_ps(to, v.x); }
 inline Vector operator+(Vector a, Vector b) { return {_mm512_add_ps(a.x, b.x)}; }
@@ -41,11 +41,11 @@ inline Vector operator-(Vector a, Vector b) { return {_mm512_sub_ps(a.x, b.x)}; 
 inline Vector operator*(Vector a, Vector b) { return {_mm512_mul_ps(a.x, b.x)}; }
 inline Vector operator/(Vector a, Vector b) { return {_mm512_div_ps(a.x, b.x)}; }
 inline Vector multiply_add(Vector a, Vector b, Vector c) { return {_mm512_fmadd_ps(a.x, b.x, c.x)}; }  // a * b + c
-inline Vector larger(Vector a, Vector b) { return {_mm512_max_ps(a.x, b.x)}; }
-inline Vector smaller(Vector a, Vector b) { return {_mm512_min_ps(a.x, b.x)}; }
-inline Vector magnitude(Vector a) { return {_mm512_abs_ps(a.x)}; }
-inline float sum(Vector a) { return _mm512_reduce_add_ps(a.x); }
-inline float largest(Vector a) { return _mm512_reduce_max_ps(a.x); }
+inline Vector max(Vector a, Vector b) { return {_mm512_max_ps(a.x, b.x)}; }
+inline Vector min(Vector a, Vector b) { return {_mm512_min_ps(a.x, b.x)}; }
+inline Vector abs(Vector a) { return {_mm512_abs_ps(a.x)}; }
+inline float reduce_sum(Vector a) { return _mm512_reduce_add_ps(a.x); }
+inline float reduce_max(Vector a) { return _mm512_reduce_max_ps(a.x); }
 
 // a where x > 0, else b
 inline Vector where_positive(Vector x, Vector a, Vector b) {
@@ -57,7 +57,7 @@ inline Vector nearest_integer(Vector a) {
 }
 
 // x * 2^n for integers n
-inline Vector times_power_of_two(Vector x, Vector n) { return {_mm512_scalef_ps(x.x, n.x)}; }
+inline Vector ldexp(Vector x, Vector n) { return {_mm512_scalef_ps(x.x, n.x)}; }
 
 inline Vector load(const BFloat16* from) {  // a bfloat16 is the upper half of a float
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
@@ -125,7 +125,7 @@ inline Vector load(const int32_t* from) { return {_mm512_cvtepi32_ps(_mm512_load
 
 using Words = __m512i;
 inline Words load_words(const uint32_t* from) { return _mm512_loadu_si512(from); }
-inline Words repeat_word(const void* from) {
+inline Words broadcast_word(const void* from) {
     int32_t word;
     std::memcpy(&word, from, 4);
     return _mm512_set1_epi32(word);
@@ -146,11 +146,11 @@ struct IntegerSums {
     void store(int32_t* to) const { _mm512_storeu_si512(to, x); }
 };
 
-inline void add_float_products(FloatSums& sums, Words a, Words b) {
+inline void accumulate_float32(FloatSums& sums, Words a, Words b) {
     sums.x = _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sums.x);
 }
 
-inline void add_bfloat16_products(FloatSums& sums, Words a, Words b) {
+inline void accumulate_bfloat16(FloatSums& sums, Words a, Words b) {
 #if defined(__AVX512BF16__)
     sums.x = _mm512_dpbf16_ps(sums.x, (__m512bh)a, (__m512bh)b);  // both products of each word
 #else
@@ -163,7 +163,7 @@ inline void add_bfloat16_products(FloatSums& sums, Words a, Words b) {
 #endif
 }
 
-inline void add_int8_products(IntegerSums& sums, Words a, Words b) {  // a unsigned, b signed
+inline void accumulate_int8(IntegerSums& sums, Words a, Words b) {  // a unsigned, b signed
 #if defined(__AVX512VNNI__)
     // All four products of each word.  Written as assembly because GCC 12 spills the sums of the intrinsic to memory;
     // a copy of the sum, because it would keep what assembly works on in memory as well.
@@ -187,7 +187,7 @@ struct Vector {
 };
 
 inline Vector zeros() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
-inline Vector all(float value) { return {_mm256_set1_ps(value), _mm256_set1_ps(value)}; }
+inline Vector broadcast(float value) { return {_mm256_set1_ps(value), _mm256_set1_ps(value)}; }
 inline Vector load(const float* from) { return {_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)}; }
 inline void store(float* to, Vector v) {
     _mm256_storeu_ps(to, v.x);
@@ -200,21 +200,21 @@ inline Vector operator/(Vector a, Vector b) { return {_mm256_div_ps(a.x, b.x), _
 inline Vector multiply_add(Vector a, Vector b, Vector c) {  // a * b + c
     return {_mm256_fmadd_ps(a.x, b.x, c.x), _mm256_fmadd_ps(a.y, b.y, c.y)};
 }
-inline Vector larger(Vector a, Vector b) { return {_mm256_max_ps(a.x, b.x), _mm256_max_ps(a.y, b.y)}; }
-inline Vector smaller(Vector a, Vector b) { return {_mm256_min_ps(a.x, b.x), _mm256_min_ps(a.y, b.y)}; }
-inline Vector magnitude(Vector a) {
+inline Vector max(Vector a, Vector b) { return {_mm256_max_ps(a.x, b.x), _mm256_max_ps(a.y, b.y)}; }
+inline Vector min(Vector a, Vector b) { return {_mm256_min_ps(a.x, b.x), _mm256_min_ps(a.y, b.y)}; }
+inline Vector abs(Vector a) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
     return {_mm256_andnot_ps(sign, a.x), _mm256_andnot_ps(sign, a.y)};
 }
 
-inline float sum(Vector a) {
+inline float reduce_sum(Vector a) {
     __m256 both = _mm256_add_ps(a.x, a.y);
     __m128 half = _mm_add_ps(_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1));
     half = _mm_add_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
 }
 
-inline float largest(Vector a) {
+inline float reduce_max(Vector a) {
     __m256 both = _mm256_max_ps(a.x, a.y);
     __m128 half = _mm_max_ps(_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1));
     half = _mm_max_ps(half, _mm_movehl_ps(half, half));
@@ -234,20 +234,18 @@ inline Vector nearest_integer(Vector a) {
 }
 
 // x * 2^n for an integer n of -126 to 127, by building the float 2^n from its exponent bits
-inline __m256 times_power_of_two(__m256 x, __m256 n) {
+inline __m256 ldexp(__m256 x, __m256 n) {
     __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
     return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
 }
-inline Vector times_power_of_two(Vector x, Vector n) {
-    return {times_power_of_two(x.x, n.x), times_power_of_two(x.y, n.y)};
-}
+inline Vector ldexp(Vector x, Vector n) { return {ldexp(x.x, n.x), ldexp(x.y, n.y)}; }
 
-inline __m256 widen(__m128i halves) {  // a bfloat16 is the upper half of a float
+inline __m256 project_up(__m128i halves) {  // a bfloat16 is the upper half of a float
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
 inline Vector load(const BFloat16* from) {
     auto halves = reinterpret_cast<const __m128i*>(from);
-    return {widen(_mm_loadu_si128(halves)), widen(_mm_loadu_si128(halves + 1))};
+    return {project_up(_mm_loadu_si128(halves)), project_up(_mm_loadu_si128(halves + 1))};
 }
 
 inline __m256i upper_halves(__m256 v) {
@@ -283,7 +281,7 @@ inline Words load_words(const uint32_t* from) {
     auto words = reinterpret_cast<const __m256i*>(from);
     return {_mm256_loadu_si256(words), _mm256_loadu_si256(words + 1)};
 }
-inline Words repeat_word(const void* from) {
+inline Words broadcast_word(const void* from) {
     int32_t word;
     std::memcpy(&word, from, 4);
     return {_mm256_set1_epi32(word), _mm256_set1_epi32(word)};
@@ -316,25 +314,25 @@ struct IntegerSums {
     }
 };
 
-inline __m256 add_float_products(__m256 sums, __m256i a, __m256i b) {
+inline __m256 accumulate_float32(__m256 sums, __m256i a, __m256i b) {
     return _mm256_fmadd_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), sums);
 }
-inline void add_float_products(FloatSums& sums, Words a, Words b) {
-    sums.x = add_float_products(sums.x, a.x, b.x);
-    sums.y = add_float_products(sums.y, a.y, b.y);
+inline void accumulate_float32(FloatSums& sums, Words a, Words b) {
+    sums.x = accumulate_float32(sums.x, a.x, b.x);
+    sums.y = accumulate_float32(sums.y, a.y, b.y);
 }
 
-inline __m256 add_bfloat16_products(__m256 sums, __m256i a, __m256i b) {  // the lower halves, then the upper
+inline __m256 accumulate_bfloat16(__m256 sums, __m256i a, __m256i b) {  // the lower halves, then the upper
     const __m256i upper = _mm256_set1_epi32(int(0xffff0000));
-    sums = add_float_products(sums, _mm256_slli_epi32(a, 16), _mm256_slli_epi32(b, 16));
-    return add_float_products(sums, _mm256_and_si256(a, upper), _mm256_and_si256(b, upper));
+    sums = accumulate_float32(sums, _mm256_slli_epi32(a, 16), _mm256_slli_epi32(b, 16));
+    return accumulate_float32(sums, _mm256_and_si256(a, upper), _mm256_and_si256(b, upper));
 }
-inline void add_bfloat16_products(FloatSums& sums, Words a, Words b) {
-    sums.x = add_bfloat16_products(sums.x, a.x, b.x);
-    sums.y = add_bfloat16_products(sums.y, a.y, b.y);
+inline void accumulate_bfloat16(FloatSums& sums, Words a, Words b) {
+    sums.x = accumulate_bfloat16(sums.x, a.x, b.x);
+    sums.y = accumulate_bfloat16(sums.y, a.y, b.y);
 }
 
-inline __m256i add_int8_products(__m256i sums, __m256i a, __m256i b) {  // a unsigned, b signed
+inline __m256i accumulate_int8(__m256i sums, __m256i a, __m256i b) {  // a unsigned, b signed
     const __m256i bytes = _mm256_set1_epi16(0xff);
     __m256i a_even = _mm256_and_si256(a, bytes), a_odd = _mm256_srli_epi16(a, 8);
     __m256i b_even = _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8), b_odd = _mm256_srai_epi16(b, 8);
@@ -342,9 +340,9 @@ inline __m256i add_int8_products(__m256i sums, __m256i a, __m256i b) {  // a uns
     sums = _mm256_add_epi32(sums, _mm256_madd_epi16(a_even, b_even));
     return _mm256_add_epi32(sums, _mm256_madd_epi16(a_odd, b_odd));
 }
-inline void add_int8_products(IntegerSums& sums, Words a, Words b) {
-    sums.x = add_int8_products(sums.x, a.x, b.x);
-    sums.y = add_int8_products(sums.y, a.y, b.y);
+inline void accumulate_int8(IntegerSums& sums, Words a, Words b) {
+    sums.x = accumulate_int8(sums.x, a.x, b.x);
+    sums.y = accumulate_int8(sums.y, a.y, b.y);
 }
 
 #else  // any processor
@@ -360,10 +358,10 @@ inline Vector each(Function function) {
     return v;
 }
 
-inline Vector all(float value) {
+inline Vector broadcast(float value) {
     return each([&](int) { return value; });
 }
-inline Vector zeros() { return all(0); }
+inline Vector zeros() { return broadcast(0); }
 inline Vector load(const float* from) {
     return each([&](int i) { return from[i]; });
 }
@@ -386,14 +384,14 @@ inline Vector operator/(Vector a, Vector b) {
 inline Vector multiply_add(Vector a, Vector b, Vector c) {
     return each([&](int i) { return a.x[i] * b.x[i] + c.x[i]; });
 }
-// as the instructions of x86 have it, b where one of them is nan
-inline Vector larger(Vector a, Vector b) {
+// like the instructions of x86: b where either is nan
+inline Vector max(Vector a, Vector b) {
     return each([&](int i) { return a.x[i] > b.x[i] ? a.x[i] : b.x[i]; });
 }
-inline Vector smaller(Vector a, Vector b) {
+inline Vector min(Vector a, Vector b) {
     return each([&](int i) { return a.x[i] < b.x[i] ? a.x[i] : b.x[i]; });
 }
-inline Vector magnitude(Vector a) {
+inline Vector abs(Vector a) {
     return each([&](int i) { return std::fabs(a.x[i]); });
 }
 inline Vector where_positive(Vector x, Vector a, Vector b) {
@@ -402,20 +400,20 @@ inline Vector where_positive(Vector x, Vector a, Vector b) {
 inline Vector nearest_integer(Vector a) {
     return each([&](int i) { return std::nearbyint(a.x[i]); });
 }
-inline Vector times_power_of_two(Vector x, Vector n) {
+inline Vector ldexp(Vector x, Vector n) {
     return each([&](int i) { return std::ldexp(x.x[i], int(n.x[i])); });
 }
 
-inline float sum(Vector a) {
+inline float reduce_sum(Vector a) {
     float total = 0;
     for (float x : a.x) total += x;
     return total;
 }
 
-inline float largest(Vector a) {
-    float most = a.x[0];
-    for (float x : a.x) most = x > most ? x : most;
-    return most;
+inline float reduce_max(Vector a) {
+    float largest = a.x[0];
+    for (float x : a.x) largest = x > largest ? x : largest;
+    return largest;
 }
 
 inline void store(BFloat16* to, Vector v) {
@@ -448,7 +446,7 @@ inline Words load_words(const uint32_t* from) {
     std::memcpy(words.x, from, sizeof words.x);
     return words;
 }
-inline Words repeat_word(const void* from) {
+inline Words broadcast_word(const void* from) {
     uint32_t word;
     std::memcpy(&word, from, 4);
     Words words;
@@ -474,17 +472,17 @@ inline float as_float(uint32_t bits) {
     std::memcpy(&value, &bits, 4);
     return value;
 }
-inline void add_float_products(FloatSums& sums, const Words& a, const Words& b) {
+inline void accumulate_float32(FloatSums& sums, const Words& a, const Words& b) {
     for (int i = 0; i < 16; i++) sums.x[i] += as_float(a.x[i]) * as_float(b.x[i]);
 }
-inline void add_bfloat16_products(FloatSums& sums, const Words& a,
-                                  const Words& b) {  // the lower halves, then the upper
+inline void accumulate_bfloat16(FloatSums& sums, const Words& a,
+                                const Words& b) {  // the lower halves, then the upper
     for (int i = 0; i < 16; i++) {
         sums.x[i] += as_float(a.x[i] << 16) * as_float(b.x[i] << 16);
         sums.x[i] += as_float(a.x[i] & 0xffff0000u) * as_float(b.x[i] & 0xffff0000u);
     }
 }
-inline void add_int8_products(IntegerSums& sums, const Words& a, const Words& b) {  // a unsigned, b signed
+inline void accumulate_int8(IntegerSums& sums, const Words& a, const Words& b) {  // a unsigned, b signed
     for (int i = 0; i < 16; i++)
         for (int byte = 0; byte < 32; byte += 8)
             sums.x[i] += int32_t(uint8_t(a.x[i] >> byte)) * int8_t(b.x[i] >> byte);

@@ -1,4 +1,4 @@
-// Weights as the products read them: rounded, and laid out in blocks.
+// Weights as matmuls read them: converted and packed in blocks.
 #pragma once
 
 #include <vector>
@@ -8,22 +8,22 @@
 
 namespace bertlite {
 
-// Round a row of a weight.  8-bit integers get a scale, so that the largest magnitude is 127, and the sum of the row.
+// Convert a row of a weight.  8-bit integers get a scale, by which the largest magnitude is 127, and the row's sum.
 template <class Kind>
-void round_weights(const float* from, long count, typename Kind::Weight* to, float* scale, float* row_sum) {
+void convert_row(const float* from, long count, typename Kind::Weight* to, float* scale, float* row_sum) {
     if constexpr (std::is_same_v<Kind, Int8>) {
-        float most = 0, nothing = 0;
+        float largest = 0, nan_or_0 = 0;
         for (long i = 0; i < count; i++) {
-            most = std::max(most, std::fabs(from[i]));
-            nothing += from[i] * 0;  // 0, or nan if the weight is infinite or nan
+            largest = std::max(largest, std::fabs(from[i]));
+            nan_or_0 += from[i] * 0;  // 0, or nan if the weight is infinite or nan
         }
-        const float step = most / 127 > 0 ? most / 127 : 1;
+        const float step = largest / 127 > 0 ? largest / 127 : 1;
         int32_t total = 0;
         for (long i = 0; i < count; i++) {
-            to[i] = nothing == 0 ? int8_t(std::nearbyint(from[i] / step)) : 0;
+            to[i] = nan_or_0 == 0 ? int8_t(std::nearbyint(from[i] / step)) : 0;
             total += to[i];
         }
-        *scale = step + nothing;  // integers cannot say nan, so the scale does
+        *scale = step + nan_or_0;  // integers cannot be nan, so the scale is
         *row_sum = float(total) * *scale;
     } else if constexpr (std::is_same_v<Kind, BFloat16s>) {
         long i = 0;
@@ -44,17 +44,17 @@ void pack(const float* weight, long outputs, long inputs, uint32_t* words, float
     const long blocks = divide_up(outputs, BLOCK), per_block = divide_up(inputs, Kind::per_word) * BLOCK;
     run_team(threads, 1, [&](long, Team::Member& member) {
         std::vector<Weight> rounded(std::is_same_v<Kind, Float32> ? 0 : BLOCK * inputs);
-        member.each(blocks, [&](long block) {
+        member.parallel_for(blocks, [&](long block) {
             const long first = block * BLOCK, rows = std::min(BLOCK, outputs - first);
             uint32_t* to = words + block * per_block;
             if constexpr (std::is_same_v<Kind, Float32>) {
-                lay_out<Kind>(weight + first * inputs, rows, inputs, inputs, to);
+                pack_blocks<Kind>(weight + first * inputs, rows, inputs, inputs, to);
             } else {
                 for (long row = 0; row < rows; row++)
-                    round_weights<Kind>(weight + (first + row) * inputs, inputs, rounded.data() + row * inputs,
-                                        scales ? scales + first + row : nullptr, sums ? sums + first + row : nullptr);
+                    convert_row<Kind>(weight + (first + row) * inputs, inputs, rounded.data() + row * inputs,
+                                      scales ? scales + first + row : nullptr, sums ? sums + first + row : nullptr);
                 for (long row = rows; scales && row < BLOCK; row++) scales[first + row] = sums[first + row] = 0;
-                lay_out<Kind>(rounded.data(), rows, inputs, inputs, to);
+                pack_blocks<Kind>(rounded.data(), rows, inputs, inputs, to);
             }
         });
     });
