@@ -18,7 +18,7 @@ from bertlite.config import BertConfig
 from bertlite.pruning import prune_heads_
 from bertlite.resizing import Resizable
 from bertlite.stack.attention import check_backend
-from bertlite.stack.body import BertBody, set_config
+from bertlite.stack.body import BertBody, config_of, set_config
 from bertlite.stack.modules import BertLayer, Checkpointing, init_weights
 from bertlite.stack.outputs import BertModelOutput
 
@@ -40,6 +40,11 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
                 init_weights(part, config)
         self.tie_weights()
 
+    def _give_config(self, config: BertConfig) -> None:
+        self.base_model._config = config
+
+    config = property(config_of, _give_config)
+
     def build(self, *args: Any, **options: Any) -> None:
         """Attach the parts; a body does it."""
         raise NotImplementedError(
@@ -51,15 +56,6 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
         tie = getattr(self, "tie_decoder", None)
         if callable(tie):
             tie()
-
-    @property
-    def config(self) -> BertConfig:
-        """The config: one value for a model and the BertModel inside it, whichever of the two is given another."""
-        return self.base_model._config
-
-    @config.setter
-    def config(self, config: BertConfig) -> None:
-        self.base_model._config = config
 
     @property
     def base_model(self) -> "BertModel":

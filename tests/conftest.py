@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bertlite import BertConfig, BertModel
 from bertlite.heads import models
 from bertlite.stack.attention import BACKENDS
-from bertlite.stack.kernels import Needs
+from bertlite.stack.layer_inputs import Needs
 from tests.schedule import (  # hooks of pytest
     pytest_addoption,
     pytest_collection_modifyitems,

@@ -15,7 +15,7 @@ from conftest import make, make_batch
 import bertlite
 from bertlite import optimize_for_inference, torch_private
 from bertlite.inference.support import missing_for_onednn
-from bertlite.stack.packed import is_mapped
+from bertlite.stack.packing import is_mapped
 
 PACKAGE = Path(bertlite.__file__).parent
 PRIVATE = re.compile(r"torch(\.\w+)*\._[a-zA-Z]|torch\.ops\.(mkldnn|onednn)|from torch[\w.]* import .*\b_[a-z]")

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from bertlite.config import ConfigLike
 from bertlite.heads.layers import BertLMPredictionHead
 from bertlite.heads.losses import Items, check_labels, cross_entropy, pack_labels
+from bertlite.heads.outputs import LogitsOutput
 from bertlite.model import BertModel, with_own_forward
 from bertlite.stack.body import Body, pick
-from bertlite.stack.outputs import Encoded, LogitsOutput
+from bertlite.stack.outputs import Encoded
 
 Out = TypeVar("Out")
 LabelKind = Literal["class", "flags", "number"]

@@ -23,9 +23,10 @@ from bertlite.heads.losses import (
     shifted,
     without_padding,
 )
+from bertlite.heads.outputs import CausalLMOutput, LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
 from bertlite.model import BertModel, BertPreTrainedModel
 from bertlite.stack.inputs import check_tensor
-from bertlite.stack.outputs import CausalLMOutput, Encoded, LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
+from bertlite.stack.outputs import Encoded
 
 __all__ = [
     "BertForMaskedLM",

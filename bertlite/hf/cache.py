@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from transformers import EncoderDecoderCache
 
+from bertlite.stack.layer_inputs import LayerInputs
+
 
 class LayerCache:
     """A cache of transformers with the methods that layers call: keys and values token-first, lengths as numbers."""
@@ -42,3 +44,8 @@ class LayerCache:
             return None
         known = self.cross_attention.layers[layer]
         return known.keys.transpose(1, 2), known.values.transpose(1, 2)
+
+
+def past_of(inputs: LayerInputs) -> Any:
+    """Return the cache of transformers that a layer is given, if it is."""
+    return inputs.cache.cache if isinstance(inputs.cache, LayerCache) else None

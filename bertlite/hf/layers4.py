@@ -1,16 +1,32 @@
 """Attention, layers and the encoder as transformers 4.57 builds and calls them, on any transformers."""
 
-from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.models.bert import modeling_bert as stock
 
 from bertlite.hf import compat
-from bertlite.hf.layers import Attention, Encoder, EncoderInputs, Layer, SelfAttention
-from bertlite.hf.masks import SettledMask, mask_for, own
+from bertlite.hf.cache import past_of
+from bertlite.hf.layers import Attention, Encoder, Layer, SelfAttention
+from bertlite.hf.masks import head_mask_of, mask_tensor, own, takes_inputs
 from bertlite.hf.parts import WithoutStock
 from bertlite.stack import modules
+from bertlite.stack.layer_inputs import LayerInputs
+
+
+def call_attention(part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
+    """Run attention of whatever kind, ours or another's; return the context or output, and the weights."""
+    if takes_inputs(part, inputs, x):
+        return part(x, inputs)
+    out = part(
+        x,
+        attention_mask=mask_tensor(inputs, x),
+        head_mask=head_mask_of(inputs),
+        encoder_hidden_states=inputs.source,
+        past_key_values=past_of(inputs),
+        output_attentions=inputs.weights is not None,
+    )
+    return out[0], out[1] if len(out) > 1 else None
 
 
 class BertSelfAttention(SelfAttention, WithoutStock, stock.BertSelfAttention):
@@ -35,9 +51,10 @@ class BertSelfAttention(SelfAttention, WithoutStock, stock.BertSelfAttention):
         output_attentions: bool | None = False,
         cache_position: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        return self.attend(
-            hidden_states, attention_mask, head_mask, encoder_hidden_states, past_key_values, output_attentions
-        )
+        return self.run(
+            hidden_states, attention_mask, encoder_hidden_states, head_mask=head_mask, past=past_key_values,
+            output_attentions=output_attentions,
+        )  # fmt: skip
 
 
 class BertAttention(Attention):
@@ -54,6 +71,9 @@ class BertAttention(Attention):
         )
         super().__init__(attention, config, layer_idx, is_cross_attention)
 
+    def call(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
+        return call_attention(part, x, inputs)
+
     @own
     def forward(
         self,
@@ -65,22 +85,19 @@ class BertAttention(Attention):
         output_attentions: bool | None = False,
         cache_position: Tensor | None = None,
     ) -> tuple[Any, ...]:
-        outputs = self.self(
-            hidden_states,
-            attention_mask=mask_for(self.self, attention_mask),
-            head_mask=head_mask,
-            encoder_hidden_states=encoder_hidden_states,
-            past_key_values=past_key_values,
+        return self.run(
+            hidden_states, attention_mask, encoder_hidden_states, head_mask=head_mask, past=past_key_values,
             output_attentions=output_attentions,
-            cache_position=cache_position,
-        )
-        return (self.output(outputs[0], hidden_states), *outputs[1:])
+        )  # fmt: skip
 
 
 class BertLayer(Layer):
     def make_attention(self, config: Any, layer_idx: int | None, cross: bool) -> Attention:
         positions = "absolute" if cross else None
         return BertAttention(config, positions, layer_idx, is_cross_attention=cross)
+
+    def call(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
+        return call_attention(part, x, inputs)
 
     @own
     def forward(
@@ -94,50 +111,30 @@ class BertLayer(Layer):
         output_attentions: bool | None = False,
         cache_position: Tensor | None = None,
     ) -> tuple[Any, ...]:
-        x, *weights = self.attention(
-            hidden_states,
-            attention_mask=mask_for(self.attention, attention_mask),
-            head_mask=head_mask,
-            output_attentions=output_attentions,
-            past_key_values=past_key_values,
-            cache_position=cache_position,
-        )
-        if self.looks_at(encoder_hidden_states):
-            x, *crossed = self.crossattention(
-                x,
-                attention_mask=mask_for(self.crossattention, encoder_attention_mask),
-                encoder_hidden_states=encoder_hidden_states,
-                past_key_values=past_key_values,
-                output_attentions=output_attentions,
-                cache_position=cache_position,
-            )
-            weights += crossed
-        return (self.feed_forward_chunks(x), *weights)
+        inputs = self.read(
+            hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, head_mask=head_mask,
+            past=past_key_values, output_attentions=output_attentions,
+        )  # fmt: skip
+        inputs = inputs.with_own_weights()
+        x = self.run(hidden_states, inputs)
+        kept = (inputs,) if inputs.encoder is None else (inputs, inputs.encoder)
+        return x, *((each.weights or {}).get(each.layer) for each in kept)
 
 
 class BertEncoder(Encoder):
     layer_class: type[modules.BertLayer] = BertLayer
 
-    def cache_for(self, past: Any, use_cache: bool, crossed: bool) -> Any:
-        """Return the cache that is used: one like those of 4.57 if a decoder is to have one, and is given none."""
-        if not (use_cache and self.config.is_decoder):
-            return past
-        return compat.new_cache(self.config, crossed) if past is None else compat.from_legacy(past)
-
-    def call_layer(
-        self, layer: Any, x: Tensor, mask: SettledMask, gate: Tensor | None, others: EncoderInputs
-    ) -> tuple[Tensor, Sequence[Tensor | None]]:
-        out = layer(
+    def call_other(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
+        crossed = inputs.encoder
+        return part(
             x,
-            mask_for(layer, mask),
-            gate,
-            others.encoder_states,
-            mask_for(layer, others.encoder_mask),
-            others.past,  # by its place: transformers drops it by its name where layers are checkpointed
-            output_attentions=others.output_attentions,
-            cache_position=others.cache_position,
+            mask_tensor(inputs, x),
+            head_mask_of(inputs),
+            None if crossed is None else crossed.source,
+            mask_tensor(crossed, x),
+            past_of(inputs),  # by its place: transformers drops it by its name where layers are checkpointed
+            output_attentions=inputs.weights is not None,
         )
-        return (out, ()) if isinstance(out, Tensor) else (out[0], out[1:])
 
     @own
     def forward(
@@ -154,9 +151,11 @@ class BertEncoder(Encoder):
         return_dict: bool | None = True,
         cache_position: Tensor | None = None,
     ) -> Any:
-        past = self.cache_for(past_key_values, bool(use_cache), encoder_hidden_states is not None)
-        others = EncoderInputs(
-            encoder_hidden_states, encoder_attention_mask, past, past is not None, output_attentions,
-            output_hidden_states, cache_position,
+        if use_cache and self.config.is_decoder:
+            crossed = encoder_hidden_states is not None
+            past = past_key_values
+            past_key_values = compat.new_cache(self.config, crossed) if past is None else compat.from_legacy(past)
+        return self.run(
+            hidden_states, attention_mask, head_mask, encoder_hidden_states, encoder_attention_mask, past_key_values,
+            True, output_attentions, output_hidden_states, bool(return_dict),
         )  # fmt: skip
-        return self.run(hidden_states, attention_mask, head_mask, others, bool(return_dict))

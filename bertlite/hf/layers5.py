@@ -3,28 +3,39 @@
 What transformers 5 no longer takes and 4 did, `head_mask`, `output_attentions` and the like, is taken here by name.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.models.bert import modeling_bert as stock
 
 from bertlite.hf import compat
-from bertlite.hf.layers import Attention, Encoder, EncoderInputs, Layer, SelfAttention
-from bertlite.hf.masks import SettledMask, mask_for, own, settled
+from bertlite.hf.cache import past_of
+from bertlite.hf.layers import Attention, Encoder, Layer, SelfAttention
+from bertlite.hf.masks import head_mask_of, mask_tensor, own, takes_inputs
 from bertlite.hf.parts import WithoutStock
 from bertlite.stack import modules
+from bertlite.stack.layer_inputs import LayerInputs
+
+READ = {"head_mask", "output_attentions"}
 
 
-def refuse_unknown(options: dict[str, Any]) -> None:
-    """Refuse arguments that no layer of any transformers has.
+def options_of(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that bertlite reads, of those that transformers hands to every layer.
 
     Raises:
-        TypeError: it names them.
+        TypeError: there are others; it names them.
     """
     unknown = sorted(options.keys() - {*compat.IGNORED, "use_cache", "return_dict"})
     if unknown:
         raise TypeError(f"attention has no argument {', '.join(unknown)}")
+    return {name: options[name] for name in READ & options.keys()}
+
+
+def options_for(inputs: LayerInputs) -> dict[str, Any]:
+    """Return what another's part is handed by name, beside what transformers 5 always hands it."""
+    gate = head_mask_of(inputs)
+    options: dict[str, Any] = {} if gate is None else {"head_mask": gate}
+    return options if inputs.weights is None else {**options, "output_attentions": True}
 
 
 class BertSelfAttention(SelfAttention, WithoutStock, stock.BertSelfAttention):
@@ -40,12 +51,9 @@ class BertSelfAttention(SelfAttention, WithoutStock, stock.BertSelfAttention):
         past_key_values: Any = None,
         *,
         encoder_hidden_states: None = None,  # handed to both kinds of attention
-        head_mask: Tensor | None = None,
-        output_attentions: bool | None = False,
-        **others: Any,
+        **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        refuse_unknown(others)
-        return self.attend(hidden_states, attention_mask, head_mask, None, past_key_values, output_attentions)
+        return self.run(hidden_states, attention_mask, past=past_key_values, **options_of(options))
 
 
 class BertCrossAttention(SelfAttention, WithoutStock, getattr(stock, "BertCrossAttention", object)):  # type: ignore[misc]
@@ -60,17 +68,14 @@ class BertCrossAttention(SelfAttention, WithoutStock, getattr(stock, "BertCrossA
         encoder_hidden_states: Tensor | None = None,
         attention_mask: Any = None,
         past_key_values: Any = None,
-        *,
-        output_attentions: bool | None = False,
-        head_mask: None = None,  # cross-attention has none
-        **others: Any,
+        **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        refuse_unknown(others)
-        if encoder_hidden_states is None:
-            raise ValueError("cross-attention looks at encoder_hidden_states, and they are None")
-        return self.attend(
-            hidden_states, attention_mask, None, encoder_hidden_states, past_key_values, output_attentions
-        )
+        if encoder_hidden_states is None and not isinstance(attention_mask, LayerInputs):
+            raise ValueError("cross-attention needs encoder_hidden_states, and they are None")
+        return self.run(
+            hidden_states, attention_mask, encoder_hidden_states, past=past_key_values,
+            **{**options_of(options), "head_mask": None},  # cross-attention has none
+        )  # fmt: skip
 
 
 class BertAttention(Attention):
@@ -79,6 +84,17 @@ class BertAttention(Attention):
     ) -> None:
         attention = (BertCrossAttention if is_cross_attention else BertSelfAttention)(config, is_causal, layer_idx)
         super().__init__(attention, config, layer_idx, is_cross_attention)
+
+    def call(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
+        if takes_inputs(part, inputs, x):
+            return part(x, attention_mask=inputs)
+        return part(
+            x,
+            encoder_hidden_states=inputs.source,
+            attention_mask=mask_tensor(inputs, x),
+            past_key_values=past_of(inputs),
+            **options_for(inputs),
+        )
 
     @own
     def forward(
@@ -90,20 +106,23 @@ class BertAttention(Attention):
         past_key_values: Any = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        mask = encoder_attention_mask if self.is_cross_attention else attention_mask
-        context, weights = self.self(
-            hidden_states,
-            encoder_hidden_states=encoder_hidden_states,
-            attention_mask=mask_for(self.self, mask),
-            past_key_values=past_key_values,
-            **options,
-        )
-        return self.output(context, hidden_states), weights
+        crosses = self.is_cross_attention and not isinstance(attention_mask, LayerInputs)
+        mask = encoder_attention_mask if crosses else attention_mask
+        states = encoder_hidden_states if crosses else None
+        return self.run(hidden_states, mask, states, past=past_key_values, **options_of(options))
 
 
 class BertLayer(Layer):
     def make_attention(self, config: Any, layer_idx: int | None, cross: bool) -> Attention:
         return BertAttention(config, config.is_decoder and not cross, layer_idx, cross)
+
+    def call(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
+        if takes_inputs(part, inputs, x):
+            return part(x, inputs)
+        mask, past, options = mask_tensor(inputs, x), past_of(inputs), options_for(inputs)
+        if inputs.source is None:
+            return part(x, mask, past_key_values=past, **options)
+        return part(x, None, inputs.source, mask, past_key_values=past, **options)
 
     @own
     def forward(
@@ -115,46 +134,26 @@ class BertLayer(Layer):
         past_key_values: Any = None,
         **options: Any,
     ) -> Tensor:
-        x, *weights = self.attention(
-            hidden_states, mask_for(self.attention, attention_mask), past_key_values=past_key_values, **options
-        )
-        if self.looks_at(encoder_hidden_states):
-            x, *crossed = self.crossattention(
-                x,
-                None,  # its own mask is the next but one
-                encoder_hidden_states,
-                mask_for(self.crossattention, encoder_attention_mask),
-                past_key_values=past_key_values,
-                **options,
-            )
-            weights += crossed
-        known = settled(attention_mask)
-        if known is not None and known.weights is not None:
-            known.weights.append(weights)
-        return self.feed_forward_chunks(x)
+        inputs = self.read(
+            hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, past=past_key_values,
+            **options_of(options),
+        )  # fmt: skip
+        return self.run(hidden_states, inputs)
 
 
 class BertEncoder(Encoder):
     layer_class: type[modules.BertLayer] = BertLayer
 
-    def call_layer(
-        self, layer: Any, x: Tensor, mask: SettledMask, gate: Tensor | None, others: EncoderInputs
-    ) -> tuple[Tensor, Sequence[Tensor | None]]:
-        options: dict[str, Any] = {} if gate is None else {"head_mask": gate}
-        if others.output_attentions:
-            options["output_attentions"] = True
-        found = len(mask.weights or ())
-        out = layer(
+    def call_other(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
+        crossed = inputs.encoder
+        return part(
             x,
-            mask_for(layer, mask),
-            others.encoder_states,
-            mask_for(layer, others.encoder_mask),
-            others.past,  # by its place: transformers drops it by its name where layers are checkpointed
-            **options,
+            mask_tensor(inputs, x),
+            None if crossed is None else crossed.source,
+            mask_tensor(crossed, x),
+            past_of(inputs),  # by its place: transformers drops it by its name where layers are checkpointed
+            **options_for(inputs),
         )
-        if isinstance(out, tuple | list):
-            return out[0], out[1:]
-        return out, mask.weights[found] if mask.weights is not None and len(mask.weights) > found else ()
 
     @own
     def forward(
@@ -172,9 +171,8 @@ class BertEncoder(Encoder):
         return_dict: bool | None = True,
         **others: Any,
     ) -> Any:
-        refuse_unknown(others)
-        inputs = EncoderInputs(
-            encoder_hidden_states, encoder_attention_mask, past_key_values, bool(use_cache), output_attentions,
-            output_hidden_states,
+        options_of(others)
+        return self.run(
+            hidden_states, attention_mask, head_mask, encoder_hidden_states, encoder_attention_mask, past_key_values,
+            bool(use_cache), output_attentions, output_hidden_states, bool(return_dict or return_dict is None),
         )  # fmt: skip
-        return self.run(hidden_states, attention_mask, head_mask, inputs, bool(return_dict or return_dict is None))

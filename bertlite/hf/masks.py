@@ -1,142 +1,174 @@
-"""Masks as the parts of bertlite.hf hand them on.
+"""Where transformers' way to call a part and bertlite's meet: arguments and masks of the one become the other's.
 
 Parts are called as transformers calls them, with an `attention_mask` that is added to the scores.  A model that runs
-its own parts has read the mask and chosen the kernel once, for all layers: in the mask's place it hands on a
-`SettledMask`, which holds both.  A part that is not ours, and a `forward` that somebody has put in the place of ours,
-is given the tensor that transformers 4 would give it.
+its own parts hands them `LayerInputs` in the mask's place.  A part that is not ours, and a `forward` that somebody has
+put in the place of ours, is given the tensor that transformers 4 would give it; the tensor remembers the inputs.
 
 Shapes:  B sequences · S queries · K keys · N heads
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Proxy
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from bertlite.hf.attention import RegisteredAttention
+from bertlite.config import kept_heads
+from bertlite.hf.cache import LayerCache
 from bertlite.stack.attention import BACKENDS
 from bertlite.stack.kernels import as_scores
-from bertlite.stack.layouts import RowAttention
+from bertlite.stack.layer_inputs import Backend, LayerInputs
+from bertlite.stack.layouts import Padded
 from bertlite.stack.masks import Mask, causal_mask, masked
-from bertlite.stack.modules import First
 
 OURS = ("auto", "packed", "varlen")  # names that transformers does not know
 
 
-@dataclass(frozen=True, eq=False)
-class SettledMask:
-    """A mask that has been read, and the attention that obeys it.
-
-    Args:
-        attend: the attention of a layer.
-        rows: B and K.
-        dtype: of the scores.
-        device: of the mask's tensor.
-        first: how the last layer computes the first token of each sequence alone, if it is to.
-        source: what that layer attends to.
-        weights: where layers that return none put their attention weights, if they are wanted.
-    """
-
-    attend: Any
-    rows: tuple[int, int]
-    dtype: torch.dtype
-    device: torch.device
-    first: First | None = None
-    source: Tensor | None = None
-    weights: list[Sequence[Tensor | None]] | None = None
-
-    @property
-    def has_tensor(self) -> bool:
-        """True if another's part can be given a tensor."""
-        whole = self.first is None and self.source is None
-        return whole and isinstance(self.attend, RegisteredAttention | RowAttention)
-
-    def tensor(self) -> Any:
-        """Return the mask for a part that is not ours: scores to add, (B, 1, 1 or S, K), or what its function wants.
-
-        The tensor remembers where it comes from: given to a part of ours, it means this mask.
-
-        Raises:
-            ValueError: padding is left out, or the first token of each sequence is computed alone.
-        """
-        if self.first is not None or self.source is not None:
-            raise ValueError("first_token_only=True runs bertlite's own layers alone, and one has been replaced")
-        if isinstance(self.attend, RegisteredAttention):
-            return self.attend.mask
-        if not isinstance(self.attend, RowAttention):
-            raise ValueError("packed attention runs bertlite's own layers alone, and one was replaced; use 'sdpa'")
-        scores = added_scores(self.attend.mask, self.rows, self.dtype, self.device)
-        if not torch.compiler.is_compiling():
-            scores.settled = self  # type: ignore[attr-defined]
-        return scores
+def attend_registered(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, inputs: LayerInputs
+) -> tuple[Tensor, Tensor | None]:
+    """Compute attention by a function registered with transformers, called as transformers calls it."""
+    name, wanted = inputs.backend.name, inputs.returns_weights
+    if inputs.first_only:
+        raise ValueError(f"attention {name!r} cannot do first_token_only=True; use eager, sdpa or packed")
+    if module.position_embedding_type != "absolute":
+        raise ValueError(f"attention {name!r} cannot add relative positions to the scores; use eager or sdpa")
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    if not q.shape[1]:  # a layer without heads; not every function runs on none
+        return q.transpose(1, 2), q.new_zeros(*q.shape[:-1], k.shape[2]) if wanted else None
+    dropout = module.dropout.p if module.training else 0.0
+    function = ALL_ATTENTION_FUNCTIONS[name]
+    context, weights = function(module, q, k, v, inputs.mask, dropout=dropout, scaling=q.shape[-1] ** -0.5)
+    if wanted and weights is None:
+        raise ValueError(f"attention {name!r} cannot give attentions; use eager or sdpa")
+    return context, weights if wanted else None
 
 
-def added_scores(mask: Mask, rows: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a mask as scores to add, (B, 1, 1 or S, K)."""
-    scores = torch.zeros(rows[0], 1, 1, rows[1], dtype=dtype, device=device)
-    if mask.bias is not None:
-        scores = scores + as_scores(mask.bias, dtype)
-    if mask.allowed is not None:
-        allowed = mask.allowed if mask.has_keys is None else mask.allowed & mask.has_keys
-        scores = torch.where(allowed, scores, torch.finfo(dtype).min)
-    return scores
+def registered_backend(name: str) -> Backend:
+    """Return the backend of a function registered with transformers; the mask is in the form that it wants."""
+    return Backend(name, attend_registered, attend_registered)
+
+
+def additive_scores(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a 0/1 mask, (B, K) or (B, S, K), as scores to add, (B, 1, 1 or S, K)."""
+    if mask.dim() not in (2, 3):
+        raise ValueError(f"the mask has shape {tuple(mask.shape)}; expected (batch, keys) or (batch, queries, keys)")
+    mask = mask[:, None] if mask.dim() == 3 else mask[:, None, None]
+    scores = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return scores.masked_fill(mask == 0, torch.finfo(dtype).min)
 
 
 def own(function: Any) -> Any:
-    """Mark a `forward` that takes a `SettledMask`."""
-    function.takes_settled_mask = True
+    """Mark a `forward` that takes `LayerInputs` in the place of a mask."""
+    function.takes_layer_inputs = True
     return function
 
 
 def is_own(module: nn.Module) -> bool:
     """Return whether a module runs a `forward` of ours: not one of its own class, nor one that replaced ours."""
-    return getattr(module.forward, "takes_settled_mask", False)
+    return getattr(module.forward, "takes_layer_inputs", False)
 
 
-def mask_for(module: nn.Module, mask: Any) -> Any:
-    """Return a mask in the form that a module takes."""
-    if not isinstance(mask, SettledMask):
+def takes_inputs(module: nn.Module, inputs: LayerInputs, x: Tensor) -> bool:
+    """Return whether a module is given the inputs themselves, or arguments of transformers."""
+    tracer = getattr(x, "tracer", None)
+    if tracer is not None:  # torch.fx traces with stand-ins: a part that it runs whole takes a tensor
+        return not tracer.is_leaf_module(module, "")
+    wrapped = getattr(type(module).forward, "takes_layer_inputs", False)  # a function around ours, which hands it on
+    return is_own(module) or (wrapped and (inputs.first_only or inputs.backend.packs))
+
+
+def mask_tensor(inputs: LayerInputs | None, x: Tensor) -> Any:
+    """Return the mask for a part that is not ours: scores to add, (B, 1, 1 or S, K), or what its function wants.
+
+    Raises:
+        ValueError: padding is left out, or the first token of each sequence is computed alone.
+    """
+    if inputs is None:
+        return None
+    if inputs.first_only:
+        raise ValueError("first_token_only=True runs bertlite's own layers alone, and one has been replaced")
+    if inputs.backend.packs:
+        raise ValueError("packed attention runs bertlite's own layers alone, and one was replaced; use 'sdpa'")
+    mask, layout = inputs.mask, inputs.layout
+    if not isinstance(mask, Mask):
         return mask
-    rows: Any = mask.rows[0]
-    if isinstance(rows, Proxy):  # torch.fx traces with stand-ins: a part that it runs whole takes a tensor
-        tracer: Any = rows.tracer
-        return mask.tensor() if tracer.is_leaf_module(module, "") else mask
-    if is_own(module):
-        return mask
-    wrapped = getattr(type(module).forward, "takes_settled_mask", False)  # a function around ours, which hands it on
-    return mask if wrapped and not mask.has_tensor else mask.tensor()
+    keys = layout.keys if isinstance(layout, Padded) else x.shape[1]
+    scores = torch.zeros(x.shape[0], 1, 1, keys, dtype=x.dtype, device=x.device)
+    if mask.bias is not None:
+        scores = scores + as_scores(mask.bias, x.dtype)
+    if mask.allowed is not None:
+        allowed = mask.allowed if mask.has_keys is None else mask.allowed & mask.has_keys
+        scores = torch.where(allowed, scores, torch.finfo(x.dtype).min)
+    if not torch.compiler.is_compiling():
+        scores.layer_inputs = inputs  # type: ignore[attr-defined]
+    return scores
 
 
-def settled(mask: Any) -> SettledMask | None:
-    """Return the settled mask that this one is, or was made from; None for the tensor of a caller."""
-    return mask if isinstance(mask, SettledMask) else vars(mask).get("settled") if isinstance(mask, Tensor) else None
+def head_mask_of(inputs: LayerInputs) -> Tensor | None:
+    """Return the gate of a layer as transformers 4 has it, (B or 1, N, S or 1, 1)."""
+    gate = inputs.gate
+    return gate if gate is None or gate.dim() == 3 else gate.transpose(1, 2)
 
 
-def settle(
-    mask: Any, config: Any, x: Tensor, keys: int, output_attentions: bool | None = False, causal: bool = False
-) -> SettledMask:
-    """Return a mask as settled; the tensor of a caller means what it means in transformers.
+def gate_of(head_mask: Tensor | None, config: Any, layer: int | None) -> Tensor | None:
+    """Return transformers' mask of one layer's heads, (B or 1, N, S or 1, 1), as (B or 1, S or 1, heads kept, 1)."""
+    if head_mask is None or head_mask.dim() == 3:  # (T or 1, N, 1), where padding is left out
+        return head_mask
+    if head_mask.dim() != 4 or head_mask.shape[-1] != 1:
+        raise ValueError(f"head_mask has shape {tuple(head_mask.shape)}; a layer takes (1 or batch, heads, 1, 1)")
+    heads = config.num_attention_heads
+    kept = range(heads) if layer is None else kept_heads(config, layer)
+    if head_mask.shape[1] == heads != len(kept):
+        head_mask = head_mask[:, list(kept)]
+    return head_mask.transpose(1, 2)
+
+
+def read_inputs(
+    x: Tensor,
+    mask: Any,
+    config: Any,
+    layer: int | None = None,
+    *,
+    head_mask: Tensor | None = None,
+    states: Tensor | None = None,
+    past: Any = None,
+    output_attentions: bool | None = False,
+    causal: bool = False,
+) -> LayerInputs:
+    """Return the arguments of a part as transformers gives them, as `LayerInputs`.
 
     Args:
-        mask: None, scores to add or, bool, what may be attended to; each broadcasts to (B, N, S, K).
-        config: it names the attention.  "eager", or none, gives attention weights; "sdpa" only if they are wanted.
         x: the hidden states, (B, S, …).
+        mask: `LayerInputs`; or None, scores to add or, bool, what may be attended to, broadcasting to (B, N, S, K).
+        config: it names the attention.  "eager", or none, gives attention weights; "sdpa" only if they are wanted.
+        layer: the number of the layer.
+        states: an encoder's output, for cross-attention.
         causal: of a decoder's self-attention, which transformers makes causal under "sdpa" if there is no mask.
     """
-    known = settled(mask)
-    if known is not None:
-        return known
+    if isinstance(mask, LayerInputs):
+        return mask
+    cache = None if past is None else LayerCache(past)
+    if cache is not None and layer is None:
+        raise ValueError("this layer was built without layer_idx, under which a cache keeps its keys; give one")
+    known = vars(mask).get("layer_inputs") if isinstance(mask, Tensor) else None
+    if known is None:
+        cached = 0 if cache is None or states is not None else cache.length
+        known = settle(mask, config, x, (x if states is None else states).shape[1] + cached, output_attentions, causal)
+    gate, number = gate_of(head_mask, config, layer), layer or 0
+    return replace(known, gates=None if gate is None else {number: gate}, cache=cache, source=states, layer=number)
+
+
+def settle(mask: Any, config: Any, x: Tensor, keys: int, output_attentions: bool | None, causal: bool) -> LayerInputs:
+    """Choose the backend that a config names, and read the mask of a caller as transformers does."""
     name = config._attn_implementation
-    rows = (x.shape[0], keys)
+    layout = Padded(x.shape[0], x.shape[1], keys, x.device)
     if name is not None and name not in ("eager", "sdpa", *OURS):
-        return SettledMask(RegisteredAttention(name, mask, bool(output_attentions)), rows, x.dtype, x.device)
+        return LayerInputs(registered_backend(name), layout, mask, returns_weights=bool(output_attentions))
     eager = name in (None, "eager") or bool(output_attentions)
     if mask is None:
-        lower = causal_mask(x.shape[1], keys, x.device) if causal and not eager else None
-        read = Mask(lower)
+        read = Mask(causal_mask(x.shape[1], keys, x.device) if causal and not eager else None)
     else:
         read = masked(mask) if mask.dtype == torch.bool else Mask(bias=mask)
-    return SettledMask(RowAttention(BACKENDS["eager" if eager else "sdpa"], read, eager), rows, x.dtype, x.device)
+    return LayerInputs(BACKENDS["eager" if eager else "sdpa"], layout, read, returns_weights=eager)

@@ -29,11 +29,10 @@ from bertlite.heads import models as heads
 from bertlite.heads.body import HeadBody
 from bertlite.heads.layers import BertLMPredictionHead
 from bertlite.hf import compat, layers4, layers5, parts
-from bertlite.hf.attention import additive_scores
 from bertlite.hf.calls import StockCalls
 from bertlite.hf.config import complete_config_, heads_by_layer
 from bertlite.hf.folder import check_folder
-from bertlite.hf.masks import OURS
+from bertlite.hf.masks import OURS, additive_scores
 from bertlite.hf.signatures import in_stocks_order
 from bertlite.stack.attention import BACKENDS
 from bertlite.stack.body import BertBody, set_config

@@ -6,11 +6,13 @@ Shapes:  N heads of one layer that are not pruned · H head dim; … is (B, S) o
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import update_wrapper
 from typing import Any
 
 from torch import Tensor, nn
 
 from bertlite.pruning import BertLike, layers_of
+from bertlite.stack.layer_inputs import LayerInputs
 
 
 @dataclass
@@ -25,7 +27,7 @@ class Recorded:
 def own_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Give one module a forward of its own within the block."""
     before = module.__dict__.get("forward")
-    module.__dict__["forward"] = forward
+    module.__dict__["forward"] = update_wrapper(forward, module.forward, assigned=())  # called as the one it replaces
     try:
         yield
     finally:
@@ -68,11 +70,7 @@ def replayed_layers(model: BertLike, known: Recorded, first: int) -> Iterator[No
     attention = layers[first].attention.self
 
     def gated(*args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        given = (*args[2:3], options.get("gate"), options.get("head_mask"))  # transformers' name for it
-        gate = next((each for each in given if each is not None), None)
-        transpose = getattr(attention, "gate", None)
-        if transpose is not None:  # in bertlite.hf: it may lie as transformers' does
-            gate = transpose(gate)
+        (gate,) = (each.gate for each in (*args, *options.values()) if isinstance(each, LayerInputs))
         if gate is None or not gate.numel():
             return context, weights
         return (context.unflatten(-1, (gate.shape[-2], -1)) * gate).flatten(-2), weights

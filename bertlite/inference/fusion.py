@@ -18,8 +18,8 @@ from bertlite import torch_private
 from bertlite.activations import XIELU, Activation
 from bertlite.inference.linear import FixedLinear, Int8Linear, MakeLinear
 from bertlite.model import BertPreTrainedModel
-from bertlite.stack.attention import Attend
-from bertlite.stack.modules import BertAttention, BertLayer, BertOutput, BertSelfOutput, KeyInput
+from bertlite.stack.layer_inputs import LayerInputs
+from bertlite.stack.modules import BertAttention, BertLayer, BertOutput, BertSelfOutput
 
 TOKENWISE = (Activation, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.PReLU, XIELU)  # may take tokens in blocks
 LinearKind: TypeAlias = Callable[..., FixedLinear]  # FixedLinear, a class derived from it, or a partial of one
@@ -49,19 +49,12 @@ class FusedAttention(nn.Module):
         self.output = FusedOutput(attention.output, make)
 
     def forward(
-        self, hidden_states: Tensor, attend: Attend, gate: Tensor | None = None, source: KeyInput | None = None
+        self, hidden_states: Tensor, inputs: LayerInputs
     ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, D), (B, N, S, K)
         q, *kv = self.project(0, hidden_states)
-        if isinstance(source, tuple):
-            k, v = source
-        else:
-            k, v = kv or self.project(1, hidden_states if source is None else source)
-        score_bias = self.self.distance_scores if self.self.position_embedding_type != "absolute" else None
-        context, weights = attend(q, k, v, score_bias, 0.0, self.self)
-        if gate is not None:
-            context = context * gate
-            weights = weights * gate.transpose(1, 2) if weights is not None else None
-        return self.output(context.flatten(-2), hidden_states), weights
+        k, v = inputs.through_cache(lambda: kv or self.project(1, inputs.attended(hidden_states)))
+        context, weights = self.self.attend(q, k, v, inputs)
+        return self.output(context, hidden_states), weights
 
     def project(self, which: int, x: Tensor) -> list[Tensor]:  # (…, D) -> queries, keys, values: each (…, N, H)
         return list(self.linears[which](x).unflatten(-1, self.shapes[which]).unbind(-3))

@@ -47,8 +47,7 @@ def time_sublayers(
         after_round: called after each timed round.
     """
     neurons = list(neurons)
-    states, attend = call[:2]
-    gate, source = (call[i] if len(call) > i else None for i in (2, 5))
+    states, inputs = call
     block = list(layers_of(model))[layer]
     config = with_fields(model.config, {"pruned_heads": {}, "pruned_neurons": {}})
     all_heads, all_neurons = config.num_attention_heads, config.intermediate_size
@@ -63,7 +62,7 @@ def time_sublayers(
     runs: dict[str, Callable[[], Any]] = {}
     for kept in range(all_heads + 1):
         attention = smaller(heads=range(kept, all_heads)).attention
-        runs[f"heads {kept}"] = partial(attention, states, attend, gate, source)
+        runs[f"heads {kept}"] = partial(attention, states, inputs)
     for kept in neurons:
         runs[f"neurons {kept}"] = partial(smaller(neurons=range(kept, all_neurons)).feed_forward, states)
     found = alternate(runs, rounds, device, after_round=after_round)

@@ -1,61 +1,18 @@
-"""Attention: the table of its backends, and the one place where a backend is chosen.
-
-Shapes:  B sequences · S queries · K keys · N heads · H head dim · T tokens.  Modules hand over q, k, v token-first,
-(B, S, N, H) or, packed, (T, N, H).
-"""
+"""Attention: the table of its backends, and the one place where a backend is chosen."""
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
 
-from torch import Tensor, nn
-
-from bertlite.stack.kernels import Needs, ScoreBias, eager, sdpa
-from bertlite.stack.packed_kernels import grouped, missing_for_varlen, varlen
-
-
-class Attend(Protocol):
-    """Attention as a layer receives it, with the mask, the backend and the layout already settled.
-
-    `module` is the one that attends; functions registered with transformers want to see it, our own do not.
-    """
-
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        score_bias: ScoreBias | None,
-        dropout: float,
-        module: nn.Module | None = ...,
-    ) -> tuple[Tensor, Tensor | None]: ...
-
-
-def nothing(needs: Needs) -> str | None:
-    """Say what is missing: nothing."""
-    return None
-
-
-@dataclass(frozen=True)
-class Backend:
-    """One way to compute attention, and what it can do."""
-
-    name: str
-    kernel: Callable[..., Any]  # of rows or, if it packs, of packed tokens
-    packs: bool = False  # padding is left out
-    gives_weights: bool = True
-    gives_dropped_weights: bool = False  # the weights after dropout, which is what the context was made from
-    missing: Callable[[Needs], str | None] = nothing  # what else it needs and does not find
-
+from bertlite.stack.kernels import attend_rows, eager, sdpa
+from bertlite.stack.layer_inputs import Backend, Needs
+from bertlite.stack.packed_kernels import attend_packed, grouped, missing_for_varlen, varlen
 
 BACKENDS = {
     backend.name: backend
     for backend in (
-        Backend("eager", eager, gives_dropped_weights=True),
-        Backend("sdpa", sdpa),
-        Backend("packed", grouped, packs=True, gives_weights=False),
-        Backend("varlen", varlen, packs=True, gives_weights=False, missing=missing_for_varlen),
+        Backend("eager", attend_rows, eager, gives_dropped_weights=True),
+        Backend("sdpa", attend_rows, sdpa),
+        Backend("packed", attend_packed, grouped, packs=True, gives_weights=False),
+        Backend("varlen", attend_packed, varlen, packs=True, gives_weights=False, missing=missing_for_varlen),
     )
 }
 

@@ -6,24 +6,22 @@ hangs from nn.Module in bertlite.model and from transformers' PreTrainedModel in
 Shapes:  B sequences · S positions · T tokens · D hidden · L layers · N heads as built
 """
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from bertlite.config import ConfigLike
-from bertlite.stack.attention import Backend, packs, select
+from bertlite.stack.attention import packs, select
 from bertlite.stack.cache import KeyValueCache
 from bertlite.stack.gates import read_gates, refuse_pruned
 from bertlite.stack.inputs import Inputs, check_combination, check_devices, check_encoder_states, check_rows
-from bertlite.stack.kernels import Needs
-from bertlite.stack.layouts import Attention, Layout, Padded
-from bertlite.stack.modules import NO_MEMORY, BertEmbeddings, BertEncoder, BertPooler, First, Memory
+from bertlite.stack.layer_inputs import Backend, LayerInputs, Needs
+from bertlite.stack.layouts import Layout, Padded
+from bertlite.stack.modules import BertEmbeddings, BertEncoder, BertPooler
 from bertlite.stack.outputs import BertModelOutput, Encoded, ModelOutput
-from bertlite.stack.packed import Packed, packing_from_first, packing_of, packing_that_pays
 from bertlite.stack.packed_inputs import check_packed
-from bertlite.stack.packing import Packing
+from bertlite.stack.packing import Packed, packing_from_first, packing_of, packing_that_pays
 
 Out = TypeVar("Out")
 
@@ -134,22 +132,46 @@ class BertBody(Body, Generic[Out]):
             layout.positions(inputs.position_ids),
             layout.pack_ids(inputs.inputs_embeds),
         )
-        attend = self.attention(layout, x, inputs.attention_mask, inputs.output_attentions, cache)
-        memory = self.memory(inputs, x, cache)
-        gates = None
-        if inputs.head_mask is not None:
-            gates = [layout.gate(g) for g in read_gates(inputs.head_mask, self.config, *layout.gate_shape, x.dtype)]
-        first = First(layout.first, partial(attend, first=True)) if inputs.first_token_only else None
-        states_wanted, others = inputs.output_hidden_states, inputs.encoder_hidden_states
-        x, states, weights = self.encoder(x, attend, gates, memory, others, states_wanted, first)
-        crossed = inputs.output_attentions and memory.attend is not None
+        given = self.layer_inputs(inputs, layout, x, cache)
+        x, states = self.call(self.encoder, x, given)
         return Encoded(
             last_hidden_state=x,
-            hidden_states=tuple(map(layout.unpack, (*states, x))) if states_wanted else None,
-            attentions=tuple(each[0] for each in weights) if inputs.output_attentions else None,
-            cross_attentions=tuple(each[1] for each in weights) if crossed else None,
-            layout=layout.firsts() if inputs.first_token_only else layout,
+            hidden_states=None if states is None else tuple(map(layout.unpack, (*states, x))),
+            attentions=None if given.weights is None else tuple(given.weights.values()),
+            cross_attentions=None
+            if given.encoder is None or given.encoder.weights is None
+            else tuple(given.encoder.weights.values()),
+            layout=layout.of_firsts() if given.first_only else layout,
         )
+
+    def call(self, encoder: Any, x: Tensor, inputs: LayerInputs) -> Any:
+        """Run the encoder; return its output and what each layer was given."""
+        return encoder(x, inputs)
+
+    def layer_inputs(self, inputs: Inputs, layout: Layout, x: Tensor, cache: Any) -> LayerInputs:
+        """Return what the layers are given beside the embeddings x."""
+        weights, states = inputs.output_attentions, inputs.encoder_hidden_states
+        backend, mask = self.attention(layout, inputs.attention_mask, x, weights, cache)
+        gates, encoder = None, None
+        if inputs.head_mask is not None:
+            gates = [layout.gate(g) for g in read_gates(inputs.head_mask, self.config, *layout.gate_shape, x.dtype)]
+        if states is not None:
+            check_encoder_states(self.config, states, x.shape[0])
+            keys = Padded(x.shape[0], x.shape[1], states.shape[1], x.device, "encoder_attention_mask")
+            crossed, other = self.attention(keys, inputs.encoder_attention_mask, x, weights, cache, states)
+            encoder = LayerInputs(
+                crossed,
+                keys,
+                other,
+                cache=cache,
+                source=states,
+                returns_weights=weights,
+                weights={} if weights else None,
+            )
+        return LayerInputs(
+            backend, layout, mask, gates, cache, encoder=encoder, first_only=inputs.first_token_only,
+            keep_states=bool(inputs.output_hidden_states), returns_weights=weights, weights={} if weights else None,
+        )  # fmt: skip
 
     def unpacked(self, encoded: Encoded, return_dict: bool | None) -> Out:
         """Return what `forward` gives its caller: tokens lie as in the inputs."""
@@ -182,12 +204,12 @@ class BertBody(Body, Generic[Out]):
         """
         packing = self.packing(inputs, cached=cache is not None)
         if packing is not None:
-            return Packed(packing)
+            return packing
         batch, length = inputs.tokens.shape[:2]
         past = 0 if cache is None else cache.length
         return Padded(batch, length, past + length, inputs.tokens.device)
 
-    def packing(self, inputs: Inputs, cached: bool) -> Packing | None:
+    def packing(self, inputs: Inputs, cached: bool) -> Packed | None:
         """Return which tokens are real, if padding is to be left out; None if not.  `choose` has the rules."""
         name, x, mask = self.attention_name(), inputs.tokens, inputs.attention_mask
         if inputs.cu_seqlens is not None:
@@ -196,7 +218,7 @@ class BertBody(Body, Generic[Out]):
             if mask is not None:
                 raise ValueError("give attention_mask or cu_seqlens, not both: packed sequences have no padding")
             self.check_encoder("packed")
-            return Packing.of_ends(inputs.cu_seqlens, inputs.ends, inputs.tokens.device)
+            return Packed.of_ends(inputs.cu_seqlens, inputs.ends, inputs.tokens.device)
         if name in ("auto", "sdpa") and self.encoder.leaves_padding_out and not inputs.output_attentions:
             return packing_from_first(x, mask)
         if name == "auto":
@@ -208,7 +230,7 @@ class BertBody(Body, Generic[Out]):
         if not packs(name):
             return None
         if cached:
-            raise ValueError(f"backend {name!r} keeps no keys and looks at no encoder; use 'sdpa' or 'auto'")
+            raise ValueError(f"backend {name!r} supports neither a cache nor cross-attention; use 'sdpa' or 'auto'")
         self.check_encoder(name)
         return packing_of(x, mask, name)
 
@@ -217,38 +239,25 @@ class BertBody(Body, Generic[Out]):
         if self.config.is_decoder:
             raise ValueError(f"backend {name!r} cannot run a decoder, whose tokens do not see all others; use 'sdpa'")
 
-    def attention(self, layout: Layout, x: Tensor, mask: Tensor | None, weights: bool, cache: Any = None) -> Attention:
-        """Choose the backend, and bind it to the layout and the mask.
+    def attention(
+        self, layout: Layout, mask: Tensor | None, x: Tensor, weights: bool, cache: Any, states: Tensor | None = None
+    ) -> tuple[Backend, Any]:
+        """Choose the backend of attention, to oneself or to an encoder's output, and read the mask.
 
         Args:
             x: the embeddings.
             weights: whether attention weights are returned.
             cache: of a decoder, for subclasses that look at it.
+            states: the encoder's output.
         """
+        name = "attention_mask" if states is None else "encoder_attention_mask"
         if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
-            refuse_pruned(self.config, "an attention_mask for each head")
+            refuse_pruned(self.config, f"an {name} for each head")
         backend = self.backend(layout.backend_name(self.attention_name()), x, weights)
-        causal = bool(self.config.is_decoder)
-        return layout.attention(backend, weights, mask, self.config.num_attention_heads, causal, x.device)
-
-    def memory(self, inputs: Inputs, x: Tensor, cache: Any) -> Memory:
-        """Return what a decoder's layers work with: the cache, and attention to an encoder's output."""
-        states = inputs.encoder_hidden_states
-        if states is None:
-            return NO_MEMORY if cache is None else Memory(cache)
-        check_encoder_states(self.config, states, x.shape[0])
-        mask, weights = inputs.encoder_attention_mask, inputs.output_attentions
-        return Memory(cache, self.cross_attention(x, states.shape[1], mask, weights))
-
-    def cross_attention(self, x: Tensor, keys: int, mask: Tensor | None, weights: bool) -> Attention:
-        """Choose the backend of attention to an encoder's output, and bind it to the mask."""
-        if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
-            refuse_pruned(self.config, "an encoder_attention_mask for each head")
-        layout = Padded(x.shape[0], x.shape[1], keys, x.device, "encoder_attention_mask")
-        backend = self.backend(self.attention_name(), x, weights)
-        if backend.packs:
-            raise ValueError(f"backend {backend.name!r} looks at no encoder; use 'sdpa' or 'auto'")
-        return layout.attention(backend, weights, mask, self.config.num_attention_heads, False, x.device)
+        if states is not None and backend.packs:
+            raise ValueError(f"backend {backend.name!r} does not support cross-attention; use 'sdpa' or 'auto'")
+        causal = states is None and bool(self.config.is_decoder)
+        return backend, layout.read_mask(mask, self.config.num_attention_heads, causal)
 
     def backend(self, name: str, x: Tensor, weights: bool) -> Backend:
         """Select the backend for embeddings x."""
@@ -333,6 +342,11 @@ def has_hooks(module: Any) -> bool:
 def pick(out: ModelOutput, return_dict: bool) -> Any:
     """Return an output, or the tuple of what it holds."""
     return out if return_dict else out.to_tuple()
+
+
+def config_of(model: Any) -> Any:
+    """Return the config: one value for a model and the BertModel inside it, whichever of the two is given another."""
+    return getattr(model, model.base_model_prefix, model)._config
 
 
 def set_config(model: Any, config: ConfigLike) -> None:

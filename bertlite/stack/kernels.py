@@ -1,30 +1,16 @@
-"""Kernels that compute attention of rows, and what a forward may need of any kernel.
+"""Attention of rows: by a kernel that sees them head-first, and never a query without a key.
 
 Shapes:  B sequences · S queries · K keys · N heads · H head dim.  q, k, v come head-first, (B, N, S, H); the scale of
 the scores is 1 / sqrt(H).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# (B, N, S, H), (B, N, K, H) -> (B, N, S, K), added to the scaled scores; the queries are the keys' last, or first
-ScoreBias = Callable[[Tensor, Tensor, bool], Tensor]
-
-
-@dataclass(frozen=True)
-class Needs:
-    """The requirements that one forward has of a backend."""
-
-    weights: bool = False
-    dropout: bool = False  # attention dropout is live
-    relative: bool = False  # relative positions are added to the scores
-    device: str = "cpu"  # its type
-    dtype: torch.dtype = torch.float32  # of queries and keys
-    head_dim: int = 64
+from bertlite.stack.layer_inputs import LayerInputs
 
 
 def as_scores(bias: Tensor, dtype: torch.dtype) -> Tensor:
@@ -66,3 +52,25 @@ def sdpa(
         if allowed is not None:
             mask = mask.masked_fill(~allowed, torch.finfo(q.dtype).min)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout), None
+
+
+def attend_rows(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, inputs: LayerInputs
+) -> tuple[Tensor, Tensor | None]:  # (B, S, N, H), (B, K, N, H) twice -> (B, S, N, H), (B, N, S, K)
+    """Compute the context of rows, and their attention weights if they are wanted.
+
+    Where only first tokens are computed, they are the queries: S is 1.
+    """
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    mask = (inputs.mask.first() if inputs.first_only else inputs.mask).to(q.device)  # layers may be on several devices
+    allowed, bias, has_keys = mask.allowed, mask.bias, mask.has_keys
+    shift = module.score_bias(q, k, inputs.first_only)
+    if shift is not None:
+        bias = shift if bias is None else shift + as_scores(bias, shift.dtype)
+    context, weights = inputs.backend.kernel(q, k, v, allowed, bias, module.dropout.p if module.training else 0.0)
+    if inputs.returns_weights and weights is None:
+        weights = probabilities(q, k, allowed, bias)
+    if has_keys is not None:
+        context = context.masked_fill(~has_keys, 0)
+        weights = weights.masked_fill(~has_keys, 0) if weights is not None else None
+    return context.transpose(1, 2), weights if inputs.returns_weights else None

@@ -5,10 +5,9 @@ Shapes:  B sequences · S positions · D hidden · N heads kept · H head dim;  
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,10 +15,7 @@ from torch import Tensor, nn
 
 from bertlite.activations import XIELU, activation
 from bertlite.config import ConfigLike, kept_heads, kept_neurons
-from bertlite.stack.attention import Attend
-from bertlite.stack.cache import Cache
-
-KeyInput = Tensor | tuple[Tensor, Tensor]  # what keys and values are projected from, or they themselves
+from bertlite.stack.layer_inputs import LayerInputs
 
 
 class BertEmbeddings(nn.Module):
@@ -55,12 +51,7 @@ class BertEmbeddings(nn.Module):
 
 
 class BertSelfAttention(nn.Module):
-    """Project to queries, keys and values, and let every head attend.
-
-    Keys and values come from `source` if it is given: to the last layer, when only some positions' queries are wanted,
-    all positions; to cross-attention, whose heads are never pruned, an encoder's output (B, K, D), or its keys and
-    values as projected before, each (B, K, N, H).
-    """
+    """Project to queries, keys and values, and let every head attend; heads of cross-attention are never pruned."""
 
     def __init__(self, config: ConfigLike, layer: int, cross: bool = False) -> None:
         super().__init__()
@@ -77,17 +68,20 @@ class BertSelfAttention(nn.Module):
             self.distance_embedding = nn.Embedding(2 * config.max_position_embeddings - 1, self.attention_head_size)
 
     def forward(
-        self, hidden_states: Tensor, attend: Attend, gate: Tensor | None = None, source: KeyInput | None = None
-    ) -> tuple[Tensor, Tensor | None]:  # (…, D), -, (…, N, 1), - -> (…, N·H), (B, N, S, K)
+        self, hidden_states: Tensor, inputs: LayerInputs
+    ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, N·H), (B, N, S, K)
         q = self.split(self.query(hidden_states))  # (…, N, H)
-        if isinstance(source, tuple):
-            k, v = source
-        else:
-            attended = hidden_states if source is None else source
-            k, v = self.split(self.key(attended)), self.split(self.value(attended))
-        score_bias = self.distance_scores if self.position_embedding_type != "absolute" else None
-        context, weights = attend(q, k, v, score_bias, self.dropout.p if self.training else 0.0, self)
+        x = inputs.attended(hidden_states)
+        k, v = inputs.through_cache(lambda: (self.split(self.key(x)), self.split(self.value(x))))
+        return self.attend(q, k, v, inputs)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, inputs: LayerInputs
+    ) -> tuple[Tensor, Tensor | None]:  # (…, N, H) each -> (…, N·H), (B, N, S, K)
+        context, weights = inputs.backend.attend(self, q, k, v, inputs)
+        gate = inputs.gate
         if gate is not None:
+            gate = gate.to(context.device)  # layers may be on several devices
             context = context * gate
             weights = weights * gate.transpose(1, 2) if weights is not None else None
         return context.flatten(-2), weights
@@ -95,13 +89,15 @@ class BertSelfAttention(nn.Module):
     def split(self, x: Tensor) -> Tensor:  # (…, N·H) -> (…, N, H)
         return x.unflatten(-1, (x.shape[-1] // self.attention_head_size, self.attention_head_size))
 
-    def distance_scores(
+    def score_bias(
         self, q: Tensor, k: Tensor, first: bool = False
-    ) -> Tensor:  # (B, N, S, H), (B, N, K, H) -> (B, N, S, K)
+    ) -> Tensor | None:  # (B, N, S, H), (B, N, K, H) -> (B, N, S, K)
         """Return what the distance from query to key adds to the scaled scores (Shaw et al. 2018; Huang et al. 2020).
 
         The queries stand where the last of the keys do, or the first.
         """
+        if self.position_embedding_type == "absolute":
+            return None
         queries, keys = q.shape[-2], k.shape[-2]
         position = torch.arange(keys, device=q.device)
         distance = (position[:queries, None] if first else position[keys - queries :, None]) - position[None, :]
@@ -125,7 +121,14 @@ class BertSelfOutput(nn.Module):
         return self.LayerNorm(self.dropout(self.dense(hidden_states)) + input_tensor)
 
 
-class BertAttention(nn.Module):
+class Caller(nn.Module):
+    """A part that calls those below it; in bertlite.hf some of them may be another's."""
+
+    def call(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
+        return part(x, inputs)
+
+
+class BertAttention(Caller):
     """Attention, to oneself or to an encoder, and its output projection; its attribute is `self` in checkpoints."""
 
     def __init__(self, config: ConfigLike, layer: int, cross: bool = False) -> None:
@@ -135,9 +138,9 @@ class BertAttention(nn.Module):
         self.pruned_heads = set() if cross else set(config.pruned_heads.get(layer, ()))  # third-party pruners read it
 
     def forward(
-        self, hidden_states: Tensor, attend: Attend, gate: Tensor | None = None, source: KeyInput | None = None
+        self, hidden_states: Tensor, inputs: LayerInputs
     ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, D), (B, N, S, K)
-        context, weights = self.self(hidden_states, attend, gate, source)
+        context, weights = self.call(self.self, hidden_states, inputs)
         return self.output(context, hidden_states), weights
 
 
@@ -187,28 +190,7 @@ class Checkpointing:
             )
 
 
-@dataclass(frozen=True)
-class Memory:
-    """A decoder's cache, and its attention to an encoder's output."""
-
-    cache: Cache | None = None
-    attend: Attend | None = None  # to an encoder's output
-
-
-NO_MEMORY = Memory()
-
-
-def through_cache(attend: Attend, remember: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Attend:
-    """Return attention whose keys and values first pass through a cache."""
-
-    # torch 2.6 does not compile a | where a function is made: its type is a text
-    def attend_cached(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> "tuple[Tensor, Tensor | None]":
-        return attend(q, *remember(k, v), *rest)
-
-    return attend_cached  # type: ignore[return-value]  # `rest` is the rest of Attend
-
-
-class BertLayer(nn.Module):
+class BertLayer(Caller):
     """Attention, in a decoder also to an encoder's output, then the feed-forward network."""
 
     def __init__(self, config: ConfigLike, layer: int) -> None:
@@ -223,69 +205,37 @@ class BertLayer(nn.Module):
         self.chunk_size_feed_forward = config.chunk_size_feed_forward
         self.checkpointing: Checkpointing | None = None
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attend: Attend,
-        gate: Tensor | None = None,
-        memory: Memory = NO_MEMORY,
-        encoder_states: Tensor | None = None,  # (B, K, D)
-        source: Tensor | None = None,  # (…, D), what is attended to, if not hidden_states itself
-    ) -> Tensor | tuple[Tensor, ...]:  # (…, D) -> (…, D), and the weights that `attend` gives, each (B, N, S, K)
+    def forward(self, hidden_states: Tensor, inputs: LayerInputs) -> Tensor:  # (…, D) -> (…, D)
         if self.checkpointing is not None and self.recomputes:
-            return self.checkpointing(self.run, hidden_states, attend, gate, memory, encoder_states, source)
-        return self.run(hidden_states, attend, gate, memory, encoder_states, source)
+            return self.checkpointing(self.run, hidden_states, inputs)
+        return self.run(hidden_states, inputs)
 
     @property
     def recomputes(self) -> bool:
         """True if a forward now would be run again in the backward pass."""
         return self.checkpointing is not None and torch.is_grad_enabled()
 
-    def run(
-        self,
-        hidden_states: Tensor,
-        attend: Attend,
-        gate: Tensor | None,
-        memory: Memory,
-        encoder_states: Tensor | None,
-        source: Tensor | None,
-    ) -> Tensor | tuple[Tensor, ...]:
-        if memory.cache is not None:
-            attend = through_cache(attend, partial(memory.cache.extend, self.layer_idx))
-        x, weights = self.attention(hidden_states, attend, gate, source)
-        out = () if weights is None else (weights,)
-        if encoder_states is not None and memory.attend is not None:
-            x, weights = self.cross(x, memory.attend, memory.cache, encoder_states)
-            out = out if weights is None else (*out, weights)
-        if self.chunk_size_feed_forward:  # the same sums on fewer rows at a time
-            x = torch.cat([self.feed_forward(part) for part in x.split(self.chunk_size_feed_forward, -2)], -2)
-        else:
-            x = self.feed_forward(x)
-        return (x, *out) if out else x
+    def run(self, x: Tensor, inputs: LayerInputs) -> Tensor:
+        x = self.attend(self.attention, x, inputs)
+        if inputs.encoder is not None:
+            x = self.attend(self.crossattention, x, inputs.encoder)
+        size = self.chunk_size_feed_forward  # the same sums on fewer rows at a time
+        return (
+            self.feed_forward(x)
+            if not size
+            else torch.cat([self.feed_forward(part) for part in x.split(size, -2)], -2)
+        )
 
-    def cross(
-        self, x: Tensor, attend: Attend, cache: Cache | None, encoder_states: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        if cache is None:
-            return self.crossattention(x, attend, source=encoder_states)
-        known = cache.kept(self.layer_idx)
-        if known is None:
-            attend = through_cache(attend, partial(cache.keep, self.layer_idx))
-        return self.crossattention(x, attend, source=encoder_states if known is None else known)
+    def attend(self, attention: nn.Module, x: Tensor, inputs: LayerInputs) -> Tensor:
+        x, weights = self.call(attention, x, inputs)
+        inputs.keep_weights(weights)
+        return x
 
     def feed_forward(self, x: Tensor) -> Tensor:  # (…, D) -> (…, D)
         return self.output(self.intermediate(x), x)
 
 
-@dataclass(frozen=True)
-class First:
-    """The way to compute the first token of each sequence alone."""
-
-    of: Callable[[Tensor], Tensor]  # (…, D) -> the first tokens
-    attend: Attend  # from them to all
-
-
-class BertEncoder(nn.Module):
+class BertEncoder(Caller):
     """The layers, one after the other."""
 
     layer_class: type[BertLayer] = BertLayer
@@ -296,39 +246,18 @@ class BertEncoder(nn.Module):
         super().__init__()
         self.layer = nn.ModuleList(self.layer_class(config, layer) for layer in range(config.num_hidden_layers))
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attend: Attend,
-        gates: Sequence[Tensor] | None = None,
-        memory: Memory = NO_MEMORY,
-        encoder_states: Tensor | None = None,
-        keep_states: bool = False,
-        first: First | None = None,
-    ) -> tuple[Tensor, list[Tensor], list[tuple[Tensor, ...]]]:
-        """Run the layers on (…, D).
-
-        With `first` the last layer computes each sequence's first token alone.
-
-        Returns:
-            The last layer's output; if kept, what each layer was given; the weights that each gave.
-        """
-        x, states, weights = hidden_states, [], []
-        last = None if first is None else len(self.layer) - 1
+    def forward(self, hidden_states: Tensor, inputs: LayerInputs) -> tuple[Tensor, list[Tensor] | None]:
+        """Run the layers on (…, D); return the last one's output and, if they are kept, what each layer was given."""
+        x, last = hidden_states, len(self.layer) - 1
+        states: list[Tensor] | None = [] if inputs.keep_states else None
         for i, layer in enumerate(self.layer):
-            if keep_states:
+            if states is not None:
                 states.append(x)
-            gate = None if gates is None else gates[i]
-            if first is not None and i == last:
-                gate = None if gate is None else first.of(gate)
-                out = layer(first.of(x), first.attend, gate, memory, encoder_states, x)
+            if inputs.first_only and i == last:
+                x = self.call(layer, inputs.first(x), inputs.at_firsts(i, x))
             else:
-                out = layer(x, attend, gate, memory, encoder_states)
-            x, *given = out if isinstance(out, tuple) else (out,)
-            weights.append(tuple(given))
-        if first is not None and not self.layer:
-            x = first.of(x)
-        return x, states, weights
+                x = self.call(layer, x, inputs.at(i))
+        return (inputs.first(x) if inputs.first_only and last < 0 else x), states
 
 
 class BertPooler(nn.Module):

@@ -1,20 +1,43 @@
-"""Kernels that compute attention of packed tokens: a sequence attends to itself.
+"""Attention of packed tokens: a sequence attends to itself.
 
 Shapes:  T tokens · N heads · H head dim.  q, k, v are (T, N, H); with `first` the queries are the first token of each
 sequence that has one.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from bertlite.stack.kernels import Needs, ScoreBias, sdpa
-from bertlite.stack.packing import Packing
+from bertlite.stack.kernels import sdpa
+from bertlite.stack.layer_inputs import LayerInputs, Needs
+from bertlite.stack.packing import Packed
+
+ScoreBias = Callable[[Tensor, Tensor, bool], Tensor | None]  # as BertSelfAttention.score_bias
+
+
+def attend_packed(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, inputs: LayerInputs
+) -> tuple[Tensor, None]:  # (T, N, H) -> (T, N, H)
+    """Compute the context of packed tokens; where only first tokens are computed, of these."""
+    packing: Any = inputs.layout
+    if not q.shape[0]:
+        return torch.cat([q, k, v]), None  # of no tokens, with the gradients of all three
+    score_bias = None if module.position_embedding_type == "absolute" else module.score_bias
+    if score_bias is not None and not packing.is_contiguous:
+        raise ValueError(
+            "padding between the tokens of a sequence shifts relative positions, and packed it is gone;"
+            " use attn_implementation='sdpa' or 'eager'"
+        )
+    dropout = module.dropout.p if module.training else 0.0
+    return inputs.backend.kernel(q, k, v, packing, score_bias, dropout, inputs.first_only), None
 
 
 def grouped(
-    q: Tensor, k: Tensor, v: Tensor, packing: Packing, score_bias: ScoreBias | None, dropout: float, first: bool
+    q: Tensor, k: Tensor, v: Tensor, packing: Packed, score_bias: ScoreBias | None, dropout: float, first: bool
 ) -> Tensor:
-    """Compute attention of packed sequences by SDPA, padded in the groups of `Packing.groups`."""
+    """Compute attention of packed sequences by SDPA, padded in the groups of `Packed.groups`."""
     groups = packing.groups
     k, v = groups.spread(k), groups.spread(v)
     q = groups.spread(q) if not first else q if groups.order is None else q.index_select(0, groups.order)
@@ -35,7 +58,7 @@ def grouped(
 
 
 def varlen(
-    q: Tensor, k: Tensor, v: Tensor, packing: Packing, score_bias: ScoreBias | None, dropout: float, first: bool
+    q: Tensor, k: Tensor, v: Tensor, packing: Packed, score_bias: ScoreBias | None, dropout: float, first: bool
 ) -> Tensor:
     """Compute attention of packed sequences where they are, on CUDA in half precision."""
     from torch.nn.attention.varlen import varlen_attn

@@ -1,20 +1,26 @@
-"""Packing: which tokens of a batch are real, and how they go from rows with padding, (B, S), to (T,) and back.
+"""The packed layout: which tokens of a batch are real, how they go from rows with padding, (B, S), to (T,), and back.
+
+Padding leaves before the first layer and returns, as zeros, after the last.
 
 Shapes:  B sequences · S positions · T tokens, of all sequences together · P slots: the tokens grouped for attention,
          each group padded to its longest sequence
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from bertlite import torch_private
+from bertlite.stack.masks import Mask, check_shape, read_ones, values_readable
+
 # Tuned by scripts/measure/tuning.py, with the record scripts/results/tuning.json.
 MAX_FILL = 0.8  # where more of the positions hold tokens, moving them costs what it saves
 MIN_POSITIONS = 64  # nor does it pay in a smaller batch
+CPU = torch.device("cpu")
 CALL_COST = 1024  # what one more call of SDPA costs, in scores of one head: see `group_lengths`
 
 
@@ -50,23 +56,25 @@ class Groups:
 
 
 @dataclass(frozen=True)
-class Packing:
-    """The real tokens of a batch.
+class Packed:
+    """The real tokens of a batch, (T, …); it has the methods of `bertlite.stack.layouts.Padded`.
 
     Args:
         lengths: of the B sequences, in tokens.
         counts: (B,), the same where the tokens are; a GPU need not be sent them again.
         indices: (T,), of each token in the flattened rows; None if there is no padding, or there are no rows.
         shape: (B, S) of the rows; None if the tokens came packed.
+        firsts_only: what is unpacked is the first token of each sequence that has one, as `first` takes it.
     """
 
     lengths: tuple[int, ...]
     counts: Tensor
     indices: Tensor | None = None
     shape: tuple[int, int] | None = None
+    firsts_only: bool = False
 
     @classmethod
-    def of_mask(cls, real: Tensor) -> "Packing":
+    def of_mask(cls, real: Tensor) -> "Packed":
         """Pack rows whose real tokens have a 1 or True in `real`, (B, S)."""
         counts = real.sum(-1)
         lengths = tuple(counts.tolist())
@@ -78,12 +86,12 @@ class Packing:
         return cls(lengths, counts, real.flatten().nonzero().squeeze(-1), shape)
 
     @classmethod
-    def of_full(cls, batch: int, length: int, device: torch.device) -> "Packing":
+    def of_full(cls, batch: int, length: int, device: torch.device) -> "Packed":
         """Pack rows that have no padding."""
         return cls((length,) * batch, torch.full((batch,), length, device=device), None, (batch, length))
 
     @classmethod
-    def of_ends(cls, cu_seqlens: Tensor, ends: Sequence[int], device: torch.device) -> "Packing":
+    def of_ends(cls, cu_seqlens: Tensor, ends: Sequence[int], device: torch.device) -> "Packed":
         """Take tokens that come packed; sequence i is ends[i] up to ends[i + 1], which are cu_seqlens's numbers."""
         lengths = tuple(end - start for start, end in pairwise(ends))
         return cls(lengths, cu_seqlens.to(device, non_blocking=True).diff())
@@ -125,6 +133,29 @@ class Packing:
         """True if some sequence has no token."""
         return not all(self.lengths)  # torch.compile keeps no guard on `0 in lengths`
 
+    @property
+    def packed_rows(self) -> tuple[int, int] | None:
+        """(B, S) of the rows whose padding was left out; None if there were no rows."""
+        return self.shape
+
+    @property
+    def gate_shape(self) -> tuple[int, int]:
+        """(B, S) that a gate for each position would have; (B, 1) where there are no rows."""
+        return self.shape or (len(self.lengths), 1)
+
+    def backend_name(self, asked: str) -> str:
+        return "packed" if asked == "auto" else asked
+
+    def read_mask(self, mask: Tensor | None, heads: int, causal: bool) -> Mask:
+        """Return a mask that restricts nothing: which tokens are real has been read from it."""
+        return Mask()
+
+    def gate(self, gate: Tensor) -> Tensor:
+        """Lay out a gate, (B or 1, S or 1, N, 1), as the tokens are: (T or 1, N, 1)."""
+        if gate.shape[:2] == (1, 1):
+            return gate[0]
+        return self.repeat(gate[:, 0]) if self.shape is None else self.pack(gate)
+
     def pack(self, x: Tensor) -> Tensor:
         """Take the real tokens, (T, …), of rows (B or 1, S or 1, …)."""
         if self.shape is None:
@@ -139,7 +170,10 @@ class Packing:
         return self.pack(x[None] if x.dim() == 1 else x)
 
     def unpack(self, x: Tensor, fill: float = 0) -> Tensor:
-        """Put tokens, (T, …), back into rows, (B, S, …), with zeros, or `fill`, for padding."""
+        """Put tokens, (T, …), back into rows, (B, S or 1, …), with zeros, or `fill`, for padding."""
+        if self.firsts_only:
+            x = self.unpack_first(x)
+            return x if self.shape is None else x[:, None]
         if self.shape is None:
             return x
         if self.indices is not None:
@@ -147,7 +181,9 @@ class Packing:
         return x.unflatten(0, self.shape)
 
     def first(self, x: Tensor) -> Tensor:
-        """Take the first token of every sequence that has one, of (T, …)."""
+        """Take the first token of every sequence that has one, of (T, …); a gate for all tokens stays one."""
+        if x.shape[0] == 1 != self.tokens:
+            return x
         if self.indices is None and self.shape is not None:
             return x[:: max(self.shape[1], 1)]  # a view
         return x.index_select(0, self.firsts)
@@ -158,8 +194,24 @@ class Packing:
             return x
         return x.new_zeros(len(self.lengths), *x.shape[1:]).index_copy(0, self.filled, x)
 
-    def positions(self) -> Tensor:
-        """Return (T,): where each token stands in its row, or in its sequence if there are no rows."""
+    def of_firsts(self) -> "Packed":
+        """Return the layout of what `first` gives."""
+        return replace(self, firsts_only=True)
+
+    def pooler_rows(self, x: Tensor) -> Tensor:
+        """Return rows, (B, 1, D), that begin with the first token of each sequence."""
+        return self.unpack_first(x if self.firsts_only else self.first(x))[:, None]
+
+    def real(self) -> Tensor | None:
+        """Return (B, S), False for padding; None if there were no rows."""
+        if self.shape is None:
+            return None
+        return replace(self, firsts_only=False).unpack(torch.ones(self.tokens, dtype=torch.bool, device=self.device))
+
+    def positions(self, given: Tensor | None = None) -> Tensor | None:
+        """Return (T,): where each token stands, by default in its row, or in its sequence if there are no rows."""
+        if given is not None:
+            return self.pack_ids(given)
         at = torch.arange(self.tokens, device=self.device)
         if self.shape is not None:
             return (at if self.indices is None else self.indices) % self.shape[1]
@@ -231,3 +283,54 @@ def group_lengths(lengths: Sequence[int]) -> tuple[list[int], list[int]]:
             longest, wasted = n, 0
         sizes[-1] += 1
     return order, sizes
+
+
+def packing_of(x: Tensor, mask: Tensor | None, name: str) -> Packed:
+    """Return which tokens of x, (B, S, …), are real by a user's mask; None is all.
+
+    Raises:
+        ValueError: the mask is not (B, S), of 0 and 1; it names the backend.
+    """
+    if any(is_mapped(tensor) for tensor in (x, mask)):
+        raise ValueError(f"backend {name!r} cannot run in torch.func.vmap, which cannot count tokens; use 'auto'")
+    if mask is None:
+        return Packed.of_full(x.shape[0], x.shape[1], x.device)
+    if mask.dim() != 2:
+        raise ValueError(f"backend {name!r} takes a 2-D attention_mask, not {mask.dim()}-D; use 'sdpa' or 'auto'")
+    check_shape(mask, (x.shape[0], 1, x.shape[1], x.shape[1]), "attention_mask")
+    return Packed.of_mask(read_ones(mask, "attention_mask").to(x.device))
+
+
+def is_mapped(tensor: Tensor | None) -> bool:
+    """Return whether torch.func.vmap runs over a tensor; torch.func.grad may have wrapped it again."""
+    while tensor is not None and torch_private.is_wrapped(tensor):
+        if torch_private.is_batched(tensor):
+            return True
+        tensor = torch_private.unwrapped(tensor)
+    return False
+
+
+def packing_that_pays(x: Tensor, mask: Tensor) -> Packed | None:
+    """Return which tokens of x, (B, S, …), are real, where leaving padding out pays; None where it does not.
+
+    It pays where the mask is 2-D, on the CPU, where reading it makes nobody wait, and has at least MIN_POSITIONS
+    positions, of which at most MAX_FILL hold tokens; and every sequence must begin with a token.
+    """
+    if not (values_readable(mask) and mask.device == x.device == CPU and mask.dim() == 2):
+        return None
+    if mask.numel() < MIN_POSITIONS:
+        return None
+    check_shape(mask, (x.shape[0], 1, x.shape[1], x.shape[1]), "attention_mask")
+    real = read_ones(mask, "attention_mask")
+    pays = int(real.sum()) <= MAX_FILL * real.numel() and bool(real[:, 0].all())
+    return Packed.of_mask(real) if pays else None
+
+
+def packing_from_first(x: Tensor, mask: Tensor | None) -> Packed | None:
+    """Return which tokens of x, (B, S, …), are real, if a 2-D mask says so and each sequence begins with one."""
+    if mask is None or mask.dim() != 2:
+        return None
+    check_shape(mask, (x.shape[0], 1, x.shape[1], x.shape[1]), "attention_mask")
+    real = read_ones(mask, "attention_mask")
+    packing = Packed.of_mask(real)
+    return packing if packing.indices is None or bool(real[:, 0].all()) else None

@@ -24,7 +24,7 @@ from bertlite import (
     BertModel,
     prune_heads,
 )
-from bertlite.stack.outputs import LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
+from bertlite.heads.outputs import LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
 
 B, S, D, V, LABELS, CHOICES = 2, 11, 48, 97, 6, 7
 NONE = -100

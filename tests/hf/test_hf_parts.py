@@ -175,6 +175,8 @@ def test_a_replaced_attention_is_given_the_mask_and_its_weights_are_returned() -
     packed.encoder.layer[1].attention.self = Uniform()
     with pytest.raises(ValueError, match="packed attention runs bertlite's own layers alone"):
         packed(**inputs_of())
+    assert_same(model(**inputs_of(), first_token_only=True)[0], out[0][:, :1])
+    model.encoder.layer[-1].attention.self = Uniform()
     with pytest.raises(ValueError, match="first_token_only=True runs bertlite's own layers alone"):
         model(**inputs_of(), first_token_only=True)
 

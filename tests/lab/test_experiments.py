@@ -40,7 +40,8 @@ from bertlite.lab.experiments.finetune import Recipe, finetune_
 from bertlite.lab.experiments.statistics import mcnemar
 from bertlite.lab.experiments.sweep import grid, sweep
 from bertlite.records import commit_of, read_runs
-from bertlite.stack.layouts import Padded
+from bertlite.stack.attention import BACKENDS
+from bertlite.stack.layer_inputs import LayerInputs
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "fine", "bad", "poor", "film", "plot", "the", "a", "is"]
@@ -1021,13 +1022,8 @@ def test_macs_are_what_torch_counts():
         bertlite.prune_heads(make(attn_implementation="eager"), {0: [1], 2: range(4)}), {1: [3, 5]}
     )
     with FlopCounterMode(display=False) as counter:
-        model.encoder(*encoder_inputs(model))
+        model.encoder(torch.randn(2, 11, 48, dtype=torch.float64), LayerInputs(BACKENDS["eager"]))
     assert counter.get_total_flops() == 2 * 2 * macs(model.config, 11)
-
-
-def encoder_inputs(model):
-    states = torch.randn(2, 11, 48, dtype=torch.float64)
-    return states, model.attention(Padded(2, 11, 11, states.device), states, None, False)
 
 
 def test_the_latency_table_has_every_number_of_heads(experiment):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bertlite import BertModel
 from bertlite.stack.attention import select
-from bertlite.stack.kernels import Needs
+from bertlite.stack.layer_inputs import Needs
 from bertlite.stack.masks import Mask, causal_mask, read_mask
 
 B, S, N, L = 2, 11, 4, 3

@@ -13,13 +13,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from bertlite import BertForPreTraining, BertForQuestionAnswering, BertForSequenceClassification, BertModel
-from bertlite.stack.outputs import (
-    BertModelOutput,
-    LogitsOutput,
-    ModelOutput,
-    PreTrainingOutput,
-    QuestionAnsweringOutput,
-)
+from bertlite.heads.outputs import LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
+from bertlite.stack.outputs import BertModelOutput, ModelOutput
 
 KINDS = {
     BertModelOutput: ("last_hidden_state", "pooler_output", "hidden_states", "attentions"),

@@ -34,9 +34,9 @@ from bertlite.stack import body as body_module
 from bertlite.stack import packing as packing_module
 from bertlite.stack.attention import BACKENDS, select
 from bertlite.stack.cache import KeyValueCache
-from bertlite.stack.kernels import Needs
+from bertlite.stack.layer_inputs import Needs
 from bertlite.stack.packed_kernels import grouped, missing_for_varlen, varlen
-from bertlite.stack.packing import Packing, group_lengths
+from bertlite.stack.packing import Packed, group_lengths
 
 B, S, D, N, L = 5, 11, 48, 4, 3
 OFF = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -80,9 +80,9 @@ def on(model: Any, backend: str) -> Any:
     return model
 
 
-def packed_inputs(batch: dict[str, Any]) -> tuple[Packing, dict[str, Any]]:
+def packed_inputs(batch: dict[str, Any]) -> tuple[Packed, dict[str, Any]]:
     """The tokens of a batch, one sequence after another."""
-    packing = Packing.of_mask(real_of(batch["attention_mask"]))
+    packing = Packed.of_mask(real_of(batch["attention_mask"]))
     inputs = {k: packing.pack(x) for k, x in batch.items() if k != "attention_mask"}
     return packing, {"position_ids": packing.positions(), **inputs, "cu_seqlens": packing.cu_seqlens}
 
@@ -325,7 +325,7 @@ def test_the_first_tokens_of_several_groups(model: BertModel, monkeypatch: pytes
     monkeypatch.setattr(packing_module, "CALL_COST", 0)
     inputs = inputs_of("right")
     wanted = on(model, "sdpa")(**inputs, first_token_only=True)
-    assert len(Packing(LENGTHS, torch.tensor(LENGTHS)).groups.groups) > 2
+    assert len(Packed(LENGTHS, torch.tensor(LENGTHS)).groups.groups) > 2
     assert_same(on(model, "packed")(**inputs, first_token_only=True), wanted)
 
 
@@ -643,7 +643,7 @@ def test_varlen_attention_is_told_where_sequences_end(first: bool, monkeypatch: 
     """The call as torch declares it, computed here by the groups: the kernel itself needs CUDA."""
     module = pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
     signature = inspect.signature(module.varlen_attn)
-    packing = Packing((3, 0, 5, 1), torch.tensor((3, 0, 5, 1)))
+    packing = Packed((3, 0, 5, 1), torch.tensor((3, 0, 5, 1)))
     k, v = torch.randn(2, 9, N, 8, dtype=F64, generator=torch.Generator().manual_seed(1))
     q = torch.randn(3 if first else 9, N, 8, dtype=F64, generator=torch.Generator().manual_seed(2))
 
@@ -802,7 +802,7 @@ def test_a_new_group_begins_where_padding_costs_more_than_a_call(monkeypatch: py
 @pytest.mark.parametrize("lengths", [LENGTHS, (4, 4, 4), (9, 9, 2, 2), (0, 5, 0, 1, 5), (1,)])
 def test_the_way_to_the_groups_and_back(lengths: tuple[int, ...], call: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing_module, "CALL_COST", call)
-    packing = Packing(lengths, torch.tensor(lengths))
+    packing = Packed(lengths, torch.tensor(lengths))
     tokens = torch.arange(sum(lengths)) + 100
     groups = packing.groups
     slots = groups.spread(tokens)
@@ -818,7 +818,7 @@ def test_the_way_to_the_groups_and_back(lengths: tuple[int, ...], call: int, mon
 
 
 def test_sequences_of_one_length_are_not_moved() -> None:
-    groups = Packing((4, 4, 4), torch.tensor((4, 4, 4))).groups
+    groups = Packed((4, 4, 4), torch.tensor((4, 4, 4))).groups
     assert (groups.token_at, groups.slot_of, groups.order) == (None, None, None)
     assert [group.real for group in groups.groups] == [None]
 

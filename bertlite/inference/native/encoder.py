@@ -12,11 +12,10 @@ from bertlite.inference.linear import TensorBytes
 from bertlite.inference.native.calls import Batch, Kernels
 from bertlite.inference.native.library import load_kernels
 from bertlite.inference.native.weights import NativeWeights, Shape
-from bertlite.stack.attention import Attend
-from bertlite.stack.layouts import RowAttention
+from bertlite.stack.layer_inputs import LayerInputs
 from bertlite.stack.masks import Mask, values_readable
-from bertlite.stack.modules import NO_MEMORY, BertEncoder, First, Memory
-from bertlite.stack.packed import PackedAttention
+from bertlite.stack.modules import BertEncoder
+from bertlite.stack.packing import Packed
 
 
 class NativeEncoder(BertEncoder):
@@ -41,39 +40,25 @@ class NativeEncoder(BertEncoder):
         own = {"weights": NativeWeights(shape, data.tensor()), "kernels": load_kernels()}
         super().__setstate__({**state, **own})  # type: ignore[no-untyped-call]
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attend: Attend,
-        gates: Sequence[Tensor] | None = None,
-        memory: Memory = NO_MEMORY,
-        encoder_states: Tensor | None = None,
-        keep_states: bool = False,
-        first: First | None = None,
-    ) -> tuple[Tensor, list[Tensor], list[tuple[Tensor, ...]]]:
+    def forward(self, hidden_states: Tensor, inputs: LayerInputs) -> tuple[Tensor, list[Tensor] | None]:
         """Run the layers; arguments and results are those of BertEncoder."""
         # torch.compile leaves the kernels to Python: they work on memory, which a graph does not have.  As a decorator
         # `disable` would load the compiler with bertlite.
         run = torch.compiler.disable(self.run) if torch.compiler.is_compiling() else self.run
-        return run(hidden_states, attend, gates, keep_states, first)
+        return run(hidden_states, inputs)
 
-    def run(
-        self,
-        hidden_states: Tensor,
-        attend: Attend,
-        gates: Sequence[Tensor] | None,
-        keep_states: bool,
-        first: First | None,
-    ) -> tuple[Tensor, list[Tensor], list[tuple[Tensor, ...]]]:
+    def run(self, hidden_states: Tensor, inputs: LayerInputs) -> tuple[Tensor, list[Tensor] | None]:
         if not values_readable(hidden_states):
             raise RuntimeError("native kernels cannot be traced, exported or mapped; use the model that was optimised")
-        layers, x = self.weights.shape.layers, hidden_states.contiguous()
-        lengths = sequence_lengths(x, attend)
-        out = torch.empty_like(x) if first is None else torch.empty_like(first.of(x))
-        states = x.new_empty(len(layers), *x.shape) if keep_states else None
-        weights = attention_weights(x, attend, [layer.heads for layer in layers], first is not None)
+        layers, x, first = self.weights.shape.layers, hidden_states.contiguous(), inputs.first_only
+        lengths = sequence_lengths(x, inputs)
+        out = torch.empty_like(inputs.first(x) if first else x)
+        states = x.new_empty(len(layers), *x.shape) if inputs.keep_states else None
+        weights = attention_weights(x, inputs, [layer.heads for layer in layers])
         if not (layers and x.numel()):
-            return x if first is None else first.of(x), [] if states is None else list(states), weights
+            for i, weight in enumerate(weights):
+                inputs.at(i).keep_weights(weight.to(x.dtype))
+            return inputs.first(x) if first else x, None if states is None else list(states)
         starts = (ctypes.c_long * (len(lengths) + 1))(0, *accumulate(lengths))
         batch = Batch(
             tokens=starts[-1],
@@ -82,37 +67,37 @@ class NativeEncoder(BertEncoder):
             hidden=x.data_ptr(),
             output=out.data_ptr(),
             is_bfloat16=x.dtype == torch.bfloat16,
-            first_only=first is not None,
+            first_only=first,
         )
         if states is not None:
             batch.states = states.data_ptr()
         held: list[object] = []  # what the batch points at
-        if isinstance(attend, RowAttention):
-            held += add_mask(batch, attend.mask)
-        if gates is not None:
-            held += add_gates(batch, gates, x)
-        if weights[0]:
-            pointers = addresses(weight for (weight,) in weights)
+        held += add_mask(batch, inputs.mask)
+        if inputs.gates is not None:
+            held += add_gates(batch, cast(Sequence[Tensor], inputs.gates), x)
+        if weights:
+            pointers = addresses(weights)
             batch.probabilities = ctypes.addressof(pointers)
             held.append(pointers)
         self.kernels.run(self.weights.shape.numbers, self.weights.model, batch, torch.get_num_threads())
-        converted = [tuple(weight.to(x.dtype) for weight in given) for given in weights]
-        return out, [] if states is None else list(states), converted
+        for i, weight in enumerate(weights):
+            inputs.at(i).keep_weights(weight.to(x.dtype))
+        return out, None if states is None else list(states)
 
 
-def sequence_lengths(x: Tensor, attend: Attend) -> list[int]:
+def sequence_lengths(x: Tensor, inputs: LayerInputs) -> list[int]:
     """Return how many tokens each sequence has that has any."""
-    if isinstance(attend, PackedAttention):
-        return [length for length in attend.packing.lengths if length]
+    if isinstance(inputs.layout, Packed):
+        return [length for length in inputs.layout.lengths if length]
     return [x.shape[1]] * x.shape[0]
 
 
-def attention_weights(x: Tensor, attend: Attend, heads: list[int], first: bool) -> list[tuple[Tensor, ...]]:
-    """Return room for the weights that a forward is asked for, for each layer (B, N, S, S); else nothing for each."""
-    if not (isinstance(attend, RowAttention) and attend.weights):
-        return [()] * len(heads)
-    queries = 1 if first else x.shape[1]
-    return [(torch.zeros(x.shape[0], n, queries, x.shape[1], dtype=torch.float32, device=x.device),) for n in heads]
+def attention_weights(x: Tensor, inputs: LayerInputs, heads: list[int]) -> list[Tensor]:
+    """Return room for the weights that a forward is asked for, for each layer (B, N, S, S)."""
+    if not inputs.returns_weights:
+        return []
+    queries = 1 if inputs.first_only else x.shape[1]
+    return [torch.zeros(x.shape[0], n, queries, x.shape[1], dtype=torch.float32, device=x.device) for n in heads]
 
 
 def add_mask(batch: Batch, mask: Mask) -> list[object]:

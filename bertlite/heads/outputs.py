@@ -1,0 +1,45 @@
+"""The outputs of the task heads; those of BERT itself are in `bertlite.stack.outputs`."""
+
+from typing import Any
+
+from torch import Tensor
+
+from bertlite.stack.outputs import ModelOutput, register
+
+
+@register
+class PreTrainingOutput(ModelOutput):
+    loss: Tensor | None = None
+    prediction_logits: Tensor | None = None  # (B, S, vocabulary)
+    seq_relationship_logits: Tensor | None = None  # (B, 2): is the next sentence, is not
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+@register
+class LogitsOutput(ModelOutput):
+    """The output of a head with one set of logits; each head's docstring says their shape."""
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+@register
+class CausalLMOutput(ModelOutput):
+    loss: Tensor | None = None
+    logits: Tensor | None = None  # (B, S, vocabulary)
+    past_key_values: Any = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+    cross_attentions: tuple[Tensor, ...] | None = None
+
+
+@register
+class QuestionAnsweringOutput(ModelOutput):
+    loss: Tensor | None = None
+    start_logits: Tensor | None = None  # (B, S)
+    end_logits: Tensor | None = None  # (B, S)
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
