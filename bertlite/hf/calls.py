@@ -8,9 +8,10 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
 from bertlite.hf import compat
+from bertlite.hf.attention import registered_backend
 from bertlite.hf.cache import LayerCache, past_of
 from bertlite.hf.compat import V5
-from bertlite.hf.masks import OURS, head_mask_of, is_own, mask_tensor, registered_backend, takes_inputs
+from bertlite.hf.masks import OURS, head_mask_of, is_own, mask_tensor, takes_inputs
 from bertlite.stack.attention import BACKENDS
 from bertlite.stack.body import BertBody
 from bertlite.stack.inputs import Inputs
@@ -144,3 +145,23 @@ def states_named(named: Sequence[int], states: Sequence[Tensor]) -> tuple[Tensor
         raise ValueError(f"output_hidden_states names {wrong[0]}; there are {count}, 0 to {count - 1}")
     wanted = {i % count for i in named}
     return tuple(state if i in wanted else None for i, state in enumerate(states))
+
+
+def check_unused(model: Any, attention_mask: Tensor | None, unused: dict[str, Any]) -> None:
+    """Check the arguments that a model's `forward` takes because transformers does, and leaves out.
+
+    Raises:
+        TypeError: one that this model has no use for.
+        ValueError: one that transformers leaves out too, but not with this attention and mask.
+    """
+    given = {name: value for name, value in unused.items() if value is not None}
+    wrong = sorted(given.keys() - compat.IGNORED)
+    if wrong:
+        raise TypeError(f"{type(model).__name__}.forward has no {wrong[0]}; leave it None")
+    name, causal = model.config._attn_implementation, given.get("is_causal")
+    unmasked = attention_mask is None or (causal is not None and bool(attention_mask.all()))
+    if causal not in (None, model.config.is_decoder) and unmasked and name != "eager":
+        raise ValueError(f"is_causal is {causal}; set is_decoder={causal} in the config of the model instead")
+    packed = [each for each in given if each.startswith(("cu_seq_lens", "max_length"))]
+    if packed and name not in (None, "sdpa", "auto", *BACKENDS):
+        raise ValueError(f"{packed[0]} does not reach attention {name!r}; use 'packed', and cu_seqlens")

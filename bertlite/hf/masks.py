@@ -12,51 +12,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bertlite.config import kept_heads
+from bertlite.hf.attention import registered_backend
 from bertlite.hf.cache import LayerCache
 from bertlite.stack.attention import BACKENDS
 from bertlite.stack.kernels import as_scores
-from bertlite.stack.layer_inputs import Backend, LayerInputs
+from bertlite.stack.layer_inputs import LayerInputs
 from bertlite.stack.layouts import Padded
 from bertlite.stack.masks import Mask, causal_mask, masked
 
 OURS = ("auto", "packed", "varlen")  # names that transformers does not know
-
-
-def attend_registered(
-    module: Any, q: Tensor, k: Tensor, v: Tensor, inputs: LayerInputs
-) -> tuple[Tensor, Tensor | None]:
-    """Compute attention by a function registered with transformers, called as transformers calls it."""
-    name, wanted = inputs.backend.name, inputs.returns_weights
-    if inputs.first_only:
-        raise ValueError(f"attention {name!r} cannot do first_token_only=True; use eager, sdpa or packed")
-    if module.position_embedding_type != "absolute":
-        raise ValueError(f"attention {name!r} cannot add relative positions to the scores; use eager or sdpa")
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    if not q.shape[1]:  # a layer without heads; not every function runs on none
-        return q.transpose(1, 2), q.new_zeros(*q.shape[:-1], k.shape[2]) if wanted else None
-    dropout = module.dropout.p if module.training else 0.0
-    function = ALL_ATTENTION_FUNCTIONS[name]
-    context, weights = function(module, q, k, v, inputs.mask, dropout=dropout, scaling=q.shape[-1] ** -0.5)
-    if wanted and weights is None:
-        raise ValueError(f"attention {name!r} cannot give attentions; use eager or sdpa")
-    return context, weights if wanted else None
-
-
-def registered_backend(name: str) -> Backend:
-    """Return the backend of a function registered with transformers; the mask is in the form that it wants."""
-    return Backend(name, attend_registered, attend_registered)
-
-
-def additive_scores(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a 0/1 mask, (B, K) or (B, S, K), as scores to add, (B, 1, 1 or S, K)."""
-    if mask.dim() not in (2, 3):
-        raise ValueError(f"the mask has shape {tuple(mask.shape)}; expected (batch, keys) or (batch, queries, keys)")
-    mask = mask[:, None] if mask.dim() == 3 else mask[:, None, None]
-    scores = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-    return scores.masked_fill(mask == 0, torch.finfo(dtype).min)
 
 
 def own(function: Any) -> Any:

@@ -29,12 +29,12 @@ from bertlite.heads import models as heads
 from bertlite.heads.body import HeadBody
 from bertlite.heads.layers import BertLMPredictionHead
 from bertlite.hf import compat, layers4, layers5, parts
-from bertlite.hf.calls import StockCalls
+from bertlite.hf.attention import additive_scores
+from bertlite.hf.calls import StockCalls, check_unused
 from bertlite.hf.config import complete_config_, heads_by_layer
 from bertlite.hf.folder import check_folder
-from bertlite.hf.masks import OURS, additive_scores
+from bertlite.hf.masks import OURS
 from bertlite.hf.signatures import in_stocks_order
-from bertlite.stack.attention import BACKENDS
 from bertlite.stack.body import BertBody, set_config
 
 logger = logging.get_logger(__name__)
@@ -104,31 +104,13 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
         return type(self.base_model)._prune_heads is not BertPreTrainedModel._prune_heads
 
     _prune_heads = prune_heads
+    check_unused = check_unused
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """Check a name as transformers does; ours are known too."""
         if requested_attention in OURS:
             return requested_attention
         return super().get_correct_attn_implementation(requested_attention, is_init_check)
-
-    def check_unused(self, attention_mask: Tensor | None, unused: dict[str, Any]) -> None:
-        """Check the arguments that `forward` takes because transformers does, and leaves out.
-
-        Raises:
-            TypeError: one that this model has no use for.
-            ValueError: one that transformers leaves out too, but not with this attention and mask.
-        """
-        given = {name: value for name, value in unused.items() if value is not None}
-        wrong = sorted(given.keys() - compat.IGNORED)
-        if wrong:
-            raise TypeError(f"{type(self).__name__}.forward has no {wrong[0]}; leave it None")
-        name, causal = self.config._attn_implementation, given.get("is_causal")
-        unmasked = attention_mask is None or (causal is not None and bool(attention_mask.all()))
-        if causal not in (None, self.config.is_decoder) and unmasked and name != "eager":
-            raise ValueError(f"is_causal is {causal}; set is_decoder={causal} in the config of the model instead")
-        packed = [each for each in given if each.startswith(("cu_seq_lens", "max_length"))]
-        if packed and name not in (None, "sdpa", "auto", *BACKENDS):
-            raise ValueError(f"{packed[0]} does not reach attention {name!r}; use 'packed', and cu_seqlens")
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

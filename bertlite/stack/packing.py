@@ -297,8 +297,13 @@ def packing_of(x: Tensor, mask: Tensor | None, name: str) -> Packed:
         return Packed.of_full(x.shape[0], x.shape[1], x.device)
     if mask.dim() != 2:
         raise ValueError(f"backend {name!r} takes a 2-D attention_mask, not {mask.dim()}-D; use 'sdpa' or 'auto'")
+    return Packed.of_mask(read_rows(x, mask).to(x.device))
+
+
+def read_rows(x: Tensor, mask: Tensor) -> Tensor:
+    """Return which positions of x, (B, S, …), hold tokens, by a mask of 0 and 1."""
     check_shape(mask, (x.shape[0], 1, x.shape[1], x.shape[1]), "attention_mask")
-    return Packed.of_mask(read_ones(mask, "attention_mask").to(x.device))
+    return read_ones(mask, "attention_mask")
 
 
 def is_mapped(tensor: Tensor | None) -> bool:
@@ -320,8 +325,7 @@ def packing_that_pays(x: Tensor, mask: Tensor) -> Packed | None:
         return None
     if mask.numel() < MIN_POSITIONS:
         return None
-    check_shape(mask, (x.shape[0], 1, x.shape[1], x.shape[1]), "attention_mask")
-    real = read_ones(mask, "attention_mask")
+    real = read_rows(x, mask)
     pays = int(real.sum()) <= MAX_FILL * real.numel() and bool(real[:, 0].all())
     return Packed.of_mask(real) if pays else None
 
@@ -330,7 +334,6 @@ def packing_from_first(x: Tensor, mask: Tensor | None) -> Packed | None:
     """Return which tokens of x, (B, S, …), are real, if a 2-D mask says so and each sequence begins with one."""
     if mask is None or mask.dim() != 2:
         return None
-    check_shape(mask, (x.shape[0], 1, x.shape[1], x.shape[1]), "attention_mask")
-    real = read_ones(mask, "attention_mask")
+    real = read_rows(x, mask)
     packing = Packed.of_mask(real)
     return packing if packing.indices is None or bool(real[:, 0].all()) else None
