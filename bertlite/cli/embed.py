@@ -49,7 +49,9 @@ def add(commands: Commands) -> None:
     )
     embed.add_argument("--prompt", metavar="TEXT", help="put this before each text (default: the checkpoint's prompt)")
     embed.add_argument(
-        "--prompt-name", metavar="NAME", help="put the checkpoint's prompt of this name before each text"
+        "--prompt-name",
+        metavar="NAME",
+        help="put the checkpoint's prompt of this name before each text (default: the one that the checkpoint names)",
     )
     embed.add_argument("--dtype", help="float32, bfloat16, float16 or, on the CPU, int8 (default: the checkpoint's)")
     embed.add_argument(
