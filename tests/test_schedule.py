@@ -1,6 +1,7 @@
 """The order of the tests, the time left, and the choice of `scripts/test --quick`."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,7 @@ def test_the_longest_group_is_first_and_a_group_stays_together():
     assert sorted(longest_first(TESTS, {})) == list(range(len(TESTS)))
 
 
+@pytest.mark.slow
 def test_a_file_is_run_by_one_worker_and_a_notebook_by_any(pytester):
     """In processes of pytest-xdist, whose own groups pytest 9.2 does not see."""
     pytest.importorskip("xdist")
@@ -118,12 +120,41 @@ def test_the_stored_durations_are_of_files_that_exist():
     assert sum(stored().values()) > 100
 
 
-@pytest.mark.parametrize("line", QUICK)
-def test_every_line_of_the_quick_choice_names_tests(line):
-    path, _, test = line.removeprefix("--deselect=").partition("::")
-    assert (ROOT / path).is_file()
-    name = test.partition("[")[0]
-    assert not name or re.search(rf"^def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
+def test_every_line_of_the_quick_choice_names_tests():
+    for line in QUICK:
+        path, _, test = line.removeprefix("--deselect=").partition("::")
+        assert (ROOT / path).is_file(), line
+        name = test.partition("[")[0]
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert not name or re.search(rf"^def {name}\(", text, re.MULTILINE), line
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ("", "-m not slow"),
+        ("--all", ""),
+        ("--quick", "-m not slow @tests/quick.txt"),
+        ("--quick --all", "@tests/quick.txt"),
+        ("--all --with 4.57.6", "4.57.6"),
+        ("-m slow", "-m not slow -m slow"),  # pytest takes the last
+    ],
+)
+def test_slow_tests_are_run_if_asked(given, asked, tmp_path):
+    """By scripts/test, beside an interpreter that prints what it is asked."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "test", tmp_path / "scripts")
+    for name in ("scripts/bootstrap", ".venv/bin/python", ".venv-4.57.6/bin/python"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('#!/bin/sh\necho "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    command = [tmp_path / "scripts" / "test", *given.split()]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for common in ("-m pytest", "-n auto --no-loadscope-reorder"):
+        assert common in said
+        said = said.replace(common, "")
+    assert said.split() == asked.split()
 
 
 def test_the_quick_choice_touches_every_room():
@@ -135,6 +166,7 @@ def test_the_quick_choice_touches_every_room():
     assert {"tests/test_attention_view.py", "tests/test_cli.py"} <= set(CHOSEN)
 
 
+@pytest.mark.slow
 def test_the_quick_choice_is_a_part_of_the_tests():
     """As pytest collects it, through the file that scripts/test passes."""
     shown = subprocess.run(
