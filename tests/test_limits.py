@@ -1,4 +1,4 @@
-"""The code stays small: functions, modules, and what one has to read to follow a forward pass.
+"""The code stays small: functions, and what one has to read to follow a forward pass.
 
 Complexity (12) and docstrings in the imperative are ruff's, in pyproject.toml.
 """
@@ -9,31 +9,26 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 import torch
-from conftest import make, make_batch
-from torch import Tensor
+from conftest import SIZES, make, make_batch
 
 from bertlite import BertModel
 
 ROOT = Path(__file__).resolve().parents[1]
-FUNCTION, MODULE, BODY, WAY = 60, 450, 40, 1900  # lines: of a function, a module, BertBody.forward, all files it runs
-EXCEPTIONS: dict[str, str] = {}  # {"path" or "path:function": why it is better longer}
-
-FILES = sorted(
-    path
-    for room in ("bertlite", "scripts")
-    for path in (ROOT / room).rglob("*")
-    if path.is_file() and (path.suffix == ".py" or path.read_bytes().startswith(b"#!"))
-)
-SOURCES = [path for path in FILES if path.suffix == ".py"]
+FUNCTION, BODY, LINE = 60, 40, 119  # lines of a function, and of BertBody.forward; characters of a line of C++
+WAYS = {"padded": 1550, "packed": 1960, "cu_seqlens": 1960, "bertlite.hf": 2700}  # lines of all files a forward runs
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def name_of(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
+def sources(*ends: str) -> dict[str, str]:
+    """Return the text of the files of the package and the scripts with these ends, by their paths."""
+    paths = [path for room in ("bertlite", "scripts") for end in ends for path in (ROOT / room).rglob(f"*.{end}")]
+    assert paths
+    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted(paths)}
 
 
 def functions(source: str) -> Iterator[tuple[str, Function]]:
@@ -67,25 +62,13 @@ def test_lines_are_counted_without_the_docstring() -> None:
     assert {name: lines_of(function) for name, function in functions(source)} == {"f": 4, "A.g": 1}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_functions_are_short(path: Path) -> None:
-    lengths = {name: lines_of(function) for name, function in functions(path.read_text(encoding="utf-8"))}
-    long = {name: n for name, n in lengths.items() if n > FUNCTION and f"{name_of(path)}:{name}" not in EXCEPTIONS}
-    assert not long, f"{name_of(path)} has functions of more than {FUNCTION} lines: {long}"
-
-
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_modules_are_short(path: Path) -> None:
-    lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= MODULE or name_of(path) in EXCEPTIONS, f"{name_of(path)} has {lines} lines; the limit is {MODULE}"
-
-
-def test_exceptions_are_needed() -> None:
-    needed = {name_of(path) for path in FILES if len(path.read_text(encoding="utf-8").splitlines()) > MODULE}
-    for path in SOURCES:
-        found = functions(path.read_text(encoding="utf-8"))
-        needed |= {f"{name_of(path)}:{name}" for name, function in found if lines_of(function) > FUNCTION}
-    assert EXCEPTIONS.keys() <= needed, "an exception from the limits is no longer needed"
+def test_functions_are_short() -> None:
+    lengths = {
+        f"{path}: {name}": lines_of(function)
+        for path, text in sources("py").items()
+        for name, function in functions(text)
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > FUNCTION} == {}
 
 
 def test_the_forward_of_bert_is_short() -> None:
@@ -95,8 +78,20 @@ def test_the_forward_of_bert_is_short() -> None:
     assert lines_of(function) <= BODY
 
 
-def files_run(model: BertModel, batch: dict[str, Tensor]) -> set[Path]:
-    """Return the files of bertlite in which a forward pass runs a function."""
+def forward_of(way: str) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """Return a small model and a batch for it, to be run in one of the WAYS."""
+    batch = {name: x for name, x in make_batch().items() if name != "token_type_ids"}
+    if way == "bertlite.hf":
+        transformers, hf = pytest.importorskip("transformers"), pytest.importorskip("bertlite.hf")
+        return hf.BertModel(transformers.BertConfig(**SIZES)).eval(), batch
+    if way == "cu_seqlens":
+        batch = {"input_ids": batch["input_ids"].flatten(), "cu_seqlens": torch.tensor([0, 9, 22], dtype=torch.int32)}
+    return make(attn_implementation="auto" if way == "padded" else "packed").float(), batch
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_few_lines_lead_through_a_forward_pass(way: str) -> None:
+    model, batch = forward_of(way)
     found: set[str] = set()
 
     def record(frame: FrameType, event: str, _: object) -> None:
@@ -110,29 +105,17 @@ def files_run(model: BertModel, batch: dict[str, Tensor]) -> set[Path]:
             model(**batch)
         finally:
             sys.setprofile(None)
-    return {Path(name) for name in found if Path(name).is_relative_to(ROOT / "bertlite")}
-
-
-def test_few_lines_lead_through_a_forward_pass() -> None:
-    batch = make_batch()
-    del batch["token_type_ids"]
-    files = files_run(make().float(), batch)
-    assert ROOT / "bertlite" / "stack" / "modules.py" in files
-    lengths = {name_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in sorted(files)}
+    lengths = {path: len(text.splitlines()) for path, text in sources("py").items() if str(ROOT / path) in found}
+    assert "bertlite/stack/modules.py" in lengths
     total = sum(lengths.values())
-    assert total <= WAY, f"one forward pass runs through {total:,} lines: {lengths}"
+    assert total <= WAYS[way], f"one forward pass runs through {total:,} lines: {lengths}"
 
 
-def test_lines_of_cpp_are_no_longer_than_those_of_python():
+def test_lines_of_cpp_are_no_longer_than_those_of_python() -> None:
     """As .clang-format has it."""
-    sources = [
-        path for room in ("bertlite", "scripts") for end in ("h", "cpp") for path in (ROOT / room).rglob(f"*.{end}")
-    ]
-    assert sources
-    long = [
-        f"{name_of(path)}:{i}"
-        for path in sources
-        for i, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if len(line) > 119
-    ]
-    assert long == []
+    lines = {
+        f"{path}:{i}": line
+        for path, text in sources("h", "cpp").items()
+        for i, line in enumerate(text.splitlines(), 1)
+    }
+    assert [place for place, line in lines.items() if len(line) > LINE] == []
