@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -55,6 +56,7 @@ def test_every_help_ends_with_the_exit_statuses_and_imports_nothing_heavy() -> N
     assert list(printed) == words
     for text in printed.values():
         assert text.startswith("usage: bertlite")
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", text), "a control character"
         assert " ".join(text.split()).endswith(" ".join(FOOT.split()))
     others = {name.partition(".")[0] for name in modules} - set(sys.stdlib_module_names)
     assert not others & {"torch", "transformers", "numpy", "tokenizers", "safetensors", "pyarrow", "tqdm"}
@@ -70,6 +72,7 @@ def test_help_shows_examples_and_every_default(words: str) -> None:
     for example in command.examples:
         assert example.startswith(f"{words} ")
         assert f"  bertlite {example}\n" in shown
+        parser().parse_args(shlex.split(example))
     for option in command._actions:
         if not option.option_strings or option.nargs == 0 or option.required or "--out" in option.option_strings:
             continue

@@ -39,6 +39,9 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 MOST = 300  # steps, more than anything here takes
 
 Work = Callable[[], object]
+at_steps = pytest.mark.parametrize(  # of the disk, at which work is killed or fails
+    "every", [4, pytest.param(1, marks=pytest.mark.slow)], ids=["each fourth step", "each step"]
+)
 
 
 def in_child(work: Work) -> int:
@@ -102,9 +105,9 @@ def fails_at(step: int, work: Work) -> Work:
     return full
 
 
-def fills(work: Callable[[int], Work]) -> Iterator[int]:
+def fills(work: Callable[[int], Work], every: int) -> Iterator[int]:
     """Do a work as often as it has steps, the disk full from each on; yields the number of each try."""
-    for step in range(MOST):
+    for step in range(0, MOST, every):
         status = in_child(fails_at(step, work(step)))
         yield step
         assert status in (0, FULL)
@@ -115,12 +118,12 @@ def fills(work: Callable[[int], Work]) -> Iterator[int]:
     assert step > 1, "hardly anything was written"
 
 
-def kills(work: Callable[[int], Work], sizes: tuple[int, ...]) -> Iterator[int]:
+def kills(work: Callable[[int], Work], sizes: tuple[int, ...], every: int) -> Iterator[int]:
     """Do a work as often as it has steps, killed before each, and within files; yields the number of each try.
 
     `work` makes the work of a try from its number.
     """
-    for step in range(MOST):
+    for step in range(0, MOST, every):
         status = in_child(dies_before(step, work(step)))
         yield step
         assert status in (0, -signal.SIGKILL)
@@ -145,9 +148,9 @@ def assert_is(folder: Path, *models: BertModel) -> int:
     return which
 
 
-@pytest.mark.slow
+@at_steps
 @pytest.mark.parametrize("shards", ["5GB", "200KB"])
-def test_a_killed_save_leaves_the_old_checkpoint_or_the_new(shards, tmp_path):
+def test_a_killed_save_leaves_the_old_checkpoint_or_the_new(shards, every, tmp_path):
     old, new = make(), prune_heads(make(), {0: [1], 2: [0, 3]})
     place = lambda number: tmp_path / str(number) / "model"  # noqa: E731
 
@@ -157,7 +160,7 @@ def test_a_killed_save_leaves_the_old_checkpoint_or_the_new(shards, tmp_path):
         return lambda: new.save_pretrained(place(number), max_shard_size=shards)
 
     outcomes = []
-    for number in kills(work, sizes=(1, 300, 5000, 20_000)):
+    for number in kills(work, (1, 300, 5000, 20_000), every):
         outcomes.append(assert_is(place(number), old, new))
         assert (place(number) / "vocab.txt").read_text() == "words"
         new.save_pretrained(place(number))  # what is left is no hindrance
@@ -169,8 +172,8 @@ def test_a_killed_save_leaves_the_old_checkpoint_or_the_new(shards, tmp_path):
     assert outcomes[-4:] == [0] * 4
 
 
-@pytest.mark.slow
-def test_a_save_into_the_working_directory_that_is_killed_leaves_no_mixture(tmp_path):
+@at_steps
+def test_a_save_into_the_working_directory_that_is_killed_leaves_no_mixture(every, tmp_path):
     """The old checkpoint, the new one, or none that loads; what is missing then is beside it."""
     old, new = make(), prune_heads(make(), {0: [1], 2: [0, 3]})
     place = lambda number: tmp_path / str(number) / "model"  # noqa: E731
@@ -185,7 +188,7 @@ def test_a_save_into_the_working_directory_that_is_killed_leaves_no_mixture(tmp_
         return save
 
     outcomes = []
-    for number in kills(work, sizes=(300, 20_000)):
+    for number in kills(work, (300, 20_000), every):
         if (place(number) / "config.json").exists():
             outcomes.append(assert_is(place(number), old, new))
         else:
@@ -215,7 +218,8 @@ def test_a_full_disk_is_an_OSError_that_changes_nothing(size, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_disk_that_is_full_at_any_step_keeps_the_old_checkpoint(tmp_path):
+@at_steps
+def test_a_disk_that_is_full_at_any_step_keeps_the_old_checkpoint(every, tmp_path):
     old, new = make(), prune_heads(make(), {0: [1]})
 
     def work(number: int) -> Work:
@@ -223,7 +227,7 @@ def test_a_disk_that_is_full_at_any_step_keeps_the_old_checkpoint(tmp_path):
         return lambda: new.save_pretrained(tmp_path / str(number) / "model", max_shard_size="60KB")
 
     outcomes = []
-    for number in fills(work):
+    for number in fills(work, every):
         outcomes.append(assert_is(tmp_path / str(number) / "model", old, new))
         assert [path.name for path in (tmp_path / str(number)).iterdir()] == ["model"]
     assert outcomes == [0] * (len(outcomes) - 1) + [1]
@@ -293,9 +297,9 @@ def unfinished(folder: Path) -> None:
         raise RuntimeError
 
 
-@pytest.mark.slow
+@at_steps
 @pytest.mark.parametrize("there", [False, True], ids=["new", "again"])
-def test_a_killed_run_is_read_up_to_where_it_came_and_done_again(there, tmp_path):
+def test_a_killed_run_is_read_up_to_where_it_came_and_done_again(there, every, tmp_path):
     """Where an unfinished one is there already, it is replaced; being killed at that is no hindrance either."""
 
     def work(number: int) -> Work:
@@ -304,7 +308,7 @@ def test_a_killed_run_is_read_up_to_where_it_came_and_done_again(there, tmp_path
                 unfinished(tmp_path / str(number))
         return lambda: experiment(tmp_path / str(number))
 
-    for number in kills(work, sizes=(1, 20, 500)):
+    for number in kills(work, (1, 20, 500), every):
         folder = tmp_path / str(number)
         for record in read_runs(tmp_path, unfinished=True):
             steps = [line["step"] for line in record.metrics]
@@ -322,8 +326,9 @@ def test_a_killed_run_is_read_up_to_where_it_came_and_done_again(there, tmp_path
         shutil.rmtree(folder)
 
 
-def test_a_disk_that_is_full_at_any_step_of_a_run_leaves_what_can_be_read(tmp_path):
-    for number in fills(lambda number: lambda: experiment(tmp_path / str(number))):
+@at_steps
+def test_a_disk_that_is_full_at_any_step_of_a_run_leaves_what_can_be_read(every, tmp_path):
+    for number in fills(lambda number: lambda: experiment(tmp_path / str(number)), every):
         folder = tmp_path / str(number)
         for record in read_runs(tmp_path, unfinished=True):
             assert [line["step"] for line in record.metrics] in ([], [0], [0, 1], [0, 1, 2])
@@ -367,8 +372,8 @@ def vectors(tmp_path: Path) -> Embedder:
     return made
 
 
-@pytest.mark.slow
-def test_a_killed_embedding_loses_no_shard_and_mixes_none(vectors, tmp_path):
+@at_steps
+def test_a_killed_embedding_loses_no_shard_and_mixes_none(vectors, every, tmp_path):
     pq = pytest.importorskip("pyarrow.parquet")
     lines = tmp_path / "lines.txt"
     lines.write_text("".join(f"{' '.join('abcdefgh'[: i % 8 + 1])}\n" for i in range(11)))
@@ -376,7 +381,7 @@ def test_a_killed_embedding_loses_no_shard_and_mixes_none(vectors, tmp_path):
     run(job(tmp_path / "wanted"))
     wanted = {path.name: pq.read_table(path) for path in (tmp_path / "wanted").glob("*.parquet")}
     assert len(wanted) == 3
-    for number in kills(lambda number: lambda: run(job(tmp_path / str(number))), sizes=(1, 800)):
+    for number in kills(lambda number: lambda: run(job(tmp_path / str(number))), (1, 800), every):
         out = tmp_path / str(number)
         for path in out.glob("*.parquet") if out.exists() else ():
             assert pq.read_table(path).equals(wanted[path.name])
@@ -387,12 +392,13 @@ def test_a_killed_embedding_loses_no_shard_and_mixes_none(vectors, tmp_path):
         shutil.rmtree(out)
 
 
-def test_a_disk_that_is_full_at_any_step_of_an_embedding_loses_no_shard(vectors, tmp_path):
+@at_steps
+def test_a_disk_that_is_full_at_any_step_of_an_embedding_loses_no_shard(vectors, every, tmp_path):
     pq = pytest.importorskip("pyarrow.parquet")
     lines = tmp_path / "lines.txt"
     lines.write_text("".join(f"{' '.join('abcdefgh'[: i % 8 + 1])}\n" for i in range(11)))
     for number in fills(
-        lambda number: lambda: run(Job(vectors, Rows((lines,)), tmp_path / str(number), shard_rows=4))
+        lambda number: lambda: run(Job(vectors, Rows((lines,)), tmp_path / str(number), shard_rows=4)), every
     ):
         out = tmp_path / str(number)
         assert not out.exists() or not list(out.glob(".*.tmp"))

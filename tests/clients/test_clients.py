@@ -25,10 +25,18 @@ OPTIONAL = (
     "TextPruner",
     "Opacus",
 )  # few need them, and CI installs none
+SLOW = ("DDP", "FSDP2", "tensor parallel", "torch.compile", "torch.export")  # clients; and checks:
+DEAR = ("fresh_process", "trains_embeddings", "smoothing", "resumes")
 
 
 def marked(names: Iterable[str]) -> list[Any]:
-    return [pytest.param(n, marks=[pytest.mark.optional] if CHECKS[n].client in OPTIONAL else []) for n in names]
+    marks = {"optional": OPTIONAL, "slow": SLOW + DEAR}
+    return [
+        pytest.param(
+            name, marks=[getattr(pytest.mark, mark) for mark in marks if {name, CHECKS[name].client} & {*marks[mark]}]
+        )
+        for name in names
+    ]
 
 
 @pytest.mark.parametrize("name", marked(name for name in CHECKS if name not in STOCK_FAILS))

@@ -1,6 +1,8 @@
 """The parity check against transformers, and the faults it must find.
 
-Runs beside any transformers, on a tiny model that it initialises and on the real MiniLM where that is installed.
+Runs beside any transformers.  `.ci/run` compares every case once: by `scripts/parity --all`, beside transformers 5, on
+MiniLM and on bert-base's shape.  Here those of the quick choice are compared on a tiny model, beside both versions;
+with `scripts/test --all` every case on the tiny model, and some on MiniLM.
 """
 
 import json
@@ -21,6 +23,7 @@ from bertlite.extras import install_hint
 from bertlite.parity import CASES, Case, check, command, compare, first_divergence, reference, trace
 from bertlite.parity.cases import MODES, cases_for
 from bertlite.parity.check import forget, rule_for
+from bertlite.parity.choice import choose
 from bertlite.parity.command import demo_checkpoint
 from bertlite.parity.compare import FACTOR, NOT_FINITE, Report, Row, as_well, closely, exactly, relatively
 from bertlite.records import git_state
@@ -86,7 +89,12 @@ def require_equal(report: Report, case: Case) -> None:
     assert report.backend.partition(",")[0] == case.backend, f"{report.backend} ran{' too' if gives_both else ''}"
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+QUICK = {*choose(CASES, reference.vouches)}
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES], ids=str
+)
 def test_a_tiny_model_is_transformers_model(case, tiny):
     require_equal(check(case, "cpu", tiny), case)
 
@@ -105,6 +113,7 @@ REAL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", REAL, ids=str)
 def test_the_real_minilm_is_transformers_model(case, minilm):
     require_equal(check(case, "cpu", minilm), case)

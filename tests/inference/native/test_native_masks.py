@@ -9,6 +9,10 @@ from natively import DTYPES, check, make_native, native, natively, pruned
 
 pytestmark = native
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+# attention of models in 8-bit integers is that of models in bfloat16
+attended = pytest.mark.parametrize(
+    "dtype", [pytest.param(t, marks=[pytest.mark.slow] if t == torch.int8 else []) for t in DTYPES], ids=str
+)
 
 LOWEST = torch.finfo(torch.float64).min  # forbids a key, as -inf does
 
@@ -44,7 +48,7 @@ MASKS = {
 }
 
 
-@dtypes
+@attended
 @pytest.mark.parametrize("mask", MASKS)
 def test_every_mask(mask, dtype):
     whole = make_native()
@@ -77,7 +81,7 @@ GATES = {
 }
 
 
-@dtypes
+@attended
 @pytest.mark.parametrize("gate", GATES)
 def test_every_gate(gate, dtype):
     for model in (make_native(), pruned(make_native())):
