@@ -79,7 +79,7 @@ def token_budget_batches(lengths: Iterable[int], max_tokens: int, *, packed: boo
 
     Raises:
         ValueError: there are no lengths, one is below 1, or one is above `max_tokens`.
-        TypeError: a length or `max_tokens` is no integer.
+        TypeError: a length or `max_tokens` is not an integer.
     """
     budget, sizes = index(max_tokens), [index(n) for n in lengths]
     if budget < 1:

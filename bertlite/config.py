@@ -171,7 +171,7 @@ class BertConfig:
         """Make the config that a config.json holds, with fields replaced.
 
         Raises:
-            TypeError: an override that is no field of BertConfig.
+            TypeError: an override that is not a field of BertConfig.
         """
         known = {each.name for each in fields(cls)} - {"extra"}
         unknown = sorted(set(overrides) - known)

@@ -212,7 +212,7 @@ def drop_layers_(model: Model, layers: Iterable[int]) -> Model:
     if pruned_neurons(before):
         fields["pruned_neurons"] = renumber(pruned_neurons(before))
     after = with_fields(before, fields)
-    refuse_optimised(model)
+    check_not_optimised(model)
     for layer in sorted({*gone}, reverse=True):
         del model.base_model.encoder.layer[layer]
     for new, block in enumerate(layers_of(model)):
@@ -377,11 +377,11 @@ def scatter_heads(attentions: Sequence[Tensor], config: ConfigLike, fill: float 
 
 def layers_of(model: BertLike) -> Iterator[BertLayer]:
     """Return the layers of a model; raise TypeError for one that `optimize_for_inference` has packed."""
-    refuse_optimised(model)
+    check_not_optimised(model)
     return iter(model.base_model.encoder.layer)  # type: ignore[arg-type]  # a ModuleList of these
 
 
-def refuse_optimised(model: BertLike) -> None:
+def check_not_optimised(model: BertLike) -> None:
     if getattr(model.base_model.encoder, "is_optimised", False):
         raise TypeError(
             "the model was made by optimize_for_inference, and its layers can only run: take the model that was"

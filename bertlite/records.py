@@ -217,7 +217,7 @@ def run_git(*words: str) -> str:
     """Return the output of a git command, run in the checkout of this package.
 
     Raises:
-        OSError, subprocess.CalledProcessError: git is not installed, this is no checkout, or the command fails.
+        OSError, subprocess.CalledProcessError: git is not installed, this is not a checkout, or the command fails.
     """
     return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=True).stdout
 
@@ -328,7 +328,7 @@ def print_warning(message: str) -> None:
 
 
 def to_json(value: Any, **options: Any) -> str:
-    """Return a value as JSON, null for nan and infinities, which JSON has not; options are those of json.dumps."""
+    """Return a value as JSON, null for nan and infinities, which JSON does not have; options are those of json.dumps."""
     try:
         return json.dumps(value, allow_nan=False, **options)
     except ValueError:

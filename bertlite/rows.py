@@ -1,6 +1,6 @@
 """Rows of csv, tsv, jsonl, Parquet and plain text files, read strictly, with few of them in memory.
 
-Row 1 is the first row of data, in every format: a header is no row, nor is a blank line of a csv, tsv or jsonl file.
+Row 1 is the first row of data, in every format: headers do not count, nor do blank lines of a csv, tsv or jsonl file.
 An error names the file, the row, the line where it begins in a text file, and the column.
 
 csv and jsonl are read by the standard library: pyarrow's readers name no row in their errors, take bytes that are not
@@ -47,7 +47,7 @@ class Kind:
         if self.many and isinstance(value, str):
             value = value.split()
         if self.many and not isinstance(value, list):
-            raise ValueError(f"column {column!r} holds {reprlib.repr(value)}, which is no list")
+            raise ValueError(f"column {column!r} holds {reprlib.repr(value)}, which is not a list")
         for part in value if self.many else [value]:
             if isinstance(part, bool) or not isinstance(part, self.types):
                 found = "no value" if part is None else f"{reprlib.repr(part)}, of type {type(part).__name__}"

@@ -1,4 +1,4 @@
-"""Causal analysis: change what heads and layers compute, and measure what that does to the output.
+"""Causal analysis: change the outputs of heads and layers, and measure the effect on the model's output.
 
 Heads have their numbers in the unpruned model, and a pruned one is nan.
 """

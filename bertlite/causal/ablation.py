@@ -1,12 +1,11 @@
-"""Ablation: each head's context replaced by zeros, by its mean, or by what it is in another example.
+"""Ablation: replace each head's context by zeros, by its mean, or by its context in another example.
 
     found = ablate(model, batches, "mean", reference=other_batches)
     found.increase, found.standard_error            # (layers, heads), of the loss
     with ablated(model, {0: [1, 5]}, mean_contexts(model, other_batches)):
         ...                                         # any use of the model
 
-Zeros move what follows to where it never was; a mean takes away what the head says of this example and leaves what it
-says of all.
+Zeros give later layers inputs that never occur; a mean removes only what differs between examples.
 
 Shapes:  E examples · R rows of a batch · S positions · L layers · N heads as built · H head dim
 """
@@ -38,7 +37,7 @@ from bertlite.pruning import BertLike
 
 HEAD = SITES["head"]
 ABLATIONS = ("zero", "mean", "resample")
-Gone = Mapping[int, Sequence[int]]  # {layer: heads that are ablated}
+Gone = Mapping[int, Sequence[int]]  # {layer: ablated heads}
 
 
 @dataclass(frozen=True)
@@ -67,11 +66,11 @@ class Ablation:
 
 @dataclass(frozen=True)
 class AblatedBatch:
-    """A batch with its objective, and what each layer's contexts are replaced by."""
+    """A batch with its objective, and the values that replace each layer's contexts."""
 
     batch: Batch
     objective: Objective
-    values: list[Tensor]  # (R or 1, S or 1, n, H) of each layer, n its heads that are not pruned
+    values: list[Tensor]  # (R or 1, S or 1, n, H) of each layer, n its kept heads
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class Ablator:
 
 
 def replace_heads(model: BertLike, gone: Gone, values: Sequence[Tensor], layer: int, x: Tensor) -> Tensor | None:
-    """Put values in the place of some heads' contexts, (R, S, n, H)."""
+    """Replace some heads' contexts, (R, S, n, H), by values."""
     kept = kept_heads(model.config, layer)
     indices = [kept.index(head) for head in gone.get(layer, ()) if head in kept]
     if not indices:
@@ -118,23 +117,23 @@ def ablate(
     """Ablate each head alone, and measure the increase of the loss: one forward for each head and draw.
 
     Args:
-        model: of bertlite or bertlite.hf; left as found, run in eval mode.
-        batches: what the model takes, with its labels if the target needs them.
+        model: of bertlite or bertlite.hf; restored afterwards, run in eval mode.
+        batches: inputs of the model, with labels if the target needs them.
         method: "zero"; "mean", of the reference; or "resample": the context of an example of the reference that has
-            other tokens, drawn for each example, token by token.  In one of another length it is the token as far
-            along, so that the first stands for the first and the last for the last.
+            other tokens, drawn for each example, token by token.  If lengths differ, positions are
+            scaled, so that first and last tokens correspond.
         reference: inputs; by default the batches themselves.
         by_position: for "mean": one mean for each position, rather than one for all.
-        draws: for "resample": how many other examples the increase is a mean over.
-        target, loss, teacher: of what the increase is; as for `head_importance`.
-        seed: of what is drawn.
+        draws: for "resample": the number of other examples whose increases are averaged.
+        target, loss, teacher: what is measured; as for `head_importance`.
+        seed: of the examples drawn.
 
     Raises:
         ValueError: an unknown name, no batches, labels that are missing or do not fit, or a reference that has no
             other example, or no token at a position.
     """
     if draws < 1 or (draws > 1 and method != "resample"):
-        raise ValueError(f"draws is {draws}; it is 1, or with method 'resample' more")
+        raise ValueError(f"draws is {draws}; it must be 1, or above 1 with method 'resample'")
     task = ablation_task(model, method, by_position, target, loss, teacher, seed)
     read, others = read_batches_of(task, batches, reference)
     with eval_mode(*task.models), torch.no_grad():
@@ -158,7 +157,7 @@ def ablation_task(
     teacher: BertLike | None,
     seed: int,
 ) -> ScoringTask:
-    """Return what losses follow from.
+    """Return the task whose losses are measured.
 
     Raises:
         ValueError: names that are unknown or do not go together.
@@ -166,7 +165,7 @@ def ablation_task(
     if method not in ABLATIONS:
         raise ValueError(f"there is no ablation {method!r}; have: {', '.join(ABLATIONS)}")
     if by_position and method != "mean":
-        raise ValueError(f"by_position is of method 'mean', not of {method!r}")
+        raise ValueError(f"by_position needs method 'mean', not {method!r}")
     task = ScoringTask(model, HEADS, "example", target, loss, teacher, seed)
     check_task(task, "leave_one_out")
     return task
@@ -187,7 +186,7 @@ def prepare(
     by_position: bool,
     seed: int,
 ) -> list[AblatedBatch]:
-    """Return batches with what contexts are replaced by."""
+    """Return batches with the values that replace contexts."""
     model = task.model
     values: Callable[[int, Batch], list[Tensor]]
     if method == "zero":
@@ -210,8 +209,8 @@ def mean_contexts(model: BertLike, reference: Iterable[Batch], *, by_position: b
     """Return the mean context of every head over the tokens of a reference; padding does not count.
 
     Returns:
-        (L, N, H), or with `by_position` (L, S, N, H), S that of the longest batch; float64, nan for pruned heads and
-        for positions without a token.
+        (L, N, H), or with `by_position` (L, S, N, H), S of the longest batch; float64, nan for pruned heads and for
+        positions without a token.
     """
     read = read_rows(model, reference)
     with eval_mode(model), torch.no_grad():
@@ -267,16 +266,16 @@ def positioned(means: Sequence[Tensor], batch: Batch) -> list[Tensor]:
 
 @contextmanager
 def ablated(model: BertLike, heads: Mapping[int, Iterable[int]], contexts: Tensor | None = None) -> Iterator[None]:
-    """Replace heads' contexts in every forward of a model, for as long as the block lasts.
+    """Replace heads' contexts in every forward of a model within the block.
 
     Args:
         heads: {layer: heads}, by their numbers in the unpruned model; those that are pruned stay so.
         contexts: (L, N, H) from `mean_contexts`, for every token; (L, S, N, H), by position; None is zeros.
 
     Raises:
-        ValueError: a layer or head that there is not, or contexts that do not fit; in a forward, positions that are
-            not known, or packed tokens, which have none.
-        RuntimeError: at the end, the model was not run, or ran no hooks.
+        ValueError: an unknown layer or head, or contexts that do not fit; in a forward, positions without contexts, or
+            packed tokens, which have no positions.
+        RuntimeError: at the end, if the model did not run, or ran without hooks.
     """
     check_model(model)
     config = model.config
@@ -299,8 +298,8 @@ def ablated(model: BertLike, heads: Mapping[int, Iterable[int]], contexts: Tenso
         short = by_position and x.shape[1] > values[layer].shape[1]
         if indices and (short or bool(wanted[:, :, indices].isnan().any())):
             raise ValueError(
-                f"the contexts lack some of the {x.shape[1]} positions of layer {layer}; take them of longer texts, or"
-                " of all positions together"
+                f"the contexts lack some of the {x.shape[1]} positions of layer {layer}; compute them from longer"
+                " texts, or with by_position=False"
             )
         return replace_heads(model, chosen, [*values[:layer], wanted], layer, x)
 
@@ -313,7 +312,7 @@ def ablated(model: BertLike, heads: Mapping[int, Iterable[int]], contexts: Tenso
 
 @dataclass(frozen=True)
 class Donors:
-    """Which example of a reference gives its contexts to each example."""
+    """The example of a reference whose contexts replace each example's."""
 
     model: BertLike
     singles: list[Batch]  # the reference, each example alone
@@ -342,7 +341,7 @@ class Donors:
         return cls(model, singles, drawn)
 
     def values(self, number: int, batch: Batch) -> list[Tensor]:
-        """Return the contexts that one batch is given, (R, S, n, H) of each layer."""
+        """Return the contexts of one batch's donors, (R, S, n, H) of each layer."""
         real = real_tokens(batch)
         choices = input_shape(batch)[1] if len(input_shape(batch)) == 3 else 1
         found: list[Tensor] = []
@@ -354,12 +353,12 @@ class Donors:
             found = found or [x.new_zeros(*real.shape, *x.shape[2:]) for x in given]
             for choice in range(choices):
                 row = example * choices + choice
-                places, sources = real[row].nonzero()[:, 0], theirs[choice].nonzero()[:, 0]
+                targets, sources = real[row].nonzero()[:, 0], theirs[choice].nonzero()[:, 0]
                 if not len(sources):
                     raise ValueError(f"example {j} of the reference has no token")
-                sources = sources[as_far_along(len(places), len(sources)).to(sources.device)]
+                sources = sources[scaled_positions(len(targets), len(sources)).to(sources.device)]
                 for mine, x in zip(found, given, strict=True):
-                    mine[row, places] = x[choice, sources]
+                    mine[row, targets] = x[choice, sources]
         return found
 
 
@@ -370,7 +369,7 @@ def tokens_of(single: Batch) -> list[Any]:
     return [x[mask].tolist() for x, mask in zip(rows, real_tokens(single), strict=True)]
 
 
-def as_far_along(count: int, others: int) -> Tensor:
-    """Return which of `others` tokens stands for each of `count`: the first for the first, the last for the last."""
+def scaled_positions(count: int, others: int) -> Tensor:
+    """Return the positions among `others` tokens of `count` tokens, evenly spaced from the first to the last."""
     steps = max(count - 1, 1)
     return (torch.arange(count) * (others - 1) + steps // 2) // steps

@@ -1,4 +1,4 @@
-"""The metrics by which patched runs are compared: one number for each example, from a model's output.
+"""Metrics to compare patched runs by: one number for each example, from a model's output.
 
 Shapes:  B examples · C classes, or choices
 """
@@ -21,7 +21,7 @@ Metric = Callable[[Any, Batch], Tensor]  # (model output, batch) -> (B,)
 
 @dataclass(frozen=True)
 class Pair:
-    """A clean and a corrupted batch, with what the model says of them as they are."""
+    """A clean and a corrupted batch, with the model's outputs for them."""
 
     model: BertLike
     clean: Batch
@@ -31,12 +31,12 @@ class Pair:
 
 
 def logit_difference(pair: Pair) -> Metric:
-    """Return the metric: the logit of the clean answer minus that of the corrupted one.
+    """Return a metric: the logit of the clean label minus the logit of the corrupted label.
 
-    Answers are the labels of the two batches if both have some, else what the model predicts.
+    Labels are those of the batches if both have some, or else the model's predictions.
 
     Raises:
-        ValueError: the model does not choose one class for each example, or the answers of an example are the same.
+        ValueError: the model does not choose one class for each example, or an example has the same label twice.
     """
     if not chooses_class(pair.model, pair.clean_out):
         raise ValueError(
@@ -50,19 +50,19 @@ def logit_difference(pair: Pair) -> Metric:
     same = (right == wrong).nonzero()[:, 0].tolist()
     if same:
         raise ValueError(
-            f"example {same[0]} has answer {int(right[same[0]])} clean and corrupted, so no difference of logits;"
+            f"example {same[0]} has label {int(right[same[0]])} clean and corrupted, so no difference of logits;"
             " choose other pairs, give labels, or use metric='kl'"
         )
 
     def difference(out: Any, batch: Batch) -> Tensor:
-        picked = (out.logits.gather(-1, answer[:, None])[:, 0] for answer in (right, wrong))
+        picked = (out.logits.gather(-1, label[:, None])[:, 0] for label in (right, wrong))
         return next(picked) - next(picked)
 
     return difference
 
 
 def divergence(pair: Pair) -> Metric:
-    """Return the metric: the KL divergence of the prediction from the clean one, in nats."""
+    """Return a metric: the KL divergence of the prediction from the clean one, in nats."""
     with torch.no_grad():
         dense = predictions(pair.model, pair.clean_out, pair.clean)
     return lambda out, batch: sum_terms(
@@ -71,7 +71,7 @@ def divergence(pair: Pair) -> Metric:
 
 
 def cosine(pair: Pair) -> Metric:
-    """Return the metric: the cosine of the mean token vector with the clean one.
+    """Return a metric: the cosine similarity of the mean token vector to the clean one.
 
     Raises:
         ValueError: the model has a task head.
@@ -91,7 +91,7 @@ METRICS: dict[str, Callable[[Pair], Metric]] = {
     "kl": divergence,
     "cosine": cosine,
 }
-FLAT_AT_CLEAN = ("kl", "cosine")  # at the clean run they are as good as they can be, and have no gradient
+FLAT_AT_CLEAN = ("kl", "cosine")  # at the clean run they are at their optimum, where their gradient is 0
 
 
 def chooses_class(model: BertLike, out: Any) -> bool:
@@ -108,13 +108,13 @@ def default_metric(pair: Pair) -> str:
 
 
 def check_metric(metric: str | Metric | None) -> None:
-    """Refuse a metric that there is not."""
+    """Raise ValueError for an unknown metric."""
     if not (metric is None or callable(metric) or metric in METRICS):
         raise ValueError(f"there is no metric {metric!r}; have: {', '.join(METRICS)}, or give a function")
 
 
 def metric_of(metric: str | Metric | None, pair: Pair) -> tuple[str, Metric]:
-    """Return a metric with its name, made for a pair."""
+    """Return the name and the function of a metric for a pair."""
     if callable(metric):
         return getattr(metric, "__name__", "given"), metric
     name = default_metric(pair) if metric is None else metric
@@ -125,7 +125,7 @@ def measured(metric: Metric, out: Any, batch: Batch) -> Tensor:
     """Return the metric of each example, (B,).
 
     Raises:
-        ValueError: it is another number of numbers.
+        ValueError: the metric does not have this shape.
     """
     found = metric(out, batch)
     if not isinstance(found, Tensor) or tuple(found.shape) != (count_examples(batch),):

@@ -1,8 +1,8 @@
-"""Patching: put values of one run into another, and measure what of the output comes with them.
+"""Patching: replace values of one run by those of another, and measure the effect on the output.
 
     found = patch(model, clean, corrupted)          # heads, one at a time
-    found.effect                                    # (layers, heads): 0 changes nothing, 1 brings all of the clean run
-    quick = attribution_patch(model, clean, corrupted)  # the same to first order, the largest verified
+    found.effect                                    # (layers, heads): 0 changes nothing, 1 restores the clean run
+    quick = attribution_patch(model, clean, corrupted)  # first-order estimates, the largest verified
 
 Sources: activation patching, Vig et al. 2020 (arXiv:2004.12265) and, on its choices, Zhang & Nanda 2023
 (arXiv:2309.16042); attribution patching, Syed et al. 2023 (arXiv:2310.10348).
@@ -52,7 +52,7 @@ class Patching:
 
     @property
     def effect(self) -> Tensor:
-        """The share of the way to the other run that the mean metric goes: 0 is nothing, 1 all.
+        """The change of the mean metric as a share of the difference between the runs: 0 is none, 1 all.
 
         Raises:
             ValueError: the two runs have the same mean metric.
@@ -60,18 +60,18 @@ class Patching:
         other = self.clean if self.direction == "denoise" else self.corrupted
         gap = other.mean() - self.base.mean()
         if gap == 0:
-            raise ValueError("clean and corrupted runs have the same mean metric, so there is no way to go a share of")
+            raise ValueError("clean and corrupted runs have the same mean metric, so no effect can be computed")
         return (self.values.mean(0) - self.base.mean()) / gap
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """What patching would change to first order, and how far that is from what it does.  Pruned heads are nan.
+    """First-order estimates of the effect of patching, with measured effects of some.  Pruned heads are nan.
 
     Args:
         estimates: (B, L, N), (B, L) or, with `positions`, one axis more: gradient times difference, the estimated
             change of the metric.
-        exact: without B: the mean change of the metric that was measured; nan where it was not verified.
+        exact: without B: the measured mean change of the metric; nan where it was not measured.
         direction, metric: as for `Patching`.
     """
 
@@ -87,7 +87,7 @@ class Attribution:
 
     @property
     def error(self) -> float:
-        """The mean error of the estimates that were verified, as a share of the mean change that was measured."""
+        """The mean error of the verified estimates, relative to the mean measured change."""
         known = ~self.exact.isnan()
         gaps = (self.estimate[known] - self.exact[known]).abs().sum()
         return float(gaps / self.exact[known].abs().sum())
@@ -103,26 +103,26 @@ def patch(
     positions: Sequence[int] | None = None,
     metric: str | Metric | None = None,
 ) -> Patching:
-    """Patch each head of each layer, one at a time, from one run into another, and measure the output (exactly).
+    """Patch each head of each layer, one at a time, and measure the effect exactly.
 
-    One forward for each head, and for each of `positions`.
+    This takes one forward for each head, or for each head and position with `positions`.
 
     Args:
-        model: of bertlite or bertlite.hf, with any task head or none, pruned or not; left as found, run in eval mode.
-        clean, corrupted: a batch of inputs each, or as many batches each, whose examples belong together one by one.
-            Patched positions must be tokens in both, or padding in both.
+        model: of bertlite or bertlite.hf, with any task head or none, pruned or not; restored, run in eval mode.
+        clean, corrupted: a batch each, or equally many batches each, whose examples correspond in order.  Patched
+            positions must be tokens in both, or padding in both.
         site: "head", "attention", "feed_forward" or "residual"; see `activations_at`.
-        direction: "denoise" puts clean values into the corrupted run, and finds what suffices; "noise" puts corrupted
-            values into the clean run, and finds what is needed.
-        positions: patch each of these alone, such as range(length); None patches all of them together.
-        metric: "logit_difference", of the clean answer over the corrupted one, by labels if both batches have them,
-            else by predictions; "kl", of the clean prediction from this one, in nats; "cosine", of mean token vectors;
-            or (output, batch) -> (B,).  By default the first for models that give each example a class, the last for
+        direction: "denoise" puts clean values into the corrupted run and finds what is sufficient; "noise" puts
+            corrupted values into the clean run and finds what is necessary.
+        positions: patch each of these alone, such as range(length); None patches all together.
+        metric: "logit_difference", of the clean label minus the corrupted one, by predictions unless both batches have
+            labels; "kl", of the clean prediction from this one, in nats; "cosine", of mean token vectors; or
+            (output, batch) -> (B,).  The default is "logit_difference" for models that classify examples, "cosine" for
             models without a head, else "kl".
 
     Raises:
-        ValueError: an unknown name, inputs that do not fit together, a position that there is not, or a metric that
-            the model has not.
+        ValueError: an unknown name or position, inputs that do not fit together, or a metric that does not fit the
+            model.
     """
     exchange = Exchange.of(model, clean, corrupted, site, direction, positions, metric)
     found, ends, name = [], [], ""
@@ -147,12 +147,12 @@ def attribution_patch(
     metric: str | Metric | None = None,
     verify: int = 10,
 ) -> Attribution:
-    """Estimate what `patch` would find from one gradient, and verify the largest estimates by patching.
+    """Estimate the results of `patch` from one gradient, and verify the largest estimates by patching.
 
     The estimate is Σ (other value - value) · ∂metric/∂value over positions and features, at the run that is patched.
 
     Args:
-        verify: how many of the largest absolute estimates are measured too, one forward each.
+        verify: how many of the largest absolute estimates to measure, with one forward each.
         the others: as for `patch`.
 
     Raises:
@@ -186,7 +186,7 @@ def as_spot(level: Tensor, unit: Tensor, column: Tensor) -> Spot:
 
 @torch.no_grad()
 def verified(exchange: "Exchange", spots: Sequence[Spot]) -> Tensor:
-    """Return the mean change of the metric, (L, U, P), by patching at some spots; nan elsewhere."""
+    """Measure the mean change of the metric, (L, U, P), by patching some spots; nan elsewhere."""
     changes = []
     for pair in exchange.pairs:
         runs = exchange.run(pair)
@@ -201,7 +201,7 @@ def verified(exchange: "Exchange", spots: Sequence[Spot]) -> Tensor:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Which values are put from one run into the other, and where, for pairs that have not run.
+    """The plan of an exchange of values between runs.
 
     Args:
         direction, positions, metric: as for `patch`.
@@ -224,10 +224,10 @@ class Exchange:
         positions: Sequence[int] | None,
         metric: str | Metric | None,
     ) -> "Exchange":
-        """Check all arguments before any work; those of `patch`.
+        """Check the arguments of `patch` before any work.
 
         Raises:
-            ValueError: an unknown name, inputs that do not fit together, or a position that there is not.
+            ValueError: an unknown name or position, or inputs that do not fit together.
         """
         place = site_of(site)
         if direction not in DIRECTIONS:
@@ -236,7 +236,7 @@ class Exchange:
         lists = [[batches] if isinstance(batches, Mapping) else list(batches) for batches in (clean, corrupted)]
         if len(lists[0]) != len(lists[1]):
             raise ValueError(
-                f"there are {len(lists[0])} clean batches and {len(lists[1])} corrupted ones; give as many"
+                f"there are {len(lists[0])} clean batches and {len(lists[1])} corrupted ones; give equally many"
             )
         read = [read_rows(model, batches) for batches in lists]
         for one, other in zip(*read, strict=True):
@@ -246,7 +246,7 @@ class Exchange:
 
     @torch.no_grad()
     def run(self, pair: Pair) -> "PairOfRuns":
-        """Run both sides of a pair, and choose its metric."""
+        """Run both batches of a pair, and choose its metric."""
         clean_out, clean_values = read_values(pair.model, pair.clean, self.site)
         corrupted_out, corrupted_values = read_values(pair.model, pair.corrupted, self.site)
         values = clean_values if self.direction == "denoise" else corrupted_values
@@ -266,7 +266,7 @@ class Exchange:
                 yield level, unit, column
 
     def tidy(self, scores: Tensor) -> Tensor:
-        """Return scores, (…, L, U, P), without axes that nobody asked for."""
+        """Return scores, (…, L, U, P), without axes that were not requested."""
         scores = self.site.shaped(scores)
         return scores[..., 0] if self.positions is None else scores
 
@@ -277,7 +277,7 @@ class PairOfRuns:
 
     Args:
         pair: with its outputs.
-        values: of each level, which are put into the other run.
+        values: of each level, to be put into the other run.
         metric: its name.
     """
 
@@ -289,14 +289,14 @@ class PairOfRuns:
 
     @property
     def base(self) -> tuple[Batch, Any]:
-        """The batch that is patched, and its output as it is."""
+        """The batch that is patched, and its unpatched output."""
         pair = self.pair
         if self.exchange.direction == "denoise":
             return pair.corrupted, pair.corrupted_out
         return pair.clean, pair.clean_out
 
     def metrics(self) -> tuple[Tensor, Tensor]:
-        """Return the metric of the clean and of the corrupted run as they are, (B,) each."""
+        """Return the metric of the unpatched clean and corrupted runs, (B,) each."""
         pair = self.pair
         return (
             measured(self.measure, pair.clean_out, pair.clean),
@@ -304,7 +304,7 @@ class PairOfRuns:
         )
 
     def unmeasured(self, examples: int) -> Tensor:
-        """Return room for numbers of all spots, (B, L, U, P), of nan."""
+        """Return a tensor of nan for all spots, (B, L, U, P)."""
         shape = (examples, *self.exchange.site.present(self.pair.model).shape, self.exchange.columns)
         return torch.full(shape, torch.nan, dtype=torch.float64)
 
@@ -351,7 +351,7 @@ class PairOfRuns:
 
 
 def put(wanted: int, index: int, where: slice, values: Tensor, level: int, x: Tensor) -> Tensor | None:
-    """Put one unit of other values, (R, S, u, W), into those of one level, at some positions."""
+    """Replace one unit of a level's values, (R, S, u, W), at some positions."""
     if level != wanted:
         return None
     new = x.clone()
@@ -360,7 +360,7 @@ def put(wanted: int, index: int, where: slice, values: Tensor, level: int, x: Te
 
 
 def check_aligned(clean: Batch, corrupted: Batch, positions: Sequence[int] | None) -> None:
-    """Refuse batches of which what is patched does not stand in the same places."""
+    """Raise ValueError unless patched positions are tokens in both batches or padding in both."""
     if input_shape(clean) != input_shape(corrupted):
         raise ValueError(
             f"clean inputs are {input_shape(clean)}, corrupted ones {input_shape(corrupted)}; tokenize both together"
@@ -376,6 +376,6 @@ def check_aligned(clean: Batch, corrupted: Batch, positions: Sequence[int] | Non
         row = differing[0]
         raise ValueError(
             f"row {row} has {int(ours[row].sum())} tokens clean and {int(theirs[row].sum())} corrupted, so some"
-            " positions are padding in one of them; pair texts of as many tokens, or name positions that both have,"
+            " positions are padding in one of them; pair texts with equally many tokens, or name positions that both have,"
             " such as positions=[0] for [CLS]"
         )

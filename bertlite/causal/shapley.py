@@ -1,4 +1,4 @@
-"""Shapley values of heads: what each adds to the loss when it is ablated, over orders in which all are.
+"""Shapley values of heads: the mean increase of the loss when a head is ablated, over orders of ablating all.
 
 Shapes:  E examples · L layers · N heads as built
 """
@@ -18,13 +18,13 @@ from bertlite.pruning import BertLike
 
 @dataclass(frozen=True)
 class ShapleyValues:
-    """The share of each head in what the model loses without all of them.
+    """Each head's share in the increase of the loss without any head.
 
     Args:
-        values: (L, N), float64, nan for pruned heads; they add up to `empty - whole`, but for truncation.
+        values: (L, N), float64, nan for pruned heads; they add up to `empty - whole`, except for truncation.
         standard_errors: (L, N), over the orders that were drawn, on these examples; 0 if every coalition was run.
         whole, empty: the mean loss with every head, and with every head ablated.
-        runs: how often the model was run on all batches.
+        runs: how many times the model was run on all batches.
     """
 
     values: Tensor
@@ -52,19 +52,18 @@ def shapley_values(
 ) -> ShapleyValues:
     """Compute the Shapley value of every head: its mean increase of the loss when it is ablated, over all orders.
 
-    A head that others can stand for has a value of its own here, where ablating it alone costs nothing.
+    A head that others can replace gets a value here, although ablating it alone costs nothing.
 
     Args:
-        model: of bertlite or bertlite.hf; left as found, run in eval mode.
-        orders: how many are drawn; each takes a run of the model for each head.
-        antithetic: each second order is the one before it, reversed, which makes the errors smaller; `orders` is even
-            then.
-        tolerance: an order is left where the mean loss is this close to that without any head; the heads that are left
-            count 0.  0 never leaves one.
-        exact: run every coalition in place of orders; for at most 16 heads.
+        model: of bertlite or bertlite.hf; restored afterwards, run in eval mode.
+        orders: how many are drawn; each takes one run of the model for each head.
+        antithetic: every second order is the previous one reversed, for smaller errors; `orders` must be even.
+        tolerance: an order ends early once the mean loss is this close to that without any head; the remaining heads
+            get 0.  0 never ends one early.
+        exact: run every coalition rather than orders; for at most 16 heads.
         method, reference, by_position: how heads are ablated; as for `ablate`.
         target, loss, teacher: as for `head_importance`.
-        seed: of the orders, and of what is resampled.
+        seed: of the orders and of resampling.
 
     Raises:
         ValueError: as `ablate`; or fewer than two independent orders, too many heads, or a tolerance below 0.

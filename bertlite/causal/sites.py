@@ -1,4 +1,4 @@
-"""The sites of a forward whose values can be read and changed, by hooks: the model runs the code that it always runs.
+"""The sites of a forward whose values can be read and changed by hooks; the model runs its usual code.
 
 Shapes:  L levels, layers but for the residual stream, which has one more · R rows, B or B·choices in multiple choice ·
          S positions · U units as built, heads or the one of another site · u units of one level that are not pruned ·
@@ -19,18 +19,18 @@ from bertlite.importance.batches import Batch, check_model, eval_mode, read_batc
 from bertlite.importance.structures import EVERY_TOKEN, run, whole_layers
 from bertlite.pruning import BertLike, layers_of
 
-Edit = Callable[[int, Tensor], Tensor | None]  # level, (R, S, u, W) -> what takes its place; None leaves it
+Edit = Callable[[int, Tensor], Tensor | None]  # level, (R, S, u, W) -> the replacement, or None to keep it
 
 
 @dataclass(frozen=True)
 class Site:
-    """A kind of place in a forward, one at each level.
+    """A kind of value in a forward, one at each level.
 
     Args:
-        modules: the module of each level at which its value is seen.
-        reads_input: the value is what the module is given, rather than what it gives.
-        units: how many units a level is built of.
-        kept: which of them a level has.
+        modules: the module of each level that has the value.
+        reads_input: the value is the module's input, rather than its output.
+        units: how many units a level is built with.
+        kept: the units that a level still has.
     """
 
     name: str
@@ -109,8 +109,8 @@ def read_rows(model: BertLike, batches: Iterable[Batch], labelled: bool = False)
 
     Raises:
         ValueError: there are none, one has no inputs or no labels that are needed, or it comes packed, or the model is
-            compiled, and its code no longer asks for hooks.
-        TypeError: the model is none of bertlite's, or a batch is no mapping.
+            compiled, so that its code runs no hooks.
+        TypeError: the model is not one of bertlite's, or a batch is not a mapping.
     """
     if hasattr(model, "_orig_mod"):
         raise ValueError("the model is compiled, and its code runs no new hook; pass the one that was compiled")
@@ -134,18 +134,18 @@ def edited(
     Args:
         real: (R, S) bool of the rows that will run, from which packed tokens are put in rows and back; without it
             values are those of rows, or (1, T, u, W) of packed tokens.
-        rows_only: without `real`, refuse packed tokens.
+        rows_only: without `real`, raise ValueError for packed tokens.
 
     Raises:
-        RuntimeError: at the end, a module did not run, or ran in another way than as a module.
+        RuntimeError: at the end, if a module did not run, or was not called as a module.
     """
-    seen: set[int] = set()
+    levels_run: set[int] = set()
     hooks = []
     with whole_layers(model):
         try:
             for level, module in enumerate(site.modules(model)):
                 count = len(site.kept(model.config, level))
-                change = partial(change_value, level, edit, count, real, rows_only, seen)
+                change = partial(change_value, level, edit, count, real, rows_only, levels_run)
                 if site.reads_input:
                     hooks.append(module.register_forward_pre_hook(partial(change_input, change)))
                 else:
@@ -154,9 +154,9 @@ def edited(
         finally:
             for hook in hooks:
                 hook.remove()
-    missed = sorted(set(range(len(hooks))) - seen)
+    missed = sorted(set(range(len(hooks))) - levels_run)
     if missed:
-        raise RuntimeError(f"the {site.name} of level {missed[0]} was not computed by its module, so no hook sees it")
+        raise RuntimeError(f"the {site.name} of level {missed[0]} was not computed by its module, so no hook reads it")
 
 
 def change_input(change: Callable[[Tensor], Tensor | None], module: nn.Module, args: tuple[Any, ...]) -> Any:
@@ -174,10 +174,10 @@ def change_output(
 
 
 def change_value(
-    level: int, edit: Edit, count: int, real: Tensor | None, rows_only: bool, seen: set[int], x: Tensor
+    level: int, edit: Edit, count: int, real: Tensor | None, rows_only: bool, levels_run: set[int], x: Tensor
 ) -> Tensor | None:  # (…, u·W) -> (…, u·W)
-    """Pass what a module is given or gives through an edit, as rows of units."""
-    seen.add(level)
+    """Pass a module's input or output through an edit, as rows of units."""
+    levels_run.add(level)
     if not count:
         return None
     packed, rows = x.dim() == 2, x
@@ -218,7 +218,7 @@ def read_values(model: BertLike, batch: Batch, site: Site) -> tuple[Any, list[Te
 
 
 def activations_at(model: BertLike, batch: Batch, site: str = "head") -> Tensor:
-    """Return what a model computes at a site for a batch, in eval mode and without gradients.
+    """Return the values of a model at a site for a batch, in eval mode and without gradients.
 
     Args:
         site: "head", a head's context, which the output projection reads; "attention" or "feed_forward", what the

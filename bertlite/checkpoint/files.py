@@ -143,7 +143,7 @@ def locate(source: Source) -> Folder | Repository:
     """Return where the files of a checkpoint are; of a single file, the folder that it is in.
 
     Raises:
-        FileNotFoundError: there is nothing of that name, and it is no hub id.
+        FileNotFoundError: there is nothing of that name, and it is not a hub id.
     """
     name, path = str(source.name), Path(source.name).expanduser()
     if path.is_file():

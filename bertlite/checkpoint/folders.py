@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bertlite.records import naming
 
-LAST = "config.json"  # without which a folder is no checkpoint
+LAST = "config.json"  # without which a folder is not a checkpoint
 
 
 @contextmanager

@@ -57,7 +57,7 @@ class Pretrained:
         Raises:
             FileNotFoundError: there is no such checkpoint, or a file of it is missing.
             ValueError: config.json or the tensors are not this model's; every fault is listed, with the file's name.
-            TypeError: an override that is no field of BertConfig.
+            TypeError: an override that is not a field of BertConfig.
         """
         for theirs, ours in RENAMED.items():
             if theirs in overrides:

@@ -53,7 +53,7 @@ def read_tensors(files: CheckpointFiles) -> State:
 def read_weights(path: Path) -> State:
     reader = READERS.get(path.suffix)
     if reader is None:
-        raise ValueError(f"{path} is no weights file: their names end in {', '.join(READERS)}")
+        raise ValueError(f"{path} is not a weights file: their names end in {', '.join(READERS)}")
     with path.open("rb") as file:
         start = file.read(64)
     if not start:
@@ -95,7 +95,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def mapped_tensor(whole: Any, first: int, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
-    """Return a tensor of a safetensors file where it lies; a copy if that is no place for its dtype.
+    """Return a tensor of a safetensors file where it lies; a copy if its dtype needs another alignment.
 
     It has a storage of its own, as multiprocessing can send no other.
     """

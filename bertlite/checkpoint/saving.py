@@ -28,7 +28,7 @@ def save_model(model: LoadableModel, folder: str | os.PathLike[str], *, max_shar
 
     Raises:
         ValueError: the model could not be loaded again, as its tensors are not plain ones with values, or not those
-            that its config describes; or max_shard_size is no size.
+            that its config describes; or max_shard_size is not a size.
         OSError: the folder cannot be written.
     """
     from huggingface_hub import split_torch_state_dict_into_shards

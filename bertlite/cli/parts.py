@@ -184,7 +184,7 @@ def number(text: str) -> float:
 
 
 def list_of_range(text: str) -> str:
-    """Return what to write in place of a range, ": write 0,1,2" for "0-2"; empty for what is no range."""
+    """Return what to write in place of a range, ": write 0,1,2" for "0-2"; empty for anything else."""
     ends = re.fullmatch(r"(\d+)-(\d+)", text, re.ASCII)
     if ends is None or int(ends[1]) > int(ends[2]):
         return ""

@@ -217,7 +217,7 @@ class Embedder:
             prompt, prompt_name: instead of the embedder's own; a prompt of "" is none.
 
         Raises:
-            ValueError: a text that is no string, or a prompt that the checkpoint does not have.
+            ValueError: a text that is not a string, or a prompt that the checkpoint does not have.
         """
         if isinstance(texts, str):
             vector: NDArray[float32] = self.encode([texts], prompt=prompt, prompt_name=prompt_name)[0]
@@ -229,7 +229,7 @@ class Embedder:
         """Return the token ids of texts, special ones included, with a prompt before each.
 
         Raises:
-            ValueError: a text that is no string, or one text that is not in a list.
+            ValueError: a text that is not a string, or one text that is not in a list.
         """
         if isinstance(texts, str):
             raise ValueError(f"texts is the string {texts!r:.80}; pass a list, such as [text]")

@@ -66,6 +66,6 @@ def apply_chunking_to_forward(
         raise ValueError(f"the tensors have lengths {sorted(lengths)} along axis {chunk_dim}; they must be equal")
     (length,) = lengths
     if length % chunk_size:
-        raise ValueError(f"axis {chunk_dim} has length {length}, which is no multiple of chunk size {chunk_size}")
+        raise ValueError(f"axis {chunk_dim} has length {length}, which is not a multiple of chunk size {chunk_size}")
     parts = zip(*(x.split(chunk_size, chunk_dim) for x in input_tensors), strict=True)
     return torch.cat([forward_fn(*part) for part in parts], dim=chunk_dim)

@@ -14,7 +14,7 @@ from bertlite.config import ConfigLike, kept_heads, kept_neurons, normalise_unit
 
 Choice = dict[int, list[int]]
 BySize = tuple[Mapping[int, float], Mapping[int, float]]  # of a layer: {heads kept: value} and {neurons kept: value}
-CELLS = 10_000  # of a knapsack's budget; times are rounded up to whole cells, so that it is never exceeded
+CELLS = 10_000  # of a knapsack's budget; times are rounded up to whole cells, so it is never exceeded
 ROUNDING = 1e-9  # of a unit, a cell or a budget: three times 1.1 is 3.3
 
 
@@ -32,7 +32,8 @@ def rank_heads(
     Args:
         scores: (layers, heads), of the model that is to be pruned, as `head_importance` returns them.
         amount: how many of the heads that the model has: an int, or a float between 0 and 1 as a share, rounded.
-        uniform: take from the layers with most heads left, so that layers end alike; else wherever scores are lowest.
+        uniform: take from the layers with most heads left, so that layers end with equal numbers; by default, wherever
+            scores are lowest.
         at_least, at_most: heads that each layer keeps; a layer that has fewer than `at_least` before loses none.
         protect: {layer: heads} that are kept.
 
@@ -84,7 +85,7 @@ def rank(
             remove_lowest(layer)
     removed = sum(map(len, chosen.values()))
     if removed > total:
-        raise ValueError(f"at_most {at_most} {unit}s a layer removes {removed}, more than the {total} asked for")
+        raise ValueError(f"at_most {at_most} {unit}s a layer removes {removed}, more than the {total} to remove")
     for step in range(removed, total):
         layers = [layer for layer in left if free[layer] and left[layer] > at_least]
         if not layers:
@@ -100,7 +101,7 @@ def rank(
 
 
 def check_scores(scores: Tensor, unit: str = "head", shape: tuple[int, int] | None = None) -> None:
-    """Refuse scores of another shape, and infinite ones."""
+    """Raise ValueError for scores of another shape, and for infinite ones."""
     if scores.dim() != 2 or (shape is not None and tuple(scores.shape) != shape):
         wanted = f"(layers, {unit}s)" if shape is None else f"{shape}: they are another model's"
         raise ValueError(f"the scores of {unit}s have shape {tuple(scores.shape)}; expected {wanted}")
@@ -109,7 +110,7 @@ def check_scores(scores: Tensor, unit: str = "head", shape: tuple[int, int] | No
 
 
 def check_units(scores: Tensor, kept: Sequence[Sequence[int]], unit: str) -> None:
-    """Refuse scores that have their numbers at other units than the model does."""
+    """Raise ValueError if the scores are of other units than the model keeps."""
     for layer, units in enumerate(kept):
         if (~scores[layer].isnan()).nonzero()[:, 0].tolist() != list(units):
             raise ValueError(
@@ -219,7 +220,7 @@ def rank_by_macs(
 
 
 def kept_first(scores: Tensor, at_least: int) -> tuple[Tensor, int]:
-    """Return all scores that are not nan in the order in which heads are kept, and how many of the first must be.
+    """Return the scores that are not nan in the order in which heads are kept, and how many must be kept.
 
     Raises:
         ValueError: `at_least` is below 0.
@@ -248,8 +249,7 @@ def rank_by_latency(
 ) -> tuple[Choice, Choice]:
     """Choose heads and neurons to remove so that measured times add up to at most a budget, as a knapsack.
 
-    It is exact but for rounding: the part of the budget beyond the fastest choice has 10,000 cells, and times are
-    rounded up to whole cells.
+    It is exact but for rounding: times are rounded up to a 10,000th of what the budget exceeds the fastest choice by.
 
     Args:
         budget: the time that all attention (and, with neurons, feed-forward) sublayers may take together.
@@ -278,8 +278,7 @@ def rank_by_latency(
         possible = {n: time for n, time in times.items() if least <= n <= len(values)}
         if not possible:
             raise ValueError(
-                f"layer {layer} has {len(values)} {unit}s, and the times name no number that small"
-                f"{f' of at least {least}' if least else ''}"
+                f"layer {layer} has {len(values)} {unit}s, and the times name no number from {least} to {len(values)}"
             )
         options.append([(n, time, float(values[:n].sum())) for n, time in sorted(possible.items())])
     picked = knapsack([[(time, value) for _, time, value in each] for each in options], budget)
@@ -295,9 +294,9 @@ def rank_by_latency(
 def choose_sizes(
     losses: Sequence[BySize], costs: Sequence[BySize], budget: float, *, cells: int = CELLS
 ) -> list[tuple[int, int]]:
-    """Choose how many heads and neurons each layer keeps: the sizes of least total loss that stay within a budget.
+    """Choose how many heads and neurons each layer keeps: the sizes with the lowest total loss within a budget.
 
-    Losses of sublayers are taken to add up.  The choice is exact but for rounding, as that of `rank_by_latency` is.
+    The losses of sublayers are assumed to add up.  The choice is exact but for rounding, as in `rank_by_latency`.
 
     Args:
         losses: for each layer {heads kept: loss} and {neurons kept: loss}.
@@ -355,17 +354,17 @@ def knapsack(options: Sequence[Sequence[tuple[float, float]]], budget: float, ce
 
 
 def cells_of(time: float, slack: float, cells: int) -> int:
-    """Return how many cells of the slack a time takes; one more than there are, if it is too long."""
+    """Return how many cells of the slack a time takes; cells + 1 if it does not fit."""
     if not time:
         return 0
     return math.ceil(time / slack * cells - ROUNDING) if time <= slack else cells + 1
 
 
 def rearrange(choice: Mapping[int, Iterable[int]], gradients: Tensor) -> Choice:
-    """Exchange heads of a choice for others of their layer where that costs less, counting a layer's heads together.
+    """Exchange heads of a choice for others of their layer where that lowers the joint cost of a layer's heads.
 
-    Greedy, on (1-m)ᵀ F (1-m) with F the layer's Fisher information (Kwon et al. 2022, section 4.2), and never worse
-    than the choice given.
+    The cost is (1-m)ᵀ F (1-m), F the layer's Fisher information (Kwon et al. 2022, section 4.2).  The search is
+    greedy; the result never costs more than the choice given.
 
     Args:
         gradients: (examples, layers, heads), from `head_gradients`.

@@ -1,4 +1,4 @@
-"""Reading calibration data: batches checked before any work, the loss of each example, models left as found.
+"""Read calibration data: check batches before any work, compute each example's loss, restore models.
 
 Shapes:  B examples · S positions;  rows are B, or B·choices in multiple choice
 """
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.heads.body import HeadBody
-from bertlite.pruning import BertLike, refuse_optimised
+from bertlite.pruning import BertLike, check_not_optimised
 from bertlite.stack.body import BertBody
 
 Batch = Mapping[str, Any]  # a model's inputs, and its labels
@@ -22,9 +22,9 @@ LABELS = ("labels", "start_positions", "end_positions", "next_sentence_label")
 
 @contextmanager
 def eval_mode(*models: BertLike) -> Iterator[None]:
-    """Put models in eval mode and freeze them, while gradients are recorded.
+    """Put models in eval mode and freeze their parameters, with gradients recorded.
 
-    Afterwards training mode, requires_grad and the random state are what they were, also after an error.
+    Training mode, requires_grad and the random state are restored, also after an error.
     """
     trained = [(parameter, parameter.requires_grad) for model in models for parameter in model.parameters()]
     with restored_modes(*models), torch.enable_grad():
@@ -39,7 +39,7 @@ def eval_mode(*models: BertLike) -> Iterator[None]:
 
 @contextmanager
 def training_mode(model: BertLike) -> Iterator[None]:
-    """Put a model in training mode; afterwards modes and the random state are what they were."""
+    """Put a model in training mode; modes and the random state are restored."""
     with restored_modes(model):
         model.train()
         yield
@@ -60,18 +60,18 @@ def restored_modes(*models: BertLike) -> Iterator[None]:
 
 def check_model(model: object) -> None:
     if not isinstance(getattr(model, "base_model", None), BertBody):
-        raise TypeError(f"{type(model).__name__} is no model of bertlite or bertlite.hf; load it with one of these")
-    refuse_optimised(cast(BertLike, model))
+        raise TypeError(f"{type(model).__name__} is not a model of bertlite or bertlite.hf; load it with one of these")
+    check_not_optimised(cast(BertLike, model))
 
 
 def head_of(model: BertLike) -> HeadBody[Any]:
-    """Return a model with a task head as what knows its labels and its loss.
+    """Return a model, typed as one that has a task head.
 
     Raises:
         ValueError: it has no task head.
     """
     if not hasattr(model, "example_loss"):
-        raise ValueError(f"{type(model).__name__} has no loss of its own; pass loss=, or take target='kl'")
+        raise ValueError(f"{type(model).__name__} has no loss of its own; pass loss= or target='kl'")
     return cast(HeadBody[Any], model)
 
 
@@ -79,8 +79,8 @@ def read_batches(model: BertLike, batches: Iterable[Batch], labelled: bool = Fal
     """Check batches and move them to the model's device.
 
     Raises:
-        ValueError: there are none; or one has no inputs or, if they are needed, no labels that the model can take.
-        TypeError: a batch is no mapping.
+        ValueError: there are none; or one lacks inputs or, if they are needed, labels that fit the model.
+        TypeError: a batch is not a mapping.
     """
     read: list[Batch] = []
     for i, batch in enumerate(batches):
@@ -118,7 +118,7 @@ def input_shape(batch: Batch) -> tuple[int, ...]:
 
 
 def real_tokens(batch: Batch) -> Tensor:
-    """Return (rows, S) bool, True where a token is no padding; an attention mask of another shape is not read."""
+    """Return (rows, S) bool, True where a token is not padding; masks of another shape are ignored."""
     shape, mask = input_shape(batch), batch.get("attention_mask")
     if isinstance(mask, Tensor) and tuple(mask.shape) == shape:
         return mask.reshape(-1, shape[-1]) != 0
@@ -137,6 +137,6 @@ def split_examples(batch: Batch) -> Iterator[Batch]:
 
 
 def example_losses(model: BertLike, out: Any, batch: Batch) -> Tensor:
-    """Compute the model's own loss of each example by itself: (B,), nan for one without any label."""
+    """Compute the model's own loss of each example alone: (B,), nan for an example without labels."""
     head, real = head_of(model), real_tokens(batch)
     return torch.stack([head.example_loss(out, batch, slice(i, i + 1), real) for i in range(count_examples(batch))])

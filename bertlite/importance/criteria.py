@@ -27,9 +27,9 @@ class Measurement:
 
     Args:
         name: what it is.
-        needs_loss: it follows from the target, the loss of each example or its divergence.
-        needs_data: it follows from what the model computes on batches.
-        by_token: it is known of each token of the examples, so that the mean may be over tokens.
+        needs_loss: it is computed from the target, the loss of each example or its divergence.
+        needs_data: it is computed from the model's activations on batches.
+        by_token: it has a value for each token, so that the mean may be over tokens.
         units: what it can be measured of.
     """
 
@@ -58,7 +58,7 @@ class Criterion:
     """A way of scoring heads or neurons: the higher the score, the more a unit matters.
 
     Args:
-        name: what `head_importance` and `bertlite prune` know it by.
+        name: in `head_importance` and `bertlite prune`.
         description: one line.
         source: the paper, or "".
         measurement: what is measured.
@@ -71,8 +71,8 @@ class Criterion:
             CONTEXTS: of one layer, (R, S, n, H) -> (R, S, n); a neuron's activation is a context with H = 1.
             WEIGHTS: of the unit in one layer's output projection, (D, n, W) -> (n,).
             NOISE: uniform in 0 to 1, (L, N) -> (L, N).
-        kl_needs_teacher: under target "kl" it says nothing of the dense model itself.
-        may_ignore_tokens: it can leave some tokens' columns out of the attention weights.
+        kl_needs_teacher: under target "kl" it needs a teacher, as it is 0 for the dense model itself.
+        may_ignore_tokens: it can ignore the attention weights of some tokens.
     """
 
     name: str
@@ -85,12 +85,12 @@ class Criterion:
 
     @property
     def needs_loss(self) -> bool:
-        """True if the score follows from a loss of each example, or from what stands for it under target "kl"."""
+        """True if the score is computed from a loss of each example, or from a divergence under target "kl"."""
         return self.measurement.needs_loss
 
     @property
     def needs_data(self) -> bool:
-        """True if there is no score without batches."""
+        """True if the score is computed on batches."""
         return self.measurement.needs_data
 
     @property
@@ -99,7 +99,7 @@ class Criterion:
         return self.measurement.units
 
     def reductions(self, unit: str = "head") -> tuple[str, ...]:
-        """Return what the mean may be over.  Where no data is needed there is no mean, and every reduction is one."""
+        """Return what the mean may be over; without data every reduction gives the same."""
         return tuple(name for name in REDUCTIONS_OF[unit] if self.measurement.by_token or name != "token")
 
 
@@ -118,7 +118,7 @@ CRITERIA = table(
         ),
         Criterion(
             "signed",
-            "minus the mean g: the increase of the loss to first order, below 0 for a unit that does harm",
+            "minus the mean g: the increase of the loss to first order, below 0 for a harmful unit",
             "",
             GATE_GRADIENTS,
             lambda gradients: gradients.neg(),
@@ -136,7 +136,7 @@ CRITERIA = table(
             "|Σ W·∂L/∂W| over the unit's weights in the output projection; of one batch, equal to |g|",
             "",
             WEIGHT_GRADIENTS,
-            lambda products: products.abs(),
+            lambda sums: sums.abs(),
         ),
         Criterion(
             "leave_one_out",
@@ -199,11 +199,7 @@ def criteria_for(unit: str) -> dict[str, Criterion]:
 
 
 def check_scores_unit(criterion: Criterion, unit: str) -> None:
-    """Refuse a criterion that does not score "head"s or "neuron"s.
-
-    Raises:
-        ValueError: it names what the criterion is computed from, and the criteria that do.
-    """
+    """Raise ValueError for a criterion that does not score "head"s or "neuron"s; name those that do."""
     if unit not in criterion.units:
         raise ValueError(
             f"{criterion.name!r} does not score {unit}s: it is computed from {criterion.measurement.name}, which"

@@ -32,12 +32,12 @@ class Gates(nn.Module):
         self.register_buffer("present", torch.tensor(present).reshape(len(layers), len(heads)), persistent=False)
 
     def penalty(self) -> Tensor:
-        """Return what is added to the loss, before it is multiplied by its weight: a scalar."""
+        """Return the term that is added to the loss, before its weight: a scalar."""
         raise NotImplementedError
 
     @torch.no_grad()
     def pruned(self) -> dict[int, list[int]]:
-        """Return the heads that are closed in eval mode, by layer, without those that were pruned before."""
+        """Return the heads whose gates are 0 in eval mode, by layer; pruned heads are left out."""
         training = self.training
         closed = (self.eval()() == 0) & self.present
         self.train(training)
@@ -52,10 +52,10 @@ class HardConcreteGates(Gates):
     `forward()` returns (L, N) in 0 to 1: in training drawn anew each time, in eval mode fixed.
 
     Args:
-        start: log α of every gate; at 2 a gate is open 94 times in 100.
+        start: log α of every gate; at 2 a gate is open with probability 0.94.
 
     Raises:
-        ValueError: beta, gamma or zeta for which gates would never be exactly 0 or 1.
+        ValueError: with this beta, gamma or zeta gates would never be exactly 0 or 1.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class HardConcreteGates(Gates):
 
 
 class SubsetGates(Gates):
-    """Gates of which exactly `keep` are open in eval mode: differentiable subset pruning.
+    """Gates of which exactly `keep` are 1 in eval mode: differentiable subset pruning.
 
     Li et al. 2021 (arXiv:2108.04657), by a relaxed top-K of Gumbel-perturbed weights (Xie & Ermon 2019,
     arXiv:1901.10517).  `forward()` returns (L, N): in training relaxed gates that sum to K, in eval mode 1 for the K
@@ -99,8 +99,7 @@ class SubsetGates(Gates):
 
     Args:
         keep: how many of the heads that the model has are kept.
-        temperature: the lower it is, the closer the relaxed gates are to 0 and 1; an attribute, to be lowered during
-            training.
+        temperature: the lower, the closer the relaxed gates are to 0 and 1; an attribute that training may lower.
 
     Raises:
         ValueError: the model does not have that many heads.
@@ -149,8 +148,8 @@ def train_gates(
     The same seed gives the same gates.  The random state is restored.
 
     Args:
-        gates: trained in place; afterwards `gates.pruned()` names the heads that are closed.
-        batches: with labels; when they are used up, they are read again from the first.
+        gates: trained in place; afterwards `gates.pruned()` names the heads to remove.
+        batches: with labels; read again from the first when they end.
         lr: of Adam, on the gates.
         penalty: the weight of `gates.penalty()`; for HardConcreteGates, in nats for each open head.
         optimizer: of the model's own parameters, which are trained in training mode; without one the model is left
@@ -166,7 +165,7 @@ def train_gates(
     """
     check_model(model)
     if not torch.equal(gates.present.cpu(), HEADS.present(model)):
-        raise ValueError("the gates are not this model's: they were made for one with other heads")
+        raise ValueError("the gates were made for a model with other heads; make them from this model's config")
     if steps < 1:
         raise ValueError(f"steps is {steps}; it must be 1 or more")
     read = read_batches(model, batches, labelled=True)

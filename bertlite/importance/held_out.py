@@ -1,7 +1,7 @@
-"""How far a repair is to go: the predictions that it gives for sentences that it was not fitted to decide.
+"""Choose how far a repair goes by predictions for sentences that it was not fitted to.
 
-The input of a LayerNorm can come nearer to the dense model's while predictions move away: of little that is left,
-least squares makes less, so that every sentence looks like the mean sentence.
+The input of a LayerNorm can come closer to the dense model's while predictions move away: when few units are left,
+least squares shrinks their outputs, so that every sentence looks like the mean sentence.
 
 Shapes:  D outputs of a projection · W inputs · K examples · … is (rows, S) or, packed, (T,)
 """
@@ -22,13 +22,13 @@ from bertlite.importance.replay import own_forward
 from bertlite.importance.structures import EVERY_TOKEN, run, whole_layers
 from bertlite.pruning import BertLike, layers_of
 
-SHARES = (0.25, 0.5, 0.75, 1.0)  # of the way from what a projection was to its fit; 0 is always a candidate
-DEVIATIONS = 2.0  # standard errors of a mean change that are no reason for it
+SHARES = (0.25, 0.5, 0.75, 1.0)  # of the way from the old projection to its fit; 0 is always a candidate
+DEVIATIONS = 2.0  # standard errors that a mean change must exceed
 Linear = tuple[Tensor, Tensor]  # weight (D, W) and bias (D,)
 
 
 class RunLike(Protocol):
-    """One batch, as far as the layers below have brought it."""
+    """The state of one batch after the layers below."""
 
     first: int  # the number of its first sentence among all
     sentence: Tensor  # (T,), the number of each token's sentence
@@ -37,7 +37,7 @@ class RunLike(Protocol):
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Batches with the dense model's predictions, that a pruned model's are compared with.
+    """Batches with the dense model's predictions, to which a pruned model's are compared.
 
     Args:
         folds: the numbers of the folds that sentences are in.
@@ -60,14 +60,14 @@ class HeldOut:
         return cls(model, batches, known, runs, folds)
 
     def choose_share(self, layer: int, part: nn.Linear, others: Sequence[Linear]) -> float:
-        """Return which share of the way to its fit a projection is to go, 0 or one of SHARES.
+        """Return the share of the way to its fit that a projection goes, 0 or one of SHARES.
 
-        Sentences of each fold are predicted with the fit to the other folds.  A change is made only if distances to
-        the dense model's predictions shrink by more than DEVIATIONS standard errors of their mean, and if no more of
-        the likeliest labels differ from the dense model's.
+        Sentences of each fold are predicted with the fit to the other folds.  A share above 0 must shrink the mean
+        distance to the dense model's predictions by more than DEVIATIONS standard errors, and must not increase the
+        number of most likely labels that differ from the dense model's.
 
         Args:
-            layer: that the projection is in; layers below have run, layers above are as they are.
+            layer: of the projection; layers below have run, layers above are as they were.
             others: for each fold, the fit to the sentences of the other folds.
         """
         old = part.weight.double(), part.bias.double()
@@ -96,7 +96,7 @@ class HeldOut:
         return torch.cat(found, 1)
 
     def by_fold(self, known: RunLike, fits: Sequence[Linear]) -> Callable[[Tensor], Tensor]:
-        """Return the forward of a projection that has for each fold's sentences another weight and bias."""
+        """Return the forward of a projection with a weight and bias for each fold's sentences."""
 
         def forward(x: Tensor) -> Tensor:
             number = known.first + torch.arange(len(x), device=x.device) if x.dim() == 3 else known.sentence
@@ -121,7 +121,7 @@ def options_of(model: BertLike) -> dict[str, Any]:
 
 @contextmanager
 def started_at(model: BertLike, layer: int, below: Any) -> Iterator[None]:
-    """Let every layer below one return what the layer under it returned before, and layers run whole."""
+    """Let every layer below `layer` return `below`, recorded before; run layers whole."""
 
     def known(*args: Any, **options: Any) -> Any:
         return below

@@ -1,8 +1,8 @@
-"""Prune a model to given sizes layer by layer, from the bottom, and fit what is left to what the dense model computes.
+"""Prune a model to given sizes layer by layer, from the bottom, and fit the rest to the dense model.
 
-The heads of a layer, then its neurons, are chosen jointly (`bertlite.importance.selection`) on the activations that
-the layers below, pruned and fitted already, give it.  How much each size would cost is known beforehand from
-`loss_curves`, which see each sublayer of the dense model by itself.
+The heads of a layer, then its neurons, are chosen jointly (`bertlite.importance.selection`) on the activations of the
+layers below, which are pruned and fitted already.  `loss_curves` estimates the loss at each size beforehand, from each
+sublayer of the dense model alone.
 
 Shapes:  L layers · D hidden · W inputs of an output projection, of n units with w inputs each
 """
@@ -27,8 +27,8 @@ from bertlite.importance.structures import EVERY_TOKEN, HEADS, run
 from bertlite.pruning import BertLike, Model, layers_of, prune_heads_, prune_neurons_
 from bertlite.stack.modules import BertLayer
 
-GRID = 48  # the sizes of a feed-forward network that are tried: multiples of this share of its neurons
-DRAWS, MOST_DRAWS = 1024, 8  # labels that second moments of gradients are estimated from, and of each example at most
+GRID = 48  # sizes of a feed-forward network that are tried: multiples of 1/48 of its neurons
+DRAWS, MOST_DRAWS = 1024, 8  # labels to estimate second moments of gradients from; at most so many of each example
 RIDGE = 1e-3  # of the joint selection, as a share of the mean power of the inputs
 Sizes = Sequence[tuple[int, int]]  # of each layer, the heads and the neurons that it keeps
 
@@ -67,20 +67,20 @@ def prune_layerwise_(
     metrics: "Sequence[Metrics] | None" = None,
     start: int = 0,
 ) -> Generator[int, None, None]:
-    """Prune a model to these sizes and fit it to the dense model; yield the number of each layer when it is done.
+    """Prune a model to these sizes and fit it to the dense model; yield each layer's number when it is done.
 
     Args:
         model: pruned or not, with the sizes of `dense`; changed in place.
         batches: inputs; labels are ignored.
-        sizes: for each layer the heads and the neurons to keep, none of them more than the layer has.
+        sizes: for each layer the heads and the neurons to keep, at most as many as the layer has.
         ridge: of the fit; by default chosen by cross-validation, as by `repair`.
-        start: the layer to begin with: those below are pruned and fitted already.
-        metrics: from `output_metrics`, by which errors are weighed in the choice; by default all outputs count alike.
+        start: the first layer to prune; those below are pruned and fitted already.
+        metrics: from `output_metrics`, the weights of errors in the choice; by default all outputs count equally.
 
     Raises:
         ValueError: the sizes do not fit, there are no batches, or the models do not belong together.
 
-    A warning says if there are fewer than two tokens for each input of a matrix that is fitted.
+    Warns if there are fewer than two tokens for each input of a fitted matrix.
     """
     check_pair(model, dense)
     check_sizes(model, sizes, start)
@@ -111,7 +111,7 @@ def shrink_(
     ridge: float | None,
     metric: Tensor | None,
 ) -> None:
-    """Leave a sublayer `count` units, chosen jointly, and fit its output projection."""
+    """Keep `count` units of a sublayer, chosen jointly, and fit its output projection."""
     block = list(layers_of(model))[layer]
     folds = gather(sublayer.fit(each, block) for each in runs)
     units, width = sublayer.kept(model.config, layer), sublayer.width(block)
@@ -136,7 +136,7 @@ def shrink_(
 
 
 def problem(moments: Moments, weight: Tensor, metric: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the Gram matrix and the wanted products of a joint selection, held to the old weight by RIDGE."""
+    """Return the Gram matrix and the cross moments of a joint selection, held to the old weight by RIDGE."""
     gram, wanted = moments.centred
     held = RIDGE * power(gram)
     gram = gram + held * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
@@ -145,14 +145,14 @@ def problem(moments: Moments, weight: Tensor, metric: Tensor | None) -> tuple[Te
 
 
 def root(metric: Tensor) -> Tensor:
-    """Return R with R·Rᵀ = metric, for a symmetric metric that is not negative, without columns of zeros."""
+    """Return R with R·Rᵀ = metric, for a positive semidefinite metric, without columns of zeros."""
     values, vectors = torch.linalg.eigh(metric)
     large = values > 1e-12 * values[-1].clamp(min=torch.finfo(values.dtype).tiny)
     return vectors[:, large] * values[large].sqrt()
 
 
 def check_sizes(model: BertLike, sizes: Sizes, start: int = 0) -> None:
-    """Refuse sizes that a model cannot be pruned to."""
+    """Raise ValueError for sizes that a model cannot be pruned to."""
     if len(sizes) != model.config.num_hidden_layers:
         raise ValueError(f"there are sizes for {len(sizes)} layers; the model has {model.config.num_hidden_layers}")
     for layer, counts in list(enumerate(sizes))[start:]:
@@ -169,7 +169,7 @@ Curves = list[tuple[Elimination, Elimination]]  # of each layer's attention and 
 def loss_curves(
     model: BertLike, batches: Iterable[Batch], metrics: Sequence[Metrics] | None = None
 ) -> Iterator[tuple[Elimination, Elimination]]:
-    """Yield for each layer what it costs to remove heads and neurons, each sublayer by itself, the rest refitted.
+    """Yield for each layer the loss of removing heads and neurons, each sublayer alone, the rest refitted.
 
     Args:
         metrics: from `output_metrics`; the losses are then nats per example, to second order.  Without them they are
@@ -202,12 +202,12 @@ def loss_curves(
 def output_metrics(model: BertLike, batches: Iterable[Batch], *, target: str = "kl", seed: int = 0) -> list[Metrics]:
     """Return the second moments of the gradient at the outputs of each layer's sublayers, means over real tokens.
 
-    With E the error of a sublayer's output at a token, E·G·Eᵀ / 2 summed over tokens is about the increase of the KL
-    divergence (of the loss, to second order, with labels) that it brings: the Fisher information, with tokens taken
-    as independent of each other and of the inputs (Martens and Grosse 2015).
+    An error E of a sublayer's output at a token increases the KL divergence (with labels, the loss to second order) by
+    about E·G·Eᵀ / 2, summed over tokens: G is the Fisher information, with tokens assumed independent of each other
+    and of the inputs (Martens and Grosse 2015).
 
-    For the divergence labels are drawn from the model's predictions: one for each example, or several where there are
-    fewer than DRAWS examples, but at most MOST_DRAWS.
+    For the divergence, labels are drawn from the model's predictions: one for each example, or up to MOST_DRAWS if
+    there are fewer than DRAWS examples.
     """
     task = ScoringTask(model, HEADS, target=target, seed=seed)
     generator = torch.Generator().manual_seed(seed)
@@ -257,20 +257,20 @@ def prune_to_macs(
 ) -> Model:
     """Return a copy of the model with at most a share of the unpruned model's MACs; no weight is trained.
 
-    Sizes are those of least expected loss; heads and neurons are chosen jointly, layer by layer, and what is left is
-    fitted to what the model computed.  A layer may lose its attention, its feed-forward network, or both.
+    Sizes are those of least expected loss; heads and neurons are chosen jointly, layer by layer, and the rest is
+    fitted to the outputs of the model.  A layer may lose its attention, its feed-forward network, or both.
 
     Args:
-        batches: a thousand texts do well; labels are read for target "loss" alone.
+        batches: about a thousand texts; labels are read only for target "loss".
         share: above 0 and up to 1.
         length: of the sequence that MACs are counted for, in tokens.
         target: "kl", the divergence from the model's own predictions, or "loss".
 
     Raises:
-        ValueError: the share is none, or there are no batches.
+        ValueError: the share is not above 0 and up to 1, or there are no batches.
     """
     if not 0 < share <= 1:
-        raise ValueError(f"the share is {share}; expected one above 0 and up to 1 of the unpruned model's MACs")
+        raise ValueError(f"the share is {share}; it must be above 0 and up to 1, of the unpruned model's MACs")
     read = list(batches)
     metrics = output_metrics(model, read, target=target, seed=seed)
     sizes = sizes_within(model.config, list(loss_curves(model, read, metrics)), share, length)
@@ -281,7 +281,7 @@ def prune_to_macs(
 
 
 def sizes_within(config: ConfigLike, curves: Curves, share: float, length: int) -> list[tuple[int, int]]:
-    """Return the sizes of least expected loss that together have at most a share of the unpruned model's MACs."""
+    """Return the sizes of least expected loss with at most a share of the unpruned model's MACs."""
     losses = losses_by_size(config, curves)
     head, neuron = head_macs(config, length), neuron_macs(config, length)
     built = config.num_attention_heads * head + config.intermediate_size * neuron
@@ -290,7 +290,7 @@ def sizes_within(config: ConfigLike, curves: Curves, share: float, length: int) 
 
 
 def losses_by_size(config: ConfigLike, curves: Curves) -> list[BySize]:
-    """Return the losses of all numbers of heads, and of numbers of neurons that are equally far apart."""
+    """Return the losses of all numbers of heads, and of evenly spaced numbers of neurons."""
     steps = {round(config.intermediate_size * i / GRID) for i in range(GRID + 1)}
     found: list[BySize] = []
     for attention, network in curves:

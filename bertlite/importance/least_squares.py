@@ -1,4 +1,4 @@
-"""Repair without retraining: output projections are fitted so that layers give what those of the dense model gave.
+"""Repair without retraining: fit output projections so that layers give the outputs of the dense model's.
 
 Shapes:  T real tokens · D hidden · W width of a projection's input: N·H of the heads kept, or the neurons kept
 """
@@ -33,8 +33,8 @@ from bertlite.pruning import BertLike, Model, check_linear, layers_of
 from bertlite.stack.modules import BertLayer
 
 METHODS = ("mean", "scale", "refit")
-FEW = 2  # tokens for each input of a matrix: with fewer, its fit is not to be trusted
-WORSE, ROUNDING = 1.01, 1e-6  # a divergence grown by more, in nats, is no rounding
+FEW = 2  # tokens for each input of a matrix: with fewer, its fit is unreliable
+WORSE, ROUNDING = 1.01, 1e-6  # a divergence, in nats, may grow by this factor and amount before a warning
 
 
 def repair(
@@ -55,20 +55,19 @@ def repair_(
 
     Args:
         dense: the model before pruning, or any with its shape; not changed.
-        batches: inputs; labels are ignored.  A few hundred sentences do.
-        method: "mean" fits the bias alone, and so folds in the mean of what was removed; "scale" also a factor for
-            each head (Kwon et al. 2022) or neuron; "refit" the whole matrix and the bias (K-prune, Park et al. 2024).
-        ridge: how strongly factors or matrix are held to what they were, as a share of the mean power of the inputs.
-            By default it is chosen for each projection by cross-validation over sentences, so that few of them change
-            little: from 1e-5 to 10, or no change but of the bias.  "mean" and "scale" then go a share of the way to
-            the fit, or none: as far as predictions of held-out sentences come nearer to the dense model's beyond
-            chance, with no more labels that differ.  A ridge that is given asks for the fit itself ("mean", which
-            holds no matrix to anything, takes 0).
+        batches: inputs, such as a few hundred sentences; labels are ignored.
+        method: "mean" fits only the bias, which adds the mean of what was removed; "scale" also a factor for each head
+            (Kwon et al. 2022) or neuron; "refit" the whole matrix and the bias (K-prune, Park et al. 2024).
+        ridge: the regularisation of factors or matrix towards their old values, as a share of the inputs' mean power.
+            By default cross-validation over sentences chooses it for each projection, from 1e-5 to 10 or infinity,
+            which changes only the bias.  "mean" and "scale" then go only so far towards the fit as predictions for
+            held-out sentences get significantly closer to the dense model's, with no more labels that differ.  With a
+            ridge given, they go all the way ("mean" has no matrix to regularise and takes 0).
 
     Returns:
-        The model given.  In a layer without heads only the bias is fitted.  Warnings say if "refit" has
-        fewer than two tokens for each input of a matrix, and if predictions on these
-        batches are further from the dense model's than before: layers that come nearer are no promise for predictions.
+        The model given.  In a layer without heads only the bias is fitted.  Warns if "refit" has fewer than two tokens
+        for each input of a matrix, and if predictions on these batches are further from the dense model's than before,
+        which can happen although the layers are closer.
 
     Raises:
         ValueError: no batches, an unknown method, a negative ridge, a single sentence and no ridge, or models that do
@@ -105,7 +104,7 @@ def repair_(
         after = mean_divergence(pruned, dense, read)
     if after > WORSE * before + ROUNDING:
         warnings.warn(
-            f"after repair {method!r} predictions are {after:.3g} nats from the dense model's, before it they were"
+            f"after repair {method!r} predictions are {after:.3g} nats from the dense model's; before, they were"
             f" {before:.3g}: use 'refit', or give more batches",
             stacklevel=2,
         )
@@ -113,18 +112,18 @@ def repair_(
 
 
 def warn_of_few(runs: "Sequence[PairedRun]", widths: Iterable[int]) -> None:
-    """Warn where matrices are fitted to so few tokens that the fit may be worse than none on other texts."""
+    """Warn if matrices are fitted to so few tokens that the fit may harm other texts."""
     tokens, widest = sum(len(each.sentence) for each in runs), max(widths, default=0)
     if 0 < tokens < FEW * widest:
         warnings.warn(
-            f"matrices with {widest} inputs are fitted to {tokens} tokens, too few to hold on other texts:"
+            f"matrices with {widest} inputs are fitted to {tokens} tokens, too few for other texts:"
             f" give {FEW * widest} tokens or more, or repair by 'mean' or 'scale'",
             stacklevel=3,
         )
 
 
 def mean_divergence(model: BertLike, dense: BertLike, batches: Sequence[Batch]) -> float:
-    """Return how far a model's predictions are from the dense model's, in nats, on average over examples."""
+    """Return the mean divergence of a model's predictions from the dense model's, in nats per example."""
     found = []
     for batch in batches:
         p, q = (predictions(each, run(each, batch), batch) for each in (dense, model))
@@ -133,11 +132,11 @@ def mean_divergence(model: BertLike, dense: BertLike, batches: Sequence[Batch]) 
 
 
 def check_pair(pruned: BertLike, dense: BertLike) -> None:
-    """Refuse models that were built with other sizes, and projections that cannot be fitted.
+    """Check that two models have the same sizes, and that their projections can be fitted.
 
     Raises:
         ValueError: the sizes differ.
-        TypeError: a projection is not a plain nn.Linear, or a model is none of bertlite's.
+        TypeError: a projection is not a plain nn.Linear, or a model is not one of bertlite's.
     """
     for model in (pruned, dense):
         check_model(model)
@@ -154,7 +153,7 @@ def check_pair(pruned: BertLike, dense: BertLike) -> None:
 
 @dataclass
 class PairedRun:
-    """One batch on its way through the layers of both models."""
+    """The states of one batch in the layers of both models."""
 
     first: int  # the number of its first row among all
     real: Tensor  # (rows, S)
@@ -163,7 +162,7 @@ class PairedRun:
     arguments: tuple[Any, ...]  # the other arguments of its layers
     dense_x: Tensor
     dense_arguments: tuple[Any, ...]
-    below: Any = None  # what the layer of the pruned model returned that ran last
+    below: Any = None  # the output of the pruned model's last layer that ran
     targets: tuple[Tensor, ...] = ()  # the inputs of the dense layer's two LayerNorms
 
     @classmethod
@@ -189,7 +188,7 @@ class PairedRun:
         return self.fit(inputs, residual, self.targets[0])
 
     def feed_forward_fit(self, block: BertLayer) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the same of the feed-forward network's output projection."""
+        """Return the same for the output projection of the feed-forward network."""
         with recorded_inputs(block.output) as calls:
             block(self.x, *self.arguments)
         ((inputs, residual),) = calls()
@@ -213,7 +212,7 @@ def start_runs(pruned: BertLike, dense: BertLike, batches: Iterable[Batch]) -> l
 
 
 class StopForward(Exception):  # noqa: N818  # no error
-    """Ends a forward that need not go on."""
+    """Ends a forward early."""
 
 
 def first_layer_inputs(model: BertLike, batch: Batch) -> tuple[Tensor, tuple[Any, ...]]:
@@ -225,7 +224,7 @@ def first_layer_inputs(model: BertLike, batch: Batch) -> tuple[Tensor, tuple[Any
 
 
 def first_call(module: nn.Module, run: Callable[[], Any]) -> tuple[Any, ...]:
-    """Return the arguments that `run` calls a module with, and stop it there."""
+    """Run until a module is called; return its arguments."""
     calls: list[tuple[Any, ...]] = []
 
     def stop(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -245,7 +244,7 @@ def first_call(module: nn.Module, run: Callable[[], Any]) -> tuple[Any, ...]:
 
 @contextmanager
 def recorded_inputs(*parts: nn.Module) -> Iterator[Callable[[], list[tuple[Tensor, ...]]]]:
-    """Record the arguments that modules are called with; the function given returns them, chunks joined."""
+    """Record the arguments of modules; yield a function that returns them, chunks joined."""
     calls: list[list[tuple[Tensor, ...]]] = [[] for _ in parts]
 
     def record(calls: list[tuple[Tensor, ...]], module: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -267,9 +266,9 @@ def refit_(
     ridge: float | None,
     choose_share: Callable[[nn.Linear, Sequence[Linear]], float] | None = None,
 ) -> None:
-    """Fit a projection's bias and, by the method, its matrix, or factors of its columns in blocks of one width.
+    """Fit a projection's bias and, by the method, its matrix, or factors of blocks of `width` columns.
 
-    With a choice of the share, it goes only so far towards the fit.
+    With `choose_share`, it goes only that share of the way to the fit.
     """
     old, moments = (dense.weight.double(), dense.bias.double()), total(folds)
     fits: dict[str, Fit] = {"mean": fit_nothing, "scale": partial(fit_factors, width=width), "refit": fit_matrix}

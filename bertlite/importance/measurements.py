@@ -1,9 +1,9 @@
-"""The quantities that criteria are computed from, measured of a model on calibration data.
+"""The quantities that criteria are computed from, measured on calibration data.
 
-Every unit has a gate ξ = 1 that its output is multiplied by, for each example its own: one backward pass gives the
-gradients ∂L/∂ξ of all examples apart.
+Every unit has a gate ξ = 1 for each example, by which its output is multiplied: one backward pass gives the gradients
+∂L/∂ξ of every example.
 
-Shapes:  L layers · N units as built · B examples · S positions · R rows, B or B·choices · K what a mean is over;
+Shapes:  L layers · N units as built · B examples · S positions · R rows, B or B·choices · K items of a mean;
          n units of one layer that are not pruned
 """
 
@@ -47,7 +47,7 @@ Objective = Callable[[Any], Tensor]  # model output -> (B,)
 
 @dataclass(frozen=True)
 class ScoringTask:
-    """All that scores follow from, but for the criterion and the data; see `head_importance`."""
+    """The arguments of `head_importance` other than the criterion and the data."""
 
     model: BertLike
     structure: Structure
@@ -71,7 +71,7 @@ class ScoringTask:
         return read_batches(self.model, batches, self.needs_labels)
 
     def objective(self, batch: Batch, generator: torch.Generator | None = None) -> Objective:
-        """Return the function of the model's output on one batch that is to be examined.
+        """Return the function of the model's output whose changes are measured, for one batch.
 
         For target "kl" it is the divergence from the teacher's prediction or, given a generator, the negative
         log-likelihood of labels drawn from that prediction.
@@ -94,7 +94,7 @@ class ScoringTask:
         """Return the objective of each example, (B,).
 
         Raises:
-            ValueError: it is another number of numbers.
+            ValueError: the loss does not have this shape.
         """
         losses = objective(out)
         if not isinstance(losses, Tensor) or tuple(losses.shape) != (count_examples(batch),):
@@ -155,7 +155,7 @@ def gate_gradients(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tens
 def weight_gradients(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tensor]:
     """Yield (1, L, N) of every batch, or of every example: Σ W·∂L/∂W.
 
-    W is the block of the output projection that the unit writes through.
+    W is the unit's block of the output projection.
     """
     model, structure = task.model, task.structure
     generator = torch.Generator().manual_seed(task.seed)
@@ -176,9 +176,9 @@ def weight_gradients(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Te
 
 @torch.no_grad()
 def loss_increases(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tensor]:
-    """Yield (K, L, N) of every batch: the increase of the target when one unit is gated off.
+    """Yield (K, L, N) of every batch: the increase of the target when one unit's gate is 0.
 
-    What a unit cannot change, the layers below its own and the contexts of its own, is computed once.
+    The layers below a unit's, and its own layer's contexts, are computed once.
     """
     model, structure = task.model, task.structure
     present = structure.present(model)
@@ -201,7 +201,7 @@ def loss_increases(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tens
 
 @torch.no_grad()
 def shapley_increases(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tensor]:
-    """Yield (K, L, N) of every batch: the mean increase of the target when a unit goes, over orders."""
+    """Yield (K, L, N) of every batch: the mean increase of the target when a unit is removed, over orders."""
     model, structure = task.model, task.structure
     present = structure.present(model)
     layers, units = present.nonzero(as_tuple=True)
@@ -266,14 +266,14 @@ TokenStatistic = Callable[[ScoringTask, Criterion, Batch], Tensor]
 def token_statistics(
     measure: TokenStatistic, task: ScoringTask, criterion: Criterion, batches: Iterable[Batch]
 ) -> Iterator[Tensor]:
-    """Yield (K, L, N) of every batch: means over tokens that are no padding."""
+    """Yield (K, L, N) of every batch: means over tokens that are not padding."""
     for batch in read_batches(task.model, batches):
         real, statistic = real_tokens(batch).cpu(), measure(task, criterion, batch)
         if task.reduction == "token":
             yield statistic[real]
         elif task.reduction == "batch":
             yield statistic[real].mean(0, keepdim=True)
-        else:  # rows of one example, if they are several, are one
+        else:  # several rows of one example become one
             real = real.reshape(count_examples(batch), -1)
             statistic = statistic.reshape(*real.shape, *statistic.shape[2:])
             yield (statistic * real[..., None, None]).sum(1) / real.sum(1)[:, None, None]
@@ -283,7 +283,7 @@ def token_statistics(
 
 
 def weight_statistic(task: ScoringTask, criterion: Criterion) -> Tensor:
-    """Return the criterion's statistic of the weights that each unit writes through, (L, N)."""
+    """Return the criterion's statistic of each unit's weights in the output projection, (L, N)."""
     structure, config, found = task.structure, task.model.config, []
     for layer, block in enumerate(layers_of(task.model)):
         count, weight = len(structure.kept(config, layer)), structure.dense(block).weight.double()
@@ -297,7 +297,7 @@ def noise(task: ScoringTask) -> Tensor:
 
 
 Score = Callable[[ScoringTask, Criterion, Iterable[Batch]], Tensor]
-SCORES: dict[Measurement, Score] = {  # how a criterion's (L, N) is computed, by what it is computed from
+SCORES: dict[Measurement, Score] = {  # by what a criterion is computed from: the function that returns (L, N)
     GATE_GRADIENTS: lambda task, criterion, batches: mean(map(criterion.statistic, gate_gradients(task, batches))),
     WEIGHT_GRADIENTS: lambda task, criterion, batches: mean(map(criterion.statistic, weight_gradients(task, batches))),
     LOSS_INCREASES: lambda task, criterion, batches: mean(map(criterion.statistic, loss_increases(task, batches))),

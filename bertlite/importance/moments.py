@@ -17,7 +17,7 @@ FOLDS = 4  # of the sentences; each is held out once
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over tokens of inputs C (T, W) and wanted outputs Y (T, D), in float64; those of disjoint tokens add up."""
+    """Sums over tokens of inputs C (T, W) and wanted outputs Y (T, D), in float64, which can be added."""
 
     count: float
     c: Tensor  # (W,)
@@ -42,7 +42,7 @@ class Moments:
         return self.count, self.c, self.y, self.cc, self.cy, self.yy
 
     def of_inputs(self, rows: Tensor) -> "Moments":
-        """Return the moments with these inputs alone."""
+        """Return the moments of these inputs only."""
         return Moments(self.count, self.c[rows], self.y, self.cc[rows][:, rows], self.cy[rows], self.yy)
 
     @property
@@ -52,11 +52,11 @@ class Moments:
         return self.cc - torch.outer(c, self.c), self.cy - torch.outer(c, self.y)
 
     def bias(self, weight: Tensor) -> Tensor:
-        """Return the best bias (D,) beside a weight (D, W)."""
+        """Return the best bias (D,) for a weight (D, W)."""
         return (self.y - weight @ self.c) / self.count
 
     def error(self, weight: Tensor, bias: Tensor) -> float:
-        """Return the sum of squared differences between Y and what a linear layer makes of C."""
+        """Return the sum of squared differences between Y and a linear layer's outputs for C."""
         given = self.c @ weight.T  # (D,)
         squares = ((weight @ self.cc) * weight).sum(1) + 2 * bias * given + self.count * bias.square()
         return float((self.yy - 2 * ((weight * self.cy.T).sum(1) + bias * self.y) + squares).sum())
@@ -66,7 +66,7 @@ def gather(parts: Iterable[tuple[Tensor, Tensor, Tensor]]) -> list[Moments]:
     """Sum (inputs, wanted outputs, number of its sentence) of all tokens by fold; there are no empty folds.
 
     Raises:
-        ValueError: there is no token.
+        ValueError: there are no tokens.
     """
     folds: dict[int, Moments] = {}
     for c, y, sentence in parts:
@@ -76,7 +76,7 @@ def gather(parts: Iterable[tuple[Tensor, Tensor, Tensor]]) -> list[Moments]:
                 found = Moments.of(c[own], y[own])
                 folds[fold] = folds[fold] + found if fold in folds else found
     if not folds:
-        raise ValueError("the batches hold padding alone")
+        raise ValueError("the batches hold only padding")
     return [folds[fold] for fold in sorted(folds)]
 
 
@@ -92,12 +92,12 @@ Fit = Callable[[Moments, Tensor, float], Tensor]  # moments, old weight (D, W), 
 
 
 def fit_nothing(moments: Moments, weight: Tensor, ridge: float) -> Tensor:
-    """Return the weight as it was: the bias alone is fitted."""
+    """Return the weight unchanged: only the bias is fitted."""
     return weight
 
 
 def fit_factors(moments: Moments, weight: Tensor, ridge: float, width: int) -> Tensor:
-    """Return the weight with each unit's inputs times its best factor."""
+    """Return the weight with each unit's inputs multiplied by the unit's best factor."""
     if not weight.numel() or ridge == math.inf:
         return weight
     gram, wanted = moments.centred
@@ -120,13 +120,13 @@ def fit_matrix(moments: Moments, weight: Tensor, ridge: float) -> Tensor:
 def choose_ridge(folds: Sequence[Moments], weight: Tensor, fit: Fit) -> float:
     """Return the ridge of RIDGES whose fit does best on held-out sentences.
 
-    From 1e-3 it goes up or down as long as that is better: the error has one valley.
+    The search goes up or down from 1e-3 while the error falls: it has one minimum.
 
     Raises:
-        ValueError: there is one sentence, so that none can be held out.
+        ValueError: there is only one sentence, so none can be held out.
     """
     if len(folds) < 2:
-        raise ValueError("one sentence is too little to choose a ridge by: give more, a few hundred, or pass ridge=")
+        raise ValueError("one sentence is too little to choose a ridge by: give a few hundred, or pass ridge=")
     whole = total(folds)
     rests = [whole - fold for fold in folds]
 
@@ -149,11 +149,11 @@ def choose_ridge(folds: Sequence[Moments], weight: Tensor, fit: Fit) -> float:
 
 
 def ridge_solve(gram: Tensor, wanted: Tensor, ridge: float) -> Tensor:
-    """Return the x of least |x| for which gram·x is nearest to `wanted`; a ridge draws it towards 0."""
+    """Return the smallest x that minimises |gram·x - wanted|; a ridge draws it towards 0."""
     if not ridge:
         return torch.linalg.pinv(gram, hermitian=True) @ wanted
     factor, fault = torch.linalg.cholesky_ex(with_ridge(gram, ridge))
-    if fault:  # rounding has left it no longer positive
+    if fault:  # not positive definite, by rounding
         return torch.linalg.solve(with_ridge(gram, ridge), wanted)
     return torch.cholesky_solve(wanted, factor)
 

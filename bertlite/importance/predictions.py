@@ -1,6 +1,6 @@
 """The predictions of a model on a batch, as distributions: to draw labels from, and to compare.
 
-Shapes:  B examples · P predictions for each, of one label each · C numbers that a prediction is made of
+Shapes:  B examples · P predictions of each, with one label each · C parameters of a prediction
 """
 
 from collections.abc import Callable
@@ -20,10 +20,10 @@ class Family:
     """A family of distributions, with (…, C) parameters."""
 
     draw: Callable[[Tensor, Tensor], Tensor]  # (…, C), uniform noise (…, C) -> labels
-    nll: Callable[[Tensor, Tensor], Tensor]  # (…, C), labels -> (…,), -log p in nats, but for a constant
+    nll: Callable[[Tensor, Tensor], Tensor]  # (…, C), labels -> (…,), -log p in nats, up to a constant
     divergence: Callable[[Tensor, Tensor], Tensor]  # (…, C), (…, C) -> (…,), KL from the first to the second
     distance: Callable[[Tensor, Tensor], Tensor]  # (…, C), (…, C) -> (…,), total variation; of numbers, the divergence
-    disagreement: Callable[[Tensor, Tensor], Tensor]  # (…, C), (…, C) -> (…,), how many likeliest labels differ
+    disagreement: Callable[[Tensor, Tensor], Tensor]  # (…, C), (…, C) -> (…,), how many most likely labels differ
 
 
 def draw_class(logits: Tensor, noise: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ NORMAL = Family(  # of variance 1
     lambda mean, labels: (mean - labels).square().sum(-1) / 2,
     squared_distance,
     squared_distance,
-    lambda p, q: torch.zeros_like(p[..., 0]),  # a number is no decision
+    lambda p, q: torch.zeros_like(p[..., 0]),  # numbers have no labels that differ
 )
 FAMILIES = {"class": CLASS, "flags": FLAGS, "number": NORMAL}  # by a head's label_kind
 
@@ -84,7 +84,7 @@ class Prediction:
     def draw(self, generator: torch.Generator) -> Tensor:
         """Draw a label for every prediction.
 
-        They are the same however examples are batched and padded, if they come in the same order.
+        The labels do not depend on how examples are batched and padded, only on their order.
         """
         B, P, C = self.values.shape
         counted = torch.ones(B, P, dtype=torch.bool) if self.counted is None else self.counted.cpu()
@@ -102,7 +102,7 @@ class Prediction:
     def divergence(self, other: "Prediction") -> Tensor:  # (B,), KL from this to the other, summed over predictions
         return self.total(self.family.divergence(self.values, other.values))
 
-    def distance(self, other: "Prediction") -> Tensor:  # (B,), as the divergence, and at most 1 for each label
+    def distance(self, other: "Prediction") -> Tensor:  # (B,), like the divergence, but at most 1 for each label
         return self.total(self.family.distance(self.values, other.values))
 
     def disagreement(self, other: "Prediction") -> Tensor:  # (B,)

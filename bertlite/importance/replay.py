@@ -1,4 +1,4 @@
-"""Running a model from one layer on, with what the layers below gave when the whole of it was run.
+"""Run a model from one layer on, with the outputs of the layers below recorded from a whole run.
 
 Shapes:  N heads of one layer that are not pruned · H head dim; … is (B, S) or, packed, (T,)
 """
@@ -17,7 +17,7 @@ from bertlite.stack.layer_inputs import LayerInputs
 
 @dataclass
 class Recorded:
-    """What each layer, and the attention inside it, returned in one forward."""
+    """The outputs of each layer and of its attention in one forward."""
 
     layers: list[Any] = field(default_factory=list)
     contexts: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)  # (…, N·H) and attention weights
@@ -25,7 +25,7 @@ class Recorded:
 
 @contextmanager
 def own_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Give one module a forward of its own within the block."""
+    """Replace the forward of one module within the block."""
     before = module.__dict__.get("forward")
     module.__dict__["forward"] = update_wrapper(forward, module.forward, assigned=())  # called as the one it replaces
     try:
@@ -37,7 +37,7 @@ def own_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None
 
 
 def recording(forward: Callable[..., Any], found: list[Any]) -> Callable[..., Any]:
-    """Return a forward that also appends what it returns to a list."""
+    """Return a forward that also appends its output to a list."""
 
     def run(*args: Any, **options: Any) -> Any:
         found.append(forward(*args, **options))
@@ -48,7 +48,7 @@ def recording(forward: Callable[..., Any], found: list[Any]) -> Callable[..., An
 
 @contextmanager
 def recorded_layers(model: BertLike) -> Iterator[Recorded]:
-    """Record what every layer returns in the forward that is run in the block, with every gate 1."""
+    """Record the output of every layer in the forward of the block, with every gate 1."""
     known = Recorded()
     with ExitStack() as stack:
         for layer in layers_of(model):
@@ -60,9 +60,9 @@ def recorded_layers(model: BertLike) -> Iterator[Recorded]:
 
 @contextmanager
 def replayed_layers(model: BertLike, known: Recorded, first: int) -> Iterator[None]:
-    """Let layers below `first` return what is recorded, and the attention of `first` its recorded context, gated.
+    """Replay the outputs of layers below `first`, and the context of `first`, to which its gate applies.
 
-    In the block the model is run on the batch of the recording; gates of lower layers have no effect.
+    In the block, run the model on the recorded batch; gates of lower layers have no effect.
     """
     layers = list(layers_of(model))
     context, weights = known.contexts[first]

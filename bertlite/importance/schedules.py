@@ -1,4 +1,4 @@
-"""Schedules: score, prune and tune at once, or in steps; and a loss to tune by."""
+"""Schedules: score, prune and tune at once or in steps; and a distillation loss."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ def one_shot(model: Model, score: Score[Model], amount: int | float, *, choose: 
     """Score once, prune once.  The model given is not changed.
 
     Args:
-        amount: how many of the heads that the model has are removed, or which share of them.
+        amount: how many heads to remove, or their share of the heads that the model has.
     """
     (step,) = iterative(model, score, amount, steps=1, choose=choose)
     return step
@@ -44,18 +44,18 @@ def iterative(
     choose: Choose = rank_heads,
     tune: Callable[[Model], object] | None = None,
 ) -> Iterator[Step[Model]]:
-    """Prune in equal steps, scoring anew before each, and yield after each.
+    """Prune in equal steps; score before each step and yield after it.
 
         for step in iterative(model, lambda m: head_importance(m, batches), 36, steps=6, tune=finetune):
             print(evaluate(step.model))
 
     Args:
         amount: heads to remove over all the steps, or their share of the heads that the model has.
-        tune: called with the pruned model after every step, before it is yielded; it trains it in place.
+        tune: trains the pruned model in place after every step, before it is yielded.
 
     Raises:
-        ValueError: more steps than heads to remove, no step, or more heads than there are; and, at its step, scores
-            that are not those of the model as it is then, nan where a head is pruned.
+        ValueError: more steps than heads to remove, no step, or more heads than there are; or, at a step, scores that
+            are not nan exactly where a head is pruned.
     """
     count = sum(len(kept_heads(model.config, layer)) for layer in range(model.config.num_hidden_layers))
     total = count_of(amount, count, "head")
@@ -92,10 +92,10 @@ def distillation_loss(
     temperature: float = 2.0,
     hidden_weight: float = 0.0,
 ) -> Tensor:
-    """Compute how far a student's outputs are from its teacher's.
+    """Compute a distillation loss: the distance of a student's outputs from its teacher's.
 
-    T² · KL(teacher ‖ student) of the logits at temperature T (Hinton et al. 2015, arXiv:1503.02531), or the mean
-    squared difference of single logits, those of a regression; plus that of hidden states, times their weight.
+    It is T² · KL(teacher ‖ student) of the logits at temperature T (Hinton et al. 2015, arXiv:1503.02531), for a
+    regression the mean squared difference of logits; plus `hidden_weight` times that of hidden states.
 
     Args:
         student, teacher: outputs of the two models on one batch; with hidden states if hidden_weight is above 0.
@@ -103,20 +103,20 @@ def distillation_loss(
         hidden_weight: of the mean over layers, tokens and features.  For outputs without logits it must be above 0.
 
     Returns:
-        A scalar; gradients flow to the student alone.
+        A scalar; gradients flow only to the student.
 
     Raises:
         ValueError: there is nothing to compare, or a temperature that is not above 0.
     """
     if not temperature > 0 or hidden_weight < 0:
         raise ValueError(
-            f"temperature is {temperature}, hidden_weight {hidden_weight}; give one above 0, one not below"
+            f"temperature is {temperature}, hidden_weight {hidden_weight}; give one above 0, and 0 or more"
         )
     loss: Tensor | None = None
     for name in ("logits", "prediction_logits", "seq_relationship_logits", "start_logits", "end_logits"):
         if getattr(student, name, None) is not None:
             if getattr(teacher, name, None) is None:
-                raise ValueError(f"the student gives {name}, the teacher does not: they are models of other tasks")
+                raise ValueError(f"the student gives {name}, the teacher does not: they are models of different tasks")
             p, q = (getattr(out, name) for out in (teacher, student))
             if p.shape[-1] == 1 and name == "logits":
                 term = (p.detach() - q).square().mean()
@@ -133,7 +133,7 @@ def distillation_loss(
         if not states[0] or len(states[0]) != len(states[1]):
             raise ValueError(
                 f"hidden_weight is above 0, but the outputs have {len(states[0])} and {len(states[1])} hidden states;"
-                " give models of as many layers output_hidden_states=True"
+                " pass output_hidden_states=True to models with equally many layers"
             )
         pairs = zip(*states, strict=True)
         gaps = torch.stack([(mine - theirs.detach()).square().mean(-1) for mine, theirs in pairs]).mean(0)
@@ -145,7 +145,7 @@ def distillation_loss(
 
 
 def masked_mean(each: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Average (B, S) over what is no padding, or (B,) without a mask."""
+    """Average (B, S) over tokens that are not padding, or (B,) without a mask."""
     if attention_mask is None:
         return each.mean()
     real = attention_mask.to(each.dtype)

@@ -1,4 +1,4 @@
-"""Scores: for each head or neuron one number, the larger the more it matters.
+"""Scores of heads and neurons: the higher, the more a unit matters.
 
 Shapes:  L layers · N units as built, heads or neurons
 """
@@ -36,7 +36,7 @@ def describe_criteria(unit: str) -> str:
 
 
 def with_criteria(unit: str) -> Callable[[Function], Function]:
-    """Put the criteria of heads or neurons in the place of {criteria} in a function's docstring."""
+    """Replace {criteria} in a function's docstring by the criteria of heads or neurons."""
 
     def fill(function: Function) -> Function:
         function.__doc__ = (function.__doc__ or "").replace("{criteria}", describe_criteria(unit))
@@ -67,26 +67,26 @@ def head_importance(
     {criteria}
 
     Args:
-        model: of bertlite or bertlite.hf; left as found, weights, gradients, training mode and random state included.
-        batches: what the model takes, with its labels; scored in eval mode.
+        model: of bertlite or bertlite.hf; its weights, gradients, training mode and random state are restored.
+        batches: inputs and labels of the model; scored in eval mode.
         reduction: what the mean is over: "example", the same however the examples are batched; "token" (Michel et
             al.'s code); or "batch", one gradient for each batch (run_bertology, TextPruner).
-        target: "loss", or "kl", label-free: the divergence of the prediction from the dense model's.  At the dense
-            model KL itself has no gradient, so its curvature is taken, as the Fisher information does: L is -log p(y)
-            with y drawn by `seed` from the teacher's prediction, and mean g² is twice the KL that the gate would cost,
-            to second order.  Classes are drawn from their softmax, independent labels one by one; a regression's
-            number, or the mean token vector of a BertModel, from a normal distribution of variance 1 about it.
-        loss: (output, batch) -> (B,) for target "loss"; by default the model's own, of each example alone.
+        target: "loss", or "kl", without labels: the divergence of the prediction from the dense model's.  KL has no
+            gradient at the dense model, so its curvature, the Fisher information, takes its place: L is -log p(y) with
+            y drawn by `seed` from the teacher's prediction, and mean g² is to second order twice the KL of closing the
+            gate.  Classes are drawn from the softmax, independent labels one by one; a regression's number, or the
+            mean token vector of a BertModel, from a normal distribution of variance 1 about it.
+        loss: (output, batch) -> (B,) for target "loss"; by default the model's own loss of each example.
         teacher: for target "kl", the dense model; by default `model` itself.
         normaliser: see `normalise`; `cost` is for "cost".
-        ignored_tokens: ids of tokens whose columns "confidence" leaves out; Voita et al. leave out [SEP].
+        ignored_tokens: ids of tokens that "confidence" ignores as keys; Voita et al. ignore [SEP].
 
     Returns:
         (L, N), float64 on the CPU.  A pruned head is nan, not 0: "gone" and "unimportant" are different answers.
 
     Raises:
         ValueError: an unknown name, no batches, labels that are missing or do not fit the model, or a combination
-            that means nothing; before anything is computed.
+            without a meaning; before anything is computed.
     """
     task = ScoringTask(model, HEADS, reduction, target, loss, teacher, seed, frozenset(ignored_tokens))
     return score(task, criterion, batches, normaliser, cost)
@@ -141,7 +141,7 @@ def head_gradients(
 
 
 def normalise(scores: Tensor, normaliser: str, cost: Tensor | None = None) -> Tensor:
-    """Make scores comparable across layers; nan stays nan and counts for nothing.
+    """Make scores comparable across layers; nan stays nan and is ignored.
 
     Args:
         normaliser: "none"; "layer_l2" and "layer_sum" divide each layer by its norm or its sum; "minmax" maps the
@@ -175,7 +175,7 @@ def checked_cost(cost: Tensor | None, scores: Tensor) -> Tensor:
     except RuntimeError:
         raise ValueError(f"cost has shape {tuple(cost.shape)}, which does not fit {tuple(scores.shape)}") from None
     if not bool((full > 0).all()):
-        raise ValueError(f"cost holds {float(full[~(full > 0)][0])}; what a unit costs is above 0")
+        raise ValueError(f"cost holds {float(full[~(full > 0)][0])}; every cost must be above 0")
     return full
 
 
@@ -190,11 +190,11 @@ def score(task: ScoringTask, criterion: str, batches: Iterable[Batch], normalise
 
 
 def check_task(task: ScoringTask, criterion: str) -> Criterion:
-    """Refuse unknown names, and combinations that mean nothing; return the criterion of that name.
+    """Return the criterion of a name, after checking names and their combination.
 
     Raises:
-        ValueError: it names the value and what would do.
-        TypeError: a model is none of bertlite's.
+        ValueError: a name is unknown, or names do not go together.
+        TypeError: a model is not one of bertlite's.
     """
     for model in task.models:
         check_model(model)

@@ -1,11 +1,11 @@
-"""Joint selection: which inputs of a linear layer to keep, when the weights of those that are kept are fitted anew.
+"""Joint selection of the inputs of a linear layer to keep, whose weights are then fitted again.
 
-The loss of a choice is that of the best weights which are 0 elsewhere,
+The loss of a choice is that of the best weights that are 0 for all other inputs,
 
     min ‖Y - C·X‖² + λ‖X - X₀‖²   over X with X = 0 outside the choice,
 
-for centred inputs C (T, W), wanted outputs Y (T, D), old weights X₀.  With A = CᵀC + λI and B = CᵀY + λX₀ it follows
-from A and B alone.  Given the inverse P of A among the kept, and the fit X = P·B, to remove the inputs S as well adds
+for centred inputs C (T, W), wanted outputs Y (T, D), old weights X₀.  It is a function of A = CᵀC + λI and
+B = CᵀY + λX₀.  Given the inverse P of A for the kept inputs, and the fit X = P·B, removing the inputs S adds
 
     tr(X_Sᵀ P_SS⁻¹ X_S),   after which   X ← X - P_:S P_SS⁻¹ X_S   and   P ← P - P_:S P_SS⁻¹ P_S:
 
@@ -20,35 +20,35 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-AT_ONCE = 128  # the units that are left, over those removed between two updates: 1,024 lose 8 at once
-SHRINK = 0.75  # the matrices are cut down when this share of their units is left
+AT_ONCE = 128  # 1 of so many remaining units is removed in each step: of 1,024 units, 8
+SHRINK = 0.75  # the matrices are made smaller when this share of their units is left
 
 
 @dataclass(frozen=True)
 class Elimination:
-    """The order in which units are removed, the one that is missed least first, and what it costs."""
+    """The order in which units are removed, the least important first, and the losses."""
 
     order: tuple[int, ...]
-    losses: Tensor  # (n + 1,), float64: the loss added when none, the first one, the first two … are removed
+    losses: Tensor  # (n + 1,), float64: the loss added by removing none, the first one, the first two …
 
     def removed(self, kept: int) -> list[int]:
-        """Return the units to remove so that `kept` are left, in ascending order."""
+        """Return the units to remove so that `kept` remain, in ascending order."""
         return sorted(self.order[: len(self.order) - kept])
 
     def loss(self, kept: int) -> float:
-        """Return the loss added where `kept` units are left."""
+        """Return the loss added when `kept` units remain."""
         return float(self.losses[len(self.order) - kept])
 
 
 def eliminate(gram: Tensor, wanted: Tensor, width: int = 1, *, at_once: int = AT_ONCE) -> Elimination:
-    """Remove all units, always those that cost least given what is gone, and fit the others anew after each.
+    """Remove all units, in each step those that now cost least, and refit the others after each step.
 
     Args:
         gram: A (W, W), positive definite.
-        wanted: B (W, D); times a square root of a (D, D) metric, for a loss in that metric.
-        width: w, inputs of one unit; they follow each other.
-        at_once: where more units than this are left, one in so many, rounded up, goes in each step.  The losses are
-            exact nevertheless: what the step removes is removed jointly.
+        wanted: B (W, D); multiplied by a square root of a (D, D) metric, for a loss in that metric.
+        width: w, the consecutive inputs of one unit.
+        at_once: each step removes 1 of so many remaining units, rounded up.  The losses are exact nevertheless, as a
+            step removes its units jointly.
 
     Raises:
         ValueError: the shapes do not fit, or the Gram matrix is not positive definite.
@@ -56,7 +56,7 @@ def eliminate(gram: Tensor, wanted: Tensor, width: int = 1, *, at_once: int = AT
     check_problem(gram, wanted, width)
     P = inverse(gram)
     X = P @ wanted
-    units = torch.arange(len(gram) // width, device=gram.device)  # those that P and X have
+    units = torch.arange(len(gram) // width, device=gram.device)  # of P and X
     left = torch.ones_like(units, dtype=torch.bool)
     order: list[int] = []
     losses = [0.0]
@@ -83,18 +83,18 @@ def eliminate(gram: Tensor, wanted: Tensor, width: int = 1, *, at_once: int = AT
 def exchange(
     gram: Tensor, wanted: Tensor, removed: Iterable[int], width: int = 1, *, most: int = 100, tries: int = 12
 ) -> list[int]:
-    """Improve a choice of units to remove by exchanges of one for another, while one lowers the loss.
+    """Improve a choice of units to remove: exchange one for another while that lowers the loss.
 
-    The units that lower the loss most when they come back are tried first, and the one that goes instead is the one
-    that then raises it least.
+    The units whose return lowers the loss most are tried first; the unit whose removal then raises it least replaces
+    them.
 
     Args:
-        removed: the units that a choice removes.
+        removed: the choice to improve.
         most: exchanges, at most.
         tries: units that are tried before an exchange is given up.
 
     Returns:
-        As many units, in ascending order, whose loss is not above that of the choice given.
+        Equally many units, in ascending order, whose loss is at most that of the choice given.
     """
     check_problem(gram, wanted, width)
     gone = sorted({*removed})
@@ -117,12 +117,12 @@ def exchange_once(gram: Tensor, wanted: Tensor, gone: list[int], width: int, tri
     unexplained = gram[S][:, S] - between @ P @ between.T
     missing = wanted[S] - between @ (P @ wanted[K])
     gains = removal_costs_of(blocks_of(unexplained, width), missing.unflatten(0, (-1, width)))
-    for place in gains.argsort(descending=True)[:tries].tolist():
-        back = gone[place]
+    for position in gains.argsort(descending=True)[:tries].tolist():
+        back = gone[position]
         trial = [*kept, back]
         rows = inputs_of_units(torch.tensor(trial, device=gram.device), width)
         P = inverse(gram[rows][:, rows])
-        costs = removal_costs(P, P @ wanted[rows], width)  # that of `back` itself is what it gained
+        costs = removal_costs(P, P @ wanted[rows], width)  # the last one is the gain of `back`
         if float(costs.min()) < float(costs[-1]) * (1 - 1e-9):
             out = trial[int(costs.argmin())]
             return sorted([*(unit for unit in gone if unit != back), out])
@@ -138,7 +138,7 @@ def selection_loss(gram: Tensor, wanted: Tensor, removed: Iterable[int], width: 
 
 
 def removal_costs(P: Tensor, X: Tensor, width: int, left: Tensor | None = None) -> Tensor:
-    """Return the loss that the removal of each unit alone adds, (n,); infinite for units that are not left."""
+    """Return the loss added by removing each unit alone, (n,); infinite for units removed before."""
     if width == 1:
         costs = X.square().sum(1) / P.diagonal()
         return costs if left is None else costs.masked_fill(~left, torch.inf)
@@ -182,8 +182,8 @@ def inverse(gram: Tensor) -> Tensor:
 
 
 def check_problem(gram: Tensor, wanted: Tensor, width: int) -> None:
-    """Refuse shapes that do not belong together."""
+    """Raise ValueError for shapes that do not fit together."""
     if gram.dim() != 2 or gram.shape[0] != gram.shape[1] or wanted.dim() != 2 or len(wanted) != len(gram):
         raise ValueError(f"gram has shape {tuple(gram.shape)}, wanted {tuple(wanted.shape)}; give (W, W), (W, D)")
     if width < 1 or len(gram) % width:
-        raise ValueError(f"{len(gram)} inputs are no units of {width} each")
+        raise ValueError(f"{len(gram)} inputs cannot be divided into units of {width} each")

@@ -1,4 +1,4 @@
-"""Shapley values: each player's mean increase of a loss when it leaves, over the orders in which all may leave.
+"""Shapley values: each player's mean increase of a loss when it leaves, over all orders of leaving.
 
 Sources: Shapley 1953; sampling of orders, Castro et al. 2009; antithetic orders, Mitchell et al. 2022
 (arXiv:2104.12199); truncation, Ghorbani & Zou 2019 (arXiv:1904.02868); heads as players, Held & Yang 2023 (EACL).
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 Losses = Callable[[Sequence[int]], Tensor]  # the players that have left -> (K,)
-MOST_EXACT = 16  # players whose 2^P coalitions are all run
+MOST_EXACT = 16  # players at most, to run all their 2^P coalitions
 
 
 def draw_orders(players: int, count: int, antithetic: bool, seed: int) -> Iterator[list[int]]:
-    """Yield orders of the players, the same for the same seed; with `antithetic` each second is the first reversed."""
+    """Yield orders of the players, the same for the same seed; with `antithetic` every second one is the previous one reversed."""
     generator = torch.Generator().manual_seed(seed)
     order: list[int] = []
     for i in range(count):
@@ -29,11 +29,11 @@ def draw_orders(players: int, count: int, antithetic: bool, seed: int) -> Iterat
 def increases_along(
     losses: Losses, order: Sequence[int], whole: Tensor, empty: Tensor, tolerance: float = 0.0
 ) -> tuple[Tensor, int]:
-    """Return what each player adds to the losses when it leaves in this order, (K, P), and how often losses were run.
+    """Return the increase of the losses as each player leaves in this order, (K, P), and the number of runs.
 
     Args:
-        whole, empty: (K,), of all players and of none.
-        tolerance: from where the mean loss is this close to that of no player, those that are left add 0.
+        whole, empty: (K,), the losses of all players and of none.
+        tolerance: once the mean loss is this close to that of no players, the remaining ones add 0.
     """
     added = whole.new_zeros(len(whole), len(order))
     before, runs = whole, 0
@@ -52,11 +52,11 @@ def exact_increases(losses: Losses, players: int) -> Tensor:
     """Return Shapley values from every coalition, (K, P).
 
     Raises:
-        ValueError: there are too many players.
+        ValueError: there are more than MOST_EXACT players.
     """
     if players > MOST_EXACT:
         raise ValueError(
-            f"{players} players have 2^{players} coalitions; sample orders, or leave at most {MOST_EXACT}"
+            f"{players} players have 2^{players} coalitions; sample orders, or keep at most {MOST_EXACT} players"
         )
     of = {frozenset(gone): losses(gone) for size in range(players + 1) for gone in combinations(range(players), size)}
     found = next(iter(of.values())).new_zeros(len(of[frozenset()]), players)

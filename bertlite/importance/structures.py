@@ -27,7 +27,7 @@ class Structure:
     built: Callable[[ConfigLike], int]
     kept: Callable[[ConfigLike, int], tuple[int, ...]]
     run_gated: Callable[[BertLike, Batch, Tensor], Any]  # model, batch, (L, B, N) -> output
-    dense: Callable[[BertLayer], nn.Linear]  # the projection that a layer's units write through
+    dense: Callable[[BertLayer], nn.Linear]  # the projection of a layer's units to its output
     source: Callable[[BertLayer], nn.Module]  # the module that returns its input
 
     def shape(self, model: BertLike) -> tuple[int, int]:  # (L, N)
@@ -49,7 +49,7 @@ class Structure:
         return scattered
 
 
-EVERY_TOKEN = {"output_hidden_states": True}  # else a last layer of which [CLS] alone is read may compute no other
+EVERY_TOKEN = {"output_hidden_states": True}  # or else the last layer may compute only [CLS]
 
 
 def run(model: BertLike, batch: Batch, **options: Any) -> Any:
@@ -85,7 +85,7 @@ def run_with_neuron_gates(model: BertLike, batch: Batch, gate: Tensor) -> Any:
 
 @contextmanager
 def whole_layers(model: BertLike) -> Iterator[None]:
-    """Let layers run once for all tokens: neither in chunks nor, with the hooks gone, again in the backward pass."""
+    """Turn off chunks and checkpointing: hooks see all tokens at once, and are gone in the backward pass."""
     before = [(block, block.chunk_size_feed_forward, block.checkpointing) for block in layers_of(model)]
     try:
         for block, _, _ in before:

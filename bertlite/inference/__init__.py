@@ -3,7 +3,7 @@
 linear      FixedLinear, and with a weight packed for oneDNN PackedLinear and Int8Linear
 fusion      layers with as few matmuls as they can have, and the copy of a model that is built of them
 native/     all layers in one call of C++ kernels
-runtime     InferenceModel, which runs that copy and refuses all else
+runtime     InferenceModel, which only runs that copy
 support     checks of what this torch can compute and of what the model is made of
 optimize    optimize_for_inference
 """

@@ -7,7 +7,7 @@ from bertlite.inference.fusion import fused_copy
 from bertlite.inference.linear import FixedLinear, PackedLinear
 from bertlite.inference.native.conversion import kernels_if_any, native_copy, require_native
 from bertlite.inference.runtime import InferenceModel
-from bertlite.inference.support import refuse_altered, require_onednn
+from bertlite.inference.support import check_unaltered, require_onednn
 from bertlite.inference.verification import verify as verify_copy
 from bertlite.model import BertPreTrainedModel
 
@@ -52,7 +52,7 @@ def optimize_for_inference(
     """
     if not isinstance(model, BertPreTrainedModel):
         raise TypeError(f"model is a {type(model).__module__}.{type(model).__qualname__}; load it with bertlite")
-    refuse_altered(model)
+    check_unaltered(model)
     dtype = dtype or model.dtype
     check_request(backend, dtype, model.device)
     kernels = None

@@ -1,4 +1,4 @@
-"""The model that `optimize_for_inference` returns: it runs, and refuses all else."""
+"""The model that `optimize_for_inference` returns: it runs, and raises for all else."""
 
 import os
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class Forks:
         cls.count += 1
 
 
-if hasattr(os, "register_at_fork"):  # which Windows has not, nor forks
+if hasattr(os, "register_at_fork"):  # which Windows lacks, like forks
     os.register_at_fork(after_in_child=Forks.add)
 
 
@@ -143,22 +143,22 @@ class InferenceModel(nn.Module):
         return cls(model, "native", getattr(torch, numbers))
 
     def train(self, mode: bool = True) -> "InferenceModel":
-        return refuse("training mode") if mode else self
+        return raise_missing("training mode") if mode else self
 
     def requires_grad_(self, requires_grad: bool = True) -> "InferenceModel":
-        return refuse("gradients") if requires_grad else self
+        return raise_missing("gradients") if requires_grad else self
 
     def state_dict(self, *args: object, **kwargs: object) -> NoReturn:
-        refuse("state_dict: save the model it was made from, or use save(folder)")
+        raise_missing("state_dict: save the model it was made from, or use save(folder)")
 
     def load_state_dict(self, *args: object, **kwargs: object) -> NoReturn:
-        refuse("load_state_dict")
+        raise_missing("load_state_dict")
 
     def save_pretrained(self, *args: object, **kwargs: object) -> NoReturn:
-        refuse("save_pretrained: save the model it was made from")
+        raise_missing("save_pretrained: save the model it was made from")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NoReturn:
-        refuse("other device or dtype than it was made for: move the model it was made from, and optimise that")
+        raise_missing("other device or dtype than it was made for: move the model it was made from, and optimise that")
 
 
 def cloned(output: Any) -> Any:
@@ -191,5 +191,5 @@ def own_copy(function: Callable[..., object]) -> FunctionType:
     return copied
 
 
-def refuse(feature: str) -> NoReturn:
+def raise_missing(feature: str) -> NoReturn:
     raise RuntimeError(f"an optimised model has no {feature}; its weights are packed for running and nothing else")

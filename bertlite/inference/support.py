@@ -77,7 +77,7 @@ def has_signed_matmul() -> bool:
     return True
 
 
-def refuse_altered(model: BertPreTrainedModel) -> None:
+def check_unaltered(model: BertPreTrainedModel) -> None:
     """Raise TypeError if the model has a module that a conversion would replace and not reproduce, and name it.
 
     Linear layers everywhere, and the modules of a layer of BERT, must be of their very classes, without hooks or
@@ -86,15 +86,15 @@ def refuse_altered(model: BertPreTrainedModel) -> None:
     """
     body = model.base_model
     prefix = "encoder" if body is model else f"{model.base_model_prefix}.encoder"
-    refuse_kind(f"{prefix}.layer", body.encoder.layer, (nn.ModuleList,))
+    check_kind(f"{prefix}.layer", body.encoder.layer, (nn.ModuleList,))
     for i, layer in enumerate(body.encoder.layer):
         for name, kinds in LAYER_PARTS.items():
             if not name.startswith("cross") or hasattr(layer, "crossattention"):
                 path = f"{prefix}.layer.{i}.{name}".rstrip(".")
-                refuse_kind(path, attrgetter(name)(layer) if name else layer, kinds)
+                check_kind(path, attrgetter(name)(layer) if name else layer, kinds)
     for name, part in model.named_modules():
         if isinstance(part, nn.Linear) or name.endswith((".dense", ".query", ".key", ".value")):
-            refuse_wrapped(name, part)
+            check_unwrapped(name, part)
         elif not name.startswith(f"{prefix}."):
             continue
         if change := own_code(part):
@@ -104,7 +104,7 @@ def refuse_altered(model: BertPreTrainedModel) -> None:
             )
 
 
-def refuse_kind(name: str, part: nn.Module, kinds: tuple[type[nn.Module], ...]) -> None:
+def check_kind(name: str, part: nn.Module, kinds: tuple[type[nn.Module], ...]) -> None:
     """Raise TypeError unless a module's class is one of these, and not derived from it."""
     if type(part) not in kinds:
         raise TypeError(
@@ -113,7 +113,7 @@ def refuse_kind(name: str, part: nn.Module, kinds: tuple[type[nn.Module], ...]) 
         )
 
 
-def refuse_wrapped(name: str, part: nn.Module) -> None:
+def check_unwrapped(name: str, part: nn.Module) -> None:
     """Raise TypeError unless a matrix is in a plain nn.Linear."""
     if type(part) is not nn.Linear:
         raise TypeError(

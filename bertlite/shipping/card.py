@@ -97,7 +97,7 @@ def read_origin(source: Source) -> dict[str, Any]:
     base = [each for each in listed if is_hub_id(each)]
     if len(base) < len(listed):
         wrong = next(each for each in listed if not is_hub_id(each))
-        warnings.warn(f"{path}: its base_model {wrong!r} is no hub id and is left out", stacklevel=3)
+        warnings.warn(f"{path}: its base_model {wrong!r} is not a hub id and is left out", stacklevel=3)
     return {**found, "base_model": base if len(base) > 1 else base[0]} if base else found
 
 

@@ -81,7 +81,7 @@ def export(
         kind.write(graph, target)
         seconds = time.perf_counter() - started
         shapes = list(compare(kind, graph, target, progress))
-        refuse_differences(kind, shapes)
+        check_differences(kind, shapes)
         found = {
             "class": model_class.__name__,
             "inputs": [*graph.sample(1, 1)],
@@ -171,7 +171,7 @@ def compare(kind: Format, graph: Graph, path: Path, progress: Callable[[str], ob
         yield {"batch": batch, "length": length, "outputs": rows}
 
 
-def refuse_differences(kind: Format, shapes: list[dict[str, Any]]) -> None:
+def check_differences(kind: Format, shapes: list[dict[str, Any]]) -> None:
     """Refuse a graph that is further from the truth than the model is.
 
     Raises:

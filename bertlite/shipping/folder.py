@@ -61,7 +61,7 @@ def write_model(
 
     Raises:
         FileNotFoundError: the source has no tokenizer.
-        ValueError: there are more or fewer class names than labels, base_model is no hub id, or a file of the source
+        ValueError: there are more or fewer class names than labels, base_model is not a hub id, or a file of the source
             is damaged.
     """
     source = source if isinstance(source, Source) else Source(source)

@@ -93,7 +93,7 @@ def read_arguments(
     stated["added_tokens"] = {i: {**t, "special": t.get("special") or t["content"] in extra} for i, t in added.items()}
     if is_bert and "vocab" in read:
         return {**read, **stated}, config, None
-    with explained_errors((), f"{found} is no tokenizer.json that this version of tokenizers reads"):
+    with explained_errors((), f"{found} is not a tokenizer.json that this version of tokenizers reads"):
         backend = Tokenizer.from_file(str(found))
     named = {role: token for role, token in BERT_ROLES.items() if is_bert and backend.token_to_id(token) is not None}
     arguments = {**named, **read, **stated}
@@ -137,7 +137,7 @@ def number_tokens(vocab: Sequence[str] | PathLike[str] | str) -> dict[str, int]:
         try:
             lines = Path(vocab).expanduser().read_bytes().decode("utf-8").removesuffix("\n").split("\n")
         except UnicodeDecodeError as error:
-            raise ValueError(f"{vocab} is no vocabulary: it is not UTF-8 ({error})") from None
+            raise ValueError(f"{vocab} is not a vocabulary: it is not UTF-8 ({error})") from None
         vocab = [line.rstrip() for line in lines]
     if not any(vocab):
         raise ValueError("the vocabulary is empty")

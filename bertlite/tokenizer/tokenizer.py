@@ -245,7 +245,7 @@ class BertTokenizer(Vocabulary):
             flat lists for one text without `return_tensors` or overflow.
 
         Raises:
-            ValueError: a text that is no string or holds a lone surrogate; a strategy that is not one of those above;
+            ValueError: a text that is not a string or holds a lone surrogate; a strategy that is not one of those above;
                 a max_length that is missing, too short or without effect; rows of unequal length for tensors.
         """
         texts, batched = read_texts(text, text_pair, is_split_into_words)
@@ -255,7 +255,7 @@ class BertTokenizer(Vocabulary):
         framing = self.num_special_tokens_to_add(paired) if add_special_tokens else 0
         limit = self._limit(strategy, target, max_length, stride, framing)
         if strategy and target and limit % (pad_to_multiple_of or 1):
-            raise ValueError(f"max_length={limit} is no multiple of pad_to_multiple_of={pad_to_multiple_of}")
+            raise ValueError(f"max_length={limit} is not a multiple of pad_to_multiple_of={pad_to_multiple_of}")
         side = padding_side or self.padding_side
         with self._lock:  # the Rust tokenizer cannot be changed while another thread uses it
             try:

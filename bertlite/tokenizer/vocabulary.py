@@ -127,7 +127,7 @@ class Vocabulary:
             How many were added; those that were added before, or are empty, do not count.
 
         Raises:
-            ValueError: a token is no string, or the ids have gaps, which new tokens would fill.
+            ValueError: a token is not a string, or the ids have gaps, which new tokens would fill.
         """
         from tokenizers import AddedToken
 
@@ -177,7 +177,7 @@ class Vocabulary:
         """Return the token of an id, or a list of tokens; None for an id that the vocabulary leaves out.
 
         Raises:
-            ValueError: a number is no token's id.
+            ValueError: a number is not a token's id.
         """
         numbers = to_lists(ids)
         if isinstance(numbers, int):
@@ -196,7 +196,7 @@ class Vocabulary:
         """Return the text of ids, or a list of texts for a batch of them; ids are a list, an array or a tensor.
 
         Raises:
-            ValueError: a number is no token's id, such as the -100 of ignored labels.
+            ValueError: a number is not a token's id, such as the -100 of ignored labels.
         """
         numbers = to_lists(token_ids)
         if isinstance(numbers, int):
@@ -220,7 +220,7 @@ class Vocabulary:
     def _checked(self, ids: list[int]) -> list[int]:
         for number in ids:
             if number not in self._ids:
-                raise ValueError(f"{number} is no token id; this tokenizer has 0 to {self._ids[-1]}")
+                raise ValueError(f"{number} is not a token id; this tokenizer has 0 to {self._ids[-1]}")
         return ids
 
 

@@ -19,7 +19,7 @@ from bertlite import (
     repair,
 )
 from bertlite.causal import ablate, ablated, activations_at, mean_contexts, shapley_values
-from bertlite.causal.ablation import as_far_along
+from bertlite.causal.ablation import scaled_positions
 from bertlite.importance.shapley import draw_orders, exact_increases, increases_along
 
 L, N, H, S, D = 3, 4, 12, 11, 48
@@ -204,13 +204,13 @@ def test_resampling_is_drawn_by_the_seed_and_averaged_over_draws() -> None:
     assert_same(ablate(model, batches, "resample", draws=2).increases, (one + another) / 2)
 
 
-def test_the_token_as_far_along() -> None:
-    assert as_far_along(5, 5).tolist() == [0, 1, 2, 3, 4]
-    assert as_far_along(3, 7).tolist() == [0, 3, 6]
-    assert as_far_along(7, 3).tolist() == [0, 0, 1, 1, 1, 2, 2]
-    assert as_far_along(4, 1).tolist() == [0, 0, 0, 0]
-    assert as_far_along(1, 9).tolist() == [0]
-    assert as_far_along(2, 9).tolist() == [0, 8]
+def test_scaled_positions() -> None:
+    assert scaled_positions(5, 5).tolist() == [0, 1, 2, 3, 4]
+    assert scaled_positions(3, 7).tolist() == [0, 3, 6]
+    assert scaled_positions(7, 3).tolist() == [0, 0, 1, 1, 1, 2, 2]
+    assert scaled_positions(4, 1).tolist() == [0, 0, 0, 0]
+    assert scaled_positions(1, 9).tolist() == [0]
+    assert scaled_positions(2, 9).tolist() == [0, 8]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -266,7 +266,7 @@ def test_choices_are_rows_of_one_example() -> None:
         new = out[0].clone()
         for r, mask in enumerate(batch["attention_mask"].flatten(0, 1)):
             donor = batch["attention_mask"].flip(0).flatten(0, 1)[r]
-            places = as_far_along(int(mask.sum()), int(donor.sum()))
+            places = scaled_positions(int(mask.sum()), int(donor.sum()))
             new[r, : len(places), 2 * H : 3 * H] = swapped[1, r, places, 2]
         return (new, *out[1:])
 

@@ -434,7 +434,7 @@ def test_what_cannot_be_patched_is_refused(config: Any) -> None:
     refused("metric 'kl' has no gradient at the clean run", run=attribution_patch, direction="noise", metric="kl")
     refused("does not depend on any head", run=attribution_patch, metric=lambda out, batch: torch.ones(2))
     same = {**clean, "labels": torch.tensor([1, 4])}
-    refused("example 1 has answer 4 clean and corrupted", same, {**corrupted, "labels": torch.tensor([2, 4])})
+    refused("example 1 has label 4 clean and corrupted", same, {**corrupted, "labels": torch.tensor([2, 4])})
     answering = make(BertForQuestionAnswering)
     refused("does not give each example the logits of classes", model=answering, metric="logit_difference")
     with pytest.raises(ValueError, match="the same mean metric"):

@@ -898,7 +898,7 @@ def test_a_cut_pickle_of_2018_is_named(tmp_path):
 def test_other_files_are_no_weights(tmp_path):
     write(tmp_path, state_of(make()))
     shutil.copy(tmp_path / "model.safetensors", tmp_path / "model.h5")
-    with pytest.raises(ValueError, match=r"model\.h5 is no weights file: their names end in \.safetensors, \.bin"):
+    with pytest.raises(ValueError, match=r"model\.h5 is not a weights file: their names end in \.safetensors, \.bin"):
         BertModel.from_pretrained(tmp_path / "model.h5")
     with pytest.raises(ValueError, match=r"config\.json is damaged or cut short \(KeyError: 'weight_map'\)"):
         BertModel.from_pretrained(tmp_path / "config.json")

@@ -110,7 +110,7 @@ def test_neurons_are_ranked_alike() -> None:
         (11, {"protect": {0: [0]}}, "leave only 10 to remove"),
         (1, {"at_least": -1}, "at_least is -1"),
         (1, {"at_least": 2, "at_most": 1}, "at_least is 2 and at_most 1"),
-        (4, {"at_most": 2}, "at_most 2 heads a layer removes 5, more than the 4 asked for"),
+        (4, {"at_most": 2}, "at_most 2 heads a layer removes 5, more than the 4 to remove"),
         (6, {"at_most": 1, "protect": {2: [0, 1]}}, "layer 2 cannot come down to 1 heads: 2 are protected"),
         (1, {"protect": {3: [0]}}, "there is no layer 3"),
         (1, {"protect": {0: [4]}}, "layer 0 has no head 4"),
@@ -265,7 +265,7 @@ def test_a_measured_time_that_no_layer_can_keep_is_refused() -> None:
     heads = draw(2, 4)
     with pytest.raises(ValueError, match=r"the budget is 5\.0; the fastest choice takes 14"):
         rank_by_latency(5.0, heads, HEAD_TIMES, at_least=1)
-    with pytest.raises(ValueError, match="layer 0 has 4 heads, and the times name no number that small of at least 2"):
+    with pytest.raises(ValueError, match="layer 0 has 4 heads, and the times name no number from 2 to 4"):
         rank_by_latency(99.0, heads, {0: 1.0, 1: 2.0}, at_least=2)
     with pytest.raises(ValueError, match="at_least is -1"):
         rank_by_latency(99.0, heads, HEAD_TIMES, at_least=-1)
@@ -302,7 +302,7 @@ def test_heads_that_are_gone_leave_fewer_to_choose_from() -> None:
     scores = SCORES.clone()
     assert rank_by_latency(100, scores, {4: 5.0, 3: 4.0, 1: 2.0}) == ({}, {})
     assert rank_by_latency(13.01, scores, {4: 5.0, 3: 4.0, 1: 2.0}) == ({0: [1]}, {})
-    with pytest.raises(ValueError, match="layer 1 has 3 heads, and the times name no number that small"):
+    with pytest.raises(ValueError, match="layer 1 has 3 heads, and the times name no number from 0 to 3"):
         rank_by_latency(100, scores, {4: 5.0})
 
 

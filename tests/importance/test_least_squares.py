@@ -355,7 +355,7 @@ def test_a_repair_that_leaves_predictions_further_away_says_so(monkeypatch: pyte
     found = iter([0.309, 0.3135])
     monkeypatch.setattr(module, "mean_divergence", lambda *args: next(found))
     with pytest.warns(
-        UserWarning, match=r"after repair 'scale' predictions are 0.314 nats .* before it they were 0.309"
+        UserWarning, match=r"after repair 'scale' predictions are 0.314 nats .* before, they were 0.309"
     ):
         repair(pruned, model, data(), "scale", ridge=DEFAULT)
 
@@ -425,7 +425,7 @@ def test_what_cannot_be_repaired_is_refused_before_any_work() -> None:
 
 def test_padding_alone_is_refused() -> None:
     batches = [{**batch, "attention_mask": 0 * batch["attention_mask"]} for batch in data()]
-    with pytest.raises(ValueError, match="the batches hold padding alone"):
+    with pytest.raises(ValueError, match="the batches hold only padding"):
         repair(prune_heads(make(), PRUNED), make(), batches)
 
 

@@ -700,7 +700,7 @@ LABELS = [
     (BertForMultipleChoice, {"labels": torch.full((5,), 7)}, "labels holds 7; the classes are 0 to 6"),
     (BertForNextSentencePrediction, {"labels": torch.rand(5)}, "labels is torch.float32"),
     (BertForMaskedLM, {"labels": torch.full((5, 11), -100)}, "no example has a label that counts"),
-    (BertModel, {}, "BertModel has no loss of its own; pass loss=, or take target='kl'"),
+    (BertModel, {}, "BertModel has no loss of its own; pass loss= or target='kl'"),
 ]
 
 

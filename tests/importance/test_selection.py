@@ -128,7 +128,7 @@ def test_what_is_no_problem_of_least_squares_is_refused() -> None:
     eye = torch.eye(4, dtype=F64)
     with pytest.raises(ValueError, match=r"gram has shape \(4, 3\)"):
         eliminate(eye[:, :3], eye)
-    with pytest.raises(ValueError, match="4 inputs are no units of 3 each"):
+    with pytest.raises(ValueError, match="4 inputs cannot be divided into units of 3 each"):
         eliminate(eye, eye, 3)
     with pytest.raises(ValueError, match="not positive definite: give more calibration data, or a larger ridge"):
         eliminate(torch.zeros(4, 4, dtype=F64), eye)

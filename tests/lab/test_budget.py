@@ -126,7 +126,7 @@ def test_the_work_is_a_shape_or_the_quantiles_of_lengths(world: Path, tmp_path: 
         with pytest.raises(ValueError, match="give one of them"):
             read_work(shape, lengths, 32)
     (tmp_path / "bad.txt").write_text("3\n4.5\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"line 2: '4.5' is no length in tokens"):
+    with pytest.raises(ValueError, match=r"line 2: '4.5' is not a length in tokens"):
         read_work(None, str(tmp_path / "bad.txt"), 32)
 
 

@@ -146,7 +146,7 @@ def write_labels(path, labels):
         (["1", "5"], {"classes": ("1", "2")}, "'5' is none of the classes 1, 2"),
         (["pos", "1"], {"classes": ("neg", "pos")}, "'1' is none of the classes neg, pos"),
         (["pos", "Neg"], {"classes": ("neg", "pos")}, "'Neg' is none of the classes neg, pos"),
-        (["1", "good"], {}, "the label 'good' is no number; name the classes with --classes, in their order"),
+        (["1", "good"], {}, "the label 'good' is not a number; name the classes with --classes, in their order"),
         (["1", "1_000"], {}, "the label '1_000' is no number"),
         (["a", "b"], {"classes": ("a", " a")}, "two classes share a name: a,  a"),
     ],

@@ -184,7 +184,7 @@ def test_a_source_without_a_card_or_with_a_broken_one_is_no_fault(pruned, tmp_pa
 def test_a_base_model_that_is_no_hub_id_is_left_out_with_a_warning(base, source, pruned, tmp_path):
     copy = save(tmp_path / "source")
     (copy / "README.md").write_text(f"---\nlicense: mit\nbase_model: {json.dumps(base)}\n---\n")
-    with pytest.warns(UserWarning, match=r"README\.md: its base_model .* is no hub id and is left out"):
+    with pytest.warns(UserWarning, match=r"README\.md: its base_model .* is not a hub id and is left out"):
         write_model(tmp_path / "out", pruned, copy)
     found = card_of(tmp_path / "out").data.to_dict()
     assert found["license"] == "mit"

@@ -587,7 +587,7 @@ def test_it_feeds_a_model(small) -> None:
         (lambda t: t("a", return_tensors="tf"), "return_tensors='tf' is unknown; have: 'pt', 'np'"),
         (lambda t: t("a", padding=True, padding_side="top"), "padding_side='top' is unknown; have: 'right', 'left'"),
         (lambda t: t.add_tokens(["a", 3]), "token 3 is a int; expected a string or an AddedToken"),
-        (lambda t: t.decode([-100, 5]), "-100 is no token id; this tokenizer has 0 to"),
+        (lambda t: t.decode([-100, 5]), "-100 is not a token id; this tokenizer has 0 to"),
         (lambda t: t.convert_ids_to_tokens(10**6), "1000000 is no token id"),
         (lambda t: t.pad([{"ids": [1]}]), "an encoding to pad has ids; it needs input_ids"),
         (lambda t: t.pad([{"input_ids": [1], "x": 1}, {"input_ids": [1]}]), "some encodings have x and others do not"),
@@ -657,7 +657,7 @@ def test_files_of_other_tokenizers_are_refused(small, tmp_path) -> None:
             "is for a BertJapaneseTokenizer, and tokenizer.json is not all of one: load it with transformers",
         ),
         ("tokenizer_config.json", {"do_basic_tokenize": False}, "do_basic_tokenize false"),
-        ("tokenizer.json", {"model": {"type": "BPE"}}, "is no tokenizer.json that this version of tokenizers reads"),
+        ("tokenizer.json", {"model": {"type": "BPE"}}, "not a tokenizer.json that this version of tokenizers reads"),
     ]
     for name, changes, message in cases:
         write(name, **changes)

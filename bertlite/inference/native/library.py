@@ -152,7 +152,7 @@ def kernels_for(name: str) -> Kernels:
         compile_once(wanted, path)
     try:
         return Kernels(str(path))
-    except (OSError, AttributeError) as error:  # it is no library, or one without the functions
+    except (OSError, AttributeError) as error:  # not a library, or one without the functions
         raise NativeKernelsError(f"{path} cannot be loaded: {error}; delete it, or use backend='onednn'") from error
 
 

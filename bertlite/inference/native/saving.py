@@ -108,7 +108,7 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, str]:
     """
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
-        raise FileNotFoundError(f"{folder} is no optimised model: it has no {', '.join(missing)}")
+        raise FileNotFoundError(f"{folder} is not an optimised model: it has no {', '.join(missing)}")
     about = read_json(folder / "native.json")
     check_about(folder, about)
     config = BertConfig.from_json_file(folder / "config.json")

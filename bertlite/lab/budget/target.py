@@ -43,10 +43,10 @@ class Target:
             return cls(text, "speed", number)
         if unit == "%":
             if not 0 < number <= 100:
-                raise ValueError(f"the target {text!r} is no share of the MACs; write more than 0% and up to 100%")
+                raise ValueError(f"the target {text!r} is not a share of the MACs; write more than 0% and up to 100%")
             return cls(text, "macs", number / 100)
         if not number:
-            raise ValueError(f"the target {text!r} is no time: nothing runs in 0")
+            raise ValueError(f"the target {text!r} must be a time above 0")
         return cls(text, "time", number * UNITS[unit])
 
     def seconds(self, dense: float) -> float:
@@ -63,7 +63,7 @@ def read_work(shape: tuple[int, int] | None, lengths: str | None, batch_size: in
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: neither or both are given, or a line is no length.
+        ValueError: neither or both are given, or a line is not a length.
     """
     if (shape is None) == (lengths is None):
         raise ValueError("the work is stated by --at or by --lengths: give one of them")
@@ -75,7 +75,7 @@ def read_work(shape: tuple[int, int] | None, lengths: str | None, batch_size: in
         if not line.strip():
             continue
         if not line.strip().isdecimal() or int(line) < 1:
-            raise ValueError(f"{path}, line {number}: {line.strip()[:40]!r} is no length in tokens")
+            raise ValueError(f"{path}, line {number}: {line.strip()[:40]!r} is not a length in tokens")
         found.append(int(line))
     if not found:
         raise ValueError(f"{path} has no lengths")

@@ -166,7 +166,7 @@ def parse_criterion(criterion: str) -> dict[str, Any]:
     """Return the keywords of `head_importance` for a name like "michel/batch/layer_l2", and whether it is inverted.
 
     Raises:
-        ValueError: a part is no criterion, reduction, target or normaliser.
+        ValueError: a part is not a criterion, reduction, target or normaliser.
     """
     name, *parts = criterion.split("/")
     if name not in known_criteria():

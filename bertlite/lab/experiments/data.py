@@ -125,7 +125,7 @@ def read_examples(
     Raises:
         FileNotFoundError: there is no such file.
         ModuleNotFoundError: the kind of file or data set needs a package that is not installed.
-        ValueError: as `bertlite.rows.read_rows`; or there are no examples, or a label is no number or class.
+        ValueError: as `bertlite.rows.read_rows`; or there are no examples, or a label is neither a number nor a class.
     """
     if not 1 <= len(source.text) <= (1 if words else 2):
         wanted = "words have one column" if words else "the text has one column or two"
@@ -235,7 +235,7 @@ def label_values(
     """Yield the labels of each text as numbers: the index of the class, or the number that it is.
 
     Raises:
-        ValueError: one is no class, or no number; or two classes share a name.
+        ValueError: one is neither a class nor a number; or two classes share a name.
     """
     names = [plain_name(name) for name in classes]
     if len({*names}) < len(names):
@@ -253,7 +253,7 @@ def label_values(
             raise ValueError(f"{place}: {wrong[0]!r} is none of the classes {', '.join(classes)}")
         if wrong:
             raise ValueError(
-                f"{place}: the label {wrong[0]!r} is no number; name the classes with --classes, in their order"
+                f"{place}: the label {wrong[0]!r} is not a number; name the classes with --classes, in their order"
             )
         yield tuple(x for label in each if (x := numbers[label]) is not None)
 

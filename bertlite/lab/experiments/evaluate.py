@@ -97,7 +97,7 @@ class Task:
         """Refuse examples that do not fit the task or the model's head.
 
         Raises:
-            ValueError: a label is no class of the head, the head has another shape than the task, or the task
+            ValueError: a label is not a class of the head, the head has another shape than the task, or the task
                 compares two texts and there is one.
         """
         if self.apart and len(examples.texts[0]) != 2:
