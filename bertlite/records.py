@@ -328,7 +328,7 @@ def print_warning(message: str) -> None:
 
 
 def to_json(value: Any, **options: Any) -> str:
-    """Return a value as JSON, null for nan and infinities, which JSON does not have; options are those of json.dumps."""
+    """Return a value as JSON, with null for nan and infinities; options are those of json.dumps."""
     try:
         return json.dumps(value, allow_nan=False, **options)
     except ValueError:

@@ -210,7 +210,7 @@ def read_jsonl(table: Table) -> Iterator[Fields]:
         try:
             fields = json.loads(line, object_pairs_hook=unique)
         except json.JSONDecodeError as error:
-            raise ValueError(f"the line is no JSON: {error.msg} at character {error.pos + 1}") from None
+            raise ValueError(f"the line is not JSON: {error.msg} at character {error.pos + 1}") from None
         if not isinstance(fields, dict):
             raise ValueError(f"the line is a JSON {type(fields).__name__}, not an object")
         yield fields

@@ -72,7 +72,7 @@ FAULTS: list[tuple[str, Any, str]] = [  # suffix, contents, and the error behind
     ("tsv", "text\ttext\tn\na\tb\t1\n", " (line 1): several columns are named 'text'"),
     ("tsv", b"text\tn\na\t1\n\xe9\t1\n", f", row 2 (line 3): byte 1 of the line, 0xe9, {LATIN}"),
     ("tsv", "txt\tn\na\t1\n", " (line 1): no text; its columns are txt, n"),
-    ("jsonl", '{"text": "a", "n": 1}\n\n{"text": \n', ", row 2 (line 3): the line is no JSON: Expecting value"),
+    ("jsonl", '{"text": "a", "n": 1}\n\n{"text": \n', ", row 2 (line 3): the line is not JSON: Expecting value"),
     ("jsonl", '["a"]\n', ", row 1 (line 1): the line is a JSON list, not an object"),
     ("jsonl", "[" * 99_999, ", row 1 (line 1): maximum recursion depth"),
     ("jsonl", '{"txt": "a", "n": 1}\n', ", row 1 (line 1): no text; its columns are txt, n"),

@@ -376,6 +376,6 @@ def check_aligned(clean: Batch, corrupted: Batch, positions: Sequence[int] | Non
         row = differing[0]
         raise ValueError(
             f"row {row} has {int(ours[row].sum())} tokens clean and {int(theirs[row].sum())} corrupted, so some"
-            " positions are padding in one of them; pair texts with equally many tokens, or name positions that both have,"
-            " such as positions=[0] for [CLS]"
+            " positions are padding in one of them; pair texts with equally many tokens, or name positions that both"
+            " have, such as positions=[0] for [CLS]"
         )

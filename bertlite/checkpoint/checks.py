@@ -21,21 +21,21 @@ from bertlite.config import BertConfig, ConfigLike, pruned_neurons
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LAYER_NAME = re.compile(r"(?:bert\.)?encoder\.layer\.(\d{1,9})\.")
-HEAD_AXES = {  # what shrinks with the heads of a layer's attention, and along which axis
+HEAD_AXES = {  # the tensors that shrink with the heads of a layer, and along which axis
     **{f"self.{part}.{kind}": 0 for part in ("query", "key", "value") for kind in ("weight", "bias")},
     "output.dense.weight": 1,
 }
-NEURON_AXES = {  # what shrinks with its intermediate neurons
+NEURON_AXES = {  # the tensors that shrink with its neurons
     "intermediate.dense.weight": 0,
     "intermediate.dense.bias": 0,
     "output.dense.weight": 1,
 }
-NONFINITE = "cannot be used: what it computes would be no number, since"
-HARMLESS_SIZE = 2**16  # a size that costs nothing to make without memory
+NONFINITE = "cannot be used: its outputs would be nan, since"
+HARMLESS_SIZE = 2**16  # a size at which a skeleton model costs nothing
 
 
 def implausible_sizes(state: State, config: ConfigLike) -> list[str]:
-    """Sizes that these tensors cannot have, where making even an empty model of that size takes time and memory."""
+    """Return faults of sizes that the tensors cannot have, at which even a skeleton model takes time and memory."""
     longest = max([HARMLESS_SIZE, *(size for tensor in state.values() for size in tensor.shape)])
     gone = max((len({*units}) for units in pruned_neurons(config).values()), default=0)
     sizes = {name: getattr(config, name) for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
@@ -52,14 +52,14 @@ def implausible_sizes(state: State, config: ConfigLike) -> list[str]:
 def nonfinite_tensors(state: State) -> list[str]:
     """Return faults of tensors that hold nan or infinity; each is read once and nothing of its size is made.
 
-    A sum shows them, and is the fastest look at a tensor.  Large numbers may overflow it too: then the extremes tell.
+    A sum is the fastest way to find them.  Large numbers may overflow it too: then the extremes decide.
     """
     floats = {name: t for name, t in state.items() if t.is_floating_point() and t.numel() and not t.is_meta}
     sums: dict[torch.device, list[Tensor]] = {}
     for t in floats.values():
         sums.setdefault(t.device, []).append(t.sum().double())
-    if all(bool(torch.stack(each).isfinite().all()) for each in sums.values()):  # the host waits once for a device
-        return []  # all are numbers
+    if all(bool(torch.stack(each).isfinite().all()) for each in sums.values()):  # one wait for the device
+        return []
     bad = [(name, str(t.dtype)) for name, t in floats.items() if not all(end.isfinite() for end in t.aminmax())]
     return [f"{name} holds nan or inf in {dtype.removeprefix('torch.')}" for name, dtype in bad]
 
@@ -69,10 +69,10 @@ class Fit:
     """The result of comparing the tensors of a checkpoint with a model.
 
     Args:
-        absent: the parts that no tensor belongs to, such as "pooler".
-        dtype: that of the checkpoint.
-        faults: all that keeps the tensors from being the model's, whichever dtype is asked for.
-        mixed_dtypes: the fault of having several dtypes, if none is asked for.
+        absent: the parts without any tensor, such as "pooler".
+        dtype: of the checkpoint.
+        faults: all that does not fit the model, in any dtype.
+        mixed_dtypes: the fault of having several dtypes, if no dtype is requested.
     """
 
     absent: set[str]
@@ -84,7 +84,7 @@ class Fit:
 def fit_tensors_(
     state: State, wanted: State, model: LoadableModel, config: BertConfig, *, drop_decoder: bool = False
 ) -> Fit:
-    """Give tensors the names that a model has for them, in place, and compare them with the model's.
+    """Rename tensors to the model's names, in place, and compare them with the model's.
 
     Args:
         wanted: the model's own; only their names, shapes and dtypes are read.
@@ -100,7 +100,7 @@ def fit_tensors_(
 
 
 def find_mismatches(state: State, wanted: State, config: BertConfig, absent: set[str]) -> list[str]:
-    """Return what keeps tensors from being those of a model.
+    """Return the faults of tensors that do not fit a model.
 
     Args:
         wanted: the model's own; only their shapes are read.
@@ -110,14 +110,14 @@ def find_mismatches(state: State, wanted: State, config: BertConfig, absent: set
     missing = missing_names(state, wanted, absent)
     unknown = [name for name in state if name not in wanted and optional_part(name) in checked]
     if not any(name in state for name in wanted if optional_part(name) is None):
-        return [f"it is no BERT's: its tensors are {', '.join(list(state)[:3]) or 'none'} …"]
+        return [f"it is not a BERT: its tensors are {', '.join(list(state)[:3]) or 'none'} …"]
     faults = []
-    said, there = config.num_hidden_layers, {int(match[1]) for name in state if (match := LAYER_NAME.match(name))}
-    if len(there) != said and there == set(range(len(there))):
+    stated, there = config.num_hidden_layers, {int(match[1]) for name in state if (match := LAYER_NAME.match(name))}
+    if len(there) != stated and there == set(range(len(there))):
         faults.append(
-            f"it has {len(there)} layers, not {said} as the config says: pass num_hidden_layers={len(there)}"
+            f"it has {len(there)} layers, not {stated} as the config says: pass num_hidden_layers={len(there)}"
         )
-        both = min(len(there), said)
+        both = min(len(there), stated)
         missing, unknown = (
             [name for name in names if not (match := LAYER_NAME.match(name)) or int(match[1]) < both]
             for names in (missing, unknown)
@@ -142,7 +142,7 @@ def dtype_faults(state: State, wanted: State) -> list[str]:
 
 
 def pruning_faults(wrong: dict[str, torch.Size], wanted: State, config: BertConfig) -> list[str]:
-    """One fault for every layer whose wrong shapes pruned heads or neurons explain; these leave `wrong`."""
+    """Return a fault for every layer whose wrong shapes are explained by pruning, and remove these from `wrong`."""
     heads, faults = config.num_attention_heads, []
     for part, shrinking, unit, built, size, pruned in (
         ("attention.", HEAD_AXES, "head", heads, config.hidden_size // heads, config.pruned_heads),
@@ -164,13 +164,13 @@ def pruning_faults(wrong: dict[str, torch.Size], wanted: State, config: BertConf
             gone, have = list(pruned.get(layer, ())), found // size
             fact = f"layer {layer} has {have} of {built} {unit}s, but the config's pruned_{unit}s"
             if not gone:
-                way_out = f"pruned_{unit}s={{{layer}: [the {built - have} {unit}s that are gone]}}"
+                way_out = f"pruned_{unit}s={{{layer}: [the {built - have} removed {unit}s]}}"
                 faults.append(f"{fact} does not name it: it looks pruned; pass {way_out}")
             elif have == built:  # transformers 5 writes this when it has filled a pruned layer with random numbers
                 way_out = f"pass pruned_{unit}s without layer {layer} to use them all"
-                faults.append(f"{fact} says that {format_units(gone)} are gone; {way_out}")
+                faults.append(f"{fact} says that {format_units(gone)} are removed; {way_out}")
             else:
-                faults.append(f"{fact} says that {format_units(gone)} are gone")
+                faults.append(f"{fact} says that {format_units(gone)} are removed")
     return faults
 
 
@@ -179,7 +179,7 @@ def format_units(units: list[int]) -> str:
 
 
 def differing_width(have: torch.Size | None, want: torch.Size, axis: int) -> int | None:
-    """Return the size along an axis, if that is all that differs."""
+    """Return the size along an axis if only that differs."""
     if have is None or len(have) != len(want) or any(have[i] != want[i] for i in range(len(want)) if i != axis):
         return None
     return have[axis]

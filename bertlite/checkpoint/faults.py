@@ -1,4 +1,4 @@
-"""Errors about checkpoints: all faults of a file at once, or what is wrong with the file itself."""
+"""Errors about checkpoints: all faults of a file at once, or damage to the file itself."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -52,7 +52,7 @@ class Folder:
 
     def get(self, name: str) -> Path | None:
         path = self.path / name
-        return path if os.path.isfile(path) else None  # unlike Path.is_file, of a name that no disk takes too
+        return path if os.path.isfile(path) else None  # unlike Path.is_file, accepts invalid names
 
     def not_found(self, wanted: str) -> FileNotFoundError:
         if not self.path.is_dir():
@@ -83,7 +83,9 @@ class Repository:
                 local_files_only=source.local_files_only,
             )
         except errors.HFValidationError:
-            raise FileNotFoundError(f"there is no file or folder {self.id!r}, and no hub id looks like that") from None
+            raise FileNotFoundError(
+                f"there is no file or folder {self.id!r}, and a hub id cannot look like that"
+            ) from None
         except errors.GatedRepoError as error:
             page = f"https://huggingface.co/{self.id}"
             raise PermissionError(f"{self.id} is gated: ask for access at {page}, then pass token=") from error
@@ -98,11 +100,13 @@ class Repository:
             return None
         except errors.EntryNotFoundError:
             return None
-        except Exception as error:  # of whichever library carries the bytes
-            if isinstance(error, OSError) and error.errno is not None:  # the disk's
+        except Exception as error:  # several HTTP libraries are possible
+            if isinstance(error, OSError) and error.errno is not None:  # of the disk
                 raise
-            said = f"{type(error).__name__}: {error}".partition("\n")[0]
-            raise ConnectionError(f"{self.id}: {name} did not come whole from the hub ({said}): try again") from error
+            message = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise ConnectionError(
+                f"{self.id}: {name} was not completely received from the hub ({message}): try again"
+            ) from error
         snapshot = Path(path).parents[len(PurePosixPath(source.subfolder or "", name).parts) - 1]
         self.revision = snapshot.name  # the commit: a push between two files must not mix them
         return Path(path)
@@ -118,12 +122,12 @@ class Repository:
 
 
 def find_checkpoint(source: Source) -> CheckpointFiles:
-    """Find the files of a checkpoint, fetched if they are the hub's.
+    """Find the files of a checkpoint; fetch them if they are on the hub.
 
     Raises:
         FileNotFoundError: one of them is missing.
         PermissionError: the repository is gated.
-        ConnectionError: one of them did not come whole; what the cache holds under its name is whole or nothing.
+        ConnectionError: one of them was not completely received; the cache then does not have it.
         ValueError: an index that is damaged or points outside its folder.
     """
     path = Path(source.name).expanduser()
@@ -140,10 +144,10 @@ def find_checkpoint(source: Source) -> CheckpointFiles:
 
 
 def locate(source: Source) -> Folder | Repository:
-    """Return where the files of a checkpoint are; of a single file, the folder that it is in.
+    """Return the folder or the repository of a checkpoint; for a single file, the folder that holds it.
 
     Raises:
-        FileNotFoundError: there is nothing of that name, and it is not a hub id.
+        FileNotFoundError: there is no such file or folder, and the name is not a hub id.
     """
     name, path = str(source.name), Path(source.name).expanduser()
     if path.is_file():
@@ -191,7 +195,7 @@ def read_index(index: Path, place: Folder | Repository) -> dict[Path, set[str]]:
 
 
 def allowed_root(folder: Path) -> Path:
-    """Return what links in a folder must not leave: the folder or, as its files are links, the hub's cache."""
+    """Return the folder that links must not leave: the folder itself or, as its files are links, the hub's cache."""
     for parent in folder.resolve().parents:
         if parent.name == "snapshots" and parent.parent.name.startswith("models--"):
             return parent.parent.parent

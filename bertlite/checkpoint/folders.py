@@ -1,4 +1,4 @@
-"""Replacing a folder in one step, so that whoever reads it finds the old one or the new one, never a mixture."""
+"""Replace a folder in one step, so that a reader finds the old one or the new one, never a mixture."""
 
 import ctypes
 import errno
@@ -19,15 +19,16 @@ LAST = "config.json"  # without which a folder is not a checkpoint
 def replacing(folder: Path, superseded: re.Pattern[str]) -> Iterator[Path]:
     """Make a folder to write into, which becomes `folder` in one step when the block ends; an error changes nothing.
 
-    What else the old folder holds is in the new one too, but for files whose whole name is `superseded`.  A process
-    killed on the way leaves a hidden folder beside it, `.NAME.….new`, which nothing reads and anyone may delete.
-    Where two folders cannot be exchanged (Linux's renameat2 does it), two renames take its place, and a process
-    killed between them leaves the old folder as `.NAME.….new.old`.
+    Other files of the old folder are kept, except those whose whole name matches `superseded`.  A killed process
+    leaves a hidden folder, `.NAME.….new`, which nothing reads and anyone may delete.  Where two folders cannot be
+    exchanged (Linux can, by renameat2), two renames are used, and a process killed between them leaves the old folder
+    as `.NAME.….new.old`.
 
-    The working directory and the folders above it stay, since a shell that stands there too would be left in a folder
-    that is gone: their files are replaced one after another, config.json last.  A process killed between these renames
-    leaves a folder without config.json, which nothing loads, and the new files that remain in `.NAME.….new`.  Another
-    process whose working directory is a folder that was replaced keeps standing in the old one.
+    The working directory and the folders above it are not replaced, as a shell there would be left in a deleted
+    folder: their files are replaced one after another, config.json last.  A process killed between these renames
+        leaves a
+    folder without config.json, which nothing loads, and the remaining new files in `.NAME.….new`.  Another process
+    whose working directory was replaced stays in the old folder.
 
     Raises:
         ValueError: the folder is a mount point, which cannot be replaced.
@@ -72,7 +73,7 @@ def is_at_or_above_cwd(folder: Path) -> bool:
 
 
 def fill(new: Path, folder: Path, superseded: re.Pattern[str]) -> None:
-    """Move what `new` holds into `folder`, entry by entry, and remove `new`."""
+    """Move the entries of `new` into `folder`, one by one, and remove `new`."""
     names = sorted((path.name for path in new.iterdir()), key=lambda name: name == LAST)
     if LAST in names:
         remove(folder / LAST)
@@ -80,7 +81,7 @@ def fill(new: Path, folder: Path, superseded: re.Pattern[str]) -> None:
         if superseded.fullmatch(path.name) and path.name not in names:
             remove(path)
     for name in names:
-        if (folder / name).is_dir() or (new / name).is_dir():  # which no rename replaces
+        if (folder / name).is_dir() or (new / name).is_dir():  # a rename cannot replace it
             remove(folder / name)
         os.replace(new / name, folder / name)
     new.rmdir()
@@ -96,20 +97,20 @@ def remove(path: Path) -> None:
 
 
 def swap(new: Path, folder: Path, superseded: re.Pattern[str]) -> None:
-    """Put `new` in the place of `folder`, which goes."""
+    """Replace `folder` by `new`."""
     try:
-        os.rename(new, folder)  # enough where there is no folder, or an empty one
+        os.rename(new, folder)  # works if there is no folder, or an empty one
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
         exchange(new, folder)
-        carry(new, folder, superseded)  # what has come in the meantime
+        carry(new, folder, superseded)  # files added in the meantime
         shutil.rmtree(new, ignore_errors=True)
     sync(folder.parent)
 
 
 def exchange(a: Path, b: Path) -> None:
-    """Let two folders change places."""
+    """Exchange two folders."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is not None:
         here, exchanging = -100, 2  # AT_FDCWD, RENAME_EXCHANGE

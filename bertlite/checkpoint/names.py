@@ -54,14 +54,14 @@ def rename_legacy_keys_(state: MutableMapping[str, Any], prefix: str, model: Loa
     """Give the tensors under `prefix` the names that the model has for them, so that legacy state dicts load strictly.
 
     Raises:
-        ValueError: a tensor is there under two names, or a tied decoder differs from the word embeddings.
+        ValueError: a tensor is present under two names, or a tied decoder differs from the word embeddings.
     """
     faults = apply_current_names_(state, prefix, model) + fill_shared_names_(state, prefix, model)
     raise_faults(f"this state dict does not fit {type(model).__name__}:", faults)
 
 
 def current_name(name: str, base: str) -> str | None:
-    """Return a tensor's name of today in a model whose BertModel is under `base`; None if it has none any more."""
+    """Return a tensor's current name in a model whose BertModel is under `base`; None if it is obsolete."""
     while name.startswith(WRAPPER_PREFIXES):
         name = name.partition(".")[2]
     for old, new in LEGACY_SUFFIXES.items():
@@ -74,7 +74,7 @@ def current_name(name: str, base: str) -> str | None:
 
 
 def apply_current_names_(state: MutableMapping[str, Any], prefix: str, model: LoadableModel) -> list[str]:
-    """Give every tensor under `prefix` its name of today; returns the faults found."""
+    """Rename every tensor under `prefix` to its current name; return the faults found."""
     base, faults = body_prefix(model), []
     for old in [name for name in state if name.startswith(prefix)]:
         new = current_name(old.removeprefix(prefix), base)
@@ -88,7 +88,7 @@ def apply_current_names_(state: MutableMapping[str, Any], prefix: str, model: Lo
 
 
 def fill_shared_names_(state: MutableMapping[str, Any], prefix: str, model: LoadableModel) -> list[str]:
-    """Put the tensors that a language model shares under all their names; returns the faults found."""
+    """Add the shared tensors of a language model under all their names; return the faults found."""
     if getattr(getattr(model, "cls", None), "predictions", None) is None:
         return []
     bias, decoder_bias, words, decoder = (
@@ -137,17 +137,17 @@ def legacy_part(name: str) -> str | None:
 
 
 def has_own_decoder(state: Mapping[str, Tensor]) -> bool:
-    """Return True if the decoder is another matrix than the word embeddings; if both are there, both are read."""
+    """Return True if the decoder differs from the word embeddings; if both are there, both are read."""
     words = state.get(WORD_EMBEDDINGS, state.get(WORD_EMBEDDINGS.removeprefix("bert.")))
     return DECODER in state and words is not None and not equal_tensors(state[DECODER], words)
 
 
 def missing_parts(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], config: BertConfig) -> set[str]:
-    """Return the parts of a model of which the tensors, by their names of today, hold nothing."""
+    """Return the parts of a model without any tensor, by current names."""
     stated = {optional_part(name) for name in state if not (name == DECODER and config.tie_word_embeddings)}
     return {part for name in wanted if (part := optional_part(name)) and part not in stated}
 
 
 def missing_names(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], absent: set[str]) -> list[str]:
-    """Return the names that the tensors lack, but for those of absent parts."""
+    """Return the names without a tensor, except those of absent parts."""
     return [name for name in wanted if name not in state and optional_part(name) not in absent]

@@ -14,7 +14,7 @@ from bertlite.checkpoint.saving import save_model
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo
 
-RENAMED = {  # argument of transformers: ours in its place
+RENAMED = {  # argument of transformers: ours
     "torch_dtype": "dtype=, such as dtype=torch.float16",
     "device_map": 'device=, such as device="cuda"',
     "use_auth_token": "token=",
@@ -46,9 +46,9 @@ class Pretrained:
         Args:
             source: a hub id, a folder, or a weights file with its config.json beside it.
             dtype: of the weights; by default the file's own.
-            device: by default the CPU, where weights stay mapped from the file: read once, to refuse nan, and shared
-                with other processes.  A matrix that the file does not lay at a multiple of 64 bytes is copied;
-                `save_pretrained` lays all of them so.
+            device: by default the CPU, where weights stay mapped from the file and shared with other processes; they
+                are read once to check for nan.  A matrix that is not at a multiple of 64 bytes in the file is copied;
+                `save_pretrained` aligns all of them.
             attn_implementation: a name of `bertlite.stack.attention.BACKENDS`, or "auto".
             add_pooling_layer: for BertModel; whether it has a pooler.
             revision, subfolder, variant, cache_dir, token, local_files_only: as for `huggingface_hub`.
@@ -79,8 +79,8 @@ class Pretrained:
         """Write config.json and safetensors that bertlite and transformers load.
 
         The folder is replaced in one step: a crash leaves the old one or the new one.  Other files in it are kept.
-        The working directory stays: its files are replaced one after another, and a crash between leaves none that
-        loads.
+        The files of the working directory are replaced one after another, and a crash leaves a folder that does not
+        load.
 
         Args:
             max_shard_size: bytes, or a string such as "500MB"; a larger model is written as several files.
@@ -100,11 +100,11 @@ class Pretrained:
     ) -> "CommitInfo":
         """Upload what `save_pretrained` writes to a repository of the hub, in one commit.
 
-        The repository is made if there is none, and the branch too.  Other files in the repository are kept.
+        A missing repository or branch is created.  Other files in the repository are kept.
 
         Args:
             repo_id: such as "me/my-bert".
-            private: make a new repository private; by default as your account or organisation has it.
+            private: make a new repository private; by default as your account or organisation is set.
             token: by default that of `hf auth login`.
             revision: the branch; by default main.
             create_pr: open a pull request in place of a commit.
@@ -114,8 +114,8 @@ class Pretrained:
             The commit; `commit_url` has its address.
 
         Raises:
-            ValueError: as for `save_pretrained`, before anything is made on the hub.
-            huggingface_hub.errors.HfHubHTTPError: the hub refuses.
+            ValueError: as for `save_pretrained`, before anything is written to the hub.
+            huggingface_hub.errors.HfHubHTTPError: the hub rejects the upload.
         """
 
         def save(folder: str) -> None:

@@ -64,11 +64,11 @@ def read_weights(path: Path) -> State:
 
 
 def read_safetensors(path: Path, start: bytes) -> State:
-    """Map a safetensors file; safetensors' own `get_tensor` loses some bytes of memory at every call."""
+    """Map a safetensors file; safetensors' own `get_tensor` leaks some bytes at every call."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, "pt"):  # refuses a header that is wrong in itself, or that does not fit the file
+        with safe_open(path, "pt"):  # raises for a wrong header
             whole: Any = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=path.stat().st_size)
     except SafetensorError as error:
         raise damaged_file(path, error) from None
@@ -84,7 +84,7 @@ def read_safetensors(path: Path, start: bytes) -> State:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Return what a safetensors file says of itself beside its tensors."""
+    """Return the metadata of a safetensors file."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -95,9 +95,9 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def mapped_tensor(whole: Any, first: int, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
-    """Return a tensor of a safetensors file where it lies; a copy if its dtype needs another alignment.
+    """Return a tensor mapped from a safetensors file; a copy if its dtype needs another alignment.
 
-    It has a storage of its own, as multiprocessing can send no other.
+    It has a storage of its own, which multiprocessing needs to send it.
     """
     start, end = (first + offset for offset in data_offsets)
     part, kind = whole[start:end], SAFETENSORS_DTYPES[dtype]
@@ -110,11 +110,11 @@ def read_pickle(path: Path, start: bytes) -> State:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except UnpicklingError as error:
         lines = (line for line in str(error).splitlines() if line and not line.startswith("Check the documentation"))
-        *_, last = "", *lines  # above it, advice to trust the file
+        *_, last = "", *lines  # the lines before advise to trust the file
         reason = last.rpartition("WeightsUnpickler error: ")[2]
         raise ValueError(f"{path} is damaged or holds more than tensors; nothing in it was run: {reason}") from None
     except Exception as error:  # torch and zipfile raise a dozen kinds
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a seek to where there is no file
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a seek outside the file
             raise
         raise damaged_file(path, error) from None
     if not isinstance(state, Mapping):

@@ -1,4 +1,4 @@
-"""The file and the entries of config.json through which transformers loads a folder with bertlite's classes."""
+"""The file and the config.json entries by which transformers loads a folder with bertlite's classes."""
 
 import json
 from os import PathLike
@@ -7,7 +7,7 @@ from pathlib import Path
 from bertlite.extras import install_hint
 from bertlite.records import write_json, write_text
 
-AUTO_CLASSES = {  # of transformers 4.57 and 5: the class of bertlite.hf that each makes of a BERT
+AUTO_CLASSES = {  # of transformers 4.57 and 5: the class of bertlite.hf that each loads a BERT as
     "AutoModel": "BertModel",
     "AutoModelForCausalLM": "BertLMHeadModel",
     "AutoModelForMaskedLM": "BertForMaskedLM",
@@ -43,4 +43,4 @@ def export_remote_code(folder: str | PathLike[str]) -> None:
     names = ", ".join(sorted(set(AUTO_CLASSES.values())))
     code = CODE.format(names=names, install=install_hint("hf", elsewhere=True))
     write_text(folder / f"{MODULE}.py", code)
-    write_json(path, config)  # last: it is what names the other file
+    write_json(path, config)  # last, as it names the other file

@@ -24,11 +24,11 @@ SUPERSEDED = re.compile(  # by a save: what an earlier one left, of a model or o
 
 
 def save_model(model: LoadableModel, folder: str | os.PathLike[str], *, max_shard_size: int | str) -> None:
-    """`BertPreTrainedModel.save_pretrained`, which see.
+    """Save a model; see `BertPreTrainedModel.save_pretrained`.
 
     Raises:
-        ValueError: the model could not be loaded again, as its tensors are not plain ones with values, or not those
-            that its config describes; or max_shard_size is not a size.
+        ValueError: the model could not be loaded again, as its tensors are not plain, have no values or do not fit its
+            config; or max_shard_size is not a size.
         OSError: the folder cannot be written.
     """
     from huggingface_hub import split_torch_state_dict_into_shards
@@ -55,8 +55,7 @@ def save_model(model: LoadableModel, folder: str | os.PathLike[str], *, max_shar
 def tensors_to_save(model: LoadableModel) -> State:
     """Return the model's tensors under the names that transformers keeps, shared ones once.
 
-    An untied decoder's bias is kept under both its names: transformers 5 takes it for two, of which it adds the one
-    that 4 does not know.
+    An untied decoder's bias is kept under both its names: transformers 5 reads two biases, transformers 4 one.
     """
     title = f"this {type(model).__name__} cannot be saved:"
     state: State = dict(model.state_dict())
@@ -78,10 +77,10 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def write_safetensors(path: Path, tensors: State, **metadata: str) -> None:
-    """Write a safetensors file whose matrices can be mapped where they lie.
+    """Write a safetensors file whose matrices can be mapped without a copy.
 
-    The header is padded and tensors of whole multiples of ALIGNMENT bytes come first, so that each begins at such a
-    multiple; safetensors' own writer aligns nothing beyond 8 bytes.  Format:
+    The header is padded, and tensors whose size is a multiple of ALIGNMENT bytes come first, so that each begins at
+    such a multiple; safetensors' own writer aligns only to 8 bytes.  Format:
     https://github.com/huggingface/safetensors#format
     """
     codes = {dtype: code for code, dtype in SAFETENSORS_DTYPES.items()}
@@ -104,5 +103,5 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def write_sorted_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a JSON file as transformers writes its own; the folder around it is what is replaced in one step."""
+    """Write a JSON file in transformers' format; not atomic, as the folder is replaced in one step."""
     path.write_text(to_json(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")

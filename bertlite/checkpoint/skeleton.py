@@ -1,4 +1,4 @@
-"""Make models without memory, and give them their tensors."""
+"""Make models on the meta device, and assign their tensors."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -17,9 +17,9 @@ Model = TypeVar("Model", bound=LoadableModel)
 
 
 class SkeletonMode(TorchFunctionMode):
-    """Make parameters on the meta device and skip initialisers, which fill nothing there and take most of the time.
+    """Make parameters on the meta device and skip initialisers, which would have no effect but take most of the time.
 
-    A mode holds for one thread, unlike a patch of torch.nn.init.
+    A mode is local to one thread, unlike a patch of torch.nn.init.
     """
 
     skipped = frozenset(
@@ -45,7 +45,7 @@ def make_skeleton(cls: Callable[..., Model], config: BertConfig, options: Mappin
 
 
 def init_missing(model: LoadableModel, part: str, dtype: torch.dtype) -> State:
-    """Fill the tensors of one part of a skeleton as a new model's are; nan where nothing fills them."""
+    """Initialise the tensors of one part of a skeleton as in a new model; those without an initialiser are nan."""
     name = body_prefix(model) + part if part == "pooler" else part
     fresh = copy.deepcopy(model.get_submodule(name)).to_empty(device="cpu")
     with torch.no_grad():
@@ -60,30 +60,30 @@ def init_missing(model: LoadableModel, part: str, dtype: torch.dtype) -> State:
 
 
 def place_tensors(state: State, wanted: State, dtype: torch.dtype | None, device: torch.device | str | None) -> State:
-    """Put the wanted tensors, contiguous, on one device; names share memory only if they share the tensor."""
+    """Return the wanted tensors, contiguous, on one device; names share memory only if they share a tensor."""
     done: dict[int, Tensor] = {}
-    seen = set()
+    used = set()
     for tensor in {id(state[name]): state[name] for name in wanted}.values():
         moved = tensor.detach().to(device, dtype if tensor.is_floating_point() else None).contiguous()
-        done[id(tensor)] = moved.clone() if moved.data_ptr() in seen or is_misaligned(moved) else moved
-        seen.add(moved.data_ptr())
+        done[id(tensor)] = moved.clone() if moved.data_ptr() in used or is_misaligned(moved) else moved
+        used.add(moved.data_ptr())
     return {name: done[id(state[name])] for name in wanted}
 
 
 def is_misaligned(tensor: Tensor) -> bool:
-    """Return whether this is a matrix that lies in memory where torch would never put one.
+    """Return whether a matrix has an address that torch's allocator would never give it.
 
-    A file maps its tensors at any address.  MKL sums the products of a matrix that does not begin at a multiple of
-    ALIGNMENT in another order, so a saved and loaded model would differ from itself by rounding; such a matrix is
-    copied.  Files that bertlite writes need no copies.
+    A file maps its tensors at any address.  If a matrix does not begin at a multiple of ALIGNMENT, MKL sums in another
+    order, and a saved and loaded model would differ by rounding; such a matrix is copied.  Files that bertlite writes
+    need no copies.
     """
     if not is_plain_tensor(tensor) or tensor.dim() != 2 or tensor.device.type != "cpu":
-        return False  # a quantised or distributed one has no address of its own
+        return False  # a quantised or distributed one has no address
     return tensor.data_ptr() % ALIGNMENT != 0
 
 
 def assign_tensors_(model: Any, state: State) -> None:
-    """Give a model these very tensors, several times faster than load_state_dict does."""
+    """Assign tensors to a model without a copy, several times faster than load_state_dict."""
     for path, module in model.named_modules():
         for name, old in [*module.named_parameters(path, recurse=False)]:
             setattr(module, name.rpartition(".")[2], nn.Parameter(state[name], old.requires_grad))

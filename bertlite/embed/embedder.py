@@ -183,7 +183,7 @@ class Embedder:
             if last >= words:
                 raise ValueError(
                     f"{source.name}: the tokenizer has ids up to {last}, but the model's vocab_size is {words}:"
-                    " one of the two is another checkpoint's"
+                    " they are of different checkpoints"
                 )
             if self.do_lower_case:
                 lower_case_(tokenizer)

@@ -175,7 +175,7 @@ def summarise_input(job: Job) -> InputSummary:
         sizes.append(size)
         counts.append(count)
     if not counts:
-        raise ValueError(f"{', '.join(map(str, job.rows.paths))}: there is not one row to embed")
+        raise ValueError(f"{', '.join(map(str, job.rows.paths))}: there are no rows to embed")
     return InputSummary(tuple(sizes), tuple(counts), digest.hexdigest())
 
 

@@ -18,7 +18,7 @@ MOST_EXACT = 16  # players at most, to run all their 2^P coalitions
 
 
 def draw_orders(players: int, count: int, antithetic: bool, seed: int) -> Iterator[list[int]]:
-    """Yield orders of the players, the same for the same seed; with `antithetic` every second one is the previous one reversed."""
+    """Yield seeded random orders of the players; with `antithetic` every second order is the previous one reversed."""
     generator = torch.Generator().manual_seed(seed)
     order: list[int] = []
     for i in range(count):

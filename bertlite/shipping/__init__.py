@@ -1,1 +1,1 @@
-"""What leaves this machine: folders that other libraries and the hub read, and graphs for onnxruntime and OpenVINO."""
+"""Models to share: folders that other libraries and the hub read, and graphs for onnxruntime and OpenVINO."""

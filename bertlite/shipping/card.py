@@ -1,4 +1,4 @@
-"""The model card, README.md: what the hub reads of it, and what people do."""
+"""The model card, README.md: metadata for the hub, and a text for people."""
 
 import re
 import warnings
@@ -12,7 +12,7 @@ from bertlite.config import BertConfig, kept_heads, kept_neurons
 from bertlite.extras import install_hint
 
 CARD = "README.md"
-PIPELINES = {  # the hub's name of what a class does
+PIPELINES = {  # the hub's name of the task of a class
     "BertModel": "feature-extraction",
     "BertForMaskedLM": "fill-mask",
     "BertForPreTraining": "fill-mask",
@@ -28,13 +28,13 @@ CARRIED = ("license", "license_name", "license_link", "language")  # from the ca
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a model that was measured, with the dense model's beside it.
+    """A measured figure of a model, and the dense model's.
 
     Args:
         name: such as "accuracy" or "speed at 8x128, times the dense model's".
         low, high: the 95 % interval.
-        over: what the interval is over: "872 examples of dev.tsv", "21 rounds".
-        dense: the dense model's.
+        over: the sample of the interval: "872 examples of dev.tsv", "21 rounds".
+        dense: the figure of the dense model.
     """
 
     name: str
@@ -45,22 +45,22 @@ class Figure:
     dense: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the figure JSON-ready, without what is not known."""
+        """Return the figure JSON-ready, without unknown fields."""
         return {name: value for name, value in asdict(self).items() if value not in (None, "")}
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a card tells of a model beside its config.
+    """The facts in a card beside the model's config.
 
     Args:
         cls: name of its class.
         origin: the card's data of the source, and its hub id as "base_model" where one is known.
-        left: the config that says which heads and neurons are left; not the model's own where all are back in place.
+        left: the config with the heads and neurons that are left; the model's own, unless that is densified.
         sentences: it is a model of sentence-transformers.
-        figures: what was measured.
-        how: in one sentence each, how it was made; plain text, no Markdown.
-        picture: name of the picture's file; empty where none was drawn.
+        figures: measurements.
+        how: sentences on how it was made; plain text, no Markdown.
+        picture: name of the picture's file; empty if none was drawn.
     """
 
     cls: str
@@ -73,9 +73,9 @@ class Facts:
 
 
 def read_origin(source: Source) -> dict[str, Any]:
-    """Return what the source's card says that holds for a model made of it, and the hub id it comes from.
+    """Return the data of the source's card that also hold for a derived model, and the source's hub id.
 
-    That is the source itself, or of a folder the "base_model" of its card, if it names one.
+    For a folder, the hub id is the "base_model" of its card, if any.
     """
     from huggingface_hub import ModelCard
     from yaml import YAMLError
@@ -88,9 +88,7 @@ def read_origin(source: Source) -> dict[str, Any]:
             known = ModelCard.load(path, ignore_metadata_errors=True).data.to_dict()
         except (ValueError, YAMLError) as error:
             reason = str(error).partition("\n")[0]
-            warnings.warn(
-                f"{path} has no YAML at its top that can be read ({reason}): its license is left out", stacklevel=3
-            )
+            warnings.warn(f"{path} has no readable YAML at its top ({reason}): its license is left out", stacklevel=3)
     found = {name: known[name] for name in CARRIED if known.get(name)}
     stated = known.get("base_model") if isinstance(place, Folder) else str(source.name)
     listed = stated if isinstance(stated, list) else [stated] if stated else []
@@ -102,7 +100,7 @@ def read_origin(source: Source) -> dict[str, Any]:
 
 
 def is_hub_id(name: Any) -> bool:
-    """Tell whether something is the name of a repository on the hub."""
+    """Return whether a value is the name of a repository on the hub."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils._validators import validate_repo_id
 
@@ -114,12 +112,12 @@ def is_hub_id(name: Any) -> bool:
 
 
 def plain(text: str) -> str:
-    """Return a text as one line of Markdown that shows it as it is, in a heading or a table too."""
+    """Return a text escaped as one line of Markdown, also for a heading or a table."""
     return re.sub(r"([\\`*_~\[\]<>|&])", r"\\\1", " ".join(text.split()))
 
 
 def is_pruned(config: BertConfig) -> bool:
-    """Tell whether the matrices of some layer are smaller than they were built."""
+    """Return whether some layer has lost heads or neurons."""
     return bool(config.pruned_heads or config.pruned_neurons)
 
 
@@ -170,11 +168,11 @@ def figure_table(figures: Sequence[Figure]) -> Iterator[str]:
 
 
 def layer_table(config: BertConfig, picture: str) -> Iterator[str]:
-    """Yield what is left of each layer."""
+    """Yield the heads and neurons that each layer keeps."""
     yield from ("", "## What is left", "")
     if picture:
         yield from (f"![Heads and neurons that each layer keeps]({picture})", "")
-    yield from ("| layer | heads | heads that are gone | neurons |", "|---|---|---|---|")
+    yield from ("| layer | heads | removed heads | neurons |", "|---|---|---|---|")
     for layer in range(config.num_hidden_layers):
         kept, neurons = kept_heads(config, layer), len(kept_neurons(config, layer))
         gone = ", ".join(str(head) for head in range(config.num_attention_heads) if head not in kept)
@@ -195,7 +193,7 @@ def loading(config: BertConfig, facts: Facts) -> Iterator[str]:
     if pruned:
         yield "transformers 5 has no pruned BERT of its own.  Install bertlite:"
         yield from ("", f"    {install_hint('hf', elsewhere=True)}", "")
-        yield "Then it loads this one if it is told to trust the code here, which imports bertlite and no more:"
+        yield "Then it loads this model if it is told to trust the code here, which only imports bertlite:"
     else:
         yield "With transformers:"
     yield from ("", "```python", f"from transformers import AutoTokenizer, {auto}", "")

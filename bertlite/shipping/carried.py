@@ -1,4 +1,4 @@
-"""Files that go with a model from one checkpoint to another: the tokenizer, and sentence-transformers' modules."""
+"""Files to copy with a model from one checkpoint to another: the tokenizer and sentence-transformers' modules."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ def carry_tokenizer(source: Source, folder: Path, config: BertConfig) -> None:
 
     Raises:
         FileNotFoundError: the checkpoint has no tokenizer.json or vocab.txt.
-        ValueError: a file is damaged, or they are not all of its tokenizer.
+        ValueError: a file is damaged, or part of the tokenizer is not in these files.
     """
     hub: dict[str, Any] = {name: getattr(source, name) for name in ("revision", "cache_dir", "token", "subfolder")}
     tokenizer = BertTokenizer.from_pretrained(source.name, **hub, local_files_only=source.local_files_only)
@@ -37,7 +37,7 @@ def carry_modules(source: Source, folder: Path) -> bool:
         Whether the checkpoint has any.
 
     Raises:
-        ValueError: modules.json is damaged, or names a place outside the checkpoint.
+        ValueError: modules.json is damaged, or names a folder outside the checkpoint.
     """
     place = locate(source)
     path = place.get(MODULES)
@@ -63,7 +63,7 @@ def carry_modules(source: Source, folder: Path) -> bool:
 
 
 def copy_module(place: Place, inner: PurePosixPath, target: Path) -> None:
-    """Copy the folder of one module; the hub does not list a repository's, so there the known names are tried."""
+    """Copy the folder of one module; on the hub, try the known names, as its files are not listed."""
     target.mkdir(parents=True, exist_ok=True)
     if isinstance(place, Folder):
         if (place.path / inner).is_dir():
@@ -73,7 +73,7 @@ def copy_module(place: Place, inner: PurePosixPath, target: Path) -> None:
 
 
 def copy_files(place: Place, names: "Iterator[str] | tuple[str, ...]", folder: Path, flat: bool = False) -> None:
-    """Copy those of the files that are there; `flat` leaves their folders out of the copy's path."""
+    """Copy those files that exist; `flat` drops their folders from the copy's path."""
     for name in names:
         path = place.get(name)
         if path is not None:

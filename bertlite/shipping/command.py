@@ -9,7 +9,7 @@ from bertlite.shipping.formats import FORMATS
 
 
 def main(args: argparse.Namespace) -> int:
-    """Export a checkpoint in each format that was asked for, and print how near the graphs are to the model."""
+    """Export a checkpoint in each format, and print the errors of the graphs."""
     for name in args.format:
         FORMATS[name].require()  # before any of them is written
     record = {}

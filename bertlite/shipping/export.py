@@ -1,8 +1,8 @@
-"""Export of a checkpoint as a graph, which is compared with the model before it is kept.
+"""Export a checkpoint as a graph, which is compared with the model before it is kept.
 
 A graph is kept if rms(graph - truth) <= FACTOR · rms(torch - truth) + eps · max |truth|, where torch is the model in
 float32, the truth the model in float64, and eps float32's.  Other kernels sum in another order, so their rounding
-errors are of torch's size but not the same; a graph that computes something else is off by thousands of them.
+errors differ from torch's but are of its size; a wrong graph differs by thousands of them.
 """
 
 import re
@@ -45,7 +45,7 @@ def export(
 
     The folder gets onnx/model.onnx or openvino/openvino_model.xml, config.json, the tokenizer, sentence-transformers'
     modules and export.json, so that optimum and sentence-transformers load it; another format of the same checkpoint
-    can be added later.  If the folder is the checkpoint's own, it gets the graph and export.json alone.
+    can be added later.  If the folder is the checkpoint's own, it gets only the graph and export.json.
 
     Args:
         checkpoint: a folder or a hub id.
@@ -59,8 +59,8 @@ def export(
 
     Raises:
         ModuleNotFoundError: a package that the format needs is not installed.
-        FileExistsError: the folder holds something else than this checkpoint or an export of it.
-        ValueError: the graph computes something else than the model, in which case nothing is written; or there is no
+        FileExistsError: the folder holds neither this checkpoint nor an export of it.
+        ValueError: the graph computes other outputs than the model, in which case nothing is written; or there is no
             such format or class, or the checkpoint cannot be read.
     """
     if format not in FORMATS:
@@ -96,7 +96,7 @@ def export(
         write_json(new / RECORD, record)
         if not own:
             write_beside(source, new, model)
-        if (out / target.parent.name).is_dir():  # quantised graphs of others, and the like
+        if (out / target.parent.name).is_dir():  # such as quantised graphs
             carry(out / target.parent.name, target.parent, re.compile(re.escape(target.stem) + r"\..*"))
     return record
 
@@ -108,7 +108,7 @@ def fingerprint(source: Source) -> str:
 
 
 def check_target(source: Source, folder: Path, sha256: str) -> bool:
-    """Tell whether a folder is the checkpoint's own, and refuse one that holds something else.
+    """Return whether a folder is the checkpoint's own.
 
     Raises:
         FileExistsError: it is neither empty, nor the checkpoint's, nor an export of the checkpoint.
@@ -120,7 +120,7 @@ def check_target(source: Source, folder: Path, sha256: str) -> bool:
         return False
     if (folder / RECORD).is_file() and read_json(folder / RECORD).get("sha256") == sha256:
         return False
-    raise FileExistsError(f"{folder} holds something else than an export of this checkpoint: name another folder")
+    raise FileExistsError(f"{folder} does not hold an export of this checkpoint: name another folder")
 
 
 def choose_class(source: Source, name: str | None) -> type[BertPreTrainedModel]:
@@ -150,7 +150,7 @@ def write_beside(source: Source, folder: Path, model: BertPreTrainedModel) -> No
 
 @torch.inference_mode()
 def compare(kind: Format, graph: Graph, path: Path, progress: Callable[[str], object]) -> Iterator[dict[str, Any]]:
-    """Run a written graph beside the model on batches of several shapes, and yield what differs of each."""
+    """Run a written graph and the model on batches of several shapes, and yield the differences of each."""
     run, truth = kind.load(path), graph.double_copy()
     for number, (batch, tokens) in enumerate(SHAPES):
         length = min(tokens, graph.longest)
@@ -172,11 +172,7 @@ def compare(kind: Format, graph: Graph, path: Path, progress: Callable[[str], ob
 
 
 def check_differences(kind: Format, shapes: list[dict[str, Any]]) -> None:
-    """Refuse a graph that is further from the truth than the model is.
-
-    Raises:
-        ValueError: it names each output and shape, with figures.
-    """
+    """Raise ValueError for a graph whose errors exceed those allowed; name outputs, shapes and figures."""
     wrong = [
         f"{name} at {shape['batch']}x{shape['length']}: error {row['error']:.1e}, allowed {row['allowed']:.1e},"
         f" largest difference {row['difference']:.1e}"
@@ -186,5 +182,5 @@ def check_differences(kind: Format, shapes: list[dict[str, Any]]) -> None:
     ]
     if wrong:
         raise ValueError(
-            f"the {kind.name} graph computes something else than the model and was not kept: {'; '.join(wrong)}"
+            f"the {kind.name} graph computes other outputs than the model and was not kept: {'; '.join(wrong)}"
         )

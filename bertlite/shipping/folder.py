@@ -1,4 +1,4 @@
-"""The folder of a model as others receive it: weights, tokenizer, names of the labels, card and record.
+"""The folder of a model to share: weights, tokenizer, names of the labels, card and record.
 
 write_model("smaller", model, "runs/dense/model", figures=[Figure("accuracy", 0.96, 0.95, 0.97, dense=0.97)])
 """
@@ -23,7 +23,7 @@ from bertlite.shipping.picture import can_draw, draw_layers
 from bertlite.tokenizer.files import read_json
 
 REPORT, PICTURE = "report.json", "layers.png"
-WRITTEN = re.compile(  # what a new model supersedes in a folder
+WRITTEN = re.compile(  # files that a new model replaces in a folder
     rf"{SUPERSEDED.pattern}|{MODULE}\.py|modules\.json|\d+_\w+|sentence_\w+_config\.json|config_sentence_transformers"
     rf"\.json|{REPORT}|{CARD}|{PICTURE}|tokenizer(_config)?\.json|vocab\.txt|special_tokens_map\.json"
     r"|added_tokens\.json|onnx|openvino|export\.json"
@@ -42,27 +42,27 @@ def write_model(
     base_model: str | None = None,
     pruned: BertConfig | None = None,
 ) -> Path:
-    """Write a model with all that others need to run it: a folder that is whole or not there, and that is returned.
+    """Write a model with all files needed to run it, in one step, and return the folder.
 
     It holds config.json with the names of the labels, the weights, the tokenizer without truncation or padding,
-    sentence-transformers' modules where the source has them and the model has no head, for a pruned model the code
-    through which transformers loads it, the card README.md, report.json and, if matplotlib is installed, layers.png.
+    sentence-transformers' modules if the source has them and the model has no head, for a pruned model the code by
+    which transformers loads it, the card README.md, report.json and, if matplotlib is installed, layers.png.
     Other files that the folder holds are kept.
 
     Args:
         source: the checkpoint that the model was made from, whose tokenizer, modules and license it gets.
-        class_names: of the labels 0, 1, … in the data; they take the place of LABEL_0, LABEL_1, … and of no other.
-        figures: what was measured, for card and report.
-        how: in a sentence each, how the model was made; plain text.
+        class_names: of the labels 0, 1, … in the data; they replace only LABEL_0, LABEL_1, ….
+        figures: measurements, for card and report.
+        how: sentences on how the model was made; plain text.
         report: more for report.json, such as an environment and settings; JSON-ready.
-        base_model: hub id of the model that this one comes from; by default the source's, or what its card names.
-        pruned: the config that says what was removed, of a model in which it is back in place with weights that add
-            nothing; by default the model's own.
+        base_model: hub id of the model that this one comes from; by default the source's, or the one in its card.
+        pruned: the config with what was removed, if the model has it again with weights of zero; by default the
+            model's own.
 
     Raises:
         FileNotFoundError: the source has no tokenizer.
-        ValueError: there are more or fewer class names than labels, base_model is not a hub id, or a file of the source
-            is damaged.
+        ValueError: there are more or fewer class names than labels, base_model is not a hub id, or a file of the
+            source is damaged.
     """
     source = source if isinstance(source, Source) else Source(source)
     config = with_class_names(model.config, class_names)
@@ -80,7 +80,7 @@ def write_model(
     with replacing(folder, superseded=WRITTEN) as new:
         model.save_pretrained(new)
         saved = {**read_json(new / "config.json"), "id2label": config.id2label, "label2id": config.label2id}
-        saved.pop("auto_map", None)  # of the source's code, which does not come along
+        saved.pop("auto_map", None)  # of the source's code, which is not copied
         write_sorted_json(new / "config.json", saved)
         carry_tokenizer(source, new, config)
         sentences = cls == "BertModel" and carry_modules(source, new)

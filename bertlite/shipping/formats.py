@@ -1,6 +1,6 @@
-"""ONNX and OpenVINO IR: writing a graph, and running what was written.
+"""ONNX and OpenVINO IR: write a graph, and run it.
 
-Both libraries are optional: the extras `onnx` and `openvino` bring them.
+Both libraries are optional: the extras `onnx` and `openvino` install them.
 """
 
 import logging
@@ -20,7 +20,7 @@ from bertlite.shipping.graphs import INPUTS, Graph
 
 Forward: TypeAlias = Callable[[Mapping[str, Tensor]], list[Tensor]]  # inputs by name -> outputs in order
 PROTOBUF_LIMIT = 2**31  # bytes that one ONNX file may have
-HEADROOM = 2**26  # of them, left for the graph itself
+HEADROOM = 2**26  # bytes kept for the graph itself
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Format:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what exporters say of values that are read while tracing; the comparison finds what matters."""
+    """Silence exporters' warnings of values that are read while tracing; the comparison finds real faults."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -63,7 +63,7 @@ def quiet() -> Iterator[None]:
 
 
 def write_onnx(graph: Graph, path: Path) -> None:
-    """Write an ONNX file by torch.export; what the older exporter (dynamo=False) writes computes something else."""
+    """Write an ONNX file by torch.export; graphs of the older exporter (dynamo=False) compute wrong outputs."""
     sizes = {"length": torch.export.Dim("length", min=1, max=graph.longest)}
     axes = {i: sizes.get(name) or torch.export.Dim(name, min=1) for i, name in enumerate(graph.axes)}
     with quiet(), torch.no_grad():

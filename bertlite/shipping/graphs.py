@@ -1,4 +1,4 @@
-"""Models as exporters need them: tensors in, a tuple of tensors out, and no matrix without rows or columns.
+"""Models for exporters: tensors in, a tuple of tensors out, and no empty matrices.
 
 Shapes:  B sequences · S positions · D hidden
 """
@@ -29,7 +29,7 @@ class BiasAttention(nn.Module):
 
 
 class BiasOutput(nn.Module):
-    """The feed-forward output of a layer that has lost all its neurons; it takes no notice of them."""
+    """The feed-forward output of a layer that has lost all its neurons."""
 
     def __init__(self, output: Any) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Graph(nn.Module):
         model: one of bertlite's; it is copied.
 
     Raises:
-        ValueError: a decoder with cross-attention, whose inputs these are not all.
+        ValueError: the model has cross-attention, which needs more inputs.
     """
 
     def __init__(self, model: BertPreTrainedModel) -> None:
@@ -58,7 +58,7 @@ class Graph(nn.Module):
         self.options = {"output_attentions": False, "output_hidden_states": False}  # whatever the config says
         self.options |= {"use_cache": False} if model.config.is_decoder else {}
         for number, layer in enumerate(self.model.base_model.encoder.layer):
-            if not kept_heads(model.config, number):  # ONNX reads the sizes of an empty matrix otherwise
+            if not kept_heads(model.config, number):  # ONNX cannot express an empty matrix
                 layer.attention = BiasAttention(layer.attention)
             if not kept_neurons(model.config, number):
                 layer.intermediate, layer.output = nn.Identity(), BiasOutput(layer.output)
@@ -84,7 +84,7 @@ class Graph(nn.Module):
         return ("batch", "choices", "length") if self.choices else ("batch", "length")
 
     def sample(self, batch: int, length: int, seed: int = 0) -> dict[str, Tensor]:
-        """Return random tokens with padding: the second sequence ends halfway, the third is padding alone."""
+        """Return random tokens with padding: the second sequence ends halfway, the third is all padding."""
         draw = torch.Generator().manual_seed(seed)
         shape = (batch, CHOICES, length) if self.choices else (batch, length)
         config = self.model.config

@@ -1,4 +1,4 @@
-"""The picture of what is left of a model: its heads, and its neurons, layer by layer."""
+"""The picture of the heads and neurons that each layer of a model keeps."""
 
 import io
 from importlib.util import find_spec
@@ -10,7 +10,7 @@ GONE, LEFT = "0.9", "C0"
 
 
 def can_draw() -> bool:
-    """Tell whether matplotlib is installed."""
+    """Return whether matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 

@@ -1,4 +1,4 @@
-"""Texts to batches: check the texts, collect the columns of their encodings, pad them and make tensors of them.
+"""Texts to batches: check the texts, collect the columns of their encodings, pad them and make tensors.
 
 Letters:  B sequences · S positions, padding included
 """
@@ -96,7 +96,7 @@ def read_texts(text: Any, pair: Any, is_split_into_words: bool) -> tuple[list[Te
     As in transformers, one text with an empty pair is a text without a pair; in a batch an empty pair is a pair.
 
     Raises:
-        ValueError: they are no texts.
+        ValueError: they are not texts.
     """
     listed = isinstance(text, list | tuple)
     if not listed and (is_split_into_words or not isinstance(text, str)):
@@ -129,7 +129,7 @@ def explained_errors(texts: Iterable[TextOrPair], settings: str) -> Iterator[Non
         yield
     except TypeError:
         raise text_error(texts) from None
-    except BaseException as error:  # the Rust library raises Exception itself, and panics beside Exception
+    except BaseException as error:  # the Rust library raises plain Exception, and its panics are BaseException
         if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         raise ValueError(f"{settings}: {error}") from None
@@ -236,7 +236,7 @@ def make_batch_encoding(
 
 
 def to_lists(value: Any) -> Any:
-    """Return a tensor, an array or nested lists of them as lists and numbers of Python; other values as they are."""
+    """Return a tensor, an array or nested lists of them as lists and numbers of Python; other values unchanged."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, list | tuple):
@@ -248,7 +248,7 @@ def to_tensors(columns: Mapping[str, list[Any]], kind: str) -> dict[str, "torch.
     """Return the columns as (B, …) tensors ("pt") or arrays ("np"); whole numbers as int64.
 
     Raises:
-        ValueError: another kind is asked for, or rows have different lengths.
+        ValueError: the kind is unknown, or rows have different lengths.
     """
     if kind not in ("pt", "np"):
         raise ValueError(f"return_tensors={kind!r} is unknown; have: 'pt', 'np', or None for lists")
@@ -257,7 +257,7 @@ def to_tensors(columns: Mapping[str, list[Any]], kind: str) -> dict[str, "torch.
     made: dict[str, torch.Tensor | NDArray[Any]] = {}
     for name, column in columns.items():
         try:
-            empty = not any(row != [] for row in column)  # of a float type, unless told
+            empty = not any(row != [] for row in column)  # would be of a float type
             if kind == "pt":
                 made[name] = torch.tensor(column, dtype=torch.int64 if empty else None)
             else:
@@ -265,9 +265,9 @@ def to_tensors(columns: Mapping[str, list[Any]], kind: str) -> dict[str, "torch.
         except (ValueError, TypeError):
             lengths = sorted({len(row) for row in column if isinstance(row, list)})
             if len(lengths) < 2:
-                raise ValueError(f"{name} makes no tensor; it holds {column[0]!r:.80}: remove it first") from None
+                raise ValueError(f"{name} cannot be a tensor; it holds {column[0]!r:.80}: remove it first") from None
             raise ValueError(
-                f"{name} has rows of {lengths[0]} to {lengths[-1]} and makes no tensor: pass padding=True when"
+                f"{name} has rows of {lengths[0]} to {lengths[-1]} and cannot be a tensor: pass padding=True when"
                 " encoding, and a collator that pads it (DataCollatorForTokenClassification pads labels)"
             ) from None
     return made

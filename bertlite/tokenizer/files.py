@@ -27,12 +27,12 @@ NORMALIZER = {  # key of that normalizer in tokenizer.json: argument of BertToke
     "handle_chinese_chars": "tokenize_chinese_chars",
     "clean_text": "clean_text",
 }
-ARGUMENTS = (*ROLES, *SETTINGS, "model_max_length", "added_tokens")  # what a tokenizer of other parts takes
+ARGUMENTS = (*ROLES, *SETTINGS, "model_max_length", "added_tokens")  # of a tokenizer of other parts
 BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")  # each makes its parts from a vocabulary
-# Each of these does in Python what no tokenizer.json holds.
+# These work in Python, beyond what a tokenizer.json can hold.
 PYTHON_CLASSES = ("BertJapaneseTokenizer", "BertweetTokenizer", "PhobertTokenizer", "TapasTokenizer")
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")  # of an added token
-NO_LIMIT = 10**30  # the value in transformers of a model_max_length that is not known
+NO_LIMIT = 10**30  # transformers' value for an unknown model_max_length
 LOCAL = ("name_or_path", "_name_or_path", "tokenizer_file", "special_tokens_map_file")  # paths of another machine
 SUPERSEDED = re.compile(  # old files that a save removes
     r"vocab\.(txt|json)|merges\.txt|(sentencepiece\.bpe|spiece)\.model|special_tokens_map\.json|added_tokens\.json"
@@ -56,18 +56,18 @@ def find_tokenizer(source: Source) -> tuple[Folder | Repository, Path]:
 def read_arguments(
     place: Folder | Repository, found: Path
 ) -> tuple[dict[str, Any], dict[str, Any], "Tokenizer | None"]:
-    """Return what a checkpoint's files state of its tokenizer.
+    """Return the settings of a checkpoint's tokenizer.
 
     Args:
         found: the tokenizer.json or vocab.txt of `find_tokenizer`.
 
     Returns:
         Arguments of `BertTokenizer`; the content of special_tokens_map.json and tokenizer_config.json, which override
-        tokenizer.json; and the Rust tokenizer, if it has other parts than BERT's.  Where no file limits the length,
-        the positions of a BERT beside them do.
+        tokenizer.json; and the Rust tokenizer, if it has other parts than BERT's.  If no file limits the length, the
+        positions of a BERT beside them do.
 
     Raises:
-        ValueError: a file is damaged, or there is more to the tokenizer than they hold.
+        ValueError: a file is damaged, or part of the tokenizer is not in the files.
     """
     from tokenizers import Tokenizer
 
@@ -76,7 +76,9 @@ def read_arguments(
     kind = (config.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
     is_bert, is_json = kind in BERT_CLASSES, found.suffix == ".json"
     if kind in PYTHON_CLASSES or config.get("auto_map") or not (is_bert or is_json):
-        raise ValueError(f"{paths[1]} is for a {kind}, and {found.name} is not all of one: load it with transformers")
+        raise ValueError(
+            f"{paths[1]} is for a {kind}, and {found.name} does not hold all of it: load it with transformers"
+        )
     if config.get("do_basic_tokenize") is False:
         raise ValueError(f"{paths[1]} has do_basic_tokenize false, which only transformers 4's slow tokenizer honours")
     read = read_tokenizer(found) if is_json else read_vocabulary(found, place)
@@ -101,7 +103,7 @@ def read_arguments(
 
 
 def read_positions(place: Folder | Repository) -> int | None:
-    """Return how many positions a checkpoint's BERT has; None for other models, some of which count otherwise."""
+    """Return how many positions a checkpoint's BERT has; None for other models, some of which count differently."""
     path = place.get("config.json")
     values = {} if path is None else read_json(path)
     positions = values.get("max_position_embeddings")
@@ -116,7 +118,7 @@ def extra_tokens(config: Mapping[str, Any]) -> list[str]:
 
 @contextmanager
 def errors_with_path(path: Path) -> Iterator[None]:
-    """Raise the errors that a tokenizer's files cause, as a ValueError that names the file."""
+    """Turn errors in a tokenizer's files into a ValueError that names the file."""
     try:
         yield
     except ValueError as error:
@@ -145,7 +147,7 @@ def number_tokens(vocab: Sequence[str] | PathLike[str] | str) -> dict[str, int]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object, or raise ValueError if the file holds none."""
+    """Read a JSON object, or raise ValueError."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)  # NaN is not JSON
     except (ValueError, RecursionError) as error:
@@ -171,7 +173,7 @@ def read_tokenizer(path: Path) -> dict[str, Any]:
     if padding:
         read |= {"padding_side": padding["direction"].lower(), "pad_token": padding["pad_token"]}
     if truncation:
-        read["truncation_side"] = truncation.get("direction", "Right").lower()  # before 2022 there was but one
+        read["truncation_side"] = truncation.get("direction", "Right").lower()  # before 2022 always right
     # Before 2021 a model did not state its type; WordPiece's is the only one with a longest word.
     kind = model.get("type") or ("WordPiece" if "max_input_chars_per_word" in model else None)
     parts = (kind, model.get("continuing_subword_prefix", "##"), normalizer.get("type"), splitter.get("type"))

@@ -2,8 +2,8 @@
 
 A text is cleaned, lower-cased or not, split at spaces, punctuation and Chinese characters, and each word is cut into
 the longest pieces that the vocabulary has; pieces inside a word begin with ##.  A tokenizer.json with other parts,
-such as Unigram or BPE, is used as it is.  The Rust tokenizer holds no padding and no truncation between calls, so that
-those of a tokenizer.json, made for another purpose, have no effect but for their sides.
+such as Unigram or BPE, is used unchanged.  The Rust tokenizer keeps no padding or truncation between calls: of those
+in a tokenizer.json, only the sides have an effect.
 
 Letters:  B sequences · S positions, padding included
 """
@@ -65,21 +65,21 @@ class BertTokenizer(Vocabulary):
     Args:
         vocab: {token: id}, the tokens in the order of their ids, or a vocab.txt.
         do_lower_case: lower-case the text.
-        strip_accents: remove accents; None is as `do_lower_case`.
+        strip_accents: remove accents; None follows `do_lower_case`.
         tokenize_chinese_chars: make each Chinese character a word.
         clean_text: remove control characters.
         unk_token, sep_token, pad_token, cls_token, mask_token: the special tokens; each has an id.
-        bos_token, eos_token: special tokens that BERT has no use for.
+        bos_token, eos_token: special tokens that BERT does not use.
         never_split: words of the vocabulary that are never cut nor lower-cased.
         added_tokens: {id: {"content": "<e>", "special": true, …}}, tokens that are never cut, as
             `added_tokens_decoder` in tokenizer_config.json.
         model_max_length: in tokens, the length that `truncation=True` truncates to.
         padding_side, truncation_side: "right" or "left".
         clean_up_tokenization_spaces: let `decode` join "do n't" and " ." too.
-        max_input_chars_per_word: a longer word is unknown.
+        max_input_chars_per_word: a longer word becomes unk_token.
 
     Raises:
-        ValueError: a special token is not in the vocabulary, or a setting is not one of those above.
+        ValueError: a special token is not in the vocabulary, or a setting has an unknown value.
     """
 
     model_input_names: ClassVar[list[str]] = ["input_ids", "token_type_ids", "attention_mask"]
@@ -176,7 +176,7 @@ class BertTokenizer(Vocabulary):
             TypeError: a setting that the constructor does not take.
         """
         place, found = find_tokenizer(Source(source, revision, subfolder, None, cache_dir, token, local_files_only))
-        inspect.signature(cls).bind_partial(**settings)  # an unknown one is a TypeError, and no fault of the files
+        inspect.signature(cls).bind_partial(**settings)  # raises TypeError for an unknown one
         with errors_with_path(found):
             arguments, config, backend = read_arguments(place, found)
             if backend is None:
@@ -234,7 +234,7 @@ class BertTokenizer(Vocabulary):
             max_length: in tokens, special ones included; by default `model_max_length`.
             stride: the number of tokens that each overflowing piece repeats of the one before.
             return_tensors: "pt", "np" or None, for lists.
-            return_token_type_ids, return_attention_mask: by default as `model_input_names` has them.
+            return_token_type_ids, return_attention_mask: by default, if in `model_input_names`.
             return_overflowing_tokens: return the tokens that truncation cuts off as further sequences;
                 `overflow_to_sample_mapping` has the index of the text that each sequence comes from.
             return_offsets_mapping: add the start and end of each token in its text, in characters.
@@ -245,8 +245,8 @@ class BertTokenizer(Vocabulary):
             flat lists for one text without `return_tensors` or overflow.
 
         Raises:
-            ValueError: a text that is not a string or holds a lone surrogate; a strategy that is not one of those above;
-                a max_length that is missing, too short or without effect; rows of unequal length for tensors.
+            ValueError: a text that is not a string or holds a lone surrogate; a strategy that is not one of those
+                above; a max_length that is missing, too short or without effect; rows of unequal length for tensors.
         """
         texts, batched = read_texts(text, text_pair, is_split_into_words)
         strategy = look_up("truncation", truncation, TRUNCATION)
@@ -288,7 +288,7 @@ class BertTokenizer(Vocabulary):
 
         backend, frame = self._tokenizer, self._tokenizer.post_processor
         try:
-            if frame is not None and not framed:  # whose special tokens would be counted, though none are added
+            if frame is not None and not framed:  # else special tokens would be counted, though none are added
                 backend.post_processor = TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
             backend.enable_truncation(limit, stride=stride, strategy=strategy, direction=self.truncation_side)
         finally:
@@ -309,17 +309,17 @@ class BertTokenizer(Vocabulary):
     def _padding(self, padding: bool | str | None) -> str | None:
         target = look_up("padding", padding, PADDING)
         if target and self.pad_token is None:
-            raise ValueError("this tokenizer has no token to pad with: pass pad_token= when loading it")
+            raise ValueError("this tokenizer has no padding token: pass pad_token= when loading it")
         return target
 
     def _limit(
         self, strategy: str | None, target: str | None, max_length: int | None, stride: int, framing: int
     ) -> int:
-        """Return the length that sequences, `framing` special tokens included, get; 0 if there is none."""
+        """Return the length that sequences, `framing` special tokens included, get; 0 for no limit."""
         if not strategy and target != "max_length":
             if max_length is not None:
                 raise ValueError(
-                    f"max_length={max_length} does nothing without truncation=True or padding='max_length'"
+                    f"max_length={max_length} has no effect without truncation=True or padding='max_length'"
                 )
             return 0
         limit = self.model_max_length if max_length is None else max_length
@@ -359,10 +359,10 @@ class BertTokenizer(Vocabulary):
                 labels, are kept as they are.
             padding: True or "longest", "max_length", or False.
             max_length: the length for "max_length", by default `model_max_length`; unused otherwise.
-            return_tensors: "pt", "np", or None for the type that the ids have.
+            return_tensors: "pt", "np", or None for the type of the ids.
 
         Raises:
-            ValueError: encodings without input_ids or with unlike keys, or that do not make a tensor.
+            ValueError: encodings without input_ids, with different keys, or that do not make a tensor.
         """
         rows, batched = read_encodings(encoded_inputs)
         target = self._padding(padding)

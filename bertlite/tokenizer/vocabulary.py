@@ -1,4 +1,4 @@
-"""The tokens of a tokenizer: their ids, the special ones among them, and ids to texts."""
+"""The tokens of a tokenizer: their ids, special tokens, and decoding."""
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Vocabulary:
     """The tokens of a Rust tokenizer, by their ids and their roles.
 
-    `pad_token`, `pad_token_id` and so on, of each of ROLES, are None where it has no such token.
+    `pad_token`, `pad_token_id` and so on, of each of ROLES, are None if there is no such token.
 
     Args:
         backend: without truncation and padding.
@@ -116,15 +116,16 @@ class Vocabulary:
     ) -> int:
         """Add whole words that are never cut, as transformers does; `save_pretrained` keeps them.
 
-        A token of the vocabulary keeps its id, others get the ids after the last one: give the model their rows with
-        `model.resize_token_embeddings(len(tokenizer))`.
+        A token of the vocabulary keeps its id, others get the ids after the last one: then give the model embeddings
+            for
+        them with `model.resize_token_embeddings(len(tokenizer))`.
 
         Args:
             new_tokens: one or several; a `tokenizers.AddedToken` says how it is matched.
             special_tokens: `decode(skip_special_tokens=True)` leaves them out, and text is not normalised to match.
 
         Returns:
-            How many were added; those that were added before, or are empty, do not count.
+            How many were added; empty ones, and those added before, do not count.
 
         Raises:
             ValueError: a token is not a string, or the ids have gaps, which new tokens would fill.
@@ -164,7 +165,7 @@ class Vocabulary:
         """Return 1 for every special token and 0 for others: those in the ids or, by default, to be added to them."""
         if already_has_special_tokens:
             if token_ids_1 is not None:
-                raise ValueError("token_ids_1 was given: ids that have special tokens already are one sequence")
+                raise ValueError("token_ids_1 was given: ids with special tokens are a single sequence")
             special = set(self.all_special_ids)
             return [int(number in special) for number in to_lists(token_ids_0)]
         with self._lock:
@@ -174,7 +175,7 @@ class Vocabulary:
         return [bit for text, run in runs for bit in ([1] * run if text is None else [0] * lengths[text])]
 
     def convert_ids_to_tokens(self, ids: Ids, skip_special_tokens: bool = False) -> Any:
-        """Return the token of an id, or a list of tokens; None for an id that the vocabulary leaves out.
+        """Return the token of an id, or a list of tokens; None for an id that is not in the vocabulary.
 
         Raises:
             ValueError: a number is not a token's id.

@@ -643,9 +643,9 @@ FAULTS: dict[str, tuple[dict[str, Any], Callable[[State], State], str]] = {  # c
     "another model": (
         {},
         lambda s: {f"roberta.{k}": t for k, t in s.items()},
-        "it is no BERT's: its tensors are roberta.embeddings.",
+        "it is not a BERT: its tensors are roberta.embeddings.",
     ),
-    "nothing": ({}, lambda s: {}, "it is no BERT's: its tensors are none"),
+    "nothing": ({}, lambda s: {}, "it is not a BERT: its tensors are none"),
     "several dtypes": (
         {},
         changed(Q0, Tensor.half),
@@ -903,7 +903,7 @@ def test_other_files_are_no_weights(tmp_path):
     with pytest.raises(ValueError, match=r"config\.json is damaged or cut short \(KeyError: 'weight_map'\)"):
         BertModel.from_pretrained(tmp_path / "config.json")
     for missing in ("a/b/c", ""):
-        with pytest.raises(FileNotFoundError, match="and no hub id looks like that"):
+        with pytest.raises(FileNotFoundError, match="and a hub id cannot look like that"):
             BertModel.from_pretrained(missing)
 
 
@@ -1101,9 +1101,7 @@ def test_what_the_hub_refuses_says_what_to_do(kind, raised, message, monkeypatch
 @pytest.mark.parametrize("broken", [RuntimeError("it hung up\nand more"), OSError("it hung up")], ids=repr)
 def test_a_download_that_breaks_off_is_named(broken, monkeypatch):
     monkeypatch.setattr("huggingface_hub.hf_hub_download", raising(broken))
-    said = (
-        rf"org/name: config\.json did not come whole from the hub \({type(broken).__name__}: it hung up\): try again$"
-    )
+    said = rf"org/name: config\.json was not completely received from the hub \({type(broken).__name__}: it hung up\): try again$"
     with pytest.raises(ConnectionError, match=said):
         BertModel.from_pretrained("org/name")
 

@@ -110,7 +110,7 @@ def test_a_download_that_breaks_off_is_an_error_and_leaves_nothing_half(hub, tmp
     cache, size = tmp_path / "cache", (tmp_path / "there" / WEIGHTS).stat().st_size
     hub.most = size // 3
     said = load(hub, cache)
-    assert said.startswith(f"ConnectionError: org/name: {WEIGHTS} did not come whole from the hub (")
+    assert said.startswith(f"ConnectionError: org/name: {WEIGHTS} was not completely received from the hub (")
     assert said.endswith("): try again")
     assert held(cache) == {"config.json": (tmp_path / "there/config.json").stat().st_size}
     hub.most = -1

@@ -544,7 +544,7 @@ def test_files_of_other_jobs_and_damaged_ones_are_refused(checkpoint, lines, tmp
     with pytest.raises(ValueError, match="is damaged"):
         run(job)
     (tmp_path / "empty.txt").write_text("")
-    with pytest.raises(ValueError, match="there is not one row to embed"):
+    with pytest.raises(ValueError, match="there are no rows to embed"):
         run(Job(Embedder(checkpoint), Rows((tmp_path / "empty.txt",)), tmp_path / "none"))
 
 

@@ -152,7 +152,7 @@ def test_a_folder_of_something_else_is_left_alone(source, tmp_path, monkeypatch)
     pretend(monkeypatch)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="holds something else than an export of this checkpoint"):
+    with pytest.raises(FileExistsError, match="does not hold an export of this checkpoint"):
         export(source, tmp_path / "out")
     other = save(tmp_path / "other")
     export(source, tmp_path / "graphs")

@@ -171,7 +171,7 @@ def test_a_hub_id_is_the_base_model_and_an_argument_comes_first(source, pruned, 
 def test_a_source_without_a_card_or_with_a_broken_one_is_no_fault(pruned, tmp_path):
     bare = save(tmp_path / "bare")
     (bare / "README.md").write_text("---\n: [\n---\n")
-    with pytest.warns(UserWarning, match=r"README\.md has no YAML at its top that can be read .*license is left out"):
+    with pytest.warns(UserWarning, match=r"README\.md has no readable YAML at its top .*license is left out"):
         write_model(tmp_path / "a", pruned, bare)
     (bare / "README.md").unlink()
     write_model(tmp_path / "b", pruned, bare)

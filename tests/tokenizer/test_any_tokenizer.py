@@ -167,12 +167,12 @@ def test_a_file_without_a_template_or_pad_token_is_read_as_it_is(tmp_path) -> No
     args, options = (["a b"], ["c"]), {"return_token_type_ids": True}
     assert dict(ours(*args, **options)) == dict(stock(*args, **options).data)
     assert ours.pad_token is ours.cls_token_id is None
-    with pytest.raises(ValueError, match="no token to pad with: pass pad_token="):
+    with pytest.raises(ValueError, match="no padding token: pass pad_token="):
         ours(["a", "b c d"], padding=True)
     with pytest.raises(ValueError, match=r"'<none>': pass pad_token="):
         BertTokenizer.from_pretrained(tmp_path, pad_token="<none>")
     (tmp_path / "tokenizer_config.json").write_text(
         '{"tokenizer_class": "XYTokenizer", "auto_map": {"AutoTokenizer": 1}}'
     )
-    with pytest.raises(ValueError, match=r"is for a XYTokenizer, and tokenizer.json is not all of one"):
+    with pytest.raises(ValueError, match=r"is for a XYTokenizer, and tokenizer.json does not hold all of it"):
         BertTokenizer.from_pretrained(tmp_path)

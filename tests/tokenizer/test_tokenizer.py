@@ -580,7 +580,7 @@ def test_it_feeds_a_model(small) -> None:
         (lambda t: t(["a", "b"], ["c"]), "there are 2 texts but text_pair is 1"),
         (lambda t: t("a", padding="longst"), "padding='longst' is unknown; have: False"),
         (lambda t: t("a", truncation="first"), "truncation='first' is unknown"),
-        (lambda t: t("a", max_length=8), "max_length=8 does nothing without truncation=True or padding='max_length'"),
+        (lambda t: t("a", max_length=8), "max_length=8 has no effect without truncation=True or padding='max_length'"),
         (lambda t: t("a", truncation=True, max_length=2), "max_length=2 has no room for a token beside the 2 special"),
         (lambda t: t("a", truncation=True, max_length=6, stride=4), "stride=4 does not fit max_length=6; it may be 0"),
         (lambda t: t(["a", "b c"], return_tensors="pt"), "input_ids has rows of 3 to 4 .* pass padding=True"),
@@ -654,7 +654,7 @@ def test_files_of_other_tokenizers_are_refused(small, tmp_path) -> None:
         (
             "tokenizer_config.json",
             {"tokenizer_class": "BertJapaneseTokenizer"},
-            "is for a BertJapaneseTokenizer, and tokenizer.json is not all of one: load it with transformers",
+            "is for a BertJapaneseTokenizer, and tokenizer.json does not hold all of it: load it with transformers",
         ),
         ("tokenizer_config.json", {"do_basic_tokenize": False}, "do_basic_tokenize false"),
         ("tokenizer.json", {"model": {"type": "BPE"}}, "not a tokenizer.json that this version of tokenizers reads"),
