@@ -3,8 +3,8 @@
 Row 1 is the first row of data, in every format: headers do not count, nor do blank lines of a csv, tsv or jsonl file.
 An error names the file, the row, the line where it begins in a text file, and the column.
 
-csv and jsonl are read by the standard library: pyarrow's readers name no row in their errors, take bytes that are not
-UTF-8 and columns of the same name, and refuse rows that are longer than a block.
+csv and jsonl are read by the standard library: pyarrow's readers name no row in their errors, accept bytes that are
+not UTF-8 and columns of the same name, and fail on rows that are longer than a block.
 """
 
 import csv
@@ -25,14 +25,14 @@ from bertlite.extras import import_optional
 Fields = Mapping[str, Any]  # {column: value} of one row
 SUFFIXES = (".txt", ".text", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 OTHERS = {"txt": "text", "ndjson": "jsonl"}  # the format of a suffix that does not name it
-LONGEST = 2**27  # characters of a cell of a csv: a longer one comes of a quotation mark that is not closed
-QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')  # a cell as a writer of csv quotes it, with marks inside
-HALF = re.compile("[\ud800-\udfff]")  # of a character: a byte that is not UTF-8, or what JSON alone can write
+LONGEST = 2**27  # characters of a csv cell: a longer one means a quotation mark that is not closed
+QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')  # a quoted csv cell with quotation marks inside
+HALF = re.compile("[\ud800-\udfff]")  # of a character: a byte that is not UTF-8, or an escape of JSON
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a cell must hold: a value of some types; with `many` a list, or a text, which is split at spaces."""
+    """The type of a cell: a value of some types; with `many` a list of them, or a text, which is split at spaces."""
 
     name: str
     types: tuple[type, ...]
@@ -64,14 +64,14 @@ ID = Kind("an integer or a text", (int, str))
 
 @dataclass
 class Table:
-    """A table, and how far it is read.
+    """A table, and the position of the reader in it.
 
     Args:
-        columns: the name and the kind of those to read; plain text has one, of any name.
+        columns: {name: kind} of the columns to read; plain text has one, of any name.
         header: names of all columns, for a csv or tsv file without them.
         hint: how to name other columns, for errors.
-        row: the one that is read; 0 is the header.
-        line: the one where it begins, in a text file.
+        row: the current row; 0 is the header.
+        line: where the row begins in a text file.
     """
 
     path: Path | str
@@ -86,7 +86,7 @@ class Table:
         return f"{self.path}{row}" + (f" (line {self.line})" if self.line else "")
 
     def check_names(self, names: Sequence[str]) -> None:
-        """Raise ValueError for names of columns of which two are the same, or one that is to be read is not there."""
+        """Raise ValueError if two columns have one name, or a column to read is missing."""
         if len({*names}) < len(names) and (twice := [name for name in names if name and names.count(name) > 1]):
             raise ValueError(f"several columns are named {twice[0]!r}: {', '.join(names)}; rename all but one")
         missing = [name for name, _ in self.columns if name not in names]
@@ -94,7 +94,7 @@ class Table:
             raise ValueError(f"no {' and no '.join(missing)}; its columns are {', '.join(names)}{self.hint}")
 
     def read(self, rows: Iterable[Fields]) -> Iterator[tuple[str, list[Any]]]:
-        """Yield the place of each row, in words, and its cells.
+        """Yield each row's location, in words, and its cells.
 
         Raises:
             ValueError: a row cannot be read, or lacks a column, or a cell is missing or of another kind.
@@ -114,7 +114,7 @@ class Table:
 
 
 def read_rows(table: Table, format: str | None = None) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the place of each row of a file, in words, and its cells.
+    """Yield the location, in words, and the cells of each row of a file.
 
     Args:
         format: a name of READERS; by default that of the suffix.
@@ -131,7 +131,7 @@ def read_rows(table: Table, format: str | None = None) -> Iterator[tuple[str, li
 
 
 def format_of(path: str | Path, format: str | None = None) -> str:
-    """Return the format of a file, by default that of its suffix.
+    """Return the format of a file; by default the one of its suffix.
 
     Raises:
         FileNotFoundError: there is no such file.

@@ -205,7 +205,7 @@ def test_a_list_has_commas(parse, text, wanted) -> None:
         (parts.numbers, "0.5,half", "'half' is not a number"),
         (parts.shapes, "8", "'8' is not a shape; write sequences x tokens, such as 8x128"),
         (parts.shapes, "0x4", "'0x4' is not a shape"),
-        (parts.count, "0", "'0' is too few; it must be 1 or more"),
+        (parts.count, "0", "'0' is too small; it must be 1 or more"),
         (parts.names_of("fruit", ["fig", "plum"]), "fig,leek", "there is no fruit 'leek'; have: fig, plum"),
         (parts.paths((".html", ".json")), "a.txt", "'a.txt' has none of the suffixes .html, .json"),
         (parts.paths((".html",)), "a.html,b.html", "names two paths of the kind .html; it takes one of each"),
@@ -245,7 +245,7 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ("inspect a b", "bertlite inspect: 'b' is one word too many ("),
         ("prune export a --form ful", "argument --form: there is no form 'ful'; have: physical, full, mask ("),
         ("export a --format onnx,tflite", "argument --format: there is no format 'tflite'; have: onnx, openvino ("),
-        ("prune run a --train t --dev d --steps 0", "argument --steps: '0' is too few; it must be 1 or more ("),
+        ("prune run a --train t --dev d --steps 0", "argument --steps: '0' is too small; it must be 1 or more ("),
     ],
 )
 def test_a_wrong_word_is_answered_with_the_nearest(words, message, capsys) -> None:

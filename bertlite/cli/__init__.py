@@ -15,7 +15,7 @@ from pathlib import Path
 from bertlite import __version__
 from bertlite.cli import attention, bench, completion, embed, evaluate, export, inspect, parity, prune
 from bertlite.cli.parts import FOLDER, PATHS, RECORD, Parser
-from bertlite.cli.spelling import answer_extra, check_spelling, leaf
+from bertlite.cli.spelling import check_spelling, describe_extra, leaf
 from bertlite.extras import install_hint
 
 COMMANDS = (inspect, attention, parity, prune, evaluate, embed, export, bench)
@@ -32,12 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             name += f" {args.command}"
             return run(args)
         finally:
-            sys.stdout.flush()  # here, where it is noticed that the reader of the output has gone, such as `head`
+            sys.stdout.flush()  # raises here if the reader of the output, such as `head`, has stopped
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's own flush at exit fails too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or else Python's flush at exit fails too
         return 128 + 13  # as a shell reports a program that SIGPIPE ended
     except (OSError, ValueError, ImportError, RuntimeError, MemoryError) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name:  # it is Python's own, which gives no hint
+        if isinstance(error, ModuleNotFoundError) and error.name:  # Python's own error, without a hint
             error = ModuleNotFoundError(f"{error}: {install_hint('cli')}")
         print(f"{name}: {str(error) or type(error).__name__}", file=sys.stderr)
         return 2
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def format_warning(message: Warning | str, *_: object, **__: object) -> str:
-    """Return the line that shows a warning, without the place in the code."""
+    """Return the line that shows a warning, without its location in the code."""
     return f"warning: {message}\n"
 
 
@@ -56,15 +56,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the words of a command line.
 
     Raises:
-        SystemExit: they are wrong, which is printed with status 2, or ask for help.
+        SystemExit: with status 2 and a message if they are wrong; with 0 after help.
     """
     top = parser()
     check_spelling(top, argv)
     args, extra = top.parse_known_args(argv)
     if extra:
         inner, words = leaf(top, argv)
-        inner.error(answer_extra(inner, words, extra[0]))
-    for action in leaf(top, argv)[0]._actions:  # shells expand a tilde at the start of a word alone
+        inner.error(describe_extra(inner, words, extra[0]))
+    for action in leaf(top, argv)[0]._actions:  # shells expand a tilde only at the start of a word
         if action.metavar in PATHS:
             found = getattr(args, action.dest)
             expanded = [os.path.expanduser(each) for each in found] if isinstance(found, list) else found
@@ -90,14 +90,14 @@ def run(args: argparse.Namespace) -> int:
     """Run a command; with --json, print its record on standard output and everything else on standard error.
 
     Raises:
-        ValueError: --out names nothing of what the command must write.
+        ValueError: --out names no path that the command must write.
     """
     args.out = dict(args.out)
     args.folder = args.out.get(FOLDER)
     args.record = args.out.get(RECORD) if args.record_in_out else None
     if args.needs and not set(args.needs) & set(args.out) and not (args.json and RECORD in args.needs):
         ways = " or ".join(f"--out {kind if kind == FOLDER else f'FILE{kind}'}" for kind in args.needs)
-        raise ValueError(f"nothing says where to write: add {ways}")
+        raise ValueError(f"an output is missing: add {ways}")
     if not args.json:
         return args.run(args)
     with tempfile.TemporaryDirectory() as folder:

@@ -4,12 +4,12 @@ from bertlite.cli.parts import FOLDER, Commands, Parser, add_device, command, co
 
 DESCRIPTION = """\
 Without RUN, time bertlite and its peers in turn: import, loading, forward passes on full and on ragged batches, a
-training step and pruned models.  Every engine is first compared with float64: one that computes something else is
+training step and pruned models.  Every engine is first compared with float64; an engine with wrong results is
 named and not timed.  Every ratio is taken round by round and printed with its quartiles.  Peers that are not installed
 are listed.  Exits 1 if --check finds a ratio of bertlite that is worse than in the older record.
 
-With RUN, measure time and memory of pruned models beside the dense one that they come from, all optimised
-alike by optimize_for_inference; --backend plain leaves them as they are."""
+With RUN, measure time and memory of pruned models and of the dense one that they come from, all optimised
+by optimize_for_inference; --backend plain leaves them unoptimised."""
 EXAMPLES = (
     'bench --only forward --engines "bertlite onednn",OpenVINO --out speed.json,speed.png',
     "bench --only pruned --rounds 7",
@@ -41,7 +41,7 @@ def add(commands: Commands) -> None:
 
 
 def add_peers(bench: Parser) -> None:
-    """Add the arguments that have a meaning without RUN."""
+    """Add the arguments that are used without RUN."""
     peers = bench.add_argument_group("without RUN")
     peers.add_argument(
         "--only", type=names, metavar="A,B", help="sections whose name contains one of these (default: all)"
@@ -79,7 +79,7 @@ def add_peers(bench: Parser) -> None:
 
 
 def add_runs(bench: Parser) -> None:
-    """Add the arguments that have a meaning with RUN."""
+    """Add the arguments that are used with RUN."""
     pruned = bench.add_argument_group("with RUN")
     pruned.add_argument(
         "--shapes",

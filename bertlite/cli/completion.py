@@ -9,7 +9,7 @@ from bertlite.cli.spelling import subcommands
 from bertlite.extras import import_optional
 
 SHELLS = ("bash", "zsh", "tcsh")
-PATHS = ("CHECKPOINT", "DATA", "FILE", "FOLDER", "INPUT", "PATH[,PATH]", "RUN", "SOURCE")  # metavars of what is a path
+PATHS = ("CHECKPOINT", "DATA", "FILE", "FOLDER", "INPUT", "PATH[,PATH]", "RUN", "SOURCE")  # metavars of paths
 
 
 def add_option(top: Parser) -> None:

@@ -6,7 +6,7 @@ from bertlite.cli.parts import FOLDER, Commands, add_device, command, count, one
 
 DESCRIPTION = """\
 Write one vector for every row of the input into Parquet files: id, vector and, with --keep-text, text.  Started again
-after a kill, it does the files that are missing.  Under torchrun the processes divide the work."""
+after a kill, it writes the missing files.  Under torchrun the processes divide the work."""
 EXAMPLES = (
     "embed sentence-transformers/all-MiniLM-L6-v2 corpus.jsonl --out vectors",
     "embed my-model a.txt b.txt --pooling mean --normalize --max-length 128 --out vectors-128",

@@ -5,9 +5,9 @@ from bertlite.cli.prune import add_data, add_metric
 
 DESCRIPTION = """\
 Compute the metrics of a checkpoint on labelled examples, one of them with a 95 % interval over the examples.  The task
-is that of the checkpoint's class: sequence or token classification, regression, similarity of two texts, or masked
+follows from the checkpoint's class: sequence or token classification, regression, similarity of two texts, or masked
 words, which need no labels.  With --against, the two checkpoints are compared on the same examples: the difference has
-an interval and a p, and the exit status is 1 if CHECKPOINT is worse beyond chance."""
+an interval and a p-value, and the exit status is 1 if CHECKPOINT is significantly worse."""
 
 
 def add(commands: Commands) -> None:

@@ -45,7 +45,7 @@ def add(commands: Commands) -> None:
 
 
 def class_name(text: str) -> str:
-    """Parse the name of a class of bertlite.  Their table is imported with torch, so only if a name is given."""
+    """Parse the name of a class of bertlite; the table, which imports torch, is read only if a name is given."""
     from bertlite.heads.models import CLASSES
 
     return one_of("class", tuple(CLASSES))(text)

@@ -1,4 +1,4 @@
-"""The parts that all commands share: help, --out and --json, lists, and a lazy import of the code that they run."""
+"""The parts that all commands share: help, --out and --json, lists, and lazy imports."""
 
 import argparse
 import re
@@ -9,16 +9,16 @@ from typing import Any, NoReturn, TypeAlias
 
 Commands: TypeAlias = Any  # the type that argparse's add_subparsers returns has no public name
 
-FOLDER = "FOLDER"  # a kind of output: a path whose suffix is that of no kind of file
+FOLDER = "FOLDER"  # a kind of output: a path with any other suffix
 RECORD = ".json"
 PATHS = ("CHECKPOINT", "DATA", "FILE", "FOLDER", "INPUT", "RUN", "SOURCE")  # metavars of arguments that may be paths
 FOOT = """\
 Exit status: 0 for success; 1 for a negative result: something differs, is worse than before, or cannot be loaded; 2
-if the command could not run, with the reason on standard error; 130 if interrupted; 141 if nobody reads its output."""
+if the command could not run, with the reason on standard error; 130 if interrupted; 141 if its output was closed."""
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Wrap each paragraph at the terminal's width, but for lines that are indented, such as examples."""
+    """Wrap each paragraph at the terminal's width, except indented lines, such as examples."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         blocks = [
@@ -29,7 +29,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that says what is wrong in one line, and takes no abbreviation of an option."""
+    """A parser with errors of one line and without abbreviations of options."""
 
     def __init__(self, *, examples: Sequence[str] = (), **options: Any) -> None:
         shown = "".join(f"  bertlite {example}\n" for example in examples)
@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
         self.examples = tuple(examples)
 
     def error(self, message: str) -> NoReturn:
-        """Print a message with the way to the help, and exit with status 2."""
+        """Print a message that names --help, and exit with status 2."""
         self.exit(2, f"{self.prog}: {message} (see `{self.prog} --help`)\n")
 
 
@@ -60,16 +60,16 @@ def command(
 ) -> Parser:
     """Add a command and return the parser of its arguments.
 
-    The command's function finds in `args.out` the paths to write, {kind: path}; in `args.folder` the folder among them
-    and in `args.record` the path for its record, or None.  A kind is a suffix, or FOLDER.
+    `args.out` holds the paths to write, {kind: path}; `args.folder` the folder among them and `args.record` the path
+    for the record, or None.  A kind is a suffix, or FOLDER.
 
     Args:
         module: the name of the module whose `main(args)` runs the command and returns the exit status.
         summary: its line in the list of commands.
         examples: command lines, without "bertlite".
         record: the content of the record that --json prints, and that --out FILE.json writes.
-        out: {kind: content} of what else --out writes.  Where it has ".json", such a file is not the record.
-        needs: the kinds of which --out must name one.
+        out: {kind: content} of other outputs of --out.  If it has ".json", that file is not the record.
+        needs: the kinds one of which --out must name.
     """
     kinds = {**(out or {})}
     kinds.setdefault(RECORD, record)
@@ -82,7 +82,7 @@ def command(
         "--out",
         type=paths(kinds),
         default={},
-        required=bool(needs) and RECORD not in needs,  # a record may go to standard output instead, by --json
+        required=bool(needs) and RECORD not in needs,  # --json may print a record instead
         metavar="PATH[,PATH]",
         help=f"write {'; '.join(f'{kind}: {content}' for kind, content in kinds.items())}"
         + ("" if needs else " (default: nothing is written)"),
@@ -171,7 +171,7 @@ def count(text: str) -> int:
     """Parse an integer, 1 or more."""
     found = integer(text)
     if found < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is too few; it must be 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is too small; it must be 1 or more")
     return found
 
 
@@ -184,7 +184,7 @@ def number(text: str) -> float:
 
 
 def list_of_range(text: str) -> str:
-    """Return what to write in place of a range, ": write 0,1,2" for "0-2"; empty for anything else."""
+    """Return the advice for a range, ": write 0,1,2" for "0-2"; empty for anything else."""
     ends = re.fullmatch(r"(\d+)-(\d+)", text, re.ASCII)
     if ends is None or int(ends[1]) > int(ends[2]):
         return ""

@@ -87,7 +87,7 @@ def criterion_help() -> str:
 def add_data(
     action: argparse.ArgumentParser, train: bool = True, dev: bool = True, task: str | None = "classification"
 ) -> None:
-    """Add the arguments that name checkpoint and data; without a default task it is the checkpoint's."""
+    """Add the arguments that name checkpoint and data; without a default, the task is the checkpoint's."""
     action.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder or a hub id, with its tokenizer")
     group = action.add_argument_group(
         "data", ".csv, .tsv, .jsonl or .parquet files, or hub data sets (NAME or NAME:CONFIGURATION)"
@@ -134,7 +134,7 @@ def add_data(
 
 
 def add_task(group: argparse._ActionsContainer, what: str, default: str | None = "classification") -> None:
-    """Add --task; without a default it is that of the checkpoint, which may have masked words too."""
+    """Add --task; without a default it is the checkpoint's, which may be masked words too."""
     known = TASKS if default else (*TASKS, "masked")
     group.add_argument(
         "--task",
@@ -147,7 +147,7 @@ def add_task(group: argparse._ActionsContainer, what: str, default: str | None =
 
 
 def add_training(action: argparse.ArgumentParser) -> None:
-    """Add the arguments of training but --epochs."""
+    """Add the arguments of training, except --epochs."""
     group = action.add_argument_group("training")
     group.add_argument("--lr", type=number, default=5e-5, help="peak learning rate (default: %(default)s)")
     group.add_argument("--batch-size", type=count, default=32, help="examples in a batch (default: %(default)s)")
@@ -201,7 +201,7 @@ def add_finetune(actions: Commands) -> None:
     action.add_argument(
         "--teacher",
         metavar="CHECKPOINT",
-        help="model whose predictions are learnt too, of the same classes (default: none)",
+        help="model with the same classes whose predictions are also learnt (default: none)",
     )
     action.add_argument(
         "--distil",
@@ -269,21 +269,21 @@ def add_pruning(action: argparse.ArgumentParser) -> None:
         type=one_of("allocation", ALLOCATIONS),
         choices=ALLOCATIONS,
         default="scores",
-        help="where heads go: scores, wherever these are lowest; equal, equally many from every layer; macs or"
+        help="heads to remove: scores, wherever these are lowest; equal, equally many from every layer; macs or"
         " latency, heads and neurons together, --fraction being the share of the encoder's multiply-accumulates, or"
-        " of its measured time, that is to go (default: %(default)s)",
+        " of its measured time, to remove (default: %(default)s)",
     )
     action.add_argument(
         "--rearrange",
         action="store_true",
-        help="exchange chosen heads for others of their layer where that costs less, counted together",
+        help="exchange chosen heads for others of their layer where that lowers their joint cost",
     )
     action.add_argument(
         "--gate-steps",
         type=count,
         default=200,
         metavar="N",
-        help="steps of training of the criterion gates (default: %(default)s)",
+        help="training steps of the criterion `gates` (default: %(default)s)",
     )
     action.add_argument(
         "--at-least", type=integer, default=1, metavar="N", help="heads that every layer keeps (default: %(default)s)"
@@ -397,7 +397,7 @@ def add_export(actions: Commands) -> None:
     action = add_action(
         actions,
         "export",
-        "write a pruned checkpoint, the same with every head back in place, or the mask alone",
+        "write a pruned checkpoint, a full-size one that computes the same, or only the mask",
         record="the path and the heads and neurons that are kept",
         out={FOLDER: "a checkpoint, with card and tokenizer", ".json": "the mask, with --form mask"},
         examples=(
@@ -421,6 +421,6 @@ def add_export(actions: Commands) -> None:
         type=one_of("form", FORMS),
         choices=FORMS,
         default="physical",
-        help="physical: smaller matrices; full: pruned heads are back in place and add nothing, which any BERT loader"
-        " reads; mask: JSON (default: %(default)s)",
+        help="physical: smaller matrices; full: pruned heads are back with weights of zero, for any BERT loader;"
+        " mask: JSON (default: %(default)s)",
     )

@@ -8,13 +8,13 @@ WAYS = ("auto", "latency", "macs")
 DESCRIPTION = """Prune a checkpoint to a budget of time or work, without training.
 
 TARGET is a speed (2x the given model's), a share of the MACs of the unpruned model (40%), or the time of a forward
-(15ms).  It is stated for one batch, --at or --lengths.  Heads and neurons go together; a layer may lose its attention
-or its feed-forward network whole.  What is left is chosen and fitted by least squares, layer by layer, to what the
-given model computes.  A speed or a time is checked by a clock.
+(15ms).  It is stated for one batch, --at or --lengths.  Heads and neurons are removed together; a layer may lose its
+whole attention or feed-forward network.  What is left is chosen and fitted by least squares, layer by layer, to the
+outputs of the given model.  A speed or a time is measured at the end.
 
-No labels are needed: the divergence from the given model's predictions stands for the loss.  With --label, it is the
-loss itself.  A fifth of the texts, but at most 256, is held back and judged by.  A search that was killed goes on
-where it stopped when the same command is given again."""
+No labels are needed: the divergence from the given model's predictions takes the place of the loss.  With --label, the
+loss itself is used.  A fifth of the texts, at most 256, is held out to judge by.  A killed search continues where it
+stopped when the same command is given again."""
 
 
 def add(actions: Commands) -> None:
@@ -38,7 +38,7 @@ def add(actions: Commands) -> None:
     action.add_argument("target", metavar="TARGET", help="2x, 40%% or 15ms")
     action.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder or a hub id, with its tokenizer")
     add_texts(action)
-    work = action.add_argument_group("work that the target is stated for")
+    work = action.add_argument_group("work that the target is for")
     work.add_argument(
         "--at",
         type=shapes,
@@ -54,8 +54,7 @@ def add(actions: Commands) -> None:
     work.add_argument(
         "--backend",
         default="plain",
-        help="what runs the models for the clock: a backend of optimize_for_inference, or plain, none"
-        " (default: %(default)s)",
+        help="what runs the timed models: a backend of optimize_for_inference, or plain, none (default: %(default)s)",
     )
     work.add_argument(
         "--dtype",
@@ -67,8 +66,8 @@ def add(actions: Commands) -> None:
         type=one_of("way to allocate", WAYS),
         choices=WAYS,
         default="auto",
-        help="what sizes are chosen by: the measured time of each size on this machine, or MACs; auto is latency"
-        " for a speed or a time of plain models, and else macs (default: %(default)s)",
+        help="the cost of a size: latency, its measured time on this machine, or macs; auto is latency for a speed or"
+        " a time of plain models, else macs (default: %(default)s)",
     )
     action.add_argument("--seed", type=integer, default=0, help="seed of the texts drawn (default: %(default)s)")
 

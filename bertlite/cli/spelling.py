@@ -1,4 +1,4 @@
-"""Words that no command knows: the answer names the nearest that there is."""
+"""Misspelt commands and options: the error names the nearest one."""
 
 import argparse
 import re
@@ -9,12 +9,10 @@ from bertlite.cli.parts import Parser
 
 
 def check_spelling(top: Parser, argv: Sequence[str]) -> None:
-    """Refuse a command or an option that does not exist, and name the nearest.
-
-    Whatever else is wrong is left to the parser.
+    """Check that commands and options exist; other errors are left to the parser.
 
     Raises:
-        SystemExit: one does not exist; the message is on standard error.
+        SystemExit: one does not exist; the message on standard error names the nearest.
     """
     parser, words = leaf(top, argv)
     if commands := subcommands(parser):
@@ -31,8 +29,8 @@ def check_spelling(top: Parser, argv: Sequence[str]) -> None:
             parser.error(f"there is no option {name}; {nearest(name, known)}")
 
 
-def answer_extra(parser: Parser, words: Sequence[str], extra: str) -> str:
-    """Return what to say of a word that the parser has no use for, such as the second of a list with spaces."""
+def describe_extra(parser: Parser, words: Sequence[str], extra: str) -> str:
+    """Return the message for a word that the parser does not expect, such as the second of a list with spaces."""
     lists = {name for action in parser._actions if "," in str(action.metavar) for name in action.option_strings}
     before = list(words[: words.index(extra)]) if extra in words else []
     while before and not before[-1].startswith("-"):
@@ -53,7 +51,7 @@ def leaf(top: Parser, argv: Sequence[str]) -> tuple[Parser, list[str]]:
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """Return a question with the nearest of the known words, or all of them where none is near."""
+    """Return a question with the nearest of the known words, or all of them if none is near."""
     found = get_close_matches(word, known, n=1, cutoff=0.6)
     return f"did you mean {found[0]!r}?" if found else f"have: {', '.join(known)}"
 

@@ -1,4 +1,4 @@
-"""One vector per text: tokens in batches of like length, BERT, pooling.
+"""One vector per text: tokens in batches of similar length, BERT, pooling.
 
 Shapes:  B sequences · T tokens, of all sequences together · D hidden
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 4096  # in a batch
 MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError)
-NO_PRIMITIVE = "could not create a primitive"  # what oneDNN says if memory runs out, and of a matmul it cannot do
+NO_PRIMITIVE = "could not create a primitive"  # oneDNN's message if memory runs out, or a matmul is unsupported
 
 
 log = logging.getLogger("bertlite")
@@ -41,34 +41,34 @@ log = logging.getLogger("bertlite")
 class Embedder:
     """Texts to vectors, with one checkpoint and one pooling.
 
-    An embedder is a value that can be pickled: it finds the checkpoint and reads its settings when it is made, and
-    loads the model when a process first uses it.  Called with a batch of columns, it adds one with the vectors; called
-    with texts, it returns the vectors.  So it can be passed directly to
+    An embedder can be pickled: it finds the checkpoint and reads its settings when it is made, and loads the model
+    when a process first uses it.  Called with a batch of columns, it adds a column of vectors; called with texts, it
+    returns their vectors.  So it can be passed directly to
 
         datasets:  dataset.map(embedder, batched=True)
         Ray Data:  dataset.map_batches(Embedder, fn_constructor_args=(model,), compute=ActorPoolStrategy(size=2))
         Spark:     predict_batch_udf(lambda: embedder, return_type=ArrayType(FloatType()), batch_size=1024)
 
-    Padding is not computed, and on the CPU the weights are packed by `optimize_for_inference`.  Where they cannot be
+    Padding is not computed, and on the CPU the weights are packed by `optimize_for_inference`.  If they cannot be
     packed (on a GPU, in float64, or if torch lacks oneDNN) a warning is logged when the model is loaded.
 
     Args:
         model: a hub id or a folder.
-        pooling: "cls", "mean" or "max"; by default that of the checkpoint, as sentence-transformers writes it, else
+        pooling: "cls", "mean" or "max"; by default that of the checkpoint, in sentence-transformers' format, else
             "mean".
         normalize: give vectors length 1; by default as the checkpoint states, else not.
         prompt: put before each text; or `prompt_name`, one of the checkpoint's `prompts`.  By default that of its
             `default_prompt_name`, else none.
-        truncate_dim: keep so many numbers of each vector; by default as the checkpoint states, else all.  As in
+        truncate_dim: keep only so many numbers of each vector; by default as the checkpoint states, else all.  As in
             sentence-transformers, vectors that the checkpoint normalises are truncated after that, and with
             `normalize=True` before.
         dtype: what the model computes in; by default the checkpoint's own dtype.  "int8" rounds the layers' matrices
-            and their inputs to 8 bits, on the CPU alone.
+            and their inputs to 8 bits, only on the CPU.
         device: "cpu", "cuda" or "cuda:1".
-        backend: of `optimize_for_inference`.  "auto" packs the weights where that is possible; any other name does
-            what it says, or raises when the model is loaded.
-        max_length: in tokens; longer texts are truncated.  By default that of the checkpoint, at most the number of
-            the model's positions.
+        backend: of `optimize_for_inference`.  "auto" packs the weights if possible; any other backend is used, or
+            raises when the model is loaded.
+        max_length: in tokens; longer texts are truncated.  By default the checkpoint's, at most the number of the
+            model's positions.
         max_tokens: tokens in a batch; a longer text is a batch of its own.
         text, vector: names of the column to read and of the column to add.
         revision, cache_dir, token, local_files_only: as for `huggingface_hub`.
@@ -211,10 +211,10 @@ class Embedder:
     def encode(
         self, texts: str | Sequence[str], *, prompt: str | None = None, prompt_name: str | None = None
     ) -> "NDArray[float32]":
-        """Return the vectors of texts, in their order: (texts, D), float32; of one text its vector, (D,).
+        """Return the vectors of texts, in their order: (texts, D), float32; for a single text, (D,).
 
         Args:
-            prompt, prompt_name: instead of the embedder's own; a prompt of "" is none.
+            prompt, prompt_name: instead of the embedder's own; "" is no prompt.
 
         Raises:
             ValueError: a text that is not a string, or a prompt that the checkpoint does not have.
@@ -244,7 +244,7 @@ class Embedder:
         return list(encoded["input_ids"])
 
     def count_skipped(self, prompt: str) -> int:
-        """Return how many tokens pooling leaves out: a prompt's, [CLS] included, if the checkpoint says so; else 0."""
+        """Return how many tokens pooling skips: those of the prompt and [CLS], if the checkpoint says so; else 0."""
         if self.include_prompt or not prompt:
             return 0
         (ids,) = self.tokenize([""], prompt)
@@ -261,10 +261,10 @@ class Embedder:
 
         Args:
             progress: called after every batch with the number of tokens in it.
-            prompt: the one with which the ids begin.
+            prompt: the prompt at the start of the ids.
 
         Raises:
-            ValueError: a text of the prompt alone, if pooling leaves that out.
+            ValueError: a text is only the prompt, and pooling skips that.
         """
         import numpy as np
 
@@ -277,7 +277,7 @@ class Embedder:
             raise ValueError(f"text {alone} has no token beside the {skipped} of the prompt, which are not pooled")
         costs = [min(len(row), self.max_tokens) for row in ids]
         batches = list(token_budget_batches(costs, self.max_tokens, packed=True))
-        random.Random(0).shuffle(batches)  # so that the speed so far predicts the rest
+        random.Random(0).shuffle(batches)  # so that the rate so far predicts the time left
         for rows in batches:
             vectors[list(rows)] = self.embed_within_memory([ids[row] for row in rows], skipped).numpy()
             if progress is not None:
@@ -285,10 +285,10 @@ class Embedder:
         return vectors
 
     def embed_within_memory(self, ids: Sequence[Sequence[int]], skipped: int = 0) -> Tensor:
-        """Return what `embed` does, on the CPU; embed in halves if the batch does not fit into memory.
+        """Return the result of `embed` on the CPU; split the batch in halves if it does not fit into memory.
 
         Raises:
-            torch.OutOfMemoryError: a single text does not fit either.
+            torch.OutOfMemoryError: a single text does not fit.
         """
         try:
             return self.embed(ids, skipped).cpu()
@@ -349,7 +349,7 @@ class Embedder:
 
 
 def to_texts(column: Any) -> str | list[str]:
-    """Return a column of texts as a list: one of numpy, pandas or pyarrow, or any sequence; one text as it is."""
+    """Return a column of texts (numpy, pandas, pyarrow or any sequence) as a list; a single text unchanged."""
     if isinstance(column, str):
         return column
     for method in ("to_pylist", "tolist"):
@@ -372,8 +372,8 @@ def pack_weights(
 ) -> BertModel | InferenceModel:
     """Return a model with packed weights, in its own dtype if none is named.
 
-    With the backend "auto", where the weights cannot be packed, log a warning and return the model itself; int8 is
-    nothing without them, and raises.
+    If the weights cannot be packed, the backend "auto" logs a warning and returns the model itself, but for int8,
+    which raises.
     """
     if backend != "auto":
         return optimize_for_inference(model, dtype, backend)

@@ -1,8 +1,8 @@
-"""Embed an input of any size into a folder of Parquet files, such that a process may be killed at any time.
+"""Embed an input of any size into a folder of Parquet files; a process may be killed at any time.
 
-The input is cut into shards of `shard_rows` rows, and each shard becomes one file: written under a temporary name,
-then renamed.  A file under its final name is finished; a second start does the others.  Several processes take turns
-at the shards, and none waits for another.
+The input is cut into shards of `shard_rows` rows.  Each shard becomes one file, written under a temporary name, then
+renamed.  A file with its final name is finished; a second start writes the missing ones.  Several processes share the
+shards, and none waits for another.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 JOB_SETTINGS = ("shard_rows", "keep_text", "engine")  # the fields of a job that change its files
-CHARACTERS_PER_TOKEN = 8  # a text is taken to have at most so many times `max_length`: the rest will be truncated
+CHARACTERS_PER_TOKEN = 8  # of a text only so many times `max_length` characters count: the rest will be truncated
 
 Row = tuple[Id, str]
 Manifest = dict[str, Any]  # JSON
@@ -44,7 +44,7 @@ class Job:
     Args:
         shard_rows: rows in a file; a kill loses the work on at most one file, in each process.
         keep_text: write the texts too.
-        rank, world: the index of this process and the number of processes, which take turns at the shards.
+        rank, world: the index of this process and the number of processes, which share the shards.
         engine: "local", or "ray", which names its files differently.
     """
 
@@ -72,7 +72,7 @@ class Job:
 
 @dataclass(frozen=True)
 class InputSummary:
-    """The size and the hash of an input, all of which was read.
+    """The size and the hash of the whole input.
 
     Args:
         sizes: characters in each shard, without those that will be truncated.
@@ -87,7 +87,7 @@ class InputSummary:
 
 @dataclass
 class TokenCount:
-    """The tokens that a process has embedded, and an estimate of all; the number of texts tells less of their time.
+    """The tokens that a process has embedded, and an estimate of all, which predicts time better than texts do.
 
     The number of tokens in a shard is estimated from its characters and earlier shards, until it is tokenized.
     """
@@ -180,10 +180,10 @@ def summarise_input(job: Job) -> InputSummary:
 
 
 def open_manifest(job: Job, found: InputSummary) -> Manifest:
-    """Write the manifest into the folder, or return the one that is there.
+    """Write the manifest into the folder, or return the existing one.
 
     Raises:
-        ValueError: the one that is there belongs to another job.
+        ValueError: the existing one belongs to another job.
     """
     embedder, path = job.embedder, job.out / MANIFEST
     wanted: Manifest = {
@@ -199,7 +199,7 @@ def open_manifest(job: Job, found: InputSummary) -> Manifest:
     with naming(path):
         write_json(temporary, wanted)
     try:
-        os.link(temporary, path)  # unlike a rename, fails if another process was first
+        os.link(temporary, path)  # unlike a rename, it fails if another process was first
     except FileExistsError:
         there = read_manifest(path)
         differing = list(differences(identity(there), identity(wanted)))
@@ -231,7 +231,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def identity(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries in which two jobs agree if they make the same files: without the model's name."""
+    """Return the entries that determine a job's files, which exclude the model's name."""
     chosen = {key: manifest.get(key) for key in ("settings", "input", "dimension")}
     return {**chosen, "model": {"sha256": manifest["model"]["sha256"]}}
 
@@ -247,11 +247,11 @@ def differences(there: object, wanted: object, path: str = "") -> Iterator[str]:
         for key in sorted({*there, *wanted}):
             yield from differences(there.get(key), wanted.get(key), f"{path}.{key}".lstrip("."))
     elif there != wanted:
-        yield f"{path} is {wanted!r}, there {there!r}"
+        yield f"{path} is {wanted!r}, there it is {there!r}"
 
 
 def is_finished(path: Path, rows: int, key: str) -> bool:
-    """Return True if a shard's file is there.
+    """Return whether a shard's file is finished.
 
     Raises:
         ValueError: the file is damaged, or belongs to another job.
@@ -264,7 +264,7 @@ def is_finished(path: Path, rows: int, key: str) -> bool:
     except (pa.ArrowInvalid, OSError) as error:
         raise ValueError(f"{path} is damaged ({error}): remove it and start again") from None
     if stated.num_rows != rows or (stated.metadata or {}).get(b"bertlite") != key.encode():
-        raise ValueError(f"{path} is not of this job: remove it, or choose another --out folder")
+        raise ValueError(f"{path} belongs to another job: remove it, or choose another --out folder")
     return True
 
 
@@ -292,7 +292,7 @@ def write_shard(
         os.replace(temporary, path)
         sync(path.parent)
     except FileNotFoundError:
-        if not is_finished(path, len(rows), key):  # else another process finished the job and removed .part-*
+        if not is_finished(path, len(rows), key):  # or else another process has finished the job and removed .part-*
             raise
     finally:
         with suppress(FileNotFoundError):

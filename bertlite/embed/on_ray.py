@@ -1,8 +1,8 @@
 """Run a job on Ray Data, across the machines of a cluster that share a file system.
 
 The rows are written once, with numbers, as Parquet files into the output folder.  Ray reads them, sends them to actors
-with an `Embedder` each, writes the vectors, and keeps a record of the rows it has written.  A worker that dies is
-started again and its batch repeated; after the driver was killed, the same command does the missing rows.
+with an `Embedder` each, writes the vectors, and keeps a record of the written rows.  A worker that dies is restarted
+and its batch repeated; after the driver was killed, the same command writes the missing rows.
 """
 
 import os
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 ACTOR_ROWS = 512  # rows that an actor gets at a time
-SPARE_CPUS = 2  # beside those of the actors: without one, reading and writing wait for ever
+SPARE_CPUS = 2  # beside those of the actors: without one, reading and writing never start
 
 
 def run(job: Job, workers: int) -> Manifest:
@@ -77,7 +77,7 @@ def run(job: Job, workers: int) -> Manifest:
 
 
 class EmbedTable:
-    """The work of an actor: a table of rows to a table of their vectors."""
+    """Turns a table of rows into a table of their vectors, in an actor."""
 
     def __init__(self, embedder: Embedder, keep_text: bool, key: str) -> None:
         self.embedder, self.keep_text, self.key = embedder, keep_text, key

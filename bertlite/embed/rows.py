@@ -23,7 +23,7 @@ class Rows:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a format is unknown, or a text file is asked for ids.
+        ValueError: a format is unknown, or ids are requested from a text file.
     """
 
     paths: tuple[Path, ...]

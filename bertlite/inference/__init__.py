@@ -1,4 +1,4 @@
-"""Models made ready to run, and only that: matmuls with packed weights, fused with what follows them.
+"""Models that only run, faster: matmuls with packed weights, fused with the operations after them.
 
 linear      FixedLinear, and with a weight packed for oneDNN PackedLinear and Int8Linear
 fusion      layers with as few matmuls as they can have, and the copy of a model that is built of them

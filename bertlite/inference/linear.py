@@ -1,4 +1,4 @@
-"""Linear layers whose weight never changes: laid out once for the kernels that multiply with it.
+"""Linear layers with a fixed weight, packed once for the kernels that multiply by it.
 
 Shapes:  … is (B, S) or, packed, (T,) · I inputs · O outputs
 """
@@ -30,13 +30,13 @@ ONEDNN_ACTIVATIONS = {  # the activations that oneDNN fuses with a matmul: its n
     "gelu_pytorch_tanh": ("gelu", "tanh"),
     "relu": ("relu", ""),
 }
-# How many rows of its input a packed matmul and what follows it take at a time, so that they stay in the cache: the
+# How many tokens a packed matmul and the operations after it take at a time, so that they stay in the cache: the
 # fastest tried at bert-base's shape.  scripts/measure/tuning.py finds these figures; its record is
 # scripts/results/tuning.json.  The key is the dtype of the weight.
 ROWS_PER_BLOCK = {
     torch.float32: 512,
     torch.bfloat16: 256,
-    torch.float16: 256,  # as bfloat16
+    torch.float16: 256,  # like bfloat16
     torch.int8: 512,
 }
 MADV_COLLAPSE = 25  # advice of madvise(2), since Linux 6.1
@@ -45,7 +45,7 @@ MADV_COLLAPSE = 25  # advice of madvise(2), since Linux 6.1
 class FixedLinear(nn.Module):
     """x @ weight.T + bias, then perhaps an activation, with a weight that never changes.
 
-    `rows_per_block` says how many rows of x are best taken at a time; 0 is all of them.
+    `rows_per_block` is the best number of tokens to take at a time; 0 is all of them.
 
     Args:
         weight: (O, I).
@@ -68,7 +68,7 @@ class FixedLinear(nn.Module):
         return weight.clone()
 
     def unpack(self, weight: Tensor) -> "Tensor | TensorBytes":
-        """Return a packed weight as pickle can write it; `pack` takes the tensor it holds."""
+        """Return a packed weight in a form that pickle can write and `pack` can read."""
         return weight
 
     def forward(self, x: Tensor) -> Tensor:  # (…, I) -> (…, O)
@@ -93,7 +93,7 @@ MakeLinear: TypeAlias = Callable[[Tensor, Tensor | None, str | None], FixedLinea
 
 
 class PackedLinear(FixedLinear):
-    """A linear layer whose weight lies as oneDNN's kernels read it, in float32, bfloat16 or float16."""
+    """A linear layer whose weight is packed for oneDNN, in float32, bfloat16 or float16."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, act: str | None = None) -> None:
         fused = ONEDNN_ACTIVATIONS.get(act or "")
@@ -130,8 +130,8 @@ class PackedLinear(FixedLinear):
 class Int8Linear(PackedLinear):
     """A linear layer in 8-bit integers.
 
-    The weight is rounded once, with a scale for each output; the input is rounded at every call, with one scale for
-    all of its rows.  Sums, bias and output are floats.
+    The weight is quantised once, with a scale for each output; the input at every call, with one scale for all tokens.
+    Sums, bias and output are floats.
     """
 
     def __init__(
@@ -164,16 +164,16 @@ class Int8Linear(PackedLinear):
 
 
 def on_huge_pages(packed: Tensor) -> Tensor:
-    """Return a packed weight after asking Linux to lay it on huge pages, from which a small batch reads faster.
+    """Return a packed weight after asking Linux for huge pages, from which a small batch reads faster.
 
-    An older Linux, without this advice, leaves the weight on small pages.
+    An older Linux leaves the weight on small pages.
     """
     ask_for_huge_pages(torch_private.packed_address(packed), torch_private.packed_size(packed))
     return packed
 
 
 def ask_for_huge_pages(start: int, size: int) -> None:
-    """Ask Linux to lay so many bytes from an address on huge pages, what is there and what will be."""
+    """Ask Linux to use huge pages for so many bytes from an address, now and later."""
     first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
     if sys.platform == "linux" and first < start + size:
         for advice in (mmap.MADV_HUGEPAGE, MADV_COLLAPSE):
@@ -196,10 +196,10 @@ def quantise(x: Tensor) -> tuple[Tensor, float]:
 
 @dataclass(frozen=True)
 class TensorBytes:
-    """A temporary tensor as pickle can send it to another process.
+    """The bytes of a temporary tensor, which pickle can send to another process.
 
-    multiprocessing would send a file descriptor of the tensor instead.  It is closed when the tensor is freed, and
-    may then belong to another tensor before the other process has opened it.
+    For a tensor, multiprocessing sends a file descriptor, which is closed when the tensor is freed and may belong to
+    another tensor before the other process opens it.
     """
 
     array: "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]"

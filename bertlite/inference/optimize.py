@@ -18,36 +18,36 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 def optimize_for_inference(
     model: BertPreTrainedModel, dtype: torch.dtype | None = None, backend: str = "auto", verify: bool = True
 ) -> InferenceModel:
-    """Return a copy of the model that runs faster, and does nothing but run.
+    """Return a copy of the model that runs faster, and only runs.
 
-    The copy shares nothing with `model`: let go of that one to have its memory back, and optimise it again after any
-    change to its weights, which the copy does not see.
+    The copy shares nothing with `model`: delete that one to free its memory, and optimise again after any change to
+    its weights.
 
     Args:
         model: BertModel or one of the task heads, pruned or not, on the CPU or a GPU.
-        dtype: what is computed in: float32, bfloat16, float16, or on the CPU int8, by default the model's own.  With
-            int8 the matrices of the layers are 8-bit integers and their inputs are rounded to 8 bits at every call:
-            "native" takes the least and the largest number of each token, "onednn" the largest magnitude of the whole
-            batch.  All else is float32, but for attention, which is bfloat16 where the backend has it.
+        dtype: to compute in: float32, bfloat16, float16, or on the CPU int8; by default the model's own.  With int8
+            the matrices of the layers are 8-bit integers and their inputs are quantised at every call: "native" scales
+            by the smallest and largest number of each token, "onednn" by the largest magnitude of the batch.  All else
+            is float32, except attention, which is bfloat16 if the backend has it.
         backend: "native" runs all layers in one call of C++ kernels, which are compiled once, on Linux and x86-64;
             "onednn" packs the weights for oneDNN's kernels, on the CPU; "inductor" has torch compile the model,
-            at its first run, which needs a C++ compiler on the CPU.  "auto" on the CPU is "native" where that can run
-            the model, else "onednn", with a warning if a compiler is all that is missing; elsewhere "inductor".
-        verify: compare what a few random tokens give with what the model gives, before torch compiles anything.  What
-            rounding in this dtype may change is measured on the model itself.
+            at its first run, which needs a C++ compiler on the CPU.  "auto" on the CPU is "native" if that can run the
+            model, else "onednn", with a warning if only a compiler is missing; elsewhere "inductor".
+        verify: compare outputs for a few random tokens with the model's, before torch compiles anything.  The allowed
+            difference, of rounding in this dtype, is measured on the model itself.
 
     Under "native" padding is left out, unless the model's attn_implementation is "eager": the outputs at padded
     positions are then zeros.
 
     Raises:
-        ValueError: the backend does not exist, or not for this model, device and dtype; or what the model gives is not
+        ValueError: the backend does not exist, or not for this model, device and dtype; or the model's outputs are not
             finite.
         RuntimeError: this build of torch lacks the operators, or the native kernels cannot be compiled; or the copy
             was verified and differs.
         TypeError: `model` is not a bertlite model, or has modules that a copy would not reproduce: linear layers that
             are not plain nn.Linear, layers of other classes, hooks within the encoder.
 
-    Source: the operators are those that torch.compile itself writes for linear layers on the CPU
+    Source: the operators are those that torch.compile uses for linear layers on the CPU
     (torch/_inductor/fx_passes/mkldnn_fusion.py and quantization.py of torch 2.13).
     """
     if not isinstance(model, BertPreTrainedModel):
@@ -87,7 +87,7 @@ def check_request(backend: str, dtype: torch.dtype, device: torch.device) -> Non
 
 
 def parse_compute_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """Return the dtype that a name stands for; beside those of a checkpoint there are 8-bit integers.
+    """Return the dtype of a name: one of a checkpoint's, or int8.
 
     Raises:
         ValueError: there is no such dtype.

@@ -1,4 +1,4 @@
-"""What a sentence encoder's checkpoint says of its vectors, and pooling, from vectors of tokens to one of the text.
+"""The settings of a sentence encoder's checkpoint, and pooling, which makes one vector of those of the tokens.
 
 Shapes:  B sequences · T tokens, of all sequences together · D hidden
 """
@@ -24,7 +24,7 @@ LEGACY_POOLINGS = {  # keys of 1_Pooling/config.json in sentence-transformers be
 }
 
 
-# Settings of sentence-transformers' modules that change a vector, and the one value that bertlite has for each.
+# Settings of sentence-transformers' modules that change a vector, and the one value that bertlite supports.
 VECTORS = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding"}
 TRANSFORMER = {
     "transformer_task": "feature-extraction",
@@ -52,7 +52,7 @@ class CheckpointSettings(TypedDict, total=False):
 
 
 def pool(states: Tensor, lengths: Sequence[int], pooling: str) -> Tensor:
-    """Return one vector for each sequence: that of its first token, or the mean or the maximum over its tokens.
+    """Return one vector for each sequence: its first token's, or the mean or the maximum over its tokens.
 
     Args:
         states: (T, D), the tokens of one sequence after another.
@@ -60,7 +60,7 @@ def pool(states: Tensor, lengths: Sequence[int], pooling: str) -> Tensor:
         pooling: a name of POOLINGS.
 
     Returns:
-        (B, D), in float32 where the states are in half precision.
+        (B, D); float32 if the states are in half precision.
 
     Raises:
         ValueError: another name.
@@ -75,10 +75,10 @@ def pool(states: Tensor, lengths: Sequence[int], pooling: str) -> Tensor:
 
 
 def read_settings(source: Source) -> CheckpointSettings:
-    """Read what a checkpoint states of its vectors, as sentence-transformers 6.2 writes and reads it.
+    """Read the settings of a checkpoint's vectors in the format of sentence-transformers 6.2.
 
     Raises:
-        ValueError: the checkpoint has other modules or does something else in them, or a file is damaged.
+        ValueError: the checkpoint has other modules or unsupported settings of them, or a file is damaged.
     """
     place = locate(source)
     found: CheckpointSettings = {"max_length": read_limit(place)}
@@ -91,7 +91,7 @@ def read_settings(source: Source) -> CheckpointSettings:
         raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): fetch it again") from None
     kinds = [kind for kind, _ in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise ValueError(f"{path}: the model is {' + '.join(kinds)}; bertlite does Transformer + Pooling + Normalize")
+        raise ValueError(f"{path}: the model is {' + '.join(kinds)}; bertlite reads Transformer + Pooling + Normalize")
     folders = dict(modules)
     found["normalize"] = "Normalize" in folders
     if found["normalize"]:
@@ -110,7 +110,7 @@ def read_settings(source: Source) -> CheckpointSettings:
 
 
 def kind_of(name: str) -> str:
-    """Return the class of a module of sentence-transformers, or the whole name of one that is somebody else's code."""
+    """Return the class name of a module of sentence-transformers, or the full name of a foreign one."""
     return name.rpartition(".")[2] if name.startswith("sentence_transformers.") else name
 
 
@@ -127,11 +127,11 @@ def read_module(
     """Read the config of a module, if it has one.
 
     Raises:
-        ValueError: it states another value of a `fixed` setting, the one that bertlite does.
+        ValueError: a setting has another value than `fixed`, the one that bertlite supports.
     """
     path = place.get(f"{folder}/{name}".lstrip("/"))
     values = {} if path is None else read_json(path)
     for key, done in (fixed or {}).items():
         if values.get(key) not in (None, {}, done):
-            raise ValueError(f"{path} has {key} {values[key]!r}; bertlite's embedder does {done!r} alone")
+            raise ValueError(f"{path} has {key} {values[key]!r}; bertlite's embedder supports only {done!r}")
     return values

@@ -16,7 +16,7 @@ from bertlite.inference.native.saving import load_native, save_native
 from bertlite.model import BertModel, BertPreTrainedModel
 from bertlite.stack.outputs import ModelOutput
 
-# Up to so many tokens a GPU waits for its kernels to be launched, and they are launched as one CUDA graph.
+# Up to so many tokens a GPU waits for launches, so that its kernels are launched as one CUDA graph.
 # scripts/measure/tuning.py finds this figure; its record is scripts/results/tuning.json.
 LAUNCH_BOUND_TOKENS = 512
 
@@ -42,7 +42,7 @@ class InferenceModel(nn.Module):
 
     It is called like the model it was made from and returns the same types, without gradients.  It pickles; weights
     packed for oneDNN are packed again where it is unpickled.  In a process forked from the one that made it, its first
-    run sets torch to one thread: threads do not survive a fork, and torch's operators would wait for them.
+    run sets torch to one thread, as torch's operators would wait for threads that a fork does not copy.
     """
 
     def __init__(self, model: BertPreTrainedModel, backend: str, dtype: torch.dtype) -> None:
@@ -53,7 +53,7 @@ class InferenceModel(nn.Module):
         self.prepare_compilation()
 
     def prepare_compilation(self) -> None:
-        """Arrange for torch to compile the parts at their first use, if the backend is inductor."""
+        """Have torch compile the parts at their first use, if the backend is inductor."""
         self.graphed: Callable[..., Output] | None = None
         if self.backend != "inductor":
             return
@@ -79,10 +79,10 @@ class InferenceModel(nn.Module):
         if self.graphed is None or not self.is_launch_bound(*args, **kwargs):
             return self.model(*args, **kwargs)
         torch.compiler.cudagraph_mark_step_begin()
-        return cloned(self.graphed(*args, **kwargs))  # the next call writes there
+        return cloned(self.graphed(*args, **kwargs))  # the next call overwrites the outputs
 
     def is_launch_bound(self, input_ids: object = None, *_: object, **others: object) -> bool:
-        """Return whether the batch is small enough for one CUDA graph, and of a kind that a graph can hold."""
+        """Return whether the batch is small enough for one CUDA graph, and if a graph can hold it."""
         x = input_ids if input_ids is not None else others.get("inputs_embeds")
         by_lengths = others.get("cu_seqlens") is not None or self.config.attn_implementation == "packed"
         small = isinstance(x, Tensor) and x.shape[:2].numel() <= LAUNCH_BOUND_TOKENS
@@ -94,7 +94,7 @@ class InferenceModel(nn.Module):
 
     @property
     def base_model(self) -> BertModel:
-        """Return the BertModel inside, by which what prunes or measures a model sees that this one is packed."""
+        """Return the BertModel inside, which code that prunes or measures recognises as packed."""
         return self.model.base_model
 
     @property
@@ -120,7 +120,7 @@ class InferenceModel(nn.Module):
         """Write the model with its packed weights to a folder, for `load`; the folder is replaced in one step.
 
         Raises:
-            RuntimeError: the backend is not "native", which alone has weights that can be mapped again.
+            RuntimeError: the backend is not "native", the only one whose packed weights can be saved.
             ValueError: the folder holds a checkpoint of another format, or the config describes other layers.
             OSError: the folder cannot be written.
         """
@@ -136,8 +136,8 @@ class InferenceModel(nn.Module):
 
         Raises:
             FileNotFoundError: the folder lacks a file.
-            ValueError: it was written in another format or edited, or is damaged; the message names what does not fit.
-            RuntimeError: the native kernels cannot be had on this machine.
+            ValueError: it has another format, was edited or is damaged.
+            RuntimeError: the native kernels are not available on this machine.
         """
         model, numbers = load_native(Path(folder).expanduser())
         return cls(model, "native", getattr(torch, numbers))
@@ -192,4 +192,4 @@ def own_copy(function: Callable[..., object]) -> FunctionType:
 
 
 def raise_missing(feature: str) -> NoReturn:
-    raise RuntimeError(f"an optimised model has no {feature}; its weights are packed for running and nothing else")
+    raise RuntimeError(f"an optimised model has no {feature}; its weights are packed only for running")

@@ -1,4 +1,4 @@
-"""Checks before a model is optimised: what this torch can compute, and what the model is made of."""
+"""Checks before a model is optimised: the operators of this torch, and the modules of the model."""
 
 import warnings
 from operator import attrgetter
@@ -68,7 +68,7 @@ def missing_for_onednn(dtype: torch.dtype) -> list[str]:
 
 
 def has_signed_matmul() -> bool:
-    """Return whether oneDNN multiplies signed 8-bit integers; torch 2.6 lets it take unsigned ones alone."""
+    """Return whether oneDNN multiplies signed 8-bit integers; in torch 2.6 it takes only unsigned ones."""
     try:
         with warnings.catch_warnings(action="ignore"):  # torch 2.13 announces once that quantize_per_tensor will go
             Int8Linear(torch.ones(1, 1), None)(torch.ones(1, 1))
@@ -78,11 +78,10 @@ def has_signed_matmul() -> bool:
 
 
 def check_unaltered(model: BertPreTrainedModel) -> None:
-    """Raise TypeError if the model has a module that a conversion would replace and not reproduce, and name it.
+    """Raise TypeError if a conversion would not reproduce a module of the model, and name the module.
 
-    Linear layers everywhere, and the modules of a layer of BERT, must be of their very classes, without hooks or
-    methods of their own.  LayerNorm and activations may be anything: the backends that replace them look for
-    themselves.
+    Linear layers, and the modules of a layer of BERT, must have exactly their classes, without hooks or methods of
+    their own.  LayerNorm and activations may be anything: backends that replace them check them.
     """
     body = model.base_model
     prefix = "encoder" if body is model else f"{model.base_model_prefix}.encoder"
@@ -105,10 +104,10 @@ def check_unaltered(model: BertPreTrainedModel) -> None:
 
 
 def check_kind(name: str, part: nn.Module, kinds: tuple[type[nn.Module], ...]) -> None:
-    """Raise TypeError unless a module's class is one of these, and not derived from it."""
+    """Raise TypeError unless a module's class is exactly one of these."""
     if type(part) not in kinds:
         raise TypeError(
-            f"{name} is a {kind_of(part)}, not a plain {kinds[0].__name__}, whose code alone an optimised model runs:"
+            f"{name} is a {kind_of(part)}, not a plain {kinds[0].__name__}, the only one that an optimised model runs:"
             " optimise the model before it is compiled, wrapped or changed, or run the model itself"
         )
 
@@ -123,7 +122,7 @@ def check_unwrapped(name: str, part: nn.Module) -> None:
 
 
 def own_code(part: nn.Module) -> str | None:
-    """Return what a module runs beside the code of its class: hooks, or a method of its own; None if nothing."""
+    """Return the code that a module runs beside its class: hooks, or a method of its own; None if none."""
     if has_hooks(part):
         return "hooks"
     own = (name for name, value in vars(part).items() if callable(value) and callable(getattr(type(part), name, None)))

@@ -1,9 +1,9 @@
-"""A check of every conversion: for a few random tokens the new model gives what the plain one gives.
+"""A check of every conversion: for a few random tokens the new model and the plain one have equal outputs.
 
-How far two right computations may lie apart depends on the model, since large weights let rounding errors grow.  So
-that is measured: the plain model runs on each sequence several times, and but for the first time rounding noise of the
-dtype is added to what its linear layers are given and give, and to what its norms give.  What the noise changes in the
-outputs, times a factor, is what the new model may differ by.
+The allowed difference depends on the model, since large weights amplify rounding errors, and is measured: the plain
+model runs on each sequence several times, every time but the first with rounding noise of the dtype added to the
+inputs and outputs of its linear layers and the outputs of its norms.  The new model may differ by the effect of this
+noise, times a factor.
 
 Shapes:  B sequences · S positions · R runs;  the plain model's batch is R·B rows, of which the first B get no noise
 """
@@ -22,7 +22,7 @@ from bertlite.model import BertPreTrainedModel
 from bertlite.stack.masks import values_readable
 
 LENGTHS = (6, 4)  # of the sequences, so that one is padded
-RUNS = 4  # of the plain model: one as it is, and others with noise, since large weights let it grow unevenly
+RUNS = 4  # of the plain model: one without noise, the others with it, since large weights amplify it unevenly
 # How many times the noise outputs may differ by.  The noise of floats is a whole step of the dtype, four times the
 # mean error of rounding to it; that of 8-bit integers is this error itself.  MiniLM is off by 0.2 to 1.3 times the
 # noise, and without one of its layers by 5.8 times that of int8, 7.9 times that of bfloat16, or more; random models of
@@ -35,11 +35,11 @@ Outputs = dict[str, Tensor]
 
 @torch.no_grad()
 def verify(model: BertPreTrainedModel, converted: BertPreTrainedModel, backend: str, dtype: torch.dtype) -> None:
-    """Run both models on a few random tokens and compare what they give.
+    """Run both models on a few random tokens and compare their outputs.
 
     Args:
-        converted: in eval mode; what torch would compile is run as it is.
-        dtype: what it computes in.
+        converted: in eval mode; not yet compiled.
+        dtype: that it computes in.
 
     Raises:
         RuntimeError: they differ by more than rounding.

@@ -1101,7 +1101,9 @@ def test_what_the_hub_refuses_says_what_to_do(kind, raised, message, monkeypatch
 @pytest.mark.parametrize("broken", [RuntimeError("it hung up\nand more"), OSError("it hung up")], ids=repr)
 def test_a_download_that_breaks_off_is_named(broken, monkeypatch):
     monkeypatch.setattr("huggingface_hub.hf_hub_download", raising(broken))
-    said = rf"org/name: config\.json was not completely received from the hub \({type(broken).__name__}: it hung up\): try again$"
+    said = (
+        rf"config\.json was not completely received from the hub \({type(broken).__name__}: it hung up\): try again$"
+    )
     with pytest.raises(ConnectionError, match=said):
         BertModel.from_pretrained("org/name")
 

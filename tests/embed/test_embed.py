@@ -373,7 +373,7 @@ def test_a_model_that_does_more_than_pool_is_refused(checkpoint, tmp_path) -> No
     kinds = ["Transformer", "Pooling", "Dense"]
     modules = [{"type": f"sentence_transformers.models.{kind}", "path": kind} for kind in kinds]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(ValueError, match=r"Transformer \+ Pooling \+ Dense; bertlite does Transformer \+ Pooling"):
+    with pytest.raises(ValueError, match=r"Transformer \+ Pooling \+ Dense; bertlite reads Transformer \+ Pooling"):
         Embedder(tmp_path)
     (tmp_path / "modules.json").write_text(json.dumps([modules[0], {**modules[1], "type": "custom_st.Pooling"}]))
     with pytest.raises(ValueError, match=r"the model is Transformer \+ custom_st\.Pooling; bertlite does"):
@@ -514,16 +514,16 @@ def test_other_settings_another_input_and_another_model_are_refused(checkpoint, 
     arguments = ["embed", str(checkpoint), str(lines), "--out", str(out), "--shard-rows", "10"]
     assert main([*arguments, "--pooling", "cls", "--normalize", "--prompt", "query: "]) == 2
     message = capsys.readouterr().err
-    assert "settings.prompt is 'query: ', there ''" in message
-    assert "settings.pooling is 'cls', there 'mean'" in message
-    assert "settings.normalize is True, there False" in message
+    assert "settings.prompt is 'query: ', there it is ''" in message
+    assert "settings.pooling is 'cls', there it is 'mean'" in message
+    assert "settings.normalize is True, there it is False" in message
     other = tmp_path / "other"
     model = BertModel.from_pretrained(checkpoint)
     with torch.no_grad():
         model.embeddings.word_embeddings.weight[3, 5] += 1
     model.save_pretrained(other)
     BertTokenizer.from_pretrained(checkpoint).save_pretrained(other)
-    with pytest.raises(ValueError, match="dimension is 9, there 48"):
+    with pytest.raises(ValueError, match="dimension is 9, there it is 48"):
         run(Job(Embedder(checkpoint, truncate_dim=9), Rows((lines,)), out, shard_rows=10))
     with pytest.raises(ValueError, match=r"model\.sha256 is"):
         run(Job(Embedder(other), Rows((lines,)), out, shard_rows=10))
@@ -538,7 +538,7 @@ def test_files_of_other_jobs_and_damaged_ones_are_refused(checkpoint, lines, tmp
     run(job)
     path = job.out / "part-00001-of-00006.parquet"
     pq.write_table(pq.read_table(path).replace_schema_metadata(None), path)
-    with pytest.raises(ValueError, match="is not of this job: remove it"):
+    with pytest.raises(ValueError, match="belongs to another job: remove it"):
         run(job)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match="is damaged"):

@@ -23,7 +23,7 @@ ACTIVATIONS = {  # by transformers' names, as `enum class Activation` of kernels
     "sigmoid": 7,
 }
 MESSAGE_SIZE = 512
-OUT_OF_MEMORY = 2  # what a function of kernels/native.cpp returns then
+OUT_OF_MEMORY = 2  # a return value of kernels/native.cpp
 
 
 class Matrix(Structure):
@@ -111,7 +111,7 @@ class Kernels:
     def pack(
         self, numbers: str, weight: int, shape: tuple[int, int], words: int, scales: int, sums: int, threads: int
     ) -> None:
-        """Lay a weight of floats out; all that points somewhere is an address."""
+        """Pack a weight of floats; pointers are addresses."""
         message = ctypes.create_string_buffer(MESSAGE_SIZE)
         failed = self._pack(NUMBERS[numbers], weight, *shape, words, scales, sums, threads, message, MESSAGE_SIZE)
         self.raise_failure(failed, message.value)

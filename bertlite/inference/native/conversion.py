@@ -22,7 +22,7 @@ def require_native(model: BertPreTrainedModel, dtype: torch.dtype) -> Kernels:
 
     Raises:
         ValueError: they cannot run this model in this dtype.
-        NativeKernelsError: they cannot be had on this machine.
+        NativeKernelsError: they are not available on this machine.
     """
     missing = missing_for_native(model, dtype)
     if missing is not None:
@@ -31,9 +31,9 @@ def require_native(model: BertPreTrainedModel, dtype: torch.dtype) -> Kernels:
 
 
 def kernels_if_any(model: BertPreTrainedModel, dtype: torch.dtype) -> Kernels | None:
-    """Return the kernels if they can run this model in this dtype; None, with one warning, if they cannot be had.
+    """Return the kernels if they can run this model in this dtype; None, with one warning, if they are not available.
 
-    A compiler that has failed in this process is run again only with other settings.
+    A compiler that failed in this process is run again only with other settings.
     """
     if missing_for_native(model, dtype) is not None:
         return None
@@ -61,7 +61,7 @@ def native_copy(model: BertPreTrainedModel, dtype: torch.dtype, kernels: Kernels
 
 
 def with_fixed_linears(model: BertPreTrainedModel, floats: torch.dtype) -> BertPreTrainedModel:
-    """Fix the linear layers of the pooler and the head, and turn what is left into a float dtype."""
+    """Fix the linear layers of the pooler and the head, and convert the rest to a float dtype."""
     kind = FixedLinear if missing_for_onednn(floats) else PackedLinear
     fix_linears(model, partial(make_linear, kind, floats))
     return model.to(floats).requires_grad_(False)

@@ -38,11 +38,11 @@ HASH_SIZE = hashlib.sha256().digest_size
 
 
 class NativeKernelsError(RuntimeError):
-    """Raised where the native kernels cannot be had, with the reason and the way out."""
+    """Raised if the native kernels are not available, with the reason and the way out."""
 
 
 class CompilationError(NativeKernelsError):
-    """Raised where a compiler has run and failed."""
+    """Raised if a compiler has failed."""
 
 
 compiler_failures: dict[tuple[str, ...], str] = {}  # messages of this process, by `compiler_settings`
@@ -53,9 +53,9 @@ class InstructionSet:
     """A kind of processor that the kernels are compiled for.
 
     Args:
-        needs: what /proc/cpuinfo must list.
+        needs: flags of /proc/cpuinfo.
         flags: of the compiler.
-        uses_torch: whether products go through torch's own kernels, which have AMX.
+        uses_torch: whether matmuls use torch's own kernels, which have AMX.
     """
 
     name: str
@@ -85,7 +85,7 @@ INSTRUCTION_SETS = {  # from the best to the most common
 
 @cache
 def processor_flags() -> frozenset[str]:
-    """Return what this processor and its operating system can do, by the names of /proc/cpuinfo."""
+    """Return the flags of this processor in /proc/cpuinfo."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("flags"):
             return frozenset(line.partition(":")[2].split())
@@ -93,22 +93,22 @@ def processor_flags() -> frozenset[str]:
 
 
 def missing_platform() -> str | None:
-    """Say why the kernels cannot run on this machine, whatever is installed; None if they can."""
+    """Return the reason why the kernels cannot run on this kind of machine; None if they can."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return f"native kernels are for Linux on x86-64, not for {sys.platform} on {platform.machine()}"
     return None
 
 
 def best_instruction_set() -> InstructionSet:
-    """Return the best set that this processor has; BERTLITE_NATIVE names another, such as for a comparison."""
-    asked = os.environ.get("BERTLITE_NATIVE")
-    if asked and asked not in INSTRUCTION_SETS:
-        raise NativeKernelsError(f"BERTLITE_NATIVE={asked!r} is unknown; have: {', '.join(INSTRUCTION_SETS)}")
-    for each in [INSTRUCTION_SETS[asked]] if asked else INSTRUCTION_SETS.values():
+    """Return the best set of this processor, or the one that BERTLITE_NATIVE names."""
+    chosen = os.environ.get("BERTLITE_NATIVE")
+    if chosen and chosen not in INSTRUCTION_SETS:
+        raise NativeKernelsError(f"BERTLITE_NATIVE={chosen!r} is unknown; have: {', '.join(INSTRUCTION_SETS)}")
+    for each in [INSTRUCTION_SETS[chosen]] if chosen else INSTRUCTION_SETS.values():
         if each.needs <= processor_flags():
             return each
-    missing = sorted(INSTRUCTION_SETS[str(asked)].needs - processor_flags())
-    raise NativeKernelsError(f"BERTLITE_NATIVE={asked!r} needs a processor with {', '.join(missing)}; unset it")
+    missing = sorted(INSTRUCTION_SETS[str(chosen)].needs - processor_flags())
+    raise NativeKernelsError(f"BERTLITE_NATIVE={chosen!r} needs a processor with {', '.join(missing)}; unset it")
 
 
 def load_kernels(*, retry: bool = True) -> Kernels:
@@ -138,7 +138,7 @@ def load_kernels(*, retry: bool = True) -> Kernels:
 
 
 def compiler_settings() -> tuple[str, ...]:
-    """Return what a user can change so that a compiler that failed does not fail again."""
+    """Return the settings by which a user can make a failed compiler succeed."""
     return (*(os.environ.get(name, "") for name in ("CXX", "PATH", "BERTLITE_NATIVE")), str(cache_folder()))
 
 
@@ -157,7 +157,7 @@ def kernels_for(name: str) -> Kernels:
 
 
 def file_name(wanted: InstructionSet) -> str:
-    """Return a name that no other sources, flags or, where it matters, torch would have."""
+    """Return a name that is unique to these sources, flags and, if it matters, torch."""
     digest = hashlib.sha256(repr((FLAGS, wanted.flags)).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
@@ -167,7 +167,7 @@ def file_name(wanted: InstructionSet) -> str:
 
 
 def cache_folder() -> Path:
-    """Return where compiled kernels are kept: BERTLITE_CACHE, or bertlite in the user's cache folder."""
+    """Return the folder of compiled kernels: in BERTLITE_CACHE, or in the user's cache folder."""
     own = os.environ.get("BERTLITE_CACHE")
     try:
         return Path(own or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertlite") / "native"
@@ -211,7 +211,7 @@ def compile_once(wanted: InstructionSet, path: Path) -> None:
 
 
 def compile_kernels(wanted: InstructionSet, path: Path) -> None:
-    """Compile the kernels to a path, which appears when they are whole."""
+    """Compile the kernels to a path, which appears when they are complete."""
     compiler = find_compiler()
     print(
         f"bertlite: compiling the CPU kernels ({wanted.name}) with {compiler[0]}, once ...",
@@ -257,7 +257,7 @@ def find_compiler() -> list[str]:
 
 
 def torch_flags(wanted: InstructionSet) -> Sequence[str]:
-    """Return what the compiler needs to find torch's products."""
+    """Return the compiler flags for torch's matmuls."""
     if not wanted.uses_torch:
         return ()
     folder = Path(torch.__file__).parent

@@ -1,4 +1,4 @@
-"""Save a model with packed weights, and map it again: nothing is packed a second time.
+"""Save a model with packed weights, and map it again without packing.
 
 A folder holds config.json, native.json (what the files are), layers.safetensors (the packed weights, one tensor of
 bytes) and rest.safetensors (embeddings, pooler and head).  Packed weights are the same for every x86-64 processor.
@@ -45,7 +45,7 @@ WAY_OUT = "optimise the model again and save it"
 def save_native(model: BertPreTrainedModel, folder: Path) -> None:
     """Write the copy of a model that `native_copy` made to a folder, which is replaced in one step.
 
-    A checkpoint that `save_pretrained` wrote there goes, as it would for another checkpoint.
+    A checkpoint that `save_pretrained` wrote there is replaced.
 
     Raises:
         TypeError: the model's class is not one of bertlite's own.
@@ -84,7 +84,7 @@ def save_native(model: BertPreTrainedModel, folder: Path) -> None:
 
 
 def plain_tensors(model: BertPreTrainedModel) -> State:
-    """Return what is outside the layers, under the names of a checkpoint; weights that were packed are unpacked."""
+    """Return the tensors outside the layers, unpacked, by their names in a checkpoint."""
     state: State = {name: tensor.detach() for name, tensor in model.named_parameters()}
     for name, part in model.named_modules():
         if isinstance(part, FixedLinear):
@@ -98,13 +98,13 @@ def plain_tensors(model: BertPreTrainedModel) -> State:
 
 
 def load_native(folder: Path) -> tuple[BertPreTrainedModel, str]:
-    """Return a model that `save_native` wrote, its weights mapped from the files, and what its layers compute in.
+    """Return a model that `save_native` wrote, its weights mapped from the files, and the dtype of its layers.
 
     Raises:
         FileNotFoundError: the folder lacks a file.
         ValueError: it was written in another format, or by a machine of another byte order, or its files do not
             belong together, or a tensor is not one of the model that the config describes, or not finite.
-        NativeKernelsError: the kernels cannot be had on this machine.
+        NativeKernelsError: the kernels are not available on this machine.
     """
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
@@ -145,7 +145,7 @@ def hash_of(path: Path) -> str:
 
 
 def check_about(folder: Path, about: Mapping[str, Any]) -> None:
-    """Raise ValueError unless native.json is of this format and what the other files were saved with."""
+    """Raise ValueError unless native.json has this format and belongs to the other files."""
     found = (about.get("format"), about.get("byteorder"))
     if found != (FORMAT, sys.byteorder):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What keeps a model from the native kernels."""
+"""Checks of what the native kernels can run."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ LANES = 16  # of kernels/vectors.h
 
 
 def missing_for_native(model: BertPreTrainedModel, dtype: torch.dtype) -> str | None:
-    """Say what keeps the native kernels from running a model in a dtype; None if nothing does."""
+    """Return the reason why the native kernels cannot run a model in a dtype; None if they can."""
     config = model.config
     head_size = config.hidden_size // config.num_attention_heads
     devices = {parameter.device.type: parameter.device for parameter in model.parameters()}

@@ -1,4 +1,4 @@
-"""The weights of all layers as the kernels read them: one tensor of bytes, and where in it each one begins.
+"""The weights of all layers, packed for the kernels: one tensor of bytes, and the offset of each weight.
 
 Shapes:  D hidden · N heads · H head dim · I neurons
 """
@@ -14,7 +14,7 @@ from bertlite.inference.linear import ask_for_huge_pages
 from bertlite.inference.native.calls import ACTIVATIONS, Kernels, Layer, Matrix, Model
 from bertlite.stack.modules import BertLayer
 
-ALIGNMENT = 64  # bytes: a line of the cache
+ALIGNMENT = 64  # bytes: a cache line
 BLOCK = 64  # outputs in a block, BLOCK of kernels/tiles.h
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # of one number of a weight
 MATRICES = ("qkv", "output", "up", "down")
@@ -23,7 +23,7 @@ VECTORS = ("attention_norm_weight", "attention_norm_bias", "output_norm_weight",
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What a layer has left: heads and neurons."""
+    """The heads and neurons that a layer keeps."""
 
     heads: int
     neurons: int
@@ -153,7 +153,7 @@ class NativeWeights:
         )
 
     def part(self, i: int, name: str, part: str = "") -> Tensor:
-        """Return floats of a layer as a view."""
+        """Return a view of floats of a layer."""
         start, count = self.at[i, name, part]
         return self.data[start : start + count].view(torch.float32)
 
@@ -161,7 +161,7 @@ class NativeWeights:
         return self.data.data_ptr() + self.at[i, name, part][0]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return everything as tensors by names, in the number types that they are in."""
+        """Return all weights as tensors by name, in their dtypes."""
         kinds = {"words": getattr(torch, self.shape.numbers)}
         return {
             f"layer {i} {name} {part}".rstrip(): self.data[start : start + count].view(kinds.get(part, torch.float32))
@@ -169,7 +169,7 @@ class NativeWeights:
         }
 
     def describe(self) -> Model:
-        """Return the struct that tells the kernels where everything lies."""
+        """Return the struct with the addresses of all weights."""
         shape = self.shape
         layers = (Layer * len(shape.layers))()
         for i, sizes in enumerate(shape.layers):
@@ -190,7 +190,7 @@ def round_up(n: int, to: int) -> int:
 
 
 def aligned(size: int) -> Tensor:
-    """Return so many bytes of memory that begin on a line of the cache."""
+    """Return so many bytes of memory, aligned to a cache line."""
     data = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
     start = -data.data_ptr() % ALIGNMENT
     return data[start : start + size]
