@@ -1,4 +1,4 @@
-"""The activations a BERT checkpoint may name in `hidden_act`, by transformers' names for them.
+"""The activations that a checkpoint may name in `hidden_act`, by transformers' names.
 
 Formulas are those of transformers' ACT2FN (5.23.0; hardswish and sqrtsoftplus are not in 4.57.6).
 """
@@ -113,7 +113,7 @@ ACTIVATIONS: dict[str, Function | type[nn.Module]] = {
 
 
 class Activation(nn.Module):
-    """A function of ACTIVATIONS as a module, so that it has a name in the tree and can be hooked."""
+    """A function of ACTIVATIONS as a module, so that it has a module name and can be hooked."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

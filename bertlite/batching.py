@@ -65,8 +65,8 @@ class Batches(Sequence[tuple[int, ...]]):
 def token_budget_batches(lengths: Iterable[int], max_tokens: int, *, packed: bool = False) -> Batches:
     """Group sequences into batches of at most `max_tokens` tokens.
 
-    Sequences are sorted by length, the longest first, so that memory runs out at once or not at all; those of equal
-    length keep their order, so that the same lengths always give the same batches.  `Batches.restore` puts results
+    Sequences are sorted by length, the longest first, so that memory runs out in the first batch or never; those of
+    equal length keep their order, so that batches are deterministic.  `Batches.restore` puts results
     back into the original order:
 
         batches = token_budget_batches(lengths, 4096)

@@ -13,7 +13,7 @@ from bertlite.records import to_json
 
 POSITIONS = ("absolute", "relative_key", "relative_key_query")
 PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
-SIZES = (  # a checkpoint must state these: a default would fit a bert-base file by chance and no other
+SIZES = (  # a checkpoint must state these, as defaults fit only bert-base
     "vocab_size",
     "hidden_size",
     "num_hidden_layers",
@@ -21,7 +21,7 @@ SIZES = (  # a checkpoint must state these: a default would fit a bert-base file
     "intermediate_size",
     "max_position_embeddings",
 )
-LARGEST = {"num_hidden_layers": 2**12, "num_labels": 2**20}  # what is made one by one
+LARGEST = {"num_hidden_layers": 2**12, "num_labels": 2**20}  # of things that are made one by one
 LARGEST_SIZE = 2**28  # so that the numbers of a matrix can be counted
 FIELD_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
@@ -73,17 +73,17 @@ class ConfigLike(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class BertConfig:
-    """The sizes and settings of one BERT, under the names that config.json gives them.
+    """The sizes and settings of one BERT, by their names in config.json.
 
     Args:
-        pruned_heads: {layer: heads removed}, in the numbering of the unpruned model, as transformers 4 writes it.
+        pruned_heads: {layer: heads removed}, numbered as in the unpruned model, in transformers 4's format.
         pruned_neurons: {layer: intermediate neurons removed}, likewise; only bertlite reads a checkpoint with any.
-        num_labels: defaults to the length of `id2label`, and that to two labels, LABEL_0 and LABEL_1.
+        num_labels: defaults to the length of `id2label`, which defaults to two labels, LABEL_0 and LABEL_1.
         attn_implementation: a name of `bertlite.stack.attention.BACKENDS`, or "auto"; chosen at run time, never saved.
         extra: fields of config.json that BERT does not use; kept, and written back.
 
     Raises:
-        ValueError: a value that no BERT can have; it names the field, the value and what would do.
+        ValueError: a value is impossible; the message names the field, the value and the valid ones.
     """
 
     vocab_size: int = 30522
@@ -161,14 +161,14 @@ class BertConfig:
         if stated not in (None, len(id2label)):
             if id2label != default_labels(len(id2label)):
                 raise ValueError(f"num_labels is {stated} but id2label names {len(id2label)}; leave one of them out")
-            id2label, label2id = default_labels(stated), None  # `replace` hands on names that nobody chose
+            id2label, label2id = default_labels(stated), None  # `replace` passes on default names
         if label2id is None:
             label2id = {label: i for i, label in id2label.items()}
         self._set(num_labels=len(id2label), id2label=id2label, label2id=dict(label2id))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> "BertConfig":
-        """Make the config that a config.json holds, with fields replaced.
+        """Make a config from the content of a config.json, with fields replaced.
 
         Raises:
             TypeError: an override that is not a field of BertConfig.
@@ -210,13 +210,13 @@ class BertConfig:
             raise ValueError(f"{path}: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything that goes into config.json, unknown fields included.  Keys of mappings become strings there."""
+        """Return the content of config.json, unknown fields included; JSON makes strings of integer keys."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in RUN_TIME}
-        del values["num_labels"]  # transformers derives it from id2label and, in 5.x, refuses both
+        del values["num_labels"]  # transformers derives it from id2label; 5.x does not accept both
         values["pruned_heads"] = {layer: list(heads) for layer, heads in self.pruned_heads.items()}
         values["pruned_neurons"] = {layer: list(neurons) for layer, neurons in self.pruned_neurons.items()}
         if not self.pruned_neurons:
-            del values["pruned_neurons"]  # a field that nobody else knows
+            del values["pruned_neurons"]  # a field of bertlite alone
         return {**self.extra, **values, "model_type": self.model_type}
 
     def to_json_string(self) -> str:
@@ -224,10 +224,10 @@ class BertConfig:
 
 
 def check_values(config: ConfigLike) -> None:
-    """Refuse what no BERT can have, in a config of ours or of transformers.
+    """Check the values of a config, ours or of transformers.
 
     Raises:
-        ValueError: it names the field, the value and what would do.
+        ValueError: a value is impossible; the message names the field, the value and the valid ones.
     """
     for name in (*SIZES, "type_vocab_size"):
         low, high = 0 if name == "num_hidden_layers" else 1, LARGEST.get(name, LARGEST_SIZE)
@@ -252,7 +252,7 @@ def check_values(config: ConfigLike) -> None:
 
 
 def check_numbers(config: ConfigLike) -> None:
-    """Refuse rates, ranges and counts that no BERT can have."""
+    """Raise ValueError for impossible rates, ranges and counts."""
     for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
         rate = getattr(config, name)
         if rate is not None and not 0 <= rate <= 1:
@@ -270,14 +270,14 @@ def default_labels(count: int) -> dict[int, str]:
 
 
 def integer(value: Any) -> int:
-    """Read an index as JSON or a user writes it: "3" and 3, but neither 3.5 nor True."""
+    """Read an index from JSON or a user: "3" or 3, but neither 3.5 nor True."""
     if isinstance(value, bool):
         raise TypeError(value)
     return int(value) if isinstance(value, str) else index(value)
 
 
 def normalise_heads(heads: Mapping[Any, Iterable[Any]], layers: int, built_with: int) -> dict[int, tuple[int, ...]]:
-    """{layer: heads} with integer keys (JSON has none), each layer's heads sorted and named once.
+    """Return {layer: heads} with integer keys (JSON has none), each layer's heads sorted and unique.
 
     Raises:
         ValueError: a layer or head that a model of `layers` x `built_with` heads does not have.
@@ -288,7 +288,7 @@ def normalise_heads(heads: Mapping[Any, Iterable[Any]], layers: int, built_with:
 def normalise_neurons(
     neurons: Mapping[Any, Iterable[Any]], layers: int, built_with: int
 ) -> dict[int, tuple[int, ...]]:
-    """{layer: intermediate neurons}, likewise."""
+    """Return {layer: intermediate neurons}, likewise."""
     return normalise_units(neurons, layers, built_with, "neuron")
 
 
@@ -305,7 +305,7 @@ def normalise_units(
             layer, chosen = integer(key), {integer(each) for each in named}
         except (TypeError, ValueError):
             raise ValueError(
-                f"{unit}s are given as {{layer: [{unit}s]}}, integers all; not as {{{key!r}: {named!r}}}"
+                f"{unit}s are given as {{layer: [{unit}s]}}, all integers; not as {{{key!r}: {named!r}}}"
             ) from None
         if not 0 <= layer < layers:
             raise ValueError(f"there is no layer {layer}: the model has {layers} layers, 0 to {layers - 1}")
@@ -332,15 +332,15 @@ def kept_neurons(config: ConfigLike, layer: int) -> tuple[int, ...]:
 
 
 def pruned_heads(config: ConfigLike) -> Mapping[int, Iterable[int]]:
-    """Return the heads that a config says are gone, by layer.
+    """Return the removed heads of a config, by layer.
 
-    Some of transformers' own configs lack the field, and those read from a file have the strings of JSON for layers.
+    Some configs of transformers lack the field, and those read from a file have strings for layers.
     """
     return by_layer(getattr(config, "pruned_heads", None))
 
 
 def pruned_neurons(config: ConfigLike) -> Mapping[int, Iterable[int]]:
-    """Return the intermediate neurons that are gone, by layer; transformers' own configs have no such field."""
+    """Return the removed intermediate neurons, by layer; transformers' own configs have no such field."""
     return by_layer(getattr(config, "pruned_neurons", None))
 
 

@@ -1,4 +1,4 @@
-"""Optional packages: they are imported here, and the one hint on how to install them is made here."""
+"""Optional packages: importing them, with a hint on how to install them."""
 
 import json
 from importlib import import_module, metadata
@@ -9,10 +9,10 @@ ROOT = Path(__file__).resolve().parents[1]  # of the checkout, where there is on
 
 
 def import_optional(name: str, what: str, extra: str) -> Any:
-    """Import a module that only an extra of bertlite brings.
+    """Import a module that only an extra of bertlite installs.
 
     Args:
-        what: what needs it, which begins the message.
+        what: the feature that needs it, at the start of the message.
 
     Raises:
         ModuleNotFoundError: it is not installed; the message says how to install it.
@@ -28,7 +28,7 @@ def install_hint(extra: str, elsewhere: bool = False) -> str:
     """Return the command that installs bertlite with an extra, from where this one came.
 
     Args:
-        elsewhere: for another machine, which knows nothing of this one.
+        elsewhere: whether the command is for another machine.
     """
     name = f"bertlite[{extra}]"
     if not elsewhere and (ROOT / "pyproject.toml").is_file():

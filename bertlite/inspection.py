@@ -37,7 +37,7 @@ from bertlite.records import write_json
 SAME, DIFFERS, FAILS = "same", "differs", "fails"  # outcomes, from good to bad
 ONLY_5 = ("hardswish", "sqrtsoftplus")  # activations that transformers 4 does not know
 NO_PRUNING = (
-    "does not support pruned heads: it refuses smaller matrices, initialises them at random with"
+    "does not support pruned heads: it fails on smaller matrices, initialises them at random with"
     " ignore_mismatched_sizes=True, and uses every head of full-size ones.  bertlite.densify makes a checkpoint for"
     " it, and bertlite.hf.export_remote_code one for trust_remote_code=True"
 )
@@ -62,7 +62,7 @@ def inspect(checkpoint: str | Path, *, revision: str | None = None) -> dict[str,
         Among others "num_hidden_layers"; "heads" and "neurons", each as built and as kept by layer; "dtypes" and
         "parameters" as stored; "legacy_names"; and under "bertlite", "transformers 4" and "transformers 5" an
         "outcome" with its reasons as "notes": "same", the checkpoint loads and computes the right result; "differs",
-        it loads and computes something else; "fails", it does not load or does not run.
+        it loads and computes a wrong result; "fails", it does not load or does not run.
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
@@ -154,7 +154,7 @@ def in_transformers_5(cls: type[BertPreTrainedModel], config: BertConfig, stored
 
 
 def tensors_in(cls: type[BertPreTrainedModel], config: BertConfig, stored: State) -> Iterator[Finding]:
-    """Yield what follows from names and shapes, for a transformers that reads the config as this one."""
+    """Yield the findings from names and shapes, for a transformers that reads this config."""
     model = make_skeleton(cls, config, {})
     wanted: State = model.state_dict()
     base = body_prefix(model)
@@ -167,7 +167,7 @@ def tensors_in(cls: type[BertPreTrainedModel], config: BertConfig, stored: State
     wrong = [name for name, t in state.items() if name in wanted and t.shape != wanted[name].shape]
     ignored = [name for name in state if re.match(r"(bert\.)?(embeddings|encoder)\.", name) and name not in wanted]
     if wrong:
-        yield FAILS, f"refuses the sizes of {len(wrong)} tensors: {format_some(wrong)}"
+        yield FAILS, f"fails on the sizes of {len(wrong)} tensors: {format_some(wrong)}"
     if lost:
         yield DIFFERS, f"initialises {len(lost)} tensors at random, with a warning: {format_some(lost)}"
     elif missing:
@@ -177,7 +177,7 @@ def tensors_in(cls: type[BertPreTrainedModel], config: BertConfig, stored: State
 
 
 def name_in_transformers(name: str, base: str) -> str | None:
-    """Return the name that transformers gives to a tensor: as bertlite does, but it keeps a wrapper's prefix."""
+    """Return transformers' name of a tensor: bertlite's, but with a wrapper's prefix kept."""
     return name if name.startswith(WRAPPER_PREFIXES) else current_name(name, base)
 
 
@@ -186,7 +186,7 @@ def predicts_tokens(cls: type[BertPreTrainedModel]) -> bool:
 
 
 def decoder_differs(config: BertConfig, stored: State) -> bool:
-    """Return True if a decoder that the config ties is another matrix; nothing else here reads weights."""
+    """Return True if a decoder that the config ties is another matrix; only this reads weights."""
     return config.tie_word_embeddings and has_own_decoder(stored)
 
 
@@ -225,6 +225,6 @@ def format_report(found: Mapping[str, Any]) -> Iterator[str]:
 
 OUTCOMES = {
     SAME: "loads it",
-    DIFFERS: "loads it, and computes something else",
+    DIFFERS: "loads it, and computes a wrong result",
     FAILS: "does not load it, or does not run it",
 }

@@ -1,4 +1,4 @@
-"""BertModel, and the base class of every model: what all of them can do beside running.
+"""BertModel, and the base class of every model: loading, saving, resizing, pruning, checkpointing.
 
 Shapes:  B sequences · S positions · D hidden
 """
@@ -36,7 +36,7 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
         self.config = config
         self.build(config, **options)
         for part in self.children():
-            if not isinstance(part, BertPreTrainedModel):  # which has initialised itself
+            if not isinstance(part, BertPreTrainedModel):  # they have initialised themselves
                 init_weights(part, config)
         self.tie_weights()
 
@@ -46,13 +46,13 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
     config = property(config_of, _give_config)
 
     def build(self, *args: Any, **options: Any) -> None:
-        """Attach the parts; a body does it."""
+        """Attach the parts; implemented by bodies."""
         raise NotImplementedError(
             f"{type(self).__name__} is a base class; use BertModel or one of the BertFor… classes"
         )
 
     def tie_weights(self) -> None:
-        """Share the parameters that are one matrix under two names, in models that have some."""
+        """Share the parameters that are one matrix under two names, if there are any."""
         tie = getattr(self, "tie_decoder", None)
         if callable(tie):
             tie()
@@ -76,7 +76,7 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
         return self.get_input_embeddings().weight.dtype
 
     def num_parameters(self, only_trainable: bool = False) -> int:
-        """Count the numbers that the model holds; shared ones count once."""
+        """Return the number of parameters; shared ones count once."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad or not only_trainable)
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -84,10 +84,10 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
         return self.base_model.embeddings.word_embeddings
 
     def set_input_embeddings(self, embeddings: nn.Embedding) -> None:
-        """Replace the word embeddings, and whatever is tied to them.
+        """Replace the word embeddings, and the matrices tied to them.
 
         Raises:
-            ValueError: the table has another shape than the config says.
+            ValueError: the shape does not fit the config.
         """
         shape = (self.config.vocab_size, self.config.hidden_size)
         if tuple(embeddings.weight.shape) != shape:
@@ -96,7 +96,7 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
         self.tie_weights()
 
     def set_attn_implementation(self, name: str) -> None:
-        """Choose how attention is computed: a name of `bertlite.stack.attention.BACKENDS`, or "auto".
+        """Choose the attention backend: a name of `bertlite.stack.attention.BACKENDS`, or "auto".
 
         Raises:
             ValueError: no backend has that name.
@@ -117,9 +117,9 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
         every_n_layers: int = 1,
         offload: bool = False,
     ) -> None:
-        """Trade time for memory: layers forget their activations and compute them again in the backward pass.
+        """Trade time for memory: layers compute their activations again in the backward pass.
 
-        Gradients are those of the plain model.  It acts whenever gradients are recorded, in eval mode too.
+        Gradients are unchanged.  Checkpointing acts whenever gradients are recorded, also in eval mode.
 
         Args:
             gradient_checkpointing_kwargs: `preserve_rng_state` and `determinism_check` of torch.utils.checkpoint.
@@ -127,8 +127,8 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
             offload: keep the checkpointed layers' inputs in host memory, pinned where there is a GPU.
 
         Raises:
-            ValueError: `every_n_layers` is below 1, or the re-entrant kind is asked for, which loses gradients when
-                the embeddings are frozen.
+            ValueError: `every_n_layers` is below 1, or use_reentrant is True, which loses gradients if the embeddings
+                are frozen.
         """
         options = dict(gradient_checkpointing_kwargs or {})
         if options.pop("use_reentrant", False):
@@ -152,13 +152,13 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
         return self.base_model.encoder.layer  # type: ignore[return-value]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # here, so that load_state_dict of any model around this one does it too
+        # here, so that it also runs in load_state_dict of a model around this one
         rename_legacy_keys_(state_dict, prefix, self)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def with_own_forward(cls: Any) -> Any:
-    """Give a class that inherits `forward` one of its own name, which Python's errors for wrong arguments quote."""
+    """Rename the inherited `forward` of a class, so that errors for wrong arguments name the class."""
     inherited = cls.forward
     if "forward" not in vars(cls):
         code, closure = inherited.__code__, inherited.__closure__
@@ -171,7 +171,7 @@ def with_own_forward(cls: Any) -> Any:
 
 @with_own_forward
 class BertModel(BertBody[BertModelOutput], BertPreTrainedModel):
-    """BERT without a head: token vectors, and the pooler's vector for the sequence.
+    """BERT without a head: token vectors, and the pooler's vector of the sequence.
 
     Args:
         add_pooling_layer: whether there is a pooler.

@@ -1,4 +1,4 @@
-"""The progress of long work: a bar on a terminal, a line now and then in a log; durations and counts in words."""
+"""The progress of long work: a bar on a terminal, occasional lines in a log; durations and counts in words."""
 
 import sys
 import time
@@ -8,18 +8,18 @@ SECONDS_BETWEEN_LINES = 30.0
 
 
 class Progress:
-    """Count what is done, and show it with the rate and the time left.
+    """Count finished work, and show it with the rate and the time left.
 
-    On a terminal this is tqdm's bar.  Elsewhere a line is written after each `SECONDS_BETWEEN_LINES`, so that a log
-    tells how the work stands and short work leaves nothing behind.  Work of several stages, whose units take unlike
-    times, calls `stage` at the start of each, which leaves a line of its own.
+    On a terminal this is tqdm's bar.  Elsewhere a line is written every `SECONDS_BETWEEN_LINES`, so that a log shows
+    the progress of long work and short work writes nothing.  Work in stages with different units calls `stage` at the
+    start of each, which writes a line.
 
     Args:
-        total: the amount of work; None where it is not known yet, in which case `total` is set later.
+        total: the amount of work; None if it is not known yet and `total` is set later.
         unit: what is counted, in the plural: "cases".
         what: the work, which begins each line.
-        done: what was done before, by an earlier command: it does not count for the rate.
-        shown: False shows nothing, such as in a process that is not the first.
+        done: work done before by an earlier command, which does not count for the rate.
+        shown: False shows nothing, such as in all processes but the first.
         file: where to write; by default standard error.
     """
 
@@ -62,7 +62,7 @@ class Progress:
             self.bar.close()
 
     def stage(self, name: str, total: float | None = None, unit: str = "steps", done: float = 0) -> None:
-        """Begin a stage: it is counted in a unit of its own, and the time left is that of the stage."""
+        """Begin a stage, with its own unit and time left."""
         self.__exit__()
         self.what = f"{self.work}: {name}"
         self.total, self.unit, self.done, self.before = total, unit, done, done
@@ -72,7 +72,7 @@ class Progress:
             print(self.what if total is None else f"{self.what}, {total:,.0f} {unit}", file=self.file, flush=True)
 
     def advance(self, count: float = 1) -> None:
-        """Count more as done."""
+        """Count more work as done."""
         self.done += count
         if self.bar is not None:
             self.bar.total = self.total
@@ -90,18 +90,18 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Return what was done in a second, on average."""
+        """Return the average rate in units per second."""
         return (self.done - self.before) / max(time.monotonic() - self.started, 1e-9)
 
     @property
     def seconds_left(self) -> float | None:
-        """Return how long the rest takes at this rate; None where the total or the rate is not known."""
+        """Return how long the rest takes at this rate; None if the total or the rate is not known."""
         if self.total is None or self.rate <= 0:
             return None
         return max(self.total - self.done, 0) / self.rate
 
     def line(self) -> str:
-        """Return how the work stands in words: "parity: 40 of 466 cases, 3.1 a second, 2 min 17 s left"."""
+        """Return the progress in words: "parity: 40 of 466 cases, 3.1 a second, 2 min 17 s left"."""
         start = f"{self.what}: " if self.what else ""
         of = "" if self.total is None else f" of {self.total:,.0f}"
         left = "" if self.seconds_left is None else f", {in_words(self.seconds_left)} left"
@@ -121,7 +121,7 @@ def in_words(seconds: float) -> str:
 
 
 def short_time(seconds: float) -> str:
-    """Return a time that was measured: "1.23 ms", "1500 ms", "12.3 s"."""
+    """Return a measured time: "1.23 ms", "1500 ms", "12.3 s"."""
     return f"{1000 * seconds:.{3 if seconds < 0.9995 else 4}g} ms" if seconds < 9.9995 else f"{seconds:.1f} s"
 
 

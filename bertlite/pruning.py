@@ -1,9 +1,9 @@
-"""Remove attention heads, intermediate neurons and layers from a model, and make a full-size model of a pruned one.
+"""Remove attention heads, neurons and layers from a model, and make a full-size model of a pruned one.
 
 Heads and neurons always have their numbers in the unpruned model, so that pruning composes.  A layer may lose every
-head: its attention is then the bias of its output projection.  It may lose every neuron likewise.  A checkpoint keeps
-`pruned_heads` in config.json, as in transformers 4, which reads it.  `pruned_neurons`, kept beside it, is known to
-bertlite and bertlite.hf alone: for other libraries, `densify` makes a full-size checkpoint.
+head: its attention is then the bias of its output projection.  Likewise for every neuron.  A checkpoint keeps
+`pruned_heads` in config.json, as in transformers 4, which reads it.  Only bertlite
+and bertlite.hf read `pruned_neurons` beside it: for other libraries, `densify` makes a full-size checkpoint.
 """
 
 import copy
@@ -64,7 +64,7 @@ Neurons = Mapping[int, Iterable[int]]
 
 
 def with_pruned(config: Config, heads: Heads, neurons: Neurons | None = None) -> Config:
-    """Return the config of the model without these heads and neurons, and without those it has lost already.
+    """Return the config of a model without these heads and neurons, nor those removed before.
 
     Raises:
         ValueError: the model never had such a layer, head or neuron.
@@ -83,7 +83,7 @@ def merge_units(before: Heads, more: Heads) -> dict[int, list[int]]:
 
 
 def with_fields(config: Config, fields: Mapping[str, Any]) -> Config:
-    """Return a config with other fields, such as `pruned_heads`; the one given stays as it is."""
+    """Return a config with other fields, such as `pruned_heads`; the one given is not changed."""
     if isinstance(config, BertConfig):
         return replace(config, **fields)
     config = copy.deepcopy(config)  # transformers' own, which can be changed
@@ -102,8 +102,7 @@ def prune_heads_(model: Model, heads: Heads) -> Model:
     """Remove heads from the model: their rows of query, key and value, and their columns of the output projection.
 
     Parameters that shrink are replaced, each with the dtype, device and requires_grad of the one it replaces.  Modules
-    stay, and with them hooks and training mode.  Make the optimizer afterwards: one made before holds the old
-    parameters.
+    stay, with hooks and training mode.  Make the optimizer afterwards: an older one holds the old parameters.
 
     Args:
         heads: {layer: heads}; heads that were removed before may be named again.
@@ -132,7 +131,7 @@ def prune_heads_(model: Model, heads: Heads) -> Model:
 
 
 def cut_heads_(attention: BertAttention, kept: Sequence[int]) -> None:
-    """Leave an attention these of its heads, named by their places in its matrices."""
+    """Keep only these heads of an attention, given by their positions in its matrices."""
     rows = head_rows(kept, attention.self.attention_head_size, attention.output.dense.weight.device)
     for part in (attention.self.query, attention.self.key, attention.self.value):
         resize_(part, part.weight[rows], part.bias[rows])
@@ -150,7 +149,7 @@ def prune_neurons(model: Model, neurons: Neurons) -> Model:
 def prune_neurons_(model: Model, neurons: Neurons) -> Model:
     """Remove intermediate neurons from the model.
 
-    Their rows of the first feed-forward matrix are removed, and their columns of the second.  Parameters are replaced
+    Their rows of the first feed-forward matrix and their columns of the second are removed.  Parameters are replaced
     as by `prune_heads_`.  Only bertlite and bertlite.hf read the checkpoint.
 
     Args:
@@ -187,10 +186,10 @@ def drop_layers(model: Model, layers: Iterable[int]) -> Model:
 
 
 def drop_layers_(model: Model, layers: Iterable[int]) -> Model:
-    """Remove whole layers from the model; what remains is numbered from 0 again.
+    """Remove whole layers from the model; the others are numbered from 0 again.
 
     `num_hidden_layers`, `pruned_heads` and `pruned_neurons` of the config follow, so that every BERT loader reads the
-    checkpoint of a model without pruned heads.  Parameters stay, but those of the layers that go.
+    checkpoint of a model without pruned heads.  Parameters of the other layers stay.
 
     Args:
         layers: by their numbers in this model, such as [9, 10, 11].
@@ -218,18 +217,18 @@ def drop_layers_(model: Model, layers: Iterable[int]) -> Model:
     for new, block in enumerate(layers_of(model)):
         parts: Iterator[Any] = block.modules()
         for part in parts:
-            if "layer_idx" in vars(part):  # the layer; in bertlite.hf also what attends
+            if "layer_idx" in vars(part):  # the layer; in bertlite.hf also the attention
                 part.layer_idx = new
     set_config(model, after)
     return model
 
 
 def compact(model: Model) -> Model:
-    """Return a copy of the model without the heads and neurons that do nothing; the model is not changed.
+    """Return a copy of the model without the heads and neurons that have no effect; the model is not changed.
 
     See `compact_`.
     """
-    done = {id(tensor): tensor.detach().clone() for tensor in masked_tensors(model)}  # deepcopy takes no masked ones
+    done = {id(tensor): tensor.detach().clone() for tensor in masked_tensors(model)}  # deepcopy fails on masked ones
     return compact_(copy.deepcopy(model, done))
 
 
@@ -237,12 +236,12 @@ def compact(model: Model) -> Model:
 def compact_(model: Model) -> Model:
     """Remove the heads and neurons whose weights are zero, as movement pruning or torch.nn.utils.prune leaves them.
 
-    A head goes if each of its dimensions has zeros for its row of the value's weight, or for its column of the output
-    projection; a neuron goes if its row of the first feed-forward matrix is zero, or its column of the second.  Zero
-    is 0.0 and nothing near it.  A zero row leaves a constant, what its bias makes, which moves into the bias of the
-    output.  So outputs in eval mode are those of before, but for rounding; they differ for a query that may attend to
-    nothing, which now gets that constant too.  Masks of torch.nn.utils.prune are made permanent, in all modules.
-    A head without queries and keys attends evenly, and stays.
+    A head is removed if for each of its dimensions the row of the value's weight, or the column of the output
+    projection, is zero; a neuron if its row of the first feed-forward matrix, or its column of the second, is zero.
+    Only 0.0 counts as zero.  A zero row still gives a constant, by its bias, which is added to the bias of the output:
+    outputs in eval mode are equal but for rounding.  Only a query that may attend to no key differs, as it now gets
+    that constant.  Masks of torch.nn.utils.prune are made permanent, in all modules.  A head without queries and keys
+    attends evenly, and stays.
 
     Raises:
         TypeError: as for `prune_heads_` and `prune_neurons_`.
@@ -276,12 +275,12 @@ def compact_(model: Model) -> Model:
 
 
 def idle_columns(first: nn.Linear, second: nn.Linear) -> Tensor:
-    """Return which numbers between two matrices are constant, or are not read: True by row of the first."""
+    """Return which activations between two matrices are constant or unused: True by row of the first."""
     return (first.weight == 0).all(1) | (second.weight == 0).all(0)
 
 
 def constant_of(part: nn.Linear, values: Tensor, idle: Tensor) -> Tensor:
-    """Return what the idle inputs of a linear layer add to its output, in float64."""
+    """Return the constant that the idle inputs of a linear layer add to its output, in float64."""
     return part.weight[:, idle].double() @ values[idle].double()
 
 
@@ -301,7 +300,7 @@ def masked_tensors(model: BertLike) -> list[Tensor]:
 
 
 def densify(model: Model) -> Model:
-    """Return a full-size model that computes the same: every pruned head and neuron is back, with weights of zero.
+    """Return a full-size model with equal outputs: every pruned head and neuron is back, with weights of zero.
 
     A pruned head has zeros for its query, key and value, and for its columns of the output projection; a pruned neuron
     likewise.  Any BERT loader reads the result.  It is as slow as the unpruned model.
@@ -326,7 +325,7 @@ def densify(model: Model) -> Model:
 
 
 def densify_attention_(attention: BertAttention, heads: Sequence[int], full: ConfigLike) -> None:
-    """Put zeros in the place of the heads that are not among these."""
+    """Add the heads that are not among these, with weights of zero."""
     dense = attention.output.dense
     rows = head_rows(heads, attention.self.attention_head_size, dense.weight.device)
     for part in (attention.self.query, attention.self.key, attention.self.value):
@@ -340,7 +339,7 @@ def densify_attention_(attention: BertAttention, heads: Sequence[int], full: Con
 
 
 def densify_feed_forward_(block: BertLayer, neurons: Sequence[int], full: ConfigLike) -> None:
-    """Put zeros in the place of the neurons that are not among these."""
+    """Add the neurons that are not among these, with weights of zero."""
     first, second = block.intermediate.dense, block.output.dense
     rows = torch.tensor(neurons, dtype=torch.long, device=first.weight.device)
     weight = first.weight.new_zeros(full.intermediate_size, full.hidden_size).index_copy(0, rows, first.weight)
@@ -357,10 +356,10 @@ def scatter_heads(attentions: Sequence[Tensor], config: ConfigLike, fill: float 
         fill: the weights of pruned heads.
 
     Returns:
-        One per layer, (B, heads as built, S, S): all layers have one shape and can be stacked.
+        One per layer, (B, heads as built, S, S), which can be stacked.
 
     Raises:
-        ValueError: these are not the attentions of a model with this config.
+        ValueError: the shapes do not fit the config.
     """
     if len(attentions) != config.num_hidden_layers:
         raise ValueError(f"{len(attentions)} layers of attentions for a model of {config.num_hidden_layers}")
@@ -384,8 +383,8 @@ def layers_of(model: BertLike) -> Iterator[BertLayer]:
 def check_not_optimised(model: BertLike) -> None:
     if getattr(model.base_model.encoder, "is_optimised", False):
         raise TypeError(
-            "the model was made by optimize_for_inference, and its layers can only run: take the model that was"
-            " optimised, and optimise the result again"
+            "the model was made by optimize_for_inference, and its layers can only run: change the original"
+            " model, and optimise the result again"
         )
 
 
@@ -394,7 +393,7 @@ def attentions_of(model: BertLike) -> Iterator[BertAttention]:
 
 
 def head_rows(heads: Iterable[int], head_size: int, device: torch.device) -> Tensor:
-    """Return the rows of query, key and value, and the columns of the output projection, that belong to some heads.
+    """Return the rows of query, key and value, and the columns of the output projection, of some heads.
 
     Args:
         heads: by their positions in the matrices, which in a pruned model are not their numbers.
@@ -422,11 +421,7 @@ def check_linear_parts(parts: Mapping[str, nn.Module]) -> None:
 
 
 def check_linear(name: str, part: nn.Module) -> None:
-    """Refuse a module that is not a plain nn.Linear: its matrix cannot be cut or fitted.
-
-    Raises:
-        TypeError: an adapter wraps it, or its weights are quantised.
-    """
+    """Raise TypeError unless a module is a plain nn.Linear, without adapters or quantised weights."""
     tensors = (getattr(part, "weight", None), getattr(part, "bias", None))
     odd = [tensor for tensor in tensors if tensor is not None and type(tensor) is not nn.Parameter]
     if type(part) is nn.Linear and not odd:
@@ -440,7 +435,7 @@ def check_linear(name: str, part: nn.Module) -> None:
 
 @torch.no_grad()
 def resize_(part: nn.Linear, weight: Tensor, bias: Tensor) -> None:
-    """Give a linear layer other matrices.  Its hooks and mode stay; its gradients are dropped."""
+    """Replace the weight and bias of a linear layer.  Its hooks and mode stay; its gradients are dropped."""
     for name, value in (("weight", weight), ("bias", bias)):
         old = getattr(part, name)
         if value is not old:

@@ -1,7 +1,7 @@
-"""Records of experiments: the figures, the commit and the machine they were measured with, and files that hold both.
+"""Records of experiments: figures, and the commit and the machine that they were measured with.
 
 A record is a JSON file with an "environment": versions, processor, and under "git" the commit of the code.
-A `Run` is a folder that holds all of that about one experiment::
+A `Run` is the folder of one experiment::
 
     run.json            command, config, seed, environment, hashes of data and model, wall seconds, results, and its
                         status: running, finished or failed
@@ -50,7 +50,7 @@ class Run:
         folder: the folder itself instead; an unfinished run in it is replaced.
         seed: of all random draws.
         data, model: {name: sha256} of the data and models that were read; see `sha256_of`.
-        kept: names of files that stay where an unfinished run is replaced, for work that goes on.
+        kept: names of files to keep when an unfinished run is replaced, to continue its work.
 
     Raises:
         FileExistsError: `folder` holds a finished run, or something that is not a run.
@@ -94,7 +94,7 @@ class Run:
             if is_finished(self.folder):
                 raise FileExistsError(f"{self.folder} holds a finished run: delete it, or name another folder")
             replaced = [path for path in written if path.name not in self.kept]
-            for path in sorted(replaced, key=lambda path: path.name == RUN):  # last: it says that this is a run
+            for path in sorted(replaced, key=lambda path: path.name == RUN):  # last, as it marks the folder as a run
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         self.clock = time.perf_counter()
         warn_untraceable(self.facts)
@@ -129,7 +129,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Record:
-    """A run as it is read from its folder."""
+    """A run, read from its folder."""
 
     folder: Path
     facts: dict[str, Any]
@@ -182,7 +182,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read the objects of a .jsonl file; a last line that a killed process left half written is skipped."""
+    """Read the objects of a .jsonl file; an incomplete last line, of a killed process, is skipped."""
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(True) if line.endswith("\n")]
@@ -202,13 +202,13 @@ def sha256_of(*parts: str | bytes | Path) -> str:
 
 
 def quartiles(values: Sequence[float]) -> dict[str, float]:
-    """Return the median of two values or more, and the quartiles "low" and "high"."""
+    """Return the median of two or more values, and the quartiles "low" and "high"."""
     low, median, high = statistics.quantiles(values, n=4)
     return {"low": low, "median": median, "high": high}
 
 
 def program_name() -> str:
-    """Return the name under which this program was started."""
+    """Return the name that this program was started by."""
     path = Path(sys.argv[0])
     return path.parent.name if path.name == "__main__.py" else path.name
 
@@ -226,11 +226,11 @@ def git_state() -> dict[str, Any] | None:
     """Return the commit that this package is checked out at, and whether any file differs from it ("dirty").
 
     Records in scripts/results do not count, or the second of two new records would always be dirty.  None outside a
-    checkout, for example where the package is installed.
+    checkout, such as in an installed package.
     """
     try:
         if Path(run_git("rev-parse", "--show-toplevel").rstrip("\n")).resolve() != ROOT:
-            return None  # installed into a folder of somebody else's repository
+            return None  # installed in a folder of another repository
         changed = run_git("status", "--porcelain", "--", ".", f":(exclude){RESULTS}")
         return {"commit": run_git("rev-parse", "HEAD").strip(), "dirty": bool(changed.strip())}
     except (OSError, subprocess.CalledProcessError):
@@ -240,7 +240,7 @@ def git_state() -> dict[str, Any] | None:
 def commit_of(record: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the "commit" that a record was made from, and whether its tree was "dirty"; None if it names none.
 
-    Older records and runs have it beside the environment, not in it.
+    Older records and runs have it outside the environment.
     """
     found: dict[str, Any] | None = record.get("environment", {}).get("git") or record.get("git")
     return found
@@ -274,7 +274,7 @@ def environment(device: str = "cpu") -> dict[str, Any]:
 
 
 def nvidia_driver() -> str | None:
-    """Return the version of NVIDIA's driver; None where nvidia-smi is missing."""
+    """Return the version of NVIDIA's driver; None if nvidia-smi is missing."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
@@ -313,10 +313,10 @@ def write_record(path: str | Path, record: Mapping[str, Any]) -> None:
 
 
 def warn_untraceable(record: Mapping[str, Any]) -> None:
-    """Print a warning on standard error if the code that made a record is in no commit, nor an installed version."""
+    """Print a warning on standard error if a record's code is neither committed nor an installed version."""
     found = commit_of(record)
     if found is None:
-        if (ROOT / "pyproject.toml").exists():  # else it is installed, and the record names the version
+        if (ROOT / "pyproject.toml").exists():  # or else it is installed, and the record names the version
             print_warning("this record names no commit, since the code is not in a git checkout")
     elif found["dirty"]:
         print_warning("this record cannot be traced: files differ from the commit that it names; commit first")
@@ -336,7 +336,7 @@ def to_json(value: Any, **options: Any) -> str:
 
 
 def finite_or_none(value: Any) -> Any:
-    """Return a value with None in place of numbers that are not finite."""
+    """Return a value with None for numbers that are not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -345,17 +345,17 @@ def finite_or_none(value: Any) -> Any:
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write a JSON file that is never half there; see `to_json`."""
+    """Write a JSON file atomically; see `to_json`."""
     write_text(path, to_json(value, indent=1) + "\n")
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file that is never half there."""
+    """Write a text file atomically."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write a file that is never half there."""
+    """Write a file atomically."""
     path = Path(path).expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
     with naming(path):
@@ -372,7 +372,7 @@ def write_bytes(path: str | Path, content: bytes) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Let an error of the system name this path where it would name a temporary one, `.NAME.…` beside it."""
+    """Replace the name of a temporary file, `.NAME.…`, in errors of the system by this path."""
     try:
         yield
     except OSError as error:

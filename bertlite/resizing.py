@@ -1,4 +1,4 @@
-"""Change how many tokens and positions a model has embeddings for."""
+"""Resize the embeddings of tokens and positions."""
 
 from dataclasses import replace
 from typing import Any, Protocol
@@ -30,15 +30,15 @@ class Resizable:
     def resize_token_embeddings(
         self: Any, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None
     ) -> nn.Embedding:
-        """Give the model embeddings for another number of tokens, as after `tokenizer.add_tokens`.
+        """Resize the embeddings of tokens, such as after `tokenizer.add_tokens`.
 
-        Each new row is the mean of the old rows, and so is each new number of a language model's bias: a new token is
-        as likely as the average one until it is trained.  A decoder, tied or not, gets the same rows.  Fewer tokens
-        drop the last rows.  Parameters are replaced: make the optimizer afterwards.
+        New rows, and new numbers of a language model's bias, are the mean of the old ones: until trained, a new token
+        is as likely as the average one.  A decoder, tied or not, gets the same rows.  Fewer tokens drop the last rows.
+        Parameters are replaced: make the optimizer afterwards.
 
         Args:
             new_num_tokens: such as len(tokenizer); by default as many as there are.
-            pad_to_multiple_of: make it the next multiple of this, such as 64 for the matrix units of a GPU.
+            pad_to_multiple_of: round up to a multiple of this, such as 64 for the matrix units of a GPU.
 
         Returns:
             The word embeddings.
@@ -63,11 +63,11 @@ class Resizable:
         return words
 
     def resize_position_embeddings(self: Any, new_num_position_embeddings: int) -> None:
-        """Let the model take longer texts, or shorter ones alone.
+        """Resize the embeddings of positions, for longer or shorter texts.
 
-        Old positions keep their embeddings, so that a text which fitted before gives the outputs that it gave.  New
-        ones repeat them from the first on, as Longformer's began (Beltagy et al. 2020, arXiv:2004.05150, section 5);
-        with relative positions a larger distance begins as the largest one so far.  Train them before use.
+        Old positions keep their embeddings, so that outputs for texts that fitted before do not change.  New ones
+        repeat them from the first on, as in Longformer (Beltagy et al. 2020, arXiv:2004.05150, section 5); with
+        relative positions a new distance starts as a copy of the largest old one.  Train them before use.
         Parameters are replaced: make the optimizer afterwards.
 
         A tokenizer truncates at its own `model_max_length`: set it too, and save the tokenizer.
@@ -107,11 +107,7 @@ def positive(name: str, value: int) -> int:
 
 
 def check_embedding(name: str, part: nn.Module) -> None:
-    """Refuse a table that is not a plain nn.Embedding: its rows cannot be replaced.
-
-    Raises:
-        TypeError: an adapter wraps it, or its weights are quantised.
-    """
+    """Raise TypeError unless a module is a plain nn.Embedding, without adapters or quantised weights."""
     if type(part) is not nn.Embedding or type(part.weight) is not nn.Parameter:
         kind = type(part) if type(part) is not nn.Embedding else type(part.weight)
         raise TypeError(
@@ -121,13 +117,13 @@ def check_embedding(name: str, part: nn.Module) -> None:
 
 
 def with_mean_rows(table: Tensor, size: int) -> Tensor:
-    """Return the first `size` rows of a table; rows that it lacks are the mean of all."""
+    """Return the first `size` rows of a table; missing rows are the mean of all."""
     mean = table.mean(0, dtype=torch.promote_types(table.dtype, torch.float32)).to(table.dtype)
     return torch.cat([table[:size], mean.expand(max(0, size - len(table)), *mean.shape)])
 
 
 @torch.no_grad()
 def set_rows_(part: nn.Embedding, weight: Tensor) -> None:
-    """Give an embedding another table.  Its hooks and mode stay; its gradient is dropped."""
+    """Replace the weight of an embedding.  Its hooks and mode stay; its gradient is dropped."""
     part.weight = nn.Parameter(weight.detach().clone(), requires_grad=part.weight.requires_grad)
     part.num_embeddings = len(weight)

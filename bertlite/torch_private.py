@@ -1,6 +1,7 @@
-"""The private names of torch that bertlite uses, and what takes the place of each in a torch that lacks it.
+"""The private names of torch that bertlite uses, each with a fallback for a torch that lacks it.
 
-Read them as `torch_private.name`.  Without those of tracing and of torch.func, torch itself refuses to read values.
+Read them as `torch_private.name`.  Without those of tracing and of torch.func, torch itself raises when values are
+read.
 """
 
 from typing import Any
@@ -12,7 +13,7 @@ FALLBACKS: dict[str, Any] = {}  # by the name inside torch
 
 
 def lookup(path: str, fallback: Any = None) -> Any:
-    """Return what a name inside torch stands for; the fallback if there is none."""
+    """Return the object of a name inside torch, or the fallback."""
     FALLBACKS[path] = fallback
     found: Any = torch
     for name in path.split("."):
@@ -28,7 +29,7 @@ def wait_and_assert(condition: Tensor, message: str) -> None:
 assert_async = lookup("_assert_async", wait_and_assert)
 
 is_tracing = lookup("jit.is_tracing", lambda: False)
-dispatch_mode = lookup("_C._get_dispatch_mode", lambda key: None)  # None where no such mode is on
+dispatch_mode = lookup("_C._get_dispatch_mode", lambda key: None)  # None if no such mode is active
 MODES = (lookup("_C._TorchDispatchModeKey.FAKE"), lookup("_C._TorchDispatchModeKey.PROXY"))
 TRACERS = tuple(mode for mode in MODES if mode is not None)  # as make_fx and export use them
 transform_level = lookup("_C._functorch.maybe_current_level", lambda: None)  # None outside torch.func

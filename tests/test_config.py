@@ -57,11 +57,11 @@ REFUSED = [  # field, value, what the message says besides the field's name
     ("pruned_heads", {-1: [0]}, "there is no layer -1"),
     ("pruned_heads", {0: [4]}, "layer 0 has no head 4: it was built with 4 heads, 0 to 3"),
     ("pruned_heads", {0: [-1]}, "layer 0 has no head -1"),
-    ("pruned_heads", {0: 1}, "integers all"),
-    ("pruned_heads", {0: [1.0]}, "integers all"),
-    ("pruned_heads", {0: [True]}, "integers all"),
-    ("pruned_heads", {0: "13"}, "integers all"),
-    ("pruned_heads", {"first": [1]}, "integers all"),
+    ("pruned_heads", {0: 1}, "all integers"),
+    ("pruned_heads", {0: [1.0]}, "all integers"),
+    ("pruned_heads", {0: [True]}, "all integers"),
+    ("pruned_heads", {0: "13"}, "all integers"),
+    ("pruned_heads", {"first": [1]}, "all integers"),
     ("pruned_heads", [0, 1], "not as \\[0, 1\\]"),
 ]
 

@@ -177,7 +177,7 @@ def test_a_pruned_model_learns(batch: dict[str, Tensor]) -> None:
     [
         ({0: [37]}, "layer 0 has no neuron 37: it was built with 37 neurons, 0 to 36"),
         ({3: [0]}, "there is no layer 3: the model has 3 layers, 0 to 2"),
-        ({0: "12"}, r"neurons are given as \{layer: \[neurons\]\}, integers all; not as \{0: '12'\}"),
+        ({0: "12"}, r"neurons are given as \{layer: \[neurons\]\}, all integers; not as \{0: '12'\}"),
         ([0, 1], "neurons are given as"),
     ],
     ids=str,

@@ -387,11 +387,11 @@ BAD_HEADS: list[tuple[Any, str]] = [
     ({0: [4]}, "layer 0 has no head 4: it was built with 4 heads, 0 to 3"),
     ({0: [-1]}, "layer 0 has no head -1"),
     ({0: [1], 1: [7]}, "layer 1 has no head 7"),
-    ({0: 1}, "integers all; not as {0: 1}"),
-    ({0: [0.5]}, "integers all"),
-    ({0: [True]}, "integers all"),
-    ({0: "13"}, "integers all"),
-    ({None: [1]}, "integers all"),
+    ({0: 1}, "all integers; not as {0: 1}"),
+    ({0: [0.5]}, "all integers"),
+    ({0: [True]}, "all integers"),
+    ({0: "13"}, "all integers"),
+    ({None: [1]}, "all integers"),
     ([0, 1], "not as \\[0, 1\\]"),
 ]
 

@@ -19,10 +19,10 @@ DRAWINGS: dict[str, tuple[Check, Draw]] = {".html": (check_page, page), ".png": 
 
 
 def main(args: argparse.Namespace) -> int:
-    """Compute the maps of one or two checkpoints and write what --out and --json ask for."""
+    """Compute the maps of one or two checkpoints and write the outputs of --out and --json."""
     drawings = {path: DRAWINGS[kind] for kind, path in args.out.items() if path != args.record}
     if ".png" in args.out:
-        import_matplotlib()  # or raise before anything is computed
+        import_matplotlib()  # raises before anything is computed
     first, second = short_names(args.checkpoint, args.against)
 
     def check_one(maps: AttentionMaps) -> None:
@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
         try:
             tokenizer = BertTokenizer.from_pretrained(args.against)
         except FileNotFoundError:
-            find_checkpoint(Source(args.against))  # or there is no model either
+            find_checkpoint(Source(args.against))  # raises if there is no model either
             warnings.warn(f"{args.against} has no tokenizer: that of {args.checkpoint} reads the text", stacklevel=1)
         against = load_maps(args, args.against, second, tokenizer, check_both)
     for path, (_, draw) in drawings.items():
@@ -76,7 +76,7 @@ def describe(maps: AttentionMaps) -> str:
 
 
 def short_names(checkpoint: str, against: str | None) -> tuple[str, str]:
-    """Return a short name of each checkpoint: a folder's own, with as many above it as tell the two apart."""
+    """Return a short name of each checkpoint: a folder's, with enough parents to distinguish the two."""
     one, other = (
         Path(path).resolve().parts[1:] if path and Path(path).is_dir() else (path or "",)
         for path in (checkpoint, against)

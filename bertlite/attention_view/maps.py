@@ -1,4 +1,4 @@
-"""Compute maps of attention, and measure what is in them.
+"""Compute maps of attention, and measure them.
 
 Shapes:  S tokens, special ones included.  A map is (S, S): row i holds the weights of token i, and sums to 1.
 """
@@ -22,11 +22,11 @@ class AttentionMaps:
     """The maps of one text for some layers and heads.
 
     Args:
-        tokens: S, as the vocabulary spells them.
-        layers, heads: those asked for, numbered as in the unpruned model.
+        tokens: S, as in the vocabulary.
+        layers, heads: the chosen ones, numbered as in the unpruned model.
         weights: {(layer, head): (S, S)}, float32; without pruned heads.
-        special: positions of the special tokens that stand for no word, such as [CLS].
-        name: what a drawing calls the model.
+        special: positions of the special tokens other than words, such as [CLS].
+        name: the model's name in a drawing.
     """
 
     tokens: tuple[str, ...]
@@ -55,7 +55,7 @@ def attention_maps(
         model: in eval mode; in training mode attention has dropout.
         pair: a second text, after the first one's [SEP].
         layers, heads: numbered as in the unpruned model; by default all.
-        name: what a drawing calls the model.
+        name: the model's name in a drawing.
         check: called with the maps before they are computed, their weights on the meta device; raises if they cannot
             be drawn, such as `check_page`.
 
@@ -78,7 +78,7 @@ def attention_maps(
     indices = {  # of the heads that are kept, in the model's outputs
         (layer, head): i for layer in layers for i, head in enumerate(kept_heads(config, layer)) if head in heads
     }
-    frame = {tokenizer.cls_token, tokenizer.sep_token, tokenizer.pad_token}  # [UNK] and [MASK] stand for words
+    frame = {tokenizer.cls_token, tokenizer.sep_token, tokenizer.pad_token}  # [UNK] and [MASK] are words
     special = tuple(i for i, token in enumerate(tokens) if token in frame)
 
     def maps_of(weights: Mapping[Head, Tensor]) -> AttentionMaps:
@@ -88,7 +88,7 @@ def attention_maps(
         check(maps_of(dict.fromkeys(indices, torch.empty(len(tokens), len(tokens), device="meta"))))
     out = model.base_model(**encoded.to(model.device), output_attentions=True, return_dict=True)
     attentions = out.attentions
-    assert attentions is not None  # they were asked for
+    assert attentions is not None  # as requested
     weights = {(layer, head): attentions[layer][0, i].to("cpu", torch.float32) for (layer, head), i in indices.items()}
     for (layer, head), each in weights.items():
         if each.isnan().any():
@@ -97,10 +97,10 @@ def attention_maps(
 
 
 def select_numbers(unit: str, numbers: Iterable[int] | None, count: int) -> tuple[int, ...]:
-    """Return the layers or heads that were asked for, sorted, each once; by default all.
+    """Return the chosen layers or heads, sorted and unique; by default all.
 
     Raises:
-        ValueError: the model was not built with one of them, or none was asked for.
+        ValueError: the model was not built with one of them, or none was chosen.
     """
     if numbers is None:
         return tuple(range(count))
@@ -121,9 +121,9 @@ def check_comparable(maps: AttentionMaps, against: AttentionMaps) -> None:
     """
     if maps.tokens != against.tokens:
         pairs = zip((*maps.tokens, "nothing"), (*against.tokens, "nothing"), strict=False)
-        place, (one, other) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
+        position, (one, other) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
         raise ValueError(
-            f"{maps.name} and {against.name} tokenize the text differently: token {place} is {one!r} and {other!r};"
+            f"{maps.name} and {against.name} tokenize the text differently: token {position} is {one!r} and {other!r};"
             " compare checkpoints with the same tokenizer"
         )
     for unit, one_has, other_has in (
@@ -165,11 +165,11 @@ TARGETS = ("itself", "the token before", "the token after", "special tokens", "o
 
 
 def target_shares(maps: AttentionMaps, head: Head) -> list[float]:
-    """Return the share of a head's attention that goes to each of TARGETS; on average over the words, summing to 1."""
+    """Return the share of a head's attention that goes to each of TARGETS, averaged over the words; they sum to 1."""
     weights, words = maps.weights[head], word_positions(maps)
     size = len(maps.tokens)
-    places = torch.arange(size)
-    offsets = places - places[:, None]  # of the attended token from the attending one
+    positions = torch.arange(size)
+    offsets = positions - positions[:, None]  # of the attended token from the attending one
     special = torch.zeros(size, dtype=torch.bool)
     special[list(maps.special)] = True
     kinds = torch.full((size, size), TARGETS.index("other words"))
@@ -181,21 +181,21 @@ def target_shares(maps: AttentionMaps, head: Head) -> list[float]:
 
 
 def clarity(maps: AttentionMaps, head: Head) -> float:
-    """Return how clearly the words attend to other words, each to its own.
+    """Return how clearly each word attends to a particular other word.
 
-    It is the largest weight of a word beyond what the attended word receives on average, its neighbours and special
-    tokens left out; on average over the words.  A head that looks at [SEP], at the word before, or with all words at
-    one has little of it.
+    For each word, it is the largest weight minus the average weight that the attended word receives, neighbours and
+    special tokens excluded; averaged over the words.  It is small for a head whose words attend to [SEP], to the word
+    before, or all to the same word.
     """
     weights, words = maps.weights[head], word_positions(maps)
-    places = torch.tensor(words)
+    positions = torch.tensor(words)
     beyond = (weights - weights[words].mean(0))[words][:, words]
-    far = (places - places[:, None]).abs() > 1
+    far = (positions - positions[:, None]).abs() > 1
     return (beyond * far).amax(1).clamp(min=0).mean().item()
 
 
 def word_positions(maps: AttentionMaps) -> list[int]:
-    """Return the positions of the tokens that are not special; all of them if every token is."""
+    """Return the positions of the tokens that are not special, or all if every token is."""
     words = [i for i in range(len(maps.tokens)) if i not in maps.special]
     return words or list(range(len(maps.tokens)))
 

@@ -1,7 +1,7 @@
 """Write maps of attention as one HTML page, which needs no other file and no network.
 
-The page is put together from the files in web/.  Its scripts and styles run by their hash alone, so that
-nothing else in it can run, whatever the tokens are.
+The page is made of the files in web/.  Its content security policy allows only scripts and styles with their hashes,
+so that no token can run code.
 """
 
 import base64
@@ -76,7 +76,7 @@ def page(maps: AttentionMaps, against: AttentionMaps | None = None) -> bytes:
         "style_hash": content_hash(style),
         "script": script,
         "script_hash": content_hash(script),
-        "data": to_json(data).replace("<", "\\u003c"),  # or a token could end the script element
+        "data": to_json(data).replace("<", "\\u003c"),  # or else a token could end the script element
     }
     return re.sub(r"{{(\w+)}}", lambda mark: parts[mark[1]], read("page.html")).encode()
 
@@ -123,7 +123,7 @@ def shared_heads(maps: AttentionMaps, against: AttentionMaps) -> list[Head]:
 
 
 def choose_first(maps: AttentionMaps, against: AttentionMaps | None) -> dict[str, Any]:
-    """Choose the head that the page opens on, and say why."""
+    """Choose the head that the page shows first, with the reason."""
     if against is not None:
         moved = {head: moved_share(maps, against, head) for head in shared_heads(maps, against)}
         if moved and max(moved.values()) > 0:
@@ -135,5 +135,5 @@ def choose_first(maps: AttentionMaps, against: AttentionMaps | None) -> dict[str
     if not clear:
         return {"head": (maps.layers[0], maps.heads[0]), "why": "Every head is pruned."}
     head = max(clear, key=clear.__getitem__)
-    why = "Shown first: here words attend most clearly to other words, each to its own."
+    why = "Shown first: its words attend most clearly to particular other words."
     return {"head": head, "why": why}

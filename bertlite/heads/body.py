@@ -27,17 +27,17 @@ KINDS: dict[str, LabelKind] = {  # of a config's problem_type
 
 
 class HeadBody(Body, Generic[Out]):
-    """Base of the task heads: the BertModel below, running it, and returning logits with their loss.
+    """Base of the task heads: run the BertModel below, and return logits with their loss.
 
-    Each `forward` spells out its arguments, though most are BertModel's: Trainer drops the columns of a data set that
-    a signature does not name, exporters order inputs by it, and a misspelt keyword is a TypeError.
+    Each `forward` spells out its arguments, though most are BertModel's: Trainer drops columns of a data set that the
+    signature does not name, exporters order inputs by it, and a misspelt keyword is a TypeError.
     """
 
     bert: Any
     base_class: ClassVar[type[Any]] = BertModel
     output_type: ClassVar[type[Any]] = LogitsOutput
     needs_pooler: ClassVar[bool] = False
-    needs_tokens: ClassVar[bool] = True  # and not the pooler alone
+    needs_tokens: ClassVar[bool] = True  # not only the pooler
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -58,7 +58,7 @@ class HeadBody(Body, Generic[Out]):
         raise NotImplementedError
 
     def encode(self, *inputs: Tensor | None, **options: Any) -> Encoded:
-        """Run BERT; of a head that reads the pooler alone its last layer may compute first tokens alone."""
+        """Run BERT; if the head reads only the pooler, the last layer may compute only first tokens."""
         if not self.needs_tokens:
             states, attentions = options["output_hidden_states"], options["output_attentions"]
             options["first_token_only"] = self.bert.first_token_suffices(attentions, states)
@@ -73,14 +73,14 @@ class HeadBody(Body, Generic[Out]):
         return "class"
 
     def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Return {name of the labels: shape of the logits that they judge} for inputs of a shape, (B, S)."""
+        """Return {name of the labels: shape of their logits} for inputs of a shape, (B, S)."""
         return {"labels": (*shape, self.config.num_labels)}
 
     def check_labels(self, labels: Mapping[str, Any], shape: tuple[int, ...]) -> None:
-        """Refuse labels that the loss would refuse, without running the model.
+        """Check that labels fit the loss, without running the model.
 
         Args:
-            labels: by name; others than this head's are not looked at.
+            labels: by name; those of other heads are ignored.
             shape: of the inputs.
 
         Raises:
@@ -94,11 +94,11 @@ class HeadBody(Body, Generic[Out]):
             self.check_label(name, labels[name], torch.zeros((), device=labels[name].device).expand(logits))
 
     def check_label(self, name: str, labels: Tensor, logits: Tensor) -> None:
-        """Refuse labels of one name that do not fit logits of this shape."""
+        """Raise ValueError if labels of one name do not fit logits of this shape."""
         check_labels(logits, labels, name)
 
     def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
-        """Compute the loss of some examples by themselves.
+        """Compute the loss of some examples alone.
 
         Args:
             out: the model's output for the whole batch.
@@ -131,14 +131,14 @@ class HeadBody(Body, Generic[Out]):
 
         Args:
             cu_seqlens: for sequences that come packed; logits and labels for each token are then (T, …).
-            num_items_in_batch: labels in the whole batch of which this is a part; the loss is then the part's share of
-                the batch's mean, so that parts add up.  By default the mean of this part.
+            num_items_in_batch: labels in the whole batch of which this is a part; the loss is then this part's share
+                of the batch's mean, so that parts add up.  By default the loss is the mean of this part.
 
         Returns:
-            LogitsOutput, its loss None without labels; or with return_dict=False the tuple of what it holds.
+            LogitsOutput, its loss None without labels; with return_dict=False the tuple of its values.
 
         Raises:
-            ValueError: an input or a label that this model cannot take.
+            ValueError: an input or a label does not fit this model.
         """
         encoded = self.encode(
             input_ids,
@@ -166,7 +166,7 @@ class HeadBody(Body, Generic[Out]):
 
 
 class LanguageModelBody(HeadBody[Out]):
-    """Heads that score the vocabulary with the word embeddings themselves."""
+    """Heads whose decoder is tied to the word embeddings."""
 
     cls: Any
 
@@ -199,7 +199,7 @@ class ClassifierBody(HeadBody[Out]):
         self.classifier = nn.Linear(config.hidden_size, self.classes(config))
 
     def classes(self, config: ConfigLike) -> int:
-        """Return how many numbers the linear layer gives."""
+        """Return the number of outputs of the linear layer."""
         return config.num_labels
 
     def logits(self, encoded: Encoded) -> Tensor:

@@ -27,7 +27,7 @@ class BertLMPredictionHead(nn.Module):
         super().__init__()
         self.transform = BertPredictionHeadTransform(config)
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
-        self.bias = self.decoder.bias  # one vector; checkpoints know it by both names
+        self.bias = self.decoder.bias  # one vector, under both names in checkpoints
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # (…, D) -> (…, vocabulary)
         return self.decoder(self.transform(hidden_states))

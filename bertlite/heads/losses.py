@@ -14,14 +14,14 @@ from bertlite.stack.layouts import Layout
 from bertlite.stack.masks import values_readable
 
 IGNORED = -100
-Items = int | Tensor | None  # how many labels a loss is the mean of
+Items = int | Tensor | None  # the number of labels to divide a loss by
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels", items: Items = None) -> Tensor:
     """Return the mean over the labels that are not -100, in nats; or their sum over `items`.
 
     Raises:
-        ValueError: labels of another shape, not integers, or (on the CPU, where looking is free) out of range.
+        ValueError: labels of another shape, not integers, or (on the CPU, where reading is free) out of range.
     """
     check_tensor(name, labels)
     if isinstance(labels, Tensor):  # torch.fx traces with stand-ins
@@ -34,7 +34,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, name: str = "labels", items: I
 
 
 def check_labels(logits: Tensor, labels: Tensor, name: str) -> None:
-    """Refuse labels that are no class indices for logits (…, classes)."""
+    """Raise ValueError for labels that are not class indices for logits (…, classes)."""
     classes = logits.shape[-1]
     check_positions(labels, logits.shape[:-1], name)
     if labels.device.type == "cpu" and labels.numel() and values_readable(labels):
@@ -46,14 +46,14 @@ def check_labels(logits: Tensor, labels: Tensor, name: str) -> None:
 
 
 def check_positions(labels: Tensor, positions: Sequence[int], name: str) -> None:
-    """Refuse labels that are no class index for each position."""
+    """Raise ValueError unless labels have one class index for each position."""
     if labels.is_floating_point() or not fits(labels, positions):
         wanted = f"class indices of shape {tuple(positions)}"
         raise ValueError(f"{name} is {labels.dtype} of shape {tuple(labels.shape)}; expected {wanted}")
 
 
 def fits(labels: Tensor, positions: Sequence[int]) -> bool:
-    """Return whether labels have one value for each position, in order: flat, or alike but for axes of one."""
+    """Return whether labels have one value for each position: flat, or of the same shape except for axes of 1."""
     if labels.dim() > 1 and [n for n in labels.shape if n != 1] != [n for n in positions if n != 1]:
         return False
     return labels.numel() == prod(positions)
@@ -62,7 +62,7 @@ def fits(labels: Tensor, positions: Sequence[int]) -> bool:
 def inside(positions: Tensor, logits: Tensor, real: Tensor | None = None) -> Tensor:
     """Return token indices, (B,), as labels for logits (B, S).
 
-    Those past the end do not count, nor do those on padding that was left out, where `real`, (B, S), is False.
+    Indices past the end do not count, nor those of padding that was left out, where `real`, (B, S), is False.
     """
     check_tensor("positions", positions)
     labels = positions.clamp(min=0).masked_fill(positions >= logits.shape[1], IGNORED)
@@ -72,7 +72,7 @@ def inside(positions: Tensor, logits: Tensor, real: Tensor | None = None) -> Ten
 
 
 def pack_labels(layout: Layout, labels: Tensor) -> Tensor:
-    """Return labels of the tokens that were computed: where padding is left out, those of real tokens alone."""
+    """Return the labels of the tokens that were computed: only real tokens, if padding is left out."""
     check_tensor("labels", labels)
     rows = layout.packed_rows
     if rows is None:
@@ -82,11 +82,11 @@ def pack_labels(layout: Layout, labels: Tensor) -> Tensor:
 
 
 def shifted(labels: Tensor) -> Tensor:
-    """Return labels (…, S) so that each position is judged by the one after it, the last by none."""
+    """Return labels (…, S) shifted left: each position gets the label after it, the last none."""
     check_tensor("labels", labels)
     return F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
 
 
 def without_padding(labels: Tensor, real: Tensor) -> Tensor:
-    """Return labels that do not count where `real` is False: of padding that is left out there is no logit."""
+    """Return labels without those where `real` is False: padding that was left out has no logits."""
     return labels.masked_fill(~real.view_as(labels), IGNORED)

@@ -81,9 +81,9 @@ class CausalLMBody(MaskedLMBody[Out]):
         """Run BERT as a decoder and score the next word at every position.
 
         Args:
-            labels: (B, S), the words themselves, -100 where none counts; position i is judged by label i + 1.
-            shift_labels: (B, S), labels that are shifted already, in place of those.
-            logits_to_keep: score only the last so many positions, or those of a tensor of indices; 0 is all.
+            labels: (B, S), the words, or -100 to ignore one; position i is compared with label i + 1.
+            shift_labels: (B, S), labels that are shifted already, instead of `labels`.
+            logits_to_keep: score only so many last positions, or those of a tensor of indices; 0 is all.
             the others: as for BertModel; with labels nothing is cached.
 
         Returns:
@@ -160,8 +160,8 @@ class PreTrainingBody(LanguageModelBody[Out]):
 
         Args:
             labels: (B, S), the masked words, elsewhere -100.
-            next_sentence_label: (B,), 0 where the second segment follows the first, 1 where it does not.
-                The loss, the sum of both, is given when both kinds of labels are.
+            next_sentence_label: (B,), 0 if the second segment follows the first, else 1.  The loss, the sum of both,
+                needs both kinds of labels.
         """
         encoded = self.encode(
             input_ids,
@@ -217,7 +217,7 @@ class SequenceClassificationBody(ClassifierBody[Out]):
     def loss(self, logits: Tensor, labels: Tensor, items: Items = None) -> Tensor:
         check_tensor("labels", labels)
         problem = self.config.problem_type
-        if problem is None:  # transformers' rule, but the config stays as it is
+        if problem is None:  # transformers' rule, but the config is not changed
             if self.config.num_labels == 1:
                 problem = "regression"
             else:
@@ -292,7 +292,7 @@ class MultipleChoiceBody(ClassifierBody[Out]):
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
         )
-        assert first is not None  # or BERT has refused
+        assert first is not None  # BERT has checked it
         logits = self.logits(encoded).reshape(first.shape[:2])
         loss = None if labels is None else self.loss(logits, labels, num_items_in_batch)
         return self.finish(encoded, return_dict, loss, logits=logits)
@@ -304,7 +304,7 @@ class QuestionAnsweringBody(HeadBody[Out]):
 
     def build_head(self, config: ConfigLike) -> None:
         if config.num_labels != 2:
-            raise ValueError(f"num_labels is {config.num_labels}; question answering has 2, where it starts and ends")
+            raise ValueError(f"num_labels is {config.num_labels}; question answering has 2, for start and end")
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
 
     def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -340,15 +340,15 @@ class QuestionAnsweringBody(HeadBody[Out]):
 
         Args:
             start_positions, end_positions: (B,), token indices; those past the end do not count, and a negative one
-                is the first token, as in transformers.  The loss, the mean of both, is given when both are.  Where
-                BERT left padding out, no answer starts or ends there: its scores are the dtype's lowest number.
+                is the first token, as in transformers.  The loss, the mean of both, needs both.  Padding that BERT
+                left out gets the lowest score of the dtype, so that no answer starts or ends there.
 
         Raises:
-            ValueError: an input or a label that this model cannot take; labels beside cu_seqlens.
+            ValueError: an input or a label does not fit this model; or labels with cu_seqlens.
         """
         if cu_seqlens is not None and not (start_positions is None is end_positions):
             raise ValueError(
-                "start_positions and end_positions count in rows; give them with input_ids (B, S) and an"
+                "start_positions and end_positions are indices in rows; give them with input_ids (B, S) and an"
                 " attention_mask, which attn_implementation='packed' packs"
             )
         encoded = self.encode(
@@ -375,30 +375,32 @@ class QuestionAnsweringBody(HeadBody[Out]):
 
 
 class BertForMaskedLM(MaskedLMBody[LogitsOutput], BertPreTrainedModel):
-    """Guess masked words.  labels (B, S), elsewhere -100; logits (B, S, vocabulary); the loss is in nats per label."""
+    """Predict masked words.  labels (B, S), else -100; logits (B, S, vocabulary); the loss is in nats per label."""
 
     config: BertConfig
 
 
 class BertLMHeadModel(CausalLMBody[CausalLMOutput], BertPreTrainedModel):
-    """Write the next word: BERT as a decoder, is_decoder=True, with cross-attention if add_cross_attention is."""
+    """Predict the next word: BERT as a decoder, is_decoder=True, with cross-attention if add_cross_attention is."""
 
     config: BertConfig
 
     def __init__(self, config: BertConfig) -> None:
         if not config.is_decoder:
-            raise ValueError("BertLMHeadModel writes left to right and needs is_decoder=True; or use BertForMaskedLM")
+            raise ValueError(
+                "BertLMHeadModel predicts left to right and needs is_decoder=True; or use BertForMaskedLM"
+            )
         super().__init__(config)
 
 
 class BertForPreTraining(PreTrainingBody[PreTrainingOutput], BertPreTrainedModel):
-    """Guess masked words, and whether the second segment follows the first: what BERT was trained on."""
+    """Predict masked words, and whether the second segment follows the first: the pre-training of BERT."""
 
     config: BertConfig
 
 
 class BertForNextSentencePrediction(NextSentencePredictionBody[LogitsOutput], BertPreTrainedModel):
-    """Tell whether the second segment follows the first.  labels (B,), 0 if it does; logits (B, 2)."""
+    """Predict whether the second segment follows the first.  labels (B,), 0 if it does; logits (B, 2)."""
 
     config: BertConfig
 
@@ -407,8 +409,8 @@ class BertForSequenceClassification(SequenceClassificationBody[LogitsOutput], Be
     """Label a sequence.  logits (B, num_labels).
 
     labels are (B,) class indices, (B, num_labels) floats for several labels at once, or (B,) numbers when num_labels
-    is 1; the loss is cross-entropy, binary cross-entropy or squared error.  `config.problem_type` settles which, or
-    without one the labels do.
+    is 1; the loss is cross-entropy, binary cross-entropy or squared error.  `config.problem_type` chooses it, or if
+    it is None, the labels.
     """
 
     config: BertConfig

@@ -1,4 +1,4 @@
-"""Where transformers 4.57 and 5.x differ for us, all of it."""
+"""All differences between transformers 4.57 and 5.x that matter here."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, create_caus
 from transformers.utils import TransformersKwargs
 
 V5 = int(transformers.__version__.split(".")[0]) >= 5
-IGNORED = (*TransformersKwargs.__annotations__, "cache_position")  # what every forward takes, with a use for it or not
-EMBEDS = "inputs_embeds" if V5 else "input_embeds"  # what the argument of the mask functions is called
+IGNORED = (*TransformersKwargs.__annotations__, "cache_position")  # arguments that every forward takes and may ignore
+EMBEDS = "inputs_embeds" if V5 else "input_embeds"  # the name of an argument of the mask functions
 
 
 def new_cache(config: PretrainedConfig, crossed: bool) -> Any:
-    """Make the cache that a decoder of this version makes for itself."""
+    """Make the default cache of a decoder in this version."""
     if not V5:
         return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
     if crossed or config.is_encoder_decoder:
@@ -24,7 +24,7 @@ def new_cache(config: PretrainedConfig, crossed: bool) -> Any:
 
 
 def from_legacy(past: Any) -> Any:
-    """Return 4.57's tuples of tensors as a cache, and any other cache as it is.
+    """Return 4.57's tuples of tensors as a cache, and any other cache unchanged.
 
     Raises:
         TypeError: under 5.x, which has no such tuples.
@@ -46,7 +46,7 @@ def registered_mask(
     """
     name = config._attn_implementation
     if name not in ALL_MASK_ATTENTION_FUNCTIONS._global_mapping and (mask is None or mask.dim() != 4):
-        return None  # such a function is handed no mask, here as in transformers
+        return None  # transformers passes such a function no mask either
     if causal:
         positions: dict[str, Any] = {}
         if not V5:
@@ -67,7 +67,7 @@ def registered_mask(
 
 
 def zeros_(tensor: Tensor) -> None:
-    """Fill with zeros at initialisation; 5.x has its own function, which leaves loaded tensors alone."""
+    """Fill with zeros at initialisation; the function of 5.x skips loaded tensors."""
     if V5:
         from transformers import initialization
 
@@ -77,7 +77,7 @@ def zeros_(tensor: Tensor) -> None:
 
 
 def fill_buffers_(embeddings: Any) -> None:
-    """Fill the buffers of embeddings at initialisation; 5.x makes a model without values."""
+    """Fill the buffers of embeddings at initialisation; 5.x makes models on the meta device."""
     if V5:
         from transformers import initialization
 
@@ -87,7 +87,7 @@ def fill_buffers_(embeddings: Any) -> None:
 
 
 def auto_classes() -> list[Any]:
-    """Every AutoModel… class of this version."""
+    """Return every AutoModel… class of this version."""
     from transformers.models.auto import modeling_auto
 
     found = (getattr(modeling_auto, name) for name in dir(modeling_auto) if name.startswith("AutoModel"))

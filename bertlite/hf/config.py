@@ -1,4 +1,4 @@
-"""Configs of transformers, with what bertlite needs of them."""
+"""Complete the configs of transformers with the fields that bertlite reads."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -7,10 +7,10 @@ from bertlite.config import check_values, normalise_heads, normalise_neurons, pr
 
 
 def complete_config_(config: Any) -> None:
-    """Give a config what transformers 5 no longer gives it, in place, and refuse what would be ignored there.
+    """Add the fields that transformers 5 lacks to a config, in place, and check its values.
 
     Raises:
-        ValueError: values that no BERT has.
+        ValueError: a value is impossible for a BERT, or would be ignored.
     """
     if getattr(config, "position_embedding_type", None) is None:
         config.position_embedding_type = "absolute"
@@ -23,9 +23,9 @@ def complete_config_(config: Any) -> None:
 
 
 def heads_by_layer(heads_to_prune: Mapping[Any, Iterable[int]], config: Any) -> dict[int, tuple[int, ...]]:
-    """Return heads by layer, where transformers 4 lets a layer count from the end: -1 is the last."""
+    """Return heads by layer; as in transformers 4, a layer may count from the end: -1 is the last."""
     layers = config.num_hidden_layers
-    forward: Any = heads_to_prune  # anything but a mapping is refused below
+    forward: Any = heads_to_prune  # checked below
     if isinstance(heads_to_prune, Mapping):
         forward = {
             layer + layers if isinstance(layer, int) and -layers <= layer < 0 else layer: which

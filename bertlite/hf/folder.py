@@ -1,4 +1,4 @@
-"""Check a folder for faults that transformers reads past, before transformers looks at it."""
+"""Check a folder for faults that transformers ignores, before transformers reads it."""
 
 import os
 from collections.abc import Mapping
@@ -17,15 +17,15 @@ from bertlite.model import BertModel
 
 
 def check_folder(source: Any, options: Mapping[str, Any], is_bert: bool) -> None:
-    """Refuse a folder whose config is no BERT's, or whose weights are damaged, lie or would run.
+    """Raise ValueError if a folder's config is not a BERT's, or its weights are damaged, inconsistent or unsafe.
 
-    Tensors stay in their file.  What comes from the hub, as a state_dict or in a format of others is left to
-    transformers, and so is a folder that lacks a file.
+    Tensors are not read.  Checkpoints of the hub, a state_dict, other formats and folders that lack a file are left to
+    transformers.
 
     Args:
         source: the first argument of from_pretrained.
         options: its others.
-        is_bert: whether the model is one of ours; a class of the user's own may have a config that is no BERT's.
+        is_bert: whether the model is one of ours; a user's own class may have another config.
 
     Raises:
         ValueError: it names the file and what is wrong with it.
@@ -49,7 +49,7 @@ def check_folder(source: Any, options: Mapping[str, Any], is_bert: bool) -> None
     wrapped = [name for name in state if name.startswith(WRAPPER_PREFIXES)]
     if wrapped and not options.get("key_mapping"):
         raise ValueError(
-            f"{files.weights} holds {wrapped[0]}, as a wrapper calls it, and transformers would draw that weight anew:"
+            f"{files.weights} holds {wrapped[0]}, a wrapper's name, which transformers would initialise at random:"
             " load it with bertlite, which knows such names, and save it"
         )
     names = [(current_name(name, ""), name) for name in state]
@@ -57,7 +57,7 @@ def check_folder(source: Any, options: Mapping[str, Any], is_bert: bool) -> None
     if not isinstance(config, str | os.PathLike | None):
         twice += implausible_sizes(state, config)
     raise_faults(f"{files.weights} does not fit {files.config.name}:", twice)
-    if isinstance(config, BertConfig):  # else the caller has another one than the folder
+    if isinstance(config, BertConfig):  # or else the caller gave another config
         wanted = make_skeleton(BertModel, config, {"add_pooling_layer": False}).state_dict()
         state = {new: state[old] for new, old in names if new in wanted}
         wrong = {name: tensor.shape for name, tensor in state.items() if tensor.shape != wanted[name].shape}

@@ -1,9 +1,8 @@
-"""The parts of BERT that every transformers builds and calls alike: bertlite's modules under transformers' classes.
+"""The parts of BERT that are the same in every version of transformers: bertlite's modules as subclasses of theirs.
 
-A part is built of a config, as transformers builds it, and is a real subclass of transformers' class of that name: a
-class cannot be registered with theirs, which are no abstract base classes.  bertlite's class comes first and does the
-work.  `WithoutStock` stands between the two and ends the chain of constructors: transformers' own would make every
-matrix a second time.
+A part is built from a config and is a real subclass of transformers' class of that name, as theirs are not abstract
+base classes that accept registration.  bertlite's class comes first and does the work.  `WithoutStock` between the two
+ends the chain of constructors: transformers' own would make every matrix a second time.
 """
 
 from typing import Any
@@ -26,7 +25,7 @@ class WithoutStock(nn.Module):
 
 
 class BertEmbeddings(modules.BertEmbeddings, WithoutStock, stock.BertEmbeddings):
-    """Word, position and segment embeddings; `position_ids` and `token_type_ids` are what is taken for none."""
+    """Word, position and segment embeddings; `position_ids` and `token_type_ids` are the defaults."""
 
     position_ids: Tensor  # (1, max_position_embeddings)
     token_type_ids: Tensor
@@ -51,7 +50,7 @@ class BertEmbeddings(modules.BertEmbeddings, WithoutStock, stock.BertEmbeddings)
         if position_ids is None and tokens is not None:
             length = tokens.shape[1]
             position_ids = self.position_ids[:, past_key_values_length : past_key_values_length + length]
-            if hasattr(self.position_embeddings.weight, "grad_sample"):  # of Opacus, which wants (B, S)
+            if hasattr(self.position_embeddings.weight, "grad_sample"):  # of Opacus, which needs (B, S)
                 position_ids = position_ids.expand(tokens.shape[:2])
         return modules.BertEmbeddings.forward(self, input_ids, token_type_ids, position_ids, inputs_embeds)
 
@@ -86,7 +85,7 @@ class BertLMPredictionHead(layers.BertLMPredictionHead, WithoutStock, stock.Bert
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if V5 else self.decoder.bias
 
-    def _tie_weights(self) -> None:  # asked for by 4.57 alone
+    def _tie_weights(self) -> None:  # called only by 4.57
         self.decoder.bias = self.bias
 
 

@@ -1,4 +1,4 @@
-"""Making transformers use our classes for `bert` checkpoints, and undoing it.  Importing changes nothing."""
+"""Make transformers use our classes for `bert` checkpoints, and undo it.  Importing this changes nothing."""
 
 import importlib.util
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from transformers import BertConfig
 
 from bertlite.hf import compat, modeling
 
-_before: dict[Any, Any] = {}  # what a mapping held for BertConfig before us; absent where it held nothing
+_before: dict[Any, Any] = {}  # the previous entries of mappings for BertConfig, if any
 _optimum: list[tuple[Any, str, Any]] = []  # optimum's TasksManager, and the methods of it that we replaced
 OURS = (modeling.__name__, f"{__package__}.v4")  # the modules of our model classes
 INFER = ("_infer_library_from_model_or_model_class", "_infer_task_from_model_or_model_class")
@@ -19,7 +19,7 @@ INFER = ("_infer_library_from_model_or_model_class", "_infer_task_from_model_or_
 def register() -> None:
     """Make AutoModel and its kin, and what loads through them, use bertlite for BERT checkpoints in this process.
 
-    Where optimum is installed its exporters take our classes for models of transformers, too.
+    If optimum is installed, its exporters treat our classes as models of transformers.
     """
     _register_with_optimum()
     for auto in compat.auto_classes():
@@ -47,7 +47,7 @@ def unregister() -> None:
 def _register_with_optimum() -> None:
     """Make optimum's exporters infer for our classes what they infer for transformers' class of that name.
 
-    They ask whether the name of a class's module begins with "transformers", even where the caller named the library.
+    They check whether the name of a class's module begins with "transformers", even if the caller named the library.
     """
     if _optimum or not _is_installed("optimum.exporters.tasks"):
         return
@@ -80,7 +80,7 @@ def _is_installed(module: str) -> bool:
 
 @contextmanager
 def registered() -> Iterator[None]:
-    """`register` for the length of a with-block; inside another one it changes nothing."""
+    """Run `register` for a with-block; nested blocks change nothing."""
     already = bool(_before)
     register()
     try:

@@ -1,4 +1,4 @@
-"""Functions that transformers 4 has in `pytorch_utils`, and 5 has lost in part: code that cuts BERT imports them."""
+"""Functions of transformers 4's `pytorch_utils` that 5 removed in part, for code that prunes BERT."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -12,13 +12,13 @@ from bertlite.stack.modules import linear
 def find_pruneable_heads_and_indices(
     heads: Iterable[int], n_heads: int, head_size: int, already_pruned_heads: set[int]
 ) -> tuple[set[int], Tensor]:
-    """Return the heads that are still there, of those named, and the rows that are left without them.
+    """Return the named heads that still exist, and the rows that remain without them.
 
     Args:
         heads: to prune, numbered as in the unpruned layer.
         n_heads: how many the layer has now.
         head_size: the rows of each.
-        already_pruned_heads: those that it has lost, numbered as in the unpruned layer.
+        already_pruned_heads: heads removed before, numbered as in the unpruned layer.
     """
     found = set(heads) - already_pruned_heads
     gone = {head - sum(before < head for before in already_pruned_heads) for head in found}
@@ -55,7 +55,7 @@ def apply_chunking_to_forward(
         ValueError: the function takes another number of tensors, or the axis is not a multiple of `chunk_size`.
     """
     if not input_tensors:
-        raise ValueError("there is no tensor to apply the function to; give one or more")
+        raise ValueError("there are no tensors to apply the function to; give one or more")
     wanted = len(inspect.signature(forward_fn).parameters)
     if wanted != len(input_tensors):
         raise ValueError(f"the function takes {wanted} arguments and {len(input_tensors)} tensors are given")

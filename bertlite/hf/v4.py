@@ -1,4 +1,4 @@
-"""BERT as transformers 4.57 builds, calls and answers, on any transformers: for code that takes BERT apart.
+"""BERT with the signatures and results of transformers 4.57, on any transformers: for code that uses its parts.
 
     from bertlite.hf.v4 import BertLayer, BertModel, BertPreTrainedModel
 

@@ -27,10 +27,10 @@ BATCHES = {  # what each contains
     "mask3d": "a mask for every query",
     "mask4d": "a bool mask for every query, 4-D",
     "additive": "scores added, 4-D",
-    "emptyrow": "one sequence is all padding: it must give finite numbers; the other sequences are compared",
+    "emptyrow": "one sequence is all padding: its outputs must be finite; the other sequences are compared",
 }
 MASKS_OF_QUERIES = ("mask3d", "mask4d", "additive")
-FEATURES: dict[str, Overrides] = {  # the config overrides that each needs
+FEATURES: dict[str, Overrides] = {  # the config overrides of each
     "": {},
     "attentions": {},
     "gradients": {},
@@ -152,7 +152,7 @@ def _kernels(names: Iterable[str]) -> list[Case]:
 def _gpu_cases() -> list[Case]:
     """Return the cases of the CPU and those that need a GPU.
 
-    Dropout is left out below float64: a GPU draws other numbers for each dtype.
+    Dropout is only in float64: a GPU draws other numbers for each dtype.
     """
     same = [case for case in CASES if case.feature != "dropout" or case.dtype == "float64"]
     matmuls = [
@@ -186,7 +186,7 @@ def _gpu_cases() -> list[Case]:
 
 
 def _in_order(cases: Iterable[Case]) -> tuple[Case, ...]:
-    """Sort the cases so that those of one model follow each other, and one model in memory serves them all."""
+    """Sort the cases by model, so that each model is loaded once."""
     order = {name: i for i, name in enumerate(("BertModel", *HEADS, DECODER))}
     return tuple(sorted(cases, key=lambda c: (order[c.model], str(c.overrides), DTYPES.index(c.dtype))))
 
@@ -195,7 +195,7 @@ def cases_for(device: str, shape_only: bool = False) -> tuple[Case, ...]:
     """Return the cases of a device.
 
     Args:
-        shape_only: only the cases that depend on the model's shape, for a further checkpoint of another shape.
+        shape_only: only the cases that depend on the model's shape, for another checkpoint.
     """
     if device == "cpu":
         return tuple(case for case in CASES if not shape_only or (_depends_on_shape(case) and not case.mode))

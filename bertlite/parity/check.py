@@ -43,10 +43,10 @@ def check(case: Case, device: str = "cpu", checkpoint: str | Path = "", tamper: 
     Args:
         device: "cpu" or "cuda"; TF32 is off.
         checkpoint: a hub id, a folder or a file of a BERT.
-        tamper: changes our model first, to prove that the check would notice.
+        tamper: changes our model first, to prove that the check notices.
 
     Returns:
-        A report; `not_checked` where the installed transformers cannot vouch for the case.
+        A report; `not_checked` if the installed transformers does not support the case.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
@@ -70,7 +70,7 @@ def check_all(cases: Iterable[Case], device: str, checkpoint: str | Path) -> Ite
 
 
 def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tamper | None) -> Report:
-    """Run a case on both sides and report what differs, and if something does, where it began."""
+    """Run a case on both sides; report the differences and the first module to differ."""
     start = time.perf_counter()
     models = models_for(case, device, checkpoint)
     inputs = inputs_of(case, models.ours.config, models.source, device)
@@ -81,7 +81,7 @@ def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tampe
     watch = AttentionWatch()
     with watch:
         mine = tensors(case, ours, inputs, mine=True)
-    if case.mode in LAUNCHERS:  # no attention can be watched in these
+    if case.mode in LAUNCHERS:  # the attention in these cannot be recorded
         mine = tensors(case, LAUNCHERS[case.mode](copy.deepcopy(ours)), inputs, mine=True)
     others = {side: tensors(case, model, inputs, mine=False) for side, model in references.items()}
     if case.mode == "beside":
@@ -106,7 +106,7 @@ def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tampe
 def compared(
     case: Case, device: str, mine: Mapping[str, Tensor], others: Mapping[str, Mapping[str, Tensor]]
 ) -> tuple[Row, ...]:
-    """Compare our tensors with theirs, and a last sequence that is all padding with nothing: it must be finite."""
+    """Compare our tensors with theirs; a last sequence that is all padding must only be finite."""
     rows: tuple[Row, ...] = ()
     if case.batch == "emptyrow":  # transformers' backends disagree on that sequence
         rows = tuple(count_nonfinite(name, x[-1:]) for name, x in mine.items())
@@ -133,12 +133,12 @@ def rule_for(case: Case, device: str, tensor: str) -> Rule:
 
 
 def reads_truth(case: Case, device: str) -> bool:
-    """Return whether the rules of a case compare with theirs in float64; equality and float64 itself need none."""
+    """Return whether the rules of a case need a float64 reference."""
     return rule_for(case, device, "grad." if case.feature in GRADIENTS else "") is as_well
 
 
 def prepared(case: Case, model: BertPreTrainedModel, inputs: Inputs, tamper: Tamper | None) -> BertPreTrainedModel:
-    """Return our model as the case asks: a copy, if it is changed."""
+    """Return our model for the case: a copy, if it is changed."""
     if tamper is not None or case.feature in ("pruned", "pruned_layer", "checkpointed", "dropout"):
         model = copy.deepcopy(model)
     model.set_attn_implementation(case.backend)
@@ -153,7 +153,7 @@ def prepared(case: Case, model: BertPreTrainedModel, inputs: Inputs, tamper: Tam
 
 
 def their_model(case: Case, model: nn.Module, inputs: Inputs) -> nn.Module:
-    """Return transformers' model as the case asks: a copy, if it is changed."""
+    """Return transformers' model for the case: a copy, if it is changed."""
     if case.feature in ("pruned", "pruned_layer"):
         model = reference.prune(model, heads_of(case, reference.config_of(model)))
     gate = inputs.get("head_mask")
@@ -165,8 +165,8 @@ def their_model(case: Case, model: nn.Module, inputs: Inputs) -> nn.Module:
 def heads_of(case: Case, config: ConfigLike) -> dict[int, tuple[int, ...]]:
     """Return the heads that a pruning case removes.
 
-    "pruned" removes every third head of every second layer, "pruned_layer" all heads of the last layer; but one
-    beside transformers 4.57, which cannot run a layer without heads.
+    "pruned" removes every third head of every second layer, "pruned_layer" all heads of the last layer,
+    except one beside transformers 4.57, which cannot run a layer without heads.
     """
     heads, layers = config.num_attention_heads, config.num_hidden_layers
     if case.feature == "pruned":
@@ -214,7 +214,7 @@ def named(case: Case, out: Output, inputs: Inputs, config: ConfigLike) -> Iterat
 
 
 def without_padding(case: Case, out: Output, inputs: Inputs) -> dict[str, Tensor | tuple[Tensor, ...]]:
-    """Return an output; of a packed case with zeros for padding, and no pooler output where theirs reads padding."""
+    """Return an output; for a packed case with zeros for padding, and no pooler output where theirs reads padding."""
     mask = inputs.get("attention_mask")
     if case.backend != "packed" or not isinstance(mask, Tensor):
         return dict(out)

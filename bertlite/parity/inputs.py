@@ -1,4 +1,4 @@
-"""The inputs of the parity cases: real sentences where the checkpoint has a tokenizer, else seeded numbers."""
+"""The inputs of the parity cases: real sentences if the checkpoint has a tokenizer, else seeded numbers."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,7 +49,7 @@ def inputs_of(case: Case, config: ConfigLike, checkpoint: str | Path, device: st
 def masked_tokens(
     case: Case, ids: Tensor, types: Tensor, mask: Tensor, draw: torch.Generator, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Return the tokens with the mask that the case's batch has."""
+    """Return the tokens with the mask of the case's batch."""
     batch, length = ids.shape
     plain = {"input_ids": ids, "token_type_ids": types}
     if case.batch == "full":
@@ -102,7 +102,7 @@ def labels_of(
 def tokens(case: Case, config: ConfigLike, checkpoint: str | Path) -> tuple[Tensor, Tensor, Tensor]:
     """Return ids, token types and mask, each (4, S), padded on the right.
 
-    The tokens are of real sentences where a tokenizer lies beside the weights.
+    The tokens are of real sentences if there is a tokenizer beside the weights.
     """
     longest = config.max_position_embeddings if case.batch == "long" else min(LENGTH, config.max_position_embeddings)
     sequences = encoded_sentences(checkpoint, config) or random_tokens(config, longest)
@@ -120,14 +120,14 @@ def tokens(case: Case, config: ConfigLike, checkpoint: str | Path) -> tuple[Tens
 
 
 def encoded_sentences(checkpoint: str | Path, config: ConfigLike) -> list[tuple[list[int], list[int]]]:
-    """Return token ids and types of SENTENCES; an empty list if there is no tokenizer.json of this vocabulary."""
+    """Return token ids and types of SENTENCES; an empty list without a tokenizer.json for this vocabulary."""
     path = tokenizer_of(checkpoint)
     if path is None:
         return []
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.no_padding()  # the file may ask for both
+    tokenizer.no_padding()  # the file may have both
     tokenizer.no_truncation()
     if tokenizer.get_vocab_size() > config.vocab_size or config.type_vocab_size < 2:
         return []

@@ -23,7 +23,7 @@ OVERRIDES: dict[str, Overrides] = {  # three labels: with two, a loss that swaps
 
 @dataclass
 class Models:
-    """Our model, theirs for each backend, and theirs in float64, each loaded when it is first asked for."""
+    """Our model, theirs for each backend, and theirs in float64, each loaded on first use."""
 
     checkpoint: str | Path
     model: str
@@ -64,7 +64,7 @@ _current: Models | None = None
 
 
 def models_for(case: Case, device: str, checkpoint: str | Path) -> Models:
-    """Return the models of a case: those of the case before, if they are the same."""
+    """Return the models of a case; reuse those of the case before, if they are the same."""
     global _current
     overrides: Overrides = {**OVERRIDES.get(case.model, {}), **case.overrides}
     wanted = Models(checkpoint, case.model, overrides, getattr(torch, case.dtype), device)

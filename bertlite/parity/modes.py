@@ -1,4 +1,4 @@
-"""Ways to run a case: one kernel of SDPA, TF32, a compiled model, a CUDA graph; and which attention really ran."""
+"""Ways to run a case: one kernel of SDPA, TF32, a compiled model, a CUDA graph; and record which attention ran."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +22,7 @@ SDPA_KERNELS = {
 
 
 class AttentionWatch(TorchFunctionMode):
-    """A mode of torch that notes which attention runs inside it."""
+    """A mode of torch that records which attention runs inside it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class AttentionWatch(TorchFunctionMode):
 
 def compiled(model: nn.Module) -> nn.Module:
     """Have torch compile the model at its next forward."""
-    torch.compiler.reset()  # after many models torch would run the next one uncompiled
+    torch.compiler.reset()  # or else, after many models, torch runs the next one uncompiled
     model.compile()
     return model
 
@@ -86,7 +86,7 @@ def kernel_of(mode: str) -> Iterator[None]:
     """Let SDPA use one kernel and no other, if the mode names one.
 
     Raises:
-        UnsupportedError: torch says that the kernel cannot compute this here.
+        UnsupportedError: torch has no such kernel for this here.
     """
     if mode not in KERNELS:
         yield
@@ -102,7 +102,7 @@ def kernel_of(mode: str) -> Iterator[None]:
 
 @contextmanager
 def matmul_precision(mode: str) -> Iterator[None]:
-    """Allow TF32 in float32 matmuls if that is the mode, and in no other."""
+    """Allow TF32 in float32 matmuls only if that is the mode."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     matmul.allow_tf32 = cudnn.allow_tf32 = mode == "tf32"

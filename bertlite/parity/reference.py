@@ -1,4 +1,4 @@
-"""transformers' own BERT, which ours must equal, and what each version of it can vouch for.
+"""transformers' own BERT, the reference, and what each version of it supports.
 
 transformers is imported inside functions: bertlite works without it.
 """
@@ -20,14 +20,14 @@ from bertlite.parity.inputs import Inputs
 
 
 class UnsupportedError(Exception):
-    """The installed transformers ignores or refuses what the case asks for, so it cannot vouch for it."""
+    """The installed transformers ignores or rejects a feature of the case, so it is no reference for it."""
 
 
-HONOURS = {  # major version -> what its BERT really does; it refuses the rest, or worse, ignores it
+HONOURS = {  # major version -> features that its BERT supports; it rejects the rest or silently ignores it
     4: {"head_mask", "prune_heads", "relative positions", "3-D masks"},
     5: {"4-D additive masks", "hardswish", "sqrtsoftplus"},
 }
-NEEDS = {  # feature or batch -> what the reference must honour for it
+NEEDS = {  # feature or batch -> what the reference must support for it
     "relative_key": "relative positions",
     "relative_key_query": "relative positions",
     "additive": "4-D additive masks",
@@ -39,7 +39,7 @@ def version() -> str:
     """Return the version of the installed transformers.
 
     Raises:
-        ModuleNotFoundError: there is none; the message says how to get one.
+        ModuleNotFoundError: it is not installed.
     """
     return str(import_optional("transformers", "the parity check", "hf").__version__)
 
@@ -62,20 +62,20 @@ def silent() -> Iterator[None]:
 
 
 def honours(feature: str) -> bool:
-    """Return whether the installed transformers does what a feature asks."""
+    """Return whether the installed transformers supports a feature."""
     return feature in HONOURS.get(int(version().split(".")[0]), ())
 
 
 def require(case: Case) -> None:
-    """Raise UnsupportedError unless the installed transformers does what the case asks."""
+    """Raise UnsupportedError unless the installed transformers supports a case."""
     for part in (case.feature, case.batch):
         need = NEEDS.get(part)
         if need and not honours(need):
             raise UnsupportedError(f"transformers {version()} does not honour {need}")
 
 
-def vouches(case: Case) -> bool:
-    """Return whether the installed transformers does what the case asks."""
+def supports(case: Case) -> bool:
+    """Return whether the installed transformers supports a case."""
     try:
         require(case)
     except UnsupportedError:
@@ -84,7 +84,7 @@ def vouches(case: Case) -> bool:
 
 
 def backend_for(case: Case) -> str:
-    """Return the backend to compare with: the case's own, if transformers' can do what the case asks."""
+    """Return the backend to compare with: the case's own, if transformers' supports the case."""
     no_weights = case.feature == "attentions"  # 5.x returns none under sdpa
     no_float64 = case.model == DECODER and case.dtype == "float64" and honours("head_mask")  # 4.57's sdpa overflows
     if no_weights or no_float64:
@@ -126,10 +126,10 @@ def in_float64(model: nn.Module) -> nn.Module:
 
 
 def complete(checkpoint: str | Path, model: str, overrides: Overrides, folder: Path) -> str | Path:
-    """Return a checkpoint that holds every tensor of this class: the one given, or a copy with a head added to it.
+    """Return a checkpoint that holds every tensor of this class: the one given, or a copy with a head added.
 
-    transformers loads the checkpoint and saves the copy; the missing tensors are drawn once, so that both sides read
-    the same.
+    transformers loads the checkpoint and saves the copy; missing tensors are drawn once, so that both sides read the
+    same.
     """
     version()
     import transformers
@@ -154,7 +154,7 @@ def complete(checkpoint: str | Path, model: str, overrides: Overrides, folder: P
 def base_shaped(folder: Path, **sizes: int) -> Path:
     """Save a checkpoint of bert-base-uncased's shape that transformers initialises, and return its folder.
 
-    Biases and LayerNorms are moved away from 0 and 1, where losing one would not show.
+    Biases and LayerNorms are moved away from 0 and 1, so that a lost one shows.
     """
     version()
     import transformers
@@ -170,7 +170,7 @@ def base_shaped(folder: Path, **sizes: int) -> Path:
 
 
 def inputs_for(case: Case, inputs: Inputs) -> dict[str, Tensor | bool]:
-    """Return the same inputs in the form that this version of transformers takes."""
+    """Return the inputs in the form of this version of transformers."""
     arguments = dict(inputs)
     mask = arguments.get("attention_mask")
     if case.batch in ("mask3d", "mask4d") and isinstance(mask, Tensor):
@@ -202,7 +202,7 @@ def with_gates(model: nn.Module, gate: Tensor) -> nn.Module:
 
 
 def prune(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> nn.Module:
-    """Return a copy without these heads: pruned by transformers itself where it can, else with gates of 0."""
+    """Return a copy without these heads: pruned by transformers itself if it can, else with gates of 0."""
     if honours("prune_heads"):
         dtype = next(model.parameters()).dtype
         model = copy.deepcopy(model)

@@ -372,7 +372,7 @@ def test_a_copy_is_the_same_model_and_apart(name: str, copied: str) -> None:
         ({"position_embedding_type": "bogus"}, "position_embedding_type 'bogus' is unknown; have: absolute, relative"),
         ({"pruned_heads": {0: [4]}}, "layer 0 has no head 4: it was built with 4 heads, 0 to 3"),
         ({"pruned_heads": {3: [0]}}, "there is no layer 3: the model has 3 layers, 0 to 2"),
-        ({"pruned_heads": {0: "13"}}, "integers all; not as"),
+        ({"pruned_heads": {0: "13"}}, "all integers; not as"),
         ({"hidden_size": 50}, r"hidden.size .*50.* is not a multiple of"),
         ({"add_cross_attention": True}, "only a decoder has cross-attention"),
     ],

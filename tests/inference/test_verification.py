@@ -119,7 +119,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_changes_or_reads_layers_refuses_an_optimised_model(change, backend):
     quick = optimize_for_inference(make(**NATIVE).float(), torch.float32, backend, verify=False)
-    with pytest.raises(TypeError, match=r"made by optimize_for_inference, .*take the model that was optimised"):
+    with pytest.raises(TypeError, match=r"made by optimize_for_inference, .*change the original model"):
         CHANGES[change](quick.model)
     if change != "resize":
         with pytest.raises(TypeError, match="made by optimize_for_inference"):

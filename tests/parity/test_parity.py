@@ -537,7 +537,7 @@ def test_command_runs_the_quick_choice_and_says_how_it_stands(tiny, tmp_path, mo
     chosen = command.quick_choice(CASES, tiny)
     assert [case["name"] for case in found["cases"]] == [case.name for case in chosen]
     assert (record["choice"], record["only"]) == ("quick", [])
-    assert f"{len(chosen)} of {len(CASES)} cases, which together touch all that those do; --all" in printed.out
+    assert f"{len(chosen)} of {len(CASES)} cases, which together cover all of them; --all" in printed.out
     assert len(printed.out.splitlines()) <= 25
     assert not [line for line in printed.out.splitlines() if line.startswith(("  ok  ", "DIFFER"))]
     tensors = sum(case.get("tensors", 0) for case in found["cases"])

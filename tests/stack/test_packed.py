@@ -462,7 +462,7 @@ def test_no_answer_lies_in_padding() -> None:
     assert_same(beyond.loss, (losses[1] - scores[others, starts[others]].mean()) / 2)
     _, tokens = packed_inputs(inputs)
     assert model(**tokens).start_logits.shape == (sum(LENGTHS),)
-    with pytest.raises(ValueError, match="start_positions and end_positions count in rows"):
+    with pytest.raises(ValueError, match="start_positions and end_positions are indices in rows"):
         model(**tokens, start_positions=starts, end_positions=ends)
 
 
