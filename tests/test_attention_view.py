@@ -201,7 +201,7 @@ def test_a_page_opens_on_the_head_whose_words_attend_to_words_of_their_own(prune
     assert all(score < 0.01 for head, score in scores.items() if head != (1, 2))
     first = data_of(page(maps))["first"]
     assert first["head"] == [1, 2]
-    assert first["why"].startswith("Shown first: here words attend most clearly to other words")
+    assert first["why"].startswith("Shown first: its words attend most clearly to particular other words")
     only_special = AttentionMaps(("[CLS]", "[SEP]"), (0,), (0,), {(0, 0): torch.eye(2)}, special=(0, 1))
     assert data_of(page(only_special))["first"]["head"] == [0, 0]
     nothing = AttentionMaps(("a", "b"), (3,), (2, 5), {})

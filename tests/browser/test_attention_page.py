@@ -175,7 +175,7 @@ def test_it_opens_on_the_sentence_beside_the_map_of_all_heads(visit, folder, pru
     assert opened.title() == "Attention: the cats sat on the mat ."
     first = json.loads(opened.locator("#data").text_content())["first"]["head"]
     assert opened.get_by_role("heading", level=2).first.text_content() == f"Layer {first[0]}, head {first[1]}"
-    assert opened.locator("#why").text_content().startswith("Shown first: here words attend most clearly")
+    assert opened.locator("#why").text_content().startswith("Shown first: its words attend most clearly")
     assert opened.get_by_role("option").all_text_contents() == [*TOKENS]
     weights = weights_of(pruned)
     wanted = weights[tuple(first)]

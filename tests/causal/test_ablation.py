@@ -466,8 +466,8 @@ def test_antithetic_orders_make_smaller_errors_and_truncation_fewer_runs() -> No
     ("options", "text"),
     [
         ({"method": "noise"}, "there is no ablation 'noise'; have: zero, mean, resample"),
-        ({"method": "zero", "by_position": True}, "by_position is of method 'mean', not of 'zero'"),
-        ({"draws": 2}, "draws is 2; it is 1, or with method 'resample' more"),
+        ({"method": "zero", "by_position": True}, "by_position needs method 'mean', not 'zero'"),
+        ({"draws": 2}, "draws is 2; it must be 1, or above 1 with method 'resample'"),
         ({"draws": 0}, "draws is 0"),
         ({"target": "hidden"}, "target 'hidden' is unknown"),
         ({"batches": []}, "there are no batches"),

@@ -429,7 +429,7 @@ def test_what_cannot_be_patched_is_refused(config: Any) -> None:
     packed = {"input_ids": torch.arange(1, 12), "cu_seqlens": torch.tensor([0, 7, 11], dtype=torch.int32)}
     refused("batch 0 has cu_seqlens, whose tokens have no rows; give rows", packed, packed)
     refused(r"the metric returned \(2, 6\); expected one number for each of 2", metric=lambda out, batch: out.logits)
-    refused("is no model of bertlite", model=torch.nn.Linear(2, 3), error=TypeError)
+    refused("is not a model of bertlite", model=torch.nn.Linear(2, 3), error=TypeError)
     refused("verify is -1", run=attribution_patch, verify=-1)
     refused("metric 'kl' has no gradient at the clean run", run=attribution_patch, direction="noise", metric="kl")
     refused("does not depend on any head", run=attribution_patch, metric=lambda out, batch: torch.ones(2))

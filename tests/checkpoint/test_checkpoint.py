@@ -1344,7 +1344,7 @@ def test_a_tilde_is_the_home_wherever_a_path_enters(tmp_path, monkeypatch):
     assert [run.folder for run in read_runs("~/runs")] == [tmp_path / "runs/x"]
     assert main(["inspect", "~/model", "--out=~/a.json"]) == 0
     assert main(["attention", "~/model", "a b", "--against=~/whole", "--out=~/b.json"]) == 0
-    with pytest.raises(FileNotFoundError, match=f"{tmp_path}/model is no optimised model"):
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path}/model is not an optimised model"):
         InferenceModel.load("~/model")
     assert {path.name for path in tmp_path.iterdir()} >= {"a.json", "b.json", "model", "runs", "whole"}
     assert list(Path.cwd().iterdir()) == []

@@ -305,7 +305,7 @@ def test_functions_that_cut_do_what_those_of_transformers_do() -> None:
     assert hf.apply_chunking_to_forward(lambda a: a.cumsum(1), 3, 1, x).equal(
         pytorch_utils.apply_chunking_to_forward(lambda a: a.cumsum(1), 3, 1, x)
     )
-    with pytest.raises(ValueError, match="no multiple of chunk size 4"):
+    with pytest.raises(ValueError, match="not a multiple of chunk size 4"):
         hf.apply_chunking_to_forward(lambda a: a, 4, 1, x)
     if not V5:
         found = pytorch_utils.find_pruneable_heads_and_indices([0, 2, 3], 3, 2, {2})

@@ -416,7 +416,7 @@ def test_what_cannot_be_repaired_is_refused_before_any_work() -> None:
         ((dense, []), {}, ValueError, "there are no batches"),
         ((make(num_hidden_layers=2), data()), {}, ValueError, "has num_hidden_layers 3, the dense one 2"),
         ((make(vocab_size=98), data()), {}, ValueError, "has vocab_size 97, the dense one 98"),
-        ((nn.Linear(3, 4), data()), {}, TypeError, "Linear is no model of bertlite"),
+        ((nn.Linear(3, 4), data()), {}, TypeError, "Linear is not a model of bertlite"),
     ]
     for args, options, kind, message in cases:
         with pytest.raises(kind, match=message):

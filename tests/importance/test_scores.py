@@ -715,7 +715,7 @@ def test_labels_that_do_not_fit_are_refused(cls: Any, labels: dict[str, Any], me
 
 
 def test_other_models_are_refused() -> None:
-    with pytest.raises(TypeError, match="Linear is no model of bertlite"):
+    with pytest.raises(TypeError, match="Linear is not a model of bertlite"):
         head_importance(nn.Linear(3, 4), data())
     with pytest.raises(ValueError, match="reduction 'token' is unknown for neurons; have: example, batch"):
         neuron_importance(model_of(), data(), reduction="token")

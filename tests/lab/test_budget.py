@@ -107,9 +107,9 @@ def test_a_target_is_a_speed_a_share_of_the_macs_or_a_time() -> None:
         ("2", "the target '2' is none: write a speed"),
         ("fast", "the target 'fast' is none"),
         ("0.5x", "slower than the dense one"),
-        ("0%", "no share of the MACs"),
-        ("140%", "no share of the MACs"),
-        ("0ms", "is no time"),
+        ("0%", "not a share of the MACs"),
+        ("140%", "not a share of the MACs"),
+        ("0ms", "must be a time above 0"),
     ],
 )
 def test_what_is_no_target_is_refused(text: str, message: str) -> None:

@@ -147,7 +147,7 @@ def write_labels(path, labels):
         (["pos", "1"], {"classes": ("neg", "pos")}, "'1' is none of the classes neg, pos"),
         (["pos", "Neg"], {"classes": ("neg", "pos")}, "'Neg' is none of the classes neg, pos"),
         (["1", "good"], {}, "the label 'good' is not a number; name the classes with --classes, in their order"),
-        (["1", "1_000"], {}, "the label '1_000' is no number"),
+        (["1", "1_000"], {}, "the label '1_000' is not a number"),
         (["a", "b"], {"classes": ("a", " a")}, "two classes share a name: a,  a"),
     ],
 )
@@ -1535,7 +1535,7 @@ def test_a_head_that_names_its_classes_keeps_their_order(world, tmp_path, capsys
     assert main([*command, "--num-labels", "3", "--out", str(tmp_path / "three")]) == 2
     assert "train.csv has 2 classes, bad, good: leave --num-labels 3 out" in capsys.readouterr().err
     assert main([*command, "--task", "regression", "--out", str(tmp_path / "four")]) == 2
-    assert "row 1 (line 2), column 'label': the label 'bad' is no number" in capsys.readouterr().err
+    assert "row 1 (line 2), column 'label': the label 'bad' is not a number" in capsys.readouterr().err
     (tmp_path / "train.csv").write_text("sentence,label\na,good\nb,good\n")
     assert main([*command, "--out", str(tmp_path / "five")]) == 2
     assert "train.csv has 2 examples of one class, good; name two or more" in capsys.readouterr().err

@@ -588,7 +588,7 @@ def test_it_feeds_a_model(small) -> None:
         (lambda t: t("a", padding=True, padding_side="top"), "padding_side='top' is unknown; have: 'right', 'left'"),
         (lambda t: t.add_tokens(["a", 3]), "token 3 is a int; expected a string or an AddedToken"),
         (lambda t: t.decode([-100, 5]), "-100 is not a token id; this tokenizer has 0 to"),
-        (lambda t: t.convert_ids_to_tokens(10**6), "1000000 is no token id"),
+        (lambda t: t.convert_ids_to_tokens(10**6), "1000000 is not a token id"),
         (lambda t: t.pad([{"ids": [1]}]), "an encoding to pad has ids; it needs input_ids"),
         (lambda t: t.pad([{"input_ids": [1], "x": 1}, {"input_ids": [1]}]), "some encodings have x and others do not"),
         (
