@@ -16,7 +16,7 @@ from bertlite.pruning import layers_of, with_fields, with_pruned
 
 @contextmanager
 def called_with(model: Any, layer: int) -> Iterator[list[tuple[Any, ...]]]:
-    """Record the arguments of the calls of a layer, without a hook: the last layer does more work under one."""
+    """Record the arguments of the calls of a layer, without a hook, with which the last layer would do more work."""
     block, calls = list(layers_of(model))[layer], []
     forward = block.forward
 
@@ -68,13 +68,13 @@ def time_sublayers(
     found = alternate(runs, rounds, device, after_round=after_round)
     medians = {name: statistics.median(seconds) for name, seconds in found.items()}
     return (
-        rising({kept: medians[f"heads {kept}"] for kept in range(all_heads + 1)}),
-        rising({kept: medians[f"neurons {kept}"] for kept in neurons}),
+        nondecreasing({kept: medians[f"heads {kept}"] for kept in range(all_heads + 1)}),
+        nondecreasing({kept: medians[f"neurons {kept}"] for kept in neurons}),
     )
 
 
-def rising(times: Mapping[int, float]) -> dict[int, float]:
-    """Return the nearest times, in squares, that never fall as sizes rise: what falls is noise of the clock."""
+def nondecreasing(times: Mapping[int, float]) -> dict[int, float]:
+    """Return the nearest times, in least squares, that never fall with growing sizes, as falls are noise."""
     pools: list[tuple[float, list[int]]] = []  # a mean and its sizes
     for size in sorted(times):
         mean, sizes = times[size], [size]

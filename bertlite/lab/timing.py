@@ -1,6 +1,6 @@
-"""Time candidates in turn, so that a noisy machine is noisy for all of them.
+"""Time candidates in turn, so that noise of the machine affects all of them.
 
-A ratio, taken round by round, is a result; a time on a shared machine is not.
+A ratio, taken round by round, is a result; a single time on a shared machine is not.
 """
 
 import itertools
@@ -14,9 +14,9 @@ import torch
 from bertlite.records import quartiles
 
 Timings = dict[str, list[float]]  # candidate: seconds of each round
-FEWEST = 7  # rounds that a median and its quartiles are taken of
+FEWEST = 7  # rounds for a median and quartiles
 SETTLE = 0.01  # seconds that a process sleeps at a time while threads of the last candidate spin
-SPINNING = 0.1  # share of a processor that is in use while they do; Python's own threads use less
+SPINNING = 0.1  # share of a processor that they use; Python's own threads use less
 LONGEST_SPIN = 1.0  # seconds after which a candidate begins although threads still spin
 MOST_CALLS = 100  # of a candidate in one round
 
@@ -32,14 +32,14 @@ def alternate(
     burst: float = 0.0,
     after_round: Callable[[], object] = lambda: None,
 ) -> Timings:
-    """Time each candidate in each round, and begin when no thread of the one before is still spinning.
+    """Time each candidate in each round; begin when no thread of the previous one is still spinning.
 
     Args:
         warm: rounds before the timed ones, which do not count.
-        seconds: time limit; no other round begins after it, if there have been `fewest`.
-        fewest: rounds that there are in any case, by default FEWEST; a figure needs no fewer.
-        burst: seconds that a candidate takes in a round at least.  One that is shorter is called several times, after
-            a call that does not count, and its time is that of one call.  The warm rounds say how many calls.
+        seconds: time limit, after which no further round begins, if there have been `fewest`.
+        fewest: the smallest number of rounds, by default FEWEST.
+        burst: the shortest time of a candidate in a round, in seconds.  A shorter one is called several times, after a
+            call that does not count, and its time is that of one call.  The warm rounds set the number of calls.
         after_round: called after each timed round.
 
     Raises:
@@ -48,7 +48,7 @@ def alternate(
     fewest = FEWEST if fewest is None else fewest
     check_rounds(rounds, fewest)
     if burst and not warm:
-        raise ValueError("a burst needs a warm round, which says how many calls it has: give warm=1")
+        raise ValueError("a burst needs a warm round, which sets the number of its calls: give warm=1")
     times: Timings = {name: [] for name in candidates}
     calls = dict.fromkeys(candidates, 1)
     began = time.perf_counter()
@@ -79,10 +79,10 @@ def time_calls(run: Callable[[], Any], calls: int, device: str = "cpu") -> float
 
 
 def wait_until_idle(longest: float = LONGEST_SPIN) -> float:
-    """Wait until no thread of this process spins, and return the processor seconds that threads spent meanwhile.
+    """Wait until no thread of this process spins, and return the CPU seconds that they used.
 
-    The threads of a library may wait for its next call in a loop (OpenMP's for milliseconds or, in some builds, for
-    200 of them), and would slow down another library.
+    The threads of a library may wait for its next call in a loop (OpenMP's for milliseconds, in some builds for 200),
+    and would slow down another library.
     """
     began, spent = time.perf_counter(), time.process_time()
     while True:
@@ -93,17 +93,13 @@ def wait_until_idle(longest: float = LONGEST_SPIN) -> float:
 
 
 def spin_after(run: Callable[[], Any]) -> float:
-    """Return the processor seconds that threads spend after a run has returned."""
+    """Return the CPU seconds that threads use after a run has returned."""
     run()
     return wait_until_idle()
 
 
 def check_rounds(rounds: int, fewest: int | None = None, name: str = "rounds") -> None:
-    """Refuse a number of rounds that gives no spread.
-
-    Raises:
-        ValueError: `rounds` is below `fewest`, by default FEWEST.
-    """
+    """Raise ValueError if there are fewer rounds than `fewest`, by default FEWEST."""
     fewest = FEWEST if fewest is None else fewest
     if rounds < fewest:
         raise ValueError(f"{name} is {rounds}; a median with its spread needs {fewest} or more")
@@ -112,7 +108,7 @@ def check_rounds(rounds: int, fewest: int | None = None, name: str = "rounds") -
 def summary(what: str, times: Timings, over: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """Return median and quartiles of the seconds of each candidate, and of the ratios of these pairs.
 
-    A ratio is taken in each round, of two times that were measured one soon after the other.
+    A ratio is taken in each round, of two times measured shortly after each other.
 
     Args:
         what: description of the measurement.
@@ -142,10 +138,10 @@ def quickest(run: Callable[[], Any], device: str) -> float:
 
 
 def peak_bytes(run: Callable[[], Any], device: str = "cpu") -> int:
-    """Return how far the memory in use rises during a run, in bytes.
+    """Return the growth of memory in use during a run, in bytes.
 
-    On the CPU it is counted from the events of torch's allocator, since the size of a process tells little there; on a
-    GPU it is the peak that torch.cuda reports.
+    On the CPU it is counted from the events of torch's allocator, as the size of a process says little; on a GPU it is
+    the peak that torch.cuda reports.
     """
     if torch.device(device).type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -166,6 +162,6 @@ def memory_in_use(run: Callable[[], Any]) -> list[int]:
 
 
 def wait_for(device: str) -> None:
-    """Wait until a GPU has done what was launched."""
+    """Wait until a GPU has finished all launched work."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)

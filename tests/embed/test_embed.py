@@ -376,7 +376,7 @@ def test_a_model_that_does_more_than_pool_is_refused(checkpoint, tmp_path) -> No
     with pytest.raises(ValueError, match=r"Transformer \+ Pooling \+ Dense; bertlite reads Transformer \+ Pooling"):
         Embedder(tmp_path)
     (tmp_path / "modules.json").write_text(json.dumps([modules[0], {**modules[1], "type": "custom_st.Pooling"}]))
-    with pytest.raises(ValueError, match=r"the model is Transformer \+ custom_st\.Pooling; bertlite does"):
+    with pytest.raises(ValueError, match=r"the model is Transformer \+ custom_st\.Pooling; bertlite reads"):
         Embedder(tmp_path)
     (tmp_path / "modules.json").write_text(json.dumps(modules[:2]))
     (tmp_path / "Pooling").mkdir()

@@ -104,7 +104,7 @@ def test_a_target_is_a_speed_a_share_of_the_macs_or_a_time() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("2", "the target '2' is none: write a speed"),
+        ("2", "the target '2' is not valid: write a speed"),
         ("fast", "the target 'fast' is none"),
         ("0.5x", "slower than the dense one"),
         ("0%", "not a share of the MACs"),
@@ -221,9 +221,9 @@ def test_the_last_layer_of_a_classifier_is_timed_as_it_runs_for_the_first_token_
 
 
 def test_times_that_fall_where_sizes_rise_are_averaged() -> None:
-    assert sublayers.rising({0: 1.0, 1: 3.0, 2: 2.0, 5: 4.0}) == {0: 1.0, 1: 2.5, 2: 2.5, 5: 4.0}
-    assert sublayers.rising({3: 1.0, 0: 2.0, 1: 3.0}) == {0: 2.0, 1: 2.0, 3: 2.0}
-    found = sublayers.rising(dict(enumerate((5.0, 4.0, 6.0, 1.0, 7.0))))
+    assert sublayers.nondecreasing({0: 1.0, 1: 3.0, 2: 2.0, 5: 4.0}) == {0: 1.0, 1: 2.5, 2: 2.5, 5: 4.0}
+    assert sublayers.nondecreasing({3: 1.0, 0: 2.0, 1: 3.0}) == {0: 2.0, 1: 2.0, 3: 2.0}
+    found = sublayers.nondecreasing(dict(enumerate((5.0, 4.0, 6.0, 1.0, 7.0))))
     assert [*found.values()] == [4.0, 4.0, 4.0, 4.0, 7.0]
 
 

@@ -137,7 +137,7 @@ def test_a_run_of_before_is_found_again() -> None:
         ({"allocate": "macs", "criterion": "gates"}, "'gates' does not score neurons"),
         ({"neurons": 0.5, "criterion": "gates"}, "'gates' does not score neurons"),
         ({"neurons": 0.5, "neuron_criterion": "entropy"}, "'entropy' does not score neurons"),
-        ({"neuron_criterion": "fisher"}, "no neurons are removed; say --neurons SHARE"),
+        ({"neuron_criterion": "fisher"}, "no neurons are removed; add --neurons SHARE"),
         ({"rearrange": True, "steps": 2}, "rearranged after one choice: steps must be 1"),
         ({"criterion": "gates", "gate_steps": 0}, "gate_steps is 0"),
     ],

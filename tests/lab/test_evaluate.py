@@ -185,10 +185,10 @@ def test_what_cannot_be_evaluated_is_refused(save, capsys):
         (["answers"], "answers is a BertForQuestionAnswering; those evaluated are BertForSequenceClassification,"),
         (["bare", "--task", "classification"], "bare has no classifier: train it by `bertlite prune finetune`"),
         (["bare"], "similarity compares two texts; name two text columns, not one"),
-        (["many"], "many gives a text any number of labels, of which no metric here takes account"),
+        (["many"], "many gives a text several labels at once, for which there is no metric here"),
         (["three", "--metric", "spearman"], "classification has no metric 'spearman'"),
         (["three", "--against", "four"], "three and four have heads of 3 and 4 outputs: compare models of one task"),
-        (["named", "--against", "other"], "named and other have other classes, x, y, z and bad, fair, good"),
+        (["named", "--against", "other"], "named and other have different classes, x, y, z and bad, fair, good"),
         (["nowhere/at/all"], "nowhere/at/all"),
     ):
         assert main(["evaluate", *words, "--dev", dev]) == 2, words

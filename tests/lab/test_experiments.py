@@ -277,7 +277,7 @@ def test_missing_data_is_refused(tmp_path):
     (tmp_path / "x.ods").write_text("PK")
     with pytest.raises(ValueError, match=r"x\.ods is none of \.txt, \.text, \.csv, \.tsv, \.jsonl"):
         read_examples(DataSource(str(tmp_path / "x.ods")))
-    with pytest.raises(ValueError, match="50 examples of x were asked for; it has 2"):
+    with pytest.raises(ValueError, match="50 examples of x were requested; it has 2"):
         Examples("x", (("a",), ("b",)), (0, 1)).sample(50)
 
 
@@ -872,7 +872,7 @@ def test_scores_in_files_that_nothing_would_read_are_refused(experiment, tmp_pat
     write_scores(heads, torch.rand(3, 4), "michel", dense)
     write_scores(neurons, torch.rand(3, experiment.dense.config.intermediate_size), "michel", dense)
     for cell, files, message in (
-        (Cell("michel", 0.5, steps=2), {"scores": heads}, "with 2 steps units are scored anew"),
+        (Cell("michel", 0.5, steps=2), {"scores": heads}, "with 2 steps units are scored before each"),
         (Cell("michel", 0.5), {"neuron_scores": neurons}, "none are removed"),
         (Cell("michel", 0.5), {"scores": neurons}, "give those of 3 x 4 heads"),
         (Cell("michel", 0.5, neurons=0.5), {"neuron_scores": heads}, r"give those of 3 x \d+ neurons"),
@@ -1570,7 +1570,7 @@ def test_finetune_learns_a_teachers_predictions(world, tmp_path, capsys):
         assert ("with distillation from" in card) == bool(teacher)
     assert [share for _, share in found.values()] == [0.0, 0.5, 1.0]
     assert len({sha for sha, _ in found.values()}) == 3
-    refused = {("--distil", "0.5"): "without it none", ("--teacher", str(world / "model"), "--distil", "2"): "up to 1"}
+    refused = {("--distil", "0.5"): "leave it out", ("--teacher", str(world / "model"), "--distil", "2"): "up to 1"}
     for words, message in refused.items():
         assert main([*command, *words, "--out", str(tmp_path / "no")]) == 2
         assert message in capsys.readouterr().err

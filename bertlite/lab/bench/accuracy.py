@@ -1,4 +1,4 @@
-"""How near an engine comes to float64: only what computes the same is timed.
+"""The accuracy of engines against float64: only right ones are timed.
 
 Shapes:  B sequences · S positions · D hidden
 """
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from bertlite.lab.bench.work import Forward
 from bertlite.parity import reference
 
-ERRORS = {"float32": 1e-4, "bfloat16": 0.05, "int8": 0.2}  # above these an engine computes something else
+ERRORS = {"float32": 1e-4, "bfloat16": 0.05, "int8": 0.2}  # above these an engine is wrong
 COSINES = {"float32": 1 - 1e-6, "bfloat16": 0.99, "int8": 0.9}  # and below these, at a single token
 
 
@@ -27,7 +27,7 @@ class Accuracy:
     Args:
         error: relative error, by root mean square over all tokens.
         cosine: the least cosine of a token with the same one in float64.
-        error_unmasked: relative error from float64 without a mask; nothing if there is no padding.
+        error_unmasked: relative error from float64 without a mask; None if there is no padding.
     """
 
     error: float
@@ -35,7 +35,7 @@ class Accuracy:
     error_unmasked: float = float("inf")
 
     def is_right(self, dtype: str) -> bool:
-        """Tell whether an engine computes the same up to the rounding of a dtype, and reads the mask."""
+        """Return whether an engine is right up to the rounding of a dtype, and reads the mask."""
         near = self.error <= ERRORS[dtype] and self.cosine >= COSINES[dtype]  # neither holds for nan
         return near and self.error < self.error_unmasked
 

@@ -1,7 +1,7 @@
-"""The fastest large matmul of this machine, by dtype: the rate that no engine can do much better than.
+"""The fastest large matmul of this machine, by dtype: a limit for the rate of engines.
 
-Every library that is here multiplies the same square matrices, with a weight that is packed once where the library
-does that; the fastest counts.
+Every installed library multiplies the same square matrices, with a weight that is packed once if the library supports
+it; the fastest counts.
 """
 
 from collections.abc import Callable, Mapping
@@ -109,7 +109,7 @@ def openvino(dtype: str, size: int) -> Callable[[], Any]:
     weight: Any = np.random.default_rng(0).standard_normal((size, size), np.float32)
     given = ops.parameter([size, size], np.uint8 if dtype == "int8" else np.float32)
     x = given
-    if dtype == "int8":  # written as models of 8 bits are: as numbers that a scale makes of integers
+    if dtype == "int8":  # as in 8-bit models: integers times a scale
         centred = ops.subtract(ops.convert(given, np.float32), ops.constant(np.float32(128)))
         x = ops.multiply(centred, ops.constant(np.float32(0.01)))
         rounded = ops.constant((30 * weight).clip(-127, 127).astype(np.int8))

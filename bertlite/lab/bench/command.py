@@ -18,7 +18,7 @@ from bertlite.progress import Progress
 from bertlite.records import environment, version_of, warn_untraceable, write_json, write_record
 
 PEERS = ("onnx", "onnxruntime", "openvino", "nncf", "ctranslate2")
-SLACK = 0.15  # of a ratio: medians of one machine differ by so much from run to run
+SLACK = 0.15  # of a ratio: the difference of medians between runs on one machine
 
 
 SECONDS = 60.0  # time limit of a section
@@ -30,7 +30,7 @@ PEERS_ALONE = (
     "resume",
     "seconds",
     "check",
-)  # arguments that have no meaning with RUN
+)  # arguments that are not used with RUN
 RUNS_ALONE = ("shapes", "dtype", "backend", "table")  # and without
 FPMATH = "ONEDNN_DEFAULT_FPMATH_MODE"  # lets oneDNN compute float32 in bfloat16
 
@@ -43,11 +43,11 @@ def main(args: argparse.Namespace) -> int:
     for name in PEERS_ALONE if args.runs else RUNS_ALONE:
         if getattr(args, name):
             how = "with RUN" if args.runs else "without RUN"
-            raise ValueError(f"--{name} has no meaning {how}: leave it out, or see `bertlite bench --help`")
+            raise ValueError(f"--{name} is not used {how}: leave it out, or see `bertlite bench --help`")
     if not args.runs:
         return measure_peers(args)
     if args.folder is None or ".png" in args.out:
-        raise ValueError("with RUN the results and their figures are a folder: say --out FOLDER")
+        raise ValueError("with RUN the results and their figures are a folder: add --out FOLDER")
     from bertlite.lab.bench import runs  # it needs the extra experiments
 
     return runs.main(args)
@@ -71,7 +71,7 @@ def measure_peers(args: argparse.Namespace) -> int:
     if args.record:
         warn_untraceable(record)
     if args.resume and not args.record:
-        raise ValueError("--resume keeps sections of a record: say --out FILE.json")
+        raise ValueError("--resume keeps sections of a record: add --out FILE.json")
     settings = {"rounds": args.rounds, "seconds": seconds, "engines": list(args.engines or ())}
     there = [name for name in chosen if record["sections"].get(name, {}).get("settings") == settings]
     if args.resume:
@@ -95,18 +95,14 @@ def measure_peers(args: argparse.Namespace) -> int:
 
 
 def require_float32(variables: Mapping[str, str]) -> None:
-    """Refuse settings of the environment under which float32 would be computed in less.
-
-    Raises:
-        ValueError: there is one.
-    """
+    """Raise ValueError if the environment lets float32 be computed in lower precision."""
     mode = variables.get(FPMATH, "")
     if mode.upper() not in ("", "STRICT"):
-        raise ValueError(f"{FPMATH} is {mode!r}, which lets float32 be computed in less: unset it")
+        raise ValueError(f"{FPMATH} is {mode!r}, which lets float32 be computed in lower precision: unset it")
 
 
 def select(kind: str, wanted: Sequence[str] | None, known: Sequence[str]) -> list[str]:
-    """Return the names that contain one of the wanted parts; all, where none is wanted.
+    """Return the names that contain one of the wanted parts, or all if none is given.
 
     Raises:
         ValueError: no name contains one of them.

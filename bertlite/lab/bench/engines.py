@@ -37,8 +37,8 @@ class Engine:
     Args:
         build: (folder of the checkpoint, dtype, device) -> function that runs a batch.
         needs: packages that it imports.
-        reason_without: dtype -> the reason why it cannot compute in it here, None if it can; asked when all packages
-            are there.
+        reason_without: dtype -> the reason why it cannot compute in it here, None if it can; called if all packages
+            are installed.
     """
 
     name: str

@@ -73,12 +73,12 @@ def onnxruntime_engine(folder: Path, dtype: str, device: str) -> Forward:
             str(plain), "bert", num_heads=config.num_attention_heads, hidden_size=config.hidden_size, opt_level=0
         )
         if not graph.get_fused_operator_statistics()["Attention"]:
-            raise RuntimeError("onnxruntime's optimizer found no attention to fuse; its time would mean nothing")
+            raise RuntimeError("onnxruntime's optimizer found no attention to fuse; its time would be meaningless")
         graph.save_model_to_file(str(path))
 
     def quantise(path: Path) -> None:
         source = export_once(folder, "optimised.onnx", optimise)
-        floats = {"DefaultTensorType": 1}  # onnx.TensorProto.FLOAT; it cannot tell behind its own fused operators
+        floats = {"DefaultTensorType": 1}  # onnx.TensorProto.FLOAT; not inferred after its own fused operators
         quantize_dynamic(source, path, per_channel=True, extra_options=floats)
 
     path = export_once(folder, *(("int8.onnx", quantise) if dtype == "int8" else ("optimised.onnx", optimise)))
@@ -124,11 +124,9 @@ def ctranslate2_engine(folder: Path, dtype: str, device: str) -> Forward:
         for name in ("config.json", "model.safetensors"):
             shutil.copy(folder / name, source)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        config.setdefault(
-            "position_embedding_type", "absolute"
-        )  # transformers 5 leaves it out, and the converter asks
+        config.setdefault("position_embedding_type", "absolute")  # transformers 5 lacks it, and the converter reads it
         (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]  # it also wants a tokenizer, which nothing here uses
+        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]  # it also needs a tokenizer, which is not used here
         (source / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
         (source / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}', encoding="utf-8")
         with reference.silent():

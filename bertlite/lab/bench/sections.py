@@ -75,7 +75,7 @@ class Bench:
     def at(self, model: str, threads: int | None) -> "Bench":
         """Return this benchmark with another model and number of threads, None for the one that torch begins with.
 
-        Its engines are built once, if it is asked for again before another; the engines of the one before are let go.
+        Its engines are built once, if it is asked for again before another; the previous engines are released.
         """
         threads = self.threads if threads is None else threads
         current = self.current
@@ -123,7 +123,7 @@ class Bench:
         kind = torch.device(self.device).type
         for engine in ENGINES:
             if engine.name.startswith("bertlite") and kind not in engine.devices:
-                continue  # another backend of ours is there
+                continue  # another backend of ours exists
             for dtype in engine.dtypes:
                 name = f"{engine.name} {dtype}"
                 if name != BASELINE and not any(part in name for part in self.only):
@@ -142,7 +142,7 @@ class Bench:
 
 
 def forward(work: Work, bench: Bench) -> dict[str, Any]:
-    """Time one batch in every engine that computes the same as the baseline, and the machine's fastest matmuls."""
+    """Time one batch in every engine that agrees with the baseline, and the machine's fastest matmuls."""
     batch = work.inputs(bench.config.vocab_size, bench.device)
     runs = {name: run for name, run in bench.runs.items() if work.filled < 1 or "packed" not in name}
     found = accuracies(bench.folder, runs, batch)
@@ -421,7 +421,7 @@ def sections(
 
 
 def section_suffix(model: str, threads: int | None) -> str:
-    """Return what follows the name of a section: its model and threads, where they are not the usual ones."""
+    """Return the suffix of a section's name: its model and threads, if not the default ones."""
     number = "" if threads is None else f" {threads} thread{'s' * (threads > 1)}"
     return f"{'' if model == 'bert-base' else f' {model}'}{number}"
 

@@ -97,7 +97,7 @@ def loading(rounds: int, folder: Path, after_round: Callable[[], object] = lambd
 
 
 def packing(rounds: int, folder: Path, after_round: Callable[[], object], missing: dict[str, str]) -> dict[str, Any]:
-    """Time packing weights for the native kernels, and loading packed ones; measure by how much memory peaks."""
+    """Time packing weights for the native kernels, and loading packed ones; measure the peak of memory."""
     what = "weights of bert-base's shape for the native kernels"
     try:
         load_kernels()

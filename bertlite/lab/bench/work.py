@@ -1,4 +1,4 @@
-"""The batches that are timed: random words with the lengths of real text, and the operations they take.
+"""The timed batches: random words with the lengths of real text, and their operations.
 
 `lengths.json` counts the texts of a data set by their number of tokens, and holds none of the texts;
 scripts/make/lengths.py writes it.
@@ -55,7 +55,7 @@ class Work:
         return {"input_ids": ids.to(device), "attention_mask": mask.long().to(device)}
 
     def operations(self, config: Any) -> float:
-        """Count the floating-point operations of the layers' matmuls and attention, over the tokens alone."""
+        """Count the floating-point operations of the layers' matmuls and attention, over tokens without padding."""
         hidden, inner = config.hidden_size, config.intermediate_size
         matrices = 2 * self.tokens * (4 * hidden**2 + 2 * hidden * inner)
         attention = 4 * hidden * sum(n * n for n in self.lengths)

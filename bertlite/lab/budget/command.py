@@ -25,11 +25,11 @@ from bertlite.shipping.folder import write_model
 from bertlite.tokenizer import BertTokenizer
 
 REPORT = "report.json"
-HELD_OUT = 256  # texts to judge by, at most
+HELD_OUT = 256  # texts to judge by at most
 
 
 def main(args: argparse.Namespace) -> int:
-    """Prune a checkpoint to a budget; return 1 if the clock says that the target is missed."""
+    """Prune a checkpoint to a budget; return 1 if the measured time misses the target."""
     began = time.perf_counter()
     target = Target.parse(args.target)
     by = way_to_allocate(args, target)
@@ -44,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
     check_work(work, config)
     model = class_of(config).from_pretrained(args.checkpoint, device=args.device)
     dtype = parse_compute_dtype(args.dtype)
-    timed = prepared_models({"given": model}, dtype, args.backend)["given"]  # what cannot be timed is refused here
+    timed = prepared_models({"given": model}, dtype, args.backend)["given"]  # raises if it cannot be timed
     backend = PLAIN if args.backend == PLAIN else timed.backend
     tokenizer = BertTokenizer.from_pretrained(args.checkpoint)
     fit, held_out = split(texts, args.calibration, HELD_OUT, args.seed)
@@ -90,10 +90,10 @@ def main(args: argparse.Namespace) -> int:
 
 
 def way_to_allocate(args: argparse.Namespace, target: Target) -> str:
-    """Return what sizes are chosen by, "latency" or "macs".
+    """Return the cost by which sizes are chosen, "latency" or "macs".
 
     Raises:
-        ValueError: --allocate latency does not go with the target or the backend.
+        ValueError: --allocate latency does not fit the target or the backend.
     """
     timed, plain = target.kind != "macs", args.backend == PLAIN
     if args.allocate == "auto":
@@ -140,7 +140,7 @@ def settings_of(
     texts: Examples,
     model: Any,
 ) -> dict[str, Any]:
-    """Return what determines the result of a search."""
+    """Return the settings that determine the result of a search."""
     return {
         "target": target.text,
         "lengths": list(lengths),
@@ -158,7 +158,7 @@ def settings_of(
 
 
 def facts_of(pruned: Any, plan: Plan) -> dict[str, Any]:
-    """Return what is left of the model."""
+    """Return the sizes of the pruned model."""
     heads, neurons = units_kept(pruned.config)
     return {
         "heads_kept": heads,
@@ -170,7 +170,7 @@ def facts_of(pruned: Any, plan: Plan) -> dict[str, Any]:
 
 
 def figures_of(report: dict[str, Any]) -> list[Figure]:
-    """Return the figures for the card: what was measured by the clock and on texts held out."""
+    """Return the figures for the card: measured times, and metrics on held-out texts."""
     held = f"{report['texts']['held out']} texts held out"
     figures = [
         Figure(f"speed at {timed_work(report)}, times the given model's", report["speedup"]["median"], dense=1.0),
@@ -186,7 +186,7 @@ def figures_of(report: dict[str, Any]) -> list[Figure]:
 
 
 def timed_work(report: dict[str, Any]) -> str:
-    """Return what was timed, in words: the work, and how the models ran it."""
+    """Describe what was timed: the work, and how the models ran it."""
     settings = report["settings"]
     how = [] if settings["backend"] == PLAIN else [f"backend {settings['backend']}"]
     return ", ".join([report["work"], *how, *([settings["dtype"]] if settings["dtype"] else [])])
@@ -201,7 +201,7 @@ def describe(report: dict[str, Any]) -> str:
 
 
 def print_report(report: dict[str, Any], folder: Path) -> None:
-    """Print what the model has become."""
+    """Print the results."""
     speed, own, dense = (report[name]["median"] for name in ("speedup", "seconds", "dense_seconds"))
     print(f"heads of each layer: {report['heads_kept']}, neurons: {report['neurons_kept']}")
     print(f"MACs: {100 * report['macs']:.1f} % of the unpruned model's")

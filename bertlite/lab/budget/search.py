@@ -1,6 +1,6 @@
-"""The search: what sizes cost and save, those that meet the budget, and the layers pruned and fitted to them.
+"""The search: the loss and cost of sizes, the choice that meets the budget, and pruning and fitting to it.
 
-Each step leaves a file in the folder of the search, so that one that was killed goes on where it stopped.
+Each step writes a file to the folder of the search, so that a killed search continues where it stopped.
 """
 
 import copy
@@ -39,10 +39,10 @@ from bertlite.pruning import layers_of, prune_heads_, prune_neurons_
 from bertlite.records import quartiles, write_json
 
 Batches = Sequence[Mapping[str, Tensor]]
-CLOCK_ROUNDS, CLOCK_SECONDS = 15, 12.0  # of one look at the clock, or fewer rounds where they take longer
+CLOCK_ROUNDS, CLOCK_SECONDS = 15, 12.0  # of one timing: rounds, and a time limit
 ATTEMPTS = 6  # choices of sizes that are timed
-REFINEMENTS = 2  # searches for a smaller model after one that the clock found too slow in the end
-SPARE = 0.03  # by which a model may be faster than it must be
+REFINEMENTS = 2  # searches for a smaller model after a finished one that is too slow
+SPARE = 0.03  # by how much a model may be faster than needed
 SETTINGS = "settings.json"
 
 
@@ -69,7 +69,7 @@ class State:
         write_json(path, wanted)
 
     def once(self, name: str, compute: Callable[[], Any]) -> Any:
-        """Return what was saved under a name, or compute and save it."""
+        """Return the value saved under a name, or compute and save it."""
         path = self.folder / f"{name}.pt"
         if not path.exists():
             self.save(name, compute())
@@ -79,7 +79,7 @@ class State:
         return (self.folder / f"{name}.pt").exists()
 
     def save(self, name: str, value: Any) -> None:
-        """Save tensors, numbers and lists of them, whole or not at all."""
+        """Save tensors, numbers and lists of them atomically."""
         path = self.folder / f"{name}.pt"
         new = path.with_suffix(f".{os.getpid()}.new")
         torch.save(value, new)
@@ -88,7 +88,7 @@ class State:
 
 @dataclass(frozen=True)
 class Plan:
-    """The sizes that were chosen, and how fast a model with them is."""
+    """The chosen sizes, and the speed of a model with them."""
 
     sizes: list[tuple[int, int]]
     macs: float  # share of the dense model's
@@ -104,10 +104,10 @@ class Search:
     Args:
         model: the dense model, or one pruned before; not changed.
         fit: batches to measure and fit on; `judge` are others.
-        by: "macs" or "latency", what sizes are chosen by.
+        by: "macs" or "latency", the cost by which sizes are chosen.
         gradients: of the divergence, "kl", or with labels of the loss, "loss".
-        timed: the model as the clock runs it.
-        prepare: makes of a pruned model the one that the clock runs.
+        timed: the model as it is timed.
+        prepare: converts a pruned model to the one that is timed.
     """
 
     model: Any
@@ -123,7 +123,7 @@ class Search:
     seed: int = 0
     device: str = "cpu"
     tables: Path | None = None
-    haste: float = 1.0  # the target over the time that is planned for: more than 1 after a finished model missed it
+    time_correction: float = 1.0  # target over planned time: above 1 after a finished model missed it
 
     def metrics(self) -> list[Metrics]:
         """Return the second moments of the gradients at the outputs of sublayers."""
@@ -134,10 +134,10 @@ class Search:
         return [(a, b) for a, b in found]
 
     def curves(self, metrics: Sequence[Metrics]) -> list[tuple[Elimination, Elimination]]:
-        """Return what it costs to remove the units of each sublayer."""
+        """Return the loss of removing the units of each sublayer."""
         layers = self.model.config.num_hidden_layers
         known = sum(self.state.has(f"curves-{layer}") for layer in range(layers))
-        self.progress.stage("what heads and neurons are worth", layers, "layers", done=known if known == layers else 0)
+        self.progress.stage("losses by heads and neurons", layers, "layers", done=known if known == layers else 0)
         for layer, pair in enumerate(loss_curves(self.model, self.fit, metrics)) if known < layers else ():
             self.state.save(f"curves-{layer}", [[list(each.order), each.losses] for each in pair])
             self.progress.advance()
@@ -157,10 +157,10 @@ class Search:
         return found
 
     def plan(self, losses: list[BySize], table: TimeTable | None) -> Plan:
-        """Choose sizes that meet the target by the clock.
+        """Choose sizes whose measured time meets the target.
 
-        A model with the chosen sizes is timed beside the dense one; where it is too slow, or needlessly fast, the
-        budget is changed by as much, and sizes are chosen again.
+        A model with the chosen sizes is timed beside the dense one; if it is too slow, or needlessly fast, the budget
+        is changed by as much, and sizes are chosen again.
 
         Raises:
             ValueError: even the smallest model does not meet the target.
@@ -191,7 +191,7 @@ class Search:
         least: float,
         most: float,
     ) -> Plan:
-        """Return the plan of lowest loss that the clock finds fast enough, by false position on its budget.
+        """Return the plan of lowest loss that is measured to be fast enough, by false position on its budget.
 
         Args:
             least, most: what the smallest model and the given one cost.
@@ -199,7 +199,7 @@ class Search:
         best = sized([(min(heads), min(neurons)) for heads, neurons in costs])
         wanted = self.allowed(best.dense_seconds)
         if best.seconds > wanted:
-            if self.haste > 1:
+            if self.time_correction > 1:
                 return best
             raise ValueError(
                 f"the target {self.target.text} cannot be met by pruning: without any head or neuron a forward takes"
@@ -225,7 +225,7 @@ class Search:
 
     def allowed(self, dense_seconds: float) -> float:
         """Return the seconds that a forward may take in a plan."""
-        return self.target.seconds(dense_seconds) / self.haste
+        return self.target.seconds(dense_seconds) / self.time_correction
 
     def sized(self, sizes: list[tuple[int, int]], losses: list[BySize], built: int, unit: UnitMacs) -> Plan:
         """Return a plan with these sizes, timed."""
@@ -237,7 +237,7 @@ class Search:
         return Plan(sizes, unit.total(sizes) / built, expected, dense, ratio * dense)
 
     def beside_dense(self, pruned: Any) -> dict[str, Any]:
-        """Return the dense and a pruned model as the clock runs them."""
+        """Return the dense and a pruned model as they are timed."""
         return {"dense": self.timed, "pruned": self.prepare(pruned)}
 
     def pruned(self, sizes: Sizes, metrics: Sequence[Metrics], attempt: int) -> Any:
@@ -256,7 +256,7 @@ class Search:
         return model
 
     def run(self) -> "Outcome":
-        """Search until the clock says that the finished model meets the target, or REFINEMENTS are spent."""
+        """Search until the finished model is measured to meet the target, or REFINEMENTS are used up."""
         metrics = self.metrics()
         losses = losses_by_size(self.model.config, self.curves(metrics))
         table = self.table(losses)
@@ -270,11 +270,11 @@ class Search:
             pace = self.pace(times)
             if pace <= 1 or attempt == REFINEMENTS:
                 break
-            self.haste *= pace * (1 + SPARE / 2)
+            self.time_correction *= pace * (1 + SPARE / 2)
         return Outcome(model, plan, times, pace <= 1)
 
     def pace(self, times: Mapping[str, Any]) -> float:
-        """Return the time of a forward over the wanted one: above 1 is too slow.  MACs are met by the plan."""
+        """Return the time of a forward over the target: above 1 is too slow.  The plan meets MACs by itself."""
         if self.target.kind == "speed":
             return self.target.value / float(times["speedup"]["median"])
         return float(times["seconds"]["median"]) / self.target.seconds(1.0)
@@ -282,7 +282,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished search: the model, its plan, the clock's findings (`clocked`), and whether the target is met."""
+    """A finished search: the model, its plan, its measured times (`clocked`), and whether the target is met."""
 
     model: Any
     plan: Plan
@@ -299,7 +299,7 @@ def clock(models: Mapping[str, Any], work: Work, device: str) -> dict[str, list[
 
 
 def shape_of(model: Any, sizes: Sizes) -> Any:
-    """Return a copy of a model with these sizes, for its speed: which units it keeps does not matter."""
+    """Return a copy of a model with these sizes, to time it: which units it keeps does not matter."""
     found = copy.deepcopy(model)
     heads = {i: kept_heads(model.config, i)[count:] for i, (count, _) in enumerate(sizes)}
     neurons = {i: kept_neurons(model.config, i)[count:] for i, (_, count) in enumerate(sizes)}
@@ -307,7 +307,7 @@ def shape_of(model: Any, sizes: Sizes) -> Any:
 
 
 def layer_of(model: Any, layer: int) -> dict[str, Any]:
-    """Return what pruning and fitting have made of a layer."""
+    """Return the units and weights of a pruned and fitted layer."""
     block, config = list(layers_of(model))[layer], model.config
     return {
         "heads": list(kept_heads(config, layer)),
@@ -319,7 +319,7 @@ def layer_of(model: Any, layer: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def put_layer_(model: Any, layer: int, found: Mapping[str, Any]) -> None:
-    """Make a layer of the dense model what `layer_of` returned."""
+    """Give a layer of the dense model the units and weights that `layer_of` returned."""
     config = model.config
     prune_heads_(model, {layer: sorted({*kept_heads(config, layer)} - {*found["heads"]})})
     prune_neurons_(model, {layer: sorted({*kept_neurons(config, layer)} - {*found["neurons"]})})
@@ -373,7 +373,7 @@ def accuracy(answers: Tensor, truth: Tensor) -> float:
 
 
 def correlation(answers: Tensor, truth: Tensor) -> float:
-    """Return Pearson's correlation; 0 where one side is constant."""
+    """Return Pearson's correlation; 0 if one side is constant."""
     a, b = answers - answers.mean(), truth - truth.mean()
     power = math.sqrt(float(a.square().sum() * b.square().sum()))
     return float((a * b).sum()) / power if power else 0.0

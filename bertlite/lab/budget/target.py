@@ -1,4 +1,4 @@
-"""Budgets, and the work that they are stated for.
+"""Budgets, and the work that they are for.
 
 A budget is a speed ("2x" the dense model's), a share of its MACs ("40%") or a time ("15ms").
 """
@@ -34,12 +34,12 @@ class Target:
         found = FORM.fullmatch(text.strip())
         if found is None:
             raise ValueError(
-                f"the target {text!r} is none: write a speed (2x), a share of the MACs (40%), a time (15ms)"
+                f"the target {text!r} is not valid: write a speed (2x), a share of the MACs (40%), a time (15ms)"
             )
         number, unit = float(found[1]), found[2].lower()
         if unit == "x":
             if number < 1:
-                raise ValueError(f"the target {text!r} is a model slower than the dense one; write 1x or more")
+                raise ValueError(f"the target {text!r} is slower than the dense model; write 1x or more")
             return cls(text, "speed", number)
         if unit == "%":
             if not 0 < number <= 100:
@@ -50,12 +50,12 @@ class Target:
         return cls(text, "time", number * UNITS[unit])
 
     def seconds(self, dense: float) -> float:
-        """Return the time that a forward may take, where the dense model takes `dense`; infinite for MACs."""
+        """Return the time that a forward may take, if the dense model takes `dense`; infinite for MACs."""
         return {"speed": dense / self.value, "time": self.value, "macs": float("inf")}[self.kind]
 
 
 def read_work(shape: tuple[int, int] | None, lengths: str | None, batch_size: int) -> Work:
-    """Return the batch that the budget is stated for: of one shape, or with the lengths that a file lists.
+    """Return the batch that the budget is for: of one shape, or with the lengths in a file.
 
     Args:
         shape: (sequences, tokens).
@@ -84,13 +84,13 @@ def read_work(shape: tuple[int, int] | None, lengths: str | None, batch_size: in
 
 
 def quantiles(lengths: Sequence[int], count: int) -> tuple[int, ...]:
-    """Return as many lengths as asked for that represent these."""
+    """Return `count` lengths that represent these."""
     ordered = sorted(lengths)
     return tuple(ordered[int((i + 0.5) * len(ordered) / count)] for i in range(count))
 
 
 def check_work(work: Work, config: Any) -> None:
-    """Refuse sequences that are longer than the model's positions."""
+    """Raise ValueError for sequences that are longer than the model's positions."""
     if work.width > config.max_position_embeddings:
         raise ValueError(
             f"the work has {work.width} tokens; the model has positions for {config.max_position_embeddings}"

@@ -36,20 +36,20 @@ def read_texts(source: DataSource, config: BertConfig) -> Examples:
 
 
 def split(texts: Examples, fit: int, held_out: int, seed: int) -> tuple[Examples, Examples]:
-    """Draw texts to fit to, and others to judge by: as many as asked for, but no more than a fifth of all.
+    """Draw texts to fit to, and others to judge by: `held_out`, but at most a fifth of all.
 
     Raises:
-        ValueError: there are fewer than ten texts, too few to hold any back.
+        ValueError: there are fewer than ten texts, too few to hold out any.
     """
     if len(texts) < 10:
-        raise ValueError(f"there are {len(texts)} texts; a search needs 10 or more, and does well with a thousand")
+        raise ValueError(f"there are {len(texts)} texts; a search needs 10 or more, better a thousand")
     order = random.Random(seed).sample(range(len(texts)), len(texts))
     judged = min(held_out, len(texts) // 5)
     return texts.chosen(order[judged : judged + fit]), texts.chosen(order[:judged])
 
 
 def batches_of(texts: Examples, tokenizer: BertTokenizer, model: Any, max_length: int) -> list[dict[str, Tensor]]:
-    """Return batches of texts of like length, padded, in a fixed order, on the model's device."""
+    """Return batches of texts of similar length, padded, in a fixed order, on the model's device."""
     encoded: list[Any] = [tokenizer(*text, truncation=True, max_length=max_length) for text in texts.texts]
     rows = tuple((tuple(each["input_ids"]), tuple(each["token_type_ids"])) for each in encoded)
     data = EncodedExamples(rows, texts.labels or (0.0,) * len(rows))

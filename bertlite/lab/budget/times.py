@@ -1,4 +1,4 @@
-"""The time of a layer's sublayers by their sizes, measured on this machine and kept for the next search."""
+"""The times of sublayers by their sizes, measured on this machine and kept for the next search."""
 
 import json
 import os
@@ -24,9 +24,9 @@ FORMAT = 1  # of the files
 
 @dataclass(frozen=True)
 class TimeTable:
-    """Median seconds of sublayers, by what they keep: of a layer, and of the last one, which may compute [CLS] alone.
+    """Median seconds of sublayers by their sizes: of a layer, and of the last one, which may compute only [CLS].
 
-    `rest` is the time of all that no pruning removes: embeddings, the task head, and calls.
+    `rest` is the time of all that pruning does not remove: embeddings, the task head, and calls.
     """
 
     inner: BySize
@@ -50,7 +50,7 @@ def cache_folder() -> Path:
 
 
 def table_key(model: Any, work: Work, device: str, neurons: Iterable[int]) -> str:
-    """Return a hash of all that the times depend on."""
+    """Return a hash of everything that the times depend on."""
     config = model.config
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else cpu_name()
     sizes = [config.hidden_size, config.num_attention_heads, config.intermediate_size, config.hidden_act]
@@ -69,7 +69,7 @@ def time_table(
     folder: Path | None = None,
     advance: Callable[[], object] = lambda: None,
 ) -> TimeTable:
-    """Return the times of sublayers with 0 to all heads and with these numbers of neurons, measured if need be.
+    """Return the times of sublayers with 0 to all heads and with these numbers of neurons, measured if necessary.
 
     Args:
         model: the dense model; not changed.
@@ -94,7 +94,7 @@ def table_rounds() -> int:
 
 
 def read_table(path: Path) -> TimeTable:
-    """Read a table that was kept."""
+    """Read a saved table."""
     found = json.loads(path.read_text(encoding="utf-8"))
 
     def by_size(pair: list[dict[str, float]]) -> BySize:

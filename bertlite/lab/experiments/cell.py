@@ -71,11 +71,11 @@ from bertlite.records import Record, Run, is_finished, read_runs, sha256_of
 
 NO_SCORES = ScoreFiles()
 MASKS, SCORES, MODEL = "masks.json", "scores.json", "model"
-REPEATED = 1e-3  # how far the outputs of a run that is repeated may be from those recorded
-COUNTED = 128  # tokens of the sequence whose multiply-accumulates are counted
+REPEATED = 1e-3  # allowed difference of a repeated run's outputs from those recorded
+COUNTED = 128  # tokens of a sequence to count multiply-accumulates for
 REPAIRS = ("none", *METHODS)
 OPTIONS = {"calibration": "calibration", "retrain": "train-examples"}  # of the command, for fields of a Setting
-INVERTED = "inverted"  # remove what scores highest
+INVERTED = "inverted"  # remove the units with the highest scores
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,7 @@ class Cell:
             or "michel/kl/inverted".
         fraction: share of the heads to remove.
         neurons: share of the intermediate neurons to remove.
-        uniform: remove equally many from every layer; else those with the lowest scores anywhere.  The command line
-            says "equal".
+        uniform: remove equally many from every layer ("equal" on the command line); else the lowest scores anywhere.
         at_least: heads that every layer keeps.
         steps: 1 prunes at once; with more, scores are estimated anew before each step.
         repair: "none", or a name of `bertlite.importance.METHODS`.
@@ -119,9 +118,9 @@ class Cell:
         seed: seed of the calibration sample, of random scores and of retraining.
         allocate: "scores"; or "macs" or "latency", where `fraction` is the share of the encoder's multiply-accumulates
             or time that heads and neurons give up together.
-        neuron_criterion: for neurons, where it is not `criterion`.
-        rearrange: exchange the chosen heads of a layer for others where that costs less (Kwon et al. 2022).
-        gate_steps: steps of training of the criterion "gates".
+        neuron_criterion: for neurons, if it is not `criterion`.
+        rearrange: exchange the chosen heads of a layer for others that cost less together (Kwon et al. 2022).
+        gate_steps: training steps of the criterion "gates".
     """
 
     criterion: str = "michel"
@@ -186,7 +185,7 @@ def parse_criterion(criterion: str) -> dict[str, Any]:
 
 
 def warn_of_overlap(train: Examples, dev: Examples) -> None:
-    """Warn where examples for evaluation are also among those for training."""
+    """Warn if examples for evaluation are also used for training."""
     known = set(train.texts)
     shared = sum(texts in known for texts in dev.texts)
     if shared:
@@ -200,7 +199,7 @@ class Experiment:
     """A dense model with its data, read once for all cells.
 
     Args:
-        progress: show how many steps of retraining are done.
+        progress: show the progress of retraining.
 
     Raises:
         ValueError, FileNotFoundError: the data or the model cannot be read, or labels do not fit the model.
@@ -251,7 +250,7 @@ class Experiment:
         return self.task.encode(self.train.sample(count, seed), self.tokenizer)
 
     def calibration(self, seed: int, size: int = 32) -> list[Batch]:
-        """Return batches for criteria and repair; of texts that are embedded apart, the labels are left out."""
+        """Return batches for criteria and repair; without labels for texts that are embedded separately."""
         data = self.sample(self.setting.calibration, seed)
         batches = [data.batch(indices, self.task.labels) for indices in batch_indices(data, size)]
         wanted = [name for name in batches[0] if name != "labels" or not self.task.apart]
@@ -272,7 +271,7 @@ class Experiment:
         return Path(root) / f"{cell.criterion.replace('/', '-')}-{100 * cell.fraction:g}-{self.key(cell, scores)}"
 
     def check(self, cell: Cell) -> None:
-        """Refuse a cell that cannot be run here, before any work.
+        """Check that a cell can be run, before any work.
 
         Raises:
             ValueError: so many heads cannot be removed, or the cell needs a loss that the task does not have.
@@ -309,12 +308,12 @@ class Experiment:
         Args:
             scores: a file of head scores (`bertlite prune score`), used in place of scoring.
             neuron_scores: a file of neuron scores, likewise.
-            save_model: keep the pruned model and its tokenizer in the folder, as `model`; of a finished run they are
-                made again.
+            save_model: keep the pruned model and its tokenizer in the folder, as `model`; a finished run makes them
+                again.
 
         Raises:
-            ValueError: the cell cannot be run, the scores belong to another model, or the model of a finished run
-                that is made again gives other outputs.
+            ValueError: the cell cannot be run, the scores belong to another model, or the repeated model of a finished
+                run gives other outputs.
         """
         dense = self.hashes["model"]["dense"]
         files = ScoreFiles(scores, neuron_scores)
@@ -351,14 +350,14 @@ class Experiment:
         return folder
 
     def save_model(self, pruned: Any, record: Record) -> None:
-        """Save the pruned model of a run in its folder as `model`, with all that others need to run it."""
+        """Save the pruned model of a run in its folder as `model`, with all files needed to run it."""
         write_run(record.folder / MODEL, pruned, record, self.task, self.setting.model)
 
     def save_model_again(self, cell: Cell, cache: Path, given: Given, folder: Path) -> None:
-        """Make and save the model of a finished run, which was run without keeping it.
+        """Make and save the model of a finished run that did not keep it.
 
         Raises:
-            ValueError: its outputs are not those that the run recorded.
+            ValueError: its outputs differ from those that the run recorded.
         """
         *_, (pruned, _) = self.pruned(cell, cache, given, lambda **_: None)
         (record,) = read_runs(folder)
@@ -398,7 +397,7 @@ class Experiment:
         yield model, scores
 
     def repair_and_retrain_(self, model: Any, cell: Cell, epochs: float, log: Callable[..., None]) -> None:
-        """Repair and retrain a pruned model as the cell says."""
+        """Repair and retrain a pruned model by the settings of the cell."""
         if cell.repair != "none":
             repair_(model, self.dense, self.calibration(cell.seed), cell.repair)
         if epochs:
@@ -431,7 +430,7 @@ class Experiment:
         return found
 
     def gradients(self, cell: Cell) -> Tensor:
-        """Return the gradients that heads are rearranged by, (examples, layers, heads)."""
+        """Return the gradients for rearranging heads, (examples, layers, heads)."""
         asked = parse_criterion(cell.criterion)
         target = "kl" if self.task.apart else asked.get("target", "loss")
         return head_gradients(self.dense, self.calibration(cell.seed), target=target, seed=cell.seed)

@@ -22,11 +22,11 @@ Times = Mapping[str, Mapping[int, float]]  # {"heads" or "neurons": {how many ar
 ALLOCATIONS = ("scores", "equal", "macs", "latency")
 BUDGETS = ("macs", "latency")  # allocations by a budget of heads and neurons together
 TIMED = (8, 128)  # sequences and tokens that the times of "latency" are measured with
-LATER = {"allocate": "scores", "neuron_criterion": "", "rearrange": False, "gate_steps": 200}  # fields of a Cell
+LATER = {"allocate": "scores", "neuron_criterion": "", "rearrange": False, "gate_steps": 200}  # newer fields of a Cell
 NEURON_STEPS = 16  # sizes of feed-forward sublayers that are timed, beside 0
 GATES = Criterion(
     "gates",
-    "gates that are trained to keep as many heads as are left, and no others",
+    "trained gates that keep exactly the wanted number of heads",
     "Li et al. 2021, arXiv:2108.04657",
     Measurement("trained gates", needs_loss=True, by_token=False),
     lambda weights: weights,
@@ -39,7 +39,7 @@ def known_criteria() -> dict[str, Criterion]:
 
 
 class CellLike(Protocol):
-    """The fields of a `Cell` that a choice follows from."""
+    """The fields of a `Cell` that determine its choice."""
 
     @property
     def fraction(self) -> float: ...
@@ -62,13 +62,13 @@ class CellLike(Protocol):
 
 
 def check_choice(cell: CellLike, criterion: str, neuron_criterion: str) -> None:
-    """Refuse fields of a cell that do not go together.
+    """Check that the fields of a cell go together.
 
     Args:
         criterion, neuron_criterion: the names without options, the second that of the heads if the cell has none.
 
     Raises:
-        ValueError: it names the field, and what would do.
+        ValueError: fields do not go together; the message names valid ones.
     """
     if cell.allocate not in (*BUDGETS, "scores"):
         raise ValueError(f"there is no allocation {cell.allocate!r}; have: {', '.join(ALLOCATIONS)}")
@@ -82,7 +82,7 @@ def check_choice(cell: CellLike, criterion: str, neuron_criterion: str) -> None:
     if cell.neurons:
         check_scores_unit(known_criteria()[neuron_criterion], "neuron")
     if cell.neuron_criterion and not cell.neurons:
-        raise ValueError("a criterion of neurons is given, and no neurons are removed; say --neurons SHARE")
+        raise ValueError("a criterion of neurons is given, but no neurons are removed; add --neurons SHARE")
     if cell.rearrange and cell.steps > 1:
         raise ValueError("heads are rearranged after one choice: steps must be 1")
     if cell.gate_steps < 1:
@@ -90,14 +90,14 @@ def check_choice(cell: CellLike, criterion: str, neuron_criterion: str) -> None:
 
 
 def check_scoring(name: str, asked: Mapping[str, Any], unit: str) -> None:
-    """Refuse a criterion that cannot score "head"s or "neuron"s with the options it was given.
+    """Check that a criterion with its options scores "head"s or "neuron"s.
 
     Args:
         name: the criterion with its options.
         asked: what the name means, from `parse_criterion`.
 
     Raises:
-        ValueError: it names the criterion, and what would do.
+        ValueError: it does not; the message names valid ones.
     """
     criterion = known_criteria()[asked["criterion"]]
     check_scores_unit(criterion, unit)
@@ -107,7 +107,7 @@ def check_scoring(name: str, asked: Mapping[str, Any], unit: str) -> None:
 
 
 def cell_facts(cell: Any) -> dict[str, Any]:
-    """Return the fields of a cell, those that came later only if they are not as before: old runs are found again."""
+    """Return the fields of a cell, newer ones only if not at their default, so that old runs are found again."""
     facts = asdict(cell)
     return {name: value for name, value in facts.items() if name not in LATER or value != LATER[name]}
 
@@ -123,7 +123,7 @@ def choose_units(
     """Choose the heads and the neurons that a cell removes.
 
     Args:
-        heads: how many, where no budget says it.
+        heads: how many to remove, without a budget.
         times: of sublayers by their sizes, for "latency".
     """
     if cell.allocate == "macs":
@@ -154,7 +154,7 @@ def timed_neurons(config: ConfigLike) -> list[int]:
 
 
 def trained_gates(model: Any, batches: list[Batch], removed: int, steps: int, seed: int) -> Tensor:
-    """Return the weights of gates that were trained to keep all heads but so many, (L, N), nan for pruned heads."""
+    """Return the weights of gates trained to remove so many heads, (L, N), nan for pruned heads."""
     gates = SubsetGates(model.config, int(HEADS.present(model).sum()) - removed)
     train_gates(model, gates, batches, steps=steps, seed=seed)
     weights = gates.weight.detach().double().cpu()

@@ -52,9 +52,9 @@ from bertlite.progress import Progress
 from bertlite.records import Record, read_runs, write_json, write_record
 from bertlite.shipping.folder import write_model
 
-UNITS = {"heads": ("head",), "neurons": ("neuron",), "both": ("head", "neuron")}  # by what --units says
+UNITS = {"heads": ("head",), "neurons": ("neuron",), "both": ("head", "neuron")}  # by --units
 ENDS = {"head": "", "neuron": "-neurons"}  # of the names of files
-FULL = "Heads that were removed are back in place, with weights that add nothing."
+FULL = "Removed heads are back in place, with weights of zero."
 
 
 def main(args: argparse.Namespace) -> int:
@@ -182,7 +182,7 @@ def print_table(records: Sequence[Record], metric: str | None) -> None:
 
 
 def print_rows(records: Sequence[Record], rows: Sequence[dict[str, Any]], metric: str) -> None:
-    """Print a table of a metric, the dense model's, and what the intervals are over."""
+    """Print a table of a metric, the dense model's, and the samples of the intervals."""
     over = " or ".join(dict.fromkeys(row["over"] for row in rows))
     print(f"100 x {metric} by the share of heads removed, with 95 % intervals over {over} (runs, where several)\n")
     print(markdown_table(rows, metric))
@@ -264,7 +264,7 @@ def draw_figures(records: Sequence[Record], rows: Sequence[dict[str, Any]], fold
 
 
 def export(args: argparse.Namespace) -> int:
-    """Write the pruned checkpoint, the same with every head back in place, or the mask alone."""
+    """Write the pruned checkpoint, a full-size one that computes the same, or only the mask."""
     out, other = args.folder, args.out.get(".json")
     if args.form == "mask":
         out, other = other, out
@@ -287,7 +287,7 @@ def export(args: argparse.Namespace) -> int:
 
 
 def write_export(args: argparse.Namespace) -> Any:
-    """Write the checkpoint that `export` was asked for, and return its model.
+    """Write the checkpoint of `export`, and return its model.
 
     Raises:
         ValueError: the run changed weights and did not save them.
@@ -324,7 +324,7 @@ def pruned_model(record: Record) -> Any:
 
 
 def source_of(record: Record) -> str:
-    """Return the checkpoint whose tokenizer and modules the model of a run has: its own where it was saved."""
+    """Return the checkpoint with the tokenizer and modules of a run's model: its own if it was saved."""
     kept = record.folder / "model"
     return str(kept) if (kept / "tokenizer.json").is_file() else str(record.config["setting"]["model"])
 

@@ -22,15 +22,15 @@ from bertlite.lab.experiments.statistics import (
 from bertlite.records import Record, commit_of
 
 Way = tuple[tuple[str, Any], ...]  # a way of pruning: the fields of a cell but its seed, and of the setting
-METRIC_OF = {"cola": "mcc", "mrpc": "f1", "qqp": "f1"}  # of GLUE's configurations, where it is no task's headline
-UNBALANCED = 0.6  # share of one label above which an accuracy hides much
+METRIC_OF = {"cola": "mcc", "mrpc": "f1", "qqp": "f1"}  # of GLUE's configurations, if not the task's headline
+UNBALANCED = 0.6  # share of one label above which accuracy is misleading
 NO_DIFFERENCE = {"difference_low": None, "difference_high": None}
 QUARTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 TRAINING = ("distil", "lr", "batch_size", "warmup", "weight_decay", "clip")  # fields of a recipe that cells share
 
 
 def way_of(run: Record, **changes: Any) -> Way:
-    """Return the way in which a run pruned and, if it retrained, trained, with some fields changed."""
+    """Return a run's way of pruning and retraining, with some fields changed."""
     setting = run.config["setting"]
     way = {**run.config["cell"], "calibration": setting["calibration"], **changes}
     del way["seed"]
@@ -51,9 +51,9 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
     """Return one row for each way of pruning, in a fixed order.
 
     Args:
-        against: a criterion; every other row is then compared with the runs that differ in the criterion alone.  Or
-            "dense"; every row is then compared with the dense models.
-        metric: what the interval and the comparison are of; by default `metric_of` the runs.
+        against: a criterion: compare every other row with the runs that differ only in the criterion.  Or "dense":
+            compare every row with the dense models.
+        metric: of the interval and the comparison; by default `metric_of` the runs.
 
     Returns:
         Rows with the fields of a `Cell` but its seed, "calibration" (examples), the fields of training where the runs
@@ -100,7 +100,7 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
 
 
 def metric_of(runs: Sequence[Record], asked: str | None = None) -> str:
-    """Return the metric that is asked for, by default that of the data: GLUE's own for its data sets, else the task's.
+    """Return the chosen metric, by default that of the data: GLUE's for its data sets, else the task's.
 
     Raises:
         ValueError: the task has no such metric.
@@ -110,19 +110,19 @@ def metric_of(runs: Sequence[Record], asked: str | None = None) -> str:
 
 
 def metric_for(data: str, task: Task, asked: str | None = None) -> str:
-    """Return the metric of a task that is asked for, by default that of the data; see `metric_of`."""
+    """Return the chosen metric of a task, by default that of the data; see `metric_of`."""
     name, _, configuration = data.partition(":")
     known = METRIC_OF.get(configuration if name.rpartition("/")[2] == "glue" else "")
     return task.metric(asked or known)
 
 
 def note_on_balance(truth: Array, metric: str) -> str | None:
-    """Return a sentence on what an accuracy hides, where most examples have one label."""
+    """Return a note that accuracy is misleading, if most examples have one label."""
     truth = truth[truth != NO_LABEL]
     share = float(np.unique(truth, return_counts=True)[1].max()) / len(truth)
     if metric != "accuracy" or share <= UNBALANCED:
         return None
-    return f"{100 * share:.0f} % of the examples have the same label, which an accuracy hides: see --metric mcc too"
+    return f"{100 * share:.0f} % of the examples have the same label, so accuracy is misleading: see --metric mcc too"
 
 
 def value_of(run: Record, task: Task, metric: str) -> float:
@@ -150,7 +150,7 @@ def task_of(runs: Sequence[Record]) -> Task:
 
 
 def sort_key(way: Way) -> tuple[Any, ...]:
-    """Return the place of a way of pruning among the rows of a table."""
+    """Return the sort key of a way of pruning among the rows of a table."""
     cell = {**LATER, **dict(way), "repair": REPAIRS.index(dict(way)["repair"])}
     names = (
         *("epochs", "repair", "calibration", "steps", "uniform", "at_least", "criterion", "neurons", "fraction"),
@@ -173,11 +173,11 @@ def by_model(group: Sequence[Record]) -> dict[str, list[Array]]:
 
 
 def interval_of(group: Sequence[Record], task: Task, metric: str | None = None) -> tuple[Interval | None, str]:
-    """Return the 95 % interval of a metric's mean over runs, None where nothing varies, and what it is over.
+    """Return the 95 % interval of a metric's mean over runs, None if nothing varies, and its sample.
 
     - "models and examples": the runs began with several fine-tuned models, each the mean of its seeds
       (`statistics.crossed_estimate`).
-    - "seeds and examples": they are several of one model, and the interval says nothing of other models.
+    - "seeds and examples": there are several runs of one model; the interval does not cover other models.
     - "examples": there is one run (Wilson's interval of an accuracy, the bootstrap of others).
     """
     metric = metric or task.headline
@@ -198,12 +198,12 @@ def interval_of(group: Sequence[Record], task: Task, metric: str | None = None) 
 def comparison(
     ours: dict[str, list[Array]], theirs: dict[str, list[Array]], truth: Array, task: Task, metric: str
 ) -> dict[str, Any]:
-    """Return how much better some runs are than others on the same examples, with a paired test.
+    """Return the difference of some runs from others on the same examples, with a paired test.
 
-    Both sides are {dense model: outputs of its runs}.  Where they share several models, these are compared in pairs:
-    the interval and p are over models and examples (`statistics.crossed_estimate`).  Of one model they are over the
-    seeds of both sides and the examples, and of one run against one over the examples (paired bootstrap, and
-    McNemar's exact test of an accuracy, "mcnemar").
+    Both sides are {dense model: outputs of its runs}.  If they share several models, these are compared in pairs:
+    the interval and p are over models and examples (`statistics.crossed_estimate`).  For one model they are over the
+    seeds of both sides and the examples; for one run against one, over the examples (paired bootstrap, and McNemar's
+    exact test of an accuracy, "mcnemar").
 
     Raises:
         ValueError: the two sides share no model.

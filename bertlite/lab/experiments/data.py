@@ -27,14 +27,14 @@ from bertlite.records import sha256_of
 from bertlite.rows import LABEL, LABELS, SUFFIXES, TEXT, WORDS, Table, read_rows
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-NO_LABEL = -100  # of a word that has none, and of tokens that do not begin a word
-OUTSIDE = "O"  # the label of words that are no entity
+NO_LABEL = -100  # of a word without a label, and of tokens that do not begin a word
+OUTSIDE = "O"  # the label of words outside entities
 GROUP = 16  # batches: shuffled examples are sorted by length within groups of so many batches
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """The place of examples, and the names of their columns.
+    """The source of examples, and the names of their columns.
 
     Args:
         path: a file that `bertlite.rows` reads, or a hub data set, NAME or NAME:CONFIGURATION.
@@ -63,14 +63,14 @@ class Examples:
     Args:
         labels: empty for texts without labels.
         classes: the names of the labels 0, 1, … where the source names them.
-        places: the file, row and column of each label, for errors.
+        locations: the file, row and column of each label, for errors.
     """
 
     name: str
     texts: tuple[tuple[str, ...], ...]
     labels: tuple[Label, ...]
     classes: tuple[str, ...] = ()
-    places: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    locations: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -94,7 +94,7 @@ class Examples:
             return self
         if not 0 < count <= len(self):
             raise ValueError(
-                f"{count} examples of {self.name} were asked for; it has {len(self)}: ask for 1 to as many"
+                f"{count} examples of {self.name} were requested; it has {len(self)}: request 1 to {len(self)}"
             )
         return self.chosen(random.Random(seed).sample(range(len(self)), count))
 
@@ -104,7 +104,7 @@ class Examples:
             self,
             texts=tuple(self.texts[i] for i in indices),
             labels=tuple(self.labels[i] for i in indices if self.labels),
-            places=tuple(self.places[i] for i in indices if self.places),
+            locations=tuple(self.locations[i] for i in indices if self.locations),
         )
 
 
@@ -113,14 +113,14 @@ def read_examples(
 ) -> Examples:
     """Read the examples of a source.
 
-    A label is the name of a class or a number, without spaces around it; 1, 1.0 and "1" are the same.  Numbers are the
-    indices of classes, unless a class is named by a number; where no classes are known, they are what they are.
+    A label is the name of a class or a number, without spaces around it; 1, 1.0 and "1" are the same.  Numbers are
+    indices of classes, unless a class is named by a number; without classes they are values.
 
     Args:
         words: a text is a list of words, or words with spaces between them, and so are its labels.
-        classes: the names of the labels 0, 1, … that a model knows; `source.classes` goes before them.
-        collect: where these lack a name, the names in the source are the classes, in alphabetical order, but for "O",
-            no entity, which is the first; rare labels are warned of.
+        classes: the names of a model's labels 0, 1, …; `source.classes` takes precedence.
+        collect: if these lack a name, the names in the source are the classes, in alphabetical order after "O" (no
+            entity); rare labels cause a warning.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -131,7 +131,7 @@ def read_examples(
         wanted = "words have one column" if words else "the text has one column or two"
         raise ValueError(f"{wanted}; {len(source.text)} were named: {', '.join(source.text)}")
     named, rows = read_source(source, words)
-    places, texts, found = [], [], []
+    locations, texts, found = [], [], []
     for place, cells in rows:
         labels = [] if source.label is None else cells.pop() if words else [cells.pop()]
         text = cells[0] if words else cells
@@ -140,9 +140,9 @@ def read_examples(
                 f"{place}: {len(text)} words in {source.text[0]} and {len(labels)} labels in {source.label}; each word"
                 " has one label"
             )
-        places.append(f"{place}, column {source.label!r}")
+        locations.append(f"{place}, column {source.label!r}")
         texts.append(tuple(text))
-        found.append([label_name(label, named, places[-1]) for label in labels])
+        found.append([label_name(label, named, locations[-1]) for label in labels])
     name = Path(source.path).name
     if not texts:
         raise ValueError(f"{source.path} has no examples")
@@ -152,12 +152,12 @@ def read_examples(
     known = choose_classes(source, used, classes, named, collect)
     if collect:
         warn_of_rare_labels(name, found)
-    values = tuple(label_values(found, places, known, words))
-    return Examples(name, tuple(texts), values if words else tuple(x for (x,) in values), known, tuple(places))
+    values = tuple(label_values(found, locations, known, words))
+    return Examples(name, tuple(texts), values if words else tuple(x for (x,) in values), known, tuple(locations))
 
 
 def read_source(source: DataSource, words: bool) -> tuple[tuple[str, ...], Iterable[tuple[str, list[Any]]]]:
-    """Return the names of the classes, where the source knows them, and its rows: a place and the cells.
+    """Return the names of the classes, if the source has them, and its rows: a location and the cells.
 
     Raises:
         ValueError: the path is of another kind, or a hub data set has no split.
@@ -183,7 +183,7 @@ def read_source(source: DataSource, words: bool) -> tuple[tuple[str, ...], Itera
 
 
 def number_of(label: str) -> float | None:
-    """Return the number that a label is, if it is one."""
+    """Return a label as a number, or None."""
     return float(label) if NUMBER.fullmatch(label) and math.isfinite(float(label)) else None
 
 
@@ -194,7 +194,7 @@ def plain_name(label: str) -> str:
 
 
 def label_name(label: Any, named: Sequence[str], place: str) -> str:
-    """Return a label as it is written, or for an index of classes that are named the name.
+    """Return a label as it is written; for an index of named classes, the name.
 
     Raises:
         ValueError: it is empty, nan or infinite.
@@ -208,7 +208,7 @@ def label_name(label: Any, named: Sequence[str], place: str) -> str:
 def choose_classes(
     source: DataSource, labels: set[str], classes: Sequence[str], named: tuple[str, ...], collect: bool
 ) -> tuple[str, ...]:
-    """Return the names of the classes, as `read_examples` says; empty where labels are the numbers that they are."""
+    """Return the names of the classes, as `read_examples` says; empty if labels are values."""
     if source.classes or not collect:
         return source.classes or (tuple(classes) if len(classes) > 1 else named)  # one output: a regression
     if (labels if not named else {*named}) <= {*map(plain_name, classes)}:
@@ -219,7 +219,7 @@ def choose_classes(
 
 
 def warn_of_rare_labels(name: str, found: Sequence[Sequence[str]]) -> None:
-    """Warn of labels that one example has, or fewer than 1 % of them."""
+    """Warn of labels that only one example has, or fewer than 1 % of them."""
     counts = Counter(label for each in found for label in {*each})
     rare = [f"{label} ({times})" for label, times in sorted(counts.items()) if times < max(2, len(found) / 100)]
     if rare:
@@ -230,9 +230,9 @@ def warn_of_rare_labels(name: str, found: Sequence[Sequence[str]]) -> None:
 
 
 def label_values(
-    found: Sequence[Sequence[str]], places: Sequence[str], classes: Sequence[str], words: bool
+    found: Sequence[Sequence[str]], locations: Sequence[str], classes: Sequence[str], words: bool
 ) -> Iterator[tuple[float, ...]]:
-    """Yield the labels of each text as numbers: the index of the class, or the number that it is.
+    """Yield the labels of each text as numbers: the index of the class, or the value.
 
     Raises:
         ValueError: one is neither a class nor a number; or two classes share a name.
@@ -247,10 +247,10 @@ def label_values(
         numbers = {label: x if x in range(len(names)) else None for label, x in numbers.items()}
     if words:
         numbers[str(NO_LABEL)] = float(NO_LABEL)
-    for place, each in zip(places, found, strict=True):
+    for place, each in zip(locations, found, strict=True):
         wrong = [label for label in each if numbers[label] is None]
         if wrong and names:
-            raise ValueError(f"{place}: {wrong[0]!r} is none of the classes {', '.join(classes)}")
+            raise ValueError(f"{place}: {wrong[0]!r} is not one of the classes {', '.join(classes)}")
         if wrong:
             raise ValueError(
                 f"{place}: the label {wrong[0]!r} is not a number; name the classes with --classes, in their order"
@@ -318,7 +318,7 @@ class EncodedExamples:
         }
 
     def targets(self) -> NDArray[Any]:
-        """Return the labels as outputs are: of each example, or of each of its words that the model reads."""
+        """Return the labels in the shape of outputs: of each example, or of each of its words that the model reads."""
         if not isinstance(self.labels[0], tuple):
             return np.array(self.labels)
         rows = (label if isinstance(label, tuple) else (label,) for label in self.labels)

@@ -77,10 +77,10 @@ class Task:
         return getattr(bertlite, self.model).from_pretrained(checkpoint, **options)
 
     def of_checkpoint(self, checkpoint: str) -> "Task":
-        """Return the task as it is for a checkpoint, which says how its vectors are pooled.
+        """Return the task with the pooling of a checkpoint.
 
         Raises:
-            ValueError: it pools in another way than those of POOLINGS, or does more than pool and normalise.
+            ValueError: its pooling is not one of POOLINGS, or it does more than pool and normalise.
         """
         if not self.apart:
             return self
@@ -94,7 +94,7 @@ class Task:
         return encode_examples(examples, tokenizer, apart=self.apart, words=self.words)
 
     def check(self, examples: Examples, config: Any) -> None:
-        """Refuse examples that do not fit the task or the model's head.
+        """Check that examples fit the task and the model's head.
 
         Raises:
             ValueError: a label is not a class of the head, the head has another shape than the task, or the task
@@ -106,7 +106,7 @@ class Task:
             if config.num_labels < 2:
                 raise ValueError(f"the head has 1 output, which is a regression; {self.name} needs 2 or more")
             known = {*range(config.num_labels), *([NO_LABEL] if self.words else [])}
-            for place, label in zip(examples.places or repeat(examples.name), examples.labels, strict=False):
+            for place, label in zip(examples.locations or repeat(examples.name), examples.labels, strict=False):
                 wrong = [x for x in (label if isinstance(label, tuple) else (label,)) if x not in known]
                 if wrong:
                     raise ValueError(f"{place}: the label is {wrong[0]:g}; the head has 0 to {config.num_labels - 1}")
@@ -115,7 +115,7 @@ class Task:
 
 
 def labelled(outputs: Array, labels: Array) -> tuple[Array, Array]:
-    """Return the logits and the labels that count: of words, those that are neither padding nor unlabelled."""
+    """Return the logits and labels that count: for words, without padding and unlabelled ones."""
     counted = labels != NO_LABEL
     return (outputs[counted], labels[counted]) if labels.ndim > 1 else (outputs, labels)
 
@@ -156,7 +156,7 @@ def f1(outputs: Array, labels: Array) -> float:
 
 
 def word_f1(outputs: Array, labels: Array) -> float:
-    """Return the F1 of all words that have, or are given, another class than the first, which is that of no entity."""
+    """Return the F1 of all words whose class or prediction is not the first, which means no entity."""
     cells = confusion(outputs, labels)
     either = cells[1:].sum() + cells[:, 1:].sum()
     return float(2 * np.trace(cells[1:, 1:]) / either) if either else 0.0
@@ -262,7 +262,7 @@ def predict(model: Any, data: EncodedExamples, task: Task, batch_size: int = 64)
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model into eval mode within the block, and back afterwards."""
+    """Put a model into eval mode within the block."""
     training = model.training
     model.eval()
     try:

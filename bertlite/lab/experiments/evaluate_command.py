@@ -28,26 +28,26 @@ MASKED_BATCH = 8  # texts: a logit for every word of the vocabulary, at every to
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What a checkpoint predicts for examples, and the labels, both in its own order of classes."""
+class Predictions:
+    """The predictions of a checkpoint, and the labels, both in its own order of classes."""
 
     checkpoint: str
     classes: tuple[str, ...]
     outputs: Array
     labels: Array
 
-    def with_classes(self, other: "Answers") -> "Answers":
-        """Return these answers with the classes in another's order, to be compared with it.
+    def with_classes(self, other: "Predictions") -> "Predictions":
+        """Return these predictions with the classes in another's order, to compare them.
 
         Raises:
-            ValueError: the two have other classes, or do not have the same labels: one reads fewer words.
+            ValueError: the two have different classes or labels, as one reads fewer words.
         """
         pair = f"{other.checkpoint} and {self.checkpoint}"
         found = self
         if self.classes and other.classes and self.classes != other.classes:
             if {*self.classes} != {*other.classes}:
                 names = (", ".join(each.classes) for each in (other, self))
-                raise ValueError(f"{pair} have other classes, {' and '.join(names)}: compare models of one task")
+                raise ValueError(f"{pair} have different classes, {' and '.join(names)}: compare models of one task")
             order = [self.classes.index(name) for name in other.classes]
             labels = self.labels.astype(int)
             labels = np.where(labels == NO_LABEL, NO_LABEL, np.argsort(order)[labels])
@@ -63,10 +63,10 @@ class Answers:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print and write the metrics of a checkpoint, and how they differ from another's; 1 if they are worse."""
+    """Print and write the metrics of a checkpoint, and their difference from another's; return 1 if they are worse."""
     task = task_of(args.checkpoint, args.task)
     metric = metric_for(args.dev, task, args.metric)
-    dev, ours = answer(args, args.checkpoint, task)
+    dev, ours = predict_examples(args, args.checkpoint, task)
     record: dict[str, Any] = {
         "what": "bertlite evaluate",
         "task": task.name,
@@ -78,7 +78,7 @@ def main(args: argparse.Namespace) -> int:
     print(*describe(record["model"], metric), sep="\n")
     worse = False
     if args.against is not None:
-        other = answer(args, args.against, task_of(args.against, task.name))[1].with_classes(ours)
+        other = predict_examples(args, args.against, task_of(args.against, task.name))[1].with_classes(ours)
         record["against"] = measure(other, task, metric)
         found = comparison({"": [ours.outputs]}, {"": [other.outputs]}, ours.labels, task, metric)
         record["comparison"] = found
@@ -96,7 +96,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def task_of(checkpoint: str, asked: str | None) -> Task:
-    """Return the task that a checkpoint is for: that of its class, unless one is asked for.
+    """Return the task of a checkpoint: that of its class, unless one is given.
 
     Raises:
         ValueError: there is no task for it, or its weights have no head for the task.
@@ -112,7 +112,7 @@ def task_of(checkpoint: str, asked: str | None) -> Task:
         known = ", ".join(["BertForSequenceClassification", *TASK_OF])
         raise ValueError(f"{checkpoint} is a {name}; those evaluated are {known}, or name the --task")
     if asked == "classification" and config.problem_type == "multi_label_classification":
-        raise ValueError(f"{checkpoint} gives a text any number of labels, of which no metric here takes account")
+        raise ValueError(f"{checkpoint} gives a text several labels at once, for which there is no metric here")
     task = {**TASKS, MASKED.name: MASKED}[asked].of_checkpoint(checkpoint)
     absent = set() if task.apart else bertlite_faults(getattr(bertlite, task.model), config, read_tensors(files))[0]
     if absent:
@@ -122,22 +122,22 @@ def task_of(checkpoint: str, asked: str | None) -> Task:
     return task
 
 
-def answer(args: argparse.Namespace, checkpoint: str, task: Task) -> tuple[Examples, Answers]:
-    """Return the examples, with labels as a checkpoint numbers its classes, and its answers."""
+def predict_examples(args: argparse.Namespace, checkpoint: str, task: Task) -> tuple[Examples, Predictions]:
+    """Return the examples, with labels in a checkpoint's order of classes, and its predictions."""
     model, source = task.load(checkpoint).to(args.device), data_source(args, args.dev, args.dev_split)
     tokenizer = read_tokenizer(checkpoint, args.max_length)
     if task is MASKED:
         dev = read_examples(replace(source, label=None))
         data = mask_tokens(dev, tokenizer)
-        return dev, Answers(checkpoint, (), predict(model, data, task, MASKED_BATCH), data.targets())
+        return dev, Predictions(checkpoint, (), predict(model, data, task, MASKED_BATCH), data.targets())
     classes = class_names(model.config) if task.labels is torch.long else ()
     dev = read_examples(source, words=task.words, classes=classes)
     task.check(dev, model.config)
     data = task.encode(dev, tokenizer)
-    return dev, Answers(checkpoint, dev.classes, predict(model, data, task), data.targets())
+    return dev, Predictions(checkpoint, dev.classes, predict(model, data, task), data.targets())
 
 
-def measure(found: Answers, task: Task, metric: str) -> dict[str, Any]:
+def measure(found: Predictions, task: Task, metric: str) -> dict[str, Any]:
     """Return every metric of a checkpoint, and the interval of one; JSON-ready."""
     interval = interval_over_examples(found.outputs, found.labels, task, metric)
     ends = {"low": None, "high": None} if interval is None else {"low": interval.low, "high": interval.high}

@@ -54,7 +54,7 @@ def prediction_lines(labels: NDArray[Any], **outputs: NDArray[Any]) -> Iterator[
 
 
 def class_names(config: Any) -> tuple[str, ...]:
-    """Return the names of a head's classes; empty where a config numbers them alone, as LABEL_0, LABEL_1 …"""
+    """Return the names of a head's classes; empty if they are only numbered, LABEL_0, LABEL_1 …"""
     names = {int(i): str(name) for i, name in (getattr(config, "id2label", None) or {}).items()}
     found = tuple(names[i] for i in sorted(names))
     return () if found == tuple(f"LABEL_{i}" for i in range(len(found))) else found
@@ -103,11 +103,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
 
 
 def check_model_hash(path: str | Path, content: Mapping[str, Any], model: str) -> None:
-    """Refuse a file that belongs to another model than the one with this hash.
-
-    Raises:
-        ValueError: it does.
-    """
+    """Raise ValueError if a file belongs to another model than the one with this hash."""
     if content.get("model") != model:
         raise ValueError(
             f"{path} belongs to the model {str(content.get('model'))[:16]}; this one is {model[:16]}: score it anew"

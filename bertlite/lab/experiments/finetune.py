@@ -64,12 +64,12 @@ def finetune_(
         log: called as log(step=, loss=, lr=) about twenty times.
         describe: called after each epoch for a text that is printed beside the epoch's mean loss; in one process.
         progress: show how many steps are done.
-        state: file in which the state of the training is kept, about twenty times; if it is there, the training goes
-            on from it, and on the CPU ends with the weights of an uninterrupted one, bit for bit.  It stays.
+        state: file in which the state of the training is saved, about twenty times; if it exists, the training
+            continues from it, and on the CPU ends with the weights of an uninterrupted one, bit for bit.
 
     Raises:
-        ValueError: the examples and epochs make no step, the recipe distils and there is no teacher, or the state is
-            that of another training.
+        ValueError: the examples and epochs make no step, the recipe distils without a teacher, or the state belongs to
+            another training.
     """
     from accelerate import Accelerator
 
@@ -157,7 +157,7 @@ def training_loss(model: nn.Module, batch: Mapping[str, Tensor], recipe: Recipe,
 
 
 def resume(saved: Mapping[str, Any], parts: Mapping[str, Any], rank: int, device: torch.device) -> int:
-    """Put optimizer, schedule and random numbers into a saved state, and return the step that it was saved after."""
+    """Restore optimizer, schedule and random numbers from a saved state, and return its step."""
     for name in ("optimizer", "schedule"):
         parts[name].load_state_dict(saved[name])
     set_random_state(saved["random"][rank], device)
@@ -167,7 +167,7 @@ def resume(saved: Mapping[str, Any], parts: Mapping[str, Any], rank: int, device
 def fingerprint(
     model: nn.Module, data: EncodedExamples, recipe: Recipe, processes: int, teacher: nn.Module | None
 ) -> str:
-    """Return a hash of all that a training follows from."""
+    """Return a hash of everything that determines a training."""
     models = [model_sha256(each) for each in (model, teacher) if each is not None]
     return sha256_of(json.dumps([models, asdict(recipe), processes, data.rows, data.labels]))
 
@@ -187,7 +187,7 @@ def set_random_state(state: Tensor, device: torch.device) -> None:
 
 
 def write_state(path: Path, facts: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
-    """Write the state of a training, never half: some facts, and the state of model, optimizer and schedule."""
+    """Write the state of a training atomically: some facts, and the state of model, optimizer and schedule."""
     new = path.with_name(f".{path.name}.new")
     torch.save({**facts, **{name: part.state_dict() for name, part in parts.items()}}, new)
     os.replace(new, path)
@@ -197,21 +197,21 @@ def read_state(path: Path, training: str) -> dict[str, Any] | None:
     """Read the state of a training; None if there is none.
 
     Raises:
-        ValueError: it is that of another training.
+        ValueError: it belongs to another training.
     """
     if not path.exists():
         return None
     found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     if found["training"] != training:
         raise ValueError(
-            f"{path} is the state of a training with other data, settings or weights: give these again to go on with"
-            " it, or remove it to begin anew"
+            f"{path} is the state of a training with other data, settings or weights: give these again to continue"
+            " it, or remove it to start again"
         )
     return found
 
 
 def keep_metrics(metrics: Path, state: Path) -> None:
-    """Keep the lines of a killed training up to the step of its state; of one that left no state, none."""
+    """Keep the lines of a killed training up to the step of its state; none without a state."""
     step = torch.load(state, map_location="cpu", weights_only=True)["step"] if state.exists() else 0
     lines = [line for line in read_lines(metrics) if line["step"] <= step]
     if metrics.exists():
@@ -234,7 +234,7 @@ def learning_rate_factor(steps: int, warmup: float) -> Callable[[int], float]:
 
 
 def is_main_process(device: str) -> bool:
-    """Tell whether this process is the only one, or the one under torchrun that writes files."""
+    """Return whether this process is the only one, or the one under torchrun that writes files."""
     from accelerate import PartialState
 
     return PartialState(cpu=device == "cpu").is_main_process

@@ -94,7 +94,9 @@ def read_distil(args: argparse.Namespace) -> float:
     """Return the weight of a teacher's predictions."""
     share = 0.5 if args.distil is None and args.teacher is not None else args.distil or 0.0
     if (share > 0) != (args.teacher is not None) or share > 1:
-        raise ValueError(f"--distil is {share:g}; with --teacher give a number above 0 and up to 1, without it none")
+        raise ValueError(
+            f"--distil is {share:g}; with --teacher give a number above 0 and up to 1; without it, leave it out"
+        )
     return share
 
 
@@ -107,7 +109,7 @@ def read_teacher(checkpoint: str, task: Task, labels: int) -> Any:
 
 
 def read_training_data(args: argparse.Namespace, task: Task) -> Examples:
-    """Read the examples to train on; names of labels are classes, those of the checkpoint where it has them all."""
+    """Read the examples to train on; names of labels are classes, the checkpoint's if it has them all."""
     named = task.labels is torch.long
     known = class_names(BertConfig.from_json_file(find_checkpoint(Source(args.checkpoint)).config)) if named else ()
     source = data_source(args, args.train, args.train_split)
@@ -118,7 +120,7 @@ def head_changes(train: Examples, task: Task, num_labels: int | None) -> dict[st
     """Return the changes to a checkpoint's config that give its head the classes of the data, with their names.
 
     Raises:
-        ValueError: there is one class alone, or another number of them than is asked for.
+        ValueError: there is only one class, or their number differs from --num-labels.
     """
     if task.labels is not torch.long:
         return {"num_labels": num_labels or 1}
@@ -139,7 +141,7 @@ def head_changes(train: Examples, task: Task, num_labels: int | None) -> dict[st
 
 
 def write_answer(args: argparse.Namespace, **facts: Any) -> None:
-    """Write the record of an action, if one was asked for."""
+    """Write the record of an action, if requested."""
     if args.record:
         write_json(args.record, {"what": f"bertlite prune {args.action}", **facts})
 

@@ -1,4 +1,4 @@
-"""Scores of heads and of neurons that a run is given in files, in place of scoring."""
+"""Scores of heads and of neurons from files, instead of scoring."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +29,12 @@ class ScoreFiles:
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: they belong to another model or to other units, or the cell has no use for them.
+            ValueError: they belong to another model or to other units, or the cell does not use them.
         """
         if self != ScoreFiles() and cell.steps > 1:
-            raise ValueError(f"with {cell.steps} steps units are scored anew before each: give no scores, or 1 step")
+            raise ValueError(f"with {cell.steps} steps units are scored before each: give no scores, or 1 step")
         if self.neurons is not None and not cell.prunes_neurons:
-            raise ValueError(f"{self.neurons} scores neurons, and none are removed: say how many with --neurons")
+            raise ValueError(f"{self.neurons} scores neurons, but none are removed: add --neurons SHARE")
         found = []
         for path, structure in ((self.heads, HEADS), (self.neurons, NEURONS)):
             scores = None if path is None else read_scores(path, sha256)

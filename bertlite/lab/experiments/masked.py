@@ -27,8 +27,8 @@ def mask_tokens(examples: Examples, tokenizer: Any) -> EncodedExamples:
     rows, labels = [], []
     encoded = tokenizer.encode_batch([text if len(text) > 1 else text[0] for text in examples.texts])
     for number, text in enumerate(encoded):
-        places = [i for i, special in enumerate(text.special_tokens_mask) if not special]
-        chosen = {*Random(number).sample(places, min(len(places), max(1, round(SHARE * len(places)))))}
+        positions = [i for i, special in enumerate(text.special_tokens_mask) if not special]
+        chosen = {*Random(number).sample(positions, min(len(positions), max(1, round(SHARE * len(positions)))))}
         rows.append((tuple(mask if i in chosen else token for i, token in enumerate(text.ids)), tuple(text.type_ids)))
         labels.append(tuple(token if i in chosen else NO_LABEL for i, token in enumerate(text.ids)))
     return EncodedExamples(tuple(rows), tuple(labels))

@@ -18,7 +18,7 @@ from bertlite.lab.sublayers import called_with, time_sublayers
 from bertlite.lab.timing import alternate, ratios
 from bertlite.records import quartiles
 
-PLAIN = "plain"  # in place of a backend: the model as it is
+PLAIN = "plain"  # instead of a backend: the model itself
 
 
 def random_inputs(config: Any, batch: int, length: int, device: str = "cpu", seed: int = 0) -> dict[str, Tensor]:
@@ -31,12 +31,12 @@ def random_inputs(config: Any, batch: int, length: int, device: str = "cpu", see
 def prepared_models(
     models: Mapping[str, Any], dtype: torch.dtype | None = None, backend: str = "auto"
 ) -> dict[str, Any]:
-    """Return the models as they are measured: all in one dtype, and optimised with one backend.
+    """Return the models to measure: all in one dtype, and optimised with one backend.
 
     Args:
         dtype: of `optimize_for_inference`; None is the models' own.
-        backend: of `optimize_for_inference`, or "plain", which does not optimise.  What "auto" chooses for the first
-            model is the backend of all.
+        backend: of `optimize_for_inference`, or "plain", which does not optimise.  The choice of "auto" for the
+            first model is the backend of all.
 
     Raises:
         ValueError: there is no such backend, or it does not run these models in this dtype.
@@ -52,7 +52,7 @@ def prepared_models(
 
 
 def prepare(model: Any, dtype: torch.dtype | None, backend: str) -> Any:
-    """Return one model as it is measured."""
+    """Return one model to measure."""
     if backend != PLAIN:
         return optimize_for_inference(model, dtype, backend)
     if dtype == torch.int8:
@@ -127,7 +127,7 @@ def latency_table(
     inputs = random_inputs(model.config, batch, length, device)
     with torch.inference_mode():
         with called_with(model, 0) as calls:
-            model.base_model(**inputs)  # whose last layer computes every token
+            model.base_model(**inputs)  # its last layer computes every token
         heads, networks = time_sublayers(model, 0, calls[0], neurons=neurons, rounds=rounds, device=device)
     return {"heads": heads, "neurons": networks}
 
@@ -168,7 +168,7 @@ def memory_growth(
     backend: str,
     threads: int,
 ) -> int:
-    """Return how much the peak memory of this process grows by loading, optimising and running a model, in bytes."""
+    """Return the growth of this process's peak memory by loading, optimising and running a model, in bytes."""
     torch.set_num_threads(threads)
     before = peak_resident()
     model = prepare(cls.from_pretrained(folder, device=device), dtype, backend)

@@ -130,8 +130,8 @@ def heads_per_layer(kept: Mapping[str, Sequence[float]], built_with: int, title:
     figure, axes = pyplot().subplots(figsize=(7, 3.5))
     width = 0.8 / len(kept)
     for i, (name, heads) in enumerate(kept.items()):
-        places = np.arange(len(heads)) + (i - (len(kept) - 1) / 2) * width
-        axes.bar(places, heads, width, label=name)
+        positions = np.arange(len(heads)) + (i - (len(kept) - 1) / 2) * width
+        axes.bar(positions, heads, width, label=name)
     axes.set(xlabel="layer", ylabel="heads kept", ylim=(0, built_with), title=title)
     axes.set_xticks(range(len(next(iter(kept.values())))))
     axes.legend(fontsize=8)
@@ -148,8 +148,8 @@ def rank_correlation(names: Sequence[str], correlations: Array, title: str = "",
         axes.text(
             j, i, f"{correlations[i, j]:.2f}", ha="center", va="center", color="white" if dark else "black", fontsize=8
         )
-    places = range(len(names))
-    axes.set(xticks=places, yticks=places, yticklabels=names, title=title)
+    positions = range(len(names))
+    axes.set(xticks=positions, yticks=positions, yticklabels=names, title=title)
     axes.set_xticklabels(names, rotation=45, ha="right")
     figure.colorbar(image, ax=axes, label=f"Spearman's correlation of {of} scores", shrink=0.7)
     return figure

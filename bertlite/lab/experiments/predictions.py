@@ -1,4 +1,4 @@
-"""What the model of a run answered for each example, and how sure a figure of it is."""
+"""The outputs of a run's model for each example, and intervals of its metrics."""
 
 import math
 from collections.abc import Sequence

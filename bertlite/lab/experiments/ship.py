@@ -1,4 +1,4 @@
-"""Folders of the models that experiments make: what a card and a report say of them."""
+"""Folders of the models that experiments make, with card and report."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +27,7 @@ def write_run(
     pruned: BertConfig | None = None,
     note: str = "",
 ) -> Path:
-    """Write the pruned model of a run, whole or not at all, and return its folder.
+    """Write the pruned model of a run in one step, and return its folder.
 
     Args:
         source: the checkpoint whose tokenizer and modules it gets.
@@ -76,7 +76,7 @@ def figures_of_run(record: Record, task: Task) -> list[Figure]:
 
 
 def describe_pruning(cell: Mapping[str, Any], setting: Mapping[str, Any]) -> list[str]:
-    """Return sentences that say how a cell pruned its model."""
+    """Return sentences on how a cell pruned its model."""
     what = f"{100 * cell['fraction']:g} % of the heads"
     if cell["neurons"]:
         what += f" and {100 * cell['neurons']:g} % of the intermediate neurons"
@@ -93,11 +93,11 @@ def describe_pruning(cell: Mapping[str, Any], setting: Mapping[str, Any]) -> lis
 
 
 def describe_finetuning(recipe: Recipe, data: str, teacher: str | None = None) -> list[str]:
-    """Return the sentence that says how a model was fine-tuned."""
+    """Return a sentence on how a model was fine-tuned."""
     how = f"It was fine-tuned on {data} for {recipe.epochs:g} epochs at learning rate {recipe.lr:g}"
     return [how + (f", with distillation from {teacher} at weight {recipe.distil:g}." if teacher else ".")]
 
 
 def report_of(facts: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what report.json says of a run beside the figures."""
+    """Return the facts of a run for report.json, without the figures."""
     return {"run": {name: facts[name] for name in KEPT if name in facts}, "results": dict(results)}

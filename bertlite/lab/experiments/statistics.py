@@ -1,4 +1,4 @@
-"""Intervals, paired tests and rank correlations.  Intervals are 95 % unless said otherwise."""
+"""Intervals, paired tests and rank correlations.  Intervals are 95 % unless stated otherwise."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ Metric = Callable[[Array, Array], float]  # (predictions, labels) of the same ex
 Figures = Callable[[Array], Sequence[Array]]  # indices of examples -> one or two samples of clusters
 RESAMPLES = 1000
 SMALLEST_P = 1e-9  # below it, p is not computed
-ROUNDING = 1e-12  # standard errors that are not more than rounding
+ROUNDING = 1e-12  # standard errors up to this are rounding
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,13 @@ class Estimate:
         return math.sqrt(sum(variance for variance, _ in self.parts))
 
     def reach(self, level: float) -> float:
-        """Return how far the interval of this level goes to either side."""
+        """Return the half-width of the interval of this level."""
         from scipy.stats import t
 
         return math.sqrt(sum(float(t.ppf((1 + level) / 2, freedom)) ** 2 * part for part, freedom in self.parts))
 
     def interval(self, low: float = -math.inf, high: float = math.inf, level: float = 0.95) -> Interval | None:
-        """Return the interval, cut at the ends of what the figure can be; None where nothing varied."""
+        """Return the interval, cut to the range of the figure; None if nothing varied."""
         if not self.parts:
             return None
         reach = self.reach(level)
