@@ -131,7 +131,7 @@ def test_a_checkpoint_with_fewer_neurons_than_its_config_is_refused_with_the_way
         ValueError, match=r"layer 1 has 35 of 37 neurons, but the config's pruned_neurons does not name"
     ):
         BertModel.from_pretrained(tmp_path, pruned_neurons={})
-    with pytest.raises(ValueError, match=r"layer 1 has 35 of 37 neurons, but .* says that \[0, 1, 2\] are gone"):
+    with pytest.raises(ValueError, match=r"layer 1 has 35 of 37 neurons, but .* says that \[0, 1, 2\] are removed"):
         BertModel.from_pretrained(tmp_path, pruned_neurons={1: [0, 1, 2]})
 
 

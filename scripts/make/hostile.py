@@ -267,7 +267,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], str]] = {  # what is written, and 
         pickled(complex_pickle),  # which the oldest safetensors cannot write
         f"{Q0} is torch.complex64",
     ),
-    "no tensors": (tensors(lambda held: {"x": torch.ones(1)}), "it is no BERT's"),
+    "no tensors": (tensors(lambda held: {"x": torch.ones(1)}), "it is not a BERT"),
     "a tensor of no numbers": (
         tensors(lambda held: held.update({Q0: torch.zeros(0, 48)})),
         f"{Q0} is (0, 48)",
@@ -315,11 +315,11 @@ CASES: dict[str, tuple[Callable[[Path], Any], str]] = {  # what is written, and 
     ),
     "other heads pruned": (
         tensors(pruned_without_saying, pruned_heads={"0": [0, 1]}),
-        "layer 0 has 3 of 4 heads, but the config's pruned_heads says that [0, 1] are gone",
+        "layer 0 has 3 of 4 heads, but the config's pruned_heads says that [0, 1] are removed",
     ),
     "said to be pruned": (
         config_of(pruned_heads={"2": [1]}),
-        "layer 2 has 4 of 4 heads, but the config's pruned_heads says that [1] are gone",
+        "layer 2 has 4 of 4 heads, but the config's pruned_heads says that [1] are removed",
     ),
     "a head that never was": (config_of(pruned_heads={"2": [4]}), "layer 2 has no head 4"),
     "a layer that never was": (config_of(pruned_heads={"3": [0]}), "there is no layer 3"),
@@ -330,7 +330,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], str]] = {  # what is written, and 
     ),
     "said to have lost neurons": (
         config_of(pruned_neurons={"1": [3]}),
-        "layer 1 has 37 of 37 neurons, but the config's pruned_neurons says that [3] are gone",
+        "layer 1 has 37 of 37 neurons, but the config's pruned_neurons says that [3] are removed",
     ),
     # shards
     "shard missing": (without_a_shard, f"names {TWO}, which is not there"),
@@ -340,7 +340,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], str]] = {  # what is written, and 
     "shard without a name": (shards(mapped={Q0: ""}), "points outside its folder"),
     "shard whose name is too long": (shards(mapped={Q0: "s" * 300}), "which is not there"),
     "shard that is a link out": (linked_shard, "is a link out of its folder"),
-    "shard that is the index": (shards(mapped={Q0: INDEX}), "is no weights file"),
+    "shard that is the index": (shards(mapped={Q0: INDEX}), "is not a weights file"),
     "tensor in both shards": (
         shards(two=lambda held: {**held, "embeddings.LayerNorm.bias": torch.zeros(48)}),
         f"{TWO} also holds embeddings.LayerNorm.bias",

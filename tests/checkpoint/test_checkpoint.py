@@ -655,7 +655,7 @@ FAULTS: dict[str, tuple[dict[str, Any], Callable[[State], State], str]] = {  # c
         {"pruned_heads": {"2": [1]}},
         lambda s: s,
         "layer 0 has 3 of 4 heads, but the config's pruned_heads does not name it: it looks pruned;"
-        " pass pruned_heads={0: [the 1 heads that are gone]}",
+        " pass pruned_heads={0: [the 1 removed heads]}",
     ),
     "half a head": (
         {},
@@ -665,7 +665,7 @@ FAULTS: dict[str, tuple[dict[str, Any], Callable[[State], State], str]] = {  # c
     "less pruned": (
         {"pruned_heads": {"0": [0, 1], "2": [1]}},
         lambda s: s,
-        "layer 0 has 3 of 4 heads, but the config's pruned_heads says that [0, 1] are gone",
+        "layer 0 has 3 of 4 heads, but the config's pruned_heads says that [0, 1] are removed",
     ),
 }
 
@@ -1000,8 +1000,8 @@ def test_pruned_heads_with_full_size_tensors_are_refused(tmp_path):
     with pytest.raises(ValueError, match="but the config's pruned_heads says") as caught:
         BertModel.from_pretrained(tmp_path)
     assert str(caught.value).split("\n  ")[1:] == [
-        f"layer {layer} has 4 of 4 heads, but the config's pruned_heads says that {gone} are gone; pass pruned_heads"
-        f" without layer {layer} to use them all"
+        f"layer {layer} has 4 of 4 heads, but the config's pruned_heads says that {gone} are removed; pass"
+        f" pruned_heads without layer {layer} to use them all"
         for layer, gone in PRUNED.items()
     ]
     assert_same_model(BertModel.from_pretrained(tmp_path, pruned_heads={}), make())
@@ -1010,7 +1010,7 @@ def test_pruned_heads_with_full_size_tensors_are_refused(tmp_path):
 def test_units_that_are_said_to_be_gone_are_listed_up_to_20(tmp_path):
     for count, said in ((20, str(list(range(20)))), (21, "21")):
         write(tmp_path, state_of(make()), {**JSON, "pruned_neurons": {"1": list(range(count))}})
-        with pytest.raises(ValueError, match=re.escape(f"pruned_neurons says that {said} are gone; pass")):
+        with pytest.raises(ValueError, match=re.escape(f"pruned_neurons says that {said} are removed; pass")):
             BertModel.from_pretrained(tmp_path)
 
 

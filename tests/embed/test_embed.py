@@ -221,7 +221,7 @@ def test_truncated_vectors_may_have_length_1(stating) -> None:
         ({}, {"prompt": "a", "prompt_name": "query"}, "prompt 'a' and prompt_name 'query' were given: pass one"),
         ({"sentences": {"prompts": {"query": 3}, "default_prompt_name": "query"}}, {}, "the prompt is 3; it must be"),
         ({}, {"truncate_dim": 0}, "truncate_dim is 0; it must be 1 or more"),
-        ({"sentences": {"model_type": "CrossEncoder"}}, {}, "model_type 'CrossEncoder'; .* does 'Sentence"),
+        ({"sentences": {"model_type": "CrossEncoder"}}, {}, "model_type 'CrossEncoder'; .* supports only 'Sentence"),
         ({"transformer": {"processor_kwargs": {"a": 1}}}, {}, "processor_kwargs {'a': 1}; bertlite's embedder"),
         ({"normalize": {"module_input_name": "token_embeddings"}}, {}, "has module_input_name 'token_embeddings'"),
     ],
