@@ -105,8 +105,8 @@ def test_a_target_is_a_speed_a_share_of_the_macs_or_a_time() -> None:
     ("text", "message"),
     [
         ("2", "the target '2' is not valid: write a speed"),
-        ("fast", "the target 'fast' is none"),
-        ("0.5x", "slower than the dense one"),
+        ("fast", "the target 'fast' is not valid"),
+        ("0.5x", "slower than the dense model"),
         ("0%", "not a share of the MACs"),
         ("140%", "not a share of the MACs"),
         ("0ms", "must be a time above 0"),
