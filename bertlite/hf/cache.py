@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 from transformers import EncoderDecoderCache
 
+from bertlite.config import kept_heads
 from bertlite.stack.layer_inputs import LayerInputs
 
 
 class LayerCache:
     """A cache of transformers with the methods that layers call: keys and values token-first, lengths as numbers."""
 
-    def __init__(self, cache: Any) -> None:
-        self.cache = cache
+    def __init__(self, cache: Any, config: Any) -> None:
+        self.cache, self.config = cache, config
         both = isinstance(cache, EncoderDecoderCache)
         self.self_attention = cache.self_attention_cache if both else cache
         self.cross_attention = cache.cross_attention_cache if both else None
@@ -27,9 +28,19 @@ class LayerCache:
         end = int(self.self_attention.get_seq_length(layer)) + new
         if not heads:  # a cache counts its tokens by its numbers, and such a layer has none
             k = v = k.new_ones(k.shape[0], new, 1, k.shape[3])
+        self.drop_pruned(layer)
         at = {"cache_position": torch.arange(end - new, end, device=k.device)}  # for 4.57's caches of fixed size
         k, v = (x.transpose(1, 2) for x in self.self_attention.update(k.transpose(1, 2), v.transpose(1, 2), layer, at))
         return k[:, :end, :heads], v[:, :end, :heads]  # one of fixed size gives all its room
+
+    def drop_pruned(self, layer: int) -> None:
+        """Cut cached keys and values of all heads, as PEFT's prefix tuning makes them, to the heads that are left."""
+        heads = self.config.num_attention_heads
+        for known in getattr(self.self_attention, "layers", ())[layer : layer + 1]:
+            kept = list(kept_heads(self.config, layer))
+            if known.keys is not None and known.keys.dim() == 4 and known.keys.shape[1] == heads > len(kept):
+                places = kept or [0]  # see `extend`
+                known.keys, known.values = known.keys[:, places], known.values[:, places]
 
     def keep(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if self.cross_attention is not None:

@@ -131,7 +131,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
         past = compat.new_cache(self.config, crossed) if past is None else compat.from_legacy(past)
         if not hasattr(past, "get_seq_length"):
             raise TypeError(f"past_key_values is a {type(past).__name__}; pass a cache of transformers")
-        return LayerCache(past)
+        return LayerCache(past, self.config)
 
     def cache_out(self, cache: Any) -> Any:
         return cache.cache

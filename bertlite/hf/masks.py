@@ -115,7 +115,7 @@ def read_inputs(
     """
     if isinstance(mask, LayerInputs):
         return mask
-    cache = None if past is None else LayerCache(past)
+    cache = None if past is None else LayerCache(past, config)
     if cache is not None and layer is None:
         raise ValueError("this layer was built without layer_idx, under which a cache keeps its keys; give one")
     known = vars(mask).get("layer_inputs") if isinstance(mask, Tensor) else None

@@ -222,6 +222,31 @@ def test_a_cache_may_be_given_to_an_encoder() -> None:
     assert distance(outs[0][0], ours(**inputs_of())[0]) > 1e-2
 
 
+@pytest.mark.parametrize("decoder", [False, True])
+def test_a_cache_of_all_heads_is_cut_to_those_of_a_pruned_model(decoder: bool) -> None:
+    """Pruning a head is masking it, also where PEFT's prefix tuning makes keys and values for every head."""
+    dense = ours_of("BertModel", "sdpa", is_decoder=decoder)
+    gone = {0: [1, 3], 1: [0, 1, 2, 3], 2: [0]}
+    gate = torch.ones(L, N, dtype=F64)
+    for layer, heads in gone.items():
+        gate[layer, heads] = 0
+    mask = torch.nn.functional.pad(inputs_of()["attention_mask"], (3, 0), value=1)
+    prefix = torch.randn(L, 2, B, N, 3, H, generator=torch.Generator().manual_seed(5), dtype=F64)
+    outs, gradients = [], []
+    for model, given in ((dense, {"head_mask": gate}), (bertlite.prune_heads(dense, gone), {})):
+        cache, learnt = DynamicCache(), prefix.clone().requires_grad_()
+        for layer in range(L):
+            cache.update(*learnt[layer], layer)
+        out = model(**{**inputs_of(), "attention_mask": mask}, past_key_values=cache, **given).last_hidden_state
+        (gradient,) = torch.autograd.grad(out.square().sum(), learnt)
+        outs.append(out)
+        gradients.append(gradient)
+        assert cache.get_seq_length() == 3 + S
+    assert_same(*outs)
+    assert_same(*gradients, atol=1e-11)  # sums over all positions
+    assert gradients[1].any()
+
+
 @pytest.mark.parametrize("said", [None, True, False])
 @pytest.mark.parametrize("written", [True, False])
 @pytest.mark.parametrize("decoder", [True, False])

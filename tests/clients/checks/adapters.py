@@ -107,8 +107,6 @@ def tunings(side: Side, folder: Path, pruned: bool = False) -> Observed:
         "prefix": PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=5),
     }
     for name, config in configs.items():
-        if name == "prefix" and pruned:
-            continue  # it makes keys and values for one number of heads in all layers
         torch.manual_seed(0)
         model = adapted(side, path, config)
         before = logits(model)
