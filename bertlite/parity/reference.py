@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -92,6 +92,18 @@ def backend_for(case: Case) -> str:
     return "sdpa" if case.backend == "packed" else case.backend
 
 
+def stock_class(name: str) -> Any:
+    """Return transformers' model class of this name.
+
+    Raises:
+        ValueError: ours stands in its place.
+    """
+    cls = getattr(import_optional("transformers", "the parity check", "hf"), name)
+    if cls.__module__.startswith("bertlite."):
+        raise ValueError(f"transformers.{name} is bertlite's own now: call bertlite.hf.unregister() before comparing")
+    return cls
+
+
 @silent()
 def load(
     checkpoint: str | Path, model: str, overrides: Overrides, dtype: torch.dtype, backend: str, device: str
@@ -101,7 +113,7 @@ def load(
     import transformers
 
     config = transformers.BertConfig.from_pretrained(checkpoint, **overrides)
-    cls = getattr(transformers, model)
+    cls = stock_class(model)
     loaded: nn.Module = cls.from_pretrained(checkpoint, config=config, dtype=dtype, attn_implementation=backend)
     return loaded.to(device).eval()
 
@@ -135,7 +147,7 @@ def complete(checkpoint: str | Path, model: str, overrides: Overrides, folder: P
     import transformers
 
     config = transformers.BertConfig.from_pretrained(checkpoint, **overrides)
-    cls = getattr(transformers, model)
+    cls = stock_class(model)
     theirs, info = cls.from_pretrained(checkpoint, config=config, output_loading_info=True)
     missing = set(info["missing_keys"])
     if not missing:

@@ -1,13 +1,18 @@
 """bertlite.hf beside transformers' own BERT: every class bit for bit, registration, remote code."""
 
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from transformers.models.bert import modeling_bert
+from transformers.utils import direct_transformers_import
 
 import bertlite.hf
+from bertlite.parity.reference import stock_class
 from tests.clients.checks import OURS, STOCK, V5
 from tests.clients.checks.common import equal, tiny
 from tests.clients.checks.interchange import CLASSES, elsewhere, made, outputs
@@ -27,7 +32,7 @@ AUTO = {
 NAMES = [(auto, cls) for cls, autos in AUTO.items() for auto in autos]
 
 
-def found(auto: str, cls: str) -> type[Any]:
+def found_class(auto: str, cls: str) -> type[Any]:
     """The class that an Auto class makes for a BERT."""
     small = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 9}
     config = transformers.BertConfig(**small, is_decoder=cls == "BertLMHeadModel")
@@ -47,33 +52,68 @@ def test_eager_float32_is_stocks_bit_for_bit(cls: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("auto", "cls"), NAMES)
 def test_registration_is_for_the_block_and_no_longer(auto: str, cls: str) -> None:
     stocks, ours = getattr(transformers, cls), getattr(bertlite.hf, cls)
-    assert found(auto, cls) is stocks, "importing alone changed something"
+    assert found_class(auto, cls) is stocks, "importing alone changed something"
     with bertlite.hf.registered():
-        assert found(auto, cls) is ours
+        assert found_class(auto, cls) is ours
         with bertlite.hf.registered():
-            assert found(auto, cls) is ours
-        assert found(auto, cls) is ours, "the inner block undid the outer one"
-    assert found(auto, cls) is stocks
+            assert found_class(auto, cls) is ours
+        assert found_class(auto, cls) is ours, "the inner block undid the outer one"
+    assert found_class(auto, cls) is stocks
 
 
 def test_register_and_unregister_can_be_repeated() -> None:
     try:
         bertlite.hf.register()
         bertlite.hf.register()
-        assert found("AutoModel", "BertModel") is bertlite.hf.BertModel
+        assert found_class("AutoModel", "BertModel") is bertlite.hf.BertModel
         with bertlite.hf.registered():
             pass
-        assert found("AutoModel", "BertModel") is bertlite.hf.BertModel, "the block undid what stood before it"
+        assert found_class("AutoModel", "BertModel") is bertlite.hf.BertModel, "the block undid what stood before it"
     finally:
         bertlite.hf.unregister()
     bertlite.hf.unregister()
-    assert found("AutoModel", "BertModel") is transformers.BertModel
+    assert found_class("AutoModel", "BertModel") is transformers.BertModel
+
+
+def test_classes_are_found_by_name_for_the_block_and_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pruned = tiny(tmp_path, "BertForSequenceClassification", pruned=True)
+    monkeypatch.setitem(sys.modules, "transformers", transformers)  # which comes back after the test
+    folder = str(Path(transformers.__file__).parent)
+    first = direct_transformers_import(folder)  # as transformers' processing_utils does
+    assert first is not transformers
+    assert first.BertModel is modeling_bert.BertModel
+    modules = [first, transformers, transformers.models.bert, modeling_bert]
+    names = [*AUTO, "BertPreTrainedModel"]
+    before = [vars(module).get(name) for module in modules for name in names]
+    with bertlite.hf.registered(), bertlite.hf.registered(everywhere=True):
+        with bertlite.hf.registered(everywhere=True), bertlite.hf.registered():
+            pass
+        second = direct_transformers_import(folder)
+        for module in (*modules, second, importlib.import_module("transformers")):
+            assert all(getattr(module, name) is getattr(bertlite.hf, name) for name in names)
+        scope: dict[str, Any] = {}
+        exec("from transformers import BertForSequenceClassification", scope)
+        model = scope["BertForSequenceClassification"].from_pretrained(pruned)
+        assert type(model) is bertlite.hf.BertForSequenceClassification
+        assert model.config.pruned_heads
+        with pytest.raises(ValueError, match=r"is bertlite's own now: call bertlite.hf.unregister\(\)"):
+            stock_class("BertModel")
+    assert [vars(module).get(name) for module in modules for name in names] == before
+    for name in names:
+        assert getattr(second, name) is getattr(transformers, name) is getattr(modeling_bert, name)
+    with bertlite.hf.registered():
+        with bertlite.hf.registered(everywhere=True):
+            assert transformers.BertModel is bertlite.hf.BertModel
+        assert transformers.BertModel is before[names.index("BertModel")]
+        assert found_class("AutoModel", "BertModel") is bertlite.hf.BertModel, "the inner block undid the outer one"
 
 
 def test_an_error_inside_the_block_undoes_the_registration() -> None:
     with pytest.raises(KeyError), bertlite.hf.registered():
         raise KeyError
-    assert found("AutoModel", "BertModel") is transformers.BertModel
+    assert found_class("AutoModel", "BertModel") is transformers.BertModel
 
 
 def test_a_class_that_was_registered_before_comes_back() -> None:
@@ -83,11 +123,11 @@ def test_a_class_that_was_registered_before_comes_back() -> None:
     transformers.AutoModel.register(transformers.BertConfig, BertModel, exist_ok=True)
     try:
         with bertlite.hf.registered():
-            assert found("AutoModel", "BertModel") is bertlite.hf.BertModel
-        assert found("AutoModel", "BertModel") is BertModel
+            assert found_class("AutoModel", "BertModel") is bertlite.hf.BertModel
+        assert found_class("AutoModel", "BertModel") is BertModel
     finally:
         transformers.AutoModel._model_mapping._extra_content.pop(transformers.BertConfig)
-    assert found("AutoModel", "BertModel") is transformers.BertModel
+    assert found_class("AutoModel", "BertModel") is transformers.BertModel
 
 
 def test_remote_code_is_used_only_where_it_is_trusted(tmp_path: Path) -> None:
