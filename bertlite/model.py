@@ -14,19 +14,32 @@ from torch import nn
 
 from bertlite.checkpoint.names import rename_legacy_keys_
 from bertlite.checkpoint.pretrained import Pretrained
-from bertlite.config import BertConfig
-from bertlite.pruning import prune_heads_
+from bertlite.config import BertConfig, ConfigLike
+from bertlite.pruning import cut_attentions_, prune_heads_, with_pruned
 from bertlite.resizing import Resizable
 from bertlite.stack.attention import check_backend
 from bertlite.stack.body import BertBody, config_of, set_config
-from bertlite.stack.modules import BertLayer, Checkpointing, init_weights
+from bertlite.stack.modules import BertAttention, BertLayer, Checkpointing, init_weights
 from bertlite.stack.outputs import BertModelOutput
+
+
+class SharedConfig:
+    """The config of a model, held by the model and by its attentions, which can enter heads that they have lost."""
+
+    def __init__(self, config: BertConfig) -> None:
+        self.config = config
+
+    def prune_heads(self, attention: BertAttention, heads: Iterable[int]) -> None:
+        layer, before = attention.layer_idx, self.config
+        after = with_pruned(before, {layer: heads})
+        cut_attentions_([(layer, attention)], before, after)
+        self.config = after
 
 
 class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
     """Base of all models: loads, saves, resizes embeddings, prunes heads, checkpoints layers."""
 
-    _config: BertConfig
+    _shared_config: SharedConfig
     base_model_prefix: ClassVar[str] = "bert"
     main_input_name: ClassVar[str] = "input_ids"
 
@@ -41,7 +54,11 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
         self.tie_weights()
 
     def _give_config(self, config: BertConfig) -> None:
-        self.base_model._config = config
+        shared = getattr(self.base_model, "_shared_config", None)
+        if shared is None:
+            self.base_model._shared_config = SharedConfig(config)
+        else:
+            shared.config = config
 
     config = property(config_of, _give_config)
 
@@ -181,6 +198,11 @@ class BertModel(BertBody[BertModelOutput], BertPreTrainedModel):
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config, add_pooling_layer=add_pooling_layer)
+
+    def build(self, config: ConfigLike, add_pooling_layer: bool = True) -> None:
+        super().build(config, add_pooling_layer)
+        for layer in self._layers():
+            layer.attention.shared_config = self._shared_config
 
     @property
     def build_options(self) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Attention(modules.BertAttention, WithoutStock, stock.BertAttention):
         self.output = BertSelfOutput(config, attention.all_head_size)
         self.pruned_heads = set() if cross or layer_idx is None else set(config.pruned_heads.get(layer_idx, ()))
         self.is_cross_attention = cross
-        self.config, self.layer_idx = config, layer_idx
+        self.config, self.layer_idx = config, layer_idx  # type: ignore[assignment]  # a part alone has no number
 
     def run(self, x: Tensor, mask: Any, states: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor | None]:
         """Return the output, (B, S, D), and the attention weights where there are some."""

@@ -160,14 +160,9 @@ class BertBody(Body, Generic[Out]):
             keys = Padded(x.shape[0], x.shape[1], states.shape[1], x.device, "encoder_attention_mask")
             crossed, other = self.attention(keys, inputs.encoder_attention_mask, x, weights, cache, states)
             encoder = LayerInputs(
-                crossed,
-                keys,
-                other,
-                cache=cache,
-                source=states,
-                returns_weights=weights,
+                crossed, keys, other, cache=cache, source=states, returns_weights=weights,
                 weights={} if weights else None,
-            )
+            )  # fmt: skip
         return LayerInputs(
             backend, layout, mask, gates, cache, encoder=encoder, first_only=inputs.first_token_only,
             keep_states=bool(inputs.output_hidden_states), returns_weights=weights, weights={} if weights else None,
@@ -346,7 +341,7 @@ def pick(out: ModelOutput, return_dict: bool) -> Any:
 
 def config_of(model: Any) -> Any:
     """Return the config: one value for a model and the BertModel inside it, whichever of the two is given another."""
-    return getattr(model, model.base_model_prefix, model)._config
+    return getattr(model, model.base_model_prefix, model)._shared_config.config
 
 
 def set_config(model: Any, config: ConfigLike) -> None:

@@ -5,7 +5,7 @@ Shapes:  B sequences · S positions · D hidden · N heads kept · H head dim;  
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -131,8 +131,11 @@ class Caller(nn.Module):
 class BertAttention(Caller):
     """Attention, to oneself or to an encoder, and its output projection; its attribute is `self` in checkpoints."""
 
+    shared_config: Any = None  # the `bertlite.model.SharedConfig` of its model
+
     def __init__(self, config: ConfigLike, layer: int, cross: bool = False) -> None:
         super().__init__()
+        self.layer_idx = layer
         self.self = BertSelfAttention(config, layer, cross)
         self.output = BertSelfOutput(config, self.self.all_head_size)
         self.pruned_heads = set() if cross else set(config.pruned_heads.get(layer, ()))  # third-party pruners read it
@@ -142,6 +145,12 @@ class BertAttention(Caller):
     ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, D), (B, N, S, K)
         context, weights = self.call(self.self, hidden_states, inputs)
         return self.output(context, hidden_states), weights
+
+    def prune_heads(self, heads: Iterable[int]) -> None:
+        """Remove heads of this layer, as `model.prune_heads({layer: heads})` does."""
+        if self.shared_config is None:
+            raise ValueError("this attention is no self-attention of a model; use model.prune_heads({layer: heads})")
+        self.shared_config.prune_heads(self, heads)
 
 
 class BertIntermediate(nn.Module):
@@ -220,11 +229,9 @@ class BertLayer(Caller):
         if inputs.encoder is not None:
             x = self.attend(self.crossattention, x, inputs.encoder)
         size = self.chunk_size_feed_forward  # the same sums on fewer rows at a time
-        return (
-            self.feed_forward(x)
-            if not size
-            else torch.cat([self.feed_forward(part) for part in x.split(size, -2)], -2)
-        )
+        if not size:
+            return self.feed_forward(x)
+        return torch.cat([self.feed_forward(part) for part in x.split(size, -2)], -2)
 
     def attend(self, attention: nn.Module, x: Tensor, inputs: LayerInputs) -> Tensor:
         x, weights = self.call(attention, x, inputs)
