@@ -146,6 +146,7 @@ def test_benchmark_refuses_an_unknown_section(capsys):
     assert "no section matches 'nonsense'; have: import, loading, cold start" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_benchmark_checkpointing_measures_both_axes(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(timing, "FEWEST", 3)
     pytest.importorskip("transformers")

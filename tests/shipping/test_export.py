@@ -266,7 +266,14 @@ def check(model: Any, path: Path, name: str) -> None:
             torch.testing.assert_close(found, each, rtol=0, atol=2e-5)  # float32, other kernels: 7e-6 seen
 
 
-@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+UNLIKE = (BertModel, heads.BertForPreTraining, heads.BertLMHeadModel)  # an encoder, two outputs, a decoder
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [cls if cls in UNLIKE else pytest.param(cls, marks=pytest.mark.slow) for cls in CLASSES],
+    ids=lambda cls: cls.__name__,
+)
 @pytest.mark.parametrize("name", list(FORMATS))
 def test_every_class_pruned_is_run_at_shapes_that_were_not_traced(cls, name, tmp_path):
     needs(name)
