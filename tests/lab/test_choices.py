@@ -168,7 +168,3 @@ def test_the_commands_have_it_all(world: Any, tmp_path: Any, capsys: pytest.Capt
     assert "gates and magnitude of 3 steps" in shown
     rows = compare.summarise(read_runs(tmp_path))
     assert sorted(row.get("allocate", "scores") for row in rows) == ["macs", "scores", "scores"]
-    with pytest.raises(SystemExit) as stopped:
-        main([*run, "--uniform"])
-    assert stopped.value.code == 2
-    assert "say `--allocate equal`, which was `--uniform` before" in capsys.readouterr().err

@@ -89,7 +89,7 @@ def require_equal(report: Report, case: Case) -> None:
     assert report.backend.partition(",")[0] == case.backend, f"{report.backend} ran{' too' if gives_both else ''}"
 
 
-QUICK = {*choose(CASES, reference.vouches)}
+QUICK = {*choose(CASES, reference.supports)}
 
 
 @pytest.mark.parametrize(
