@@ -26,7 +26,16 @@ def wait_and_assert(condition: Tensor, message: str) -> None:
         raise RuntimeError(message)
 
 
-assert_async = lookup("_assert_async", wait_and_assert)
+assert_operator = lookup("_assert_async", wait_and_assert)
+
+
+def assert_async(condition: Tensor, message: str) -> None:
+    """Assert without waiting for the device, where it has that operator."""
+    try:
+        assert_operator(condition, message)
+    except NotImplementedError:
+        wait_and_assert(condition, message)
+
 
 is_tracing = lookup("jit.is_tracing", lambda: False)
 dispatch_mode = lookup("_C._get_dispatch_mode", lambda key: None)  # None if no such mode is active

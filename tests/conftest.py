@@ -68,7 +68,7 @@ def make_batch(batch: int = 2, length: int = 11, seed: int = 1, lengths: tuple[i
 class OnCuda(Tensor):
     """A tensor here that says it is on a GPU."""
 
-    is_cuda = True
+    is_cuda, is_cpu = True, False
 
 
 def tensors(out: Any, path: str = "") -> dict[str, Tensor]:

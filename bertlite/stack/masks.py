@@ -86,7 +86,7 @@ def read_ones(mask: Tensor, name: str) -> Tensor:
     if mask.is_complex():
         raise ValueError(f"{name} is {mask.dtype}; use bool, integers or floats of 0 and 1")
     allowed = mask != 0
-    if values_readable(mask) and mask.is_cuda:  # the message comes with the next call that waits for the device
+    if values_readable(mask) and not mask.is_cpu:  # the message comes with the next call that waits for the device
         torch_private.assert_async((mask == allowed).all(), f"{name} holds others than 1 (attend) and 0 (do not)")
     elif values_readable(mask) and not bool((mask == allowed).all()):
         raise ValueError(

@@ -81,7 +81,7 @@ class Packed:
         tokens, shape = sum(lengths), (real.shape[0], real.shape[1])
         if tokens == real.numel():
             return cls(lengths, counts, None, shape)
-        if real.is_cuda:  # their number is known, and `nonzero` would wait to count them again
+        if not real.is_cpu:  # their number is known, and `nonzero` would wait to count them again
             return cls(lengths, counts, real.flatten().byte().argsort(descending=True, stable=True)[:tokens], shape)
         return cls(lengths, counts, real.flatten().nonzero().squeeze(-1), shape)
 
