@@ -42,7 +42,7 @@ def waits(run: Callable[[], object]) -> int:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "packed"])
 def test_a_forward_waits_for_the_gpu_to_know_its_mask_and_for_nothing_else(backend, dtype, there):
-    """As in `bertlite.lab.rehearsal`, which lists every path and what it may wait for."""
+    """As on the second device of `tests/device/checks.py`, which lists every path and what it may wait for."""
     model = make(attn_implementation=backend, hidden_size=64).cuda().to(dtype)
     with torch.no_grad():
         assert waits(lambda: model(**there)) <= 1

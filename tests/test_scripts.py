@@ -117,7 +117,11 @@ def test_gpu_checks_need_a_gpu(tmp_path, capsys):
         gpu_checks.main(["c", "--out", str(tmp_path)])
     with pytest.raises(SystemExit):
         gpu_checks.main(["c", "--out", str(tmp_path), "--steps", "nonsense"])
-    assert "--steps: there is no 'nonsense'; have: tests, parity" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        gpu_checks.main(["c"])
+    said = capsys.readouterr().err
+    assert "--steps: there is no 'nonsense'; have: tests, parity" in said
+    assert "give a checkpoint and --out, a folder for the records" in said
 
 
 def test_a_gpu_check_that_fails_is_printed_and_kept(tmp_path, capsys):

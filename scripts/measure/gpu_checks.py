@@ -1,19 +1,12 @@
 """Run everything that needs a CUDA device, with the Python, torch and transformers of that machine.
 
-    python -m scripts.measure.gpu_checks --rehearse                   # beforehand, without a GPU
-    python -m scripts.measure.gpu_checks --rehearse --only packed,hf --out rehearsal.json
     python -m scripts.measure.gpu_checks --pack all-MiniLM-L6-v2      # beforehand: write the checkpoint in 16 bits
     python -m scripts.measure.gpu_checks all-MiniLM-L6-v2 --out OUT   # on the GPU's machine
     python -m scripts.measure.gpu_checks all-MiniLM-L6-v2 --out OUT --steps parity,speed
 
 Installs nothing.  Writes into OUT the output of each step and the records that belong into scripts/results:
 parity-cuda.json, speed-cuda.json and checkpointing-cuda-{base,large}.json.  When a step fails the next one still runs;
-exits 1 if any failed.
-
-A rehearsal runs every forward path on tensors that say that they are on a GPU, and computes them on the CPU.  It
-prints each mix-up of devices and each time the host would wait for the GPU, with the line of bertlite, and exits 1 on
-a mix-up or on more waits than the path is allowed.  It proves nothing about a GPU.  Training steps are rehearsed where
-torch is built with CUDA, as the one of PyPI for Linux is; no GPU is needed.
+exits 1 if any failed.  Without a GPU, `tests/test_device.py` runs every path on a second device that the CPU computes.
 """
 
 import argparse
@@ -28,7 +21,6 @@ from pathlib import Path
 import torch
 
 from bertlite import BertModel
-from bertlite.lab.rehearsal import command
 from bertlite.parity.command import DEMO, demo_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,27 +80,15 @@ def run(step: str, words: Sequence[str], out: Path) -> bool:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", nargs="?", help="a folder of a trained BERT with its tokenizer.json")
-    parser.add_argument(
-        "--out", type=Path, metavar="PATH", help="a folder for the records; of a rehearsal a .json file"
-    )
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="a folder for the records")
     parser.add_argument("--steps", default=",".join(STEPS), metavar="A,B", help="which (default: %(default)s)")
     parser.add_argument("--pack", type=Path, metavar="FOLDER", help="write the demo's checkpoint there, and stop")
-    parser.add_argument("--rehearse", action="store_true", help="run the forward paths on a pretended GPU, and stop")
-    parser.add_argument(
-        "--only", default="", metavar="A,B", help="rehearse the paths that have one of these in the name"
-    )
     args = parser.parse_args(argv)
     unknown = [name for name in args.steps.split(",") if name not in STEPS]
     if unknown:
         parser.error(f"--steps: there is no {unknown[0]!r}; have: {', '.join(STEPS)}")
-    if args.rehearse and args.checkpoint is not None:
-        parser.error("--rehearse makes its own models: leave the checkpoint out")
-    if args.rehearse and args.out is not None and args.out.suffix != ".json":
-        parser.error(f"--out {args.out}: the record of a rehearsal is a file: say --out {args.out}.json")
-    if args.only and not args.rehearse:
-        parser.error("--only chooses among the paths of --rehearse; --steps among the steps on a GPU")
-    if not args.rehearse and args.pack is None and (args.out is None or args.checkpoint is None):
-        parser.error("give a checkpoint and --out, a folder for the records; or --rehearse, which needs no GPU")
+    if args.pack is None and (args.out is None or args.checkpoint is None):
+        parser.error("give a checkpoint and --out, a folder for the records")
     return args
 
 
@@ -117,11 +97,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.pack is not None:
         pack(args.pack)
         return 0
-    if args.rehearse:
-        try:
-            return command.main(args.only, args.out)
-        except ValueError as error:
-            sys.exit(f"error: {error}")
     steps = commands(args.out.resolve(), str(Path(args.checkpoint).resolve()))
     if not torch.cuda.is_available():
         sys.exit(f"this torch ({torch.__version__}) sees no CUDA device")

@@ -16,6 +16,7 @@ import pytest
 import torch
 from conftest import F64, SIZES, OnCuda, assert_same, distance, gradients, make, make_batch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from bertlite import (
@@ -700,6 +701,15 @@ def test_under_autocast_the_kernel_is_that_of_the_lower_dtype(model: BertModel, 
     model.backend("packed", torch.zeros(1).as_subclass(OnCuda), weights=False)
     model.backend("packed", torch.zeros(1), weights=False)
     assert [needs.dtype for needs in asked] == [torch.bfloat16, torch.float32]
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(torch.bfloat16, "varlen"), (torch.float32, "packed")])
+def test_a_packed_model_on_a_gpu_takes_varlen_attention_in_16_bits(dtype: torch.dtype, name: str) -> None:
+    pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
+    with FakeTensorMode():
+        x = torch.empty(5, 64, dtype=dtype, device="cuda")
+    with warnings.catch_warnings(action="ignore"):  # that float32 runs as groups
+        assert make(hidden_size=64).backend("packed", x, weights=False).name == name
 
 
 @pytest.mark.gpu

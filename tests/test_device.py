@@ -1,0 +1,26 @@
+"""A second device: tests/device/checks.py passes in a process of its own, before whose first backward it is made."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bertlite.inference.native.library import NativeKernelsError
+from tests.device.device import HeadersDoNotFitError, compiled
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_every_path_runs_on_a_second_device():
+    pytest.importorskip("transformers")
+    try:
+        compiled()
+    except (NativeKernelsError, HeadersDoNotFitError) as error:
+        pytest.skip(str(error))
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "tests/device/checks.py"]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
