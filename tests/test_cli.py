@@ -147,11 +147,11 @@ def test_the_same_things_have_the_same_names(words: str) -> None:
 def test_the_choices_of_the_help_are_those_of_the_work() -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("accelerate")
-    from bertlite.lab.experiments.evaluate import TASKS
+    from bertlite.experiments.evaluate import TASKS
 
     assert tuple(TASKS) == prune.TASKS
     assert set(prune.METRICS) == {name for task in TASKS.values() for name in task.metrics}
-    from bertlite.lab.experiments.cell import REPAIRS
+    from bertlite.experiments.cell import REPAIRS
 
     repairs = next(each for each in LEAVES["prune curve"]._actions if "--repairs" in each.option_strings)
     assert str(repairs.help).startswith(f"of {', '.join(REPAIRS)} ")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from bertlite import BertConfig
+from bertlite.budget.texts import read_texts
 from bertlite.embed.rows import Rows
-from bertlite.lab.budget.texts import read_texts
-from bertlite.lab.experiments.data import DataSource, read_examples
+from bertlite.experiments.data import DataSource, read_examples
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import bertlite
+from bertlite import timing
+from bertlite.bench.startup import COLD
 from bertlite.cli import main
-from bertlite.lab import timing
-from bertlite.lab.bench.startup import COLD
 from bertlite.parity.command import demo_checkpoint
 from scripts.measure import batches, checkpointing, gpu_checks
 from scripts.stress import hf_suites, mutation, release

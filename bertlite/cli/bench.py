@@ -23,7 +23,7 @@ def add(commands: Commands) -> None:
     bench = command(
         commands,
         "bench",
-        "bertlite.lab.bench.command",
+        "bertlite.bench.command",
         summary="measure speed beside other libraries, or pruned models beside the dense one",
         description=DESCRIPTION,
         examples=EXAMPLES,

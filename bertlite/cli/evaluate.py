@@ -15,7 +15,7 @@ def add(commands: Commands) -> None:
     evaluate = command(
         commands,
         "evaluate",
-        "bertlite.lab.experiments.evaluate_command",
+        "bertlite.experiments.evaluate_command",
         summary="compute the metrics of a checkpoint on labelled examples, alone or against another's",
         description=DESCRIPTION,
         examples=(

@@ -20,7 +20,7 @@ from bertlite.cli.parts import (
 )
 from bertlite.importance.criteria import CRITERIA, NORMALISERS, REDUCTIONS, TARGETS, criteria_for
 
-WORK = "bertlite.lab.experiments.command"
+WORK = "bertlite.experiments.command"
 TASKS = ("classification", "tokens", "regression", "similarity")
 METRICS = ("accuracy", "f1", "macro-f1", "mcc", "spearman", "loss")
 ALLOCATIONS = ("scores", "equal", "macs", "latency")

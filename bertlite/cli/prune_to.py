@@ -22,7 +22,7 @@ def add(actions: Commands) -> None:
     action = command(
         actions,
         "to",
-        "bertlite.lab.budget.command",
+        "bertlite.budget.command",
         summary="prune a checkpoint to a speed, a time or a share of its MACs",
         description=DESCRIPTION,
         examples=(

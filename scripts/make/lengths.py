@@ -2,7 +2,7 @@
 
     python -m scripts.make.lengths DATA            # DATA/sst2/*.tsv and DATA/wikitext2/*.txt
 
-Writes bertlite/lab/bench/lengths.json: the number of texts of each length in tokens, [CLS] and [SEP] included, by the
+Writes bertlite/bench/lengths.json: the number of texts of each length in tokens, [CLS] and [SEP] included, by the
 vocabulary of bert-base-uncased.  It holds none of the texts.  They are the sentences of SST-2, and the paragraphs of
 WikiText-2: its lines that are no headings.
 """
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bertlite.lab.bench.work import LENGTHS
+from bertlite.bench.work import LENGTHS
 from bertlite.parity.command import DEMO, demo_checkpoint
 from bertlite.records import write_json
 

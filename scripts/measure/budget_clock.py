@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from bertlite import BertConfig
+from bertlite.budget.command import read_report
 from bertlite.cli import main as run_command
 from bertlite.cli.parts import FOLDER, RECORD, count, names, number, paths
-from bertlite.lab.budget.command import read_report
-from bertlite.lab.experiments.data import DataSource, Examples, read_examples, read_tokenizer
-from bertlite.lab.experiments.evaluate import TASKS, evaluate, predict
-from bertlite.lab.experiments.files import class_names, model_sha256
+from bertlite.experiments.data import DataSource, Examples, read_examples, read_tokenizer
+from bertlite.experiments.evaluate import TASKS, evaluate, predict
+from bertlite.experiments.files import class_names, model_sha256
 from bertlite.records import environment, is_finished, read_runs, write_record
 
 TASK = TASKS["classification"]

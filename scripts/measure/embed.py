@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
+from bertlite.bench.accuracy import accuracy
+from bertlite.bench.ceiling import openvino_settings
+from bertlite.bench.engines import ALL, FLOATS, reason_without_backend
 from bertlite.cli.parts import names
 from bertlite.embed import Embedder
-from bertlite.lab.bench.accuracy import accuracy
-from bertlite.lab.bench.ceiling import openvino_settings
-from bertlite.lab.bench.engines import ALL, FLOATS, reason_without_backend
-from bertlite.lab.timing import FEWEST, alternate, check_rounds, summary, with_spread
 from bertlite.records import environment, sha256_of, version_of, write_record
+from bertlite.timing import FEWEST, alternate, check_rounds, summary, with_spread
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,8 +16,8 @@ import torch
 
 from bertlite import optimize_for_inference
 from bertlite.checkpoint.saving import dtype_name
-from bertlite.lab.experiments.data import DataSource, read_examples, read_tokenizer
-from bertlite.lab.experiments.evaluate import TASKS, evaluate, predict
+from bertlite.experiments.data import DataSource, read_examples, read_tokenizer
+from bertlite.experiments.evaluate import TASKS, evaluate, predict
 from bertlite.parity.command import DEMO, demo_checkpoint
 from bertlite.records import environment, sha256_of, write_record
 

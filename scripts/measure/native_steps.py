@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from bertlite import BertConfig, BertModel, optimize_for_inference
+from bertlite.bench.engines import slowness_of_int8
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference import InferenceModel
 from bertlite.inference.native.calls import Kernels
@@ -30,9 +31,8 @@ from bertlite.inference.native.library import (
     processor_flags,
 )
 from bertlite.inference.support import missing_for_onednn
-from bertlite.lab.bench.engines import slowness_of_int8
-from bertlite.lab.timing import alternate, check_rounds, summary, with_spread
 from bertlite.records import environment, write_record
+from bertlite.timing import alternate, check_rounds, summary, with_spread
 
 AS_IT_IS = "as it is"
 STEPS = {  # what is changed: flags of the compiler

@@ -18,9 +18,9 @@ import torch
 from bertlite import kept_heads
 from bertlite.causal import ablated, mean_contexts
 from bertlite.cli.parts import RECORD, count, integer, names, paths
-from bertlite.lab.experiments.data import DataSource, EncodedExamples, read_examples, read_tokenizer
-from bertlite.lab.experiments.evaluate import TASKS, predict
-from bertlite.lab.experiments.files import model_sha256
+from bertlite.experiments.data import DataSource, EncodedExamples, read_examples, read_tokenizer
+from bertlite.experiments.evaluate import TASKS, predict
+from bertlite.experiments.files import model_sha256
 from bertlite.progress import Progress
 from bertlite.records import environment, write_record
 

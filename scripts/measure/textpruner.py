@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from bertlite.cli.parts import FOLDER, RECORD, integers, names, paths
-from bertlite.lab.experiments.cell import Cell, Experiment, Setting
-from bertlite.lab.experiments.compare import provenance
-from bertlite.lab.experiments.data import DataSource
-from bertlite.lab.experiments.evaluate import TASKS, predict
-from bertlite.lab.experiments.predictions import labels, outputs
-from bertlite.lab.experiments.statistics import mean_interval, paired_bootstrap
+from bertlite.experiments.cell import Cell, Experiment, Setting
+from bertlite.experiments.compare import provenance
+from bertlite.experiments.data import DataSource
+from bertlite.experiments.evaluate import TASKS, predict
+from bertlite.experiments.predictions import labels, outputs
+from bertlite.experiments.statistics import mean_interval, paired_bootstrap
 from bertlite.records import Record, Run, is_finished, read_runs, version_of, write_record
 
 TASK = TASKS["classification"]

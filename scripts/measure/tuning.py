@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from bertlite import BertConfig, BertForSequenceClassification, BertModel, optimize_for_inference
+from bertlite.bench.work import Work, full, ragged
 from bertlite.cli.parts import names_of
-from bertlite.lab.bench.work import Work, full, ragged
-from bertlite.lab.timing import alternate, check_rounds, ratios, with_spread
 from bertlite.records import environment, quartiles, write_record
+from bertlite.timing import alternate, check_rounds, ratios, with_spread
 
 SLOWEST = 5.0  # seconds of one run, beyond which a dtype is not measured
 ROWS = (128, 256, 512, 1024, 2048, 0)  # candidates; 0 is all rows at once

@@ -41,7 +41,7 @@ TESTS = (  # files and folders of tests/
 )
 PAGES = {  # of the documentation: the extra that its install line names, and the tests that run its commands
     "README.md": ("cli", ("test_terminal.py",)),
-    "notebooks/docs/own_data.md": ("cli", ("lab/test_own_data.py",)),
+    "notebooks/docs/own_data.md": ("cli", ("experiments/test_own_data.py",)),
     "notebooks/docs/notebooks.md": ("notebooks", ("test_notebooks.py",)),
     "notebooks/docs/quickstart.md": ("hf", ("parity/test_parity.py",)),
     "notebooks/docs/shipping.md": ("onnx", ("shipping/test_export.py",)),

@@ -23,6 +23,7 @@ from conftest import SIZES, randomise_
 
 import bertlite
 from bertlite import BertConfig, BertModel, BertTokenizer
+from bertlite.bench import engines as bench_engines
 from bertlite.cli import main
 from bertlite.embed import Embedder, pool
 from bertlite.embed import embedder as embedder_module
@@ -32,7 +33,6 @@ from bertlite.embed.job import Job, TokenCount, run
 from bertlite.embed.rows import Rows
 from bertlite.extras import install_hint
 from bertlite.inference import InferenceModel
-from bertlite.lab.bench import engines as bench_engines
 from bertlite.parity.command import demo_checkpoint
 from bertlite.progress import Progress
 from scripts.measure import embed as measure_embed

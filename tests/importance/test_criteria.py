@@ -14,10 +14,10 @@ from torch import Tensor
 import bertlite.importance
 from bertlite import BertForSequenceClassification, head_importance, neuron_importance
 from bertlite.cli import parser
+from bertlite.experiments.cell import Cell
 from bertlite.importance import CRITERIA, NEURON_CRITERIA, REDUCTIONS, Criterion, least_squares, repair
 from bertlite.importance.criteria import GATE_GRADIENTS, criteria_for
 from bertlite.importance.scores import describe_criteria
-from bertlite.lab.experiments.cell import Cell
 from scripts.make import tables
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bertlite.lab.timing import with_spread
+from bertlite.timing import with_spread
 from scripts.make.tables.read import measured_on, records, rows
 
 COMPARISON = "pruning/budgets.json"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bertlite.lab.experiments.compare import describe_way
+from bertlite.experiments.compare import describe_way
 from scripts.make.tables.read import records, rows
 
 

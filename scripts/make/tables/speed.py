@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bertlite.lab.bench.sections import WHOLE
-from bertlite.lab.timing import with_spread
+from bertlite.bench.sections import WHOLE
+from bertlite.timing import with_spread
 from scripts.make.tables.read import SPREAD, OldRecordError, measured_on, milliseconds, records, rows, spread
 
 DTYPES = ("float32", "bfloat16", "int8")

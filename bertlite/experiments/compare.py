@@ -1,0 +1,316 @@
+"""Results of many runs together: means with intervals, paired tests, tables."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertlite.experiments.cell import REPAIRS, Setting
+from bertlite.experiments.choose import LATER
+from bertlite.experiments.data import NO_LABEL
+from bertlite.experiments.evaluate import RANGES, TASKS, Task
+from bertlite.experiments.finetune import Recipe
+from bertlite.experiments.predictions import DENSE, dense_outputs, interval_over_examples, labels, outputs
+from bertlite.experiments.statistics import (
+    Array,
+    Interval,
+    crossed_estimate,
+    mcnemar,
+    paired_bootstrap,
+)
+from bertlite.records import Record, commit_of
+
+Way = tuple[tuple[str, Any], ...]  # a way of pruning: the fields of a cell but its seed, and of the setting
+METRIC_OF = {"cola": "mcc", "mrpc": "f1", "qqp": "f1"}  # of GLUE's configurations, if not the task's headline
+UNBALANCED = 0.6  # share of one label above which accuracy is misleading
+NO_DIFFERENCE = {"difference_low": None, "difference_high": None}
+QUARTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+TRAINING = ("distil", "lr", "batch_size", "warmup", "weight_decay", "clip")  # fields of a recipe that cells share
+
+
+def way_of(run: Record, **changes: Any) -> Way:
+    """Return a run's way of pruning and retraining, with some fields changed."""
+    setting = run.config["setting"]
+    way = {**run.config["cell"], "calibration": setting["calibration"], **changes}
+    del way["seed"]
+    if way["epochs"]:
+        way |= {"train_examples": setting["retrain"], **{name: setting["recipe"][name] for name in TRAINING}}
+    return tuple(sorted(way.items()))
+
+
+def group_by_way(runs: Iterable[Record]) -> dict[Way, list[Record]]:
+    """Group runs by their way of pruning; those of a group differ in the seed or in the dense model."""
+    found: dict[Way, list[Record]] = defaultdict(list)
+    for run in runs:
+        found[way_of(run)].append(run)
+    return dict(found)
+
+
+def summarise(runs: Sequence[Record], against: str | None = None, metric: str | None = None) -> list[dict[str, Any]]:
+    """Return one row for each way of pruning, in a fixed order.
+
+    Args:
+        against: a criterion: compare every other row with the runs that differ only in the criterion.  Or "dense":
+            compare every row with the dense models.
+        metric: of the interval and the comparison; by default `metric_of` the runs.
+
+    Returns:
+        Rows with the fields of a `Cell` but its seed, "calibration" (examples), the fields of training where the runs
+        retrained, "runs", their "seeds", "models" (how many dense models they began with) and "values" of the metric,
+        the mean of every metric, "low" and "high" of the metric's interval (None where nothing varies), and "over",
+        what the interval is over; see `interval_of`.  With `against` also "difference", "difference_low",
+        "difference_high" and "p"; see `comparison`.
+
+    Raises:
+        ValueError: there are no runs, they have several tasks, data sets or lengths, no run has the criterion, or the
+            task has no such metric.
+    """
+    task = task_of(runs)
+    metric = metric_of(runs, metric)
+    groups = group_by_way(runs)
+    if against not in (None, DENSE) and not any(dict(way)["criterion"] == against for way in groups):
+        have = [DENSE, *sorted({dict(way)["criterion"] for way in groups})]
+        raise ValueError(f"no run has the criterion {against!r}; have: {', '.join(have)}")
+    rows = []
+    for way, group in sorted(groups.items(), key=lambda item: sort_key(item[0])):
+        interval, over = interval_of(group, task, metric)
+        row = {
+            **dict(way),
+            "runs": len(group),
+            "seeds": [run.config["cell"]["seed"] for run in group],
+            "models": len(by_model(group)),
+            "values": [value_of(run, task, metric) for run in group],
+            **{name: float(np.mean([value_of(run, task, name) for run in group])) for name in task.metrics},
+            "kl": float(np.mean(np.array([run.results["kl"] for run in group], float))),  # null, of nan, is nan
+            "low": interval and interval.low,
+            "high": interval and interval.high,
+            "over": over,
+            "macs": float(np.mean([run.results["macs"] for run in group])),
+            "heads_kept": np.mean([run.results["heads_kept"] for run in group], axis=0).tolist(),
+        }
+        other = groups.get(way_of(group[0], criterion=against)) if against is not None else None
+        if against == DENSE:
+            dense = {model: [dense_outputs(each[0])] for model, each in runs_by_model(group).items()}
+            row |= comparison(by_model(group), dense, labels(group[0]), task, metric)
+        elif other is not None and other is not group:
+            row |= comparison(by_model(group), by_model(other), labels(group[0]), task, metric)
+        rows.append(row)
+    return rows
+
+
+def metric_of(runs: Sequence[Record], asked: str | None = None) -> str:
+    """Return the chosen metric, by default that of the data: GLUE's for its data sets, else the task's.
+
+    Raises:
+        ValueError: the task has no such metric.
+    """
+    setting = runs[0].config["setting"]
+    return metric_for(setting["dev"]["path"], TASKS[setting["task"]], asked)
+
+
+def metric_for(data: str, task: Task, asked: str | None = None) -> str:
+    """Return the chosen metric of a task, by default that of the data; see `metric_of`."""
+    name, _, configuration = data.partition(":")
+    known = METRIC_OF.get(configuration if name.rpartition("/")[2] == "glue" else "")
+    return task.metric(asked or known)
+
+
+def note_on_balance(truth: Array, metric: str) -> str | None:
+    """Return a note that accuracy is misleading, if most examples have one label."""
+    truth = truth[truth != NO_LABEL]
+    share = float(np.unique(truth, return_counts=True)[1].max()) / len(truth)
+    if metric != "accuracy" or share <= UNBALANCED:
+        return None
+    return f"{100 * share:.0f} % of the examples have the same label, so accuracy is misleading: see --metric mcc too"
+
+
+def value_of(run: Record, task: Task, metric: str) -> float:
+    """Return a metric of a run; one that was not recorded is computed from its predictions."""
+    found = run.results.get(metric)
+    return float(task.metrics[metric](outputs(run), labels(run)) if found is None else found)
+
+
+def task_of(runs: Sequence[Record]) -> Task:
+    """Return the task of all the runs.
+
+    Raises:
+        ValueError: there are no runs, or they have several tasks, evaluation data or lengths.
+    """
+    if not runs:
+        raise ValueError("there are no finished runs to compare")
+    for what, values in (
+        ("tasks", {run.config["setting"]["task"] for run in runs}),
+        ("evaluation data", {run.facts["data"]["dev"] for run in runs}),
+        ("values of max_length", {run.config["setting"]["max_length"] for run in runs}),
+    ):
+        if len(values) > 1:
+            raise ValueError(f"the runs have {len(values)} {what}; compare those of one")
+    return TASKS[runs[0].config["setting"]["task"]]
+
+
+def sort_key(way: Way) -> tuple[Any, ...]:
+    """Return the sort key of a way of pruning among the rows of a table."""
+    cell = {**LATER, **dict(way), "repair": REPAIRS.index(dict(way)["repair"])}
+    names = (
+        *("epochs", "repair", "calibration", "steps", "uniform", "at_least", "criterion", "neurons", "fraction"),
+        *("allocate", "neuron_criterion", "rearrange", "gate_steps"),
+    )
+    return tuple(cell[name] for name in names)
+
+
+def runs_by_model(group: Sequence[Record]) -> dict[str, list[Record]]:
+    """Return runs by the hash of the dense model that they began with."""
+    found: dict[str, list[Record]] = defaultdict(list)
+    for run in group:
+        found[run.facts["model"]["dense"]].append(run)
+    return dict(found)
+
+
+def by_model(group: Sequence[Record]) -> dict[str, list[Array]]:
+    """Return the outputs of runs by the hash of the dense model that they began with."""
+    return {model: [outputs(run) for run in runs] for model, runs in runs_by_model(group).items()}
+
+
+def interval_of(group: Sequence[Record], task: Task, metric: str | None = None) -> tuple[Interval | None, str]:
+    """Return the 95 % interval of a metric's mean over runs, None if nothing varies, and its sample.
+
+    - "models and examples": the runs began with several fine-tuned models, each the mean of its seeds
+      (`statistics.crossed_estimate`).
+    - "seeds and examples": there are several runs of one model; the interval does not cover other models.
+    - "examples": there is one run (Wilson's interval of an accuracy, the bootstrap of others).
+    """
+    metric = metric or task.headline
+    found, truth, figure = by_model(group), labels(group[0]), task.metrics[metric]
+    if len(group) == 1:
+        ((only,),) = found.values()
+        return interval_over_examples(only, truth, task, metric), "examples"
+
+    def figures(chosen: Array) -> list[Array]:
+        values = [[figure(x[chosen], truth[chosen]) for x in runs] for runs in found.values()]
+        return [np.array([np.mean(each) for each in values]) if len(values) > 1 else np.array(values[0])]
+
+    low, high = RANGES.get(metric, (0.0, 1.0))
+    over = "models and examples" if len(found) > 1 else "seeds and examples"
+    return crossed_estimate(figures, len(truth)).interval(low, high), over
+
+
+def comparison(
+    ours: dict[str, list[Array]], theirs: dict[str, list[Array]], truth: Array, task: Task, metric: str
+) -> dict[str, Any]:
+    """Return the difference of some runs from others on the same examples, with a paired test.
+
+    Both sides are {dense model: outputs of its runs}.  If they share several models, these are compared in pairs:
+    the interval and p are over models and examples (`statistics.crossed_estimate`).  For one model they are over the
+    seeds of both sides and the examples; for one run against one, over the examples (paired bootstrap, and McNemar's
+    exact test of an accuracy, "mcnemar").
+
+    Raises:
+        ValueError: the two sides share no model.
+    """
+    figure, shared = task.metrics[metric], [model for model in ours if model in theirs]
+    if not shared:
+        raise ValueError("the runs that are compared began with other models: run both sides on the same ones")
+    a, b = ([side[model] for model in shared] for side in (ours, theirs))
+    if len(shared) == len(a[0]) == len(b[0]) == 1:
+        found = paired_bootstrap(figure, a[0], b[0], truth)
+        varies = found.high > found.low
+        result: dict[str, Any] = {"difference": found.difference, "p": found.p}
+        result |= {"difference_low": found.low, "difference_high": found.high} if varies else NO_DIFFERENCE
+        if metric == "accuracy" and truth.ndim == 1:
+            result["mcnemar"] = mcnemar(a[0][0].argmax(1) == truth, b[0][0].argmax(1) == truth)
+        return result
+
+    def figures(chosen: Array) -> list[Array]:
+        values = [[[figure(x[chosen], truth[chosen]) for x in runs] for runs in side] for side in (a, b)]
+        if len(shared) == 1:
+            return [np.array(side[0]) for side in values]
+        return [np.array([np.mean(x) - np.mean(y) for x, y in zip(*values, strict=True)])]
+
+    low, high = RANGES.get(metric, (0.0, 1.0))
+    estimate = crossed_estimate(figures, len(truth))
+    interval = estimate.interval(low - high, high - low)
+    result = {"difference": estimate.value, "p": estimate.p}
+    return result | (
+        NO_DIFFERENCE if interval is None else {"difference_low": interval.low, "difference_high": interval.high}
+    )
+
+
+def markdown_table(rows: Sequence[dict[str, Any]], headline: str) -> str:
+    """Write 100 x the headline as Markdown: a line for each way of pruning, a column for each share removed."""
+    fractions = sorted({row["fraction"] for row in rows})
+    lines: dict[tuple[str, ...], dict[float, str]] = defaultdict(dict)
+    for row in rows:
+        text = f"{100 * row[headline]:.1f}{show_interval(row['low'], row['high'])}"
+        lines[describe_way(row)][row["fraction"]] = text + (f" ({row['runs']})" if row["runs"] > 1 else "")
+    head = ["criterion", "neurons", "repair", "epochs", *(f"{100 * fraction:g} %" for fraction in fractions)]
+    body = [[*way, *(cells.get(fraction, "") for fraction in fractions)] for way, cells in lines.items()]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *body))
+
+
+def show_interval(low: float | None, high: float | None, sign: str = "") -> str:
+    """Return " [LOW, HIGH]" in percent; empty where there is none."""
+    return "" if low is None or high is None else f" [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
+
+
+def describe_way(row: dict[str, Any]) -> tuple[str, str, str, str]:
+    """Return criterion with its schedule, neurons, repair and epochs as a table shows them; defaults are left out."""
+    name = row["criterion"] + (" uniform" if row["uniform"] else "")
+    name += f" and {row['neuron_criterion']}" if row.get("neuron_criterion") else ""
+    name += f" of {row['gate_steps']} steps" if row.get("gate_steps") else ""
+    name += f", by {row['allocate']}" if row.get("allocate") else ""
+    name += ", rearranged" if row.get("rearrange") else ""
+    name += f", {row['at_least']} a layer or more" if row["at_least"] else ""
+    name += f", in {row['steps']} steps" if row["steps"] > 1 else ""
+    name += f", {row['calibration']} examples" if row["calibration"] != Setting.calibration else ""
+    neurons = f"-{100 * row['neurons']:g} %" if row["neurons"] else ""
+    return (
+        name,
+        neurons,
+        "" if row["repair"] == "none" else row["repair"],
+        describe_training(row),
+    )
+
+
+def describe_training(row: dict[str, Any]) -> str:
+    """Return the epochs of retraining, and what differs from the default recipe: "3, distil 0.5, 1000 examples"."""
+    if not row["epochs"]:
+        return ""
+    other = [
+        f"{name} {row[name]:g}" for name in TRAINING if row.get(name, getattr(Recipe, name)) != getattr(Recipe, name)
+    ]
+    other += [f"{row['train_examples']} examples"] if row.get("train_examples") else []
+    return ", ".join([f"{row['epochs']:g}", *other])
+
+
+def dense_result(runs: Sequence[Record]) -> dict[str, float]:
+    """Return the metrics of the dense model; where the runs began with several, their mean."""
+    dense = {run.facts["model"]["dense"]: run.results["dense"] for run in runs}
+    rows = {name: np.array([found[name] for found in dense.values()], float) for name in runs[0].results["dense"]}
+    return {name: float(np.mean(row)) for name, row in rows.items()}
+
+
+def provenance(runs: Sequence[Record]) -> dict[str, Any]:
+    """Return the "environment" of the first run, with the commit of all of them, for a record made from these runs.
+
+    The tree counts as dirty if it was for any of the runs.  Where the runs were made from several commits, "commits"
+    lists them, and the environment names the last.
+    """
+    states = [commit_of(run.facts) for run in sorted(runs, key=lambda run: run.facts["started"])]
+    known = [state for state in states if state is not None]
+    commits = list(dict.fromkeys(state["commit"] for state in known))
+    state = None
+    if len(known) == len(states):
+        state = {"commit": commits[-1], "dirty": any(each["dirty"] for each in known)}
+    found: dict[str, Any] = {"environment": {**runs[0].facts["environment"], "git": state}}
+    return found | ({"commits": commits} if len(commits) > 1 else {})
+
+
+def describe_scores(criterion: str, scores: Array, unit: str) -> str:
+    """Return scores as a table: of heads all, of neurons the least, quartiles and the largest of each layer."""
+    what = "heads across" if unit == "head" else "neurons' least, quartiles and largest score across"
+    if unit == "neuron":  # a layer that has none left has nan
+        there = [row[~np.isnan(row)] for row in scores]
+        scores = np.array([np.quantile(row, QUARTILES) if len(row) else np.full(5, np.nan) for row in there])
+    rows = "\n".join(" ".join(f"{x:9.2e}" for x in row) for row in scores)
+    return f"\n{criterion}: layers down, {what}\n{rows}"

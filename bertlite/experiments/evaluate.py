@@ -1,0 +1,277 @@
+"""Tasks: the model class, its labels and its metrics; prediction and evaluation.
+
+Outputs are (examples, classes) logits, or (examples, 1) numbers: a regression's, or the cosine of two sentences.  Of
+words they are (examples, words, classes), nan behind an example's last word, and labels (examples, words), -100 there.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import bertlite
+from bertlite.checkpoint.files import Source
+from bertlite.experiments.data import (
+    NO_LABEL,
+    EncodedExamples,
+    Examples,
+    batch_indices,
+    encode_examples,
+    pad_rows,
+)
+from bertlite.experiments.statistics import Array, Metric
+from bertlite.inference.pooling import POOLINGS, pool, read_settings
+
+RANGES = {"mcc": (-1.0, 1.0), "spearman": (-1.0, 1.0), "loss": (0.0, math.inf)}  # of metrics; of others 0 to 1
+
+
+@dataclass(frozen=True)
+class Task:
+    """A kind of experiment: its model class, dtype of labels and metrics.
+
+    Args:
+        model: name of the class in `bertlite`.
+        labels: dtype of the labels in a batch.
+        metrics: {name: (outputs, labels) -> figure}; the first is the headline.
+        divergence: (dense outputs, outputs) -> nats, the mean KL divergence between their predictions.
+        apart: the two texts of an example are embedded separately.
+        words: an example is a list of words, and each has a label.
+        pooling: how texts that are embedded apart become vectors, a name of `bertlite.inference.pooling.POOLINGS`.
+        scores: (logits, labels) -> outputs, of words whose logits are too many to keep.
+    """
+
+    name: str
+    model: str
+    labels: torch.dtype
+    metrics: Mapping[str, Metric]
+    divergence: Callable[[Array, Array], float]
+    apart: bool = False
+    words: bool = False
+    pooling: str = "mean"
+    scores: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+
+    @property
+    def headline(self) -> str:
+        """Name of the metric that tables show."""
+        return next(iter(self.metrics))
+
+    def metric(self, name: str | None = None) -> str:
+        """Return the name of a metric of this task, by default the headline.
+
+        Raises:
+            ValueError: the task has no such metric.
+        """
+        if name is not None and name not in self.metrics:
+            raise ValueError(f"{self.name} has no metric {name!r}; have: {', '.join(self.metrics)}")
+        return self.headline if name is None else name
+
+    def load(self, checkpoint: str, **options: Any) -> Any:
+        """Load a model of this task."""
+        return getattr(bertlite, self.model).from_pretrained(checkpoint, **options)
+
+    def of_checkpoint(self, checkpoint: str) -> "Task":
+        """Return the task with the pooling of a checkpoint.
+
+        Raises:
+            ValueError: its pooling is not one of POOLINGS, or it does more than pool and normalise.
+        """
+        if not self.apart:
+            return self
+        pooling = read_settings(Source(checkpoint)).get("pooling") or self.pooling
+        if pooling not in POOLINGS:
+            raise ValueError(f"{checkpoint} pools by {pooling!r}; {self.name} has {', '.join(POOLINGS)}")
+        return replace(self, pooling=pooling)
+
+    def encode(self, examples: Examples, tokenizer: Any) -> EncodedExamples:
+        """Tokenize examples as the task needs them."""
+        return encode_examples(examples, tokenizer, apart=self.apart, words=self.words)
+
+    def check(self, examples: Examples, config: Any) -> None:
+        """Check that examples fit the task and the model's head.
+
+        Raises:
+            ValueError: a label is not a class of the head, the head has another shape than the task, or the task
+                compares two texts and there is one.
+        """
+        if self.apart and len(examples.texts[0]) != 2:
+            raise ValueError(f"{self.name} compares two texts; name two text columns, not one")
+        if self.labels is torch.long:
+            if config.num_labels < 2:
+                raise ValueError(f"the head has 1 output, which is a regression; {self.name} needs 2 or more")
+            known = {*range(config.num_labels), *([NO_LABEL] if self.words else [])}
+            for place, label in zip(examples.locations or repeat(examples.name), examples.labels, strict=False):
+                wrong = [x for x in (label if isinstance(label, tuple) else (label,)) if x not in known]
+                if wrong:
+                    raise ValueError(f"{place}: the label is {wrong[0]:g}; the head has 0 to {config.num_labels - 1}")
+        elif self.name == "regression" and config.num_labels != 1:
+            raise ValueError(f"the head has {config.num_labels} outputs; regression has 1")
+
+
+def labelled(outputs: Array, labels: Array) -> tuple[Array, Array]:
+    """Return the logits and labels that count: for words, without padding and unlabelled ones."""
+    counted = labels != NO_LABEL
+    return (outputs[counted], labels[counted]) if labels.ndim > 1 else (outputs, labels)
+
+
+def confusion(outputs: Array, labels: Array) -> Array:
+    """Return how many examples of class i were predicted as class j, (classes, classes)."""
+    logits, truth = labelled(outputs, labels)
+    classes = logits.shape[-1]
+    cells = np.bincount(truth.astype(int) * classes + logits.argmax(-1), minlength=classes * classes)
+    return cells.reshape(classes, classes)
+
+
+def accuracy(outputs: Array, labels: Array) -> float:
+    """Return the share of examples, or words, whose largest logit is that of the label."""
+    logits, truth = labelled(outputs, labels)
+    return float(np.mean(logits.argmax(-1) == truth)) if len(truth) else 0.0
+
+
+def f1_of_classes(cells: Array) -> Array:
+    """Return the F1 of each class that is in the labels or the predictions; from a confusion matrix."""
+    both = cells.sum(0) + cells.sum(1)
+    return 2 * np.diag(cells)[both > 0] / both[both > 0]
+
+
+def macro_f1(outputs: Array, labels: Array) -> float:
+    """Return the mean over the classes of their F1, as scikit-learn's macro average."""
+    found = f1_of_classes(confusion(outputs, labels))
+    return float(np.mean(found)) if len(found) else 0.0
+
+
+def f1(outputs: Array, labels: Array) -> float:
+    """Return the F1 of class 1 where there are two classes, else the mean over the classes."""
+    if outputs.shape[-1] != 2:
+        return macro_f1(outputs, labels)
+    cells = confusion(outputs, labels)
+    either = cells[1].sum() + cells[:, 1].sum()
+    return float(2 * cells[1, 1] / either) if either else 0.0
+
+
+def word_f1(outputs: Array, labels: Array) -> float:
+    """Return the F1 of all words whose class or prediction is not the first, which means no entity."""
+    cells = confusion(outputs, labels)
+    either = cells[1:].sum() + cells[:, 1:].sum()
+    return float(2 * np.trace(cells[1:, 1:]) / either) if either else 0.0
+
+
+def mcc(outputs: Array, labels: Array) -> float:
+    """Return Matthews' correlation coefficient; of several classes, Gorodkin's (2004).  0 where a side is constant."""
+    cells = confusion(outputs, labels).astype(float)
+    predicted, true, total = cells.sum(0), cells.sum(1), cells.sum()
+    spread = np.sqrt((total**2 - predicted @ predicted) * (total**2 - true @ true))
+    return float((np.trace(cells) * total - predicted @ true) / spread) if spread else 0.0
+
+
+def cross_entropy(outputs: Array, labels: Array) -> float:
+    """Return the mean cross-entropy in nats."""
+    logits, truth = labelled(outputs, labels)
+    return float(F.cross_entropy(torch.from_numpy(logits), torch.from_numpy(truth).long()))
+
+
+def spearman(outputs: Array, labels: Array) -> float:
+    """Return Spearman's rank correlation; 0 where either side is constant."""
+    from scipy.stats import spearmanr
+
+    x = outputs[:, 0]
+    return float(spearmanr(x, labels).statistic) if np.ptp(x) > 0 and np.ptp(labels) > 0 else 0.0
+
+
+def squared_error(outputs: Array, labels: Array) -> float:
+    """Return the mean squared error."""
+    return float(np.mean((outputs[:, 0] - labels) ** 2))
+
+
+def class_divergence(dense: Array, outputs: Array) -> float:
+    """Return the mean KL divergence of the predicted classes from the dense model's, in nats."""
+    if dense.ndim > 2:  # words
+        counted = ~np.isnan(dense[..., 0])
+        dense, outputs = dense[counted], outputs[counted]
+    p, q = (F.log_softmax(torch.from_numpy(x).double(), -1) for x in (dense, outputs))
+    return float(F.kl_div(q, p, reduction="batchmean", log_target=True))
+
+
+def normal_divergence(dense: Array, outputs: Array) -> float:
+    """Return the mean KL divergence between normal distributions of variance 1 around the predicted numbers."""
+    return float(np.mean((dense - outputs) ** 2) / 2)
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task(
+            "classification",
+            "BertForSequenceClassification",
+            torch.long,
+            {"accuracy": accuracy, "f1": f1, "macro-f1": macro_f1, "mcc": mcc, "loss": cross_entropy},
+            class_divergence,
+        ),
+        Task(
+            "tokens",
+            "BertForTokenClassification",
+            torch.long,
+            {"f1": word_f1, "accuracy": accuracy, "macro-f1": macro_f1, "mcc": mcc, "loss": cross_entropy},
+            class_divergence,
+            words=True,
+        ),
+        Task(
+            "regression",
+            "BertForSequenceClassification",
+            torch.float32,
+            {"spearman": spearman, "loss": squared_error},
+            normal_divergence,
+        ),
+        Task("similarity", "BertModel", torch.float32, {"spearman": spearman}, normal_divergence, apart=True),
+    )
+}
+
+
+def outputs_of(model: Any, batch: Mapping[str, torch.Tensor], task: Task) -> torch.Tensor:
+    """Return a batch's logits, (B, classes) or (B, 1); for texts apart, the cosine of their vectors."""
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    out = model(**inputs, return_dict=True)
+    if not task.apart:
+        return out.logits if task.scores is None else task.scores(out.logits, batch["labels"])
+    mask = batch["attention_mask"].bool()
+    vectors = pool(out.last_hidden_state[mask], mask.sum(1).tolist(), task.pooling)
+    return F.cosine_similarity(vectors[0::2], vectors[1::2])[:, None]
+
+
+def predict(model: Any, data: EncodedExamples, task: Task, batch_size: int = 64) -> Array:
+    """Return the outputs of every example in their order; the model keeps its mode."""
+    device = next(model.parameters()).device
+    found: dict[int, Array] = {}
+    with torch.inference_mode(), eval_mode(model):
+        for indices in batch_indices(data, batch_size):
+            batch = {name: value.to(device) for name, value in data.batch(indices, task.labels).items()}
+            rows: list[Array] = list(outputs_of(model, batch, task).float().cpu().numpy())
+            if task.words:
+                real = (batch["labels"] != NO_LABEL).cpu().numpy()
+                rows = [row[counted] for row, counted in zip(rows, real, strict=True)]
+            found |= dict(zip(indices, rows, strict=True))
+    ordered = [found[i] for i in range(len(data))]
+    return pad_rows(ordered, np.nan) if task.words else np.stack(ordered)
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model into eval mode within the block."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+def evaluate(outputs: Array, labels: Array, task: Task, dense: Array | None = None) -> dict[str, float]:
+    """Return every metric of the task, and given the dense model's outputs "kl", the divergence from it in nats."""
+    found = {name: metric(outputs, labels) for name, metric in task.metrics.items()}
+    return found if dense is None else {**found, "kl": task.divergence(dense, outputs)}

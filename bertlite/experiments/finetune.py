@@ -1,0 +1,240 @@
+"""Fine-tuning through accelerate, in one process or in several under torchrun."""
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bertlite.experiments.data import EncodedExamples, batch_indices
+from bertlite.experiments.evaluate import Task
+from bertlite.experiments.files import model_sha256
+from bertlite.progress import Progress
+from bertlite.records import read_lines, sha256_of, write_text
+
+STATE = "training.pt"  # in the folder of a run that is not finished
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The settings of training.
+
+    Args:
+        epochs: passes over the examples; a fraction is a part of one.
+        lr: peak learning rate; it rises linearly over the first `warmup` of the steps and falls linearly to 0.
+        warmup: share of the steps.
+        clip: largest norm of the gradients.
+        distil: weight of the distance to a teacher's logits in the loss, 0 to 1; the rest is the labels' loss.
+    """
+
+    epochs: float = 3
+    lr: float = 5e-5
+    batch_size: int = 32
+    warmup: float = 0.1
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    seed: int = 0
+    distil: float = 0.0
+
+
+def finetune_(
+    model: nn.Module,
+    data: EncodedExamples,
+    task: Task,
+    recipe: Recipe,
+    *,
+    teacher: nn.Module | None = None,
+    log: Callable[..., None] | None = None,
+    describe: Callable[[], str] | None = None,
+    device: str = "cpu",
+    progress: bool = False,
+    state: Path | None = None,
+) -> None:
+    """Train all weights of a model on labelled examples; under torchrun the processes share the batches of each step.
+
+    The model ends on the device it came from, in eval mode.
+
+    Args:
+        teacher: model for `recipe.distil`; not changed.
+        log: called as log(step=, loss=, lr=) about twenty times.
+        describe: called after each epoch for a text that is printed beside the epoch's mean loss; in one process.
+        progress: show how many steps are done.
+        state: file in which the state of the training is saved, about twenty times; if it exists, the training
+            continues from it, and on the CPU ends with the weights of an uninterrupted one, bit for bit.
+
+    Raises:
+        ValueError: the examples and epochs make no step, the recipe distils without a teacher, or the state belongs to
+            another training.
+    """
+    from accelerate import Accelerator
+
+    if recipe.distil and teacher is None:
+        raise ValueError(f"distil is {recipe.distil}; that needs a teacher")
+    home = next(model.parameters()).device
+    torch.manual_seed(recipe.seed)
+    accelerator = Accelerator(cpu=device == "cpu")
+    batches = plan_batches(data, recipe)
+    share, rank = accelerator.num_processes, accelerator.process_index
+    steps = len(batches) // share  # a remainder would leave some processes waiting
+    if not steps:
+        raise ValueError(f"{len(data)} examples, {recipe.epochs:g} epochs and {share} processes make no step")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor(steps, recipe.warmup))
+    what = "" if state is None else fingerprint(model, data, recipe, share, teacher)
+    saved = None if state is None else read_state(state, what)
+    if saved is not None:
+        model.load_state_dict(saved["model"])
+    wrapped, optimizer = accelerator.prepare(model, optimizer)
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    first = 0 if saved is None else resume(saved, parts, rank, accelerator.device)
+    if teacher is not None:
+        teacher = teacher.to(accelerator.device).eval()
+    wrapped.train()
+    every = max(1, steps // 20)
+    epochs = EpochLines(len(batch_indices(data, recipe.batch_size)) / share, steps, describe)
+    shown = progress and accelerator.is_local_main_process
+    with Progress(steps, "steps", what="training", done=first, shown=shown) as bar:
+        for step in range(first, steps):
+            batch = data.batch(batches[step * share + rank], task.labels)
+            loss = training_loss(wrapped, {k: x.to(accelerator.device) for k, x in batch.items()}, recipe, teacher)
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(wrapped.parameters(), recipe.clip)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            if log is not None and accelerator.is_main_process and (step + 1) % every == 0:
+                log(step=step + 1, loss=loss.item(), lr=schedule.get_last_lr()[0])
+            if state is not None and (step + 1) % every == 0:
+                random = accelerator.gather(random_state(accelerator.device)[None].to(accelerator.device)).cpu()
+                if accelerator.is_main_process:
+                    write_state(state, {"training": what, "step": step + 1, "random": random}, parts)
+            bar.advance()
+            epochs.add(step + 1, loss.detach(), bar)
+    accelerator.wait_for_everyone()
+    accelerator.free_memory()
+    model.to(home).eval().zero_grad(set_to_none=True)
+
+
+class EpochLines:
+    """Prints a line after each epoch, with the mean loss and what `describe` returns.
+
+    Args:
+        size: the steps of an epoch, which may be a fraction where several processes share them.
+    """
+
+    def __init__(self, size: float, steps: int, describe: Callable[[], str] | None) -> None:
+        self.size, self.steps, self.describe = size, steps, describe
+        self.losses: list[Tensor] = []
+
+    def add(self, step: int, loss: Tensor, bar: Progress) -> None:
+        """Count the loss of a step, from 1, and print the line if an epoch ends with it."""
+        if self.describe is None:
+            return
+        self.losses.append(loss)
+        if int(step / self.size) > int((step - 1) / self.size) or step == self.steps:
+            mean = torch.stack(self.losses).mean()
+            bar.print(f"epoch {step / self.size:.3g}: loss {mean:.4f}, {self.describe()}")
+            self.losses.clear()
+
+
+def training_loss(model: nn.Module, batch: Mapping[str, Tensor], recipe: Recipe, teacher: nn.Module | None) -> Tensor:
+    """Return the loss of a batch: of its labels, and with `recipe.distil` of the distance to the teacher."""
+    from bertlite.importance import distillation_loss
+
+    out = model(**batch, return_dict=True)
+    loss: Tensor = out.loss
+    if not recipe.distil or teacher is None:
+        return loss
+    with torch.no_grad():
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        wanted = teacher(**inputs, return_dict=True)
+    return (1 - recipe.distil) * loss + recipe.distil * distillation_loss(out, wanted, batch.get("attention_mask"))
+
+
+def resume(saved: Mapping[str, Any], parts: Mapping[str, Any], rank: int, device: torch.device) -> int:
+    """Restore optimizer, schedule and random numbers from a saved state, and return its step."""
+    for name in ("optimizer", "schedule"):
+        parts[name].load_state_dict(saved[name])
+    set_random_state(saved["random"][rank], device)
+    return int(saved["step"])
+
+
+def fingerprint(
+    model: nn.Module, data: EncodedExamples, recipe: Recipe, processes: int, teacher: nn.Module | None
+) -> str:
+    """Return a hash of everything that determines a training."""
+    models = [model_sha256(each) for each in (model, teacher) if each is not None]
+    return sha256_of(json.dumps([models, asdict(recipe), processes, data.rows, data.labels]))
+
+
+def random_state(device: torch.device) -> Tensor:
+    """Return the state of the random numbers of this process, on the CPU and on its GPU, as bytes."""
+    states = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+    return torch.cat(states)
+
+
+def set_random_state(state: Tensor, device: torch.device) -> None:
+    """Set the state of the random numbers of this process to one that `random_state` returned."""
+    size = len(torch.get_rng_state())
+    torch.set_rng_state(state[:size].clone())
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state[size:].clone(), device)
+
+
+def write_state(path: Path, facts: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
+    """Write the state of a training atomically: some facts, and the state of model, optimizer and schedule."""
+    new = path.with_name(f".{path.name}.new")
+    torch.save({**facts, **{name: part.state_dict() for name, part in parts.items()}}, new)
+    os.replace(new, path)
+
+
+def read_state(path: Path, training: str) -> dict[str, Any] | None:
+    """Read the state of a training; None if there is none.
+
+    Raises:
+        ValueError: it belongs to another training.
+    """
+    if not path.exists():
+        return None
+    found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    if found["training"] != training:
+        raise ValueError(
+            f"{path} is the state of a training with other data, settings or weights: give these again to continue"
+            " it, or remove it to start again"
+        )
+    return found
+
+
+def keep_metrics(metrics: Path, state: Path) -> None:
+    """Keep the lines of a killed training up to the step of its state; none without a state."""
+    step = torch.load(state, map_location="cpu", weights_only=True)["step"] if state.exists() else 0
+    lines = [line for line in read_lines(metrics) if line["step"] <= step]
+    if metrics.exists():
+        write_text(metrics, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def plan_batches(data: EncodedExamples, recipe: Recipe) -> list[list[int]]:
+    """Return the batches of all epochs as indices, each epoch shuffled anew."""
+    whole = math.ceil(recipe.epochs)
+    batches = [
+        batch for epoch in range(whole) for batch in batch_indices(data, recipe.batch_size, recipe.seed * 1000 + epoch)
+    ]
+    return batches[: round(recipe.epochs * len(batch_indices(data, recipe.batch_size)))]
+
+
+def learning_rate_factor(steps: int, warmup: float) -> Callable[[int], float]:
+    """Return the function from a step to its share of the peak learning rate."""
+    rise = max(1, round(warmup * steps))
+    return lambda step: min((step + 1) / rise, (steps - step) / max(1, steps - rise))
+
+
+def is_main_process(device: str) -> bool:
+    """Return whether this process is the only one, or the one under torchrun that writes files."""
+    from accelerate import PartialState
+
+    return PartialState(cpu=device == "cpu").is_main_process

@@ -1,0 +1,195 @@
+"""`bertlite evaluate`: the metrics of any checkpoint of a task, alone and against another's, or a refusal."""
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import blocks
+import pytest
+import torch
+from conftest import SIZES, randomise_
+
+pytest.importorskip("sklearn")
+pytest.importorskip("accelerate")
+
+import bertlite
+from bertlite import BertConfig, prune_heads
+from bertlite.cli import main
+from bertlite.experiments.statistics import wilson
+from bertlite.shipping.folder import write_model
+
+NAMES = ("bad", "fair", "good")
+COUNT = 41
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> Any:
+    return blocks.given(tmp_path_factory.mktemp("given"))["tokenizer"]
+
+
+@pytest.fixture
+def save(tokenizer, tmp_path, monkeypatch) -> Any:
+    """Save a model with a tokenizer, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def save(name: str, cls: str, change: Any = lambda model: model, **fields: Any) -> Any:
+        config = BertConfig(**{**SIZES, "max_position_embeddings": 64, "type_vocab_size": 2, **fields})
+        model = change(randomise_(getattr(bertlite, cls)(config)).float().eval())
+        model.save_pretrained(name)
+        tokenizer.save_pretrained(name)
+        return model
+
+    return save
+
+
+def texts(seed: int = 0) -> list[str]:
+    draw = Random(seed)
+    return ["".join(draw.choice("abcdefgh ") for _ in range(draw.randrange(3, 30))) + "x" for _ in range(COUNT)]
+
+
+def write(name: str, rows: list[dict[str, Any]]) -> str:
+    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return name
+
+
+def record_of(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> dict[str, Any]:
+    assert main(["evaluate", *words, "--json"]) == status
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def answers(model: Any, tokenizer: Any) -> list[int]:
+    with torch.no_grad():
+        return [
+            int(model(**tokenizer(text, return_tensors="pt"), return_dict=True).logits.argmax()) for text in texts()
+        ]
+
+
+def upside_down(model: Any) -> Any:
+    with torch.no_grad():
+        model.classifier.weight.neg_()
+        model.classifier.bias.neg_()
+    return model
+
+
+def test_a_classifier_is_compared_with_another_whose_classes_stand_in_another_order(save, tokenizer, capsys):
+    named = {"id2label": dict(enumerate(NAMES)), "label2id": {name: i for i, name in enumerate(NAMES)}}
+    model = save("a", "BertForSequenceClassification", return_dict=False, output_hidden_states=True, **named)
+    rows = [{"sentence": text, "label": NAMES[i]} for text, i in zip(texts(), answers(model, tokenizer), strict=True)]
+    for row, name in zip(rows, ("bad", "fair", "good"), strict=False):
+        row["label"] = name
+    dev = write("dev.jsonl", rows)
+    found = record_of(capsys, "a", "--dev", dev)
+    right = round(found["model"]["accuracy"] * COUNT)
+    interval = wilson(right, COUNT)
+    assert COUNT - 3 <= right <= COUNT
+    assert (found["task"], found["metric"], found["data"]["examples"]) == ("classification", "accuracy", COUNT)
+    assert (found["model"]["low"], found["model"]["high"]) == (interval.low, interval.high)
+    turned = {"id2label": dict(enumerate(NAMES[::-1])), "label2id": {name: i for i, name in enumerate(NAMES[::-1])}}
+    save("b", "BertForSequenceClassification", lambda other: turn(other, model), **turned)
+    same = record_of(capsys, "a", "--dev", dev, "--against", "b", "--metric", "macro-f1")
+    assert same["comparison"]["difference"] == 0
+    assert {**same["against"], "checkpoint": "a"}["loss"] == pytest.approx(same["model"]["loss"])
+    save("c", "BertForSequenceClassification", upside_down, **named)
+    worse = record_of(capsys, "c", "--dev", dev, "--against", "a", status=1)["comparison"]
+    assert worse["difference_low"] <= worse["difference"] <= worse["difference_high"] < 0
+    assert max(worse["p"], worse["mcnemar"]) < 0.01
+    assert record_of(capsys, "a", "--dev", dev, "--against", "c")["comparison"]["difference"] == -worse["difference"]
+    assert record_of(capsys, "c", "--dev", dev, "--against", "a", "--metric", "loss", status=1)["metric"] == "loss"
+
+
+def turn(model: Any, like: Any) -> Any:
+    """Give a model the weights of another, its classes the other way round."""
+    model.load_state_dict(like.state_dict())
+    with torch.no_grad():
+        model.classifier.weight.copy_(like.classifier.weight.flip(0))
+        model.classifier.bias.copy_(like.classifier.bias.flip(0))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("cls", "fields", "task", "metric"),
+    [
+        ("BertForSequenceClassification", {"num_labels": 1}, "regression", "spearman"),
+        ("BertForSequenceClassification", {"num_labels": 3}, "classification", "accuracy"),
+        ("BertForTokenClassification", {"num_labels": 3}, "tokens", "f1"),
+        ("BertModel", {}, "similarity", "spearman"),
+    ],
+)
+def test_the_task_is_that_of_the_class_pruned_or_not(cls, fields, task, metric, save, capsys):
+    model, draw = save("dense", cls, **fields), Random(1)
+    write_model("pruned", prune_heads(model, {0: [1], 2: range(4)}), "dense")
+    rows = []
+    for text, other in zip(texts(), texts(7), strict=True):
+        label = draw.random() if metric == "spearman" else draw.randrange(3)
+        words = [draw.randrange(3) for _ in text.split()] if task == "tokens" else label
+        rows.append({"sentence": text.split() if task == "tokens" else text, "other": other, "label": words})
+    columns = ["--text", "sentence,other"] if task == "similarity" else []
+    words = ["pruned", "--dev", write("dev.jsonl", rows), "--against", "dense", *columns]
+    status = main(["evaluate", *words, "--out", "found.json"])
+    found = json.loads(Path("found.json").read_text())
+    assert (found["task"], found["metric"]) == (task, metric)
+    difference = found["model"][metric] - found["against"][metric]
+    assert found["comparison"]["difference"] == pytest.approx(difference)
+    assert status == int((found["comparison"]["difference_high"] or 0) < 0)
+    assert f"pruned: {metric} {found['model'][metric]:.4f} [" in capsys.readouterr().out
+
+
+def test_masked_words_need_no_labels(save, tokenizer, capsys):
+    model = save("dense", "BertForMaskedLM")
+    write_model("pruned", prune_heads(model, {0: [1], 2: range(4)}), "dense")
+    Path("dev.txt").write_text("".join(f"{text}\n" for text in texts()))
+    found = record_of(capsys, "dense", "--dev", "dev.txt")
+    nats, count = 0.0, 0
+    for number, text in enumerate(texts()):
+        ids = tokenizer(text)["input_ids"]
+        places = list(range(1, len(ids) - 1))
+        chosen = Random(number).sample(places, max(1, round(0.15 * len(places))))
+        masked = torch.tensor([[tokenizer.mask_token_id if i in chosen else token for i, token in enumerate(ids)]])
+        with torch.no_grad():
+            logits = model(masked, torch.ones_like(masked)).logits[0].double()
+        nats -= sum(float(logits[i].log_softmax(-1)[ids[i]]) for i in chosen)
+        count += len(chosen)
+    assert (found["task"], found["metric"]) == ("masked", "loss")
+    assert found["model"]["loss"] == pytest.approx(nats / count, rel=1e-5)
+    assert found["model"]["low"] < found["model"]["loss"] < found["model"]["high"]
+    beside = record_of(capsys, "dense", "--dev", "dev.txt", "--against", "dense")
+    assert beside["comparison"]["difference"] == 0
+    compared = main(["evaluate", "pruned", "--dev", "dev.txt", "--against", "dense", "--metric", "accuracy"])
+    assert compared in (0, 1)
+
+
+def test_what_transformers_wrote_is_evaluated(save, capsys):
+    transformers = pytest.importorskip("transformers")
+    save("ours", "BertForSequenceClassification", num_labels=3)
+    theirs = transformers.BertForSequenceClassification.from_pretrained("ours")
+    theirs.save_pretrained("theirs")
+    transformers.AutoTokenizer.from_pretrained("ours").save_pretrained("theirs")
+    dev = write("dev.jsonl", [{"sentence": text, "label": len(text) % 3} for text in texts()])
+    found = record_of(capsys, "theirs", "--dev", dev, "--against", "ours")
+    assert found["model"] == {**found["against"], "checkpoint": "theirs"}
+
+
+def test_what_cannot_be_evaluated_is_refused(save, capsys):
+    dev = write("dev.jsonl", [{"sentence": text, "label": len(text) % 3} for text in texts()])
+    save("three", "BertForSequenceClassification", num_labels=3)
+    save("four", "BertForSequenceClassification", num_labels=4)
+    save("bare", "BertModel")
+    save("many", "BertForSequenceClassification", num_labels=3, problem_type="multi_label_classification")
+    save("answers", "BertForQuestionAnswering")
+    names = {"id2label": {0: "x", 1: "y", 2: "z"}, "label2id": {"x": 0, "y": 1, "z": 2}}
+    save("named", "BertForSequenceClassification", **names)
+    save("other", "BertForSequenceClassification", id2label=dict(enumerate(NAMES)))
+    for words, message in (
+        (["answers"], "answers is a BertForQuestionAnswering; those evaluated are BertForSequenceClassification,"),
+        (["bare", "--task", "classification"], "bare has no classifier: train it by `bertlite prune finetune`"),
+        (["bare"], "similarity compares two texts; name two text columns, not one"),
+        (["many"], "many gives a text several labels at once, for which there is no metric here"),
+        (["three", "--metric", "spearman"], "classification has no metric 'spearman'"),
+        (["three", "--against", "four"], "three and four have heads of 3 and 4 outputs: compare models of one task"),
+        (["named", "--against", "other"], "named and other have different classes, x, y, z and bad, fair, good"),
+        (["nowhere/at/all"], "nowhere/at/all"),
+    ):
+        assert main(["evaluate", *words, "--dev", dev]) == 2, words
+        assert message in capsys.readouterr().err

@@ -1,0 +1,1636 @@
+"""bertlite/experiments: data, tasks, statistics, cells, sweeps, measurements and figures, on a tiny model."""
+
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import SIZES, make
+
+pytest.importorskip("sklearn")
+pytest.importorskip("accelerate")
+
+import bertlite
+from bertlite.cli import main
+from bertlite.experiments import compare, measure, plots, predictions, statistics
+from bertlite.experiments.cell import Cell, Experiment, Setting, parse_criterion
+from bertlite.experiments.data import (
+    DataSource,
+    Examples,
+    batch_indices,
+    encode_examples,
+    read_examples,
+    read_tokenizer,
+)
+from bertlite.experiments.evaluate import TASKS, evaluate, predict
+from bertlite.experiments.files import apply_mask, class_names, mask_of, model_sha256, read_scores, write_scores
+from bertlite.experiments.finetune import Recipe, finetune_
+from bertlite.experiments.statistics import mcnemar
+from bertlite.experiments.sweep import grid, sweep
+from bertlite.records import commit_of, read_runs
+from bertlite.stack.attention import BACKENDS
+from bertlite.stack.layer_inputs import LayerInputs
+
+ROOT = Path(__file__).resolve().parents[2]
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "fine", "bad", "poor", "film", "plot", "the", "a", "is"]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A folder with a tiny classifier, its tokenizer, and sentences of which the words tell the label."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    folder = tmp_path_factory.mktemp("world")
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    model = make(bertlite.BertForSequenceClassification).float()
+    for name in ("model", "encoder"):
+        (model if name == "model" else model.bert).save_pretrained(folder / name)
+        tokenizer.save(str(folder / name / "tokenizer.json"))
+    draw = np.random.default_rng(0)
+    for name, count in (("train", 40), ("dev", 23)):
+        labels = draw.integers(2, size=count)
+        lines = [" ".join([*draw.choice(WORDS[8:], draw.integers(1, 6)), WORDS[4 + 2 * (1 - y)]]) for y in labels]
+        rows = [f"{text}\t{y}\n" for text, y in zip(lines, labels, strict=True)]
+        (folder / f"{name}.tsv").write_text("sentence\tlabel\n" + "".join(rows))
+        scored = [f'"{text}","{lines[i - 1]}",{i % 5}\n' for i, text in enumerate(lines)]
+        (folder / f"{name}-pairs.csv").write_text("".join(scored))
+    return folder
+
+
+@pytest.fixture
+def setting(world):
+    data = {name: DataSource(str(world / f"{name}.tsv")) for name in ("train", "dev")}
+    return Setting(str(world / "model"), "classification", **data, calibration=11, recipe=Recipe(batch_size=8))
+
+
+@pytest.fixture
+def experiment(setting):
+    return Experiment(setting)
+
+
+def data_arguments(world):
+    return [str(world / "model"), "--train", str(world / "train.tsv"), "--dev", str(world / "dev.tsv")]
+
+
+# Data ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_examples_from_every_format(tmp_path):
+    wanted = Examples("x", (('it is "good"',), ("a, b",)), (1.0, 0.0))
+    (tmp_path / "x.tsv").write_text('it is "good"\t1\na, b\t0\n')
+    (tmp_path / "x.csv").write_text('label,sentence\n1,"it is ""good"""\n0,"a, b"\n')
+    (tmp_path / "x.jsonl").write_text(
+        '{"sentence": "it is \\"good\\"", "label": "pos"}\n\n{"label": "neg", "sentence": "a, b"}\n'
+    )
+    found = (
+        read_examples(DataSource(str(tmp_path / "x.tsv"), columns=("sentence", "label"))),
+        read_examples(DataSource(str(tmp_path / "x.csv"))),
+        read_examples(DataSource(str(tmp_path / "x.jsonl"), classes=("neg", "pos"))),
+    )
+    for examples in found:
+        assert (examples.texts, examples.labels) == (wanted.texts, wanted.labels)
+        assert examples.sha256 == wanted.sha256
+
+
+def write_labels(path, labels):
+    """Write a file with a text and a label in each row; return its path."""
+    rows = [{"sentence": f"text {i}", "label": label} for i, label in enumerate(labels)]
+    if path.suffix == ".parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pytest.importorskip("pyarrow").Table.from_pylist(rows), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        between = '","' if path.suffix == ".csv" else "\t"
+        lines = [between.join(map(str, row)) for row in [("sentence", "label"), *(row.values() for row in rows)]]
+        path.write_text("".join(f'"{line}"\n' if path.suffix == ".csv" else f"{line}\n" for line in lines))
+    return str(path)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+@pytest.mark.parametrize(
+    ("labels", "options", "wanted"),
+    [
+        ([1, 0, 2], {}, (1, 0, 2)),  # numbers are what they are
+        (["1", "-0.5", " 2e1 "], {}, (1, -0.5, 20)),
+        ([1, 2, 1], {"classes": ("1", "2")}, (0, 1, 0)),  # but of classes that are named by numbers the names
+        (["1", "2.0", " 1"], {"classes": ("1", "2")}, (0, 1, 0)),
+        ([1.0, 2.0, 1.0], {"classes": ("1", "2"), "collect": True}, (0, 1, 0)),
+        ([1, 0, 1], {"classes": ("neg", "pos")}, (1, 0, 1)),  # and of other classes the indices
+        (["pos", " neg", "pos "], {"classes": ("neg", "pos")}, (1, 0, 1)),
+        (["pos", " neg", "pos "], {"collect": True}, (1, 0, 1)),
+        ([3.5, 1.0, 2.25], {"classes": ("score",)}, (3.5, 1, 2.25)),  # a head with one output
+        (["good", ""], {"collect": True}, "the label is ''; give the row one, or leave it out"),
+        (["good", " "], {"collect": True}, "the label is ' '"),
+        (["good", "NaN"], {"classes": ("bad", "good")}, "the label is 'NaN'"),
+        ([1.0, math.inf], {}, "the label is .*inf"),
+        ([1, 5], {"classes": ("neg", "pos")}, "'5' is none of the classes neg, pos"),
+        ([0, -1], {"classes": ("neg", "pos")}, "'-1' is none of the classes neg, pos"),
+        ([0.0, 0.5], {"classes": ("neg", "pos")}, "'0.5' is none of the classes neg, pos"),
+        (["1", "5"], {"classes": ("1", "2")}, "'5' is none of the classes 1, 2"),
+        (["pos", "1"], {"classes": ("neg", "pos")}, "'1' is none of the classes neg, pos"),
+        (["pos", "Neg"], {"classes": ("neg", "pos")}, "'Neg' is none of the classes neg, pos"),
+        (["1", "good"], {}, "the label 'good' is not a number; name the classes with --classes, in their order"),
+        (["1", "1_000"], {}, "the label '1_000' is not a number"),
+        (["a", "b"], {"classes": ("a", " a")}, "two classes share a name: a,  a"),
+    ],
+)
+def test_one_rule_for_labels(tmp_path, suffix, labels, options, wanted):
+    source = DataSource(write_labels(tmp_path / f"x{suffix}", labels))
+    if isinstance(wanted, tuple):
+        found = read_examples(source, **options)
+        assert found.labels == wanted
+        assert all(type(label) is float for label in found.labels)
+    else:
+        place = "" if wanted.startswith("two") else rf"x\{suffix}, row 2.*, column 'label': "
+        with pytest.raises(ValueError, match=place + wanted):
+            read_examples(source, **options)
+
+
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [
+        (None, "column 'label' holds no value"),
+        (True, "holds True, of type bool"),
+        (["a"], "it must be a number or a text"),
+    ],
+)
+def test_a_label_is_a_number_or_a_text(tmp_path, label, said):
+    with pytest.raises(ValueError, match=rf"x\.jsonl, row 1 \(line 1\): .*{said}"):
+        read_examples(DataSource(write_labels(tmp_path / "x.jsonl", [label])))
+
+
+def test_labels_that_are_collected_and_rare_are_warned_of_once(tmp_path):
+    labels = [*["good", "bad"] * 150, "god", "fair", "fair"]
+    source = DataSource(write_labels(tmp_path / "x.csv", labels))
+    with pytest.warns(UserWarning, match=r"few of the 303 examples of x\.csv .* misspelt\? fair \(2\), god \(1\)$"):
+        assert read_examples(source, collect=True).classes == ("bad", "fair", "god", "good")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_examples(DataSource(write_labels(tmp_path / "x.csv", labels[:300])), collect=True)
+        read_examples(DataSource(write_labels(tmp_path / "x.csv", labels)), classes=("bad", "fair", "god", "good"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options", "said"),
+    [
+        ("empty.tsv", "sentence\tlabel\n", {}, "empty.tsv has no examples"),
+        ("empty.csv", "", {}, "empty.csv has no examples"),
+        ("x.txt", "fine", {}, "row 1: plain text has a text on each line, and no columns sentence and label"),
+        ("x.csv", "fine,1\nbad,0\n", {}, "no sentence and no label; its columns are fine, 1; name others with --text"),
+        ("x.csv", "a,b,c,label\n1,2,3,0\n", {"text": ("a", "b", "c")}, "one column or two; 3 were named: a, b, c"),
+        (
+            "x.jsonl",
+            "",
+            {"columns": ("sentence", "label")},
+            "names its columns itself; --columns is for .csv and .tsv",
+        ),
+    ],
+)
+def test_bad_data_is_refused_by_name(tmp_path, name, text, options, said):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=said):
+        read_examples(DataSource(str(tmp_path / name), **options))
+
+
+def test_parquet_is_read_where_pyarrow_is_installed(tmp_path, monkeypatch):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "x.parquet"
+    parquet.write_table(pa.table({"words": [["a", "b"], ["c"]], "tags": [["O", "B"], ["O"]]}), path)
+    source = DataSource(str(path), text=("words",), label="tags")
+    assert read_examples(source, words=True, collect=True).labels == ((0.0, 1.0), (0.0,))
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(ModuleNotFoundError, match=r"file needs pyarrow, which .*\[embed\]'"):
+        read_examples(source, words=True)
+
+
+def test_names_of_labels_are_collected_once_and_then_known(tmp_path):
+    source = DataSource(write_labels(tmp_path / "x.csv", ["poor", "good", "fair"]))
+    train = read_examples(source, collect=True)
+    assert (train.classes, train.labels) == (("fair", "good", "poor"), (2, 1, 0))
+    assert read_examples(source, classes=("good", "fair", "poor")).labels == (2, 0, 1), "in the order of the model"
+    assert read_examples(source, classes=("good", "fair", "poor"), collect=True).labels == (2, 0, 1)
+    assert read_examples(source, classes=("good", "fair"), collect=True) == train
+    numbers = DataSource(write_labels(tmp_path / "x.tsv", [1, 0]))
+    assert read_examples(numbers, classes=("neg", "pos"), collect=True).classes == ()
+
+
+def test_words_have_labels_each(world, tmp_path):
+    lines = [{"sentence": ["good", "films", "end"], "label": ["B", "O", "O"]}, {"sentence": "a b", "label": "O B"}]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    source = DataSource(str(tmp_path / "x.jsonl"))
+    found = read_examples(source, words=True, collect=True)
+    assert (found.classes, found.labels) == (("O", "B"), ((1, 0, 0), (0, 1)))
+    tokenizer = read_tokenizer(str(world / "model"), 9)
+    data = encode_examples(found, tokenizer, words=True)
+    assert data.labels == ((-100, 1, 0, 0, -100), (-100, 0, 1, -100))
+    assert data.batch([0, 1], torch.long)["labels"].tolist() == [[-100, 1, 0, 0, -100], [-100, 0, 1, -100, -100]]
+    assert data.targets().tolist() == [[1, 0, 0], [0, 1, -100]]
+    (tmp_path / "x.jsonl").write_text(json.dumps({"sentence": "a b c", "label": "O O"}) + "\n")
+    with pytest.raises(
+        ValueError, match=r"row 1 \(line 1\): 3 words in sentence and 2 labels in label; each word has one label"
+    ):
+        read_examples(source, words=True)
+    with pytest.raises(ValueError, match="words have one column; 2 were named"):
+        read_examples(DataSource("x.jsonl", text=("a", "b")), words=True)
+
+
+def test_the_classes_of_a_hub_data_set_are_its_own(monkeypatch):
+    rows = [{"sentence": "good film", "label": 1}, {"sentence": "a plot", "label": 0}]
+
+    class Rows(list):
+        def __init__(self, rows):
+            super().__init__(rows)
+            self.features = {"label": SimpleNamespace(names=["bad", "good"])}
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, split: Rows(rows)))
+    source = DataSource("someone/something", split="train")
+    found = read_examples(source)
+    assert (found.classes, found.labels) == (("bad", "good"), (1, 0))
+    models = read_examples(source, classes=("good", "fair", "bad"))
+    assert (models.classes, models.labels) == (("good", "fair", "bad"), (0, 2)), "the model's, in its own order"
+
+
+def test_missing_data_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*x\.tsv"):
+        read_examples(DataSource(str(tmp_path / "x.tsv")))
+    with pytest.raises(ValueError, match="for a hub data set name a split"):
+        read_examples(DataSource("someone/something"))
+    (tmp_path / "x.ods").write_text("PK")
+    with pytest.raises(ValueError, match=r"x\.ods is none of \.txt, \.text, \.csv, \.tsv, \.jsonl"):
+        read_examples(DataSource(str(tmp_path / "x.ods")))
+    with pytest.raises(ValueError, match="50 examples of x were requested; it has 2"):
+        Examples("x", (("a",), ("b",)), (0, 1)).sample(50)
+
+
+def test_a_data_set_of_the_hub_is_read_by_its_split(monkeypatch):
+    """By `datasets`, which a stand-in plays: nothing is fetched."""
+    asked = []
+
+    def load_dataset(name, configuration, split):
+        asked.append((name, configuration, split))
+        return iter([{"sentence": "good film", "label": 1}, {"sentence": "a plot", "label": 0}])
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    examples = read_examples(DataSource("someone/something:small", split="train"))
+    assert asked == [("someone/something", "small", "train")]
+    assert (examples.texts, examples.labels) == ((("good film",), ("a plot",)), (1, 0))
+    read_examples(DataSource("someone/something", split="test"))
+    assert asked[1] == ("someone/something", None, "test")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ModuleNotFoundError, match=r"set needs datasets, which .*\[experiments\]'"):
+        read_examples(DataSource("someone/something", split="train"))
+
+
+def test_a_sample_is_drawn_by_its_seed():
+    examples = Examples("x", tuple((str(i),) for i in range(30)), tuple(range(30)))
+    one = examples.sample(7, seed=3)
+    assert len(one) == 7
+    assert one == examples.sample(7, seed=3) != examples.sample(7, seed=4)
+    assert all(text == (str(int(label)),) for text, label in zip(one.texts, one.labels, strict=True))
+
+
+def test_batches_hold_every_example_once_and_pad_little(world):
+    tokenizer = read_tokenizer(str(world / "model"), 9)
+    data = encode_examples(read_examples(DataSource(str(world / "train.tsv"))), tokenizer)
+    for seed in (None, 0):
+        batches = batch_indices(data, 8, seed)
+        assert sorted(i for batch in batches for i in batch) == list(range(40))
+    assert batch_indices(data, 8, 0) == batch_indices(data, 8, 0) != batch_indices(data, 8, 1)
+    batch = data.batch(batch_indices(data, 8)[0], torch.long)
+    assert batch["input_ids"].shape == batch["attention_mask"].shape == (8, int(batch["attention_mask"].sum(1).max()))
+    assert (batch["input_ids"][batch["attention_mask"] == 0] == 0).all()
+
+
+def test_pairs_make_one_row_with_two_segments_or_two_rows(world):
+    tokenizer = read_tokenizer(str(world / "model"), 9)
+    pairs = Examples("x", (("good film", "bad"), ("a", "the plot is")), (1.0, 2.0))
+    together, apart = encode_examples(pairs, tokenizer), encode_examples(pairs, tokenizer, apart=True)
+    assert together.batch([0], torch.float32)["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1]]
+    assert apart.batch([1, 0], torch.float32)["input_ids"].tolist() == [
+        [2, 11, 3, 0, 0],
+        [2, 10, 9, 12, 3],
+        [2, 4, 8, 3, 0],
+        [2, 6, 3, 0, 0],
+    ]
+    assert apart.batch([1, 0], torch.float32)["labels"].tolist() == [2.0, 1.0]
+
+
+# Statistics ---------------------------------------------------------------------------------------------------------
+
+
+def test_intervals_cover_as_often_as_they_say():
+    draw, n, p = np.random.default_rng(0), 200, 0.88
+    inside = [0, 0]
+    for _ in range(200):
+        right = draw.random(n) < p
+        outputs = np.stack([~right, right], 1).astype(float)
+        found = (
+            statistics.wilson(int(right.sum()), n),
+            statistics.mean_interval(list(right[:120].reshape(6, 20).mean(1))),
+        )
+        inside = [count + (each.low <= p <= each.high) for count, each in zip(inside, found, strict=True)]
+        del outputs
+    assert all(180 <= count <= 198 for count in inside)
+
+
+def test_wilson_is_the_published_interval():
+    found = statistics.wilson(81, 263)  # Newcombe 1998, table I, method 3
+    assert (round(found.low, 4), round(found.high, 4)) == (0.2553, 0.3662)
+
+
+def test_the_bootstrap_agrees_with_wilson_on_an_accuracy():
+    labels = (np.arange(872) % 8 > 0).astype(float)
+    outputs = np.stack([np.zeros(872), np.ones(872)], 1)
+    accuracy = TASKS["classification"].metrics["accuracy"]
+    boot = statistics.bootstrap(accuracy, outputs, labels)
+    wilson = statistics.wilson(int(labels.sum()), 872)
+    assert boot.low == pytest.approx(wilson.low, abs=0.006)
+    assert boot.high == pytest.approx(wilson.high, abs=0.006)
+
+
+def test_paired_tests_see_what_unpaired_intervals_hide():
+    draw = np.random.default_rng(0)
+    labels = draw.integers(2, size=400)
+    a = np.eye(2)[np.where(draw.random(400) < 0.15, 1 - labels, labels)]
+    b = a.copy()
+    b[:12] = 1 - np.eye(2)[labels[:12]]  # wrong on twelve more
+    accuracy = TASKS["classification"].metrics["accuracy"]
+    found = statistics.paired_bootstrap(accuracy, [a], [b], labels)
+    assert found.difference == pytest.approx(accuracy(a, labels) - accuracy(b, labels))
+    assert 0 < found.low < found.difference < found.high
+    assert found.p < 0.01
+    assert statistics.paired_bootstrap(accuracy, [a], [a], labels).p == 1
+    right_a, right_b = a.argmax(1) == labels, b.argmax(1) == labels
+    assert statistics.mcnemar(right_a, right_b) == pytest.approx(2 * 0.5 ** int((right_a & ~right_b).sum()))
+    assert statistics.mcnemar(right_a, right_a) == 1
+
+
+def simulated(draw, models, examples, spread):
+    """Accuracies that vary by model and by example; return (models, examples) bool and the true mean."""
+    skill, ease = draw.normal(1.2, spread, (models, 1)), draw.normal(0, 1, (1, examples))
+    return draw.normal(size=(models, examples)) < skill + ease
+
+
+def test_an_interval_over_models_and_examples_covers_as_often_as_it_says():
+    """Of new models on new examples; an interval over the examples of these models alone covers far less."""
+    draw = np.random.default_rng(0)
+    truth = float(np.mean(simulated(draw, 2000, 2000, 0.5)))
+    inside, alone = 0, 0
+    for seed in range(200):
+        right = simulated(draw, 3, 150, 0.5)
+        found = statistics.crossed_estimate(lambda chosen, right=right: [right[:, chosen].mean(1)], 150, seed)
+        interval = found.interval(0, 1)
+        assert 0 <= interval.low <= found.value <= interval.high <= 1
+        inside += interval.low <= truth <= interval.high
+        fixed = statistics.crossed_estimate(
+            lambda chosen, right=right: [right[:, chosen].mean(0).mean()[None]], 150, seed
+        )
+        narrow = fixed.interval(0, 1)
+        alone += narrow.low <= truth <= narrow.high
+    assert inside >= 190 - 3 * 3.08, inside  # 95 % of 200, less three standard errors
+    assert alone < 150, alone
+
+
+def test_a_crossed_estimate_adds_the_variances_of_models_and_of_examples():
+    draw = np.random.default_rng(1)
+    right = simulated(draw, 4, 500, 0.5)
+    of_models, of_examples = right.mean(1), right.mean(0)
+    found = statistics.crossed_estimate(lambda chosen: [right[:, chosen].mean(1)], 500)
+    variances = of_models.var(ddof=1) / 4, of_examples.var(ddof=1) / 500
+    assert found.value == pytest.approx(right.mean())
+    assert found.error == pytest.approx(sum(variances) ** 0.5, rel=0.03)  # the bootstrap's own noise: 1 / √(2 · 1000)
+    assert [freedom for _, freedom in found.parts] == [3, 499]
+    reach = found.value - found.interval().low
+    assert reach == pytest.approx(
+        sum((x * y**0.5) ** 2 for x, y in zip((3.182, 1.965), variances, strict=True)) ** 0.5, rel=0.03
+    )
+    shifted = statistics.Estimate(reach, found.parts)  # whose interval ends at 0
+    assert shifted.p == pytest.approx(0.05)
+    fewer = statistics.crossed_estimate(lambda chosen: [right[:2, chosen].mean(1), right[2:, chosen].mean(1)], 500)
+    assert fewer.value == pytest.approx(of_models[:2].mean() - of_models[2:].mean())
+
+
+def test_where_nothing_varies_there_is_no_interval():
+    found = statistics.crossed_estimate(lambda chosen: [np.full(3, 0.5)], 40)
+    assert found.interval() is None
+    assert found.p == 0
+    assert statistics.crossed_estimate(lambda chosen: [np.zeros(3)], 40).p == 1
+
+
+def test_one_value_has_no_interval_over_seeds():
+    with pytest.raises(ValueError, match="two values or more; 1 given"):
+        statistics.mean_interval([0.5])
+
+
+def test_rank_correlation_leaves_out_what_is_gone():
+    a = np.arange(6.0).reshape(2, 3)
+    b = -a
+    b[0, 1] = math.nan
+    names, found = statistics.rank_correlations({"a": a, "b": b})
+    assert names == ["a", "b"]
+    np.testing.assert_allclose(found, [[1, -1], [-1, 1]], atol=1e-12)
+
+
+# Tasks --------------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_are_what_they_say():
+    task, labels = TASKS["classification"], np.array([1, 1, 0, 0, 1])
+    outputs = np.log(np.array([[0.2, 0.8], [0.6, 0.4], [0.9, 0.1], [0.3, 0.7], [0.1, 0.9]]))
+    found = evaluate(outputs, labels, task, dense=outputs)
+    assert found["accuracy"] == pytest.approx(3 / 5)
+    assert found["f1"] == pytest.approx(2 / 3)
+    assert found["mcc"] == pytest.approx((2 * 1 - 1 * 1) / 6)
+    assert found["loss"] == pytest.approx(-np.mean(np.log([0.8, 0.4, 0.9, 0.3, 0.9])))
+    assert found["kl"] == pytest.approx(0, abs=1e-12)
+    one, two = np.log([[0.5, 0.5]]), np.log([[0.25, 0.75]])
+    assert task.divergence(one, two) == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(2 / 3))
+    rising = np.arange(5.0)[:, None]
+    assert TASKS["regression"].metrics["spearman"](rising, np.exp(rising[:, 0])) == pytest.approx(1)
+    assert TASKS["regression"].metrics["loss"](rising, np.array([1.0, 1, 2, 3, 6])) == pytest.approx((1 + 4) / 5)
+    assert TASKS["similarity"].metrics["spearman"](0 * rising, rising[:, 0]) == 0
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_metrics_are_scikit_learns(classes):
+    from sklearn.metrics import f1_score, matthews_corrcoef
+
+    draw = np.random.default_rng(0)
+    labels = draw.choice(classes, 60, p=[0.6, *[0.4 / (classes - 1)] * (classes - 1)])
+    outputs = draw.normal(size=(60, classes)) + np.eye(classes)[labels]
+    predicted, metrics = outputs.argmax(1), TASKS["classification"].metrics
+    assert metrics["mcc"](outputs, labels) == pytest.approx(matthews_corrcoef(labels, predicted), abs=1e-12)
+    assert metrics["macro-f1"](outputs, labels) == pytest.approx(
+        f1_score(labels, predicted, average="macro"), abs=1e-12
+    )
+    kind = "binary" if classes == 2 else "macro"
+    assert metrics["f1"](outputs, labels) == pytest.approx(f1_score(labels, predicted, average=kind), abs=1e-12)
+    constant = np.zeros_like(outputs)
+    assert (metrics["mcc"](constant, labels), metrics["f1"](constant[:, :2], labels % 2)) == (0, 0)
+    words, truth = outputs.reshape(6, 10, classes), labels.reshape(6, 10).copy()
+    truth[:, 7:], words[:, 7:] = -100, np.nan
+    counted = truth != -100
+    named = list(range(1, classes))
+    wanted = f1_score(truth[counted], words[counted].argmax(1), labels=named, average="micro")
+    assert TASKS["tokens"].metrics["f1"](words, truth) == pytest.approx(wanted, abs=1e-12)
+    assert TASKS["tokens"].metrics["accuracy"](words, truth) == pytest.approx(
+        np.mean(truth[counted] == words[counted].argmax(1))
+    )
+
+
+def test_outputs_come_in_the_order_of_the_examples(experiment):
+    outputs = predict(experiment.dense, experiment.dev_data, experiment.task, batch_size=4)
+    for i in (0, 7, 22):
+        batch = experiment.dev_data.batch([i], torch.long)
+        del batch["labels"]
+        with torch.no_grad():
+            alone = experiment.dense(**batch).logits[0].numpy()
+        np.testing.assert_allclose(outputs[i], alone, atol=1e-5)
+
+
+def test_similarity_is_the_cosine_of_mean_vectors(world):
+    task = TASKS["similarity"]
+    model = task.load(str(world / "encoder"))
+    pairs = Examples("x", (("good film", "bad plot the"), ("a", "a")), (1.0, 2.0))
+    data = task.encode(pairs, read_tokenizer(str(world / "encoder"), 9))
+    outputs = predict(model, data, task)
+    vectors = []
+    for ids, types in data.rows[:2]:
+        with torch.no_grad():
+            out = model(torch.tensor([ids]), token_type_ids=torch.tensor([types]))
+        vectors.append(out.last_hidden_state[0].mean(0))
+    assert outputs[0, 0] == pytest.approx(torch.cosine_similarity(*vectors, dim=0).item(), abs=1e-5)
+    assert outputs[1, 0] == pytest.approx(1, abs=1e-5)
+
+
+def test_similarity_pools_as_the_checkpoint_says(world, tmp_path):
+    """As `bertlite embed` does."""
+    from bertlite.embed import Embedder
+
+    folder = shutil.copytree(world / "encoder", tmp_path / "encoder")
+    pairs = [("good film", "bad plot the"), ("a", "is the film")]
+    columns = {"columns": ("a", "b", "score"), "text": ("a", "b"), "label": "score"}
+    train, dev = (DataSource(str(world / f"{name}-pairs.csv"), **columns) for name in ("train", "dev"))
+    assert TASKS["similarity"].of_checkpoint(str(folder)).pooling == "mean"
+    modules = [
+        {"type": f"sentence_transformers.models.{n}", "path": p} for n, p in (("Transformer", ""), ("Pooling", "1"))
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1").mkdir()
+    found = {}
+    for pooling in ("mean", "cls", "max"):
+        (folder / "1" / "config.json").write_text(json.dumps({"pooling_mode": pooling}))
+        experiment = Experiment(Setting(str(folder), "similarity", train, dev, calibration=11))
+        assert experiment.task.pooling == Embedder(folder).pooling == pooling
+        data = experiment.task.encode(Examples("x", tuple(pairs), (1.0, 2.0)), experiment.tokenizer)
+        outputs, vectors = predict(experiment.dense, data, experiment.task), []
+        for ids, types in data.rows:
+            with torch.no_grad():
+                (states,) = experiment.dense(
+                    torch.tensor([ids]), token_type_ids=torch.tensor([types])
+                ).last_hidden_state
+            vectors.append({"mean": states.mean(0), "cls": states[0], "max": states.amax(0)}[pooling])
+        wanted = torch.cosine_similarity(torch.stack(vectors[::2]), torch.stack(vectors[1::2]))
+        np.testing.assert_allclose(outputs[:, 0], wanted, atol=1e-5)
+        found[pooling] = outputs.tolist(), experiment.key(Cell("random"))
+    assert len({str(outputs) for outputs, _ in found.values()}) == len({key for _, key in found.values()}) == 3
+    (folder / "1" / "config.json").write_text(json.dumps({"pooling_mode": "lasttoken"}))
+    with pytest.raises(ValueError, match="pools by 'lasttoken'; similarity has cls, mean, max"):
+        TASKS["similarity"].of_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "said"),
+    [
+        ("classification", (0.0, 2.0, 3.0), "x, row 2: the label is 2; the head has 0 to 1"),
+        ("classification", (0.5, 0.0, 1.0), "x, row 1: the label is 0.5"),
+        ("classification", (0.0, -100.0, 1.0), "x, row 2: the label is -100"),
+        ("tokens", ((1.0,), (-100.0, 1.0), (0.0, 2.0)), "x, row 3: the label is 2"),
+        ("regression", (0.5, 0.0, 1.0), "the head has 2 outputs; regression has 1"),
+        ("similarity", (0.5, 0.0, 1.0), "similarity compares two texts; name two text columns, not one"),
+    ],
+)
+def test_labels_that_do_not_fit_the_head_are_refused(task, labels, said):
+    config = bertlite.BertConfig(**SIZES)
+    with pytest.raises(ValueError, match=said):
+        TASKS[task].check(Examples("x", (("a",),) * 3, labels, (), ("x, row 1", "x, row 2", "x, row 3")), config)
+
+
+def test_a_head_of_one_output_classifies_nothing():
+    config = bertlite.BertConfig(**SIZES, num_labels=1)
+    with pytest.raises(ValueError, match="the head has 1 output, which is a regression; classification needs 2"):
+        TASKS["classification"].check(Examples("x", (("a",),), (0.0,)), config)
+
+
+def test_a_folder_without_its_tokenizer_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"has no tokenizer\.json, so its texts cannot be read"):
+        read_tokenizer(str(tmp_path), 9)
+
+
+# Fine-tuning --------------------------------------------------------------------------------------------------------
+
+
+def test_finetuning_learns_is_repeatable_and_leaves_the_mode(setting):
+    found = []
+    for _ in range(2):
+        experiment = Experiment(setting)
+        data = experiment.sample(None, 0)
+        log = []
+        recipe = Recipe(epochs=12, lr=3e-3, batch_size=8)
+        finetune_(experiment.dense, data, experiment.task, recipe, log=lambda log=log, **line: log.append(line))
+        outputs = predict(experiment.dense, data, experiment.task)
+        found.append(evaluate(outputs, np.array(data.labels), experiment.task)["accuracy"])
+        assert not experiment.dense.training
+        assert all(p.grad is None for p in experiment.dense.parameters())
+        assert log[-1]["step"] == 60
+        assert max(line["lr"] for line in log) <= 3e-3
+    assert found[0] > 0.9
+    assert found[0] == found[1]
+
+
+def test_distillation_brings_a_student_to_its_teacher(setting):
+    experiment = Experiment(setting)
+    student = bertlite.prune_heads(experiment.dense, {0: [0, 1], 2: [3]})
+    data = experiment.dev_data
+
+    def distance():
+        return TASKS["classification"].divergence(experiment.dense_outputs, predict(student, data, experiment.task))
+
+    before = distance()
+    recipe = Recipe(epochs=8, lr=2e-3, batch_size=8, distil=1.0)
+    finetune_(student, data, experiment.task, recipe, teacher=experiment.dense)
+    assert distance() < before / 2
+    with pytest.raises(ValueError, match=r"distil is 1\.0; that needs a teacher"):
+        finetune_(student, data, experiment.task, recipe)
+
+
+@pytest.mark.parametrize("killed_at", [1, 7, 19])
+def test_a_killed_training_goes_on_bit_for_bit(setting, tmp_path, killed_at):
+    """With dropout, AdamW's moments and the schedule; `state` is written about twenty times."""
+
+    def trained(state, dies_at=None, seed=0):
+        experiment, lines = Experiment(setting), []
+        for module in experiment.dense.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.1
+
+        def log(**line):
+            lines.append(line)
+            if line["step"] == dies_at:
+                raise KeyboardInterrupt
+
+        recipe, data = Recipe(epochs=5, lr=1e-3, batch_size=8, seed=seed), experiment.sample(None, 0)
+        try:
+            finetune_(experiment.dense, data, experiment.task, recipe, log=log, state=state)
+        except KeyboardInterrupt:
+            torch.manual_seed(99)  # whatever another process does
+        return experiment.dense.state_dict(), lines
+
+    whole, log = trained(None)
+    state = tmp_path / "training.pt"
+    _, before = trained(state, dies_at=killed_at)
+    assert state.exists() == (killed_at > 1)
+    resumed, after = trained(state)
+    assert [*before[: killed_at - 1], *after] == log
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    if killed_at == 7:
+        with pytest.raises(ValueError, match=r"training\.pt is the state of a training with other data, settings"):
+            trained(state, seed=1)
+
+
+@pytest.mark.slow
+def test_a_killed_finetune_is_gone_on_with(world, tmp_path):
+    command = [sys.executable, "-m", "bertlite", "prune", "finetune", *data_arguments(world), "--epochs", "60"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "killed")], env=environment, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 100
+    while not (tmp_path / "killed" / "training.pt").exists():
+        assert process.poll() is None, "the training ended before it was killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert read_runs(tmp_path) == []
+    for name in ("killed", "whole"):
+        subprocess.run([*command, "--out", str(tmp_path / name)], env=environment, timeout=150, check=True)
+    killed, whole = read_runs(tmp_path)
+    assert killed.results == whole.results
+    assert killed.metrics == whole.metrics
+    assert killed.predictions == whole.predictions
+    assert not (tmp_path / "killed" / "training.pt").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_under_torchrun_train_one_model(world, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "bertlite", "prune", "finetune", *data_arguments(world), "--epochs", "1"]
+    done = subprocess.run(
+        [*command, "--batch-size", "5", "--out", str(tmp_path / "run")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    (run,) = read_runs(tmp_path)
+    assert run.metrics[-1]["step"] == 4  # eight batches, two at a time
+    assert (run.folder / "model" / "config.json").exists()
+
+
+# Cells --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cell_leaves_a_folder_that_tells_it(experiment, tmp_path):
+    folder = experiment.run(Cell("michel", 0.5, repair="none"), tmp_path)
+    (run,) = read_runs(folder)
+    assert run.config["cell"]["criterion"] == "michel"
+    assert sum(run.results["heads_kept"]) == 6
+    assert run.results["neurons_kept"] == [37, 37, 37]
+    outputs = np.array([line["outputs"] for line in run.predictions])
+    labels = np.array([line["label"] for line in run.predictions])
+    assert run.results["accuracy"] == np.mean(outputs.argmax(1) == labels)
+    pruned = apply_mask(folder / "masks.json", experiment.dense)
+    np.testing.assert_allclose(predict(pruned, experiment.dev_data, experiment.task), outputs, atol=2e-6)
+    assert run.results["kl"] == pytest.approx(experiment.task.divergence(experiment.dense_outputs, outputs), abs=1e-4)
+    assert run.results["dense"]["accuracy"] == evaluate(experiment.dense_outputs, labels, experiment.task)["accuracy"]
+
+
+def test_inverted_removes_what_matters_most(experiment, tmp_path):
+    kept = {}
+    for criterion in ("michel", "michel/inverted"):
+        folder = experiment.run(Cell(criterion, 1 / 3, at_least=0), tmp_path)
+        gone = json.loads((folder / "masks.json").read_text())["pruned_heads"]
+        kept[criterion] = {(layer, head) for layer, heads in gone.items() for head in heads}
+    scores = experiment.score(experiment.dense, Cell("michel"))
+    ranked = [divmod(i, 4) for i in scores.flatten().argsort().tolist()]
+    assert kept["michel"] == {(str(layer), head) for layer, head in ranked[:4]}
+    assert kept["michel/inverted"] == {(str(layer), head) for layer, head in ranked[-4:]}
+
+
+def test_steps_neurons_repair_and_retraining_all_act(experiment, tmp_path):
+    plain, stepped, repaired, retrained, slim = (
+        read_runs(experiment.run(cell, tmp_path))[0]
+        for cell in (
+            Cell("michel", 0.5, repair="none"),
+            Cell("michel", 0.5, steps=3),
+            Cell("michel", 0.5, repair="refit"),
+            Cell("michel", 0.5, repair="none", epochs=1),
+            Cell("taylor", 0.5, repair="none", neurons=0.4),
+        )
+    )
+    assert [line["heads"] for line in stepped.metrics] == [10, 8, 6]
+    assert repaired.load("masks.json") == plain.load("masks.json") == retrained.load("masks.json")
+    assert repaired.results["kl"] < plain.results["kl"]
+    assert retrained.results["loss"] < plain.results["loss"]
+    assert [line["step"] for line in retrained.metrics if "step" in line] == [1, 2, 3, 4, 5]
+    assert sum(slim.results["neurons_kept"]) == 111 - round(0.4 * 111)
+    assert slim.results["macs"] < plain.results["macs"]
+
+
+def test_similarity_is_pruned_without_labels(world, tmp_path):
+    columns = {"columns": ("a", "b", "score"), "text": ("a", "b"), "label": "score"}
+    train, dev = (DataSource(str(world / f"{name}-pairs.csv"), **columns) for name in ("train", "dev"))
+    experiment = Experiment(Setting(str(world / "encoder"), "similarity", train, dev, calibration=11))
+    (run,) = read_runs(experiment.run(Cell("fisher/kl", 0.5, repair="refit"), tmp_path))
+    assert -1 <= run.results["spearman"] <= 1
+    assert run.results["kl"] > 0
+    with pytest.raises(ValueError, match="similarity has no loss for one text: use fisher/kl"):
+        experiment.run(Cell("fisher", 0.5), tmp_path)
+    with pytest.raises(ValueError, match="similarity has no retraining"):
+        experiment.run(Cell("random", 0.5, epochs=1), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ({"criterion": "mitchell"}, "there is no criterion 'mitchell'; have: michel, "),
+        ({"criterion": "michel/twice"}, "criterion 'michel/twice': there is no option 'twice'; have: example, "),
+        ({"fraction": 1.5}, "fraction is 1.5; it is a share, 0 to 1"),
+        ({"repair": "glue"}, "there is no repair 'glue'; have: none, mean, scale, refit"),
+        ({"steps": 0}, "steps is 0"),
+        (
+            {"criterion": "entropy", "neurons": 0.5},
+            "'entropy' does not score neurons: it is computed from attention weights",
+        ),
+        ({"neurons": 0.5, "steps": 2}, "neurons are pruned at once"),
+    ],
+)
+def test_a_cell_that_means_nothing_is_refused(cell, said):
+    with pytest.raises(ValueError, match=said):
+        Cell(**cell)
+
+
+def test_a_target_that_cannot_be_met_is_refused_before_any_work(experiment, tmp_path):
+    with pytest.raises(ValueError, match=r"at_least|keep"):
+        experiment.run(Cell("michel", 0.9, at_least=1), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"task": "translation"},
+            "there is no task 'translation'; have: classification, tokens, regression, similarity",
+        ),
+        ({"calibration": 41}, "calibration is 41; train.tsv has 40 examples: say --calibration 40, or fewer"),
+        ({"retrain": 0}, "retrain is 0; train.tsv has 40 examples"),
+        ({"task": "regression"}, "the head has 2 outputs; regression has 1"),
+        ({"task": "similarity"}, "similarity compares two texts; name two text columns"),
+    ],
+)
+def test_a_setting_that_cannot_be_run_is_refused_when_read(setting, changes, said):
+    with pytest.raises(ValueError, match=said):
+        Experiment(replace(setting, **changes)).check(Cell("random"))
+
+
+def test_scores_and_masks_of_another_model_are_refused(experiment, tmp_path):
+    ours, other = (
+        experiment.hashes["model"]["dense"],
+        make(bertlite.BertForSequenceClassification, vocab_size=98).float(),
+    )
+    scores = torch.rand(3, 4, dtype=torch.float64)
+    scores[1, 2] = math.nan
+    write_scores(tmp_path / "scores.json", scores, "michel", ours)
+    assert torch.equal(read_scores(tmp_path / "scores.json", ours).nan_to_num(-1), scores.nan_to_num(-1))
+    with pytest.raises(ValueError, match=r"scores\.json belongs to the model .*; this one is"):
+        read_scores(tmp_path / "scores.json", model_sha256(other))
+    write_scores(tmp_path / "other.json", scores, "michel", model_sha256(other))
+    with pytest.raises(ValueError, match=r"other\.json belongs to the model"):
+        experiment.run(Cell("michel", 0.5), tmp_path / "runs", scores=tmp_path / "other.json")
+    assert not (tmp_path / "runs").exists()
+    mask = mask_of(bertlite.with_pruned(experiment.dense.config, {0: [1]}), ours)
+    (tmp_path / "masks.json").write_text(json.dumps(mask))
+    assert apply_mask(tmp_path / "masks.json", experiment.dense).config.pruned_heads == {0: (1,)}
+    with pytest.raises(ValueError, match=r"masks\.json belongs to the model"):
+        apply_mask(tmp_path / "masks.json", other)
+
+
+def test_cached_scores_are_used_and_belong_to_what_they_were_made_from(setting, experiment, tmp_path, monkeypatch):
+    first = experiment.scores(Cell("michel"), tmp_path)
+    monkeypatch.setattr(Experiment, "score", None)  # would fail
+    assert torch.equal(experiment.scores(Cell("michel", fraction=0.9), tmp_path), first)
+    for cell, changed in (
+        (Cell("fisher"), setting),
+        (Cell("michel", seed=1), setting),
+        (Cell("michel"), replace(setting, calibration=12)),
+    ):
+        with pytest.raises(TypeError, match="not callable"):
+            Experiment(changed).scores(cell, tmp_path)
+
+
+def test_runs_by_two_files_of_scores_are_two(experiment, tmp_path):
+    """The second is not the first, found again: it removes other heads."""
+    dense = experiment.hashes["model"]["dense"]
+    scores = torch.arange(12, dtype=torch.float64).reshape(3, 4)
+    for name, values in (("a", scores), ("b", -scores)):
+        write_scores(tmp_path / f"{name}.json", values, "michel", dense)
+    folders = [
+        experiment.run(Cell("michel", 0.25, at_least=1), tmp_path / "runs", scores=tmp_path / f"{n}.json")
+        for n in "ab"
+    ]
+    kept = [run.results["heads_kept"] for folder in folders for run in read_runs(folder)]
+    assert kept == [[1, 4, 4], [4, 4, 1]]
+
+
+def test_neurons_go_by_the_scores_of_a_file(experiment, tmp_path):
+    dense, config = experiment.hashes["model"]["dense"], experiment.dense.config
+    scores = torch.arange(3 * config.intermediate_size, dtype=torch.float64).reshape(3, -1)
+    write_scores(tmp_path / "up.json", scores, "michel", dense)
+    write_scores(tmp_path / "down.json", -scores, "michel", dense)
+    cell = Cell("michel", 0.25, neurons=1 / 3)
+    folders = [experiment.run(cell, tmp_path / "runs", neuron_scores=tmp_path / f"{n}.json") for n in ("up", "down")]
+    kept = [run.results["neurons_kept"] for folder in folders for run in read_runs(folder)]
+    whole = config.intermediate_size
+    assert kept == [[0, whole, whole], [whole, whole, 0]]
+
+
+def test_scores_in_files_that_nothing_would_read_are_refused(experiment, tmp_path):
+    dense = experiment.hashes["model"]["dense"]
+    heads, neurons = tmp_path / "heads.json", tmp_path / "neurons.json"
+    write_scores(heads, torch.rand(3, 4), "michel", dense)
+    write_scores(neurons, torch.rand(3, experiment.dense.config.intermediate_size), "michel", dense)
+    for cell, files, message in (
+        (Cell("michel", 0.5, steps=2), {"scores": heads}, "with 2 steps units are scored before each"),
+        (Cell("michel", 0.5), {"neuron_scores": neurons}, "none are removed"),
+        (Cell("michel", 0.5), {"scores": neurons}, "give those of 3 x 4 heads"),
+        (Cell("michel", 0.5, neurons=0.5), {"neuron_scores": heads}, r"give those of 3 x \d+ neurons"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            experiment.run(cell, tmp_path / "runs", **files)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_model_of_a_finished_run_can_be_kept_later(experiment, setting, tmp_path):
+    cell = Cell("michel", 0.5, repair="refit", epochs=1.0)
+    folder = experiment.run(cell, tmp_path)
+    assert not (folder / "model").exists()
+    before = (folder / "run.json").read_bytes()
+    assert sweep(setting, [cell], tmp_path, save_model=True) == [folder]
+    assert (folder / "run.json").read_bytes() == before
+    kept = bertlite.BertForSequenceClassification.from_pretrained(folder / "model")
+    outputs = [line["outputs"] for run in read_runs(folder) for line in run.predictions]
+    np.testing.assert_allclose(predict(kept, experiment.dev_data, experiment.task), outputs, atol=2e-6)
+    assert (folder / "model" / "tokenizer.json").exists()
+
+
+def test_a_model_that_no_longer_gives_what_the_run_recorded_is_not_kept(experiment, tmp_path):
+    folder = experiment.run(Cell("michel", 0.5), tmp_path)
+    lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+    lines[3]["outputs"][0] += 0.5
+    (folder / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(
+        ValueError, match=r"cannot be repeated here: its outputs differ by 5\.0e-01.*remove the folder"
+    ):
+        experiment.run(Cell("michel", 0.5), tmp_path, save_model=True)
+    assert not (folder / "model").exists()
+
+
+def test_examples_that_are_in_both_files_are_counted(setting, world, tmp_path):
+    header, *lines = (world / "train.tsv").read_text().splitlines(keepends=True)
+    texts = {line.partition("\t")[0] for line in lines}
+    unseen = "film film film film film film film\t1\n"
+    (tmp_path / "dev.tsv").write_text("".join([header, *lines[:7], unseen]))
+    assert unseen.partition("\t")[0] not in texts
+    with pytest.warns(UserWarning, match=r"7 of the 8 examples of dev\.tsv are also in train\.tsv"):
+        Experiment(replace(setting, dev=DataSource(str(tmp_path / "dev.tsv"))))
+
+
+def test_options_are_read_from_the_name():
+    assert parse_criterion("taylor/batch/layer_l2") == {
+        "criterion": "taylor",
+        "reduction": "batch",
+        "normaliser": "layer_l2",
+        "inverted": False,
+    }
+    assert parse_criterion("michel/kl/inverted")["inverted"]
+
+
+# Sweeps -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_grid_gives_random_more_seeds():
+    cells = grid(["michel", "random"], [0.25, 0.5], repairs=["none", "refit"], random_seeds=range(5))
+    assert len(cells) == len(set(cells)) == 2 * 2 * (1 + 5)
+
+
+def test_a_sweep_in_processes_gives_what_one_gives(setting, tmp_path, set_threads):
+    set_threads(1)  # as many as each of two processes has: sums are of another order with more
+    cells = grid(["michel", "random"], [0.25, 0.5], random_seeds=range(2))
+    found = []
+    for processes in (1, 2):
+        folders = sweep(setting, cells, tmp_path / str(processes), processes=processes)
+        found.append([read_runs(folder)[0].predictions for folder in folders])
+    assert found[0] == found[1]
+    assert len(found[0]) == 6
+
+
+@pytest.mark.slow
+def test_a_sweep_killed_goes_on_without_repeating_what_was_finished(world, tmp_path):
+    command = [sys.executable, "-m", "bertlite", "prune", "curve", *data_arguments(world), "--out", str(tmp_path)]
+    command += ["--criteria", "michel,fisher,random", "--fractions", "0.25,0.5,0.75", "--calibration", "11"]
+    command += ["--random-seeds", "0,1,2,3,4,5", "--repairs", "none,refit", "--processes", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    total = 3 * 2 * (1 + 1 + 6)
+
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 100
+    while len(read_runs(tmp_path)) < 3:
+        assert process.poll() is None, "the sweep ended before it was killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    time.sleep(1)  # the workers see that their parent is gone
+    finished = {run.folder: (run.folder / "run.json").stat().st_mtime_ns for run in read_runs(tmp_path)}
+    assert 3 <= len(finished) < total
+    time.sleep(0.5)
+    assert len(read_runs(tmp_path)) == len(finished), "a worker outlived the sweep"
+
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    assert len(read_runs(tmp_path)) == len(read_runs(tmp_path, unfinished=True)) == total
+    assert {folder: (folder / "run.json").stat().st_mtime_ns for folder in finished} == finished
+    assert "| random, 1 a layer or more, 11 examples |" in done.stdout
+
+
+def test_an_error_in_a_process_reaches_the_caller(setting, tmp_path, monkeypatch):
+    cells = [Cell("michel", 0.5)]
+    root = tmp_path / "root"
+    root.mkdir()
+    folder = Experiment(setting).folder(cells[0], root)
+    folder.mkdir()
+    (folder / "thesis.txt").touch()
+    with pytest.raises(FileExistsError, match="is not a run"):
+        sweep(setting, cells, root, processes=2)
+
+
+def test_two_sweeps_do_not_share_a_folder(setting, tmp_path):
+    from bertlite.experiments.sweep import lock_folder
+
+    with lock_folder(tmp_path), pytest.raises(BlockingIOError, match="another sweep is writing to"):
+        sweep(setting, [Cell("random", 0.5)], tmp_path)
+
+
+# Measurements -------------------------------------------------------------------------------------------------------
+
+
+def test_latency_is_told_beside_the_dense_model_and_its_flops(experiment):
+    models = {"dense": experiment.dense, "small": bertlite.prune_heads(experiment.dense, {0: range(4), 1: [0]})}
+    lines = measure.latency(models, [(1, 5), (2, 7)], rounds=7)
+    assert [(line["model"], line["batch"], line["length"]) for line in lines] == [
+        ("dense", 1, 5),
+        ("small", 1, 5),
+        ("dense", 2, 7),
+        ("small", 2, 7),
+    ]
+    for line in lines:
+        assert 0 < line["seconds"]["low"] <= line["seconds"]["median"] <= line["seconds"]["high"]
+    assert lines[0]["speedup"] == {"low": 1, "median": 1, "high": 1}
+    assert lines[0]["macs"] == 1 > lines[1]["macs"]
+    with pytest.raises(ValueError, match="rounds is 6; a median with its spread needs 7 or more"):
+        measure.latency(models, [(1, 5)], rounds=6)
+
+
+def test_macs_are_what_torch_counts():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from bertlite.importance import macs
+
+    model = bertlite.prune_neurons(
+        bertlite.prune_heads(make(attn_implementation="eager"), {0: [1], 2: range(4)}), {1: [3, 5]}
+    )
+    with FlopCounterMode(display=False) as counter:
+        model.encoder(torch.randn(2, 11, 48, dtype=torch.float64), LayerInputs(BACKENDS["eager"]))
+    assert counter.get_total_flops() == 2 * 2 * macs(model.config, 11)
+
+
+def test_the_latency_table_has_every_number_of_heads(experiment):
+    table = measure.latency_table(experiment.dense, 2, 7, neurons=(0, 20, 37), rounds=7)
+    assert list(table["heads"]) == [0, 1, 2, 3, 4]
+    assert list(table["neurons"]) == [0, 20, 37]
+    for part in table.values():
+        assert all(seconds > 0 for seconds in part.values())
+        assert [*part.values()] == sorted(part.values())  # what falls is noise of the clock
+
+
+def test_all_models_take_the_backend_that_is_chosen_for_the_first(experiment, monkeypatch):
+    asked = []
+
+    def note(model, dtype, backend):
+        asked.append((dtype, backend))
+        return SimpleNamespace(backend="onednn")
+
+    monkeypatch.setattr(measure, "optimize_for_inference", note)
+    measure.prepared_models(dict.fromkeys(("dense", "small", "smaller"), experiment.dense), torch.bfloat16)
+    assert asked == [(torch.bfloat16, "auto"), (torch.bfloat16, "onednn"), (torch.bfloat16, "onednn")]
+
+
+def test_a_plain_model_of_another_dtype_is_a_copy(experiment):
+    plain = measure.prepared_models({"dense": experiment.dense}, None, "plain")
+    assert plain["dense"] is experiment.dense
+    cast = measure.prepared_models({"dense": experiment.dense}, torch.bfloat16, "plain")["dense"]
+    assert (cast.dtype, experiment.dense.dtype) == (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("backend", ["plain", "auto"])
+def test_memory_counts_the_weights(backend):
+    model = make(bertlite.BertModel, hidden_size=480, num_attention_heads=5, intermediate_size=3700).float()
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    assert 0.5 * weights < measure.peak_memory(model, 1, 11, backend=backend) < 6 * weights + 2**27
+
+
+# Comparisons, figures and the command -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def runs(world, tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    command = ["prune", "curve", *data_arguments(world), "--out", str(root), "--calibration", "11"]
+    command += ["--repairs", "none", "--at-least", "0"]
+    assert main([*command, "--criteria", "michel,random", "--fractions", "0.25,0.5", "--random-seeds", "0,1,2"]) == 0
+    return root
+
+
+def test_rows_say_what_their_interval_is_over(runs):
+    rows = compare.summarise(read_runs(runs), against="random")
+    assert [(row["criterion"], row["fraction"], row["runs"], row["over"]) for row in rows] == [
+        ("michel", 0.25, 1, "examples"),
+        ("michel", 0.5, 1, "examples"),
+        ("random", 0.25, 3, "seeds and examples"),
+        ("random", 0.5, 3, "seeds and examples"),
+    ]
+    for row in rows:
+        assert row["low"] <= row["accuracy"] <= row["high"]
+        assert ("p" in row) == (row["criterion"] == "michel")
+    group = [run.results["accuracy"] for run in read_runs(runs) if run.config["cell"]["criterion"] == "random"]
+    assert rows[2]["accuracy"] + rows[3]["accuracy"] == pytest.approx(2 * np.mean(group))
+    with pytest.raises(ValueError, match="no run has the criterion 'fisher'; have: dense, michel, random"):
+        compare.summarise(read_runs(runs), against="fisher")
+    with pytest.raises(ValueError, match="no finished runs"):
+        compare.summarise([])
+    other = read_runs(runs)[0]
+    other.facts["data"]["dev"] = "0" * 64
+    with pytest.raises(ValueError, match="the runs have 2 evaluation data; compare those of one"):
+        compare.summarise([*read_runs(runs), other])
+
+
+def of_models(runs, models, criteria=("michel",)):
+    """Runs of several dense models, each with predictions of its own: made up, on 400 examples."""
+    draw, made = np.random.default_rng(3), []
+    first = next(run for run in read_runs(runs) if run.config["cell"]["criterion"] == "michel")
+    labels, ease = draw.integers(2, size=400), draw.normal(0, 1, 400)
+    for model in range(models):
+        dense = draw.normal(1.5, 0.2) + ease
+        for worse, criterion in enumerate(criteria, start=1):
+            run = replace(first, facts=json.loads(json.dumps(first.facts)))
+            run.facts["model"]["dense"] = f"{model}" * 64
+            run.config["cell"] |= {"criterion": criterion, "fraction": 0.5}
+            lines = []
+            for label, d in zip(labels.tolist(), dense, strict=True):
+                outputs = [(d if right else d - worse + draw.normal(0, 0.3)) for right in (True, False)]
+                logits = [[-x, x] if label else [x, -x] for x in outputs]
+                lines.append({"label": label, "dense": logits[0], "outputs": logits[1]})
+            run.__dict__["predictions"] = lines
+            metrics = TASKS["classification"].metrics
+            found = {name: metric(predictions.outputs(run), labels) for name, metric in metrics.items()}
+            run.facts["results"] |= {
+                **found,
+                "dense": {n: m(predictions.dense_outputs(run), labels) for n, m in metrics.items()},
+            }
+            made.append(run)
+    return made
+
+
+def test_several_models_are_compared_over_models_and_examples(runs):
+    made = of_models(runs, 3, ("michel", "random"))
+    better, worse = compare.summarise(made, against="dense")
+    assert [(row["models"], row["runs"], row["over"]) for row in (better, worse)] == [
+        (3, 3, "models and examples")
+    ] * 2
+    alone = [compare.summarise([run])[0] for run in made if run.config["cell"]["criterion"] == "michel"]
+    assert better["accuracy"] == pytest.approx(np.mean([row["accuracy"] for row in alone]))
+    assert better["high"] - better["low"] > max(row["high"] - row["low"] for row in alone), "models differ too"
+    for row, runs_of in ((better, made[::2]), (worse, made[1::2])):
+        dense = np.mean([run.results["dense"]["accuracy"] for run in runs_of])
+        assert row["difference"] == pytest.approx(row["accuracy"] - dense)
+        assert row["difference_low"] < row["difference"] < row["difference_high"] < 0
+        assert row["p"] < 0.05
+        assert row["difference_high"] - row["difference_low"] < row["high"] - row["low"], "pairs of models agree"
+    found, other = compare.summarise(made, against="random")
+    assert found["difference"] == pytest.approx(better["accuracy"] - worse["accuracy"])
+    assert "p" not in other
+    with pytest.raises(ValueError, match="began with other models: run both sides on the same ones"):
+        compare.summarise([made[0], made[3]], against="random")
+
+
+def test_a_row_may_be_of_another_metric(runs):
+    made = of_models(runs, 2)
+    (row,) = compare.summarise(made, against="dense", metric="mcc")
+    dense = np.mean([run.results["dense"]["mcc"] for run in made])
+    assert row["values"] == [run.results["mcc"] for run in made]
+    assert row["difference"] == pytest.approx(row["mcc"] - dense)
+    assert -1 <= row["low"] < row["mcc"] < row["high"] <= 1
+    del made[0].results["macro-f1"]  # of a run that was made before it was recorded
+    assert compare.summarise(made, metric="macro-f1")[0]["values"][0] == pytest.approx(
+        TASKS["classification"].metrics["macro-f1"](predictions.outputs(made[0]), predictions.labels(made[0]))
+    )
+    with pytest.raises(ValueError, match="classification has no metric 'spearman'; have: accuracy, f1, macro-f1, mcc"):
+        compare.summarise(made, metric="spearman")
+
+
+def test_the_metric_of_the_data_is_the_default(runs):
+    made = of_models(runs, 1)
+    assert compare.metric_of(made) == "accuracy"
+    for path, wanted in (
+        ("nyu-mll/glue:cola", "mcc"),
+        ("glue:mrpc", "f1"),
+        ("glue:sst2", "accuracy"),
+        ("x:cola", "accuracy"),
+    ):
+        made[0].config["setting"]["dev"]["path"] = path
+        assert compare.metric_of(made) == wanted
+        assert compare.metric_of(made, "macro-f1") == "macro-f1"
+    assert compare.note_on_balance(predictions.labels(made[0]), "accuracy") is None
+    for line in made[0].predictions[:150]:
+        line["label"] = 1
+    assert "of the examples have the same label" in compare.note_on_balance(predictions.labels(made[0]), "accuracy")
+    assert compare.note_on_balance(predictions.labels(made[0]), "mcc") is None
+
+
+def test_predictions_that_never_change_have_no_interval(runs):
+    made = of_models(runs, 2)
+    for run in made:
+        for line in run.predictions:
+            line["outputs"] = [1.0, 0.0]
+        run.results["mcc"] = 0.0
+    (row,) = compare.summarise(made, metric="mcc")
+    assert (row["mcc"], row["low"], row["high"]) == (0, None, None)
+    assert "| 0.0 (2) |" in compare.markdown_table([row], "mcc")
+    plots.pyplot().close(plots.curves([row], "mcc"))
+
+
+def test_runs_without_the_outputs_of_their_dense_model_say_so(runs):
+    made = of_models(runs, 1)
+    for line in made[0].predictions:
+        del line["dense"]
+    with pytest.raises(ValueError, match="does not hold the outputs of its dense model: remove it and run it again"):
+        compare.summarise(made, against="dense")
+
+
+def test_runs_that_read_other_lengths_are_not_pooled(runs):
+    made = of_models(runs, 2)
+    made[0].config["setting"]["max_length"] += 1
+    with pytest.raises(ValueError, match="the runs have 2 values of max_length"):
+        compare.summarise(made)
+
+
+def test_distillation_is_named_beside_a_run_of_bench(runs):
+    from bertlite.bench.runs import run_label
+
+    (run,) = of_models(runs, 1)
+    run.config["cell"]["epochs"] = 3
+    run.config["setting"]["recipe"]["distil"] = 0.5
+    assert run_label(run) == "-50 % heads, michel, epochs 3, distil 0.5"
+
+
+def test_the_controls_are_one_command_each(world, tmp_path):
+    """Random heads with one a layer and refit, at two sizes of the calibration sample."""
+    curve = [
+        "prune",
+        "curve",
+        *data_arguments(world),
+        "--criteria",
+        "random",
+        "--fractions",
+        "0.5",
+        "--random-seeds",
+        "0,1",
+    ]
+    for size in ("11", "40"):
+        assert main([*curve, "--calibration", size, "--out", str(tmp_path)]) == 0
+    rows = compare.summarise(read_runs(tmp_path), against="dense")
+    assert [(row["calibration"], row["at_least"], row["repair"], row["runs"]) for row in rows] == [
+        (11, 1, "refit", 2),
+        (40, 1, "refit", 2),
+    ]
+    assert all("p" in row for row in rows)
+    assert all(min(kept) >= 1 for run in read_runs(tmp_path) for kept in [run.results["heads_kept"]])
+
+
+def test_two_runs_alone_are_compared_by_mcnemar_too(runs):
+    pair = [run for run in read_runs(runs) if run.config["cell"]["criterion"] == "michel"]
+    for run, criterion in zip(pair, ("one", "two"), strict=True):
+        run.config["cell"] |= {"criterion": criterion, "fraction": 0.5}
+    rows = compare.summarise(pair, against="two")
+    wrong = [predictions.outputs(run).argmax(1) != predictions.labels(run) for run in pair]
+    assert rows[0]["mcnemar"] == pytest.approx(mcnemar(~wrong[0], ~wrong[1]))
+    assert 0 <= rows[0]["mcnemar"] <= 1
+    assert "mcnemar" not in rows[1]
+
+
+def test_ways_that_differ_have_lines_of_their_own():
+    base = {**vars(Cell()), "calibration": 512}
+    changes = (
+        {},
+        {"uniform": True},
+        {"at_least": 2},
+        {"steps": 2},
+        {"neurons": 0.5},
+        {"repair": "mean"},
+        {"epochs": 1},
+        {"calibration": 513},
+    )
+    assert len({compare.describe_way({**base, **change}) for change in changes}) == len(changes)
+
+
+@pytest.mark.parametrize(
+    ("changed", "shown"), [({"distil": 0.5}, "2, distil 0.5"), ({"lr": 1e-4}, "2, lr 0.0001"), ({}, "2, 9 examples")]
+)
+def test_runs_that_trained_otherwise_are_not_taken_for_seeds(runs, changed, shown):
+    pair = [run for run in read_runs(runs) if run.config["cell"]["criterion"] == "random"][:2]
+    for run in pair:
+        run.config["cell"] |= {"fraction": 0.5, "epochs": 2}
+    setting = pair[1].config["setting"]
+    setting["recipe"] = {**setting["recipe"], **changed}
+    setting["retrain"] = None if changed else 9
+    rows = compare.summarise(pair)
+    assert [row["runs"] for row in rows] == [1, 1]
+    assert sorted(compare.describe_way(row)[3] for row in rows) == ["2", shown]
+    for run in pair:
+        run.config["cell"]["epochs"] = 0
+    assert [row["runs"] for row in compare.summarise(pair)] == [2], "without training its settings say nothing"
+
+
+def test_compare_writes_rows_and_every_figure(runs, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    where = ["--out", f"{tmp_path / 'rows.json'},{tmp_path / 'plots'}"]
+    assert main(["prune", "compare", str(runs), "--against", "random", *where]) == 0
+    said = capsys.readouterr().out
+    assert "| criterion | neurons | repair | epochs | 25 % | 50 % |" in said
+    assert "over random, p = " in said
+    record = json.loads((tmp_path / "rows.json").read_text())
+    assert len(record["rows"]) == 4
+    assert all(row["accuracy"] == pytest.approx(np.mean(row["values"])) for row in record["rows"])
+    assert record["dense"]["accuracy"] > 0
+    assert record["environment"] == read_runs(runs)[0].facts["environment"]
+    names = ("curves", "heads-michel", "heads-random", "heads-per-layer", "rank-correlation")
+    assert {path.name for path in (tmp_path / "plots").iterdir()} == {n + e for n in names for e in (".png", ".svg")}
+    assert (tmp_path / "plots" / "curves.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_rows_name_the_commits_of_their_runs(runs):
+    def made_from(*states):
+        found = [replace(run, facts=json.loads(json.dumps(run.facts))) for run in read_runs(runs)[: len(states)]]
+        for hour, (run, state) in enumerate(zip(found, states, strict=True)):
+            run.facts["started"] = f"2026-01-01T0{hour}:00:00+00:00"
+            run.facts["environment"]["git"] = state
+        return found
+
+    one, two, changed = ({"commit": c, "dirty": dirty} for c, dirty in (("1", False), ("2", False), ("2", True)))
+    found = compare.provenance(made_from(one, one))
+    assert found == {"environment": found["environment"]}
+    assert commit_of(found) == one
+    found = compare.provenance(made_from(one, two))
+    assert commit_of(found) == two
+    assert found["commits"] == ["1", "2"]
+    assert commit_of(compare.provenance(made_from(changed, two)))["dirty"]
+    assert commit_of(compare.provenance(made_from(one, None))) is None
+    older = made_from(one)  # which has it beside the environment
+    older[0].facts["git"] = older[0].facts["environment"].pop("git")
+    assert commit_of(compare.provenance(older)) == one
+
+
+def test_the_heat_map_crosses_the_pruned_heads():
+    pytest.importorskip("matplotlib")
+    figure = plots.heat_map(np.arange(12.0).reshape(3, 4), {0: [1], 2: [0, 3]})
+    crosses = [(x, y) for line in figure.axes[0].lines for x, y in zip(*line.get_data(), strict=True)]
+    assert set(crosses) == {(1, 0), (0, 2), (3, 2)}
+    plots.pyplot().close(figure)
+
+
+def test_score_writes_what_run_reads(world, tmp_path, capsys):
+    data = [str(world / "model"), "--train", str(world / "train.tsv"), "--calibration", "11"]
+    assert main(["prune", "score", *data, "--criteria", "michel,magnitude", "--out", str(tmp_path / "scores")]) == 0
+    assert (tmp_path / "scores" / "rank-correlation.png").exists()
+    given = ["--scores", str(tmp_path / "scores" / "michel.json")]
+    command = ["prune", "run", *data, "--dev", str(world / "dev.tsv"), "--out"]
+    assert main([*command, str(tmp_path / "a"), *given]) == 0
+    assert main([*command, str(tmp_path / "b")]) == 0
+    (a,), (b,) = read_runs(tmp_path / "a"), read_runs(tmp_path / "b")
+    assert a.load("masks.json") == b.load("masks.json")
+    assert "run: " in capsys.readouterr().out
+
+
+def test_score_of_neurons_writes_what_the_library_computes(world, tmp_path, capsys):
+    data = [str(world / "model"), "--train", str(world / "train.tsv"), "--calibration", "11"]
+    criteria = ["--criteria", "magnitude,context_norm/batch"]
+    out = tmp_path / "scores"
+    assert main(["prune", "score", *data, *criteria, "--units", "both", "--json", "--out", str(out)]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert {path.stem for path in out.glob("*.png")} == {
+        f"{name}{end}" for name in ("magnitude", "context_norm-batch", "rank-correlation") for end in ("", "-neurons")
+    }
+    model = bertlite.BertForSequenceClassification.from_pretrained(world / "model")
+    dense = model_sha256(model)
+    wanted = {
+        "scores": bertlite.head_importance(model, criterion="magnitude"),
+        "neuron_scores": bertlite.neuron_importance(model, criterion="magnitude"),
+    }
+    for kind, end in (("scores", ""), ("neuron_scores", "-neurons")):
+        assert torch.equal(read_scores(out / f"magnitude{end}.json", dense), wanted[kind])
+        assert record[kind]["magnitude"] == wanted[kind].tolist()
+        assert list(record[kind]) == ["magnitude", "context_norm/batch"]
+    command = ["prune", "run", *data, "--dev", str(world / "dev.tsv"), "--out", str(tmp_path / "run")]
+    assert main([*command, "--scores", str(out / "magnitude-neurons.json")]) == 2
+    assert "heads" in capsys.readouterr().err
+
+
+def test_score_of_neurons_alone_writes_no_scores_of_heads(world, tmp_path, capsys):
+    data = [str(world / "model"), "--train", str(world / "train.tsv"), "--calibration", "11"]
+    assert main(["prune", "score", *data, "--units", "neurons", "--criteria", "random", "--out", str(tmp_path)]) == 0
+    assert [path.name for path in tmp_path.glob("*.json")] == ["random-neurons.json"]
+    assert "neurons' least, quartiles and largest score across" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("units", ["neurons", "both"])
+@pytest.mark.parametrize(
+    ("criterion", "reason"),
+    [
+        ("entropy", "computed from attention weights, which neurons do not have"),
+        ("gates", "computed from trained gates, which neurons do not have"),
+        ("michel/token", "of neurons the mean is over example or batch, not token"),
+    ],
+)
+def test_score_refuses_what_does_not_score_neurons_before_any_work(world, tmp_path, capsys, criterion, reason, units):
+    data = [str(world / "model"), "--train", str(world / "train.tsv"), "--calibration", "11"]
+    asked = ["--criteria", f"random,{criterion}", "--units", units]
+    assert main(["prune", "score", *data, *asked, "--out", str(tmp_path / "scores")]) == 2
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "scores").exists()
+
+
+def test_export_gives_three_forms_of_one_function(runs, world, tmp_path, capsys):
+    run = next(run for run in read_runs(runs) if run.config["cell"]["criterion"] == "michel")
+    for form, name in (("physical", "physical"), ("full", "full"), ("mask", "mask.json")):
+        assert main(["prune", "export", str(run.folder), "--form", form, "--out", str(tmp_path / name)]) == 0
+    assert main(["prune", "export", str(run.folder), "--form", "mask", "--out", str(tmp_path / "folder")]) == 2
+    assert "--form mask: say --out FILE.json alone" in capsys.readouterr().err
+    physical, full = (
+        bertlite.BertForSequenceClassification.from_pretrained(tmp_path / form) for form in ("physical", "full")
+    )
+    assert physical.config.pruned_heads
+    assert not full.config.pruned_heads
+    data = Experiment(Setting(**{**vars_of(run), "model": str(tmp_path / "physical")})).dev_data
+    task = TASKS["classification"]
+    wanted = np.array([line["outputs"] for line in run.predictions])
+    for model in (physical, full):
+        np.testing.assert_allclose(predict(model, data, task), wanted, atol=5e-6)
+    again = [
+        "prune",
+        "export",
+        str(world / "model"),
+        "--mask",
+        str(tmp_path / "mask.json"),
+        "--out",
+        str(tmp_path / "again"),
+    ]
+    assert main(again) == 0
+    assert (tmp_path / "again" / "config.json").read_text() == (tmp_path / "physical" / "config.json").read_text()
+    assert main(again) == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+def vars_of(run):
+    setting = dict(run.config["setting"])
+    for name in ("train", "dev"):
+        setting[name] = DataSource(**setting[name])
+    return {**setting, "recipe": Recipe(**setting["recipe"])}
+
+
+def test_export_refuses_weights_that_were_not_kept(experiment, tmp_path, capsys):
+    folder = experiment.run(Cell("michel", 0.5, repair="mean"), tmp_path)
+    assert main(["prune", "export", str(folder), "--out", str(tmp_path / "out")]) == 2
+    assert "run it with --save-model" in capsys.readouterr().err
+    kept = experiment.run(Cell("michel", 0.25, repair="mean"), tmp_path, save_model=True)
+    assert main(["prune", "export", str(kept), "--out", str(tmp_path / "out")]) == 0
+
+
+def test_bench_measures_runs_beside_their_dense_model(runs, world, tmp_path, capsys):
+    folders = [str(run.folder) for run in read_runs(runs) if run.config["cell"]["criterion"] == "michel"][-1:]
+    out = tmp_path / "bench"
+    assert main(["bench", *folders, "--shapes", "1x5,2x7", "--rounds", "7", "--table", "--out", str(out)]) == 0
+    (run,) = read_runs(out)
+    assert len(run.results["latency"]) == 2 * 2
+    assert set(run.results["models"]) == {"dense", "-50 % heads, michel"}
+    assert all(found["peak_memory"] > 0 for found in run.results["models"].values())
+    assert all(set(line["speedup"]) == {"low", "median", "high"} for line in run.results["latency"])
+    assert list(run.results["table"]) == ["heads", "neurons"]
+    assert (out / "accuracy-against-latency-2x7.svg").exists()
+    printed = capsys.readouterr().out
+    assert "speed-up" in printed
+    taken = bertlite.optimize_for_inference(bertlite.BertForSequenceClassification.from_pretrained(world / "model"))
+    assert (run.results["backend"], run.results["dtype"]) == (taken.backend, "float32")
+    assert (run.config["backend"], run.config["dtype"]) == ("auto", None)
+    assert f"backend {taken.backend}, float32" in printed
+
+
+@pytest.mark.parametrize(("dtype", "backend"), [("bfloat16", "plain"), ("float32", "inductor")])
+def test_bench_times_what_its_options_name(dtype, backend, runs, tmp_path, monkeypatch):
+    timed = {}
+
+    def note(models, *_, **__):
+        timed.update(models)
+        return []
+
+    monkeypatch.setattr("bertlite.bench.runs.latency", note)
+    monkeypatch.setattr("bertlite.bench.runs.peak_memory", lambda *_, **how: timed.update(how=how) or 1)
+    monkeypatch.setattr("bertlite.bench.runs.plots.save", lambda *_: None)
+    folder, out = read_runs(runs)[0].folder, tmp_path / "out"
+    assert main(["bench", str(folder), "--dtype", dtype, "--backend", backend, "--out", str(out)]) == 0
+    how = timed.pop("how")
+    assert (how["dtype"], how["backend"]) == (getattr(torch, dtype), backend)
+    assert len(timed) == 2
+    for model in timed.values():
+        assert model.dtype == getattr(torch, dtype)
+        assert getattr(model, "backend", "plain") == backend
+    (run,) = read_runs(out)
+    assert (run.results["backend"], run.results["dtype"]) == (backend, dtype)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("--backend onnx", "backend 'onnx' is unknown; have: plain, auto, native, onednn, inductor"),
+        ("--dtype int4", "dtype is 'int4'; have: "),
+        ("--dtype int8 --backend plain", "backend 'plain' has no int8, which needs packed weights: use 'auto'"),
+        ("--dtype float64", "dtype torch.float64 is not among"),
+    ],
+)
+def test_bench_refuses_what_it_cannot_time_before_any_work(options, reason, runs, tmp_path, capsys):
+    folder = read_runs(runs)[0].folder
+    assert main(["bench", str(folder), *options.split(), "--out", str(tmp_path / "out")]) == 2
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_bench_refuses_runs_of_another_model(runs, world, tmp_path, capsys):
+    def refusal(change):
+        copy = shutil.copytree(folder, tmp_path / change, dirs_exist_ok=True)
+        facts = json.loads((copy / "run.json").read_text())
+        facts["model"]["dense"] = "0" * 64
+        (copy / "run.json").write_text(json.dumps(facts))
+        both = [str(copy)] if change == "one" else [str(copy), str(folder)]
+        assert main(["bench", *both, "--out", str(tmp_path / "out")]) == 2
+        return capsys.readouterr().err
+
+    folder = read_runs(runs)[0].folder
+    assert f"{world / 'model'} is not the model that these runs pruned: it has changed since" in refusal("one")
+    assert "the runs began with 2 dense models; time is measured beside one" in refusal("two")
+    assert not (tmp_path / "out").exists()
+
+
+def test_finetune_refuses_what_makes_no_step_and_tasks_without_a_head(world, tmp_path, capsys):
+    out = ["--out", str(tmp_path / "out")]
+    assert main(["prune", "finetune", *data_arguments(world), "--task", "similarity", *out]) == 2
+    assert "similarity has no head to train; sentence-transformers trains" in capsys.readouterr().err
+    assert main(["prune", "finetune", *data_arguments(world), "--epochs", "0", *out]) == 2
+    assert "40 examples, 0 epochs and 1 processes make no step" in capsys.readouterr().err
+
+
+def test_a_head_that_names_its_classes_keeps_their_order(world, tmp_path, capsys):
+    for name, count in (("train", 12), ("dev", 5)):
+        rows = [f"{'good' if i % 3 else 'bad'} film {i},{'good' if i % 3 else 'bad'}" for i in range(count)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["sentence,label", *rows]))
+    data = ["--train", str(tmp_path / "train.csv"), "--dev", str(tmp_path / "dev.csv"), "--epochs", "1"]
+    command = ["prune", "finetune", str(world / "model"), *data]
+    assert main([*command, "--classes", "good,bad", "--out", str(tmp_path / "one")]) == 0
+    one = tmp_path / "one" / "model"
+    assert main([*command[:2], str(one), *data, "--out", str(tmp_path / "two")]) == 0
+    for folder in (one, tmp_path / "two" / "model"):
+        assert class_names(bertlite.BertConfig.from_json_file(folder / "config.json")) == ("good", "bad")
+    (first, second) = read_runs(tmp_path)
+    assert [line["label"] for line in first.predictions] == [line["label"] for line in second.predictions]
+    assert main([*command, "--num-labels", "3", "--out", str(tmp_path / "three")]) == 2
+    assert "train.csv has 2 classes, bad, good: leave --num-labels 3 out" in capsys.readouterr().err
+    assert main([*command, "--task", "regression", "--out", str(tmp_path / "four")]) == 2
+    assert "row 1 (line 2), column 'label': the label 'bad' is not a number" in capsys.readouterr().err
+    (tmp_path / "train.csv").write_text("sentence,label\na,good\nb,good\n")
+    assert main([*command, "--out", str(tmp_path / "five")]) == 2
+    assert "train.csv has 2 examples of one class, good; name two or more" in capsys.readouterr().err
+    (tmp_path / "dev.csv").write_text("sentence,label\na,good\nb,fair\n")
+    assert main([*command, "--classes", "good,bad", "--out", str(tmp_path / "six")]) == 2
+    assert (
+        "dev.csv, row 2 (line 3), column 'label': 'fair' is none of the classes good, bad" in capsys.readouterr().err
+    )
+
+
+def test_finetune_makes_a_checkpoint_that_the_rest_takes(world, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(["prune", "finetune", *data_arguments(world), "--epochs", "2.5", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    lines = re.findall(r"^epoch ([\d.]+): loss \d\.\d{4}, dev\.tsv: accuracy \d\.\d{4}, ", printed, re.MULTILINE)
+    assert lines[:2] == ["1", "2"]
+    assert float(lines[2]) == pytest.approx(2.5, abs=0.3)
+    (run,) = read_runs(out)
+    model = bertlite.BertForSequenceClassification.from_pretrained(out / "model")
+    assert run.results["sha256"] == model_sha256(model)
+    assert run.facts["model"]["before"] == model_sha256(dense_of(world))
+
+
+def test_finetune_learns_a_teachers_predictions(world, tmp_path, capsys):
+    command, found = ["prune", "finetune", *data_arguments(world), "--epochs", "2"], {}
+    for name, words in {"alone": [], "half": [], "all": ["--distil", "1"]}.items():
+        teacher = [] if name == "alone" else ["--teacher", str(world / "model"), *words]
+        assert main([*command, *teacher, "--seed", "1", "--out", str(tmp_path / name)]) == 0
+        (run,) = read_runs(tmp_path / name)
+        found[name] = run.results["sha256"], run.facts["config"]["recipe"]["distil"]
+        card = (tmp_path / name / "model" / "README.md").read_text()
+        assert ("with distillation from" in card) == bool(teacher)
+    assert [share for _, share in found.values()] == [0.0, 0.5, 1.0]
+    assert len({sha for sha, _ in found.values()}) == 3
+    refused = {("--distil", "0.5"): "leave it out", ("--teacher", str(world / "model"), "--distil", "2"): "up to 1"}
+    for words, message in refused.items():
+        assert main([*command, *words, "--out", str(tmp_path / "no")]) == 2
+        assert message in capsys.readouterr().err
+    three = bertlite.BertForSequenceClassification(replace(dense_of(world).config, num_labels=3, id2label=None))
+    three.save_pretrained(tmp_path / "three")
+    assert main([*command, "--teacher", str(tmp_path / "three"), "--out", str(tmp_path / "no")]) == 2
+    assert "has 3 outputs, the model 2" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+
+
+def dense_of(world):
+    return bertlite.BertForSequenceClassification.from_pretrained(world / "model")
+
+
+@pytest.mark.parametrize("action", ["finetune", "score", "run", "curve", "compare", "export"])
+def test_every_action_explains_itself_without_heavy_imports(action):
+    code = f"""
+import sys
+from bertlite.cli import main
+try:
+    main(["prune", "{action}", "--help"])
+except SystemExit:
+    heavy = {{"matplotlib", "accelerate", "scipy", "sklearn", "transformers", "datasets"}} & sys.modules.keys()
+    raise SystemExit(f"imported {{heavy}}" if heavy else 0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "usage: " in done.stdout
+
+
+def test_the_plan_of_the_figures_is_made_of_commands_and_has_its_controls(tmp_path):
+    """`scripts/make/pruning_figures` with a python that only prints what it is given."""
+    from bertlite.cli import parser
+
+    script = tmp_path / "scripts" / "make" / "pruning_figures"
+    script.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "make" / "pruning_figures", script)
+    stub = tmp_path / "python"
+    stub.write_text('#!/bin/sh\nprintf "%s\\n" "$*"\n')
+    stub.chmod(0o755)
+    picture = tmp_path / "runs" / "a-figures" / "curves.png"  # which `compare` would have drawn
+    picture.parent.mkdir(parents=True)
+    picture.touch()
+    done = subprocess.run(
+        ["bash", script, tmp_path, tmp_path, "selection", "sst2", "subnetworks", "stsb"],
+        env={**os.environ, "PYTHON": str(stub)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    commands = [
+        line.removeprefix("-m bertlite ").split() for line in done.stdout.splitlines() if "-m bertlite" in line
+    ]
+    plan = [parser().parse_args(words) for words in commands]
+    assert len(plan) > 30
+    controls = {
+        (args.checkpoint, args.calibration)
+        for args in plan
+        if args.action == "curve" and "random" in args.criteria and args.at_least == 1 and "refit" in args.repairs
+    }
+    assert {(f"runs/sst2-seed{seed}/model", size) for seed in range(3) for size in (512, 4096)} <= controls
