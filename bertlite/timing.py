@@ -78,24 +78,18 @@ def time_calls(run: Callable[[], Any], calls: int, device: str = "cpu") -> float
     return (time.perf_counter() - start) / calls
 
 
-def wait_until_idle(longest: float = LONGEST_SPIN) -> float:
-    """Wait until no thread of this process spins, and return the CPU seconds that they used.
+def wait_until_idle(longest: float = LONGEST_SPIN) -> None:
+    """Wait until no thread of this process spins.
 
     The threads of a library may wait for its next call in a loop (OpenMP's for milliseconds, in some builds for 200),
     and would slow down another library.
     """
-    began, spent = time.perf_counter(), time.process_time()
+    began = time.perf_counter()
     while True:
         before = time.process_time()
         time.sleep(SETTLE)
         if time.process_time() - before < SPINNING * SETTLE or time.perf_counter() - began >= longest:
-            return time.process_time() - spent
-
-
-def spin_after(run: Callable[[], Any]) -> float:
-    """Return the CPU seconds that threads use after a run has returned."""
-    run()
-    return wait_until_idle()
+            return
 
 
 def check_rounds(rounds: int, fewest: int | None = None, name: str = "rounds") -> None:

@@ -6,13 +6,14 @@ Shapes:  B 2 sequences · S 11 positions · D 48 hidden · L 3 layers · N 4 hea
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from bertlite import BertConfig, BertModel
+from bertlite import BertConfig, BertModel, timing
 from bertlite.heads import models
 from bertlite.stack.attention import BACKENDS
 from bertlite.stack.layer_inputs import Needs
@@ -122,6 +123,23 @@ def set_threads() -> Iterator[Callable[[int], None]]:
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let measurements have 3 rounds, whose quartiles are the least, the middle and the most."""
+    monkeypatch.setattr(timing, "FEWEST", 3)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """Return a folder of the benchmark, in which the model of bert-base's shape is a tiny one."""
+    pytest.importorskip("transformers")
+    from bertlite.parity import reference
+
+    sizes = {"vocab_size": 1000, "num_attention_heads": 3, "max_position_embeddings": 512, "num_hidden_layers": 2}
+    reference.base_shaped(tmp_path / "base", **(SIZES | sizes))  # heads of 16, which the native kernels take
+    return tmp_path
 
 
 @pytest.fixture

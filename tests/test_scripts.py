@@ -15,11 +15,10 @@ import pytest
 import torch
 
 import bertlite
-from bertlite import timing
-from bertlite.bench.startup import COLD
-from bertlite.cli import main
+from bertlite import cli
 from bertlite.parity.command import demo_checkpoint
 from scripts.measure import batches, checkpointing, gpu_checks
+from scripts.measure.speed.startup import COLD
 from scripts.stress import hf_suites, mutation, release
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -87,7 +86,7 @@ def test_gpu_checks_name_files_and_commands_that_exist(tmp_path):
         assert (python, flag) == (sys.executable, "-m")
         assert find_spec(module) is not None
         if module == "bertlite":
-            bertlite.cli.parser().parse_args(words)
+            cli.parser().parse_args(words)
         assert all((ROOT / word).exists() for word in words if word.endswith(".py"))
     marked = [Path(word).name for word in steps["tests"][0] if word.endswith(".py")]
     assert {"test_parity.py", "test_gpu.py"} <= set(marked)
@@ -132,27 +131,7 @@ def test_a_gpu_check_that_fails_is_printed_and_kept(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_benchmark_writes_a_record(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(timing, "FEWEST", 3)
-    path = tmp_path / "startup.json"
-    assert main(["bench", "--only", "import", "--rounds", "3", "--out", str(path)]) == 0
-    record = json.loads(path.read_text())
-    assert record["environment"]["versions"]["torch"]
-    section = record["sections"]["import"]
-    assert section["rounds"] == 3
-    assert set(section["seconds"]) == {"python", "torch", "bertlite", "bertlite --help", "transformers"}
-    assert section["ratios"]["bertlite / torch"]["median"] > 0
-    assert "bertlite / torch" in capsys.readouterr().out
-
-
-def test_benchmark_refuses_an_unknown_section(capsys):
-    assert main(["bench", "--only", "nonsense"]) == 2
-    assert "no section matches 'nonsense'; have: import, loading, cold start" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_benchmark_checkpointing_measures_both_axes(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(timing, "FEWEST", 3)
+def test_benchmark_checkpointing_measures_both_axes(few_rounds, tmp_path, capsys):
     pytest.importorskip("transformers")
     path = tmp_path / "checkpointing.json"
     small = ["--layers", "6", "--hidden", "64", "--length", "64", "--rounds", "3", "--out", str(path)]

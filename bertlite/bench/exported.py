@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 import bertlite
-from bertlite.bench.ceiling import openvino_settings
 from bertlite.bench.work import Forward
 
 
@@ -110,6 +109,18 @@ def openvino_engine(folder: Path, dtype: str, device: str) -> Forward:
     path = export_once(folder, *(("openvino8.xml", quantise) if dtype == "int8" else ("openvino.xml", write)))
     request = ov.Core().compile_model(path, "CPU", openvino_settings(dtype)).create_infer_request()
     return lambda batch: request.infer({name: x.numpy() for name, x in batch.items()}, share_inputs=True)
+
+
+def openvino_settings(dtype: str) -> Mapping[str, Any]:
+    """Return the settings of OpenVINO: torch's number of threads, and float32 computed in float32.
+
+    Where the processor has bfloat16, OpenVINO computes float32 in it unless told otherwise.
+    """
+    return {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "INFERENCE_PRECISION_HINT": "f32" if dtype == "float32" else "bf16",
+    }
 
 
 def ctranslate2_engine(folder: Path, dtype: str, device: str) -> Forward:

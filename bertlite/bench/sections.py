@@ -6,8 +6,7 @@ A section belongs to a model, that is to a shape with random weights, and to a n
 import itertools
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -19,14 +18,11 @@ import torch
 from torch import Tensor
 
 import bertlite
-from bertlite.bench import startup
 from bertlite.bench.accuracy import Accuracy, accuracies, accuracies_of
-from bertlite.bench.ceiling import Ceiling, copy_rate, find_ceilings
 from bertlite.bench.engines import ALL, ENGINES, FLOATS, OWN_BACKENDS, forward_of, reason_without_backend
-from bertlite.bench.work import Forward, Work, full, ragged, works
+from bertlite.bench.work import Forward, Work, full, works
 from bertlite.parity import reference
-from bertlite.records import quartiles
-from bertlite.timing import alternate, peak_bytes, spin_after, summary
+from bertlite.timing import Timings, alternate, summary
 
 WHOLE = "whole"
 BASELINE = "transformers sdpa float32"
@@ -38,14 +34,6 @@ MODELS: dict[str, tuple[str, dict[str, int]]] = {  # shape: folder, and what dif
     ),
 }
 BURST = 0.05  # seconds that an engine runs for in each round at least
-BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
-KINDS = {  # of operators, by parts of their names
-    "matmuls": ("linear", "mm"),
-    "attention": ("scaled_dot_product",),
-    "LayerNorm": ("layer_norm",),
-    "rounding": ("aminmax", "quantize"),
-    "moving tokens": ("index_select", "cat", "copy_"),
-}
 
 
 @dataclass
@@ -88,6 +76,8 @@ class Bench:
         return self.current
 
     def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise ValueError(f"--seconds is {self.seconds}; a section needs more than 0")
         self.threads = torch.get_num_threads()
 
     @cached_property
@@ -105,16 +95,6 @@ class Bench:
     @cached_property
     def config(self) -> bertlite.BertConfig:
         return bertlite.BertConfig.from_json_file(self.folder / "config.json")
-
-    @cached_property
-    def ceilings(self) -> dict[str, Ceiling]:
-        """The fastest matmul of each dtype."""
-        return find_ceilings(self.device)
-
-    @cached_property
-    def copied(self) -> float:
-        """Bytes per second that a large copy reads and writes."""
-        return copy_rate(self.device)
 
     @cached_property
     def runs(self) -> dict[str, Forward]:
@@ -142,51 +122,69 @@ class Bench:
 
 
 def forward(work: Work, bench: Bench) -> dict[str, Any]:
-    """Time one batch in every engine that agrees with the baseline, and the machine's fastest matmuls."""
+    """Time one batch in every engine that is right."""
+    candidates, found = right_engines(work, bench)
+    return forward_section(work, bench, time_runs(candidates, bench), found)
+
+
+def right_engines(work: Work, bench: Bench) -> tuple[dict[str, Callable[[], Any]], dict[str, Accuracy]]:
+    """Return the runs of a batch in the engines that compute it right, and the accuracy of every engine."""
     batch = work.inputs(bench.config.vocab_size, bench.device)
     runs = {name: run for name, run in bench.runs.items() if work.filled < 1 or "packed" not in name}
     found = accuracies(bench.folder, runs, batch)
-    candidates = {name: partial(run, batch) for name, run in runs.items() if found[name].is_right(dtype_of(name))}
+    candidates = right_runs(runs, batch, found)
     if BASELINE not in candidates:
         raise RuntimeError(f"{BASELINE} differs from itself in float64: {found[BASELINE]}; nothing can be compared")
-    spins = {name: spin_after(run) for name, run in candidates.items()}
-    times = time_beside_ceilings(candidates, bench)
-    limits = limit_times(times, work, bench)
-    times = {name: times[name] for name in candidates}
-    section = summary(f"forward, {work.name}, {work.filled:.0%} filled", times, ratio_pairs(times))
-    section |= {"model": bench.model, "threads": bench.threads, "work": work.name}
-    section |= {"tokens": work.tokens, "filled": work.filled, "padding": work.padding}
-    section |= {"of_limit": limit_fractions(times, limits), "ceilings": ceiling_facts(limits, work, bench)}
-    section |= {"errors": {name: each.error for name, each in found.items()}, "spins": spins}
-    section |= {"cosines": {name: each.cosine for name, each in found.items()}}
-    if bench.device == "cpu":
-        ours = {name: run for name, run in candidates.items() if name.startswith("bertlite onednn")}
-        section["profile"] = {name: operator_shares(run) for name, run in ours.items()}
-    else:
-        section["peak_bytes"] = {name: peak_bytes(run, bench.device) for name, run in candidates.items()}
-        layers = bench.config.num_hidden_layers
-        section["demands"] = {name: gpu_demands(gpu_events(run), layers) for name, run in candidates.items()}
-    return section | {"wrong": [name for name in runs if name not in candidates]}
+    return candidates, found
+
+
+def right_runs(
+    runs: Mapping[str, Forward], batch: Mapping[str, Tensor], found: Mapping[str, Accuracy]
+) -> dict[str, Callable[[], Any]]:
+    """Return those of these runs that are right by their accuracy, each ready to be called."""
+    return {name: partial(run, batch) for name, run in runs.items() if found[name].is_right(dtype_of(name))}
+
+
+def time_runs(candidates: Mapping[str, Callable[[], Any]], bench: Bench) -> Timings:
+    """Time candidates that have run once."""
+    return alternate(
+        candidates,
+        bench.rounds,
+        bench.device,
+        seconds=bench.seconds,
+        burst=BURST if bench.device == "cpu" else 0.0,
+        warm=1 if bench.device == "cpu" else 2,  # on a GPU graphs are recorded at the second run
+        after_round=bench.after_round,
+    )
+
+
+def forward_section(work: Work, bench: Bench, times: Timings, found: Mapping[str, Accuracy]) -> dict[str, Any]:
+    """Return the section of one batch, from the times of its engines and the accuracy of all."""
+    what = f"forward, {work.name}, {work.filled:.0%} filled"
+    section = section_of(what, bench, times, ratio_pairs(times), found)
+    section |= {"work": work.name, "tokens": work.tokens, "filled": work.filled, "padding": work.padding}
+    return section | {"cosines": {name: each.cosine for name, each in found.items()}}
+
+
+def section_of(
+    what: str,
+    bench: Bench,
+    times: Timings,
+    over: Sequence[tuple[str, str]],
+    found: Mapping[str, Accuracy],
+) -> dict[str, Any]:
+    """Return a section: its times, the ratios of pairs of them, and the errors, also of what was too wrong to time."""
+    return summary(what, times, over) | {
+        "model": bench.model,
+        "threads": bench.threads,
+        "errors": {name: each.error for name, each in found.items()},
+        "wrong": [name for name in found if name not in times],
+    }
 
 
 def dtype_of(name: str) -> str:
     """Return the dtype of a candidate, the last word of its name."""
     return name.split()[-1]
-
-
-def time_beside_ceilings(candidates: Mapping[str, Callable[[], Any]], bench: Bench) -> dict[str, list[float]]:
-    """Time candidates, and in the same rounds the fastest matmul of each of their dtypes, as "matmul DTYPE"."""
-    dtypes = {dtype_of(name) for name in candidates}
-    matmuls = {f"matmul {dtype}": bench.ceilings[dtype].run for dtype in sorted(dtypes & bench.ceilings.keys())}
-    return alternate(
-        {**candidates, **matmuls},
-        bench.rounds,
-        bench.device,
-        seconds=bench.seconds,
-        burst=BURST if bench.device == "cpu" else 0.0,
-        warm=1 if bench.device == "cpu" else 2,  # all have run; on a GPU graphs are recorded at the second run
-        after_round=bench.after_round,
-    )
 
 
 def ratio_pairs(times: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -199,127 +197,6 @@ def ratio_pairs(times: Mapping[str, Any]) -> list[tuple[str, str]]:
         if name != peer and peer in times:
             pairs.append((peer, name))
     return pairs
-
-
-def limit_times(times: Mapping[str, list[float]], work: Work, bench: Bench) -> dict[str, list[float]]:
-    """Return for each dtype the least seconds that a batch can take, in each round.
-
-    That is the time of its matmuls at the rate of the fastest matmul in the same round, or of reading the weights,
-    whichever is longer.
-    """
-    config = bench.config
-    layer = 4 * config.hidden_size**2 + 2 * config.hidden_size * config.intermediate_size
-    limits = {}
-    for dtype, ceiling in bench.ceilings.items():
-        share = work.operations(config) / ceiling.operations
-        reading = config.num_hidden_layers * layer * BYTES[dtype] / bench.copied
-        if f"matmul {dtype}" in times:
-            limits[dtype] = [max(share * seconds, reading) for seconds in times[f"matmul {dtype}"]]
-    return limits
-
-
-def limit_fractions(
-    times: Mapping[str, list[float]], limits: Mapping[str, list[float]]
-) -> dict[str, dict[str, float]]:
-    """Return the fraction of the machine's limit that each engine reaches, median and quartiles over the rounds."""
-    return {
-        name: quartiles([limit / took for limit, took in zip(limits[dtype_of(name)], taken, strict=True)])
-        for name, taken in times.items()
-        if dtype_of(name) in limits
-    }
-
-
-def ceiling_facts(limits: Mapping[str, list[float]], work: Work, bench: Bench) -> dict[str, Any]:
-    """Return for each dtype the operations per second at the limit, with the library of the matmul that sets it."""
-    operations = work.operations(bench.config)
-    return {
-        dtype: {"library": bench.ceilings[dtype].library, **quartiles([operations / each for each in seconds])}
-        for dtype, seconds in limits.items()
-    } | {"bytes": bench.copied}
-
-
-def operator_shares(run: Callable[[], Any]) -> dict[str, float]:
-    """Return the share of CPU time that each kind of operator takes, by torch's profiler, from most to least."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        for _ in range(3):
-            run()
-    spent: Counter[str] = Counter()
-    for event in profile.key_averages():
-        kinds = (kind for kind, parts in KINDS.items() if any(part in event.key for part in parts))
-        spent[next(kinds, "other")] += event.self_cpu_time_total
-    return {kind: time / spent.total() for kind, time in spent.most_common()}
-
-
-def gpu_events(run: Callable[[], Any]) -> Iterator[tuple[str, bool]]:
-    """Return the events that torch's profiler sees in one run: name, and whether it is on the GPU."""
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        run()
-        torch.cuda.synchronize()
-    for event in profile.events() or ():
-        yield event.name, event.device_type.name == "CUDA"
-
-
-def gpu_demands(events: Iterable[tuple[str, bool]], layers: int) -> dict[str, float]:
-    """Count the kernels of each layer, and the copies, launches and waits of a run on a GPU."""
-    there, here = Counter[str](), Counter[str]()
-    for name, on_gpu in events:
-        (there if on_gpu else here)[name] += 1
-    moves = sum(count for name, count in there.items() if name.startswith(("Memcpy", "Memset")))
-    launches = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
-    return {
-        "kernels per layer": (there.total() - moves) / layers,
-        "copies": sum(count for name, count in there.items() if name.startswith("Memcpy")),
-        "launches": sum(count for name, count in here.items() if name.startswith(launches)),
-        "waits": here["cudaStreamSynchronize"] + here["cudaEventSynchronize"],
-    }
-
-
-def training(bench: Bench, autocast: bool = False) -> dict[str, Any]:
-    """Time a classifier's forward, backward and step of AdamW, at the lengths of SST-2, dropout on.
-
-    AdamW is fused, as transformers' Trainer has it by default; with `autocast` matmuls are in bfloat16.
-    """
-    import transformers
-
-    work = ragged("SST-2", 32, 128)
-    batch: dict[str, Tensor] = {
-        **work.inputs(bench.config.vocab_size, bench.device),
-        "labels": torch.arange(32, device=bench.device) % 2,
-    }
-    models = {
-        "transformers sdpa": transformers.BertForSequenceClassification.from_pretrained(
-            bench.folder, attn_implementation="sdpa"
-        ),
-        **{
-            f"bertlite {name}": bertlite.BertForSequenceClassification(
-                bertlite.BertConfig.from_json_file(bench.folder / "config.json", attn_implementation=name)
-            )
-            for name in ("sdpa", "packed")
-        },
-    }
-
-    def stepping(model: Any) -> Callable[[], None]:
-        model.to(bench.device).train()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-
-        def step() -> None:
-            optimizer.zero_grad()
-            with torch.autocast(torch.device(bench.device).type, torch.bfloat16, enabled=autocast):
-                loss = model(**batch).loss
-            loss.backward()
-            optimizer.step()
-
-        return step
-
-    steps = {name: stepping(model) for name, model in models.items()}
-    times = alternate(steps, bench.rounds, bench.device, warm=1, seconds=bench.seconds, after_round=bench.after_round)
-    over = [("transformers sdpa", name) for name in times if name.startswith("bertlite")]
-    dtype = "bfloat16 by autocast" if autocast else "float32"
-    found = summary(f"training step, {work.name}, {work.filled:.0%} filled, {dtype}", times, over)
-    if bench.device != "cpu":
-        found["peak_bytes"] = {name: peak_bytes(step, bench.device) for name, step in steps.items()}
-    return found
 
 
 def pruned(bench: Bench) -> dict[str, Any]:
@@ -338,24 +215,14 @@ def pruned(bench: Bench) -> dict[str, Any]:
                 bench.missing[name] = str(error)
         found |= accuracies_of(model, mine, batch)
         runs |= mine
-    candidates = {name: partial(run, batch) for name, run in runs.items() if found[name].is_right(dtype_of(name))}
+    candidates = right_runs(runs, batch, found)
     over = [
         (whole, name)
         for name in candidates
         if (whole := re.sub("half.* ", f"{WHOLE} ", name)) != name and whole in candidates
     ]
-    times = alternate(
-        candidates,
-        bench.rounds,
-        bench.device,
-        seconds=bench.seconds,
-        burst=BURST if bench.device == "cpu" else 0.0,
-        after_round=bench.after_round,
-    )
-    section = summary(f"bertlite optimised, {work.name}, pruned", times, over)
-    section |= {"model": bench.model, "threads": bench.threads}
-    section |= {"errors": {name: each.error for name, each in found.items()}}
-    return section | {"wrong": [name for name in runs if name not in candidates]}
+    times = time_runs(candidates, bench)
+    return section_of(f"bertlite optimised, {work.name}, pruned", bench, times, over, found)
 
 
 def pruned_models(bench: Bench) -> dict[str, bertlite.BertModel]:
@@ -394,30 +261,30 @@ Section = Callable[[Bench], dict[str, Any]]
 
 
 def sections(
-    device: str, models: Sequence[str] = ("bert-base",), threads: Sequence[int | None] = (None,)
+    device: str,
+    models: Sequence[str] = ("bert-base",),
+    threads: Sequence[int | None] = (None,),
+    run_forward: Callable[[Work, Bench], dict[str, Any]] = forward,
 ) -> dict[str, Section]:
     """Return the sections by name, in the order of running.
 
     Args:
         models: names of MODELS.
         threads: numbers of threads; None is the number that torch has.
+        run_forward: makes the section of one batch.
+
+    Raises:
+        ValueError: there is no such model.
     """
-    starting: dict[str, Section] = {
-        "import": lambda bench: startup.imports(bench.rounds, bench.after_round),
-        "loading": lambda bench: startup.loading(bench.rounds, bench.folder, bench.after_round),
-        "cold start": lambda bench: startup.cold(bench.rounds, bench.after_round),
-        "packing": lambda bench: startup.packing(bench.rounds, bench.folder, bench.after_round, bench.missing),
-    }
-    running: dict[str, Section] = {}
+    if unknown := [name for name in models if name not in MODELS]:
+        raise ValueError(f"there is no model {unknown[0]!r}; have: {', '.join(MODELS)}")
+    found: dict[str, Section] = {}
     for model, number in itertools.product(models, threads):
         which = section_suffix(model, number)
         for work in works(device):
-            running[f"forward {work.name}{which}"] = at(partial(forward, work), model, number)
-        running[f"pruned{which}"] = at(pruned, model, number)
-    running["training"] = at(training, "bert-base", None)
-    if device == "cpu":
-        return starting | running
-    return running | {"training by autocast": at(partial(training, autocast=True), "bert-base", None)}
+            found[f"forward {work.name}{which}"] = at(partial(run_forward, work), model, number)
+        found[f"pruned{which}"] = at(pruned, model, number)
+    return found
 
 
 def section_suffix(model: str, threads: int | None) -> str:

@@ -3,10 +3,9 @@
 from bertlite.cli.parts import FOLDER, Commands, Parser, add_device, command, count, counts, names, number, shapes
 
 DESCRIPTION = """\
-Without RUN, time bertlite and its peers in turn: import, loading, forward passes on full and on ragged batches, a
-training step and pruned models.  Every engine is first compared with float64; an engine with wrong results is
-named and not timed.  Every ratio is taken round by round and printed with its quartiles.  Peers that are not installed
-are listed.  Exits 1 if --check finds a ratio of bertlite that is worse than in the older record.
+Without RUN, time bertlite and its peers in turn: forward passes on full batches and on texts of real lengths, and
+pruned models.  Every engine is first compared with float64; an engine with wrong results is named and not timed.
+Every ratio is taken round by round and printed with its quartiles.  Peers that are not installed are listed.
 
 With RUN, measure time and memory of pruned models and of the dense one that they come from, all optimised
 by optimize_for_inference; --backend plain leaves them unoptimised."""
@@ -27,7 +26,7 @@ def add(commands: Commands) -> None:
         summary="measure speed beside other libraries, or pruned models beside the dense one",
         description=DESCRIPTION,
         examples=EXAMPLES,
-        record="a record; other sections in the file stay, if they were measured from the same commit",
+        record="the times, ratios and errors of every section",
         out={
             ".png": "the ratios of the forward passes",
             FOLDER: "exported models, which the next run uses again; with RUN the results",
@@ -65,17 +64,11 @@ def add_peers(bench: Parser) -> None:
         help="threads of all engines, a section for each number (default: as many as torch has)",
     )
     peers.add_argument(
-        "--resume",
-        action="store_true",
-        help="keep the sections that the record holds, if they were measured with the same options",
-    )
-    peers.add_argument(
         "--seconds",
         type=number,
         metavar="LIMIT",
         help="time limit of a section, which then ends with fewer rounds, but at least 7 (default: 60)",
     )
-    peers.add_argument("--check", metavar="FILE", help="older record to compare the ratios with (default: none)")
 
 
 def add_runs(bench: Parser) -> None:

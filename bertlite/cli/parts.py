@@ -13,7 +13,7 @@ FOLDER = "FOLDER"  # a kind of output: a path with any other suffix
 RECORD = ".json"
 PATHS = ("CHECKPOINT", "DATA", "FILE", "FOLDER", "INPUT", "RUN", "SOURCE")  # metavars of arguments that may be paths
 FOOT = """\
-Exit status: 0 for success; 1 for a negative result: something differs, is worse than before, or cannot be loaded; 2
+Exit status: 0 for success; 1 for a negative result: something differs, is worse, or cannot be loaded; 2
 if the command could not run, with the reason on standard error; 130 if interrupted; 141 if its output was closed."""
 
 

@@ -38,7 +38,7 @@ def commands(out: Path, checkpoint: str) -> dict[str, list[list[str]]]:
         "parity": [
             [*bertlite, "parity", checkpoint, "--all", "--shapes", "base,large", *cuda, f"{out}/parity-cuda.json"],
         ],
-        "speed": [[*bertlite, "bench", *cuda, f"{out}/speed-cuda.json"]],
+        "speed": [["-m", "scripts.measure.speed", *cuda, f"{out}/speed-cuda.json"]],
         "checkpointing": [
             [*memory, "--layers", "12", *cuda, f"{out}/checkpointing-cuda-base.json"],
             [*memory, "--layers", "24", "--hidden", "1024", *cuda, f"{out}/checkpointing-cuda-large.json"],

@@ -4,7 +4,7 @@ Every installed library multiplies the same square matrices, with a weight that 
 it; the fastest counts.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from bertlite import torch_private
+from bertlite.bench.exported import openvino_settings
 from bertlite.inference.linear import PackedLinear
 from bertlite.inference.support import INT8_OPERATORS, missing_for_onednn
 from bertlite.timing import alternate, quickest
@@ -121,15 +122,3 @@ def openvino(dtype: str, size: int) -> Callable[[], Any]:
     request = ov.Core().compile_model(model, "CPU", openvino_settings(dtype)).create_infer_request()
     values = np.full((size, size), 3, np.uint8 if dtype == "int8" else np.float32)
     return lambda: request.infer([values], share_inputs=True)
-
-
-def openvino_settings(dtype: str) -> Mapping[str, Any]:
-    """Return the settings of OpenVINO: torch's number of threads, and float32 computed in float32.
-
-    Where the processor has bfloat16, OpenVINO computes float32 in it unless told otherwise.
-    """
-    return {
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        "INFERENCE_PRECISION_HINT": "f32" if dtype == "float32" else "bf16",
-    }

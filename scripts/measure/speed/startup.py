@@ -64,7 +64,7 @@ def new_process(code: str) -> Callable[[], None]:
     return run
 
 
-def imports(rounds: int, after_round: Callable[[], object] = lambda: None) -> dict[str, Any]:
+def imports(rounds: int, after_round: Callable[[], object]) -> dict[str, Any]:
     """Time new processes that import a library and end."""
     candidates = {
         "python": new_process("pass"),
@@ -77,7 +77,7 @@ def imports(rounds: int, after_round: Callable[[], object] = lambda: None) -> di
     return summary("a new process imports it", times, [("bertlite", "torch"), ("transformers", "bertlite")])
 
 
-def loading(rounds: int, folder: Path, after_round: Callable[[], object] = lambda: None) -> dict[str, Any]:
+def loading(rounds: int, folder: Path, after_round: Callable[[], object]) -> dict[str, Any]:
     """Time from_pretrained of a checkpoint in both libraries, and of the same saved by bertlite, which is mapped."""
     import transformers
 
@@ -125,7 +125,7 @@ def offline() -> dict[str, str]:
     return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
 
 
-def cold(rounds: int, after_round: Callable[[], object] = lambda: None) -> dict[str, Any]:
+def cold(rounds: int, after_round: Callable[[], object]) -> dict[str, Any]:
     """Time new processes that import, load MiniLM and embed one sentence.
 
     Raises:

@@ -1,0 +1,87 @@
+"""bertlite/timing.py: candidates are timed in turn, when nothing else runs, and ratios round by round."""
+
+import itertools
+import time
+
+import pytest
+
+from bertlite import timing
+from bertlite.timing import FEWEST, LONGEST_SPIN, SETTLE, alternate, summary, wait_until_idle, with_spread
+
+
+def test_candidates_run_in_turn():
+    ran = []
+    times = alternate({"a": lambda: ran.append("a"), "b": lambda: ran.append("b")}, 3, fewest=3)
+    assert ran == ["a", "b"] * 5  # two rounds do not count
+    assert [len(each) for each in times.values()] == [3, 3]
+    assert max(times["a"]) < SETTLE  # the pause between them is not measured
+
+
+def test_rounds_end_when_their_time_is_over():
+    ran = []
+    times = alternate({"a": lambda: ran.append("a")}, 9, warm=1, seconds=0)
+    assert (len(ran), len(times["a"])) == (8, FEWEST)
+    assert len(alternate({"a": lambda: None}, 2, warm=0, seconds=0, fewest=2)["a"]) == 2
+
+
+def test_a_short_candidate_runs_several_times_in_a_round():
+    ran = []
+
+    def short():
+        ran.append("short")
+        time.sleep(0.002)
+
+    def long():
+        ran.append("long")
+        time.sleep(0.03)
+
+    times = alternate({"short": short, "long": long}, 2, warm=1, fewest=2, burst=0.02)
+    bursts = [(name, len(list(group))) for name, group in itertools.groupby(ran)]
+    assert bursts[:2] == [("short", 1), ("long", 1)]  # the warm round, which says how many calls a round has
+    assert {calls for name, calls in bursts[2:] if name == "long"} == {1}
+    (calls,) = {calls for name, calls in bursts[2:] if name == "short"}
+    assert 5 <= calls <= 11  # a call that does not count, and as many as take 20 ms
+    assert 0.002 <= min(times["short"]) <= max(times["short"]) < 0.02  # of one call
+    with pytest.raises(ValueError, match="a burst needs a warm round"):
+        alternate({"a": short}, 2, warm=0, fewest=2, burst=0.02)
+
+
+class Clock:
+    """The module time of a process whose threads use the processor for some seconds, and then no more."""
+
+    def __init__(self, busy):
+        self.now, self.busy = 100.0, busy
+
+    def perf_counter(self):
+        return self.now
+
+    def process_time(self):
+        return min(self.now - 100.0, self.busy)
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def test_a_candidate_waits_until_the_threads_of_the_one_before_no_longer_spin(monkeypatch):
+    for busy, waited in ((0.0, SETTLE), (0.2, 0.2 + SETTLE), (9.0, LONGEST_SPIN)):
+        clock = Clock(busy)
+        monkeypatch.setattr(timing, "time", clock)
+        wait_until_idle()
+        assert clock.now - 100 == pytest.approx(waited, abs=1.01 * SETTLE)
+
+
+def test_a_figure_needs_seven_rounds():
+    assert FEWEST == 7
+    ran = []
+    with pytest.raises(ValueError, match="rounds is 6; a median with its spread needs 7 or more"):
+        alternate({"a": lambda: ran.append("a")}, 6)
+    assert ran == []
+
+
+def test_a_ratio_is_taken_round_by_round():
+    """A machine that is slower in some rounds is slower for both, and the ratio is the same."""
+    found = summary("what", {"a": [4.0, 1.0, 2.0], "b": [2.0, 0.5, 1.0]}, [("a", "b")])
+    assert found["seconds"]["a"] == {"low": 1.0, "median": 2.0, "high": 4.0}
+    assert found["ratios"] == {"a / b": {"low": 2.0, "median": 2.0, "high": 2.0}}
+    other = summary("what", {"a": [4.0, 1.0, 2.0], "b": [1.0, 1.0, 1.0]}, [("a", "b")])
+    assert with_spread(other["ratios"]["a / b"]) == "2.00 (1.00–4.00)"
