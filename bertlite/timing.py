@@ -126,11 +126,6 @@ def with_spread(found: Mapping[str, float], form: str = ".2f") -> str:
     return f"{found['median']:{form}} ({found['low']:{form}}–{found['high']:{form}})"
 
 
-def quickest(run: Callable[[], Any], device: str) -> float:
-    """Return the seconds of the fastest of some runs."""
-    return min(alternate({"it": run}, 8, device)["it"])
-
-
 def peak_bytes(run: Callable[[], Any], device: str = "cpu") -> int:
     """Return the growth of memory in use during a run, in bytes.
 

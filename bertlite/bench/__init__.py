@@ -1,5 +1,5 @@
 """The benchmark of speed: bertlite beside its peers, and pruned models beside the dense one.
 
-`work` has the batches, `engines` and `exported` the ways to run them, `accuracy` tells which are right, `sections` the
+`work` has the batches, `engines` the ways to run them, `accuracy` tells which are right, `sections` the
 measurements, `runs` those of pruned models, `command` prints them; `bertlite.timing` times.
 """

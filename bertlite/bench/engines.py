@@ -1,7 +1,14 @@
-"""The engines that run a batch: each makes a checkpoint a function of input_ids and attention_mask."""
+"""The engines that run a batch: each makes a checkpoint a function of input_ids and attention_mask.
+
+Peers that run files have them exported once from transformers' model, and kept beside the checkpoint.  Each engine
+takes the number of threads that torch has when it is built.
+"""
 
 import importlib.util
+import json
+import shutil
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -12,16 +19,11 @@ import torch
 from torch import Tensor
 
 import bertlite
-from bertlite.bench.exported import (
-    ctranslate2_engine,
-    onnxruntime_engine,
-    openvino_engine,
-    reason_without_ctranslate2,
-)
 from bertlite.bench.work import Forward
 from bertlite.inference import optimize
 from bertlite.inference.linear import Int8Linear, PackedLinear
 from bertlite.inference.support import missing_for_onednn
+from bertlite.parity import reference
 
 FLOATS = ("float32", "bfloat16")
 ALL = (*FLOATS, "int8")
@@ -116,12 +118,154 @@ def transformers_engine(attention: str, compiled: bool = False) -> Callable[[Pat
     """Return the builder of an engine of transformers."""
 
     def build(folder: Path, dtype: str, device: str) -> Forward:
-        from bertlite.parity import reference
-
         model = reference.load(folder, "BertModel", {}, getattr(torch, dtype), attention, device)
         return forward_of(torch.compile(model) if compiled else model)
 
     return build
+
+
+class Flat(torch.nn.Module):
+    """transformers' model with the signature that exporters need: tensors in, tensors out."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.model(input_ids=input_ids, attention_mask=attention_mask)
+        return out.last_hidden_state, out.pooler_output
+
+
+def export_once(folder: Path, name: str, write: Callable[[Path], Any]) -> Path:
+    """Write a file or a folder beside the checkpoint unless it is there, and return its path."""
+    path = folder / name
+    if not path.exists():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            write(path.with_name(f"new-{name}"))
+        for part in folder.glob(f"new-{path.stem}*"):  # OpenVINO writes two files, CTranslate2 a folder
+            part.rename(part.with_name(part.name.removeprefix("new-")))
+    return path
+
+
+def sample_inputs() -> dict[str, Tensor]:
+    """Return a small batch of random words, to trace or calibrate a model with."""
+    ids = torch.randint(1, 1000, (2, 24), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def onnxruntime_engine(folder: Path, dtype: str, device: str) -> Forward:
+    """Build onnxruntime with its optimizer of BERT graphs; int8 is its dynamic quantisation, a scale per channel."""
+    import onnxruntime as ort
+    from onnxruntime.quantization import quantize_dynamic
+    from onnxruntime.transformers import optimizer
+
+    def write(path: Path) -> None:
+        model = Flat(reference.load(folder, "BertModel", {}, torch.float32, "eager", "cpu"))
+        axes = {name: {0: "batch", 1: "length"} for name in sample_inputs()}
+        outputs = ["last_hidden_state", "pooler_output"]
+        torch.onnx.export(
+            model, tuple(sample_inputs().values()), path, input_names=list(axes), output_names=outputs,
+            dynamic_axes=axes, opset_version=17, dynamo=False,
+        )  # fmt: skip  # the optimizer knows the patterns of this exporter
+
+    def optimise(path: Path) -> None:
+        plain = export_once(folder, "plain.onnx", write)
+        config = bertlite.BertConfig.from_json_file(folder / "config.json")
+        graph = optimizer.optimize_model(
+            str(plain), "bert", num_heads=config.num_attention_heads, hidden_size=config.hidden_size, opt_level=0
+        )
+        if not graph.get_fused_operator_statistics()["Attention"]:
+            raise RuntimeError("onnxruntime's optimizer found no attention to fuse; its time would be meaningless")
+        graph.save_model_to_file(str(path))
+
+    def quantise(path: Path) -> None:
+        source = export_once(folder, "optimised.onnx", optimise)
+        floats = {"DefaultTensorType": 1}  # onnx.TensorProto.FLOAT; not inferred after its own fused operators
+        quantize_dynamic(source, path, per_channel=True, extra_options=floats)
+
+    path = export_once(folder, *(("int8.onnx", quantise) if dtype == "int8" else ("optimised.onnx", optimise)))
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    kinds = {each.name: "int32" if "int32" in each.type else "int64" for each in session.get_inputs()}
+    return lambda batch: session.run(None, {name: batch[name].numpy().astype(kind) for name, kind in kinds.items()})
+
+
+def openvino_engine(folder: Path, dtype: str, device: str) -> Forward:
+    """Build OpenVINO; int8 is nncf's quantisation with fixed scales, calibrated on random words."""
+    import openvino as ov
+
+    def write(path: Path) -> None:
+        model = reference.load(folder, "BertModel", {}, torch.float32, "sdpa", "cpu")
+        ov.save_model(ov.convert_model(model, example_input=sample_inputs()), path, compress_to_fp16=False)
+
+    def quantise(path: Path) -> None:
+        import nncf
+
+        data = [{name: x.numpy() for name, x in sample_inputs().items()}]
+        model = ov.Core().read_model(export_once(folder, "openvino.xml", write))
+        kind = nncf.ModelType.TRANSFORMER
+        ov.save_model(nncf.quantize(model, nncf.Dataset(data), model_type=kind, subset_size=1), path)
+
+    path = export_once(folder, *(("openvino8.xml", quantise) if dtype == "int8" else ("openvino.xml", write)))
+    request = ov.Core().compile_model(path, "CPU", openvino_settings(dtype)).create_infer_request()
+    return lambda batch: request.infer({name: x.numpy() for name, x in batch.items()}, share_inputs=True)
+
+
+def openvino_settings(dtype: str) -> Mapping[str, Any]:
+    """Return the settings of OpenVINO: torch's number of threads, and float32 computed in float32.
+
+    Where the processor has bfloat16, OpenVINO computes float32 in it unless told otherwise.
+    """
+    return {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "INFERENCE_PRECISION_HINT": "f32" if dtype == "float32" else "bf16",
+    }
+
+
+def ctranslate2_engine(folder: Path, dtype: str, device: str) -> Forward:
+    """Build CTranslate2, which leaves padding out; int8 is its dynamic quantisation, a scale per token."""
+    import ctranslate2
+    import numpy as np
+
+    def convert(path: Path) -> None:
+        source = folder / "for-ctranslate2"
+        shutil.rmtree(source, ignore_errors=True)
+        source.mkdir()
+        for name in ("config.json", "model.safetensors"):
+            shutil.copy(folder / name, source)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config.setdefault("position_embedding_type", "absolute")  # transformers 5 lacks it, and the converter reads it
+        (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]  # it also needs a tokenizer, which is not used here
+        (source / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+        (source / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}', encoding="utf-8")
+        with reference.silent():
+            ctranslate2.converters.TransformersConverter(str(source)).convert(str(path), force=True)
+        shutil.rmtree(source)
+
+    path = export_once(folder, "ctranslate2", convert)
+    encoder = ctranslate2.Encoder(
+        str(path), device="cpu", compute_type=dtype, inter_threads=1, intra_threads=torch.get_num_threads()
+    )
+
+    def run(batch: Mapping[str, Tensor]) -> Any:
+        ids = batch["input_ids"].numpy().astype(np.int32)
+        lengths = batch["attention_mask"].sum(1).numpy().astype(np.int32)
+        out = encoder.forward_batch(*map(ctranslate2.StorageView.from_array, (ids, lengths)))
+        return (np.array(out.last_hidden_state, copy=False),)
+
+    return run
+
+
+def reason_without_ctranslate2(dtype: str) -> str | None:
+    """Return the reason why CTranslate2 cannot compute in a dtype on this processor; None if it can."""
+    import ctranslate2
+
+    known = ctranslate2.get_supported_compute_types("cpu")
+    return None if dtype in known else f"CTranslate2 has on this processor only {', '.join(sorted(known))}"
 
 
 ENGINES = (

@@ -19,8 +19,7 @@ from typing import Any
 import torch
 
 from bertlite.bench.accuracy import accuracy
-from bertlite.bench.engines import ALL, FLOATS, reason_without_backend
-from bertlite.bench.exported import openvino_settings
+from bertlite.bench.engines import ALL, FLOATS, openvino_settings, reason_without_backend
 from bertlite.cli.parts import names
 from bertlite.embed import Embedder
 from bertlite.records import environment, sha256_of, version_of, write_record

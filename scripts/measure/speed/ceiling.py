@@ -14,10 +14,10 @@ import torch
 from torch.nn import functional as F
 
 from bertlite import torch_private
-from bertlite.bench.exported import openvino_settings
+from bertlite.bench.engines import openvino_settings
 from bertlite.inference.linear import PackedLinear
 from bertlite.inference.support import INT8_OPERATORS, missing_for_onednn
-from bertlite.timing import alternate, quickest
+from bertlite.timing import alternate
 
 SIZE = {"cpu": 2048, "cuda": 8192}  # of the square matrices
 ROUNDS = 15  # of which the fastest counts
@@ -55,7 +55,8 @@ def find_ceilings(device: str) -> dict[str, Ceiling]:
 def copy_rate(device: str) -> float:
     """Return the bytes per second that a large copy reads and writes."""
     source = torch.ones(COPIED[torch.device(device).type] // 4, device=device)
-    return 2 * source.nbytes / quickest(partial(torch.empty_like(source).copy_, source), device)
+    copy = partial(torch.empty_like(source).copy_, source)
+    return 2 * source.nbytes / min(alternate({"copy": copy}, ROUNDS, device)["copy"])
 
 
 def matmuls(dtype: str, device: str) -> dict[str, Callable[[], Any]]:
