@@ -31,7 +31,7 @@ ORDER = (  # a room imports from the rows above its own; inside a room modules i
     ("bertlite",),
     ("attention_view", "hf", "inspection", "parity"),
     ("shipping",),
-    ("embed", "experiments", "lab"),
+    ("embed", "experiments"),
     ("bench",),
     ("budget",),
     ("cli",),

@@ -168,6 +168,7 @@ def test_a_run_that_was_killed_is_resumed(kept, few_rounds, quick_machine, tmp_p
     assert json.loads(record.read_text())["sections"]["forward 1 x 16"]["rounds"] == 4
 
 
+@pytest.mark.slow
 def test_starting_is_recorded(few_rounds, tmp_path, capsys):
     path = tmp_path / "startup.json"
     assert main(["--only", "import", "--rounds", "3", "--out", str(path)]) == 0

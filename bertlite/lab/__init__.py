@@ -1,1 +1,0 @@
-"""Experiments and benchmarks; the library imports nothing from here."""
