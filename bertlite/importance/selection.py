@@ -129,14 +129,6 @@ def exchange_once(gram: Tensor, wanted: Tensor, gone: list[int], width: int, tri
     return None
 
 
-def selection_loss(gram: Tensor, wanted: Tensor, removed: Iterable[int], width: int = 1) -> float:
-    """Return the loss that removing these units adds to that of keeping all."""
-    rows = inputs_of_units(torch.tensor(sorted({*removed}), dtype=torch.long, device=gram.device), width)
-    P = inverse(gram)
-    own = (P @ wanted)[rows]
-    return float((own * torch.linalg.solve(P[rows][:, rows], own)).sum()) if len(rows) else 0.0
-
-
 def removal_costs(P: Tensor, X: Tensor, width: int, left: Tensor | None = None) -> Tensor:
     """Return the loss added by removing each unit alone, (n,); infinite for units removed before."""
     if width == 1:

@@ -1,5 +1,6 @@
 """Joint selection on Gram matrices: losses are those of least squares, choices those of exhaustive search."""
 
+from collections.abc import Sequence
 from itertools import combinations
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from conftest import F64
 from torch import Tensor
 
-from bertlite.importance.selection import Elimination, eliminate, exchange, selection_loss
+from bertlite.importance.selection import Elimination, eliminate, exchange
 
 T, D = 61, 5
 
@@ -20,7 +21,7 @@ def problem(inputs: int, seed: int = 0, ridge: float = 0.0) -> tuple[Tensor, Ten
     return c, y, c.T @ c + ridge * torch.eye(inputs, dtype=F64), c.T @ y
 
 
-def rows_of(units: tuple[int, ...] | list[int], width: int) -> list[int]:
+def rows_of(units: Sequence[int], width: int) -> list[int]:
     return [unit * width + i for unit in units for i in range(width)]
 
 
@@ -31,15 +32,18 @@ def squared_error(c: Tensor, y: Tensor, kept: list[int]) -> float:
     return float((y - c[:, kept] @ torch.linalg.lstsq(c[:, kept], y, driver="gelsd").solution).square().sum())
 
 
-def exhaustive(c: Tensor, y: Tensor, units: int, width: int, remove: int) -> tuple[float, list[int]]:
+def added_loss(c: Tensor, y: Tensor, gone: Sequence[int], width: int = 1) -> float:
+    """Return the loss that removing these units adds to that of keeping all, by least squares on what is left."""
+    units = c.shape[1] // width
+    left = rows_of([unit for unit in range(units) if unit not in gone], width)
+    return squared_error(c, y, left) - squared_error(c, y, [*range(units * width)])
+
+
+def exhaustive(c: Tensor, y: Tensor, remove: int, width: int = 1) -> tuple[float, list[int]]:
     """Return the lowest loss of removing so many units, and the units."""
-    whole = squared_error(c, y, [*range(units * width)])
-
-    def loss(gone: tuple[int, ...]) -> float:
-        return squared_error(c, y, rows_of([u for u in range(units) if u not in gone], width)) - whole
-
-    best = min(combinations(range(units), remove), key=loss)
-    return loss(best), [*best]
+    choices = combinations(range(c.shape[1] // width), remove)
+    best = min(choices, key=lambda gone: added_loss(c, y, gone, width))
+    return added_loss(c, y, best, width), [*best]
 
 
 @pytest.mark.parametrize("width", [1, 3])
@@ -50,13 +54,10 @@ def test_every_loss_is_that_of_least_squares_on_what_is_left(width: int, at_once
     found = eliminate(gram, wanted, width, at_once=at_once)
     assert sorted(found.order) == [*range(units)]
     assert found.losses[0] == 0
-    whole = squared_error(c, y, [*range(units * width)])
     for kept in range(units + 1):
         gone = found.removed(kept)
         assert len(gone) == units - kept
-        left = rows_of([unit for unit in range(units) if unit not in gone], width)
-        assert found.loss(kept) == pytest.approx(squared_error(c, y, left) - whole, rel=1e-9, abs=1e-8)
-        assert selection_loss(gram, wanted, gone, width) == pytest.approx(found.loss(kept), rel=1e-9, abs=1e-8)
+        assert found.loss(kept) == pytest.approx(added_loss(c, y, gone, width), rel=1e-9, abs=1e-8)
 
 
 def test_the_ridge_holds_to_old_weights() -> None:
@@ -76,7 +77,7 @@ def test_the_ridge_holds_to_old_weights() -> None:
 def test_the_first_unit_is_that_of_exhaustive_search(width: int) -> None:
     for seed in range(5):
         c, y, gram, wanted = problem(6 * width, seed)
-        loss, best = exhaustive(c, y, 6, width, 1)
+        loss, best = exhaustive(c, y, 1, width)
         found = eliminate(gram, wanted, width)
         assert [found.order[0]] == best
         assert float(found.losses[1]) == pytest.approx(loss, rel=1e-8)
@@ -85,13 +86,13 @@ def test_the_first_unit_is_that_of_exhaustive_search(width: int) -> None:
 def test_elimination_with_exchanges_comes_near_exhaustive_search_and_never_falls_behind_elimination() -> None:
     greedy_ratios, ratios = [], []
     for seed in range(7):
-        _, _, gram, wanted = problem(8, seed)
+        c, y, gram, wanted = problem(8, seed)
         greedy = eliminate(gram, wanted)
         for remove in (2, 4, 6):
-            best = min(selection_loss(gram, wanted, gone) for gone in combinations(range(8), remove))
+            best, _ = exhaustive(c, y, remove)
             better = exchange(gram, wanted, greedy.removed(8 - remove))
             assert len(better) == remove
-            loss, before = selection_loss(gram, wanted, better), greedy.loss(8 - remove)
+            loss, before = added_loss(c, y, better), greedy.loss(8 - remove)
             assert best * (1 - 1e-9) <= loss <= before * (1 + 1e-9)
             assert exchange(gram, wanted, better) == better
             ratios.append(loss / best)
@@ -103,9 +104,9 @@ def test_elimination_with_exchanges_comes_near_exhaustive_search_and_never_falls
 def test_exchanges_find_the_best_choice_from_a_bad_one() -> None:
     for seed in range(5):
         c, y, gram, wanted = problem(12, seed)
-        loss, _ = exhaustive(c, y, 6, 2, 1)
+        loss, _ = exhaustive(c, y, 1, 2)
         worst = eliminate(gram, wanted, 2).order[-1]
-        assert selection_loss(gram, wanted, exchange(gram, wanted, [worst], 2), 2) == pytest.approx(loss, rel=1e-8)
+        assert added_loss(c, y, exchange(gram, wanted, [worst], 2), 2) == pytest.approx(loss, rel=1e-8)
 
 
 def test_a_copy_of_another_input_costs_nothing() -> None:
