@@ -4,7 +4,6 @@ cases       the list of cases: model x backend x batch x dtype x feature x mode
 choice      a few cases that cover everything
 inputs      the sentences and masks of a case
 reference   transformers' BERT, and what each version of it supports
-models      both sides, loaded once for the cases that share them
 modes       ways to run a case: one kernel of SDPA, TF32, compiled, a CUDA graph
 compare     the rules, and the comparison of two runs
 check       one case, or many, from checkpoint to report

@@ -1,27 +1,20 @@
 """The quick choice: few cases that together cover every value of every facet.
 
-A facet is a property of a case, such as its backend, or a pair of properties, such as its backend and its dtype.
+A facet is a field of a case, such as its backend, or a pair of them, such as its backend and its dtype.
 """
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict
 from typing import TypeAlias
 
 from bertlite.parity.cases import GRADIENTS, Case
 
 Facet: TypeAlias = tuple[str, ...]  # its name and its values, such as ("backend × dtype", "sdpa", "float64")
 
-SINGLE: dict[str, Callable[[Case], str]] = {
-    "model": lambda case: case.model,
-    "backend": lambda case: case.backend,
-    "mask": lambda case: case.batch,
-    "dtype": lambda case: case.dtype,
-    "feature": lambda case: case.feature,
-    "mode": lambda case: case.mode,
-}
 PAIRS = (
     ("backend", "dtype"),
-    ("backend", "mask"),
+    ("backend", "batch"),
     ("backend", "feature"),
     ("backend", "mode"),
     ("dtype", "mode"),
@@ -35,11 +28,11 @@ def facets_of(case: Case, pairs: bool = True) -> frozenset[Facet]:
     Args:
         pairs: False, for a large checkpoint, keeps only pairs of backend and dtype, and no longest batch.
     """
-    value = {name: read(case) for name, read in SINGLE.items()}
+    value = asdict(case)
     found: set[Facet] = {*value.items()}
     found |= {(f"{a} × {b}", value[a], value[b]) for a, b in PAIRS if pairs or b == "dtype"}
     if not pairs:
-        return frozenset(found - {("mask", "long")})
+        return frozenset(found - {("batch", "long")})
     if case.feature in GRADIENTS:
         found |= {("gradients of", case.model), ("gradients in", case.dtype)}
     return frozenset(found)

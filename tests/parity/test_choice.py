@@ -1,12 +1,14 @@
 """The quick choice of cases: few, and of every value that each facet of the whole has."""
 
+from dataclasses import asdict
+
 import pytest
 
 pytest.importorskip("transformers")
 
 from bertlite.parity import Case, command, reference
 from bertlite.parity.cases import BACKENDS, BATCHES, CASES, DTYPES, FEATURES, HEADS, cases_for
-from bertlite.parity.choice import PAIRS, SINGLE, choose, facets_of, seconds_of
+from bertlite.parity.choice import PAIRS, choose, facets_of, seconds_of
 
 WHOLES = {(device, shape): cases_for(device, shape) for device in ("cpu", "cuda") for shape in (False, True)}
 EACH = pytest.mark.parametrize("whole", WHOLES.values(), ids=lambda cases: f"{len(cases)} cases")
@@ -57,7 +59,7 @@ def test_the_facets_are_what_a_case_has():
     assert {case.model for case in shape} == {"BertModel", *HEADS, "BertLMHeadModel"}
     assert {case.feature for case in shape} == {"", "head_mask", "pruned", "gradients"}
     assert {case.batch for case in shape} == {"full", "padded"}
-    assert set(SINGLE) >= {name for pair in PAIRS for name in pair}
+    assert set(asdict(CASES[0])) >= {name for pair in PAIRS for name in pair}
 
 
 def test_a_case_that_is_not_vouched_for_stands_for_its_facet_alone():
