@@ -1,19 +1,29 @@
-"""The methods of a model that read and write checkpoints, as transformers calls them."""
+"""The methods of a model that read and write checkpoints, as transformers calls them.
 
+Nothing is guessed: whatever does not fit is an error that names it.
+"""
+
+import logging
+from collections.abc import Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 
-from bertlite.checkpoint.files import Source
+from bertlite.checkpoint.checks import NONFINITE, fit_tensors_, implausible_sizes, nonfinite_tensors, parse_dtype
+from bertlite.checkpoint.faults import raise_faults
+from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.checkpoint.hub import push_folder
-from bertlite.checkpoint.loading import load_model
-from bertlite.checkpoint.names import LoadableModel
+from bertlite.checkpoint.names import LoadableModel, optional_part
+from bertlite.checkpoint.reading import State, read_tensors
 from bertlite.checkpoint.saving import save_model
+from bertlite.checkpoint.skeleton import Model, assign_tensors_, init_missing, make_skeleton, place_tensors
+from bertlite.config import BertConfig
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo
 
+log = logging.getLogger("bertlite")
 RENAMED = {  # argument of transformers: ours
     "torch_dtype": "dtype=, such as dtype=torch.float16",
     "device_map": 'device=, such as device="cuda"',
@@ -63,14 +73,9 @@ class Pretrained:
             if theirs in overrides:
                 raise TypeError(f"{theirs}={overrides[theirs]!r} is an argument of transformers; here it is {ours}")
         options = {} if add_pooling_layer is None else {"add_pooling_layer": add_pooling_layer}
-        model: Self = load_model(
-            cast(Any, cls),
-            Source(source, revision, subfolder, variant, cache_dir, token, local_files_only),
-            options=options,
-            overrides={"attn_implementation": attn_implementation, **overrides},
-            dtype=dtype,
-            device=device,
-        )
+        place = Source(source, revision, subfolder, variant, cache_dir, token, local_files_only)
+        overrides = {"attn_implementation": attn_implementation, **overrides}
+        model: Self = load_model(cast(Any, cls), place, options, overrides, dtype, device)
         return model
 
     def save_pretrained(
@@ -130,3 +135,42 @@ class Pretrained:
             revision=revision,
             create_pr=create_pr,
         )
+
+
+def load_model(
+    cls: type[Model],
+    source: Source,
+    options: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    dtype: torch.dtype | str | None,
+    device: torch.device | str | None,
+) -> Model:
+    """Find the files, read them, rename, check, and give the tensors to a model made for them."""
+    asked = parse_dtype(dtype)
+    files = find_checkpoint(source)
+    config = BertConfig.from_json_file(files.config, **overrides)
+    state = read_tensors(files)
+    raise_faults(f"{files.weights} does not fit {files.config.name}:", implausible_sizes(state, config))
+    model = make_skeleton(cls, config, options)
+    wanted: State = model.state_dict()
+
+    fit = fit_tensors_(state, wanted, model, config, drop_decoder=bool(overrides.get("tie_word_embeddings")))
+    absent, faults = fit.absent, fit.faults + (fit.mixed_dtypes if asked is None else [])
+    raise_faults(f"{files.weights} does not fit {cls.__name__} as {files.config.name} describes it:", faults)
+    log.debug("%s: not used: %s", files.weights, ", ".join(sorted(state.keys() - wanted.keys())) or "nothing")
+
+    for part in absent:
+        state = {**init_missing(model, part, fit.dtype), **state}
+    tensors = place_tensors(state, wanted, asked, device)
+    raise_faults(
+        f"{files.weights} {NONFINITE}",
+        nonfinite_tensors({k: t for k, t in tensors.items() if optional_part(k) not in absent}),
+    )
+    assign_tensors_(model, tensors)
+    model.tie_weights()
+    if absent:
+        empty = [name for name, p in model.named_parameters() if optional_part(name) in absent and p.isnan().any()]
+        raise_faults(f"nothing initialises these of {cls.__name__}; give their module a reset_parameters:", empty)
+        parts = " and no ".join(sorted(absent))
+        log.warning("%s has no %s: initialised at random, to be trained before use", files.weights, parts)
+    return model.eval()
