@@ -17,9 +17,18 @@ from bertlite.checkpoint.saving import SUPERSEDED, write_sorted_json
 from bertlite.config import BertConfig, default_labels, kept_heads, kept_neurons
 from bertlite.model import BertPreTrainedModel
 from bertlite.records import write_json
-from bertlite.shipping.card import CARD, Facts, Figure, is_hub_id, is_pruned, make_card, read_origin
+from bertlite.shipping.card import (
+    CARD,
+    Facts,
+    Figure,
+    can_draw,
+    draw_layers,
+    is_hub_id,
+    is_pruned,
+    make_card,
+    read_origin,
+)
 from bertlite.shipping.carried import carry_modules, carry_tokenizer
-from bertlite.shipping.picture import can_draw, draw_layers
 from bertlite.tokenizer.files import read_json
 
 REPORT, PICTURE = "report.json", "layers.png"
