@@ -15,16 +15,9 @@ if TYPE_CHECKING:
 else:  # type checkers would take the function to mean that every name exists
 
     def __getattr__(name: str) -> Any:
-        from importlib import import_module
-        from importlib.util import find_spec
+        from bertlite.extras import import_public
 
-        if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
-            return import_module(f"{__name__}.{name}")
-        public = import_module("bertlite.public")
-        if name not in ("__all__", *public.__all__):
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        globals()[name] = getattr(public, name)
-        return globals()[name]
+        return import_public(__name__, name)
 
     def __dir__() -> list[str]:
         return sorted({*globals(), "__all__", *__getattr__("__all__")})

@@ -1,11 +1,28 @@
-"""Optional packages: importing them, with a hint on how to install them."""
+"""Imports on demand: public names, and optional packages with a hint on how to install them."""
 
 import json
+import sys
 from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]  # of the checkout, where there is one
+
+
+def import_public(package: str, name: str) -> Any:
+    """Return a module of a package, or a name of its module `public`, which the package then has.
+
+    Raises:
+        AttributeError: there is no such name.
+    """
+    if not name.startswith("_") and find_spec(f"{package}.{name}") is not None:
+        return import_module(f"{package}.{name}")
+    public = import_module(f"{package}.public")
+    if name not in ("__all__", *public.__all__):
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    setattr(sys.modules[package], name, getattr(public, name))
+    return getattr(public, name)
 
 
 def import_optional(name: str, what: str, extra: str) -> Any:
