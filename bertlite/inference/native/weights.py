@@ -4,7 +4,7 @@ Shapes:  D hidden · N heads · H head dim · I neurons
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -104,17 +104,11 @@ class NativeWeights:
     @classmethod
     def of(cls, layers: Sequence[BertLayer], config: ConfigLike, numbers: str, kernels: Kernels) -> "NativeWeights":
         """Pack the weights of a stack, in whose modules `missing_for_native` finds no fault."""
-        shape = Shape(
-            numbers=numbers,
-            hidden_size=config.hidden_size,
-            head_size=config.hidden_size // config.num_attention_heads,
-            activation=config.hidden_act,
-            epsilon=config.layer_norm_eps,
-            layers=tuple(
-                LayerShape(layer.attention.self.num_attention_heads, layer.intermediate.dense.out_features)
-                for layer in layers
-            ),
+        left = (
+            LayerShape(layer.attention.self.num_attention_heads, layer.intermediate.dense.out_features)
+            for layer in layers
         )
+        shape = replace(Shape.of(config, numbers), layers=tuple(left))
         data = aligned(shape.size())
         ask_for_huge_pages(data.data_ptr(), data.numel())
         weights = cls(shape, data)
