@@ -4,12 +4,11 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bertlite.cli.parts import Parser
+from bertlite.cli.parts import PATHS, Parser
 from bertlite.cli.spelling import subcommands
 from bertlite.extras import import_optional
 
 SHELLS = ("bash", "zsh", "tcsh")
-PATHS = ("CHECKPOINT", "DATA", "FILE", "FOLDER", "INPUT", "PATH[,PATH]", "RUN", "SOURCE")  # metavars of paths
 
 
 def add_option(top: Parser) -> None:
@@ -44,7 +43,7 @@ class PrintCompletion(argparse.Action):
 def complete_paths_(parser: Parser, how: Mapping[str, Any]) -> None:
     """Let shtab complete the arguments that are paths, of all commands below this parser."""
     for action in parser._actions:
-        if action.metavar in PATHS:
+        if action.metavar in (*PATHS, "PATH[,PATH]"):
             action.complete = how  # type: ignore[attr-defined]  # where shtab looks for it
     for below in subcommands(parser).values():
         complete_paths_(below, how)
