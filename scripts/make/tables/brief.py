@@ -4,7 +4,7 @@ from scripts.make.tables.proof import claims_of, verdict
 from scripts.make.tables.read import SPREAD, measured_on, parity_records, records, rows, spread
 from scripts.make.tables.speed import DTYPES, forward_sections, headlines, heads_of, padding_note
 
-ENGINES = ("OpenVINO", "CTranslate2", "bertlite onednn", "bertlite onednn packed", "bertlite native")
+ENGINES = ("OpenVINO", "CTranslate2", "bertlite native")
 
 
 def proof() -> str:
