@@ -249,9 +249,10 @@ def test_a_half_precision_embedder_is_close_and_returns_float32(checkpoint) -> N
 def test_the_fast_paths_are_taken(checkpoint, kernels_run, caplog) -> None:
     for pooling in ("mean", "cls"):
         embedder = Embedder(checkpoint, pooling=pooling)
-        assert embedder.encode(texts_of(9)).shape == (9, 48)
         assert type(embedder.load()[1]) is InferenceModel
-    assert set(kernels_run) == {"packed"}
+        kernels_run.clear()  # of the plain model, beside which the new one is verified
+        assert embedder.encode(texts_of(9)).shape == (9, 48)
+        assert set(kernels_run) == {"packed"}
     assert not caplog.messages
 
 
@@ -266,7 +267,7 @@ def test_a_model_without_packed_weights_is_logged(checkpoint, monkeypatch, caplo
     assert type(lacking.load()[1]) is BertModel
     start = "embedding runs without packed weights: "
     assert caplog.messages[0].startswith(f"{start}dtype torch.float64 is not among torch.float32")
-    assert caplog.messages[1].startswith(f"{start}torch {torch.__version__} has no mkldnn::_reorder_linear_weight")
+    assert caplog.messages[1].startswith(f"{start}torch {torch.__version__} has no reorder_linear_weight")
     elsewhere = BertModel.from_pretrained(checkpoint).to("meta")
     assert pack_weights(elsewhere) is elsewhere
     assert caplog.messages[2] == f"{start}backend 'onednn' is for the CPU and the model is on meta"
