@@ -26,9 +26,8 @@ def replacing(folder: Path, superseded: re.Pattern[str]) -> Iterator[Path]:
 
     The working directory and the folders above it are not replaced, as a shell there would be left in a deleted
     folder: their files are replaced one after another, config.json last.  A process killed between these renames
-        leaves a
-    folder without config.json, which nothing loads, and the remaining new files in `.NAME.….new`.  Another process
-    whose working directory was replaced stays in the old folder.
+    leaves a folder without config.json, which nothing loads, and the remaining new files in `.NAME.….new`.  Another
+    process whose working directory was replaced stays in the old folder.
 
     Raises:
         ValueError: the folder is a mount point, which cannot be replaced.

@@ -117,8 +117,7 @@ class Vocabulary:
         """Add whole words that are never cut, as transformers does; `save_pretrained` keeps them.
 
         A token of the vocabulary keeps its id, others get the ids after the last one: then give the model embeddings
-            for
-        them with `model.resize_token_embeddings(len(tokenizer))`.
+        for them with `model.resize_token_embeddings(len(tokenizer))`.
 
         Args:
             new_tokens: one or several; a `tokenizers.AddedToken` says how it is matched.

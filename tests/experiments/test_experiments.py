@@ -140,12 +140,12 @@ def write_labels(path, labels):
         (["good", " "], {"collect": True}, "the label is ' '"),
         (["good", "NaN"], {"classes": ("bad", "good")}, "the label is 'NaN'"),
         ([1.0, math.inf], {}, "the label is .*inf"),
-        ([1, 5], {"classes": ("neg", "pos")}, "'5' is none of the classes neg, pos"),
-        ([0, -1], {"classes": ("neg", "pos")}, "'-1' is none of the classes neg, pos"),
-        ([0.0, 0.5], {"classes": ("neg", "pos")}, "'0.5' is none of the classes neg, pos"),
-        (["1", "5"], {"classes": ("1", "2")}, "'5' is none of the classes 1, 2"),
-        (["pos", "1"], {"classes": ("neg", "pos")}, "'1' is none of the classes neg, pos"),
-        (["pos", "Neg"], {"classes": ("neg", "pos")}, "'Neg' is none of the classes neg, pos"),
+        ([1, 5], {"classes": ("neg", "pos")}, "'5' is not one of the classes neg, pos"),
+        ([0, -1], {"classes": ("neg", "pos")}, "'-1' is not one of the classes neg, pos"),
+        ([0.0, 0.5], {"classes": ("neg", "pos")}, "'0.5' is not one of the classes neg, pos"),
+        (["1", "5"], {"classes": ("1", "2")}, "'5' is not one of the classes 1, 2"),
+        (["pos", "1"], {"classes": ("neg", "pos")}, "'1' is not one of the classes neg, pos"),
+        (["pos", "Neg"], {"classes": ("neg", "pos")}, "'Neg' is not one of the classes neg, pos"),
         (["1", "good"], {}, "the label 'good' is not a number; name the classes with --classes, in their order"),
         (["1", "1_000"], {}, "the label '1_000' is not a number"),
         (["a", "b"], {"classes": ("a", " a")}, "two classes share a name: a,  a"),
@@ -1541,9 +1541,7 @@ def test_a_head_that_names_its_classes_keeps_their_order(world, tmp_path, capsys
     assert "train.csv has 2 examples of one class, good; name two or more" in capsys.readouterr().err
     (tmp_path / "dev.csv").write_text("sentence,label\na,good\nb,fair\n")
     assert main([*command, "--classes", "good,bad", "--out", str(tmp_path / "six")]) == 2
-    assert (
-        "dev.csv, row 2 (line 3), column 'label': 'fair' is none of the classes good, bad" in capsys.readouterr().err
-    )
+    assert "row 2 (line 3), column 'label': 'fair' is not one of the classes good, bad" in capsys.readouterr().err
 
 
 def test_finetune_makes_a_checkpoint_that_the_rest_takes(world, tmp_path, capsys):

@@ -22,7 +22,7 @@ def test_every_constant_is_in_the_code():
 def test_a_constant_is_set_wherever_it_was_imported():
     before, seen = packing.MAX_FILL, []
     places = tuning.holders("MAX_FILL")
-    assert len(places) >= 2  # where it is defined, and where it is used
+    assert places  # where it is defined, and wherever it was imported
     tuning.run_with(lambda: seen.extend(vars(module)["MAX_FILL"] for module, *_ in places), MAX_FILL=0.25)()
     assert seen == [0.25] * len(places)
     assert {vars(module)["MAX_FILL"] for module, *_ in places} == {before}
