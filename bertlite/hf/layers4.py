@@ -126,7 +126,7 @@ class BertEncoder(Encoder):
 
     def call_other(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
         crossed = inputs.encoder
-        return part(
+        out = part(
             x,
             mask_tensor(inputs, x),
             head_mask_of(inputs),
@@ -135,6 +135,7 @@ class BertEncoder(Encoder):
             past_of(inputs),  # by its place: transformers drops it by its name where layers are checkpointed
             output_attentions=inputs.weights is not None,
         )
+        return out if isinstance(out, Tensor | tuple | list) else (out[0],)  # torch.fx gives a stand-in for a tuple
 
     @own
     def forward(
