@@ -200,7 +200,7 @@ class Encoder(modules.BertEncoder, WithoutStock, stock.BertEncoder):
             last_hidden_state=x,
             past_key_values=past_of(inputs) if returns_past else None,
             hidden_states=None if kept is None else (*kept, x),
-            attentions=None if inputs.weights is None else tuple(inputs.weights.values()),
+            attentions=inputs.all_weights,
             cross_attentions=tuple(crossed.weights.values()) if crossed is not None and crossed.weights else None,
         )
         return out if return_dict or return_dict is None else out.to_tuple()

@@ -1,5 +1,6 @@
 """Attention, layers and the encoder as transformers 4.57 builds and calls them, on any transformers."""
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,6 +28,12 @@ def call_attention(part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
         output_attentions=inputs.weights is not None,
     )
     return out[0], out[1] if len(out) > 1 else None
+
+
+def with_own_weights(inputs: LayerInputs) -> LayerInputs:
+    """Return inputs with room for one layer's attention weights, where others' are not seen."""
+    encoder = None if inputs.encoder is None else with_own_weights(inputs.encoder)
+    return replace(inputs, weights={}, encoder=encoder)
 
 
 class BertSelfAttention(SelfAttention, WithoutStock, stock.BertSelfAttention):
@@ -115,7 +122,7 @@ class BertLayer(Layer):
             hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, head_mask=head_mask,
             past=past_key_values, output_attentions=output_attentions,
         )  # fmt: skip
-        inputs = inputs.with_own_weights()
+        inputs = with_own_weights(inputs)
         x = self.run(hidden_states, inputs)
         kept = (inputs,) if inputs.encoder is None else (inputs, inputs.encoder)
         return x, *((each.weights or {}).get(each.layer) for each in kept)

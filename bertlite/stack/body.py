@@ -137,10 +137,8 @@ class BertBody(Body, Generic[Out]):
         return Encoded(
             last_hidden_state=x,
             hidden_states=None if states is None else tuple(map(layout.unpack, (*states, x))),
-            attentions=None if given.weights is None else tuple(given.weights.values()),
-            cross_attentions=None
-            if given.encoder is None or given.encoder.weights is None
-            else tuple(given.encoder.weights.values()),
+            attentions=given.all_weights,
+            cross_attentions=None if given.encoder is None else given.encoder.all_weights,
             layout=layout.of_firsts() if given.first_only else layout,
         )
 

@@ -114,10 +114,10 @@ class LayerInputs:
         known = self.cache.kept(self.layer)
         return self.cache.keep(self.layer, *project()) if known is None else known
 
-    def with_own_weights(self) -> "LayerInputs":
-        """Return the same with room for one layer's attention weights, where others' are not seen."""
-        encoder = None if self.encoder is None else self.encoder.with_own_weights()
-        return replace(self, weights={}, encoder=encoder)
+    @property
+    def all_weights(self) -> tuple[Tensor, ...] | None:
+        """The attention weights of every layer, if they are wanted."""
+        return None if self.weights is None else tuple(self.weights.values())
 
     def keep_weights(self, weights: Tensor | None) -> None:
         """Keep a layer's attention weights; those of a layer that is run again in the backward pass are known."""
