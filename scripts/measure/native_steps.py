@@ -26,9 +26,9 @@ from bertlite.inference.native.conversion import native_copy
 from bertlite.inference.native.library import (
     INSTRUCTION_SETS,
     InstructionSet,
-    best_instruction_set,
     compile_kernels,
     processor_flags,
+    usable_sets,
 )
 from bertlite.inference.support import missing_for_onednn
 from bertlite.records import environment, write_record
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for pair, ratio in section["ratios"].items():
             print(f"  {pair.partition(' / ')[0]:60} {with_spread(ratio)}")
     if args.out is not None:
-        record = {"environment": environment(), "layers": args.layers, "set": best_instruction_set().name}
+        record = {"environment": environment(), "layers": args.layers, "set": usable_sets()[0].name}
         write_record(args.out, {**record, "sections": sections})
     return 0
 
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 @contextmanager
 def variants() -> Iterator[Mapping[str, Kernels]]:
     """Compile the kernels as they are and without each step."""
-    best = best_instruction_set()
+    best = usable_sets()[0]
     built: dict[str, InstructionSet] = {AS_IT_IS: best}
     built |= {step: replace(best, flags=(*best.flags, *flags)) for step, flags in STEPS.items()}
     if processor_flags() >= HAS_BRGEMM and not best.uses_torch:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from bertlite import BertConfig, BertModel, optimize_for_inference, prune_heads, prune_neurons
 from bertlite.cli.parts import names_of
-from bertlite.inference.native.library import SOURCES, best_instruction_set, find_compiler
+from bertlite.inference.native.library import SOURCES, find_compiler, usable_sets
 from bertlite.records import environment, write_record
 
 HARNESS = Path(__file__).with_name("native_harness.cpp")
@@ -44,7 +44,7 @@ class FaultError(Exception):
 
 def build(sanitizer: str, folder: Path) -> Path:
     """Compile the harness with a sanitizer, for the best set of instructions that needs no torch."""
-    best = best_instruction_set()
+    best = usable_sets()[0]
     flags = [flag for flag in best.flags if "BRGEMM" not in flag and "std=" not in flag]
     program = folder / f"harness-{sanitizer}"
     command = [*find_compiler(), *FLAGS, *flags, *SANITIZERS[sanitizer], str(HARNESS), "-o", str(program)]
@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{kind}: {json.dumps(found[kind])}", flush=True)
     if args.out:
         record = {"what": "scripts/stress/native.py", "minutes": args.minutes, "seed": args.seed, "runs": found}
-        record["instructions"] = best_instruction_set().name
+        record["instructions"] = usable_sets()[0].name
         write_record(args.out, {**record, "environment": environment()})
     return 0
 

@@ -1,4 +1,7 @@
-"""The compiled kernels: found in the package or in the cache, or else compiled once with the user's compiler."""
+"""The compiled kernels: found in the package or in the cache, or else compiled once with the user's compiler.
+
+Of the sets of instructions that a processor has, the best is taken whose kernels load and pass a self-test.
+"""
 
 import fcntl
 import hashlib
@@ -11,6 +14,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +23,7 @@ from pathlib import Path
 import torch
 
 from bertlite.inference.native.calls import Kernels
+from bertlite.inference.native.self_test import find_fault
 
 SOURCES = Path(__file__).parent / "kernels"
 PREBUILT = Path(__file__).parent / "prebuilt"  # compiled kernels of a wheel that has them
@@ -99,16 +104,17 @@ def missing_platform() -> str | None:
     return None
 
 
-def best_instruction_set() -> InstructionSet:
-    """Return the best set of this processor, or the one that BERTLITE_NATIVE names."""
+def usable_sets() -> list[InstructionSet]:
+    """Return the sets that this processor has, the best first, or only the one that BERTLITE_NATIVE names."""
     chosen = os.environ.get("BERTLITE_NATIVE")
     if chosen and chosen not in INSTRUCTION_SETS:
         raise NativeKernelsError(f"BERTLITE_NATIVE={chosen!r} is unknown; have: {', '.join(INSTRUCTION_SETS)}")
-    for each in [INSTRUCTION_SETS[chosen]] if chosen else INSTRUCTION_SETS.values():
-        if each.needs <= processor_flags():
-            return each
-    missing = sorted(INSTRUCTION_SETS[str(chosen)].needs - processor_flags())
-    raise NativeKernelsError(f"BERTLITE_NATIVE={chosen!r} needs a processor with {', '.join(missing)}; unset it")
+    if not chosen:
+        return [each for each in INSTRUCTION_SETS.values() if each.needs <= processor_flags()]
+    missing = sorted(INSTRUCTION_SETS[chosen].needs - processor_flags())
+    if missing:
+        raise NativeKernelsError(f"BERTLITE_NATIVE={chosen!r} needs a processor with {', '.join(missing)}; unset it")
+    return [INSTRUCTION_SETS[chosen]]
 
 
 def load_kernels(*, retry: bool = True) -> Kernels:
@@ -127,33 +133,68 @@ def load_kernels(*, retry: bool = True) -> Kernels:
     if not retry and settings in compiler_failures:
         raise CompilationError(compiler_failures[settings])
     try:
-        return kernels_for(best_instruction_set().name)
+        return best_kernels(settings)
     except CompilationError as error:
         compiler_failures[settings] = str(error)
         raise
-    except OSError as error:
-        raise NativeKernelsError(
-            f"the compiled kernels cannot be written or read: {error}; set BERTLITE_CACHE to a folder where they can"
-        ) from error
+
+
+@cache
+def best_kernels(settings: tuple[str, ...]) -> Kernels:
+    """Return the kernels of the first usable set that has any, with a warning if it is not the best set.
+
+    Args:
+        settings: of the compiler; with others it is tried again.
+
+    Raises:
+        NativeKernelsError: no set has kernels; the message is a compiler's, or else that of the best set.
+    """
+    failures: list[NativeKernelsError] = []
+    for wanted in usable_sets():
+        try:
+            kernels = kernels_for(wanted.name)
+        except NativeKernelsError as error:
+            failures.append(error)
+            continue
+        if failures:
+            best = usable_sets()[0].name
+            warnings.warn(f"the native kernels are for {wanted.name}, not {best}: {failures[0]}", RuntimeWarning, 2)
+        return kernels
+    raise next((each for each in failures if isinstance(each, CompilationError)), failures[0])
 
 
 def compiler_settings() -> tuple[str, ...]:
     """Return the settings by which a user can make a failed compiler succeed."""
-    return (*(os.environ.get(name, "") for name in ("CXX", "PATH", "BERTLITE_NATIVE")), str(cache_folder()))
+    names = ("CXX", "PATH", "BERTLITE_NATIVE", "BERTLITE_CACHE", "XDG_CACHE_HOME", "HOME")
+    return tuple(os.environ.get(name, "") for name in names)
 
 
 @cache
 def kernels_for(name: str) -> Kernels:
-    """Return the kernels for one set of instructions, by its name in INSTRUCTION_SETS."""
+    """Return the kernels for one set of instructions, by its name in INSTRUCTION_SETS.
+
+    Raises:
+        NativeKernelsError: they are not compiled and cannot be, or do not load, or compute something else.
+    """
     wanted = INSTRUCTION_SETS[name]
     path = PREBUILT / file_name(wanted)
-    if not is_whole(path):
-        path = own_folder(cache_folder()) / path.name
-        compile_once(wanted, path)
     try:
-        return Kernels(str(path))
-    except (OSError, AttributeError) as error:  # not a library, or one without the functions
-        raise NativeKernelsError(f"{path} cannot be loaded: {error}; delete it, or use backend='onednn'") from error
+        if not is_whole(path):
+            path = own_folder(cache_folder()) / path.name
+            compile_once(wanted, path)
+        kernels = Kernels(str(path))
+    except (OSError, AttributeError) as error:
+        if is_whole(path):  # not a library, or one without the functions
+            raise NativeKernelsError(
+                f"{path} cannot be loaded: {error}; delete it, or use backend='onednn'"
+            ) from error
+        raise NativeKernelsError(
+            f"the compiled kernels cannot be written or read: {error}; set BERTLITE_CACHE to a folder where they can"
+        ) from error
+    fault = find_fault(kernels)
+    if fault is not None:
+        raise NativeKernelsError(f"{path} failed its self-test: {fault}; set BERTLITE_NATIVE to another set")
+    return kernels
 
 
 def file_name(wanted: InstructionSet) -> str:

@@ -21,11 +21,11 @@ from bertlite.inference.native.library import (
     HAS_AVX512,
     INSTRUCTION_SETS,
     NativeKernelsError,
-    best_instruction_set,
     find_compiler,
     kernels_for,
     missing_platform,
     processor_flags,
+    usable_sets,
 )
 from bertlite.model import BertPreTrainedModel
 from bertlite.parity.compare import as_well, largest
@@ -57,7 +57,7 @@ def kernels_or_skip(name: str | None = None) -> Kernels:
     """Return the kernels of a set of instructions, by default the best; skip the test where they cannot run."""
     if (reason := why_no_kernels()) is not None:
         pytest.skip(reason)
-    name = name or best_instruction_set().name
+    name = name or usable_sets()[0].name
     missing = needs_of(name) - processor_flags()
     if missing:
         pytest.skip(f"needs a processor with {', '.join(sorted(missing))}")

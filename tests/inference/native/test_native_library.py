@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,14 +16,14 @@ from conftest import make_batch
 from natively import make_native, why_no_kernels
 
 from bertlite import optimize_for_inference
-from bertlite.inference.native import conversion, library
+from bertlite.inference.native import conversion, library, self_test
 from bertlite.inference.native.library import (
     INSTRUCTION_SETS,
     NativeKernelsError,
-    best_instruction_set,
     find_compiler,
     kernels_for,
     load_kernels,
+    usable_sets,
 )
 
 pytestmark = pytest.mark.skipif(library.missing_platform() is not None, reason=str(library.missing_platform()))
@@ -40,11 +41,11 @@ def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("BERTLITE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(library, "PREBUILT", tmp_path / "no wheel")
     monkeypatch.setattr(library, "compiler_failures", {})
-    kernels_for.cache_clear()
-    conversion.warn_once.cache_clear()
+    for each in (library.best_kernels, kernels_for, conversion.warn_once):
+        each.cache_clear()
     yield tmp_path / "cache" / "native"
-    kernels_for.cache_clear()
-    conversion.warn_once.cache_clear()
+    for each in (library.best_kernels, kernels_for, conversion.warn_once):
+        each.cache_clear()
 
 
 def script(path: Path, text: str) -> str:
@@ -123,6 +124,7 @@ def test_auto_runs_a_compiler_that_fails_once_until_a_setting_changes(cache, mon
     }
     for done, (name, value) in enumerate(changes.items(), start=3):
         monkeypatch.setenv(name, value)
+        done += 0 if value else len(usable_sets()) - 1  # each is tried
         with warnings.catch_warnings(action="ignore"):
             assert [optimize_for_inference(model).backend for _ in range(2)] == ["onednn", "onednn"]
         assert runs() == done, name
@@ -157,10 +159,11 @@ def test_a_cache_that_cannot_be_written_is_named(cache, monkeypatch, tmp_path):
 @pytest.mark.parametrize("part", [slice(0), slice(-1), slice(None, None, 2)])
 def test_a_damaged_library_is_compiled_again(part, cache, whole, copying, monkeypatch, tmp_path):
     """To map half a file is to die of SIGBUS."""
-    path = library.own_folder(cache) / library.file_name(best_instruction_set())
+    path = library.own_folder(cache) / library.file_name(usable_sets()[0])
     path.write_bytes(Path(whole).read_bytes()[part])
     monkeypatch.setenv("CXX", copying)
     for _ in range(2):
+        library.best_kernels.cache_clear()
         kernels_for.cache_clear()
         assert load_kernels().path == str(path)
     assert (tmp_path / "runs").read_text() == "run\n"
@@ -172,7 +175,7 @@ def without_symbols(folder: Path, monkeypatch) -> None:
 
 
 def link_for_lock(folder: Path, monkeypatch) -> None:
-    lock = folder.parent / "cache" / "native" / library.file_name(best_instruction_set())
+    lock = folder.parent / "cache" / "native" / library.file_name(usable_sets()[0])
     library.own_folder(lock.parent)
     lock.with_suffix(".lock").symlink_to(folder / "precious")
 
@@ -217,6 +220,7 @@ def test_what_keeps_the_kernels_away_is_named_and_auto_takes_onednn(fault, cache
     if whole is None:
         pytest.skip(str(why_no_kernels()))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("BERTLITE_NATIVE", usable_sets()[0].name)
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "precious").write_text("precious")
     message, break_ = FAULTS[fault]
@@ -230,6 +234,53 @@ def test_what_keeps_the_kernels_away_is_named_and_auto_takes_onednn(fault, cache
     assert (tmp_path / "inner" / "precious").read_text() == "precious"
 
 
+def no_compiler(folder: Path, best: str, monkeypatch) -> str:
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(folder))
+    return r"no C\+\+ compiler was found"
+
+
+def no_compilation(folder: Path, best: str, monkeypatch) -> str:
+    text = Path(os.environ["CXX"]).read_text()
+    monkeypatch.setenv("CXX", script(folder / "old", f"case $out in */{best}-*) exit 3;; esac\n{text}"))
+    return "old .*failed"
+
+
+def no_right_numbers(folder: Path, best: str, monkeypatch) -> str:
+    monkeypatch.setattr(self_test, "run", spoilt(self_test.run, best))
+    return "failed its self-test: int8 is off by"
+
+
+def spoilt(run, name: str):
+    """Let the 8-bit results of one set be wrong in one number."""
+
+    def spoil(kernels, layer, config, numbers, x):
+        out = run(kernels, layer, config, numbers, x)
+        out[-1, -1] += 0.1 * (numbers == "int8" and f"{name}-" in kernels.path)
+        return out
+
+    return spoil
+
+
+@pytest.mark.parametrize("fault", [no_compiler, no_compilation, no_right_numbers])
+def test_where_the_best_set_has_no_kernels_the_next_is_taken_aloud(
+    fault, cache, whole, copying, monkeypatch, tmp_path
+):
+    monkeypatch.delenv("BERTLITE_NATIVE", raising=False)
+    monkeypatch.setenv("CXX", copying)
+    best, following, *_ = [*usable_sets(), None]
+    if following is None:
+        pytest.skip("this processor has one set of instructions")
+    reason = fault(tmp_path, best.name, monkeypatch)
+    if fault is no_compiler:  # and the wheel has no kernels for the best set, as for AMX
+        library.PREBUILT.mkdir()
+        shutil.copy(whole, library.PREBUILT / library.file_name(following))
+    with pytest.warns(RuntimeWarning, match=f"(?s)kernels are for {following.name}, not {best.name}: .*{reason}"):
+        assert Path(load_kernels().path).name == library.file_name(following)
+    with warnings.catch_warnings(action="error"):
+        assert optimize_for_inference(make_native().float()).backend == "native"
+
+
 def test_the_cache_is_the_users_own(cache, copying, monkeypatch):
     monkeypatch.setenv("CXX", copying)
     assert Path(load_kernels().path).parent == cache
@@ -239,20 +290,20 @@ def test_the_cache_is_the_users_own(cache, copying, monkeypatch):
 def test_a_set_of_instructions_that_is_unknown_or_missing_is_named(monkeypatch):
     monkeypatch.setenv("BERTLITE_NATIVE", "avx1024")
     with pytest.raises(NativeKernelsError, match=r"BERTLITE_NATIVE='avx1024' is unknown; have: amx, .*scalar"):
-        best_instruction_set()
+        usable_sets()[0]
     monkeypatch.setattr(library, "processor_flags", lambda: frozenset({"avx2"}))
     monkeypatch.setenv("BERTLITE_NATIVE", "avx2")
     with pytest.raises(NativeKernelsError, match="BERTLITE_NATIVE='avx2' needs a processor with fma; unset it"):
-        best_instruction_set()
+        usable_sets()[0]
     monkeypatch.delenv("BERTLITE_NATIVE")
-    assert best_instruction_set().name == "scalar"
+    assert usable_sets()[0].name == "scalar"
 
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
 def test_the_best_set_of_a_processor_is_taken(name, monkeypatch):
     monkeypatch.delenv("BERTLITE_NATIVE", raising=False)
     monkeypatch.setattr(library, "processor_flags", lambda: INSTRUCTION_SETS[name].needs)
-    assert best_instruction_set().name == name
+    assert usable_sets()[0].name == name
 
 
 @pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("linux", "aarch64"), ("win32", "AMD64")])

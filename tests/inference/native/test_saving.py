@@ -24,7 +24,7 @@ from bertlite import (
 from bertlite.checkpoint.reading import read_weights
 from bertlite.checkpoint.saving import write_safetensors, write_sorted_json
 from bertlite.inference import InferenceModel
-from bertlite.inference.native.library import INSTRUCTION_SETS, best_instruction_set
+from bertlite.inference.native.library import INSTRUCTION_SETS, usable_sets
 from bertlite.inference.native.saving import hash_of
 from bertlite.inference.native.weights import NativeWeights
 
@@ -102,7 +102,7 @@ def test_every_set_of_instructions_packs_the_same_bytes(name, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("saver", "loader"), [("scalar", "best"), ("best", "avx2"), ("avx2", "scalar")])
 def test_what_one_set_of_instructions_saved_another_runs(saver, loader, dtype, tmp_path, monkeypatch):
-    best = best_instruction_set().name
+    best = usable_sets()[0].name
 
     def use(name):
         path = kernels_or_skip(best if name == "best" else name).path

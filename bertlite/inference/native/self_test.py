@@ -1,0 +1,57 @@
+"""A self-test of compiled kernels: one small layer, beside the same in float64 by torch's operators."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bertlite.checkpoint.skeleton import SkeletonMode
+from bertlite.config import BertConfig
+from bertlite.inference.native.calls import Batch, Kernels
+from bertlite.inference.native.weights import NativeWeights
+from bertlite.stack.modules import BertLayer
+
+TOKENS = 7  # of one sequence: more than the rows of a tile
+ALLOWED = {"float32": 1e-4, "bfloat16": 0.02, "int8": 0.03}  # of the largest number: several times what rounding does
+
+
+@torch.no_grad()
+def find_fault(kernels: Kernels) -> str | None:
+    """Return what is wrong with the results of kernels, in words; None if nothing is.  It takes milliseconds."""
+    config = BertConfig(hidden_size=128, num_attention_heads=2, intermediate_size=192, num_hidden_layers=1)
+    with SkeletonMode():  # no random numbers are drawn
+        layer = BertLayer(config, 0)
+    layer.eval().load_state_dict({name: waves(*x.shape) for name, x in layer.state_dict().items()}, assign=True)
+    x = waves(TOKENS, config.hidden_size) * 8
+    truth = by_operators(layer, x)
+    for numbers, allowed in ALLOWED.items():
+        try:
+            error = (run(kernels, layer, config, numbers, x) - truth).abs().max() / truth.abs().max()
+        except RuntimeError as raised:
+            return f"{numbers}: {raised}"
+        if not error <= allowed:
+            return f"{numbers} is off by {error:.1e} of the largest number, of {allowed:.0e} that rounding explains"
+    return None
+
+
+def waves(*shape: int) -> Tensor:
+    """Return numbers of both signs without a pattern, always the same."""
+    count = torch.Size(shape).numel()
+    return (torch.arange(1, count + 1, dtype=torch.float64, device="cpu") ** 1.5).sin().view(shape) / 8
+
+
+def run(kernels: Kernels, layer: BertLayer, config: BertConfig, numbers: str, x: Tensor) -> Tensor:
+    """Return what kernels give for a layer and a sequence of tokens."""
+    x, weights = x.float(), NativeWeights.of([layer], config, numbers, kernels)
+    starts, out = torch.tensor([0, TOKENS], device="cpu"), torch.full_like(x, torch.nan)
+    batch = Batch(tokens=TOKENS, sequences=1, starts=starts.data_ptr(), hidden=x.data_ptr(), output=out.data_ptr())
+    kernels.run(numbers, weights.model, batch, 1)
+    return out
+
+
+def by_operators(layer: BertLayer, x: Tensor) -> Tensor:
+    """Return the same in the layer's dtype."""
+    own = layer.attention.self
+    heads = (part(x).unflatten(-1, (-1, own.attention_head_size)) for part in (own.query, own.key, own.value))
+    context = F.scaled_dot_product_attention(*(x.transpose(0, 1) for x in heads)).transpose(0, 1).flatten(1)
+    x = layer.attention.output(context, x)
+    return layer.output(F.gelu(layer.intermediate.dense(x)), x)
