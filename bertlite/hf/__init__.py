@@ -8,6 +8,7 @@ except ModuleNotFoundError:
     import_optional("transformers", "`bertlite.hf`", "hf")
     raise
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
+from transformers.pytorch_utils import apply_chunking_to_forward
 
 from bertlite.checkpoint.remote import export_remote_code
 from bertlite.hf.modeling import (
@@ -36,7 +37,7 @@ from bertlite.hf.parts import (
     BertSelfOutput,
 )
 from bertlite.hf.registry import register, registered, unregister
-from bertlite.hf.removed import apply_chunking_to_forward, find_pruneable_heads_and_indices, prune_linear_layer
+from bertlite.hf.removed import find_pruneable_heads_and_indices, prune_linear_layer
 
 BertAttention = layers.BertAttention
 BertEncoder = layers.BertEncoder

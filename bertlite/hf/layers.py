@@ -7,7 +7,7 @@ Shapes:  B sequences · S positions · K keys · D hidden · N heads kept
 """
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,27 @@ from bertlite.stack import modules
 from bertlite.stack.layer_inputs import LayerInputs
 
 
-class SelfAttention(modules.BertSelfAttention):
+def with_own_weights(inputs: LayerInputs) -> LayerInputs:
+    """Return inputs with room of their own for attention weights, of cross-attention too."""
+    encoder = None if inputs.encoder is None else with_own_weights(inputs.encoder)
+    return replace(inputs, weights={}, encoder=encoder)
+
+
+class Attends:
+    """First base of attention: it runs the next one's forward on arguments of transformers."""
+
+    config: Any
+    layer_idx: Any  # a part alone has no number
+    is_causal: bool
+
+    def run(self, x: Tensor, mask: Any, states: Tensor | None = None, **options: Any) -> tuple[Any, ...]:
+        """Return the context or the output, and the attention weights where there are some."""
+        causal = self.is_causal and states is None
+        inputs = read_inputs(x, mask, self.config, self.layer_idx, states=states, causal=causal, **options)
+        return super().forward(x, inputs)  # type: ignore[misc]
+
+
+class SelfAttention(Attends, modules.BertSelfAttention):
     """Attention to oneself, or in a decoder's other attention to an encoder's output."""
 
     def __init__(self, config: Any, layer_idx: int | None, cross: bool, positions: str | None = None) -> None:
@@ -40,14 +60,8 @@ class SelfAttention(modules.BertSelfAttention):
         self.scaling = self.attention_head_size**-0.5
         self.is_decoder, self.is_causal = config.is_decoder, config.is_decoder and not cross
 
-    def run(self, x: Tensor, mask: Any, states: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor | None]:
-        """Return the context, (B, S, N·H), and the attention weights where there are some."""
-        causal = self.is_causal and states is None
-        inputs = read_inputs(x, mask, self.config, self.layer_idx, states=states, causal=causal, **options)
-        return modules.BertSelfAttention.forward(self, x, inputs)
 
-
-class Attention(modules.BertAttention, WithoutStock, stock.BertAttention):
+class Attention(Attends, modules.BertAttention, WithoutStock, stock.BertAttention):
     """Attention and its output projection."""
 
     def __init__(self, attention: SelfAttention, config: Any, layer_idx: int | None, cross: bool) -> None:
@@ -55,14 +69,8 @@ class Attention(modules.BertAttention, WithoutStock, stock.BertAttention):
         self.self = attention
         self.output = BertSelfOutput(config, attention.all_head_size)
         self.pruned_heads = set() if cross or layer_idx is None else set(config.pruned_heads.get(layer_idx, ()))
-        self.is_cross_attention = cross
-        self.config, self.layer_idx = config, layer_idx  # type: ignore[assignment]  # a part alone has no number
-
-    def run(self, x: Tensor, mask: Any, states: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor | None]:
-        """Return the output, (B, S, D), and the attention weights where there are some."""
-        causal = bool(self.config.is_decoder) and not self.is_cross_attention
-        inputs = read_inputs(x, mask, self.config, self.layer_idx, states=states, causal=causal, **options)
-        return modules.BertAttention.forward(self, x, inputs)
+        self.config, self.layer_idx = config, layer_idx
+        self.is_cross_attention, self.is_causal = cross, bool(config.is_decoder) and not cross
 
     def prune_heads(self, heads: Iterable[int]) -> None:
         """Remove heads of this layer, numbered as in the unpruned one; those that are gone may be named again.
@@ -84,14 +92,37 @@ class Attention(modules.BertAttention, WithoutStock, stock.BertAttention):
             config.pruned_heads = {**config.pruned_heads, layer: sorted(gone)}
 
 
-class Layer(modules.BertLayer, WithoutStock, stock.BertLayer):
+class ReadsCalls:
+    """A layer or the encoder, whose arguments may be those of transformers."""
+
+    config: Any
+    layer_idx: Any = 0
+
+    def read(self, x: Tensor, mask: Any, states: Tensor | None, encoder_mask: Any, **options: Any) -> LayerInputs:
+        """Return the arguments of a call as transformers makes it, or the `LayerInputs` that stand for them.
+
+        Raises:
+            ValueError: there is an encoder's output, and no cross-attention to look at it.
+        """
+        config, layer, decodes = self.config, self.layer_idx, bool(self.config.is_decoder)
+        inputs = read_inputs(x, mask, config, layer, causal=decodes, **options)
+        if states is None or isinstance(mask, LayerInputs) or not decodes:
+            return inputs
+        if not config.add_cross_attention:
+            raise ValueError(
+                "encoder_hidden_states are given to a layer without cross-attention; set add_cross_attention"
+            )
+        options.pop("head_mask", None)
+        return replace(inputs, encoder=read_inputs(x, encoder_mask, config, layer, states=states, **options))
+
+
+class Layer(ReadsCalls, modules.BertLayer, WithoutStock, stock.BertLayer):
     """A layer that transformers turns checkpointing on and off for, in the way of its version."""
 
     def __init__(self, config: Any, layer_idx: int | None = None) -> None:
         nn.Module.__init__(self)
         complete_config_(config)
-        self.config = config
-        self.layer_idx, self.checkpointing = layer_idx, None  # type: ignore[assignment]  # a part alone has no number
+        self.config, self.layer_idx, self.checkpointing = config, layer_idx, None
         self.chunk_size_feed_forward, self.seq_len_dim = config.chunk_size_feed_forward, 1
         self.is_decoder, self.add_cross_attention = config.is_decoder, config.add_cross_attention
         self.attention = self.make_attention(config, layer_idx, False)
@@ -108,24 +139,6 @@ class Layer(modules.BertLayer, WithoutStock, stock.BertLayer):
     def recomputes(self) -> bool:
         return bool(self.gradient_checkpointing and self.training and torch.is_grad_enabled())
 
-    def read(self, x: Tensor, mask: Any, states: Tensor | None, encoder_mask: Any, **options: Any) -> LayerInputs:
-        """Return the arguments of a call as transformers makes it.
-
-        Raises:
-            ValueError: there is an encoder's output, and no cross-attention to look at it.
-        """
-        causal = bool(self.config.is_decoder)
-        inputs = read_inputs(x, mask, self.config, self.layer_idx, causal=causal, **options)
-        if states is None or isinstance(mask, LayerInputs) or not self.is_decoder:
-            return inputs
-        if not hasattr(self, "crossattention"):
-            raise ValueError(
-                "encoder_hidden_states are given to a layer without cross-attention; set add_cross_attention"
-            )
-        options.pop("head_mask", None)
-        crossed = read_inputs(x, encoder_mask, self.config, self.layer_idx, states=states, **options)
-        return replace(inputs, encoder=crossed)
-
     def feed_forward(self, x: Tensor) -> Tensor:
         return self.feed_forward_chunk(x)
 
@@ -133,7 +146,7 @@ class Layer(modules.BertLayer, WithoutStock, stock.BertLayer):
         return modules.BertLayer.feed_forward(self, attention_output)
 
 
-class Encoder(modules.BertEncoder, WithoutStock, stock.BertEncoder):
+class Encoder(ReadsCalls, modules.BertEncoder, WithoutStock, stock.BertEncoder):
     """The layers, one after the other."""
 
     def __init__(self, config: Any, layer_idx: int | None = None) -> None:
@@ -145,55 +158,40 @@ class Encoder(modules.BertEncoder, WithoutStock, stock.BertEncoder):
     def call(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Tensor:
         """Run a layer; return its output, and keep the attention weights that it gives."""
         out = part(x, inputs) if takes_inputs(part, inputs, x) else self.call_other(part, x, inputs)
-        given: Sequence[Tensor | None] = ()
-        if isinstance(out, tuple | list):
-            out, *given = out
-        if inputs.weights is not None:
-            if given and given[0] is not None:
-                inputs.weights[inputs.layer] = given[0]
-            if inputs.layer not in inputs.weights:
-                raise ValueError(f"layer {inputs.layer} is a {type(part).__name__} and gave no attention weights")
-            if inputs.encoder is not None and inputs.encoder.weights is not None and len(given) > 1:
-                inputs.encoder.weights[inputs.layer] = given[1]  # type: ignore[assignment]
+        out, *weights = out if isinstance(out, tuple | list) else (out,)
+        for each, found in zip((inputs, inputs.encoder), weights, strict=False):
+            if each is not None and each.weights is not None and found is not None:
+                each.weights[inputs.layer] = found
+        if inputs.weights is not None and inputs.layer not in inputs.weights:
+            raise ValueError(f"layer {inputs.layer} is a {type(part).__name__} and gave no attention weights")
         return out
 
     def call_other(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
         """Run a layer that is not ours as transformers does."""
         raise NotImplementedError
 
-    def run(
+    def read(
         self,
         x: Tensor,
         mask: Any,
-        head_mask: Any,
         states: Tensor | None,
         encoder_mask: Any,
-        past: Any,
-        returns_past: bool,
-        output_attentions: bool | None,
-        output_hidden_states: bool | None,
-        return_dict: bool | None,
-    ) -> Any:
+        *,
+        head_mask: Any = None,
+        output_hidden_states: bool | None = False,
+        **options: Any,
+    ) -> LayerInputs:
+        """Return the arguments of a call; attention weights, if they are wanted, are those of all layers."""
+        inputs = super().read(x, mask, states, encoder_mask, **options)
+        if isinstance(mask, LayerInputs):
+            return inputs
+        if head_mask is not None:
+            inputs = replace(inputs, gates=[gate_of(head_mask[i], self.config, i) for i in range(len(self.layer))])
+        inputs = replace(inputs, keep_states=bool(output_hidden_states))
+        return with_own_weights(inputs) if options["output_attentions"] else inputs
+
+    def run(self, x: Tensor, inputs: LayerInputs, returns_past: bool, return_dict: bool) -> Any:
         """Run the layers on hidden states and return transformers' output, or the tuple of what it holds."""
-        inputs = mask
-        if not isinstance(mask, LayerInputs):
-            wanted = bool(output_attentions)
-            given = read_inputs(
-                x, mask, self.config, 0, past=past, output_attentions=wanted, causal=bool(self.config.is_decoder)
-            )
-            gates = None
-            if head_mask is not None:
-                gates = [gate_of(head_mask[i], self.config, i) for i in range(len(self.layer))]
-            crossed = None
-            if states is not None:
-                crossed = read_inputs(
-                    x, encoder_mask, self.config, 0, states=states, past=past, output_attentions=wanted
-                )
-                crossed = replace(crossed, weights={} if wanted else None)
-            inputs = replace(
-                given, gates=gates, encoder=crossed, keep_states=bool(output_hidden_states),
-                weights={} if wanted else None,
-            )  # fmt: skip
         x, kept = modules.BertEncoder.forward(self, x, inputs)
         crossed = inputs.encoder
         out = BaseModelOutputWithPastAndCrossAttentions(
@@ -203,4 +201,4 @@ class Encoder(modules.BertEncoder, WithoutStock, stock.BertEncoder):
             attentions=inputs.all_weights,
             cross_attentions=tuple(crossed.weights.values()) if crossed is not None and crossed.weights else None,
         )
-        return out if return_dict or return_dict is None else out.to_tuple()
+        return out if return_dict else out.to_tuple()

@@ -1,6 +1,5 @@
 """Attention, layers and the encoder as transformers 4.57 builds and calls them, on any transformers."""
 
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -8,7 +7,7 @@ from transformers.models.bert import modeling_bert as stock
 
 from bertlite.hf import compat
 from bertlite.hf.cache import past_of
-from bertlite.hf.layers import Attention, Encoder, Layer, SelfAttention
+from bertlite.hf.layers import Attends, Attention, Encoder, Layer, SelfAttention, with_own_weights
 from bertlite.hf.masks import head_mask_of, mask_tensor, own, takes_inputs
 from bertlite.hf.parts import WithoutStock
 from bertlite.stack import modules
@@ -30,56 +29,8 @@ def call_attention(part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
     return out[0], out[1] if len(out) > 1 else None
 
 
-def with_own_weights(inputs: LayerInputs) -> LayerInputs:
-    """Return inputs with room for one layer's attention weights, where others' are not seen."""
-    encoder = None if inputs.encoder is None else with_own_weights(inputs.encoder)
-    return replace(inputs, weights={}, encoder=encoder)
-
-
-class BertSelfAttention(SelfAttention, WithoutStock, stock.BertSelfAttention):
-    def __init__(
-        self,
-        config: Any,
-        position_embedding_type: str | None = None,
-        layer_idx: int | None = None,
-        *,
-        is_cross_attention: bool = False,
-    ) -> None:
-        super().__init__(config, layer_idx, is_cross_attention, position_embedding_type)
-
-    @own
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Any = None,
-        head_mask: Tensor | None = None,
-        encoder_hidden_states: Tensor | None = None,
-        past_key_values: Any = None,
-        output_attentions: bool | None = False,
-        cache_position: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        return self.run(
-            hidden_states, attention_mask, encoder_hidden_states, head_mask=head_mask, past=past_key_values,
-            output_attentions=output_attentions,
-        )  # fmt: skip
-
-
-class BertAttention(Attention):
-    def __init__(
-        self,
-        config: Any,
-        position_embedding_type: str | None = None,
-        layer_idx: int | None = None,
-        *,
-        is_cross_attention: bool = False,
-    ) -> None:
-        attention = BertSelfAttention(
-            config, position_embedding_type, layer_idx, is_cross_attention=is_cross_attention
-        )
-        super().__init__(attention, config, layer_idx, is_cross_attention)
-
-    def call(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
-        return call_attention(part, x, inputs)
+class Called(Attends):
+    """The signature of attention, with its output projection and without."""
 
     @own
     def forward(
@@ -98,10 +49,39 @@ class BertAttention(Attention):
         )  # fmt: skip
 
 
+class BertSelfAttention(Called, SelfAttention, WithoutStock, stock.BertSelfAttention):
+    def __init__(
+        self,
+        config: Any,
+        position_embedding_type: str | None = None,
+        layer_idx: int | None = None,
+        *,
+        is_cross_attention: bool = False,
+    ) -> None:
+        super().__init__(config, layer_idx, is_cross_attention, position_embedding_type)
+
+
+class BertAttention(Called, Attention):
+    def __init__(
+        self,
+        config: Any,
+        position_embedding_type: str | None = None,
+        layer_idx: int | None = None,
+        *,
+        is_cross_attention: bool = False,
+    ) -> None:
+        attention = BertSelfAttention(
+            config, position_embedding_type, layer_idx, is_cross_attention=is_cross_attention
+        )
+        super().__init__(attention, config, layer_idx, is_cross_attention)
+
+    def call(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
+        return call_attention(part, x, inputs)
+
+
 class BertLayer(Layer):
     def make_attention(self, config: Any, layer_idx: int | None, cross: bool) -> Attention:
-        positions = "absolute" if cross else None
-        return BertAttention(config, positions, layer_idx, is_cross_attention=cross)
+        return BertAttention(config, layer_idx=layer_idx, is_cross_attention=cross)
 
     def call(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
         return call_attention(part, x, inputs)
@@ -163,7 +143,8 @@ class BertEncoder(Encoder):
             crossed = encoder_hidden_states is not None
             past = past_key_values
             past_key_values = compat.new_cache(self.config, crossed) if past is None else compat.from_legacy(past)
-        return self.run(
-            hidden_states, attention_mask, head_mask, encoder_hidden_states, encoder_attention_mask, past_key_values,
-            True, output_attentions, output_hidden_states, bool(return_dict),
+        inputs = self.read(
+            hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, head_mask=head_mask,
+            past=past_key_values, output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip
+        return self.run(hidden_states, inputs, True, bool(return_dict))

@@ -172,7 +172,8 @@ class BertEncoder(Encoder):
         **others: Any,
     ) -> Any:
         options_of(others)
-        return self.run(
-            hidden_states, attention_mask, head_mask, encoder_hidden_states, encoder_attention_mask, past_key_values,
-            bool(use_cache), output_attentions, output_hidden_states, bool(return_dict or return_dict is None),
+        inputs = self.read(
+            hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, head_mask=head_mask,
+            past=past_key_values, output_attentions=output_attentions, output_hidden_states=output_hidden_states,
         )  # fmt: skip
+        return self.run(hidden_states, inputs, bool(use_cache), return_dict is None or return_dict)

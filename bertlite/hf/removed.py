@@ -1,7 +1,6 @@
-"""Functions of transformers 4's `pytorch_utils` that 5 removed in part, for code that prunes BERT."""
+"""Functions of transformers 4's `pytorch_utils` that 5 removed or may remove, for code that prunes BERT."""
 
-import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -44,28 +43,3 @@ def prune_linear_layer(layer: nn.Linear, index: Tensor, dim: int = 0) -> nn.Line
         bias = layer.bias.detach()
         new.bias = nn.Parameter((bias if dim == 1 else bias.index_select(0, index)).clone())
     return new
-
-
-def apply_chunking_to_forward(
-    forward_fn: Callable[..., Tensor], chunk_size: int, chunk_dim: int, *input_tensors: Tensor
-) -> Tensor:
-    """Apply a function to tensors in parts of `chunk_size` along one axis, 0 being all at once, and join the results.
-
-    Raises:
-        ValueError: the function takes another number of tensors, or the axis is not a multiple of `chunk_size`.
-    """
-    if not input_tensors:
-        raise ValueError("there are no tensors to apply the function to; give one or more")
-    wanted = len(inspect.signature(forward_fn).parameters)
-    if wanted != len(input_tensors):
-        raise ValueError(f"the function takes {wanted} arguments and {len(input_tensors)} tensors are given")
-    if chunk_size <= 0:
-        return forward_fn(*input_tensors)
-    lengths = {x.shape[chunk_dim] for x in input_tensors}
-    if len(lengths) > 1:
-        raise ValueError(f"the tensors have lengths {sorted(lengths)} along axis {chunk_dim}; they must be equal")
-    (length,) = lengths
-    if length % chunk_size:
-        raise ValueError(f"axis {chunk_dim} has length {length}, which is not a multiple of chunk size {chunk_size}")
-    parts = zip(*(x.split(chunk_size, chunk_dim) for x in input_tensors), strict=True)
-    return torch.cat([forward_fn(*part) for part in parts], dim=chunk_dim)

@@ -8,64 +8,12 @@ of transformers 4 that reads `layer(…)[0]` would silently get the first exampl
 transformers 4.57 both are the same classes.
 """
 
-from bertlite.hf import (
-    BertConfig,
-    BertEmbeddings,
-    BertForPreTrainingOutput,
-    BertIntermediate,
-    BertLMPredictionHead,
-    BertOnlyMLMHead,
-    BertOnlyNSPHead,
-    BertOutput,
-    BertPooler,
-    BertPredictionHeadTransform,
-    BertPreTrainedModel,
-    BertPreTrainingHeads,
-    BertSelfOutput,
-    BertTokenizer,
-    BertTokenizerFast,
-    apply_chunking_to_forward,
-    compat,
-    find_pruneable_heads_and_indices,
-    modeling,
-    prune_linear_layer,
-)
-from bertlite.hf.layers4 import BertAttention, BertEncoder, BertLayer, BertSelfAttention
+# mypy: disable-error-code=no-redef
+from bertlite.hf import *  # noqa: F403  # all that is not made anew below
+from bertlite.hf import compat, modeling
+from bertlite.hf.layers4 import BertAttention as BertAttention
+from bertlite.hf.layers4 import BertEncoder, BertLayer, BertSelfAttention
 from bertlite.hf.signatures import ORDER_OF_4, in_order
-
-__all__ = [
-    "BertAttention",
-    "BertConfig",
-    "BertEmbeddings",
-    "BertEncoder",
-    "BertForMaskedLM",
-    "BertForMultipleChoice",
-    "BertForNextSentencePrediction",
-    "BertForPreTraining",
-    "BertForPreTrainingOutput",
-    "BertForQuestionAnswering",
-    "BertForSequenceClassification",
-    "BertForTokenClassification",
-    "BertIntermediate",
-    "BertLMHeadModel",
-    "BertLMPredictionHead",
-    "BertLayer",
-    "BertModel",
-    "BertOnlyMLMHead",
-    "BertOnlyNSPHead",
-    "BertOutput",
-    "BertPooler",
-    "BertPreTrainedModel",
-    "BertPreTrainingHeads",
-    "BertPredictionHeadTransform",
-    "BertSelfAttention",
-    "BertSelfOutput",
-    "BertTokenizer",
-    "BertTokenizerFast",
-    "apply_chunking_to_forward",
-    "find_pruneable_heads_and_indices",
-    "prune_linear_layer",
-]
 
 if compat.V5:
 
@@ -99,16 +47,3 @@ if compat.V5:
 
     class BertLMHeadModel(modeling.BertLMHeadModel):
         base_class = BertModel
-
-else:
-    from bertlite.hf.modeling import (
-        BertForMaskedLM,
-        BertForMultipleChoice,
-        BertForNextSentencePrediction,
-        BertForPreTraining,
-        BertForQuestionAnswering,
-        BertForSequenceClassification,
-        BertForTokenClassification,
-        BertLMHeadModel,
-        BertModel,
-    )

@@ -301,12 +301,6 @@ def test_functions_that_cut_do_what_those_of_transformers_do() -> None:
         theirs, ours = (lib.prune_linear_layer(layer, rows, dim) for lib in (pytorch_utils, hf))
         assert_same(dict(ours.state_dict()), dict(theirs.state_dict()), atol=0)
         assert (ours.in_features, ours.out_features) == (theirs.in_features, theirs.out_features)
-    x = torch.arange(24.0).view(2, 6, 2)
-    assert hf.apply_chunking_to_forward(lambda a: a.cumsum(1), 3, 1, x).equal(
-        pytorch_utils.apply_chunking_to_forward(lambda a: a.cumsum(1), 3, 1, x)
-    )
-    with pytest.raises(ValueError, match="not a multiple of chunk size 4"):
-        hf.apply_chunking_to_forward(lambda a: a, 4, 1, x)
     if not V5:
         found = pytorch_utils.find_pruneable_heads_and_indices([0, 2, 3], 3, 2, {2})
         assert found[0] == gone
