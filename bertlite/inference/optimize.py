@@ -5,7 +5,8 @@ import torch
 from bertlite.checkpoint.checks import parse_dtype
 from bertlite.inference.fusion import fused_copy
 from bertlite.inference.linear import FixedLinear, PackedLinear
-from bertlite.inference.native.conversion import kernels_if_any, native_copy, require_native
+from bertlite.inference.native.choice import kernels_are_faster
+from bertlite.inference.native.conversion import kernels_if_any, native_copy, plain_copy, require_native, warn_once
 from bertlite.inference.runtime import InferenceModel
 from bertlite.inference.support import check_unaltered, require_onednn
 from bertlite.inference.verification import verify as verify_copy
@@ -32,7 +33,9 @@ def optimize_for_inference(
         backend: "native" runs all layers in one call of C++ kernels, which are compiled once, on Linux and x86-64;
             "onednn" packs the weights for oneDNN's kernels, on the CPU; "inductor" has torch compile the model,
             at its first run, which needs a C++ compiler on the CPU.  "auto" on the CPU is "native" if that can run the
-            model, else "onednn", with a warning if only a compiler is missing; elsewhere "inductor".
+            model, else "onednn", with a warning if only a compiler is missing; elsewhere "inductor".  If the kernels
+            are slower than the model itself, which is measured once on a kind of processor without a record, it is a
+            copy of the model, "plain", with a warning; int8 is then float32.
         verify: compare outputs for a few random tokens with the model's, before torch compiles anything.  The allowed
             difference, of rounding in this dtype, is measured on the model itself.
 
@@ -60,7 +63,14 @@ def optimize_for_inference(
         kernels = require_native(model, dtype)
     elif backend == "auto":
         kernels = kernels_if_any(model, dtype)
-    if kernels is not None:
+    if backend == "auto" and kernels is not None and not kernels_are_faster(kernels, dtype):
+        warn_once(
+            "optimize_for_inference returns a copy of the plain model, which is faster than the native kernels on this"
+            f" processor in {dtype}; backend='native' takes the kernels nevertheless"
+        )
+        backend, copied = "plain", plain_copy(model, dtype)
+        dtype = copied.dtype
+    elif kernels is not None:
         backend, copied = "native", native_copy(model, dtype, kernels)
     else:
         if backend == "auto":

@@ -1,5 +1,6 @@
 """A copy of a model whose layers are run by the native kernels."""
 
+import copy
 import warnings
 from functools import cache, partial
 
@@ -58,6 +59,11 @@ def native_copy(model: BertPreTrainedModel, dtype: torch.dtype, kernels: Kernels
         NativeWeights.of(list(copied._layers()), body.config, dtype_name(dtype), kernels), kernels
     )
     return with_fixed_linears(copied, torch.float32 if dtype == torch.int8 else dtype)
+
+
+def plain_copy(model: BertPreTrainedModel, dtype: torch.dtype) -> BertPreTrainedModel:
+    """Return a copy of the model as it is, in a dtype; what is asked for in int8 is computed in float32."""
+    return copy.deepcopy(model).to(torch.float32 if dtype == torch.int8 else dtype).requires_grad_(False)
 
 
 def with_fixed_linears(model: BertPreTrainedModel, floats: torch.dtype) -> BertPreTrainedModel:

@@ -278,7 +278,7 @@ def test_where_the_best_set_has_no_kernels_the_next_is_taken_aloud(
     with pytest.warns(RuntimeWarning, match=f"(?s)kernels are for {following.name}, not {best.name}: .*{reason}"):
         assert Path(load_kernels().path).name == library.file_name(following)
     with warnings.catch_warnings(action="error"):
-        assert optimize_for_inference(make_native().float()).backend == "native"
+        assert optimize_for_inference(make_native().float(), backend="native").backend == "native"
 
 
 def test_the_cache_is_the_users_own(cache, copying, monkeypatch):

@@ -1,0 +1,95 @@
+"""Whether the kernels are faster than the plain model on this processor: by a record, or else measured once.
+
+What is measured is one layer of a small model, in milliseconds; the times are kept in a file beside the kernels.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import sys
+import time
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from bertlite.checkpoint.saving import dtype_name
+from bertlite.checkpoint.skeleton import assign_tensors_, make_skeleton
+from bertlite.config import BertConfig
+from bertlite.inference.native.calls import Kernels
+from bertlite.inference.native.conversion import native_copy, plain_copy
+from bertlite.inference.native.library import (
+    INSTRUCTION_SETS,
+    NativeKernelsError,
+    cache_folder,
+    own_folder,
+    processor_flags,
+)
+from bertlite.model import BertModel
+from bertlite.records import cpu_name, write_json
+
+RECORDED = frozenset({"avx512_bf16"})  # the best sets of processors for which scripts/results/speed.json shows it
+TOKENS = 64
+FEWEST, MOST = 3, 30  # rounds, after one that warms up
+LIMIT = 0.1  # seconds after which no further round begins
+
+
+def kernels_are_faster(kernels: Kernels, dtype: torch.dtype) -> bool:
+    """Return whether the kernels run a layer at least as fast as torch's operators do, with torch's threads."""
+    best = next(name for name, each in INSTRUCTION_SETS.items() if each.needs <= processor_flags())
+    if best in RECORDED and Path(kernels.path).name.startswith(f"{best}-"):
+        return True
+    seconds = seconds_of_layer(kernels, dtype, torch.get_num_threads())
+    return seconds["native"] <= seconds["plain"]
+
+
+@cache
+def seconds_of_layer(kernels: Kernels, dtype: torch.dtype, threads: int) -> dict[str, float]:
+    """Return the times of one layer by the kernels and by the plain model, those of int8 beside float32.
+
+    They are measured once for each processor, torch, dtype and number of threads, and for each version of the kernels.
+    """
+    key = {
+        "kernels": Path(kernels.path).name,
+        "processor": cpu_name(),
+        "torch": torch.__version__,
+        "dtype": dtype_name(dtype),
+        "threads": threads,
+    }
+    name = f"speed-{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.json"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, NativeKernelsError):  # none, or damaged
+        found = json.loads((cache_folder() / name).read_text(encoding="utf-8"))["seconds"]
+        return {way: float(found[way]) for way in ("native", "plain")}
+    with torch.autocast("cpu", enabled=False):
+        seconds = measure(kernels, dtype)
+    milliseconds = ", ".join(f"{way} {1000 * each:.2f} ms" for way, each in seconds.items())
+    print(f"bertlite: one layer in {key['dtype']}, threads: {threads}, measured once: {milliseconds}", file=sys.stderr)
+    with contextlib.suppress(OSError, NativeKernelsError):  # the next process measures again
+        write_json(own_folder(cache_folder()) / name, {**key, "seconds": seconds})
+    return seconds
+
+
+@torch.no_grad()
+def measure(kernels: Kernels, dtype: torch.dtype) -> dict[str, float]:
+    """Return the shortest times of one layer by the kernels and by the plain model, which take turns."""
+    config = BertConfig(
+        vocab_size=TOKENS, hidden_size=384, num_attention_heads=6, intermediate_size=1536, num_hidden_layers=1,
+        max_position_embeddings=TOKENS,
+    )  # fmt: skip
+    model = make_skeleton(BertModel, config, {"add_pooling_layer": False})
+    shapes = {name: x.shape for name, x in model.state_dict().items()}
+    values = {name: torch.linspace(-0.1, 0.1, n.numel(), device="cpu").view(n) for name, n in shapes.items()}
+    assign_tensors_(model.eval(), values)
+    candidates = {"native": native_copy(model, dtype, kernels), "plain": plain_copy(model, dtype)}
+    ids, shortest = torch.arange(TOKENS, device="cpu")[None], dict.fromkeys(candidates, math.inf)
+    began = time.perf_counter()
+    for i in range(1 + MOST):
+        if i > FEWEST and time.perf_counter() - began > LIMIT:
+            break
+        for name, candidate in candidates.items():
+            start = time.perf_counter()
+            candidate(ids)
+            if i:
+                shortest[name] = min(shortest[name], time.perf_counter() - start)
+    return shortest

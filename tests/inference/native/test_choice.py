@@ -1,0 +1,118 @@
+"""bertlite/inference/native/choice.py: "auto" is never slower than the plain model, on any processor."""
+
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import assert_same, make_batch
+from natively import kernels_or_skip, make_native, native
+
+from bertlite import optimize_for_inference
+from bertlite.inference import optimize
+from bertlite.inference.native import choice, conversion
+from bertlite.inference.native.choice import kernels_are_faster
+from bertlite.inference.native.library import INSTRUCTION_SETS
+
+pytestmark = native
+
+
+class Planted:
+    """Kernels of a processor without a record, which take so long for a layer."""
+
+    def __init__(self, seconds: float) -> None:
+        self.kernels, self.seconds, self.path = kernels_or_skip(), seconds, "/cache/avx2-0.so"
+
+    def pack(self, *args):
+        self.kernels.pack(*args)
+
+    def run(self, *args):
+        time.sleep(self.seconds)
+        if self.seconds:
+            self.kernels.run(*args)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("BERTLITE_CACHE", str(tmp_path))
+    monkeypatch.setattr(choice, "processor_flags", lambda: INSTRUCTION_SETS["avx2"].needs)
+    conversion.warn_once.cache_clear()
+    yield tmp_path / "native"
+    conversion.warn_once.cache_clear()
+
+
+@pytest.fixture
+def measured(monkeypatch) -> list[torch.dtype]:
+    """Return the dtypes that are measured from now on, each as twice as fast with the kernels."""
+    found = []
+    monkeypatch.setattr(choice, "measure", lambda _, dtype: found.append(dtype) or {"native": 1e-3, "plain": 2e-3})
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+def test_auto_takes_the_plain_model_where_the_kernels_are_slower_and_says_so_once(dtype, monkeypatch, capfd):
+    kernels = Planted(0.05)
+    monkeypatch.setattr(optimize, "kernels_if_any", lambda *_: kernels)
+    model, batch = make_native().float(), make_batch()
+    with pytest.warns(RuntimeWarning, match=f"plain model, which is faster than the native kernels .* in {dtype}; b"):
+        quick = optimize_for_inference(model, dtype)
+    floats = torch.float32 if dtype == torch.int8 else dtype
+    assert (quick.backend, quick.compute_dtype) == ("plain", floats)
+    assert_same(quick(**batch), model.to(floats)(**batch), atol=0)
+    with warnings.catch_warnings(action="error"):
+        assert optimize_for_inference(model, dtype).backend == "plain"
+    assert capfd.readouterr().err.count("measured once: native 5") == 1
+    assert optimize_for_inference(model.float(), dtype, "native").backend == "native"
+
+
+def test_kernels_that_are_faster_are_taken():
+    assert kernels_are_faster(Planted(0.0), torch.float32)
+
+
+def test_a_processor_with_a_record_is_not_measured(monkeypatch, measured):
+    kernels = Planted(0.0)
+    monkeypatch.setattr(choice, "processor_flags", lambda: INSTRUCTION_SETS["avx512_bf16"].needs)
+    kernels.path = "/cache/avx512_bf16-0.so"
+    assert kernels_are_faster(kernels, torch.int8)
+    assert measured == []
+    monkeypatch.setattr(choice, "processor_flags", lambda: INSTRUCTION_SETS["amx"].needs)  # these are its second best
+    assert kernels_are_faster(kernels, torch.int8)
+    assert measured == [torch.int8]
+
+
+def test_times_are_kept_for_each_kind_of_work(cache, measured, monkeypatch):
+    for each in (Planted(0.0), Planted(0.0)):  # as two processes have them
+        assert kernels_are_faster(each, torch.float32)
+    assert measured == [torch.float32]
+    assert len([*cache.iterdir()]) == 1
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert kernels_are_faster(Planted(0.0), torch.bfloat16)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    assert kernels_are_faster(Planted(0.0), torch.bfloat16)
+    assert measured[1:] == [torch.bfloat16] * 2
+
+
+@pytest.mark.parametrize("text", ['{"seconds": {"native": 1', "[]", '{"seconds": {"native": null, "plain": 1}}', ""])
+def test_a_damaged_file_is_measured_again(text, cache, measured):
+    kernels_are_faster(Planted(0.0), torch.float32)
+    [path] = cache.iterdir()
+    path.write_text(text)
+    assert kernels_are_faster(Planted(0.0), torch.float32)
+    assert kernels_are_faster(Planted(0.0), torch.float32)
+    assert len(measured) == 2
+
+
+def test_times_that_cannot_be_kept_are_used(tmp_path, monkeypatch, measured):
+    monkeypatch.setenv("BERTLITE_CACHE", str(tmp_path / "file"))
+    (tmp_path / "file").touch()
+    assert kernels_are_faster(Planted(0.0), torch.float32)
+    monkeypatch.delenv("BERTLITE_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert kernels_are_faster(Planted(0.0), torch.float32)
+    assert len(measured) == 2
+
+
+def no_home() -> Path:
+    raise RuntimeError("Could not determine home directory.")
