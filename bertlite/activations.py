@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Function = Callable[[Tensor], Tensor]
+ONLY_HERE = "bertlite:"  # before a `hidden_act` on disk that others must not load: see `bertlite.config.BertConfig`
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -128,5 +129,6 @@ class Activation(nn.Module):
 
 def activation(name: str) -> nn.Module:
     """Make the module for one name of ACTIVATIONS; only `prelu` and `xielu` carry parameters."""
+    name = name.removeprefix(ONLY_HERE)
     entry = ACTIVATIONS[name]
     return entry() if isinstance(entry, type) else Activation(name)

@@ -8,10 +8,11 @@ from operator import index
 from pathlib import Path
 from typing import Any, Protocol
 
-from bertlite.activations import ACTIVATIONS
+from bertlite.activations import ACTIVATIONS, ONLY_HERE
 from bertlite.records import to_json
 
-POSITIONS = ("absolute", "relative_key", "relative_key_query")
+RELATIVE = ("relative_key", "relative_key_query")
+POSITIONS = ("absolute", *RELATIVE, "bucketed")
 PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 SIZES = (  # a checkpoint must state these, as defaults fit only bert-base
     "vocab_size",
@@ -36,6 +37,12 @@ FIELD_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
     Mapping[str, Any]: ((Mapping,), "a mapping"),
 }
 RUN_TIME = ("attn_implementation", "extra")  # fields that config.json does not have
+OWN: dict[str, Any] = {  # fields of bertlite alone, written where they are not those of a BERT
+    "pooler_act": "tanh",
+    "positions_skip_padding": False,
+    "embedding_size": None,
+    "pruned_neurons": {},
+}
 
 
 @dataclass(frozen=True, match_args=False)  # frozen: its members are only read
@@ -76,6 +83,12 @@ class BertConfig:
     """The sizes and settings of one BERT, by their names in config.json.
 
     Args:
+        position_embedding_type: "absolute", "relative_key", "relative_key_query", or "bucketed": absolute, and a bias
+            of the scores for each head and bucket of distances, as in MPNet.
+        pooler_act: activation of the pooler; only bertlite reads a checkpoint with another than "tanh".
+        positions_skip_padding: count positions over the tokens that are not `pad_token_id`, as RoBERTa does.
+        embedding_size: width of the embeddings, which are then projected to the hidden size, as in ELECTRA small; by
+            default the hidden size, without a projection.
         pruned_heads: {layer: heads removed}, numbered as in the unpruned model, in transformers 4's format.
         pruned_neurons: {layer: intermediate neurons removed}, likewise; only bertlite reads a checkpoint with any.
         num_labels: defaults to the length of `id2label`, which defaults to two labels, LABEL_0 and LABEL_1.
@@ -106,6 +119,9 @@ class BertConfig:
     add_cross_attention: bool = False
     use_cache: bool = True
     tie_word_embeddings: bool = True
+    pooler_act: str = "tanh"
+    positions_skip_padding: bool = False
+    embedding_size: int | None = None
     pruned_heads: Mapping[int, Iterable[int]] = field(default_factory=dict)
     pruned_neurons: Mapping[int, Iterable[int]] = field(default_factory=dict)
     output_attentions: bool = False
@@ -120,6 +136,7 @@ class BertConfig:
 
     def __post_init__(self) -> None:
         self._check_types()
+        self._set(hidden_act=self.hidden_act.removeprefix(ONLY_HERE))
         check_values(self)
         self._set(pruned_heads=normalise_heads(self.pruned_heads, self.num_hidden_layers, self.num_attention_heads))
         self._set(
@@ -215,8 +232,9 @@ class BertConfig:
         del values["num_labels"]  # transformers derives it from id2label; 5.x does not accept both
         values["pruned_heads"] = {layer: list(heads) for layer, heads in self.pruned_heads.items()}
         values["pruned_neurons"] = {layer: list(neurons) for layer, neurons in self.pruned_neurons.items()}
-        if not self.pruned_neurons:
-            del values["pruned_neurons"]  # a field of bertlite alone
+        values = {name: value for name, value in values.items() if name not in OWN or value != OWN[name]}
+        if differs_from_bert(self):
+            values["hidden_act"] = ONLY_HERE + self.hidden_act
         return {**self.extra, **values, "model_type": self.model_type}
 
     def to_json_string(self) -> str:
@@ -233,6 +251,8 @@ def check_values(config: ConfigLike) -> None:
         low, high = 0 if name == "num_hidden_layers" else 1, LARGEST.get(name, LARGEST_SIZE)
         if not low <= getattr(config, name) <= high:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be {low} to {high}")
+    if not 1 <= (own_field(config, "embedding_size") or 1) <= LARGEST_SIZE:
+        raise ValueError(f"embedding_size is {own_field(config, 'embedding_size')}; it must be 1 to {LARGEST_SIZE}")
     if config.hidden_size % config.num_attention_heads:
         raise ValueError(
             f"hidden_size {config.hidden_size} is not a multiple of num_attention_heads {config.num_attention_heads}"
@@ -241,7 +261,8 @@ def check_values(config: ConfigLike) -> None:
         raise ValueError(f"pad_token_id {config.pad_token_id} is outside the vocabulary, 0 to {config.vocab_size - 1}")
     check_numbers(config)
     for name, value, allowed in (
-        ("hidden_act", config.hidden_act, tuple(ACTIVATIONS)),
+        ("hidden_act", config.hidden_act.removeprefix(ONLY_HERE), tuple(ACTIVATIONS)),
+        ("pooler_act", own_field(config, "pooler_act"), tuple(ACTIVATIONS)),
         ("position_embedding_type", config.position_embedding_type, POSITIONS),
         ("problem_type", config.problem_type, (None, *PROBLEMS)),
     ):
@@ -249,6 +270,17 @@ def check_values(config: ConfigLike) -> None:
             raise ValueError(f"{name} {value!r} is unknown; have: {', '.join(map(str, allowed))}")
     if config.add_cross_attention and not config.is_decoder:
         raise ValueError("add_cross_attention is true but is_decoder is false; only a decoder has cross-attention")
+
+
+def own_field(config: ConfigLike, name: str) -> Any:
+    """Return a field of bertlite alone, which configs of transformers may lack."""
+    return getattr(config, name, OWN[name])
+
+
+def differs_from_bert(config: ConfigLike) -> bool:
+    """Return whether BERT as others have it, given the same tensors, would compute something else or fail late."""
+    projected = own_field(config, "embedding_size") not in (None, config.hidden_size)
+    return projected or own_field(config, "pooler_act") != "tanh" or config.position_embedding_type == "bucketed"
 
 
 def check_numbers(config: ConfigLike) -> None:
@@ -341,7 +373,7 @@ def pruned_heads(config: ConfigLike) -> Mapping[int, Iterable[int]]:
 
 def pruned_neurons(config: ConfigLike) -> Mapping[int, Iterable[int]]:
     """Return the removed intermediate neurons, by layer; transformers' own configs have no such field."""
-    return by_layer(getattr(config, "pruned_neurons", None))
+    return by_layer(own_field(config, "pruned_neurons"))
 
 
 def by_layer(units: Mapping[Any, Iterable[int]] | None) -> dict[int, Iterable[int]]:

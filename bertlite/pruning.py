@@ -137,6 +137,8 @@ def cut_heads_(attention: BertAttention, kept: Sequence[int]) -> None:
         resize_(part, part.weight[rows], part.bias[rows])
     dense = attention.output.dense
     resize_(dense, dense.weight[:, rows], dense.bias)
+    if attention.self.position_embedding_type == "bucketed":
+        set_columns_(attention.self.distance_embedding, attention.self.distance_embedding.weight[:, kept])
     attention.self.num_attention_heads = len(kept)
     attention.self.all_head_size = len(rows)
 
@@ -333,6 +335,10 @@ def densify_attention_(attention: BertAttention, heads: Sequence[int], full: Con
         resize_(part, weight, part.bias.new_zeros(full.hidden_size).index_copy(0, rows, part.bias))
     weight = dense.weight.new_zeros(dense.weight.shape[0], full.hidden_size).index_copy(1, rows, dense.weight)
     resize_(dense, weight, dense.bias)
+    if attention.self.position_embedding_type == "bucketed":
+        table, columns = attention.self.distance_embedding, torch.tensor(heads, device=dense.weight.device)
+        weight = table.weight.new_zeros(len(table.weight), full.num_attention_heads)
+        set_columns_(table, weight.index_copy(1, columns.long(), table.weight))
     attention.self.num_attention_heads = full.num_attention_heads
     attention.self.all_head_size = full.hidden_size
     attention.pruned_heads = set()
@@ -441,3 +447,9 @@ def resize_(part: nn.Linear, weight: Tensor, bias: Tensor) -> None:
         if value is not old:
             setattr(part, name, nn.Parameter(value.detach().clone(), requires_grad=old.requires_grad))
     part.out_features, part.in_features = weight.shape
+
+
+def set_columns_(table: nn.Embedding, weight: Tensor) -> None:
+    """Replace the weight of an embedding; its gradient is dropped."""
+    table.weight = nn.Parameter(weight.detach().clone(), requires_grad=table.weight.requires_grad)
+    table.embedding_dim = weight.shape[1]

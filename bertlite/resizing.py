@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from bertlite.config import BertConfig
+from bertlite.config import RELATIVE, BertConfig
 from bertlite.pruning import check_linear, layers_of, resize_
 from bertlite.stack.body import set_config
 
@@ -86,7 +86,7 @@ class Resizable:
         relative = [
             layer.attention.self
             for layer in layers_of(self)
-            if layer.attention.self.position_embedding_type != "absolute"
+            if layer.attention.self.position_embedding_type in RELATIVE
         ]
         check_embedding("position_embeddings", positions)
         for attention in relative:

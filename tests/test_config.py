@@ -10,7 +10,7 @@ from conftest import SIZES
 
 from bertlite import BertConfig, kept_heads, with_pruned
 from bertlite.activations import ACTIVATIONS
-from bertlite.config import POSITIONS, PROBLEMS
+from bertlite.config import OWN, POSITIONS, PROBLEMS
 
 REFUSED = [  # field, value, what the message says besides the field's name
     ("vocab_size", 0, "is 0; it must be 1 to"),
@@ -41,6 +41,8 @@ REFUSED = [  # field, value, what the message says besides the field's name
     ("pad_token_id", "0", "an integer or null"),
     ("position_embedding_type", "bogus", "'bogus' is unknown; have: absolute, relative_key, relative_key_query"),
     ("problem_type", "ranking", "'ranking' is unknown; have: None, regression"),
+    ("embedding_size", -1, "is -1; it must be 1 to"),
+    ("pooler_act", "foo", "'foo' is unknown; have: gelu"),
     ("chunk_size_feed_forward", -1, "is -1"),
     ("add_cross_attention", True, "is_decoder"),
     ("tie_word_embeddings", 1, "1, a int; it must be true or false"),
@@ -232,6 +234,9 @@ def test_a_config_survives_JSON_and_pickle() -> None:
         "chunk_size_feed_forward": 6,
         "use_cache": False,
         "tie_word_embeddings": False,
+        "pooler_act": "relu",
+        "positions_skip_padding": True,
+        "embedding_size": 128,
         "pruned_heads": {0: (1,), 2: (0, 1, 2, 3)},
         "pruned_neurons": {1: (5, 36)},
         "output_attentions": True,
@@ -316,7 +321,7 @@ def test_the_2018_config_without_newer_fields_is_read(tmp_path: Any) -> None:
 def test_fields_and_defaults_are_those_of_transformers() -> None:
     theirs = pytest.importorskip("transformers").BertConfig()
     ours = BertConfig()
-    only_ours = {"attn_implementation", "extra", "pruned_heads", "pruned_neurons", "position_embedding_type"}
+    only_ours = {"attn_implementation", "extra", "pruned_heads", "position_embedding_type", *OWN}
     compared = {field.name for field in fields(BertConfig)} - only_ours
     assert len(compared) > 20
     assert {name: getattr(ours, name) for name in compared} == {name: getattr(theirs, name, "?") for name in compared}

@@ -7,16 +7,18 @@ from torch import Tensor, nn
 
 from bertlite.activations import activation
 from bertlite.config import ConfigLike
+from bertlite.stack.inputs import embeds_size
 
 
 class BertPredictionHeadTransform(nn.Module):
     def __init__(self, config: ConfigLike) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        size = embeds_size(config)
+        self.dense = nn.Linear(config.hidden_size, size)
         self.transform_act_fn = activation(config.hidden_act)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.LayerNorm = nn.LayerNorm(size, eps=config.layer_norm_eps)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:  # (…, D) -> (…, D)
+    def forward(self, hidden_states: Tensor) -> Tensor:  # (…, D) -> (…, D or the embedding size)
         return self.LayerNorm(self.transform_act_fn(self.dense(hidden_states)))
 
 
@@ -26,7 +28,7 @@ class BertLMPredictionHead(nn.Module):
     def __init__(self, config: ConfigLike) -> None:
         super().__init__()
         self.transform = BertPredictionHeadTransform(config)
-        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.decoder = nn.Linear(embeds_size(config), config.vocab_size)
         self.bias = self.decoder.bias  # one vector, under both names in checkpoints
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # (…, D) -> (…, vocabulary)

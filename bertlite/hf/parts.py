@@ -15,6 +15,7 @@ from bertlite.heads import layers
 from bertlite.hf.compat import V5
 from bertlite.hf.config import complete_config_
 from bertlite.stack import modules
+from bertlite.stack.inputs import embeds_size
 
 
 class WithoutStock(nn.Module):
@@ -82,7 +83,7 @@ class BertLMPredictionHead(layers.BertLMPredictionHead, WithoutStock, stock.Bert
     def __init__(self, config: Any) -> None:
         nn.Module.__init__(self)
         self.transform = BertPredictionHeadTransform(config)
-        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.decoder = nn.Linear(embeds_size(config), config.vocab_size)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if V5 else self.decoder.bias
 
     def _tie_weights(self) -> None:  # called only by 4.57

@@ -129,7 +129,7 @@ class BertBody(Body, Generic[Out]):
         x = self.embeddings(  # (B, S, D) or (T, D)
             layout.pack_ids(inputs.input_ids),
             layout.pack_ids(inputs.token_type_ids),
-            layout.positions(inputs.position_ids),
+            layout.positions(inputs.positions(self.config, 0 if cache is None else cache.length)),
             layout.pack_ids(inputs.inputs_embeds),
         )
         given = self.layer_inputs(inputs, layout, x, cache)

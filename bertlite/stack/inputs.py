@@ -20,6 +20,7 @@ TENSORS = (
     *("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "head_mask"),
     *("encoder_hidden_states", "encoder_attention_mask", "cu_seqlens"),
 )
+SKIPS_PADDING = "positions_skip_padding"  # a field that configs of transformers lack
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,21 @@ class Inputs:
     def ends(self) -> list[int]:
         """cu_seqlens as numbers; a GPU is waited for once."""
         return [] if self.cu_seqlens is None else self.cu_seqlens.tolist()
+
+    def positions(self, config: ConfigLike, past: int) -> Tensor | None:
+        """Return the position ids that were given or, if positions skip padding, those counted; None: count from 0.
+
+        The first token that is not padding has position 0, or `past`; padding has that of the token before it.
+        """
+        if self.position_ids is not None or self.input_ids is None or not getattr(config, SKIPS_PADDING, False):
+            return self.position_ids
+        pad = -1 if config.pad_token_id is None else config.pad_token_id
+        count = self.input_ids.ne(pad).cumsum(-1)
+        if self.cu_seqlens is not None:  # begin anew with each sequence
+            ends = self.cu_seqlens.to(count.device)
+            before = torch.cat([count.new_zeros(1), count])[ends[:-1]]
+            count = count - before.repeat_interleave(ends.diff(), output_size=len(count))
+        return (count + (past - 1)).clamp(min=0)
 
 
 def check_tensor(name: str, given: Any) -> None:
@@ -97,10 +113,9 @@ def check_rows(inputs: Inputs, config: ConfigLike, past: int) -> None:
             raise ValueError(f"input_ids has shape {tuple(ids.shape)}; expected (batch, length)")
         check_ids("input_ids", ids, config.vocab_size, "vocab_size")
     elif embeds is not None:
-        if embeds.dim() != 3 or embeds.shape[-1] != config.hidden_size:
-            raise ValueError(
-                f"inputs_embeds has shape {tuple(embeds.shape)}; expected (batch, length, {config.hidden_size})"
-            )
+        size = embeds_size(config)
+        if embeds.dim() != 3 or embeds.shape[-1] != size:
+            raise ValueError(f"inputs_embeds has shape {tuple(embeds.shape)}; expected (batch, length, {size})")
         check_embeds(embeds)
     batch, length = inputs.tokens.shape[:2]
     if length < 1 or (counts_positions(inputs, config) and past + length > config.max_position_embeddings):
@@ -128,6 +143,11 @@ def check_beside(inputs: Inputs, config: ConfigLike, segments: Shapes, positions
         if isinstance(ids, Tensor) and tuple(ids.shape) not in fits:  # torch.fx traces with stand-ins
             raise ValueError(f"{name} has shape {tuple(ids.shape)}; expected {' or '.join(map(str, fits))}")
         check_ids(name, ids, getattr(config, field), field)
+
+
+def embeds_size(config: ConfigLike) -> int:
+    """Return the width of embeddings; configs of transformers lack the field."""
+    return getattr(config, "embedding_size", None) or config.hidden_size
 
 
 def check_embeds(embeds: Tensor) -> None:

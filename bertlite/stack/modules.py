@@ -14,8 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.activations import XIELU, activation
-from bertlite.config import ConfigLike, kept_heads, kept_neurons
+from bertlite.config import RELATIVE, ConfigLike, kept_heads, kept_neurons, own_field
+from bertlite.stack.inputs import embeds_size
 from bertlite.stack.layer_inputs import LayerInputs
+
+DISTANCE_BUCKETS = 32  # of positions "bucketed"
 
 
 class BertEmbeddings(nn.Module):
@@ -23,19 +26,21 @@ class BertEmbeddings(nn.Module):
 
     def __init__(self, config: ConfigLike) -> None:
         super().__init__()
-        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        size = embeds_size(config)
+        self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, size)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
+        self.LayerNorm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.absolute = config.position_embedding_type == "absolute"  # else the scores know where tokens stand
+        self.projection = nn.Linear(size, config.hidden_size) if size != config.hidden_size else None
+        self.absolute = config.position_embedding_type not in RELATIVE  # else the scores know where tokens stand
 
     def forward(
         self,
         input_ids: Tensor | None = None,  # (…,)
         token_type_ids: Tensor | None = None,  # (…,), zeros if not given
         position_ids: Tensor | None = None,  # (…,), (1, S) or (S,), counted from 0 if not given
-        inputs_embeds: Tensor | None = None,  # (…, D), in place of input_ids
+        inputs_embeds: Tensor | None = None,  # (…, D or the embedding size), in place of input_ids
     ) -> Tensor:  # (…, D)
         x = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         if token_type_ids is None:
@@ -47,7 +52,8 @@ class BertEmbeddings(nn.Module):
                 if hasattr(self.position_embeddings.weight, "grad_sample"):  # of Opacus, which wants (B, S)
                     position_ids = position_ids.expand(x.shape[:-1])
             x = x + self.position_embeddings(position_ids)
-        return self.dropout(self.LayerNorm(x))
+        x = self.dropout(self.LayerNorm(x))
+        return x if self.projection is None else self.projection(x)
 
 
 class BertSelfAttention(nn.Module):
@@ -63,7 +69,9 @@ class BertSelfAttention(nn.Module):
         self.value = linear(config.hidden_size, self.all_head_size)
         self.dropout = nn.Dropout(config.attention_probs_dropout_prob)
         self.position_embedding_type = "absolute" if cross else config.position_embedding_type
-        if self.position_embedding_type != "absolute":
+        if self.position_embedding_type == "bucketed":
+            self.distance_embedding = nn.Embedding(DISTANCE_BUCKETS, self.num_attention_heads)
+        elif self.position_embedding_type != "absolute":
             self.max_position_embeddings = config.max_position_embeddings
             self.distance_embedding = nn.Embedding(2 * config.max_position_embeddings - 1, self.attention_head_size)
 
@@ -101,6 +109,8 @@ class BertSelfAttention(nn.Module):
         queries, keys = q.shape[-2], k.shape[-2]
         position = torch.arange(keys, device=q.device)
         distance = (position[:queries, None] if first else position[keys - queries :, None]) - position[None, :]
+        if self.position_embedding_type == "bucketed":
+            return self.distance_embedding(distance_buckets(distance)).permute(2, 0, 1)[None].to(q.dtype)
         table = self.distance_embedding(distance + self.max_position_embeddings - 1).to(q.dtype)  # (S, K, H)
         scores = torch.einsum("bnsh,skh->bnsk", q, table)
         if self.position_embedding_type == "relative_key_query":
@@ -273,10 +283,21 @@ class BertPooler(nn.Module):
     def __init__(self, config: ConfigLike) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.activation = nn.Tanh()
+        act = own_field(config, "pooler_act")
+        self.activation = nn.Tanh() if act == "tanh" else activation(act)
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # (B, S, D) -> (B, D)
         return self.activation(self.dense(hidden_states[:, 0]))
+
+
+def distance_buckets(distance: Tensor) -> Tensor:
+    """Return the bucket of each distance from query to key: its own up to 7, then in logarithmic steps up to 127.
+
+    Keys after the query have the second half (Raffel et al. 2020, section 2.1; transformers' MPNetEncoder).
+    """
+    half, exact, size = DISTANCE_BUCKETS // 2, DISTANCE_BUCKETS // 4, distance.abs()
+    steps = torch.log(size.clamp(min=exact).float() / exact) / math.log(128 / exact) * (half - exact)
+    return torch.where(size < exact, size, (exact + steps.long()).clamp(max=half - 1)) + half * (distance < 0)
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:

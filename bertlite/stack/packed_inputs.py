@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 
 from bertlite.config import ConfigLike
-from bertlite.stack.inputs import Inputs, check_beside, check_embeds, check_ids, counts_positions
+from bertlite.stack.inputs import Inputs, check_beside, check_embeds, check_ids, counts_positions, embeds_size
 
 
 def check_packed(inputs: Inputs, config: ConfigLike) -> None:
@@ -19,8 +19,8 @@ def check_packed(inputs: Inputs, config: ConfigLike) -> None:
     given, name, wanted = inputs.tokens, "input_ids", "(tokens,)"
     fits = given.dim() == 1
     if embeds is not None:
-        name, wanted = "inputs_embeds", f"(tokens, {config.hidden_size})"
-        fits = given.dim() == 2 and given.shape[-1] == config.hidden_size
+        name, wanted = "inputs_embeds", f"(tokens, {embeds_size(config)})"
+        fits = given.dim() == 2 and given.shape[-1] == embeds_size(config)
     if not fits:
         raise ValueError(f"{name} has shape {tuple(given.shape)}; beside cu_seqlens expected {wanted}")
     if ids is not None:

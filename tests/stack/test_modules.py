@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from bertlite import BertConfig, BertModel
 from bertlite.activations import ACTIVATIONS, Activation, activation
+from bertlite.config import POSITIONS, RELATIVE
 from bertlite.stack.modules import BertEmbeddings, init_weights, linear
 
 N, H, L = 4, 12, 3
-POSITIONS = ["absolute", "relative_key", "relative_key_query"]
 
 
 def norm(x: Tensor, w: Mapping[str, Tensor], name: str, eps: float) -> Tensor:
@@ -42,7 +42,9 @@ def head_written_out(
     for i in range(length):
         for j in range(length):
             score = q[i] @ k[j]
-            if table is not None:  # row P - 1 is distance 0
+            if kind == "bucketed":  # a number for each distance up to 7; 8 to 10 share one, and later keys have others
+                score = score + math.sqrt(H) * table[min(abs(i - j), 8) + (16 if i < j else 0)]
+            elif table is not None:  # row P - 1 is distance 0
                 to = table[i - j + SIZES["max_position_embeddings"] - 1]
                 score = score + q[i] @ to + (k[j] @ to if kind == "relative_key_query" else 0)
             weights[i, j] = score / math.sqrt(H) if mask[j] else -math.inf
@@ -57,14 +59,15 @@ def bert_written_out(config: BertConfig, w: Mapping[str, Tensor], batch: Mapping
     for ids, types, mask in zip(batch["input_ids"], batch["token_type_ids"], batch["attention_mask"], strict=True):
         e = "embeddings"
         x = w[f"{e}.word_embeddings.weight"][ids] + w[f"{e}.token_type_embeddings.weight"][types]
-        if kind == "absolute":
+        if kind in ("absolute", "bucketed"):
             x = x + w[f"{e}.position_embeddings.weight"][: len(ids)]
         states, weights = [norm(x, w, f"{e}.LayerNorm", eps)], []
         for i in range(config.num_hidden_layers):
             x, a = states[-1], f"encoder.layer.{i}.attention"
             q, k, v = (dense(x, w, f"{a}.self.{part}").split(H, -1) for part in ("query", "key", "value"))
             table = w.get(f"{a}.self.distance_embedding.weight")
-            heads = [head_written_out(q[h], k[h], v[h], mask, kind, table) for h in range(N)]
+            tables = table.T if kind == "bucketed" else [table] * N
+            heads = [head_written_out(q[h], k[h], v[h], mask, kind, tables[h]) for h in range(N)]
             weights.append(torch.stack([each for _, each in heads]))
             context = torch.cat([each for each, _ in heads], -1)
             x = norm(dense(context, w, f"{a}.output.dense") + x, w, f"{a}.output.LayerNorm", eps)
@@ -103,7 +106,7 @@ def test_the_written_out_BERT_sees_each_kind_of_position(batch: dict[str, Tensor
     states = {}
     every = make(position_embedding_type="relative_key").state_dict()
     assert sum("distance_embedding" in name for name in every) == L
-    for positions in POSITIONS:
+    for positions in ("absolute", *RELATIVE):
         w = {name: x for name, x in every.items() if positions != "absolute" or "distance" not in name}
         config = BertConfig(**SIZES, position_embedding_type=positions)
         states[positions] = bert_written_out(config, w, batch)["last_hidden_state"]
@@ -111,7 +114,7 @@ def test_the_written_out_BERT_sees_each_kind_of_position(batch: dict[str, Tensor
     assert distance(states["relative_key"], states["relative_key_query"]) > 1e-2
 
 
-@pytest.mark.parametrize("positions", ["relative_key", "relative_key_query"])
+@pytest.mark.parametrize("positions", RELATIVE)
 def test_relative_positions_know_only_distances(positions: str) -> None:
     model = make(position_embedding_type=positions)
     batch = make_batch(lengths=(11, 11))
@@ -288,3 +291,25 @@ def test_dropout_is_where_BERT_has_it(batch: dict[str, Tensor]) -> None:
     for layer in model.encoder.layer:
         x = layer.output.LayerNorm(layer.attention.output.LayerNorm(x))
     assert_same(out.last_hidden_state, x)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "packed", "cu_seqlens", "inputs_embeds"])
+def test_positions_that_skip_padding_begin_with_the_first_token_wherever_padding_lies(backend: str) -> None:
+    name = backend if backend in ("eager", "sdpa", "packed") else "auto"
+    model = make(positions_skip_padding=True, pad_token_id=1, attn_implementation=name)
+    ids = torch.randint(2, SIZES["vocab_size"], (3, 11))
+    mask = torch.ones_like(ids)
+    mask[0, :5] = mask[1, 7:] = mask[1, :2] = 0
+    ids[mask == 0] = 1
+    real = mask.bool()
+    with torch.no_grad():
+        alone = torch.cat([model(input_ids=ids[i : i + 1, real[i]]).last_hidden_state[0] for i in range(3)])
+        if backend == "cu_seqlens":
+            ends = torch.tensor([0, *mask.sum(1).cumsum(0)], dtype=torch.int32)
+            got = model(input_ids=ids[real], cu_seqlens=ends).last_hidden_state
+        elif backend == "inputs_embeds":  # which do not say what is padding: they are counted from 0
+            embeds = model.get_input_embeddings()(ids[2:])
+            got, alone = model(inputs_embeds=embeds).last_hidden_state[0], alone[-11:]
+        else:
+            got = model(input_ids=ids, attention_mask=mask).last_hidden_state[real]
+    assert_same(got, alone)
