@@ -17,14 +17,7 @@ from bertlite import BertConfig, BertModel, timing
 from bertlite.heads import models
 from bertlite.stack.attention import BACKENDS
 from bertlite.stack.layer_inputs import Needs
-from tests.schedule import (  # hooks of pytest
-    pytest_addoption,
-    pytest_collection_modifyitems,
-    pytest_configure,
-    pytest_xdist_make_scheduler,
-)
 
-__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_configure", "pytest_xdist_make_scheduler"]
 F64 = torch.float64
 ON_CPU = [name for name, backend in BACKENDS.items() if backend.missing(Needs()) is None]  # backends that run here
 HEADED: list[Any] = [getattr(models, name) for name in models.__all__ if name != "BertLMHeadModel"]  # encoders

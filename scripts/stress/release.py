@@ -46,7 +46,7 @@ PAGES = {  # of the documentation: the extra that its install line names, and th
     "notebooks/docs/quickstart.md": ("hf", ("parity/test_parity.py",)),
     "notebooks/docs/shipping.md": ("onnx", ("shipping/test_export.py",)),
 }
-PARALLEL = ("-n", "auto", "--no-loadscope-reorder")  # as scripts/test does
+PARALLEL = ("-n", "auto", "--dist", "worksteal")  # as scripts/test does
 TRY = """
 import sys, tempfile, importlib.metadata, torch, bertlite
 extras = {"transformers", "accelerate", "datasets", "pyarrow", "matplotlib", "scipy", "sklearn"} & sys.modules.keys()

@@ -440,6 +440,7 @@ def test_a_batch_that_memory_does_not_hold_is_halved(vectors, monkeypatch):
     assert sizes == [8, 4, 2, 2, 4, 2, 2]
 
 
+@pytest.mark.slow
 def test_memory_that_really_runs_out_on_the_CPU_halves_the_batch(vectors):
     """A child whose address space ends 80 MiB further on; the whole batch takes 150 MiB in every layer."""
     texts = ["a b c d e f g h a b c d e f g h"] * 20_000
