@@ -38,7 +38,6 @@ WORK = (  # what the commands import when they run
     "accelerate",
     "matplotlib.pyplot",
     "pyarrow.parquet",
-    "sklearn.metrics",
 )
 COLUMNS, LINES = 100, 40
 

@@ -145,7 +145,6 @@ def test_the_same_things_have_the_same_names(words: str) -> None:
 
 
 def test_the_choices_of_the_help_are_those_of_the_work() -> None:
-    pytest.importorskip("sklearn")
     pytest.importorskip("accelerate")
     from bertlite.experiments.evaluate import TASKS
 

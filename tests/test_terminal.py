@@ -1,4 +1,4 @@
-"""The commands on a real terminal, as a user runs them: the examples of every --help, progress, Ctrl-C, completion."""
+"""The commands as a user runs them: the examples of every --help; on a real terminal progress, Ctrl-C, completion."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from bertlite.cli.parts import Parser
 from bertlite.cli.spelling import subcommands
 from bertlite.shipping.formats import FORMATS
 
-for library in ("transformers", "accelerate", "datasets", "sklearn", "matplotlib", "pyarrow"):
+for library in ("transformers", "accelerate", "datasets", "matplotlib", "pyarrow"):
     if find_spec(library) is None:
         pytest.skip(f"an example needs {library}", allow_module_level=True)
 
@@ -37,16 +37,7 @@ WORDS = [
     "[CLS]",
     "[SEP]",
     "[MASK]",
-    "good",
-    "bad",
-    "film",
-    "plot",
-    "the",
-    "a",
-    "is",
-    "who",
-    "cat",
-    "sat",
+    *("good", "bad", "film", "plot", "the", "a", "is", "who", "cat", "sat"),
 ]
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 BAR = re.compile(r"\d+%\|.*\| *[\d.]+/[\d.]+ \[\d\d:\d\d<\d\d:\d\d, +[\d.]+ ?[a-z/ ]+\]")  # a rate, and the time left
@@ -65,7 +56,7 @@ def leaves(top: Parser) -> Iterator[Parser]:
 EXAMPLES = [example for each in leaves(parser()) for example in each.examples]
 ORDER = {"prune to": 1, "evaluate": 2}  # they read models that others make
 EXAMPLES.sort(key=lambda example: max((n for name, n in ORDER.items() if example.startswith(name)), default=0))
-FIRST = {each.examples[0] for each in leaves(parser())}  # of each command; these read nothing that the slow ones make
+FIRST = [each for each in EXAMPLES if each in {leaf.examples[0] for leaf in leaves(parser())}]  # of each command
 
 
 def save_checkpoint(folder: Path, layers: int) -> None:
@@ -84,10 +75,8 @@ def save_checkpoint(folder: Path, layers: int) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory) -> Path:
-    """A folder with everything that the examples name."""
-    folder = tmp_path_factory.mktemp("home")
+def make_home(folder: Path) -> Path:
+    """Write everything that the examples name into a folder."""
     names = (
         "google-bert/bert-base-uncased",
         "sentence-transformers/all-MiniLM-L6-v2",
@@ -96,8 +85,8 @@ def home(tmp_path_factory) -> Path:
         "exported/base",
     )
     for name in names:
-        save_checkpoint(folder / name, layers=2 if name == "exported/base" else 12)
-    pruned = bertlite.prune_heads(bertlite.BertModel.from_pretrained(folder / "dense"), {0: [1], 5: range(4)})
+        save_checkpoint(folder / name, layers=3)
+    pruned = bertlite.prune_heads(bertlite.BertModel.from_pretrained(folder / "dense"), {0: [1], 2: range(4)})
     pruned.save_pretrained(folder / "pruned")
     shutil.copy(folder / "dense" / "tokenizer.json", folder / "pruned")
     for name, count in (("train", 520), ("dev", 23)):
@@ -111,6 +100,17 @@ def home(tmp_path_factory) -> Path:
     for name in "ab":
         (folder / f"{name}.txt").write_text("the cat sat\nwho is bad\n")
     return folder
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    return make_home(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module")
+def home_of_first(tmp_path_factory) -> Path:
+    """Where the first examples run, in this process."""
+    return make_home(tmp_path_factory.mktemp("first"))
 
 
 @pytest.fixture(scope="module")
@@ -179,14 +179,32 @@ def test_there_is_an_example_of_every_command() -> None:
     assert len(EXAMPLES) == len(set(EXAMPLES))
 
 
-@pytest.mark.parametrize(  # in this order: later ones read what earlier ones wrote
-    "example", [each if each in FIRST else pytest.param(each, marks=pytest.mark.slow) for each in EXAMPLES]
-)
-def test_the_example_runs_with_its_extras_alone_and_writes_what_it_names(example, home, terminal_with) -> None:
-    words = as_here(example, home)
+def skip_without_exporter(words: list[str]) -> None:
+    """Skip where the packages of an export are not installed."""
     if words[0] == "export":
         for package in FORMATS[words[words.index("--format") + 1] if "--format" in words else "onnx"].packages:
             pytest.importorskip(package)
+
+
+@pytest.mark.parametrize("example", FIRST)  # in this order: later ones read what earlier ones wrote
+def test_the_first_example_of_a_command_runs(example, home_of_first, few_rounds, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(home_of_first)
+    words = as_here(example, home_of_first)
+    if words[0] == "bench":
+        words = [*(word.replace("forward", "forward 1 x 16") for word in words), "--rounds", "3"]
+    if words[:2] == ["prune", "to"]:  # its clock is tested in tests/budget
+        words[2] = "60%"
+        monkeypatch.setattr("bertlite.budget.search.CLOCK_ROUNDS", 3)
+    skip_without_exporter(words)
+    assert bertlite_main(words) == 0, capsys.readouterr().err
+    assert [path for path in outputs_of(words) if not Path(path).exists()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_example_runs_with_its_extras_alone_and_writes_what_it_names(example, home, terminal_with) -> None:
+    words = as_here(example, home)
+    skip_without_exporter(words)
     done = terminal_with(extras_of(words)).run(*words)
     assert done.status == 0, done.output
     assert "Traceback" not in done.output
@@ -197,10 +215,15 @@ def test_the_example_runs_with_its_extras_alone_and_writes_what_it_names(example
         assert BAR.search(done.output), done.output
 
 
-def test_an_exported_checkpoint_is_read_again(home, terminal) -> None:
-    done = terminal.run("inspect", "all-heads", "--json")
-    assert done.status == 0
-    assert record_in(done.output)["bertlite"]["outcome"] == "same"
+def test_an_exported_checkpoint_is_read_again(home_of_first, capsys) -> None:
+    assert bertlite_main(["inspect", str(home_of_first / "all-heads"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bertlite"]["outcome"] == "same"
+
+
+def test_the_commands_that_need_no_extra_run_without_any(terminal_with) -> None:
+    """On a terminal; the slow tests run every example with its own extras alone."""
+    done = terminal_with(()).run("inspect", "google-bert/bert-base-uncased")
+    assert (done.status, "Traceback" in done.output) == (0, False), done.output
 
 
 def test_the_bar_is_gone_when_the_work_is_done(home, terminal) -> None:

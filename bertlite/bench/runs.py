@@ -6,9 +6,10 @@ from typing import Any
 
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.experiments import plots
-from bertlite.experiments.cell import MASKS, Setting
+from bertlite.experiments.cell import Setting
 from bertlite.experiments.compare import dense_result, describe_way, interval_of, task_of, way_of
 from bertlite.experiments.evaluate import TASKS, Task
+from bertlite.experiments.experiment import MASKS
 from bertlite.experiments.files import apply_mask, model_sha256
 from bertlite.experiments.measure import PLAIN, latency, latency_table, peak_memory, prepared_models
 from bertlite.inference.optimize import parse_compute_dtype

@@ -13,7 +13,7 @@ import torch
 
 from bertlite.bench.work import Work
 from bertlite.config import kept_heads, kept_neurons
-from bertlite.experiments.sublayers import called_with, time_sublayers
+from bertlite.experiments.measure import called_with, time_sublayers
 from bertlite.importance.allocation import BySize
 from bertlite.records import cpu_name, sha256_of, write_json
 from bertlite.timing import alternate

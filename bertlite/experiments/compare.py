@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from bertlite.experiments.cell import REPAIRS, Setting
-from bertlite.experiments.choose import LATER
+from bertlite.experiments.cell import LATER, REPAIRS, Setting
 from bertlite.experiments.data import NO_LABEL
-from bertlite.experiments.evaluate import RANGES, TASKS, Task
+from bertlite.experiments.evaluate import RANGES, TASKS, Task, interval_over_examples
+from bertlite.experiments.files import DENSE, dense_outputs, labels, outputs
 from bertlite.experiments.finetune import Recipe
-from bertlite.experiments.predictions import DENSE, dense_outputs, interval_over_examples, labels, outputs
 from bertlite.experiments.statistics import (
     Array,
     Interval,

@@ -26,7 +26,7 @@ from bertlite.experiments.data import (
     encode_examples,
     pad_rows,
 )
-from bertlite.experiments.statistics import Array, Metric
+from bertlite.experiments.statistics import Array, Interval, Metric, bootstrap, wilson
 from bertlite.inference.pooling import POOLINGS, pool, read_settings
 
 RANGES = {"mcc": (-1.0, 1.0), "spearman": (-1.0, 1.0), "loss": (0.0, math.inf)}  # of metrics; of others 0 to 1
@@ -275,3 +275,11 @@ def evaluate(outputs: Array, labels: Array, task: Task, dense: Array | None = No
     """Return every metric of the task, and given the dense model's outputs "kl", the divergence from it in nats."""
     found = {name: metric(outputs, labels) for name, metric in task.metrics.items()}
     return found if dense is None else {**found, "kl": task.divergence(dense, outputs)}
+
+
+def interval_over_examples(found: Array, truth: Array, task: Task, metric: str) -> Interval | None:
+    """Return the 95 % interval of one model's metric over the examples, None where nothing varies."""
+    if metric == "accuracy" and truth.ndim == 1:
+        return wilson(int(np.sum(found.argmax(1) == truth)), len(truth))
+    interval = bootstrap(task.metrics[metric], found, truth)
+    return interval if interval.high > interval.low else None

@@ -1,19 +1,24 @@
-"""Files of scores and of masks; both name the model that they belong to, by its hash."""
+"""Files of scores, masks and predictions; scores and masks name the model that they belong to, by its hash."""
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from bertlite import kept_heads, kept_neurons, prune_heads, prune_neurons
-from bertlite.experiments.data import NO_LABEL
-from bertlite.records import sha256_of, write_json
+from bertlite.experiments.data import NO_LABEL, pad_rows
+from bertlite.experiments.statistics import Array
+from bertlite.importance.structures import HEADS, NEURONS
+from bertlite.records import Record, sha256_of, write_json
+
+DENSE = "dense"  # the outputs of the dense model that a run pruned, in its predictions
+Given: TypeAlias = tuple[Tensor | None, Tensor | None]  # (layers, heads), (layers, neurons)
 
 
 def model_sha256(model: Any) -> str:
@@ -45,12 +50,79 @@ def read_scores(path: str | Path, model: str) -> Tensor:
     return torch.tensor([[math.nan if x is None else x for x in row] for row in found["scores"]], dtype=torch.float64)
 
 
-def prediction_lines(labels: NDArray[Any], **outputs: NDArray[Any]) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True)
+class ScoreFiles:
+    """Files that `bertlite prune score` wrote; None for units that are scored."""
+
+    heads: str | Path | None = None
+    neurons: str | Path | None = None
+
+    def contents(self) -> list[bytes]:
+        """Return what the files hold, so that other files make another run."""
+        heads = [Path(self.heads).read_bytes()] if self.heads is not None else []
+        return heads + ([b"neurons", Path(self.neurons).read_bytes()] if self.neurons is not None else [])
+
+    def read(self, cell: Any, model: Any, sha256: str) -> Given:
+        """Read the scores of a model for a cell.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: they belong to another model or to other units, or the cell does not use them.
+        """
+        if self != ScoreFiles() and cell.steps > 1:
+            raise ValueError(f"with {cell.steps} steps units are scored before each: give no scores, or 1 step")
+        if self.neurons is not None and not cell.prunes_neurons:
+            raise ValueError(f"{self.neurons} scores neurons, but none are removed: add --neurons SHARE")
+        found = []
+        for path, structure in ((self.heads, HEADS), (self.neurons, NEURONS)):
+            scores = None if path is None else read_scores(path, sha256)
+            wanted = structure.shape(model)
+            if scores is not None and scores.shape != wanted:
+                of = f"{' x '.join(map(str, wanted))} {structure.unit}s"
+                raise ValueError(f"{path} holds {tuple(scores.shape)} scores: give those of {of}")
+            found.append(scores)
+        return found[0], found[1]
+
+
+def prediction_lines(labels: Array, **outputs: Array) -> Iterator[dict[str, Any]]:
     """Yield a line for each example: its label and each of its named outputs, to 6 digits; of words, for each word."""
     for i, label in enumerate(labels):
         counted = label != NO_LABEL if labels.ndim > 1 else ...
         rows = {name: np.round(value[i][counted].astype(float), 6).tolist() for name, value in outputs.items()}
         yield {"label": label[counted].tolist(), **rows}
+
+
+def outputs(run: Record, name: str = "outputs") -> Array:
+    """Return the outputs of a run's model, (examples, classes), (examples, 1) or (examples, words, classes)."""
+    return as_array([line[name] for line in run.predictions], np.nan)
+
+
+def dense_outputs(run: Record) -> Array:
+    """Return the outputs of the dense model that a run pruned.
+
+    Raises:
+        ValueError: the run was made before they were recorded.
+    """
+    if DENSE not in run.predictions[0]:
+        raise ValueError(
+            f"{run.folder} does not hold the outputs of its dense model: remove it and run it again to compare with"
+            f" {DENSE}"
+        )
+    return outputs(run, DENSE)
+
+
+def labels(run: Record) -> Array:
+    """Return the labels of the examples that a run was evaluated on, (examples,) or (examples, words)."""
+    return as_array([line["label"] for line in run.predictions], NO_LABEL)
+
+
+def as_array(rows: Sequence[Any], padding: float) -> Array:
+    """Return rows of numbers as an array; those of words, of several lengths, filled up."""
+    nested = [isinstance(row, list) and (padding == NO_LABEL or not row or isinstance(row[0], list)) for row in rows]
+    if not any(nested):
+        return np.array(rows, float if math.isnan(padding) else None)  # null, as which nan is written, is nan again
+    width = next(np.shape(row)[1:] for row in rows if row)
+    return pad_rows([np.array(row, float).reshape(len(row), *width) for row in rows], padding)
 
 
 def class_names(config: Any) -> tuple[str, ...]:

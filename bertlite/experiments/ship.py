@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from bertlite.config import BertConfig
-from bertlite.experiments.evaluate import Task
+from bertlite.experiments.evaluate import Task, interval_over_examples
+from bertlite.experiments.files import labels, outputs
 from bertlite.experiments.finetune import Recipe
-from bertlite.experiments.predictions import interval_over_examples, labels, outputs
 from bertlite.experiments.statistics import Array
 from bertlite.records import Record
 from bertlite.shipping.card import Figure

@@ -138,21 +138,6 @@ def mcnemar(right_a: Array, right_b: Array) -> float:
     return float(binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
 
 
-def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
-    """Return Student's interval of the mean of repeated runs.
-
-    Raises:
-        ValueError: fewer than two values.
-    """
-    from scipy.stats import t
-
-    if len(values) < 2:
-        raise ValueError(f"an interval over seeds needs two values or more; {len(values)} given")
-    mean, error = float(np.mean(values)), float(np.std(values, ddof=1)) / len(values) ** 0.5
-    reach = float(t.ppf((1 + level) / 2, len(values) - 1)) * error
-    return Interval(mean - reach, mean + reach)
-
-
 def rank_correlations(scores: dict[str, Array]) -> tuple[list[str], Array]:
     """Return Spearman's correlation of every pair of score tables, over the units that both have scores for."""
     from scipy.stats import spearmanr

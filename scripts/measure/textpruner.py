@@ -16,14 +16,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from scipy.stats import ttest_1samp
 
 from bertlite.cli.parts import FOLDER, RECORD, integers, names, paths
-from bertlite.experiments.cell import Cell, Experiment, Setting
+from bertlite.experiments.cell import Cell, Setting
 from bertlite.experiments.compare import provenance
 from bertlite.experiments.data import DataSource
 from bertlite.experiments.evaluate import TASKS, predict
-from bertlite.experiments.predictions import labels, outputs
-from bertlite.experiments.statistics import mean_interval, paired_bootstrap
+from bertlite.experiments.experiment import Experiment
+from bertlite.experiments.files import labels, outputs
+from bertlite.experiments.statistics import paired_bootstrap
 from bertlite.records import Record, Run, is_finished, read_runs, version_of, write_record
 
 TASK = TASKS["classification"]
@@ -166,14 +168,14 @@ def textpruner(experiment: Experiment, heads: int, iterations: int, seed: int, r
 def row(system: str, fraction: float, runs: Sequence[Record], base: Sequence[Record]) -> dict[str, Any]:
     """Return a system's mean over seeds with its interval, and its lead over `base` on the same examples."""
     values = [run.results["accuracy"] for run in runs]
-    interval = mean_interval(values)
+    interval = ttest_1samp(values, 0).confidence_interval()  # Student's, of the mean over seeds
     found = {
         "system": system,
         "fraction": fraction,
         "values": values,
         "accuracy": float(np.mean(values)),
-        "low": interval.low,
-        "high": interval.high,
+        "low": float(interval.low),
+        "high": float(interval.high),
         "heads_kept": [sum(run.results["heads_kept"]) for run in runs],
     }
     if runs is not base:

@@ -1,11 +1,11 @@
-"""Find the tuned constants of bertlite by measuring candidates in turn.
+"""Measure candidates for the tuned constants of bertlite in turn.
 
     python -m scripts.measure.tuning --out scripts/results/tuning.json      # three minutes on two cores
     python -m scripts.measure.tuning --only MAX_FILL,CALL_COST
 
-For each constant it prints the value in the code, the best value found, and the value to choose: the best one if its
-lead exceeds the spread of the measurement, else the one in the code.  Times are of layers of bert-base's shape.
-LAUNCH_BOUND_TOKENS is about GPUs, and is measured where there is one.
+For each constant it prints the value in the code, and what each candidate brings, with its spread: another is worth
+choosing if its lead exceeds that.  Times are of layers of bert-base's shape.  LAUNCH_BOUND_TOKENS is about GPUs, and
+is measured where there is one.
 """
 
 import argparse
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def show(name: str, found: Mapping[str, Any]) -> None:
-    """Print the measurement of a constant: ratios, and the values in the code, best and to choose."""
+    """Print the measurement of a constant: the value in the code, and ratios."""
     if "not_measured" in found:
         print(f"{name}: not measured here, {found['not_measured']}")
         return
@@ -109,7 +109,7 @@ def show(name: str, found: Mapping[str, Any]) -> None:
         for kind, each in found.items():
             show(f"{name}[{kind}]", each)
         return
-    print(f"{name}: {found['in_code']} in the code, best {found['best']}, choose {found['choose']}")
+    print(f"{name}: {found['in_code']} in the code")
     for candidate, ratio in found["ratios"].items():
         print(f"    {candidate:>8}  {with_spread(ratio)}  {found['ratio']}", flush=True)
 
@@ -154,44 +154,16 @@ def run_with(run: Callable[[], Any], **values: Any) -> Callable[[], None]:
     return call
 
 
-def best_candidate(runs: Mapping[Any, Callable[[], Any]], in_code: Any, rounds: int) -> dict[str, Any]:
+def compare_values(runs: Mapping[Any, Callable[[], Any]], in_code: Any, rounds: int) -> dict[str, Any]:
     """Time a function for each value of a constant; `in_code` must be among them."""
     times = alternate({str(value): run for value, run in runs.items()}, rounds)
-    found = {value: quartiles(ratios(times, str(in_code), str(value))) for value in runs}
-    best = max(found, key=lambda value: found[value]["median"])
-    return {
-        "in_code": in_code,
-        "best": best,
-        "choose": best if found[best]["low"] > 1 else in_code,
-        "ratio": f"times as fast as {in_code}",
-        "ratios": {str(value): ratio for value, ratio in found.items()},
-    }
+    found = {str(value): quartiles(ratios(times, str(in_code), str(value))) for value in runs}
+    return {"in_code": in_code, "ratio": f"times as fast as {in_code}", "ratios": found}
 
 
-def best_threshold(points: Mapping[float, Ratio], in_code: float, *, pays_below: bool, ratio: str) -> dict[str, Any]:
-    """Find up to which value, or from which value on, something pays.
-
-    Args:
-        points: {value: time without it over time with it}.
-        pays_below: it is done up to the constant; else from the constant on.
-        ratio: description of the ratio.
-    """
-    best = None
-    for value in sorted(points, reverse=not pays_below):  # from where it pays most
-        if points[value]["median"] <= 1:
-            break
-        best = value
-    done = {
-        value: value <= in_code if pays_below else value >= in_code for value in points
-    }  # with the value in the code
-    wrong = any(found["high"] < 1 if done[value] else found["low"] > 1 for value, found in points.items())
-    return {
-        "in_code": in_code,
-        "best": best,
-        "choose": best if wrong and best is not None else in_code,
-        "ratio": ratio,
-        "ratios": {str(value): found for value, found in points.items()},
-    }
+def by_value(in_code: float, ratio: str, points: Mapping[float, Ratio]) -> dict[str, Any]:
+    """Return the ratios by a value, and the threshold in the code."""
+    return {"in_code": in_code, "ratio": ratio, "ratios": {str(value): found for value, found in points.items()}}
 
 
 def rows_per_block(sizes: Sizes) -> dict[str, Any]:
@@ -215,7 +187,7 @@ def rows_per_block(sizes: Sizes) -> dict[str, Any]:
         if (took := perf_counter() - began) > SLOWEST:
             found[str(dtype)] = {"not_measured": f"one run takes {took:.0f} s: no fast kernel for it here"}
             continue
-        found[str(dtype)] = best_candidate(runs, table[dtype], sizes.rounds)
+        found[str(dtype)] = compare_values(runs, table[dtype], sizes.rounds)
     return found
 
 
@@ -231,7 +203,7 @@ def call_cost(sizes: Sizes) -> dict[str, Any]:
             model(**batch)
 
     runs = {cost: run_with(forward, CALL_COST=cost) for cost in sorted({*CALLS, in_code})}
-    return best_candidate(runs, in_code, sizes.rounds)
+    return compare_values(runs, in_code, sizes.rounds)
 
 
 def filled_batch(sequences: int, length: int, share: float) -> dict[str, Tensor]:
@@ -253,9 +225,7 @@ def max_fill(sizes: Sizes) -> dict[str, Any]:
     model = BertForSequenceClassification(sizes.config()).eval()
     batches = {share: filled_batch(sizes.sequences(16), 128, share) for share in FILLS}
     points: dict[float, Ratio] = {share: packing_ratio(model, batch, sizes.rounds) for share, batch in batches.items()}
-    return best_threshold(
-        points, value_of("MAX_FILL"), pays_below=True, ratio="times as fast without padding, by share of tokens"
-    )
+    return by_value(value_of("MAX_FILL"), "times as fast without padding, by share of tokens", points)
 
 
 def min_positions(sizes: Sizes) -> dict[str, Any]:
@@ -263,9 +233,7 @@ def min_positions(sizes: Sizes) -> dict[str, Any]:
     model = BertForSequenceClassification(sizes.config()).eval()
     batches = {count: filled_batch(2, count // 2, 0.6) for count in POSITIONS}
     points: dict[float, Ratio] = {count: packing_ratio(model, batch, sizes.rounds) for count, batch in batches.items()}
-    return best_threshold(
-        points, value_of("MIN_POSITIONS"), pays_below=False, ratio="times as fast without padding, by positions"
-    )
+    return by_value(value_of("MIN_POSITIONS"), "times as fast without padding, by positions", points)
 
 
 @torch.no_grad()
@@ -281,7 +249,7 @@ def launch_bound_tokens(sizes: Sizes) -> dict[str, Any]:
         runs = {"apart": run_with(run, **{name: 0}), "graph": run_with(run, **{name: NEVER})}
         times = alternate(runs, sizes.rounds, "cuda", warm=4)  # compiled at the first, recorded at the second
         points[tokens] = quartiles(ratios(times, "apart", "graph"))
-    return best_threshold(points, value_of(name), pays_below=True, ratio="times as fast as one graph, by tokens")
+    return by_value(value_of(name), "times as fast as one graph, by tokens", points)
 
 
 CONSTANTS: dict[str, Callable[[Sizes], dict[str, Any]]] = {

@@ -7,7 +7,6 @@ import pytest
 import torch
 from conftest import SIZES, assert_same
 
-pytest.importorskip("sklearn")
 pytest.importorskip("accelerate")
 
 from test_experiments import data_arguments, experiment, setting, world
@@ -15,8 +14,7 @@ from test_experiments import data_arguments, experiment, setting, world
 from bertlite import head_importance, neuron_importance
 from bertlite.cli import main
 from bertlite.experiments import compare
-from bertlite.experiments.cell import Cell, parse_criterion
-from bertlite.experiments.choose import LATER, cell_facts, timed_neurons
+from bertlite.experiments.cell import LATER, Cell, cell_facts, parse_criterion, timed_neurons
 from bertlite.importance import SubsetGates, macs, rank_by_latency, rank_by_macs, rank_heads, rearrange, train_gates
 from bertlite.importance import head_gradients as gradients_of
 from bertlite.records import read_runs
@@ -65,7 +63,7 @@ def test_a_budget_of_time_is_met_by_the_times_kept_in_the_folder(experiment: Any
 
 
 def test_times_are_measured_once(experiment: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bertlite.experiments import choose
+    from bertlite.experiments import cell as cells
 
     calls: list[Any] = []
 
@@ -73,7 +71,7 @@ def test_times_are_measured_once(experiment: Any, tmp_path: Any, monkeypatch: py
         calls.append((batch, length, list(neurons)))
         return {"heads": HEADS, "neurons": {n: 1.0 + n for n in neurons}}
 
-    monkeypatch.setattr(choose, "latency_table", measured)
+    monkeypatch.setattr(cells, "latency_table", measured)
     for fraction in (0.3, 0.5):
         model_of(experiment, Cell("fisher", fraction, allocate="latency"), tmp_path)
     assert calls == [(8, 128, timed_neurons(experiment.dense.config))]

@@ -10,7 +10,6 @@ import pytest
 import torch
 from conftest import SIZES, randomise_
 
-pytest.importorskip("sklearn")
 pytest.importorskip("accelerate")
 
 import bertlite

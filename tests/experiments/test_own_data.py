@@ -16,7 +16,6 @@ from typing import Any
 import blocks
 import pytest
 
-pytest.importorskip("sklearn")
 pytest.importorskip("accelerate")
 pytest.importorskip("pyarrow")
 

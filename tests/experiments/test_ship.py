@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("sklearn")
 pytest.importorskip("accelerate")
 
 import bertlite

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import ttest_1samp
 
 from bertlite.cli.parts import FOLDER, RECORD, count, integers, names_of, number, numbers, paths
 from bertlite.experiments.compare import provenance
@@ -23,7 +24,6 @@ from bertlite.experiments.data import DataSource, batch_indices, read_examples, 
 from bertlite.experiments.evaluate import TASKS, Task, evaluate, predict
 from bertlite.experiments.files import model_sha256, units_kept
 from bertlite.experiments.finetune import Recipe, finetune_
-from bertlite.experiments.statistics import mean_interval
 from bertlite.importance import macs
 from bertlite.progress import Progress
 from bertlite.records import Record, Run, is_finished, read_runs, write_record
@@ -227,8 +227,8 @@ def summary(runs: Sequence[Record]) -> list[dict[str, Any]]:
             "kl": float(np.mean([run.results["kl"] for run in own])),
         }
         if len(every) > 1:
-            interval = mean_interval(every)
-            row |= {"low": interval.low, "high": interval.high}
+            interval = ttest_1samp(every, 0).confidence_interval()  # Student's
+            row |= {"low": float(interval.low), "high": float(interval.high)}
         rows.append(row)
     return rows
 
