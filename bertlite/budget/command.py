@@ -1,7 +1,6 @@
 """The work of `bertlite prune to`."""
 
 import argparse
-import json
 import shutil
 import time
 from functools import partial
@@ -24,7 +23,6 @@ from bertlite.shipping.card import Figure
 from bertlite.shipping.folder import write_model
 from bertlite.tokenizer import BertTokenizer
 
-REPORT = "report.json"
 HELD_OUT = 256  # texts to judge by at most
 
 
@@ -214,9 +212,3 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
         print(f"; score {100 * report['score']:.1f}, was {100 * report['dense_score']:.1f}", end="")
     print(f"\ntarget {report['target']}: {'met' if report['met'] else 'missed'}")
     print(f"model: {folder}")
-
-
-def read_report(folder: str | Path) -> dict[str, Any]:
-    """Read the report of a folder that `bertlite prune to` wrote."""
-    found: dict[str, Any] = json.loads((Path(folder) / REPORT).read_text(encoding="utf-8"))
-    return found

@@ -75,7 +75,7 @@ def time_table(
         model: the dense model; not changed.
         work: the batch to time.
         folder: where tables are kept; by default `cache_folder()`.
-        advance: called after each timed round; there are `table_rounds` of them, or none where the table is known.
+        advance: called after each timed round; never where the table is known.
     """
     own = {len(kept_neurons(model.config, layer)) for layer in range(model.config.num_hidden_layers)}
     neurons = sorted({*neurons, *own, 0, model.config.intermediate_size})
@@ -86,11 +86,6 @@ def time_table(
     parts = {"inner": found.inner, "last": found.last}
     write_json(path, {"format": FORMAT, "work": work.name, "device": device, "rest": found.rest, **parts})
     return found
-
-
-def table_rounds() -> int:
-    """Return how often `time_table` calls `advance` where it has to measure."""
-    return 3 * ROUNDS
 
 
 def read_table(path: Path) -> TimeTable:

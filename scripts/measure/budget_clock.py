@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from bertlite import BertConfig
-from bertlite.budget.command import read_report
 from bertlite.cli import main as run_command
-from bertlite.cli.parts import FOLDER, RECORD, count, names, number, paths
-from bertlite.experiments.data import DataSource, Examples, read_examples, read_tokenizer
+from bertlite.cli.parts import FOLDER, RECORD, names, number, paths
+from bertlite.cli.prune import add_data
+from bertlite.experiments.command import data_source
+from bertlite.experiments.data import Examples, read_examples, read_tokenizer
 from bertlite.experiments.evaluate import TASKS, evaluate, predict
-from bertlite.experiments.files import class_names, model_sha256
+from bertlite.experiments.files import class_names, model_sha256, read_json
 from bertlite.records import environment, is_finished, read_runs, write_record
 
 TASK = TASKS["classification"]
@@ -28,16 +29,16 @@ TASK = TASKS["classification"]
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     classes = class_names(BertConfig.from_json_file(Path(args.checkpoint) / "config.json"))
-    dev = read_examples(DataSource(str(args.dev), args.text, args.label), classes=classes)
+    dev = read_examples(data_source(args, args.dev, None), classes=classes)
     rows = []
     for target in args.targets:
         small, tuned = (args.out[FOLDER] / f"{kind}-{target}" for kind in ("pruned", "tuned"))
         if not small.exists():
-            command = ["prune", "to", target, args.checkpoint, "--texts", str(args.train), "--text", *args.text]
+            command = ["prune", "to", target, args.checkpoint, "--texts", args.train, "--text", *args.text]
             if run_command([*command, "--max-length", str(args.max_length), "--at", args.at, "--out", str(small)]) > 1:
                 return 2
         if not is_finished(tuned):
-            words = [str(small), "--train", str(args.train), "--dev", str(args.dev), "--text", *args.text]
+            words = [str(small), "--train", args.train, "--dev", args.dev, "--text", *args.text]
             words += ["--label", args.label, "--max-length", str(args.max_length), "--teacher", args.checkpoint]
             words += ["--epochs", str(args.epochs), "--lr", str(args.lr), "--out", str(tuned)]
             if run_command(["prune", "finetune", *words]):
@@ -58,16 +59,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder of a fine-tuned classifier")
-    parser.add_argument("--train", required=True, type=Path, metavar="FILE", help="its training examples")
-    parser.add_argument("--dev", required=True, type=Path, metavar="FILE", help="examples to judge by")
-    parser.add_argument("--text", type=names, default=("sentence",), metavar="NAME", help="column of the text")
-    parser.add_argument("--label", default="label", metavar="NAME", help="column of the label")
+    add_data(parser)
     parser.add_argument("--targets", type=names, default=("2x", "4x"), metavar="A,B", help="(default: 2x,4x)")
     parser.add_argument("--at", default="8x128", metavar="BxS", help="work of the speeds (default: %(default)s)")
     parser.add_argument("--epochs", type=number, default=2.0, help="of distillation (default: %(default)s)")
     parser.add_argument("--lr", type=number, default=1e-4, help="of distillation (default: %(default)s)")
-    parser.add_argument("--max-length", type=count, default=64, metavar="TOKENS", help="(default: %(default)s)")
     parser.add_argument(
         "--out", type=paths((RECORD, FOLDER)), required=True, metavar="FOLDER,FILE.json", help="models, and the record"
     )
@@ -82,7 +78,7 @@ def score(checkpoint: str | Path, dev: Examples, max_length: int) -> float:
 
 def row(target: str, small: Path, tuned: Path, dev: Examples, max_length: int) -> dict[str, Any]:
     """Return what became of a target: its speed, and scores before and after distillation."""
-    report = read_report(small)
+    report = read_json(small / "report.json")
     (run,) = read_runs(tuned)
     return {
         "target": target,

@@ -17,8 +17,10 @@ import torch
 
 from bertlite import kept_heads
 from bertlite.causal import ablated, mean_contexts
-from bertlite.cli.parts import RECORD, count, integer, names, paths
-from bertlite.experiments.data import DataSource, EncodedExamples, read_examples, read_tokenizer
+from bertlite.cli.parts import RECORD, count, integer, paths
+from bertlite.cli.prune import add_data
+from bertlite.experiments.command import data_source
+from bertlite.experiments.data import EncodedExamples, read_examples, read_tokenizer
 from bertlite.experiments.evaluate import TASKS, predict
 from bertlite.experiments.files import model_sha256
 from bertlite.progress import Progress
@@ -31,10 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     model = TASK.load(args.checkpoint)
     tokenizer = read_tokenizer(args.checkpoint, args.max_length)
-    sources = [
-        read_examples(DataSource(path, text=(args.text,), label=args.label, columns=args.columns))
-        for path in (args.train, args.dev)
-    ]
+    sources = [read_examples(data_source(args, path, None)) for path in (args.train, args.dev)]
     for examples in sources:
         TASK.check(examples, model.config)
     train, dev = (TASK.encode(examples.sample(args.examples, args.seed), tokenizer) for examples in sources)
@@ -84,13 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder or a hub id")
-    parser.add_argument("--train", required=True, metavar="DATA", help="examples for means, and to choose heads on")
-    parser.add_argument("--dev", required=True, metavar="DATA", help="examples for evaluation")
-    parser.add_argument("--text", default="sentence", metavar="NAME", help="column (default: %(default)s)")
-    parser.add_argument("--label", default="label", metavar="NAME", help="column (default: %(default)s)")
-    parser.add_argument("--columns", type=names, default=(), metavar="A,B,…", help="of files without a header")
-    parser.add_argument("--max-length", type=count, default=128, metavar="TOKENS", help="(default: %(default)s)")
+    add_data(parser)
     parser.add_argument(
         "--examples", type=count, default=256, metavar="N", help="drawn of each (default: %(default)s)"
     )

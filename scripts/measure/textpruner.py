@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 from scipy.stats import ttest_1samp
 
-from bertlite.cli.parts import FOLDER, RECORD, integers, names, paths
+from bertlite.cli.parts import FOLDER, RECORD, integers, paths
+from bertlite.cli.prune import add_calibration, add_data
 from bertlite.experiments.cell import Cell, Setting
+from bertlite.experiments.command import data_source
 from bertlite.experiments.compare import provenance
-from bertlite.experiments.data import DataSource
 from bertlite.experiments.evaluate import TASKS, predict
 from bertlite.experiments.experiment import Experiment
 from bertlite.experiments.files import labels, outputs
@@ -34,7 +35,7 @@ OURS = {"bertlite": "none", "bertlite, refit": "refit"}  # name: repair
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    train, dev = (DataSource(path, text=(args.text,), label=args.label, columns=args.columns) for path in args.data)
+    train, dev = (data_source(args, path, None) for path in (args.train, args.dev))
     experiment = Experiment(Setting(args.checkpoint, TASK.name, train, dev, args.max_length, args.calibration))
     built = experiment.dense.config.num_attention_heads
     for heads in args.heads:
@@ -76,26 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder or a hub id, with its tokenizer")
-    parser.add_argument("--train", required=True, metavar="FILE", help="where calibration examples come from")
-    parser.add_argument("--dev", required=True, metavar="FILE", help="what is evaluated")
-    parser.add_argument(
-        "--text", default="sentence", metavar="NAME", help="the column of the text (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--label", default="label", metavar="NAME", help="the column of the label (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--columns",
-        type=names,
-        default=(),
-        metavar="A,B",
-        help="of files without a header (default: those of the header)",
-    )
-    parser.add_argument(
-        "--max-length", type=int, default=64, help="tokens to truncate texts to (default: %(default)s)"
-    )
-    parser.add_argument("--calibration", type=int, default=512, metavar="N", help="examples (default: 512)")
+    add_data(parser)
+    add_calibration(parser)
     parser.add_argument(
         "--heads", type=integers, default="6,4,2,1", help="left, of a layer on average (default: %(default)s)"
     )
@@ -106,16 +89,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--seeds", type=integers, default="0,1,2", help="of the calibration examples (default: %(default)s)"
     )
     parser.add_argument(
-        "--out",
-        type=paths((RECORD, FOLDER)),
-        required=True,
-        metavar="FOLDER,FILE.json",
-        help="where the folders of the runs are made, and the record is written",
+        "--out", type=paths((RECORD, FOLDER)), required=True, metavar="FOLDER,FILE.json", help="runs, and the record"
     )
     args = parser.parse_args(argv)
     if len(args.out) < 2:
         parser.error("--out needs a folder for the runs and a file for the record: FOLDER,FILE.json")
-    args.data = args.train, args.dev
     return args
 
 

@@ -49,7 +49,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_cache(tmp_path: Path, few_rounds: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep times in a folder of the test, and measure few."""
+    for module, name in ((search, "CLOCK_ROUNDS"), (times, "ROUNDS")):
+        monkeypatch.setattr(module, name, 3)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "bertlite" / "times"
 
@@ -183,10 +186,9 @@ def test_pairs_are_two_segments(world: Path) -> None:
 
 def test_times_are_measured_once_and_kept(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = BertForSequenceClassification.from_pretrained(world / "model")
-    monkeypatch.setattr(times, "ROUNDS", 7)
     rounds: list[None] = []
     table = times.time_table(model, full(2, 8), [9, 20], folder=tmp_path, advance=lambda: rounds.append(None))
-    assert len(rounds) == times.table_rounds()
+    assert len(rounds) == 3 * times.ROUNDS
     assert sorted(table.inner[0]) == [*range(N + 1)]
     assert sorted(table.inner[1]) == [0, 9, 20, W]
     assert all(seconds > 0 for each in (*table.inner, *table.last) for seconds in each.values())
@@ -202,7 +204,6 @@ def test_times_are_measured_once_and_kept(world: Path, tmp_path: Path, monkeypat
 def test_the_times_of_a_model_pruned_before_are_by_what_is_kept(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(times, "ROUNDS", 7)
     model = BertForSequenceClassification.from_pretrained(world / "model")
     model = prune_neurons(prune_heads(model, {0: [1], 2: range(N)}), {1: range(9)})
     table = times.time_table(model, full(2, 8), [20], folder=tmp_path)
