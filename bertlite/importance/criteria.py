@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 REDUCTIONS = ("example", "token", "batch")  # what a mean is over
 REDUCTIONS_OF = {"head": REDUCTIONS, "neuron": ("example", "batch")}  # all tokens of an example share a neuron's gate
 TARGETS = ("loss", "kl")
-SHAPLEY_ORDERS = 8  # in antithetic pairs; `bertlite.causal.shapley_values` takes more, and gives standard errors
 NORMALISERS = ("none", "layer_l2", "layer_sum", "minmax", "cost")
 
 
@@ -44,9 +43,6 @@ HEADS_AND_NEURONS = ("head", "neuron")
 GATE_GRADIENTS = Measurement("gradients of gates", needs_loss=True, units=HEADS_AND_NEURONS)
 WEIGHT_GRADIENTS = Measurement("gradients of weights", needs_loss=True, by_token=False, units=HEADS_AND_NEURONS)
 LOSS_INCREASES = Measurement("increases of the loss", needs_loss=True, by_token=False, units=HEADS_AND_NEURONS)
-SHAPLEY_INCREASES = Measurement(
-    "increases of the loss, along orders of removal", needs_loss=True, by_token=False, units=HEADS_AND_NEURONS
-)
 ATTENTIONS = Measurement("attention weights")
 CONTEXTS = Measurement("contexts", units=HEADS_AND_NEURONS)
 WEIGHTS = Measurement("weights", needs_data=False, units=HEADS_AND_NEURONS)
@@ -66,7 +62,6 @@ class Criterion:
             GATE_GRADIENTS: ∂L/∂ξ, (K, L, N) -> (K, L, N).
             WEIGHT_GRADIENTS: Σ W·∂L/∂W of the unit's weights in the output projection, (K, L, N) -> (K, L, N).
             LOSS_INCREASES: of the loss without the unit, (K, L, N) -> (K, L, N).
-            SHAPLEY_INCREASES: of the loss when the unit is removed, the mean over orders, (K, L, N) -> (K, L, N).
             ATTENTIONS: (L, R, N, S, S) -> (L, R, N, S).
             CONTEXTS: of one layer, (R, S, n, H) -> (R, S, n); a neuron's activation is a context with H = 1.
             WEIGHTS: of the unit in one layer's output projection, (D, n, W) -> (n,).
@@ -143,14 +138,6 @@ CRITERIA = table(
             "measured increase of the loss without the unit; for each a forward from its layer on",
             "",
             LOSS_INCREASES,
-            lambda increases: increases,
-        ),
-        Criterion(
-            "shapley",
-            f"Shapley value: mean increase of the loss when the unit goes, over {SHAPLEY_ORDERS} random orders in"
-            f" which all go; {SHAPLEY_ORDERS} forwards for each",
-            "Held & Yang 2023, EACL",
-            SHAPLEY_INCREASES,
             lambda increases: increases,
         ),
         Criterion(

@@ -1,13 +1,12 @@
 """Gates that are trained, as the `head_mask` of a model, to learn which heads it needs.
 
-    gates = HardConcreteGates(model.config)
-    train_gates(model, gates, batches, steps=500, penalty=0.01)
+    gates = SubsetGates(model.config, keep=36)
+    train_gates(model, gates, batches, steps=500)
     smaller = prune_heads(model, gates.pruned())
 
 Shapes:  L layers · N heads as built
 """
 
-import math
 from collections.abc import Callable, Iterable
 from itertools import cycle, islice
 
@@ -20,77 +19,7 @@ from bertlite.importance.structures import HEADS
 from bertlite.pruning import BertLike
 
 
-class Gates(nn.Module):
-    """The base class of gates: a gate for each head, and which of the heads are not pruned."""
-
-    present: Tensor  # (L, N) bool
-
-    def __init__(self, config: ConfigLike) -> None:
-        super().__init__()
-        layers, heads = range(config.num_hidden_layers), range(config.num_attention_heads)
-        present = [[head in kept_heads(config, layer) for head in heads] for layer in layers]
-        self.register_buffer("present", torch.tensor(present).reshape(len(layers), len(heads)), persistent=False)
-
-    def penalty(self) -> Tensor:
-        """Return the term that is added to the loss, before its weight: a scalar."""
-        raise NotImplementedError
-
-    @torch.no_grad()
-    def pruned(self) -> dict[int, list[int]]:
-        """Return the heads whose gates are 0 in eval mode, by layer; pruned heads are left out."""
-        training = self.training
-        closed = (self.eval()() == 0) & self.present
-        self.train(training)
-        return {layer: row.nonzero()[:, 0].tolist() for layer, row in enumerate(closed) if row.any()}
-
-
-class HardConcreteGates(Gates):
-    """A gate for each head that can be exactly 0 and still has a gradient (Louizos et al. 2018, arXiv:1712.01312).
-
-    The defaults of beta, gamma and zeta are those of Voita et al. 2019 (arXiv:1905.09418).
-
-    `forward()` returns (L, N) in 0 to 1: in training drawn anew each time, in eval mode fixed.
-
-    Args:
-        start: log α of every gate; at 2 a gate is open with probability 0.94.
-
-    Raises:
-        ValueError: with this beta, gamma or zeta gates would never be exactly 0 or 1.
-    """
-
-    def __init__(
-        self,
-        config: ConfigLike,
-        *,
-        start: float = 2.0,
-        beta: float = 0.33,
-        gamma: float = -0.1,
-        zeta: float = 1.1,
-    ) -> None:
-        super().__init__(config)
-        if not (beta > 0 and gamma < 0 and zeta > 1):
-            raise ValueError(f"beta {beta}, gamma {gamma}, zeta {zeta}: expected beta > 0, gamma < 0 and zeta > 1")
-        self.beta, self.gamma, self.zeta = beta, gamma, zeta
-        self.log_alpha = nn.Parameter(torch.full(self.present.shape, float(start)))
-
-    def forward(self) -> Tensor:
-        if self.training:
-            noise = torch.rand_like(self.log_alpha).clamp(1e-6, 1 - 1e-6)
-            soft = ((noise.logit() + self.log_alpha) / self.beta).sigmoid()
-        else:
-            soft = self.log_alpha.sigmoid()
-        return (soft * (self.zeta - self.gamma) + self.gamma).clamp(0, 1)
-
-    def open_probability(self) -> Tensor:
-        """Return the probability, (L, N), that each gate is above 0 in training."""
-        return (self.log_alpha - self.beta * math.log(-self.gamma / self.zeta)).sigmoid()
-
-    def penalty(self) -> Tensor:
-        """Return the expected number of open gates."""
-        return self.open_probability()[self.present].sum()
-
-
-class SubsetGates(Gates):
+class SubsetGates(nn.Module):
     """Gates of which exactly `keep` are 1 in eval mode: differentiable subset pruning.
 
     Li et al. 2021 (arXiv:2108.04657), by a relaxed top-K of Gumbel-perturbed weights (Xie & Ermon 2019,
@@ -105,8 +34,13 @@ class SubsetGates(Gates):
         ValueError: the model does not have that many heads.
     """
 
+    present: Tensor  # (L, N) bool: the heads that are not pruned
+
     def __init__(self, config: ConfigLike, keep: int, *, temperature: float = 1.0) -> None:
-        super().__init__(config)
+        super().__init__()
+        layers, heads = range(config.num_hidden_layers), range(config.num_attention_heads)
+        present = [[head in kept_heads(config, layer) for head in heads] for layer in layers]
+        self.register_buffer("present", torch.tensor(present).reshape(len(layers), len(heads)), persistent=False)
         count = int(self.present.sum())
         if not 1 <= keep <= count:
             raise ValueError(f"{keep} heads cannot be kept: the model has {count}; give 1 to {count}")
@@ -126,19 +60,22 @@ class SubsetGates(Gates):
             gate = gate + chosen
         return gate.view_as(self.weight)
 
-    def penalty(self) -> Tensor:
-        """Return 0: the number of heads is exact."""
-        return self.weight.new_zeros(())
+    @torch.no_grad()
+    def pruned(self) -> dict[int, list[int]]:
+        """Return the heads whose gates are 0 in eval mode, by layer; pruned heads are left out."""
+        training = self.training
+        closed = (self.eval()() == 0) & self.present
+        self.train(training)
+        return {layer: row.nonzero()[:, 0].tolist() for layer, row in enumerate(closed) if row.any()}
 
 
 def train_gates(
     model: BertLike,
-    gates: Gates,
+    gates: SubsetGates,
     batches: Iterable[Batch],
     *,
     steps: int,
     lr: float = 0.1,
-    penalty: float = 0.0,
     optimizer: torch.optim.Optimizer | None = None,
     before: Callable[[int], object] | None = None,
     seed: int = 0,
@@ -151,14 +88,13 @@ def train_gates(
         gates: trained in place; afterwards `gates.pruned()` names the heads to remove.
         batches: with labels; read again from the first when they end.
         lr: of Adam, on the gates.
-        penalty: the weight of `gates.penalty()`; for HardConcreteGates, in nats for each open head.
         optimizer: of the model's own parameters, which are trained in training mode; without one the model is left
             as found.
         before: called before each step with its number, for example to lower `gates.temperature`.
         seed: of the gates' noise and, with an optimizer, of dropout.
 
     Returns:
-        The loss of every step, without the penalty.
+        The loss of every step.
 
     Raises:
         ValueError: no batches, labels that do not fit, no steps, or gates of another model.
@@ -180,7 +116,7 @@ def train_gates(
             loss = model(**batch, head_mask=gates(), return_dict=True).loss
             for each in optimizers:
                 each.zero_grad()
-            (loss + penalty * gates.penalty()).backward()
+            loss.backward()
             for each in optimizers:
                 each.step()
             losses.append(float(loss.detach()))

@@ -7,7 +7,7 @@ Shapes:  L layers · N units as built · B examples · S positions · R rows, B 
          n units of one layer that are not pruned
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,6 @@ from bertlite.importance.criteria import (
     GATE_GRADIENTS,
     LOSS_INCREASES,
     NOISE,
-    SHAPLEY_INCREASES,
-    SHAPLEY_ORDERS,
     WEIGHT_GRADIENTS,
     WEIGHTS,
     Criterion,
@@ -38,7 +36,6 @@ from bertlite.importance.criteria import (
 )
 from bertlite.importance.predictions import predictions
 from bertlite.importance.replay import recorded_layers, replayed_layers
-from bertlite.importance.shapley import draw_orders, increases_along
 from bertlite.importance.structures import EVERY_TOKEN, Structure, run, whole_layers
 from bertlite.pruning import BertLike, layers_of, scatter_heads
 
@@ -199,29 +196,6 @@ def loss_increases(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tens
         yield increase.mean(0, keepdim=True) if task.reduction == "batch" and len(increase) else increase
 
 
-@torch.no_grad()
-def shapley_increases(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tensor]:
-    """Yield (K, L, N) of every batch: the mean increase of the target when a unit is removed, over orders."""
-    model, structure = task.model, task.structure
-    present = structure.present(model)
-    layers, units = present.nonzero(as_tuple=True)
-    for batch in task.labelled(batches):
-        objective = task.objective(batch)
-
-        def losses(gone: Sequence[int], batch: Batch = batch, objective: Objective = objective) -> Tensor:
-            gate = torch.ones(len(present), count_examples(batch), present.shape[1], device=model.device)
-            gate[layers[gone], :, units[gone]] = 0
-            return task.losses(objective, structure.run_gated(model, batch, gate), batch).double().cpu()
-
-        whole, empty = losses([]), losses(list(range(len(layers))))
-        orders = list(draw_orders(len(layers), SHAPLEY_ORDERS, True, task.seed))
-        added = sum_terms(increases_along(losses, order, whole, empty)[0] for order in orders) / len(orders)
-        increase = torch.full((len(whole), *present.shape), torch.nan, dtype=torch.float64)
-        increase[:, present] = added
-        increase = increase[~whole.isnan()]
-        yield increase.mean(0, keepdim=True) if task.reduction == "batch" and len(increase) else increase
-
-
 # Measured at every token
 
 
@@ -301,9 +275,6 @@ SCORES: dict[Measurement, Score] = {  # by what a criterion is computed from: th
     GATE_GRADIENTS: lambda task, criterion, batches: mean(map(criterion.statistic, gate_gradients(task, batches))),
     WEIGHT_GRADIENTS: lambda task, criterion, batches: mean(map(criterion.statistic, weight_gradients(task, batches))),
     LOSS_INCREASES: lambda task, criterion, batches: mean(map(criterion.statistic, loss_increases(task, batches))),
-    SHAPLEY_INCREASES: lambda task, criterion, batches: mean(
-        map(criterion.statistic, shapley_increases(task, batches))
-    ),
     ATTENTIONS: lambda task, criterion, batches: mean(token_statistics(attentions, task, criterion, batches)),
     CONTEXTS: lambda task, criterion, batches: mean(token_statistics(contexts, task, criterion, batches)),
     WEIGHTS: lambda task, criterion, batches: weight_statistic(task, criterion),

@@ -10,10 +10,10 @@ from bertlite.importance.allocation import (
     rearrange,
 )
 from bertlite.importance.criteria import CRITERIA, NEURON_CRITERIA, NORMALISERS, REDUCTIONS, TARGETS, Criterion
-from bertlite.importance.gates import HardConcreteGates, SubsetGates, train_gates
+from bertlite.importance.gates import SubsetGates, train_gates
 from bertlite.importance.layerwise import loss_curves, output_metrics, prune_layerwise_, prune_to_macs
 from bertlite.importance.least_squares import METHODS, repair, repair_
-from bertlite.importance.schedules import Step, distillation_loss, iterative, one_shot
+from bertlite.importance.schedules import Step, distillation_loss, iterative
 from bertlite.importance.scores import head_gradients, head_importance, neuron_importance, normalise
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "REDUCTIONS",
     "TARGETS",
     "Criterion",
-    "HardConcreteGates",
     "Step",
     "SubsetGates",
     "choose_sizes",
@@ -36,7 +35,6 @@ __all__ = [
     "macs",
     "neuron_importance",
     "normalise",
-    "one_shot",
     "output_metrics",
     "prune_layerwise_",
     "prune_to_macs",

@@ -1,4 +1,4 @@
-"""Schedules: score, prune and tune at once or in steps; and a distillation loss."""
+"""Score, prune and tune in steps; and a distillation loss."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,16 +23,6 @@ class Step(Generic[Model]):
     model: Model  # pruned; the next step prunes a copy of it
     removed: Choice  # in this step
     scores: Tensor  # (L, N), of the model before this step
-
-
-def one_shot(model: Model, score: Score[Model], amount: int | float, *, choose: Choose = rank_heads) -> Step[Model]:
-    """Score once, prune once.  The model given is not changed.
-
-    Args:
-        amount: how many heads to remove, or their share of the heads that the model has.
-    """
-    (step,) = iterative(model, score, amount, steps=1, choose=choose)
-    return step
 
 
 def iterative(

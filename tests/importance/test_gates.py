@@ -1,95 +1,25 @@
 """Trained gates: what they are drawn from, what they cost, and that training finds the heads a task needs."""
 
 import copy
-import math
 from typing import Any
 
 import pytest
 import torch
-from conftest import F64, SIZES, assert_same, make, make_batch
+from conftest import SIZES, assert_same, make, make_batch
 from torch import Tensor
 
 from bertlite import BertConfig, BertForSequenceClassification, prune_heads, with_pruned
-from bertlite.importance import HardConcreteGates, SubsetGates, train_gates
+from bertlite.importance import SubsetGates, train_gates
 
 L, N = 3, 4
 CONFIG = BertConfig(**SIZES)
 PRUNED = with_pruned(CONFIG, {0: [1], 2: [0, 1, 2, 3]})
 
 
-def drawn(gates: Any, count: int) -> Tensor:
-    """(count, L, N): gates drawn so many times."""
-    ((name, parameter),) = gates.named_parameters()
-    return torch.func.functional_call(gates, {name: parameter.expand(count, L, N)}, ())
-
-
 def spread(gates: Any) -> Any:
-    """Gates whose parameters are all different."""
-    (parameter,) = gates.parameters()
-    parameter.data = torch.linspace(-3, 3, L * N).reshape(L, N)
+    """Return gates whose weights are all different."""
+    gates.weight.data = torch.linspace(-3, 3, L * N).reshape(L, N)
     return gates
-
-
-# Hard concrete gates (Louizos et al. 2018)
-
-
-def test_how_often_a_hard_concrete_gate_is_open_and_shut_is_the_closed_form() -> None:
-    gates = spread(HardConcreteGates(CONFIG))
-    torch.manual_seed(0)
-    with torch.no_grad():
-        draws = drawn(gates, 20_000)
-    assert draws.min() == 0
-    assert draws.max() == 1
-    alpha = torch.linspace(-3, 3, L * N, dtype=F64).reshape(L, N)
-    opened = (alpha - 0.33 * math.log(0.1 / 1.1)).sigmoid()  # 1 - Q(0), equation 12
-    full = (alpha - 0.33 * math.log(1.1 / 0.1)).sigmoid()  # 1 - Q(1)
-    assert_same(gates.open_probability().double().detach(), opened, atol=1e-6)
-    for share, wanted in (((draws > 0), opened), ((draws == 1), full)):
-        assert ((share.double().mean(0) - wanted).abs() < 4 * (wanted * (1 - wanted) / 20_000).sqrt() + 1e-9).all()
-    assert abs(float(gates.penalty().detach()) - float(opened.sum())) < 1e-5
-
-
-def test_the_gradient_of_the_mean_gate_is_that_of_its_mean() -> None:
-    """Through the noise, against the derivative of E[gate] = ∫ P(gate > t) dt."""
-    gates = spread(HardConcreteGates(CONFIG)).double()
-    torch.manual_seed(0)
-    (grad,) = torch.autograd.grad(drawn(gates, 20_000).mean(0).sum(), gates.log_alpha)
-    alpha = gates.log_alpha.detach().requires_grad_()
-    t = (torch.arange(2_000, dtype=F64) + 0.5)[:, None, None] / 2_000
-    s = (t + 0.1) / 1.2
-    mean = (alpha - 0.33 * (s / (1 - s)).log()).sigmoid().mean(0)
-    (wanted,) = torch.autograd.grad(mean.sum(), alpha)
-    assert ((grad - wanted).abs() < 0.02).all()
-    assert wanted.max() > 0.1
-
-
-def test_hard_concrete_gates_are_fixed_in_eval_mode() -> None:
-    gates = spread(HardConcreteGates(CONFIG))
-    assert not torch.equal(gates(), gates())
-    gates.eval()
-    alpha = torch.linspace(-3, 3, L * N).reshape(L, N)
-    assert_same(gates().detach(), (alpha.sigmoid() * 1.2 - 0.1).clamp(0, 1), atol=1e-6)
-    gates.log_alpha.data[0, :2] = -9
-    assert gates.pruned() == {0: [0, 1]}
-    gates.train()
-    assert gates.pruned() == {0: [0, 1]}
-    assert gates.training
-
-
-def test_the_penalty_does_not_count_heads_that_are_gone() -> None:
-    gates = HardConcreteGates(PRUNED, start=1.0)
-    assert abs(float(gates.penalty().detach()) - 7 * float(gates.open_probability()[0, 0])) < 1e-5
-    gates.log_alpha.data.fill_(-9)
-    assert gates.pruned() == {0: [0, 2, 3], 1: [0, 1, 2, 3]}
-
-
-@pytest.mark.parametrize("options", [{"beta": 0}, {"gamma": 0.1}, {"zeta": 1.0}])
-def test_gates_that_could_not_shut_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="expected beta > 0, gamma < 0 and zeta > 1"):
-        HardConcreteGates(CONFIG, **options)
-
-
-# Subset gates (Li et al. 2021)
 
 
 @pytest.mark.parametrize("keep", [1, 5, 12])
@@ -161,9 +91,6 @@ def closed(gates: Any) -> set[tuple[int, int]]:
     return {(layer, head) for layer, heads in gates.pruned().items() for head in heads}
 
 
-OTHERS = {(layer, head) for layer in range(L) for head in range(N)} - NEEDED
-
-
 def test_subset_gates_find_the_heads_that_the_task_needs() -> None:
     model, batches = task()
     gates = SubsetGates(model.config, 3)
@@ -172,19 +99,12 @@ def test_subset_gates_find_the_heads_that_the_task_needs() -> None:
         gates.temperature = 1.0 - 0.9 * step / 60
 
     losses = train_gates(model, gates, batches, steps=60, lr=0.3, before=cool)
-    assert closed(gates) == OTHERS
+    assert closed(gates) == {(layer, head) for layer in range(L) for head in range(N)} - NEEDED
+    assert not gates.training
     assert len(losses) == 60
     assert sum(losses[-8:]) < sum(losses[:8])
     (batch, *_) = batches
     assert_same(prune_heads(model, gates.pruned())(**batch).logits, model(**batch, head_mask=gates()).logits)
-
-
-def test_hard_concrete_gates_shut_the_heads_that_the_task_does_not_need() -> None:
-    model, batches = task()
-    gates = HardConcreteGates(model.config)
-    train_gates(model, gates, batches, steps=80, lr=0.3, penalty=0.02)
-    assert closed(gates) == OTHERS
-    assert not gates.training
 
 
 def test_without_an_optimizer_the_model_is_left_as_found_and_the_seed_decides() -> None:
@@ -195,8 +115,8 @@ def test_without_an_optimizer_the_model_is_left_as_found_and_the_seed_decides() 
     modes = [module.training for module in model.modules()]
     found = {}
     for name, seed in (("one", 0), ("again", 0), ("other", 1)):
-        gates = HardConcreteGates(model.config)
-        found[name] = train_gates(model, gates, iter(batches), steps=5, seed=seed), gates.log_alpha.detach()
+        gates = SubsetGates(model.config, 3)
+        found[name] = train_gates(model, gates, iter(batches), steps=5, seed=seed), gates.weight.detach()
     assert_same(found["one"][1], found["again"][1], atol=0)
     assert found["one"][0] == found["again"][0] != found["other"][0]
     assert_same(model.state_dict(), before, atol=0)
@@ -212,7 +132,7 @@ def test_with_an_optimizer_the_model_is_trained_in_training_mode() -> None:
     seen: list[bool] = []
     hook = model.register_forward_pre_hook(lambda module, args: seen.append(module.training))
     before = copy.deepcopy(model.state_dict())
-    gates = HardConcreteGates(model.config)
+    gates = SubsetGates(model.config, 3)
     train_gates(model, gates, batches, steps=3, optimizer=torch.optim.SGD(model.parameters(), lr=1e-2))
     hook.remove()
     assert seen == [True] * 3
@@ -224,9 +144,9 @@ def test_with_an_optimizer_the_model_is_trained_in_training_mode() -> None:
 def test_what_cannot_be_trained_is_refused_before_any_work() -> None:
     model, batches = task()
     model.register_forward_pre_hook(lambda *args: pytest.fail("the model ran"))
-    gates = HardConcreteGates(model.config)
+    gates = SubsetGates(model.config, 3)
     with pytest.raises(ValueError, match="made for a model with other heads"):
-        train_gates(model, HardConcreteGates(PRUNED), batches, steps=1)
+        train_gates(model, SubsetGates(PRUNED, 3), batches, steps=1)
     with pytest.raises(ValueError, match="steps is 0"):
         train_gates(model, gates, batches, steps=0)
     with pytest.raises(ValueError, match="there are no batches"):

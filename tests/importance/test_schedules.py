@@ -16,7 +16,7 @@ from bertlite import (
     kept_heads,
     prune_heads,
 )
-from bertlite.importance import distillation_loss, head_importance, iterative, one_shot, rank_heads
+from bertlite.importance import distillation_loss, head_importance, iterative, rank_heads
 
 L, N = 3, 4
 
@@ -37,19 +37,9 @@ def heads_of(model: Any) -> int:
     return sum(len(kept_heads(model.config, layer)) for layer in range(L))
 
 
-def test_one_shot_is_rank_then_prune() -> None:
-    model = model_of()
-    before = copy.deepcopy(model.state_dict())
-    for amount in (5, 0.42, 0):
-        step = one_shot(model, score, amount)
-        assert step.removed == rank_heads(score(model), amount)
-        assert_same(step.scores, score(model), atol=0)
-        assert_same(step.model.state_dict(), prune_heads(model, step.removed).state_dict(), atol=0)
-    assert_same(model.state_dict(), before, atol=0)
-
-
 def test_every_step_scores_and_prunes_the_model_of_the_step_before() -> None:
     model, current, gone = model_of(), model_of(), 0
+    before = copy.deepcopy(model.state_dict())
     for step, amount in zip(iterative(model, score, 7, steps=3), (2, 2, 3), strict=True):
         assert step.removed == rank_heads(score(current), amount)
         assert_same(step.scores.nan_to_num(nan=-1), score(current).nan_to_num(nan=-1), atol=0)
@@ -58,12 +48,16 @@ def test_every_step_scores_and_prunes_the_model_of_the_step_before() -> None:
         gone += amount
         assert heads_of(step.model) == L * N - gone
     assert gone == 7
-    assert heads_of(model) == L * N
+    assert_same(model.state_dict(), before, atol=0)
 
 
 def test_scoring_anew_matters() -> None:
     (*_, last) = iterative(model_of(), score, 9, steps=9)
-    assert last.model.config.pruned_heads != one_shot(model_of(), score, 9).model.config.pruned_heads
+    (once,) = iterative(model_of(), score, 0.75, steps=1)
+    assert once.removed == rank_heads(score(model_of()), 9)
+    (nothing,) = iterative(model_of(), score, 0, steps=1)
+    assert nothing.removed == {}
+    assert last.model.config.pruned_heads != once.model.config.pruned_heads
 
 
 def test_a_pruned_model_is_pruned_further() -> None:
@@ -106,9 +100,9 @@ def test_what_cannot_be_done_is_refused_before_scoring() -> None:
         with pytest.raises(ValueError, match=message):
             iterative(model_of(), never, amount, steps=steps)
     with pytest.raises(ValueError, match=r"shape \(4, 3\); expected \(3, 4\): they are another model's"):
-        one_shot(model_of(), lambda model: torch.zeros(4, 3), 1)
+        [*iterative(model_of(), lambda model: torch.zeros(4, 3), 1, steps=1)]
     with pytest.raises(ValueError, match="layer 1 has scores for other heads than the config has"):
-        one_shot(prune_heads(model_of(), {1: [0]}), lambda model: torch.zeros(L, N), 1)
+        [*iterative(prune_heads(model_of(), {1: [0]}), lambda model: torch.zeros(L, N), 1, steps=1)]
 
 
 # Distillation

@@ -25,9 +25,7 @@ from bertlite import (
 )
 from bertlite.importance import CRITERIA, NEURON_CRITERIA, head_gradients, normalise
 from bertlite.importance.batches import example_losses
-from bertlite.importance.criteria import SHAPLEY_ORDERS
 from bertlite.importance.measurements import ScoringTask, loss_increases
-from bertlite.importance.shapley import draw_orders
 from bertlite.importance.structures import HEADS
 from bertlite.stack.modules import BertIntermediate
 
@@ -361,7 +359,7 @@ def test_every_backend_gives_the_same_scores(criterion: str, cls: Any) -> None:
                 head_importance(model, batches, criterion)
             continue
         for reduction in ("example", "token", "batch"):
-            if reduction == "token" and criterion in ("taylor", "leave_one_out", "shapley"):
+            if reduction == "token" and criterion in ("taylor", "leave_one_out"):
                 continue
             found = head_importance(model, batches, criterion, reduction=reduction).nan_to_num(nan=-1)
             assert_same(found, scores.setdefault(reduction, found))
@@ -553,33 +551,6 @@ def test_leave_one_out_computes_once_what_a_neuron_cannot_change(monkeypatch: py
     monkeypatch.setattr(BertIntermediate, "forward", counted)
     neuron_importance(model, [batch], "leave_one_out")
     assert len(runs) == 1 + W - 2, "layer 0 runs for the whole model and for its own neurons"
-
-
-def test_shapley_of_neurons_is_the_mean_over_orders_of_what_their_removal_adds() -> None:
-    """Models from which neurons are really removed, one after the other, along the orders of the seed."""
-    left = {0: [3], 1: [5, 6], 2: [0, 36]}
-    model, batches = prune_neurons(model_of(), {k: sorted({*range(W)} - {*v}) for k, v in left.items()}), data()
-    scores = neuron_importance(model, batches, "shapley", seed=3)
-    units = [(layer, neuron) for layer, own in left.items() for neuron in own]
-    assert scores.isfinite().nonzero().tolist() == [list(unit) for unit in units]
-
-    def loss(gone: list[tuple[int, int]]) -> float:
-        choice: dict[int, list[int]] = {}
-        for layer, neuron in gone:
-            choice.setdefault(layer, []).append(neuron)
-        (whole,) = data(size=5)
-        with torch.no_grad():
-            return float(prune_neurons(model, choice)(**whole).loss)
-
-    wanted = dict.fromkeys(units, 0.0)
-    for order in draw_orders(len(units), SHAPLEY_ORDERS, True, 3):
-        for i, player in enumerate(order):
-            gone = [units[each] for each in order[: i + 1]]
-            wanted[units[player]] += (loss(gone) - loss(gone[:-1])) / SHAPLEY_ORDERS
-    for unit, value in wanted.items():
-        assert abs(value) > 1e-9
-        assert abs(float(scores[unit]) - value) < 1e-12
-    assert abs(float(scores.nansum()) - (loss(units) - loss([]))) < 1e-12, "the values share out the whole increase"
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "packed"])
