@@ -1,4 +1,4 @@
-"""Removing heads for good: what the pruned model computes, what it keeps, and what is refused."""
+"""Removing heads and neurons for good: what the pruned model computes, what it keeps, and what is refused."""
 
 import copy
 import pickle
@@ -22,15 +22,18 @@ from bertlite import (
     densify,
     drop_layers_,
     kept_heads,
+    kept_neurons,
     prune_heads,
     prune_heads_,
+    prune_neurons,
+    prune_neurons_,
     scatter_heads,
     with_pruned,
 )
 from bertlite.stack.modules import BertAttention
 
-B, S, D, N, H, L = 2, 11, 48, 4, 12, 3
-ALL = [0, 1, 2, 3]
+B, S, D, N, H, L, WIDTH = 2, 11, 48, 4, 12, 3, 37
+ALL, EVERY = [0, 1, 2, 3], range(37)
 HEADS: dict[str, dict[int, list[int]]] = {
     "one": {1: [2]},
     "some": {0: [1, 3], 2: [0]},
@@ -40,6 +43,21 @@ HEADS: dict[str, dict[int, list[int]]] = {
     "none": {},
     "none, by name": {0: []},
 }
+NEURONS: dict[str, dict[int, Any]] = {
+    "some": {0: [36, 3, 5], 2: range(20)},
+    "a whole layer": {1: EVERY},
+    "every neuron": {0: EVERY, 1: EVERY, 2: EVERY},
+    "none, by name": {0: []},
+}
+UNITS = {"heads": (prune_heads, prune_heads_, HEADS), "neurons": (prune_neurons, prune_neurons_, NEURONS)}
+EACH = pytest.mark.parametrize(  # the function that prunes, and what
+    ("prune", "gone"),
+    [
+        pytest.param(prune, gone, id=f"{unit}-{name}")
+        for unit, (prune, _, cases) in UNITS.items()
+        for name, gone in cases.items()
+    ],
+)
 POSITIONS = ["absolute", "relative_key", "relative_key_query"]
 BACKENDS = ["eager", "sdpa"]
 CLASSES = [BertModel, *HEADED]
@@ -89,35 +107,63 @@ def test_pruning_a_head_is_gating_it_to_zero(
         assert_same(pruned(**batch).last_hidden_state, wanted.last_hidden_state)
 
 
-TWICE = [
-    ({0: [1]}, {0: [3]}),
-    ({0: [1, 2]}, {0: [0], 2: [3]}),
-    ({1: [0]}, {1: [1, 2, 3]}),
-    ({0: ALL}, {1: ALL}),
-    ({0: [1]}, {0: [1, 2]}),  # 1 is named again
-    ({2: [0]}, {2: [0]}),
-    ({}, {2: [0]}),
+def silenced(model: Any, neurons: dict[int, Any]) -> Any:
+    """Return a copy whose neurons are multiplied by 0."""
+    model = copy.deepcopy(model)
+    for layer, gone in neurons.items():
+        gate = torch.ones(WIDTH, dtype=F64)
+        gate[list(gone)] = 0
+        block = model.base_model.encoder.layer[layer]
+        block.intermediate.register_forward_hook(lambda module, args, out, gate=gate: out * gate)
+    return model
+
+
+@pytest.mark.parametrize("act", ["gelu", "sigmoid"])  # of 0, the second is not 0
+@pytest.mark.parametrize("neurons", NEURONS.values(), ids=list(NEURONS))
+def test_pruning_a_neuron_is_gating_it_to_zero(neurons: dict[int, Any], act: str, batch: dict[str, Tensor]) -> None:
+    model = make(hidden_act=act)
+    pruned = prune_neurons(model, neurons)
+    assert_same(full_outputs(pruned, batch), full_outputs(silenced(model, neurons), batch))
+    for layer, block in enumerate(pruned.encoder.layer):
+        kept = kept_neurons(pruned.config, layer)
+        assert kept == tuple(neuron for neuron in EVERY if neuron not in neurons.get(layer, []))
+        assert block.intermediate.dense.weight.shape == (len(kept), D)
+        assert block.output.dense.weight.shape == (D, len(kept))
+    if any(neurons.values()):
+        assert distance(pruned(**batch).last_hidden_state, model(**batch).last_hidden_state) > 1e-2
+
+
+TWICE: list[tuple[Any, dict[int, Any], dict[int, Any]]] = [
+    (prune_heads, {0: [1, 2]}, {0: [0], 2: [3]}),
+    (prune_heads, {1: [0]}, {1: [1, 2, 3]}),
+    (prune_heads, {0: ALL}, {1: ALL}),
+    (prune_heads, {0: [1]}, {0: [1, 2]}),  # 1 is named again
+    (prune_heads, {}, {2: [0]}),
+    (prune_neurons, {0: [1, 2]}, {0: [0], 2: [36]}),
+    (prune_neurons, {1: range(30)}, {1: EVERY}),
+    (prune_neurons, {}, NEURONS["some"]),
 ]
 
 
-@pytest.mark.parametrize(("first", "second"), TWICE, ids=str)
+@pytest.mark.parametrize(("prune", "first", "second"), TWICE)
 def test_pruning_twice_is_pruning_the_union_bit_for_bit(
-    first: dict[int, list[int]], second: dict[int, list[int]], model: BertModel, batch: dict[str, Tensor]
+    prune: Any, first: dict[int, Any], second: dict[int, Any], model: BertModel, batch: dict[str, Tensor]
 ) -> None:
-    union = {layer: sorted({*first.get(layer, []), *second.get(layer, [])}) for layer in {*first, *second}}
-    twice, once = prune_heads(prune_heads(model, first), second), prune_heads(model, union)
+    union = {layer: {*first.get(layer, []), *second.get(layer, [])} for layer in {*first, *second}}
+    twice, once = prune(prune(model, first), second), prune(model, union)
     assert twice.config == once.config
     assert_same(twice.state_dict(), once.state_dict(), atol=0)
     assert_same(full_outputs(twice, batch), full_outputs(once, batch), atol=0)
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("heads", HEADS.values(), ids=list(HEADS))
+@EACH
 def test_densified_computes_as_pruned_and_is_whole(
-    heads: dict[int, list[int]], positions: str, batch: dict[str, Tensor]
+    prune: Any, gone: dict[int, Any], positions: str, batch: dict[str, Tensor]
 ) -> None:
     model = make(position_embedding_type=positions)
-    pruned = prune_heads(model, heads)
+    pruned = prune(model, gone)
+    before, config = copy.deepcopy(pruned.state_dict()), pruned.config
     dense = densify(pruned)
     assert dense.config == model.config
     assert {k: x.shape for k, x in dense.state_dict().items()} == {k: x.shape for k, x in model.state_dict().items()}
@@ -127,26 +173,21 @@ def test_densified_computes_as_pruned_and_is_whole(
     for layer in range(L):
         kept = list(kept_heads(pruned.config, layer))
         assert_same(got.attentions[layer][:, kept], wanted.attentions[layer])
-    again = prune_heads(dense, heads)
+    again = prune(dense, gone)
     assert_same(again.state_dict(), pruned.state_dict(), atol=0)
     assert again.config == pruned.config
-
-
-def test_densify_leaves_its_argument_alone() -> None:
-    pruned = prune_heads(make(), HEADS["some"])
-    before, config = copy.deepcopy(pruned.state_dict()), pruned.config
-    dense = densify(pruned)
-    assert_unchanged(pruned, before, config)
-    dense.pooler.dense.weight.data.zero_()
+    for parameter in dense.parameters():
+        parameter.data.zero_()
     assert_unchanged(pruned, before, config)
 
 
-@pytest.mark.parametrize("heads", HEADS.values(), ids=list(HEADS))
+@EACH
 def test_a_pruned_model_is_one_built_from_the_pruned_config(
-    heads: dict[int, list[int]], model: BertModel, batch: dict[str, Tensor], recwarn: pytest.WarningsRecorder
+    prune: Any, gone: dict[int, Any], model: BertModel, batch: dict[str, Tensor], recwarn: pytest.WarningsRecorder
 ) -> None:
-    pruned = prune_heads(model, heads)
-    built = BertModel(with_pruned(model.config, heads)).double().eval()
+    pruned = prune(model, gone)
+    config = with_pruned(model.config, gone) if prune is prune_heads else with_pruned(model.config, {}, gone)
+    built = BertModel(config).double().eval()
     assert built.config == pruned.config
     assert str(built) == str(pruned)
     built.load_state_dict(pruned.state_dict())
@@ -171,14 +212,17 @@ def test_a_layer_without_heads_is_its_output_bias(model: BertModel, batch: dict[
 # Pure and in place
 
 
-def test_prune_heads_leaves_its_argument_alone(model: BertModel, batch: dict[str, Tensor]) -> None:
-    before, config = copy.deepcopy(model.state_dict()), model.config
-    pruned = prune_heads(model, HEADS["some"])
-    assert pruned is not model
-    assert_unchanged(model, before, config)
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_function_leaves_its_argument_alone_and_that_with_an_underscore_returns_it(
+    unit: str, model: BertModel
+) -> None:
+    before, config, (prune, prune_, cases) = copy.deepcopy(model.state_dict()), model.config, UNITS[unit]
+    pruned = prune(model, cases["some"])
     for parameter in pruned.parameters():
         parameter.data.zero_()
     assert_unchanged(model, before, config)
+    assert prune_(model, cases["some"]) is model
+    assert model.config == pruned.config
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -224,6 +268,36 @@ def test_what_does_not_shrink_is_the_same_parameter(model: BertModel) -> None:
         assert parameter.is_leaf
         assert parameter.is_contiguous()
         assert parameter.untyped_storage().nbytes() == parameter.nbytes  # the old matrix is not kept alive
+
+
+def test_neurons_are_replaced_in_kind_and_the_rest_is_the_same_parameter(model: BertModel) -> None:
+    before = dict(model.named_parameters())
+    model.encoder.layer[0].intermediate.dense.bias.requires_grad_(False)
+    model.encoder.layer[2].train()
+    model.half()
+    prune_neurons_(model, NEURONS["some"])
+    parts = ("intermediate.dense.weight", "intermediate.dense.bias", "output.dense.weight")
+    replaced = {f"encoder.layer.{layer}.{part}" for layer in (0, 2) for part in parts}
+    assert {name for name, p in model.named_parameters() if p is not before[name]} == replaced
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    assert frozen == {"encoder.layer.0.intermediate.dense.bias"}
+    assert {p.dtype for p in model.parameters()} == {torch.float16}
+    assert [model.encoder.layer[layer].output.dense.training for layer in (0, 2)] == [False, True]
+
+
+def test_an_unpruned_config_does_not_mention_neurons() -> None:
+    assert "pruned_neurons" not in BertConfig().to_dict()
+    assert BertConfig(pruned_neurons={"0": [2, 1]}).to_dict()["pruned_neurons"] == {0: [1, 2]}
+
+
+@pytest.mark.parametrize("cls", [BertModel, BertForMaskedLM, BertForSequenceClassification])
+def test_load_after_save_is_the_same_model(cls: Any, tmp_path: Path, batch: dict[str, Tensor]) -> None:
+    model = prune_neurons_(prune_heads(make(cls), {1: [0]}), {0: [36, 3], 1: EVERY})
+    model.save_pretrained(tmp_path)
+    again = cls.from_pretrained(tmp_path)
+    assert again.config.pruned_neurons == {0: (3, 36), 1: tuple(EVERY)}
+    assert_same(again.state_dict(), model.state_dict(), atol=0)
+    assert_same(full_outputs(again, batch), full_outputs(model, batch), atol=0)
 
 
 def test_a_config_of_another_class_is_changed_in_a_copy_too() -> None:
@@ -356,10 +430,12 @@ def test_the_gradients_of_a_pruned_model_are_those_of_the_gated_one(backend: str
     assert_same(got, wanted)
 
 
-@pytest.mark.parametrize("heads", [HEADS["some"], HEADS["every head"]], ids=["some", "every head"])
-def test_a_pruned_model_trains(heads: dict[int, list[int]]) -> None:
+@pytest.mark.parametrize(
+    ("prune", "gone"), [(prune_heads, HEADS["some"]), (prune_heads, HEADS["every head"]), (prune_neurons, {1: EVERY})]
+)
+def test_a_pruned_model_trains(prune: Any, gone: dict[int, Any]) -> None:
     torch.manual_seed(0)
-    model = prune_heads(make(BertForSequenceClassification), heads).train()
+    model = prune(make(BertForSequenceClassification), gone).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     labels, before = torch.tensor([1, 0]), copy.deepcopy(model.state_dict())
     for _ in range(2):
@@ -409,6 +485,22 @@ def test_heads_that_are_not_there_are_refused_and_nothing_changes(
     for prune in (prune_heads, prune_heads_, lambda m, h: m.prune_heads(h)):
         with pytest.raises(ValueError, match=says):
             prune(model, heads)
+    assert_unchanged(model, before, config)
+
+
+@pytest.mark.parametrize(
+    ("neurons", "says"),
+    [
+        ({0: [37]}, "layer 0 has no neuron 37: it was built with 37 neurons, 0 to 36"),
+        ({3: [0]}, "there is no layer 3: the model has 3 layers, 0 to 2"),
+        ({0: "12"}, r"neurons are given as \{layer: \[neurons\]\}, all integers; not as \{0: '12'\}"),
+    ],
+    ids=str,
+)
+def test_neurons_that_are_not_there_are_refused_and_nothing_changes(neurons: Any, says: str, model: BertModel) -> None:
+    before, config = copy.deepcopy(model.state_dict()), model.config
+    with pytest.raises(ValueError, match=says):
+        prune_neurons_(model, neurons)
     assert_unchanged(model, before, config)
 
 
@@ -465,36 +557,45 @@ WRAPPED: dict[str, tuple[Callable[[nn.Linear], nn.Module], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["self.query", "self.key", "self.value", "output.dense"])
+PROJECTIONS = [
+    *(f"attention.{name}" for name in ("self.query", "self.key", "self.value", "output.dense")),
+    *("intermediate.dense", "output.dense"),
+]
+
+
+@pytest.mark.parametrize("name", PROJECTIONS)
 @pytest.mark.parametrize("kind", WRAPPED)
 def test_a_projection_that_is_not_a_plain_Linear_is_refused_by_name(kind: str, name: str) -> None:
     wrap, called = WRAPPED[kind]
     model = make(BertForSequenceClassification)
-    parent, child = f"bert.encoder.layer.1.attention.{name}".rsplit(".", 1)
+    prune, prune_, _ = UNITS["heads" if name.startswith("attention") else "neurons"]
+    parent, child = f"bert.encoder.layer.1.{name}".rsplit(".", 1)
     setattr(model.get_submodule(parent), child, wrap(model.get_submodule(f"{parent}.{child}")))
     config, parts = model.config, dict(model.named_parameters())
     before = {k: x.clone() for k, x in parts.items()}
-    says = f"encoder.layer.1.attention.{name} is a {called}, not a plain nn.Linear: merge adapters before pruning"
+    says = f"encoder.layer.1.{name} is a {called}, not a plain nn.Linear: merge adapters before pruning"
     if kind == "masked":
         says += ", and quantise after it; masks of torch.nn.utils.prune become permanent by its remove, or by bertlite"
-    for prune in (prune_heads_, prune_heads)[: 1 if kind == "masked" else 2]:  # which torch itself cannot copy
+    for each in (prune_, prune)[: 1 if kind == "masked" else 2]:  # which torch itself cannot copy
         with pytest.raises(TypeError, match=says.replace(".", "\\.")):
-            prune(model, {0: [1], 1: [2]})  # layer 0 would do
+            each(model, {0: [1], 1: [2]})  # layer 0 would do
     assert model.config is config
     assert all(p is parts[k] and p.equal(before[k]) for k, p in model.named_parameters())
-    prune_heads_(model, {0: [1]})  # and does, alone
-    assert model.bert.encoder.layer[0].attention.self.num_attention_heads == 3
+    prune_(model, {0: [1]})  # and does, alone
+    assert model.config != config
 
 
-def test_densify_refuses_wrapped_projections_too() -> None:
-    model = prune_heads(make(), {1: [2]})
-    attention = model.encoder.layer[1].attention
-    attention.self.value = LoraLinear(attention.self.value)
-    with pytest.raises(TypeError, match=r"layer\.1\.attention\.self\.value is a test_pruning\.LoraLinear"):
-        densify(model)
-    whole = make()
-    whole.encoder.layer[1].attention.self.value = LoraLinear(whole.encoder.layer[1].attention.self.value)
-    whole.encoder.layer[0].intermediate.dense = LoraLinear(whole.encoder.layer[0].intermediate.dense)
+@pytest.mark.parametrize("name", ["attention.self.value", "intermediate.dense", "output.dense"])
+def test_densify_refuses_wrapped_projections_too(name: str) -> None:
+    def wrap(model: Any, layer: int) -> Any:
+        parent, child = f"encoder.layer.{layer}.{name}".rsplit(".", 1)
+        setattr(model.get_submodule(parent), child, LoraLinear(model.get_submodule(f"{parent}.{child}")))
+        return model
+
+    pruned = wrap((prune_heads if "self" in name else prune_neurons)(make(), {1: [2]}), 1)
+    with pytest.raises(TypeError, match=rf"layer\.1\.{name} is a test_pruning\.LoraLinear"):
+        densify(pruned)
+    whole = wrap(make(), 0)
     assert densify(whole).config == whole.config  # nothing to fill in
 
 

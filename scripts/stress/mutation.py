@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXPLAINED = Path(__file__).with_name("mutants.toml")
 TESTS = {  # {module or room: the files of tests/ that must notice its mutants}
     "stack": ("stack/test_attention.py", "test_model.py", "stack/test_packed.py", "stack/test_decoder.py"),
-    "pruning": ("test_pruning.py", "test_neurons.py", "checkpoint/test_checkpoint.py"),
+    "pruning": ("test_pruning.py", "test_compact.py", "checkpoint/test_checkpoint.py"),
     "checkpoint": ("checkpoint/test_checkpoint.py", "checkpoint/test_hostile_files.py"),
 }
 SEEN = "seen.json"
