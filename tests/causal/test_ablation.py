@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import F64, assert_same, distance, make, make_batch
+from left_as_found import left_as_found, worn
 from torch import Tensor
 
 from bertlite import (
@@ -489,12 +490,8 @@ def test_what_cannot_be_shared_out_is_refused(options: dict[str, Any], text: str
 
 
 def test_the_model_is_left_as_found() -> None:
-    model = classifier().train()
-    state = torch.get_rng_state()
-    for method in METHODS:
-        ablate(model, data(3), method)
-        shapley_values(model, data(3), orders=4, method=method)
-    assert model.training
-    assert torch.equal(torch.get_rng_state(), state)
-    for module in model.modules():
-        assert len(module._forward_hooks) == len(module._forward_pre_hooks) == 0
+    model = worn(classifier())
+    with left_as_found(model):
+        for method in METHODS:
+            ablate(model, data(3), method)
+            shapley_values(model, data(3), orders=4, method=method)

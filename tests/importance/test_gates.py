@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import SIZES, assert_same, make, make_batch
+from left_as_found import left_as_found, worn
 from torch import Tensor
 
 from bertlite import BertConfig, BertForSequenceClassification, prune_heads, with_pruned
@@ -109,21 +110,15 @@ def test_subset_gates_find_the_heads_that_the_task_needs() -> None:
 
 def test_without_an_optimizer_the_model_is_left_as_found_and_the_seed_decides() -> None:
     model, batches = task()
-    model.bert.encoder.layer[1].train()
-    model.classifier.weight.requires_grad_(False)
-    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    modes = [module.training for module in model.modules()]
     found = {}
-    for name, seed in (("one", 0), ("again", 0), ("other", 1)):
-        gates = SubsetGates(model.config, 3)
-        found[name] = train_gates(model, gates, iter(batches), steps=5, seed=seed), gates.weight.detach()
+    for parameter in worn(model).parameters():
+        parameter.grad = None
+    with left_as_found(model):
+        for name, seed in (("one", 0), ("again", 0), ("other", 1)):
+            gates = SubsetGates(model.config, 3)
+            found[name] = train_gates(model, gates, iter(batches), steps=5, seed=seed), gates.weight.detach()
     assert_same(found["one"][1], found["again"][1], atol=0)
     assert found["one"][0] == found["again"][0] != found["other"][0]
-    assert_same(model.state_dict(), before, atol=0)
-    assert [module.training for module in model.modules()] == modes
-    assert torch.equal(torch.get_rng_state(), state)
-    assert [name for name, p in model.named_parameters() if not p.requires_grad] == ["classifier.weight"]
-    assert all(p.grad is None for p in model.parameters())
 
 
 def test_with_an_optimizer_the_model_is_trained_in_training_mode() -> None:
