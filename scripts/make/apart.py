@@ -26,7 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if transformers.__version__ != VERSION:
         sys.exit(f"this is transformers {transformers.__version__}; the file holds what {VERSION} gives")
-    from tests.clients.checks import CHECKS, STOCK, apart
+    from tests.clients.checks import apart
+    from tests.clients.checks.common import CHECKS, STOCK
 
     found: dict[str, Any] = {}
     for check in CHECKS.values():

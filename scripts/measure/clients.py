@@ -23,7 +23,7 @@ from bertlite.cli.parts import names
 from bertlite.records import environment, version_of, write_record
 
 if TYPE_CHECKING:  # it imports transformers, which --help need not wait for
-    from tests.clients.checks import Check, Observed, Side
+    from tests.clients.checks.common import Check, Observed, Side
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENTS = (
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore")  # the libraries' own, about each other
     import transformers
 
-    from tests.clients.checks import CHECKS
+    from tests.clients.checks.common import CHECKS
 
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def compare(check: "Check") -> dict[str, Any]:
     """Run a check with either library, print a line, and return it with the largest difference between the two."""
-    from tests.clients.checks import OURS, STOCK, gap
+    from tests.clients.checks.common import OURS, STOCK, gap
 
     line: dict[str, Any] = {"client": check.client, "claim": check.claim, "name": check.name}
     observed = {}
@@ -90,7 +90,7 @@ def compare(check: "Check") -> dict[str, Any]:
 
 def attempt(check: "Check", side: "Side") -> tuple[dict[str, Any], "Observed | None"]:
     """Run a check with one library; return the result, JSON-ready, and what the check observed."""
-    from tests.clients.checks import MissingError, first_line
+    from tests.clients.checks.common import MissingError, first_line
 
     start = perf_counter()
     with TemporaryDirectory(prefix="bertlite-clients-") as folder:

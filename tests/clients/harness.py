@@ -6,8 +6,18 @@ from typing import Any
 
 import pytest
 
-from tests.clients.checks import CHECKS, OURS, STOCK, V5, MissingError, Side, equal, first_line
-from tests.clients.checks.common import ROUNDING, ROUNDING32
+from tests.clients.checks.common import (
+    CHECKS,
+    OURS,
+    ROUNDING,
+    ROUNDING32,
+    STOCK,
+    V5,
+    MissingError,
+    Side,
+    equal,
+    first_line,
+)
 
 # What stock cannot do, and what it says.  Where it does a thing wrong in silence, it is the check that speaks.
 UNLOADABLE = "RuntimeError: You set `ignore_mismatched_sizes` to `False`"  # a pruned checkpoint, in transformers 5

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.clients.checks import CHECKS, OURS
 from tests.clients.checks.adapters import CLS
-from tests.clients.checks.common import tiny
+from tests.clients.checks.common import CHECKS, OURS, tiny
 from tests.clients.checks.tools import WIDE
 from tests.clients.harness import STOCK_FAILS, only_ours, same_as_stock
 
@@ -26,7 +25,10 @@ OPTIONAL = (
     "Opacus",
 )  # few need them, and CI installs none
 SLOW = ("DDP", "FSDP2", "tensor parallel", "torch.compile", "torch.export")  # clients; and checks:
-DEAR = ("fresh_process", "trains_embeddings", "smoothing", "resumes")
+DEAR = (
+    *("fresh_process", "trains_embeddings", "smoothing", "resumes"),
+    *("onnx", "pipeline-zero-shot-classification", "pipeline-zero-shot-classification-pruned"),
+)
 
 
 def marked(names: Iterable[str]) -> list[Any]:

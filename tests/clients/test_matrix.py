@@ -8,8 +8,7 @@ import pytest
 
 from bertlite.records import version_of
 from scripts.measure import clients
-from tests.clients.checks import CHECKS, Check
-from tests.clients.checks.common import MissingError
+from tests.clients.checks.common import CHECKS, Check, MissingError
 
 pytestmark = pytest.mark.clients
 

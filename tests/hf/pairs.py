@@ -8,6 +8,7 @@ import transformers
 from conftest import F64, HEADED, SIZES, make_batch, randomise_
 from torch import Tensor
 
+import bertlite
 from bertlite import hf
 
 B, S, K, D, L, N, H, V = 2, 11, 8, 48, 3, 4, 12, 97
@@ -41,6 +42,14 @@ def theirs_of(name: str, backend: str | None = None, dtype: torch.dtype = F64, *
 
 def ours_of(name: str, backend: str | None = None, dtype: torch.dtype = F64, **changes: Any) -> Any:
     return randomise_(getattr(hf, name)(config_of(name, backend, **changes))).to(dtype).eval()
+
+
+def core_of(ours: Any, **changes: Any) -> Any:
+    """Make bertlite's own model of a class, with the weights of ours."""
+    config = bertlite.BertConfig.from_dict(ours.config.to_dict(), **changes)
+    core = getattr(bertlite, type(ours).__name__)(config).double().eval()
+    core.load_state_dict(ours.state_dict())
+    return core
 
 
 def pair(name: str, backend: str = "eager", dtype: torch.dtype = F64, **changes: Any) -> tuple[Any, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import EXACT, assert_same, make_batch
-from pairs import CHOICES, LABELS, MODELS, B, inputs_of, labels_of, ours_of
+from pairs import CHOICES, LABELS, MODELS, B, core_of, inputs_of, labels_of, ours_of
 from torch import Tensor
 
 import bertlite
@@ -25,12 +25,8 @@ GONE = {0: [1, 3], 1: [0, 1, 2, 3]}
 
 def pair_of(name: str) -> tuple[Any, Any]:
     """The model of bertlite.hf, pruned, and bertlite's own with its weights."""
-    theirs = ours_of(name)
-    own_config = bertlite.BertConfig.from_dict(theirs.config.to_dict())
-    own = getattr(bertlite, name)(own_config).double().eval()
-    own.load_state_dict(theirs.state_dict())
-    theirs.prune_heads(GONE)
-    return theirs, bertlite.prune_heads(own, GONE)
+    theirs = bertlite.prune_heads(ours_of(name), GONE)
+    return theirs, core_of(theirs)
 
 
 def other_of(name: str) -> dict[str, Tensor]:

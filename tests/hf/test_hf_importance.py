@@ -2,7 +2,7 @@
 
 import pytest
 from conftest import assert_same
-from pairs import inputs_of, labels_of, ours_of
+from pairs import core_of, inputs_of, labels_of, ours_of
 
 import bertlite
 from bertlite.importance import head_importance, neuron_importance, repair
@@ -12,9 +12,7 @@ from bertlite.importance import head_importance, neuron_importance, repair
 @pytest.mark.parametrize("name", ["BertForSequenceClassification", "BertForMaskedLM"])
 def test_the_core_and_hf_are_scored_and_repaired_alike(name: str, backend: str) -> None:
     model = ours_of(name, backend)
-    config = bertlite.BertConfig.from_dict(model.config.to_dict(), attn_implementation=backend)
-    other = getattr(bertlite, name)(config).double().eval()
-    other.load_state_dict(model.state_dict())
+    other = core_of(model, attn_implementation=backend)
     batches = [{**inputs_of(name), **labels_of(name)}]
     for criterion in ("fisher", "taylor", "leave_one_out", "context_norm"):
         assert_same(head_importance(model, batches, criterion), head_importance(other, batches, criterion))

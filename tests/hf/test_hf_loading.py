@@ -12,7 +12,6 @@ import transformers
 from conftest import EXACT, SIZES, assert_same
 from pairs import (
     CROSS,
-    EVERY,
     F64,
     MODELS,
     TIED,
@@ -21,7 +20,6 @@ from pairs import (
     config_of,
     inputs_of,
     only_4,
-    only_5,
     ours_of,
     pair,
     states_of,
@@ -80,16 +78,6 @@ def test_files_pass_both_ways(name: str, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["architectures"] == [name]
 
 
-@EVERY
-def test_saving_and_loading_changes_nothing(name: str, tmp_path: Path) -> None:
-    model = bertlite.prune_heads(ours_of(name), {0: [1, 3], 1: [0, 1, 2, 3]})
-    model.save_pretrained(tmp_path)
-    again = type(model).from_pretrained(tmp_path, dtype=F64)
-    same(again, model, name)
-    assert again.config.pruned_heads == model.config.pruned_heads == {0: [1, 3], 1: [0, 1, 2, 3]}
-    assert shapes(again.named_parameters()) == shapes(model.named_parameters())
-
-
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", TIED)
 def test_what_is_tied_stays_tied(name: str, tied: bool, tmp_path: Path) -> None:
@@ -103,11 +91,6 @@ def test_what_is_tied_stays_tied(name: str, tied: bool, tmp_path: Path) -> None:
     theirs_of(name, tie_word_embeddings=tied).save_pretrained(tmp_path / "theirs")
     files = [shapes(load_file(folder / "model.safetensors")) for folder in (tmp_path, tmp_path / "theirs")]
     assert files[0] == files[1]
-
-
-def save(model: Any, folder: Path) -> Path:
-    model.save_pretrained(folder)
-    return folder / "model.safetensors"
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -201,12 +184,6 @@ def test_the_attention_is_the_one_asked_for(backend: str, tmp_path: Path, kernel
     assert kernels_run == [backend] * L
 
 
-def test_an_unknown_attention_is_refused(tmp_path: Path) -> None:
-    file_of(tmp_path)
-    with pytest.raises(ValueError, match="bogus"):
-        hf.BertModel.from_pretrained(tmp_path, attn_implementation="bogus")
-
-
 @pytest.mark.parametrize("name", ["BertForSequenceClassification", "BertForTokenClassification"])
 def test_labels_may_be_named(name: str, tmp_path: Path) -> None:
     file_of(tmp_path)
@@ -262,12 +239,14 @@ def test_a_state_dict_may_be_given(tmp_path: Path) -> None:
     same(model, theirs)
 
 
-@pytest.mark.parametrize("device_map", ["cpu", "auto", {"": "cpu"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [*({"device_map": each} for each in ("cpu", "auto", {"": "cpu"})), {"low_cpu_mem_usage": True}], ids=str
+)
 @pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM"])
-def test_a_device_map_may_be_given(name: str, device_map: Any, tmp_path: Path) -> None:
-    pytest.importorskip("accelerate", reason="transformers wants accelerate for a device_map")
+def test_weights_may_be_placed_while_they_are_loaded(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="transformers wants accelerate for it")
     theirs = file_of(tmp_path, name)
-    model = getattr(hf, name).from_pretrained(tmp_path, device_map=device_map, dtype=F64)
+    model = getattr(hf, name).from_pretrained(tmp_path, **options, dtype=F64)
     same(model.cpu(), theirs, name)  # "auto" may have found a GPU
     if name in TIED:
         assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
@@ -281,13 +260,6 @@ def test_layers_are_kept_whole_when_devices_share_a_model() -> None:
         model = hf.BertForMaskedLM(config_of())
     parts = infer_auto_device_map(model, {0: 40_000, "cpu": 10**9}, no_split_module_classes=model._no_split_modules)
     assert all(key.count(".") <= 3 for key in parts), parts
-
-
-def test_low_cpu_mem_usage_may_be_asked_for(tmp_path: Path) -> None:
-    theirs = file_of(tmp_path)
-    if not V5:
-        pytest.importorskip("accelerate", reason="transformers 4 wants accelerate for it")
-    same(hf.BertModel.from_pretrained(tmp_path, low_cpu_mem_usage=True, dtype=F64), theirs)
 
 
 def test_variants_and_subfolders_and_shards(tmp_path: Path) -> None:
@@ -367,20 +339,6 @@ def test_pruned_files_pass_both_ways_beside_transformers_4(name: str, tmp_path: 
     ours.save_pretrained(tmp_path / "ours")
     same(getattr(hf, name).from_pretrained(tmp_path / "theirs", dtype=F64, attn_implementation="eager"), ours, name)
     same(getattr(transformers, name).from_pretrained(tmp_path / "ours", dtype=F64), theirs, name)
-
-
-@only_5
-def test_transformers_5_cannot_read_a_pruned_file() -> None:
-    """The day it can, densify loses one of its uses."""
-    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
-        transformers.BertModel.from_pretrained(GOLDEN / "pruned")
-
-
-def test_densified_files_are_read_by_transformers(tmp_path: Path) -> None:
-    model = ours_of("BertForMaskedLM")
-    model.prune_heads({0: [1, 3], 1: [0, 1, 2, 3]})
-    bertlite.densify(model).save_pretrained(tmp_path)
-    same(transformers.BertForMaskedLM.from_pretrained(tmp_path, dtype=F64), model, "BertForMaskedLM")
 
 
 def test_a_pruned_file_without_its_config_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import transformers
 from conftest import assert_same, full_outputs
-from pairs import EVERY, config_of, inputs_of, ours_of
+from pairs import EVERY, config_of, core_of, inputs_of, ours_of
 
 import bertlite
 from bertlite import hf
@@ -16,10 +16,8 @@ NEURONS = {0: [36, 3], 1: range(37)}
 
 @EVERY
 def test_the_core_and_hf_prune_alike(name: str) -> None:
-    model, core = ours_of(name), getattr(bertlite, name)
-    config = bertlite.BertConfig.from_dict(model.config.to_dict())
-    other = core(config).double().eval()
-    other.load_state_dict(model.state_dict())
+    model = ours_of(name)
+    other = core_of(model)
     pruned = bertlite.prune_neurons(model, NEURONS)
     assert_same(dict(pruned(**inputs_of(name))), dict(bertlite.prune_neurons(other, NEURONS)(**inputs_of(name))))
     assert_same(dict(bertlite.densify(pruned)(**inputs_of(name))), dict(pruned(**inputs_of(name))))

@@ -12,6 +12,7 @@ from tests.clients.checks.common import (
     Observed,
     Side,
     check,
+    dense_and_pruned,
     differ,
     equal,
     state,
@@ -56,8 +57,7 @@ def kept(side: Side, path: Path, model: Any, folder: Path) -> torch.Tensor:
     return wanted
 
 
-@check(CLIENT, "LoRA: train, save, load, merge, pruned", "peft", pruned=True)
-@check(CLIENT, "LoRA: train, save, load, merge", "peft")
+@dense_and_pruned(CLIENT, "LoRA: train, save, load, merge", "peft")
 def lora(side: Side, folder: Path, pruned: bool = False) -> Observed:
     from peft import LoraConfig
 
@@ -95,8 +95,7 @@ def lora_checkpointed(side: Side, folder: Path) -> Observed:
     return found[0]
 
 
-@check(CLIENT, "IA3, prompt and prefix tuning: train, save, load, pruned", "peft", pruned=True)
-@check(CLIENT, "IA3, prompt and prefix tuning: train, save, load", "peft")
+@dense_and_pruned(CLIENT, "IA3, prompt and prefix tuning: train, save, load", "peft")
 def tunings(side: Side, folder: Path, pruned: bool = False) -> Observed:
     from peft import IA3Config, PrefixTuningConfig, PromptTuningConfig
 

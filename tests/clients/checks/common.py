@@ -132,6 +132,16 @@ def check(client: str, claim: str, *needs: str, **options: Any) -> Callable[[Any
     return enter
 
 
+def dense_and_pruned(client: str, claim: str, *needs: str, **options: Any) -> Callable[[Any], Any]:
+    """Enter a function into CHECKS twice, the second time with pruned=True."""
+
+    def enter(function: Any) -> Any:
+        check(client, claim, *needs, **options)(function)
+        return check(client, f"{claim}, pruned", *needs, **options, pruned=True)(function)
+
+    return enter
+
+
 @contextmanager
 def clean() -> Iterator[None]:
     """Set seeds, and drop the state that accelerate and the compiler keep for a process, before and after."""

@@ -16,6 +16,7 @@ from tests.clients.checks.common import (
     Side,
     check,
     counted,
+    dense_and_pruned,
     equal,
     gradients,
     tiny,
@@ -24,6 +25,7 @@ from tests.clients.checks.common import (
 
 COMPILE, EXPORT, ONNX, OPTIMUM = "torch.compile", "torch.export", "ONNX", "optimum"
 CLS = "BertForMaskedLM"
+BY_TORCH = ("onnx", "onnxruntime", "onnxscript")
 
 
 def compiled(model: nn.Module, **options: Any) -> Callable[..., Any]:
@@ -32,8 +34,7 @@ def compiled(model: nn.Module, **options: Any) -> Callable[..., Any]:
 
 
 @check(COMPILE, "one graph with attentions", output="output_attentions")
-@check(COMPILE, "one graph with hidden states, pruned", output="output_hidden_states", pruned=True)
-@check(COMPILE, "one graph with hidden states", output="output_hidden_states")
+@dense_and_pruned(COMPILE, "one graph with hidden states", output="output_hidden_states")
 @torch.no_grad()
 def whole_graph(side: Side, folder: Path, output: str, pruned: bool = False) -> Observed:
     model = side.load(CLS, tiny(folder, CLS, pruned))
@@ -66,8 +67,7 @@ def dynamic_graph(side: Side, folder: Path) -> Observed:
     return seen
 
 
-@check(COMPILE, "one graph in training with checkpointed layers, pruned", pruned=True)
-@check(COMPILE, "one graph in training with checkpointed layers")
+@dense_and_pruned(COMPILE, "one graph in training with checkpointed layers")
 def trained_graph(side: Side, folder: Path, pruned: bool = False) -> Observed:
     path, batch = tiny(folder, CLS, pruned), {**tiny_batch(), "labels": tiny_batch()["input_ids"]}
     model = side.load(CLS, path).train()
@@ -91,8 +91,7 @@ def dynamic() -> dict[str, Any]:
     return {name: {0: batch, 1: length} for name in tiny_batch()}
 
 
-@check(EXPORT, "any batch and length, saved and loaded, pruned", pruned=True)
-@check(EXPORT, "any batch and length, saved and loaded")
+@dense_and_pruned(EXPORT, "any batch and length, saved and loaded")
 @torch.no_grad()
 def exported(side: Side, folder: Path, pruned: bool = False) -> Observed:
     model = side.load(CLS, tiny(folder, CLS, pruned)).eval()
@@ -108,15 +107,7 @@ def exported(side: Side, folder: Path, pruned: bool = False) -> Observed:
     return seen
 
 
-@check(
-    ONNX,
-    "exported by torch, run by onnxruntime, any batch and length, pruned",
-    "onnx",
-    "onnxruntime",
-    "onnxscript",
-    pruned=True,
-)
-@check(ONNX, "exported by torch, run by onnxruntime, any batch and length", "onnx", "onnxruntime", "onnxscript")
+@dense_and_pruned(ONNX, "exported by torch, run by onnxruntime, any batch and length", *BY_TORCH)
 @torch.no_grad()
 def onnx(side: Side, folder: Path, pruned: bool = False) -> Observed:
     model = side.load(CLS, tiny(folder, CLS, pruned)).eval()
@@ -159,8 +150,7 @@ TASKS = {
 EXPORTER = ("optimum.exporters.onnx", "onnxruntime")
 
 
-@check(OPTIMUM, "a model exported, library and task inferred, pruned", *EXPORTER, cls="BertModel", pruned=True)
-@check(OPTIMUM, "a model exported, library and task inferred", *EXPORTER, cls="BertModel")
+@dense_and_pruned(OPTIMUM, "a model exported, library and task inferred", *EXPORTER, cls="BertModel")
 @check(OPTIMUM, "a classifier exported, library and task inferred", *EXPORTER, cls="BertForSequenceClassification")
 def optimum_model(side: Side, folder: Path, cls: str, pruned: bool = False) -> Observed:
     from optimum.exporters.onnx import onnx_export_from_model
@@ -171,8 +161,7 @@ def optimum_model(side: Side, folder: Path, cls: str, pruned: bool = False) -> O
     return run_by_onnxruntime(folder / "onnx" / "model.onnx", model)
 
 
-@check(OPTIMUM, "a folder exported, library named, pruned", *EXPORTER, cls=CLS, pruned=True)
-@check(OPTIMUM, "a folder exported, library named", *EXPORTER, cls=CLS)
+@dense_and_pruned(OPTIMUM, "a folder exported, library named", *EXPORTER, cls=CLS)
 @check(OPTIMUM, "a folder exported, library named", *EXPORTER, cls="BertForSequenceClassification")
 def optimum_folder(side: Side, folder: Path, cls: str, pruned: bool = False) -> Observed:
     from optimum.exporters.onnx import main_export
@@ -183,8 +172,7 @@ def optimum_folder(side: Side, folder: Path, cls: str, pruned: bool = False) -> 
     return run_by_onnxruntime(folder / "onnx" / "model.onnx", side.load(cls, path).eval())
 
 
-@check(OPTIMUM, "ORTModel loads and exports a folder, pruned", *EXPORTER, "optimum.onnxruntime", pruned=True)
-@check(OPTIMUM, "ORTModel loads and exports a folder", *EXPORTER, "optimum.onnxruntime")
+@dense_and_pruned(OPTIMUM, "ORTModel loads and exports a folder", *EXPORTER, "optimum.onnxruntime")
 def optimum_runtime(side: Side, folder: Path, pruned: bool = False) -> Observed:
     from optimum.onnxruntime import ORTModelForMaskedLM
 

@@ -17,6 +17,7 @@ from tests.clients.checks.common import (
     Side,
     check,
     counted,
+    dense_and_pruned,
     differ,
     equal,
     minilm,
@@ -59,8 +60,7 @@ def inner(model: Any) -> Any:
     return getattr(model, "auto_model", None) or model.model
 
 
-@check(CLIENT, "loads by path, encodes, saves and loads again, pruned", *NEEDS, pruned=True)
-@check(CLIENT, "loads by path, encodes, saves and loads again", *NEEDS)
+@dense_and_pruned(CLIENT, "loads by path, encodes, saves and loads again", *NEEDS)
 def encodes(side: Side, folder: Path, pruned: bool = False) -> Observed:
     model = opened(side, copied(folder, pruned))
     vectors = model.encode(TEXTS, convert_to_tensor=True)
@@ -74,8 +74,7 @@ def encodes(side: Side, folder: Path, pruned: bool = False) -> Observed:
     return {"vectors": vectors}
 
 
-@check(CLIENT, "a training step with checkpointed layers, pruned", *NEEDS, pruned=True)
-@check(CLIENT, "a training step with checkpointed layers", *NEEDS)
+@dense_and_pruned(CLIENT, "a training step with checkpointed layers", *NEEDS)
 def trains_embeddings(side: Side, folder: Path, pruned: bool = False) -> Observed:
     from datasets import Dataset
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments

@@ -8,6 +8,7 @@ from tests.clients.checks.common import (
     Observed,
     Side,
     check,
+    dense_and_pruned,
     differ,
     equal,
     state,
@@ -19,9 +20,8 @@ CLIENT = "accelerate"
 CLS = "BertForSequenceClassification"
 
 
-@check(CLIENT, "prepare, train, save_state, load_state, pruned", CLIENT, pruned=True)
+@dense_and_pruned(CLIENT, "prepare, train, save_state, load_state", CLIENT)
 @check(CLIENT, "prepare, train, save_state, load_state in bfloat16", CLIENT, precision="bf16")
-@check(CLIENT, "prepare, train, save_state, load_state", CLIENT)
 def states(side: Side, folder: Path, pruned: bool = False, precision: str = "no") -> Observed:
     from accelerate import Accelerator
 

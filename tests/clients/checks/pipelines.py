@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor
 
 import bertlite
-from tests.clients.checks.common import SOME, Observed, Side, check, equal, minilm, seed, taught
+from tests.clients.checks.common import SOME, Observed, Side, dense_and_pruned, equal, minilm, seed, taught
 
 CLIENT = "pipeline"
 MASK, IGNORED = 103, -100  # [MASK] in MiniLM's vocabulary, which is bert-base-uncased's
@@ -118,16 +118,11 @@ def learnt(task: str) -> Path:
     return taught(Path(seen), it.cls, it.texts, it.labels, **it.fields)
 
 
-@check(CLIENT, "feature-extraction, pruned", task="feature-extraction", pruned=True)
-@check(CLIENT, "feature-extraction", task="feature-extraction")
-@check(CLIENT, "token-classification, pruned", task="token-classification", pruned=True)
-@check(CLIENT, "token-classification", task="token-classification")
-@check(CLIENT, "zero-shot-classification, pruned", task="zero-shot-classification", pruned=True)
-@check(CLIENT, "zero-shot-classification", task="zero-shot-classification")
-@check(CLIENT, "text-classification, pruned", task="text-classification", pruned=True)
-@check(CLIENT, "text-classification", task="text-classification")
-@check(CLIENT, "fill-mask, pruned", task="fill-mask", pruned=True)
-@check(CLIENT, "fill-mask", task="fill-mask")
+@dense_and_pruned(CLIENT, "feature-extraction", task="feature-extraction")
+@dense_and_pruned(CLIENT, "token-classification", task="token-classification")
+@dense_and_pruned(CLIENT, "zero-shot-classification", task="zero-shot-classification")
+@dense_and_pruned(CLIENT, "text-classification", task="text-classification")
+@dense_and_pruned(CLIENT, "fill-mask", task="fill-mask")
 def pipeline(side: Side, folder: Path, task: str, pruned: bool = False) -> Observed:
     it = TASKS[task]
     path = learnt(task)

@@ -6,7 +6,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.clients.checks.common import ROUNDING, Observed, Side, check, equal, gradients, tiny, tiny_batch
+from tests.clients.checks.common import (
+    ROUNDING,
+    Observed,
+    Side,
+    check,
+    dense_and_pruned,
+    equal,
+    gradients,
+    tiny,
+    tiny_batch,
+)
 
 
 @check("torch.func", "vmap(grad): the gradients of each example")
@@ -31,8 +41,7 @@ def mapped_gradients(side: Side, folder: Path) -> Observed:
     return {"gradients": got}
 
 
-@check("Opacus", "per-example gradients of every parameter, pruned", "opacus", pruned=True)
-@check("Opacus", "per-example gradients of every parameter", "opacus")
+@dense_and_pruned("Opacus", "per-example gradients of every parameter", "opacus")
 def per_example_gradients(side: Side, folder: Path, pruned: bool = False) -> Observed:
     from opacus import GradSampleModule
 

@@ -16,6 +16,7 @@ from tests.clients.checks.common import (
     Observed,
     Side,
     check,
+    dense_and_pruned,
     differ,
     equal,
     tiny,
@@ -26,8 +27,7 @@ CAPTUM = ("captum", "matplotlib")  # which it imports
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}  # int8 kernels want sizes that divide
 
 
-@check("torchao", "int8 weights: quantised, run, saved, loaded, pruned", "torchao", pruned=True)
-@check("torchao", "int8 weights: quantised, run, saved, loaded", "torchao")
+@dense_and_pruned("torchao", "int8 weights: quantised, run, saved, loaded", "torchao")
 @torch.no_grad()
 def int8(side: Side, folder: Path, pruned: bool = False) -> Observed:
     from torchao.quantization import Int8WeightOnlyConfig
@@ -50,14 +50,7 @@ def int8(side: Side, folder: Path, pruned: bool = False) -> Observed:
     return {"logits": got}
 
 
-@check(
-    "captum",
-    "integrated gradients of the embeddings add up, pruned",
-    "captum",
-    "matplotlib",
-    pruned=True,
-)
-@check("captum", "integrated gradients of the embeddings add up", *CAPTUM)
+@dense_and_pruned("captum", "integrated gradients of the embeddings add up", *CAPTUM)
 def integrated_gradients(side: Side, folder: Path, pruned: bool = False) -> Observed:
     from captum.attr import LayerIntegratedGradients
 
@@ -78,8 +71,7 @@ def integrated_gradients(side: Side, folder: Path, pruned: bool = False) -> Obse
     return {"attributions": attributions}
 
 
-@check("bertviz", "head_view shows every head, pruned", "bertviz", "IPython", pruned=True)
-@check("bertviz", "head_view shows every head", "bertviz", "IPython")
+@dense_and_pruned("bertviz", "head_view shows every head", "bertviz", "IPython")
 @torch.no_grad()
 def head_view(side: Side, folder: Path, pruned: bool = False) -> Observed:
     from bertviz import head_view as view

@@ -14,6 +14,7 @@ from tests.clients.checks.common import (
     Side,
     check,
     counted,
+    dense_and_pruned,
     differ,
     equal,
     seed,
@@ -68,8 +69,7 @@ def logged(run: Any, name: str) -> list[float]:
     return [float(line[name]) for line in run.state.log_history if name in line]
 
 
-@check(CLIENT, "trains, saves and loads again, pruned", "accelerate", pruned=True)
-@check(CLIENT, "trains, saves and loads again", "accelerate")
+@dense_and_pruned(CLIENT, "trains, saves and loads again", "accelerate")
 def trains(side: Side, folder: Path, pruned: bool = False) -> Observed:
     cls = "BertForSequenceClassification"
     model = side.load(cls, tiny(folder, cls, pruned, **DROPOUT))
@@ -137,8 +137,7 @@ def best(side: Side, folder: Path) -> Observed:
     return {"eval_loss": logged(run, "eval_loss")}
 
 
-@check(CLIENT, "checkpointed layers run twice and give the same weights, pruned", "accelerate", pruned=True)
-@check(CLIENT, "checkpointed layers run twice and give the same weights", "accelerate")
+@dense_and_pruned(CLIENT, "checkpointed layers run twice and give the same weights", "accelerate")
 def checkpointing(side: Side, folder: Path, pruned: bool = False) -> Observed:
     cls = "BertForMaskedLM"
     checkpoint, found = tiny(folder, cls, pruned), []
