@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bertlite.attention_view.maps import AttentionMaps, attention_maps, check_comparable, make_record
 from bertlite.attention_view.pages import check_page, page
-from bertlite.attention_view.pictures import check_picture, import_matplotlib, picture
+from bertlite.attention_view.pictures import figure_layout, import_matplotlib, picture
 from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.model import BertModel
 from bertlite.records import write_bytes, write_json
@@ -15,7 +15,7 @@ from bertlite.tokenizer import BertTokenizer
 
 Check = Callable[[AttentionMaps, AttentionMaps | None], object]
 Draw = Callable[[AttentionMaps, AttentionMaps | None], bytes]
-DRAWINGS: dict[str, tuple[Check, Draw]] = {".html": (check_page, page), ".png": (check_picture, picture)}
+DRAWINGS: dict[str, tuple[Check, Draw]] = {".html": (check_page, page), ".png": (figure_layout, picture)}
 
 
 def main(args: argparse.Namespace) -> int:
