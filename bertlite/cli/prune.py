@@ -23,7 +23,7 @@ from bertlite.importance.criteria import CRITERIA, NORMALISERS, REDUCTIONS, TARG
 WORK = "bertlite.experiments.command"
 TASKS = ("classification", "tokens", "regression", "similarity")
 METRICS = ("accuracy", "f1", "macro-f1", "mcc", "spearman", "loss")
-ALLOCATIONS = ("scores", "equal", "macs", "latency")
+ALLOCATIONS = ("scores", "equal", "macs")
 UNITS = ("heads", "neurons", "both")
 FORMS = ("physical", "full", "mask")
 SUMMARY = "make a checkpoint faster or smaller (`prune to 2x`), or compare ways to prune"
@@ -269,14 +269,9 @@ def add_pruning(action: argparse.ArgumentParser) -> None:
         type=one_of("allocation", ALLOCATIONS),
         choices=ALLOCATIONS,
         default="scores",
-        help="heads to remove: scores, wherever these are lowest; equal, equally many from every layer; macs or"
-        " latency, heads and neurons together, --fraction being the share of the encoder's multiply-accumulates, or"
-        " of its measured time, to remove (default: %(default)s)",
-    )
-    action.add_argument(
-        "--rearrange",
-        action="store_true",
-        help="exchange chosen heads for others of their layer where that lowers their joint cost",
+        help="heads to remove: scores, wherever these are lowest; equal, equally many from every layer; macs, heads"
+        " and neurons together, --fraction being the share of the encoder's multiply-accumulates to remove (default:"
+        " %(default)s)",
     )
     action.add_argument(
         "--gate-steps",

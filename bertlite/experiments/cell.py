@@ -1,24 +1,19 @@
 """One cell of an experiment: how it scores, prunes, repairs and retrains, and the units that it removes."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from bertlite.config import ConfigLike
 from bertlite.experiments.data import DataSource
-from bertlite.experiments.files import read_json
 from bertlite.experiments.finetune import Recipe
-from bertlite.experiments.measure import latency_table
 from bertlite.importance import (
     METHODS,
     NORMALISERS,
     REDUCTIONS,
     TARGETS,
     SubsetGates,
-    rank_by_latency,
     rank_by_macs,
     rank_heads,
     rank_neurons,
@@ -28,15 +23,10 @@ from bertlite.importance.allocation import Choice
 from bertlite.importance.batches import Batch
 from bertlite.importance.criteria import CRITERIA, Criterion, Measurement, check_scores_unit
 from bertlite.importance.structures import HEADS
-from bertlite.records import write_json
 
-Times = Mapping[str, Mapping[int, float]]  # {"heads" or "neurons": {how many are kept: seconds of a sublayer}}
-
-ALLOCATIONS = ("scores", "equal", "macs", "latency")
-BUDGETS = ("macs", "latency")  # allocations by a budget of heads and neurons together
-TIMED = (8, 128)  # sequences and tokens that the times of "latency" are measured with
-LATER = {"allocate": "scores", "neuron_criterion": "", "rearrange": False, "gate_steps": 200}  # newer fields of a Cell
-NEURON_STEPS = 16  # sizes of feed-forward sublayers that are timed, beside 0
+ALLOCATIONS = ("scores", "equal", "macs")
+LENGTH = 128  # of the sequence that MACs are counted for
+LATER = {"allocate": "scores", "neuron_criterion": "", "gate_steps": 200}  # newer fields of a Cell
 GATES = Criterion(
     "gates",
     "trained gates that keep exactly the wanted number of heads",
@@ -87,10 +77,9 @@ class Cell:
         repair: "none", or a name of `bertlite.importance.METHODS`.
         epochs: passes of retraining after repair; with several steps, an equal part after each.
         seed: seed of the calibration sample, of random scores and of retraining.
-        allocate: "scores"; or "macs" or "latency", where `fraction` is the share of the encoder's multiply-accumulates
-            or time that heads and neurons give up together.
+        allocate: "scores"; or "macs", where `fraction` is the share of the encoder's multiply-accumulates that heads
+            and neurons give up together.
         neuron_criterion: for neurons, if it is not `criterion`.
-        rearrange: exchange the chosen heads of a layer for others that cost less together (Kwon et al. 2022).
         gate_steps: training steps of the criterion "gates".
     """
 
@@ -105,7 +94,6 @@ class Cell:
     seed: int = 0
     allocate: str = "scores"
     neuron_criterion: str = ""
-    rearrange: bool = False
     gate_steps: int = 200
 
     @property
@@ -116,7 +104,7 @@ class Cell:
     @property
     def prunes_neurons(self) -> bool:
         """True if neurons are scored."""
-        return self.neurons > 0 or self.allocate in BUDGETS
+        return self.neurons > 0 or self.allocate == "macs"
 
     def __post_init__(self) -> None:
         self.check_units()
@@ -135,21 +123,19 @@ class Cell:
         criterion, of_neurons = (
             KNOWN[parse_criterion(name)["criterion"]] for name in (self.criterion, self.of_neurons)
         )
-        if self.allocate not in (*BUDGETS, "scores"):
+        if self.allocate not in ("scores", "macs"):
             raise ValueError(f"there is no allocation {self.allocate!r}; have: {', '.join(ALLOCATIONS)}")
-        if self.allocate in BUDGETS:
+        if self.allocate == "macs":
             if self.uniform or self.neurons or self.steps > 1 or self.neuron_criterion:
                 raise ValueError(
-                    f"allocation by {self.allocate} takes heads and neurons from one budget, at once, by one"
-                    " criterion: leave --neurons, --neuron-criterion and --steps out"
+                    "allocation by macs takes heads and neurons from one budget, at once, by one criterion: leave"
+                    " --neurons, --neuron-criterion and --steps out"
                 )
             check_scores_unit(criterion, "neuron")
         if self.neurons:
             check_scores_unit(of_neurons, "neuron")
         if self.neuron_criterion and not self.neurons:
             raise ValueError("a criterion of neurons is given, but no neurons are removed; add --neurons SHARE")
-        if self.rearrange and self.steps > 1:
-            raise ValueError("heads are rearranged after one choice: steps must be 1")
         if self.gate_steps < 1:
             raise ValueError(f"gate_steps is {self.gate_steps}; it must be 1 or more")
 
@@ -199,39 +185,19 @@ def choose_units(
     heads: int,
     head_scores: Tensor,
     neuron_scores: Tensor | None = None,
-    times: Times | None = None,
 ) -> tuple[Choice, Choice]:
     """Choose the heads and the neurons that a cell removes.
 
     Args:
         heads: how many to remove, without a budget.
-        times: of sublayers by their sizes, for "latency".
     """
     if cell.allocate == "macs":
         budget = 1 - cell.fraction
-        return rank_by_macs(config, budget, TIMED[1], head_scores, neuron_scores, at_least=cell.at_least)
-    if times is not None:
-        of_heads, of_neurons = times["heads"], times["neurons"]
-        dense = config.num_hidden_layers * (of_heads[max(of_heads)] + of_neurons[max(of_neurons)])
-        limit = (1 - cell.fraction) * dense
-        return rank_by_latency(limit, head_scores, of_heads, neuron_scores, of_neurons, at_least=cell.at_least)
+        return rank_by_macs(config, budget, LENGTH, head_scores, neuron_scores, at_least=cell.at_least)
     chosen = rank_heads(head_scores, heads, uniform=cell.uniform, at_least=cell.at_least)
     none: Choice = {}
     others = none if neuron_scores is None else rank_neurons(neuron_scores, cell.neurons, uniform=cell.uniform)
     return chosen, others
-
-
-def sublayer_times(model: Any, folder: Path, name: str, device: str) -> Times:
-    """Return the times of sublayers by their sizes, measured once for all cells that share a folder."""
-    path = folder / f"times-{name}.json"
-    if not path.exists():
-        write_json(path, latency_table(model, *TIMED, neurons=timed_neurons(model.config), device=device))
-    return {unit: {int(n): each for n, each in table.items()} for unit, table in read_json(path).items()}
-
-
-def timed_neurons(config: ConfigLike) -> list[int]:
-    """Return the sizes of feed-forward sublayers that are timed."""
-    return sorted({round(config.intermediate_size * step / NEURON_STEPS) for step in range(NEURON_STEPS + 1)})
 
 
 def trained_gates(model: Any, batches: list[Batch], removed: int, steps: int, seed: int) -> Tensor:

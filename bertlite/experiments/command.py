@@ -277,7 +277,6 @@ def choice_facts(args: argparse.Namespace) -> dict[str, Any]:
         "steps": args.steps,
         "allocate": "scores" if equal else args.allocate,
         "neuron_criterion": args.neuron_criterion or "",
-        "rearrange": args.rearrange,
         "gate_steps": args.gate_steps,
     }
 

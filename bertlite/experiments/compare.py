@@ -153,7 +153,7 @@ def sort_key(way: Way) -> tuple[Any, ...]:
     cell = {**LATER, **dict(way), "repair": REPAIRS.index(dict(way)["repair"])}
     names = (
         *("epochs", "repair", "calibration", "steps", "uniform", "at_least", "criterion", "neurons", "fraction"),
-        *("allocate", "neuron_criterion", "rearrange", "gate_steps"),
+        *("allocate", "neuron_criterion", "gate_steps"),
     )
     return tuple(cell[name] for name in names)
 
@@ -258,7 +258,6 @@ def describe_way(row: dict[str, Any]) -> tuple[str, str, str, str]:
     name += f" and {row['neuron_criterion']}" if row.get("neuron_criterion") else ""
     name += f" of {row['gate_steps']} steps" if row.get("gate_steps") else ""
     name += f", by {row['allocate']}" if row.get("allocate") else ""
-    name += ", rearranged" if row.get("rearrange") else ""
     name += f", {row['at_least']} a layer or more" if row["at_least"] else ""
     name += f", in {row['steps']} steps" if row["steps"] > 1 else ""
     name += f", {row['calibration']} examples" if row["calibration"] != Setting.calibration else ""

@@ -28,7 +28,6 @@ from bertlite.experiments.cell import (
     cell_facts,
     choose_units,
     parse_criterion,
-    sublayer_times,
     trained_gates,
 )
 from bertlite.experiments.data import (
@@ -54,13 +53,11 @@ from bertlite.experiments.finetune import finetune_
 from bertlite.experiments.ship import write_run
 from bertlite.experiments.statistics import Array
 from bertlite.importance import (
-    head_gradients,
     head_importance,
     iterative,
     macs,
     neuron_importance,
     rank_heads,
-    rearrange,
     repair_,
 )
 from bertlite.importance.allocation import Choice
@@ -277,12 +274,7 @@ class Experiment:
             scores = self.scores(cell, cache)
         if others is None and cell.prunes_neurons:
             others = self.scores(cell, cache, neurons=True)
-        times = None
-        if cell.allocate == "latency":
-            times = sublayer_times(self.dense, cache, self.hashes["model"]["dense"][:16], self.device)
-        chosen, neurons = choose_units(self.dense.config, cell, heads, scores, others, times)
-        if cell.rearrange:
-            chosen = rearrange(chosen, self.gradients(cell))
+        chosen, neurons = choose_units(self.dense.config, cell, heads, scores, others)
         model = prune_neurons(prune_heads(self.dense, chosen), neurons)
         self.repair_and_retrain_(model, cell, cell.epochs, log)
         yield model, scores
@@ -319,12 +311,6 @@ class Experiment:
         found = self.score(self.dense, cell, neurons)
         write_scores(path, found, criterion, dense)
         return found
-
-    def gradients(self, cell: Cell) -> Tensor:
-        """Return the gradients for rearranging heads, (examples, layers, heads)."""
-        asked = parse_criterion(cell.criterion)
-        target = "kl" if self.task.apart else asked.get("target", "loss")
-        return head_gradients(self.dense, self.calibration(cell.seed), target=target, seed=cell.seed)
 
     def score(self, model: Any, cell: Cell, neurons: bool = False) -> Tensor:
         """Score a model's units, (layers, heads) or (layers, neurons); the lowest are removed first."""

@@ -126,7 +126,7 @@ def latency_table(
         neurons: the numbers of neurons to measure; the number of heads goes from 0 to all.
 
     Returns:
-        {"heads": {kept: median seconds}, "neurons": {kept: median seconds}}, the argument of `rank_by_latency`.
+        {"heads": {kept: median seconds}, "neurons": {kept: median seconds}}.
     """
     inputs = random_inputs(model.config, batch, length, device)
     with torch.inference_mode():

@@ -14,7 +14,7 @@ from bertlite.config import ConfigLike, kept_heads, kept_neurons, normalise_unit
 
 Choice = dict[int, list[int]]
 BySize = tuple[Mapping[int, float], Mapping[int, float]]  # of a layer: {heads kept: value} and {neurons kept: value}
-CELLS = 10_000  # of a knapsack's budget; times are rounded up to whole cells, so it is never exceeded
+CELLS = 10_000  # of a knapsack's budget; costs are rounded up to whole cells, so it is never exceeded
 ROUNDING = 1e-9  # of a unit, a cell or a budget: three times 1.1 is 3.3
 
 
@@ -238,65 +238,12 @@ def descending(scores: Tensor) -> Tensor:
     return scores[~scores.isnan()].double().sort(descending=True).values
 
 
-def rank_by_latency(
-    budget: float,
-    head_scores: Tensor,
-    head_times: Mapping[int, float],
-    neuron_scores: Tensor | None = None,
-    neuron_times: Mapping[int, float] | None = None,
-    *,
-    at_least: int = 0,
-) -> tuple[Choice, Choice]:
-    """Choose heads and neurons to remove so that measured times add up to at most a budget, as a knapsack.
-
-    It is exact but for rounding: times are rounded up to a 10,000th of what the budget exceeds the fastest choice by.
-
-    Args:
-        budget: the time that all attention (and, with neurons, feed-forward) sublayers may take together.
-        head_times: {heads kept: time of one attention sublayer}, in the unit of `budget`.  A layer keeps one of these
-            numbers of heads; with an entry for 0 it may also lose them all.
-        neuron_times: the same for neurons and feed-forward sublayers.
-        at_least: heads that each layer keeps; a layer that has fewer before loses none.
-
-    Raises:
-        ValueError: the budget is below the time of the fastest choice, which is named; or times do not fit the scores.
-    """
-    if at_least < 0:
-        raise ValueError(f"at_least is {at_least}; it is a number of heads, 0 or more")
-    if (neuron_scores is None) != (neuron_times is None):
-        raise ValueError("neuron_scores and neuron_times belong together; give both or neither")
-    rows: list[tuple[str, int, Tensor, Mapping[int, float]]] = []
-    check_scores(head_scores, "head")
-    rows += [("head", layer, row, head_times) for layer, row in enumerate(head_scores)]
-    if neuron_scores is not None and neuron_times is not None:
-        check_scores(neuron_scores, "neuron", (len(head_scores), neuron_scores.shape[-1]))
-        rows += [("neuron", layer, row, neuron_times) for layer, row in enumerate(neuron_scores)]
-    options = []
-    for unit, layer, row, times in rows:
-        values = descending(row)
-        least = min(at_least, len(values)) if unit == "head" else 0
-        possible = {n: time for n, time in times.items() if least <= n <= len(values)}
-        if not possible:
-            raise ValueError(
-                f"layer {layer} has {len(values)} {unit}s, and the times name no number from {least} to {len(values)}"
-            )
-        options.append([(n, time, float(values[:n].sum())) for n, time in sorted(possible.items())])
-    picked = knapsack([[(time, value) for _, time, value in each] for each in options], budget)
-    chosen: dict[str, Choice] = {"head": {}, "neuron": {}}
-    for (unit, layer, row, _), each, i in zip(rows, options, picked, strict=True):
-        units = ascending(row[None], {})[0]
-        removed = units[: len(units) - each[i][0]]
-        if removed:
-            chosen[unit][layer] = sorted(removed)
-    return chosen["head"], chosen["neuron"]
-
-
 def choose_sizes(
     losses: Sequence[BySize], costs: Sequence[BySize], budget: float, *, cells: int = CELLS
 ) -> list[tuple[int, int]]:
     """Choose how many heads and neurons each layer keeps: the sizes with the lowest total loss within a budget.
 
-    The losses of sublayers are assumed to add up.  The choice is exact but for rounding, as in `rank_by_latency`.
+    The losses of sublayers are assumed to add up.  The choice is that of a knapsack, exact but for rounding.
 
     Args:
         losses: for each layer {heads kept: loss} and {neurons kept: loss}.
@@ -331,14 +278,14 @@ def knapsack(options: Sequence[Sequence[tuple[float, float]]], budget: float, ce
     """Choose one (cost, value) of each group, by its index, for the highest sum of values within the budget."""
     for cost, _ in (option for each in options for option in each):
         if not 0 <= cost < math.inf:
-            raise ValueError(f"the times hold {cost}; a time is a number of 0 or more")
-    fastest = [min(cost for cost, _ in each) for each in options]
-    slack = budget - sum(fastest)
+            raise ValueError(f"the costs hold {cost}; a cost is a number of 0 or more")
+    cheapest = [min(cost for cost, _ in each) for each in options]
+    slack = budget - sum(cheapest)
     if not slack >= -ROUNDING * budget:
-        raise ValueError(f"the budget is {budget}; the fastest choice takes {sum(fastest):.6g}")
+        raise ValueError(f"the budget is {budget}; the cheapest choice takes {sum(cheapest):.6g}")
     best = torch.zeros(cells + 1, dtype=torch.float64)  # value, by the cells that may be spent
     spendings, steps = [], []
-    for each, least in zip(options, fastest, strict=True):
+    for each, least in zip(options, cheapest, strict=True):
         spendings.append([cells_of(cost - least, max(slack, 0.0), cells) for cost, _ in each])
         after = torch.full((len(each), cells + 1), -torch.inf, dtype=torch.float64)
         for i, (spent, (_, value)) in enumerate(zip(spendings[-1], each, strict=True)):
@@ -353,38 +300,8 @@ def knapsack(options: Sequence[Sequence[tuple[float, float]]], budget: float, ce
     return picked[::-1]
 
 
-def cells_of(time: float, slack: float, cells: int) -> int:
-    """Return how many cells of the slack a time takes; cells + 1 if it does not fit."""
-    if not time:
+def cells_of(cost: float, slack: float, cells: int) -> int:
+    """Return how many cells of the slack a cost takes; cells + 1 if it does not fit."""
+    if not cost:
         return 0
-    return math.ceil(time / slack * cells - ROUNDING) if time <= slack else cells + 1
-
-
-def rearrange(choice: Mapping[int, Iterable[int]], gradients: Tensor) -> Choice:
-    """Exchange heads of a choice for others of their layer where that lowers the joint cost of a layer's heads.
-
-    The cost is (1-m)ᵀ F (1-m), F the layer's Fisher information (Kwon et al. 2022, section 4.2).  The search is
-    greedy; the result never costs more than the choice given.
-
-    Args:
-        gradients: (examples, layers, heads), from `head_gradients`.
-
-    Raises:
-        ValueError: the gradients have another shape, or the choice names heads that are pruned.
-    """
-    if gradients.dim() != 3 or not len(gradients):
-        raise ValueError(f"the gradients have shape {tuple(gradients.shape)}; expected (examples, layers, heads)")
-    chosen = normalise_units(choice, gradients.shape[1], gradients.shape[2], "head")
-    better: Choice = {}
-    for layer, heads in chosen.items():
-        own = gradients[:, layer].double()
-        present = [head for head in range(own.shape[1]) if not own[0, head].isnan()]
-        if not set(heads) <= set(present):
-            raise ValueError(f"layer {layer} has lost some of heads {list(heads)} already: it has {present}")
-        fisher = (own.T @ own) / len(own)
-        removed = list(heads)
-        for head in sorted(set(present) - set(heads), key=lambda head: float(fisher[head, head])):
-            trials = [removed, *([*removed[:i], *removed[i + 1 :], head] for i in range(len(removed)))]
-            removed = min(trials, key=lambda trial: float(fisher[trial][:, trial].sum()))
-        better[layer] = sorted(removed)
-    return better
+    return math.ceil(cost / slack * cells - ROUNDING) if cost <= slack else cells + 1

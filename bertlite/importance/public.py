@@ -3,18 +3,16 @@
 from bertlite.importance.allocation import (
     choose_sizes,
     macs,
-    rank_by_latency,
     rank_by_macs,
     rank_heads,
     rank_neurons,
-    rearrange,
 )
 from bertlite.importance.criteria import CRITERIA, NEURON_CRITERIA, NORMALISERS, REDUCTIONS, TARGETS, Criterion
 from bertlite.importance.gates import SubsetGates, train_gates
 from bertlite.importance.layerwise import loss_curves, output_metrics, prune_layerwise_, prune_to_macs
 from bertlite.importance.least_squares import METHODS, repair, repair_
 from bertlite.importance.schedules import Step, distillation_loss, iterative
-from bertlite.importance.scores import head_gradients, head_importance, neuron_importance, normalise
+from bertlite.importance.scores import head_importance, neuron_importance, normalise
 
 __all__ = [
     "CRITERIA",
@@ -28,7 +26,6 @@ __all__ = [
     "SubsetGates",
     "choose_sizes",
     "distillation_loss",
-    "head_gradients",
     "head_importance",
     "iterative",
     "loss_curves",
@@ -38,11 +35,9 @@ __all__ = [
     "output_metrics",
     "prune_layerwise_",
     "prune_to_macs",
-    "rank_by_latency",
     "rank_by_macs",
     "rank_heads",
     "rank_neurons",
-    "rearrange",
     "repair",
     "repair_",
     "train_gates",

@@ -19,7 +19,7 @@ from bertlite.importance.criteria import (
     check_scores_unit,
     criteria_for,
 )
-from bertlite.importance.measurements import SCORES, ScoringTask, gate_gradients
+from bertlite.importance.measurements import SCORES, ScoringTask
 from bertlite.importance.structures import HEADS, NEURONS
 from bertlite.pruning import BertLike
 
@@ -121,23 +121,6 @@ def neuron_importance(
     """
     task = ScoringTask(model, NEURONS, reduction, target, loss, teacher, seed)
     return score(task, criterion, batches, normaliser, cost)
-
-
-def head_gradients(
-    model: BertLike,
-    batches: Iterable[Batch],
-    *,
-    target: str = "loss",
-    loss: Loss | None = None,
-    teacher: BertLike | None = None,
-    seed: int = 0,
-) -> Tensor:
-    """Compute ∂L/∂ξ of every example: (examples, L, N), float64, nan where a head is pruned; for `rearrange`."""
-    task = ScoringTask(model, HEADS, "example", target, loss, teacher, seed)
-    check_task(task, "michel")
-    with eval_mode(*task.models):
-        found = torch.cat([*gate_gradients(task, batches)])
-    return found.masked_fill(~HEADS.present(model), torch.nan)
 
 
 def normalise(scores: Tensor, normaliser: str, cost: Tensor | None = None) -> Tensor:

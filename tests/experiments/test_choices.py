@@ -1,11 +1,10 @@
-"""Which heads and neurons a cell removes: by scores, by a budget, rearranged, and by gates that are trained."""
+"""Which heads and neurons a cell removes: by scores, by a budget, and by gates that are trained."""
 
-import json
 from typing import Any
 
 import pytest
 import torch
-from conftest import SIZES, assert_same
+from conftest import assert_same
 
 pytest.importorskip("accelerate")
 
@@ -14,14 +13,11 @@ from test_experiments import data_arguments, experiment, setting, world
 from bertlite import head_importance, neuron_importance
 from bertlite.cli import main
 from bertlite.experiments import compare
-from bertlite.experiments.cell import LATER, Cell, cell_facts, parse_criterion, timed_neurons
-from bertlite.importance import SubsetGates, macs, rank_by_latency, rank_by_macs, rank_heads, rearrange, train_gates
-from bertlite.importance import head_gradients as gradients_of
+from bertlite.experiments.cell import LATER, Cell, cell_facts, parse_criterion
+from bertlite.importance import SubsetGates, macs, rank_by_macs, rank_heads, train_gates
 from bertlite.records import read_runs
 
 __all__ = ["experiment", "setting", "world"]  # fixtures
-HEADS = {0: 1.0, 1: 3.0, 2: 4.0, 3: 5.0, 4: 6.0}  # invented times of sublayers
-NEURONS = {0: 1.0, 10: 4.0, 37: 10.0}
 
 
 def model_of(experiment: Any, cell: Cell, cache: Any) -> Any:
@@ -50,35 +46,6 @@ def test_a_budget_of_macs_is_met_by_heads_and_neurons_together(
     assert all(len(heads) <= 2 for heads in gone(pruned)[0].values())
 
 
-def test_a_budget_of_time_is_met_by_the_times_kept_in_the_folder(experiment: Any, tmp_path: Any) -> None:
-    cell = Cell("fisher", 0.4, allocate="latency", at_least=1, repair="none")
-    name = experiment.hashes["model"]["dense"][:16]
-    (tmp_path / f"times-{name}.json").write_text(json.dumps({"heads": HEADS, "neurons": NEURONS}))
-    pruned, dense = model_of(experiment, cell, tmp_path), experiment.dense
-    batches = experiment.calibration(0)
-    scores = head_importance(dense, batches, "fisher"), neuron_importance(dense, batches, "fisher")
-    wanted = rank_by_latency(0.6 * 3 * 16.0, scores[0], HEADS, scores[1], NEURONS, at_least=1)
-    assert gone(pruned) == tuple({i: sorted(units) for i, units in each.items()} for each in wanted)
-    assert gone(pruned)[1]
-
-
-def test_times_are_measured_once(experiment: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bertlite.experiments import cell as cells
-
-    calls: list[Any] = []
-
-    def measured(model: Any, batch: int, length: int, *, neurons: Any, device: str) -> Any:
-        calls.append((batch, length, list(neurons)))
-        return {"heads": HEADS, "neurons": {n: 1.0 + n for n in neurons}}
-
-    monkeypatch.setattr(cells, "latency_table", measured)
-    for fraction in (0.3, 0.5):
-        model_of(experiment, Cell("fisher", fraction, allocate="latency"), tmp_path)
-    assert calls == [(8, 128, timed_neurons(experiment.dense.config))]
-    assert calls[0][2][0] == 0
-    assert calls[0][2][-1] == SIZES["intermediate_size"]
-
-
 def test_neurons_may_have_a_criterion_of_their_own(experiment: Any, tmp_path: Any) -> None:
     cell = Cell("confidence", 0.5, neurons=0.4, neuron_criterion="magnitude", repair="none")
     pruned = model_of(experiment, cell, tmp_path)
@@ -89,18 +56,6 @@ def test_neurons_may_have_a_criterion_of_their_own(experiment: Any, tmp_path: An
     )
     assert gone(pruned)[0] == heads
     assert {path.name.split("-")[0] for path in tmp_path.iterdir()} == {"confidence", "magnitude"}
-
-
-def test_chosen_heads_are_rearranged(experiment: Any, tmp_path: Any) -> None:
-    differing = []
-    for criterion in ("michel", "magnitude", "random"):
-        plain, better = (
-            gone(model_of(experiment, Cell(criterion, 0.5, rearrange=flag, repair="none"), tmp_path))[0]
-            for flag in (False, True)
-        )
-        assert better == rearrange(plain, gradients_of(experiment.dense, experiment.calibration(0)))
-        differing.append(better != plain)
-    assert any(differing)
 
 
 def test_trained_gates_choose_the_heads(experiment: Any, tmp_path: Any) -> None:
@@ -119,15 +74,15 @@ def test_trained_gates_choose_the_heads(experiment: Any, tmp_path: Any) -> None:
 def test_a_run_of_before_is_found_again() -> None:
     assert not LATER.keys() & cell_facts(Cell("michel", 0.5)).keys()
     assert cell_facts(Cell("michel", 0.5, allocate="macs"))["allocate"] == "macs"
-    assert Cell(**cell_facts(Cell("michel", 0.5, rearrange=True))) == Cell("michel", 0.5, rearrange=True)
+    assert Cell(**cell_facts(Cell("gates", 0.5, gate_steps=9))) == Cell("gates", 0.5, gate_steps=9)
 
 
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"allocate": "money"}, "there is no allocation 'money'; have: scores, equal, macs, latency"),
+        ({"allocate": "money"}, "there is no allocation 'money'; have: scores, equal, macs"),
         ({"allocate": "macs", "neurons": 0.5}, "from one budget, at once, by one criterion"),
-        ({"allocate": "latency", "steps": 2}, "from one budget, at once, by one criterion"),
+        ({"allocate": "macs", "steps": 2}, "from one budget, at once, by one criterion"),
         (
             {"allocate": "macs", "criterion": "confidence"},
             "'confidence' does not score neurons: it is computed from attention weights, which",
@@ -136,7 +91,6 @@ def test_a_run_of_before_is_found_again() -> None:
         ({"neurons": 0.5, "criterion": "gates"}, "'gates' does not score neurons"),
         ({"neurons": 0.5, "neuron_criterion": "entropy"}, "'entropy' does not score neurons"),
         ({"neuron_criterion": "fisher"}, "no neurons are removed; add --neurons SHARE"),
-        ({"rearrange": True, "steps": 2}, "rearranged after one choice: steps must be 1"),
         ({"criterion": "gates", "gate_steps": 0}, "gate_steps is 0"),
     ],
 )
@@ -155,14 +109,13 @@ def test_the_commands_have_it_all(world: Any, tmp_path: Any, capsys: pytest.Capt
     run = ["prune", "run", *data_arguments(world), "--calibration", "11", "--repair", "none", "--out", str(tmp_path)]
     for options in (
         ["--allocate", "macs", "--criterion", "fisher", "--fraction", "0.4"],
-        ["--allocate", "equal", "--rearrange"],
+        ["--allocate", "equal"],
         ["--criterion", "gates", "--gate-steps", "3", "--neurons", "0.4", "--neuron-criterion", "magnitude"],
     ):
         assert main([*run, *options]) == 0
     shown = capsys.readouterr().out
     assert "fisher, by macs" in shown
     assert "michel uniform" in shown
-    assert ", rearranged" in shown
     assert "gates and magnitude of 3 steps" in shown
     rows = compare.summarise(read_runs(tmp_path))
     assert sorted(row.get("allocate", "scores") for row in rows) == ["macs", "scores", "scores"]

@@ -1,7 +1,7 @@
 """From scores to a choice: which units go, checked against every choice there is."""
 
 import math
-from itertools import combinations, product
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ from conftest import F64, SIZES
 from torch import Tensor
 
 from bertlite import BertConfig, with_pruned
-from bertlite.importance import macs, rank_by_latency, rank_by_macs, rank_heads, rank_neurons, rearrange
+from bertlite.importance import macs, rank_by_macs, rank_heads, rank_neurons
 from bertlite.importance.allocation import Choice, choose_sizes, knapsack
 
 NAN = math.nan
@@ -213,44 +213,7 @@ def test_heads_alone_leave_every_layer_its_heads() -> None:
         rank_by_macs(config, share, LENGTH, heads, at_least=-1)
 
 
-# rank_by_latency
-
-HEAD_TIMES = {0: 1.0, 1: 7.0, 2: 8.0, 4: 9.0}  # a table of steps: three heads are no quicker than four
-NEURON_TIMES = {0: 2.0, 2: 3.0, 5: 10.0}
-
-
-@pytest.mark.parametrize(
-    ("budget", "least"),
-    [
-        *product([6.0, 7.0, 11.0, 16.0, 26.0, 31.0, 38.0, 56.0], [0]),
-        *product([22.5, 26.5, 31.5, 56.0], [1, 2, 3]),  # times are whole: rounding to cells cannot matter
-    ],
-)
-def test_within_a_measured_time_no_choice_keeps_more(budget: float, least: int) -> None:
-    heads, neurons = draw(2, 4), draw(2, 5, seed=1)
-    heads[0] *= 0.01 if least else 1
-    gone = rank_by_latency(budget, heads, HEAD_TIMES, neurons, NEURON_TIMES, at_least=least)
-    kept = [[4 - len(gone[0].get(i, ())) for i in range(2)], [5 - len(gone[1].get(i, ())) for i in range(2)]]
-    assert min(kept[0]) >= least
-    assert sum(HEAD_TIMES[n] for n in kept[0]) + sum(NEURON_TIMES[n] for n in kept[1]) <= budget
-    best = 0.0
-    for a, b in product(product([n for n in HEAD_TIMES if n >= least], repeat=2), product(NEURON_TIMES, repeat=2)):
-        if sum(HEAD_TIMES[n] for n in a) + sum(NEURON_TIMES[n] for n in b) <= budget:
-            tops = zip([*heads, *neurons], a + b, strict=True)
-            best = max(best, sum(float(row.sort(descending=True).values[:n].sum()) for row, n in tops))
-    assert abs(value(heads, gone[0]) + value(neurons, gone[1]) - best) < 1e-12
-
-
-def test_a_measured_time_that_no_layer_can_keep_is_refused() -> None:
-    heads = draw(2, 4)
-    with pytest.raises(ValueError, match=r"the budget is 5\.0; the fastest choice takes 14"):
-        rank_by_latency(5.0, heads, HEAD_TIMES, at_least=1)
-    with pytest.raises(ValueError, match="layer 0 has 4 heads, and the times name no number from 2 to 4"):
-        rank_by_latency(99.0, heads, {0: 1.0, 1: 2.0}, at_least=2)
-    with pytest.raises(ValueError, match="at_least is -1"):
-        rank_by_latency(99.0, heads, HEAD_TIMES, at_least=-1)
-    heads[0, [0, 1, 2]] = NAN  # one is left, and stays
-    assert rank_by_latency(99.0, heads, HEAD_TIMES, at_least=2) == ({}, {})
+# choose_sizes
 
 
 def test_a_knapsack_is_within_its_cells_of_the_best() -> None:
@@ -269,44 +232,24 @@ def test_a_knapsack_is_within_its_cells_of_the_best() -> None:
         assert got <= max(v for c, v in sums if c <= budget) + 1e-12
 
 
-def test_the_fastest_choice_is_within_reach() -> None:
-    assert (
-        rank_by_latency(3.3, draw(3, 4), {1: 1.1, 4: 2.0})[0]
-        == rank_by_latency(3.30001, draw(3, 4), {1: 1.1, 4: 2})[0]
-    )
+def test_the_cheapest_choice_is_within_reach() -> None:
     assert knapsack([[(0.1, 1.0), (0.2, 2.0)]] * 3, 0.1 + 0.1 + 0.1) == [0, 0, 0]
+    assert knapsack([[(1.1, 1.0), (2.0, 2.0)]] * 3, 3.3) == [0, 0, 0]
     assert knapsack([[(0.0, 1.0)]], 0.0) == [0]
 
 
-def test_heads_that_are_gone_leave_fewer_to_choose_from() -> None:
-    scores = SCORES.clone()
-    assert rank_by_latency(100, scores, {4: 5.0, 3: 4.0, 1: 2.0}) == ({}, {})
-    assert rank_by_latency(13.01, scores, {4: 5.0, 3: 4.0, 1: 2.0}) == ({0: [1]}, {})
-    with pytest.raises(ValueError, match="layer 1 has 3 heads, and the times name no number from 0 to 3"):
-        rank_by_latency(100, scores, {4: 5.0})
-
-
 @pytest.mark.parametrize(
-    ("budget", "times", "message"),
+    ("budget", "cost", "message"),
     [
-        (2.9, {1: 1.0, 4: 2.0}, "the budget is 2.9; the fastest choice takes 3"),
-        (NAN, {1: 1.0}, "the budget is nan"),
-        (9.0, {1: -1.0}, "the times hold -1.0; a time is a number of 0 or more"),
-        (9.0, {1: NAN}, "the times hold nan"),
-        (9.0, {}, "the times name no number"),
+        (2.9, 1.0, "the budget is 2.9; the cheapest choice takes 3"),
+        (NAN, 1.0, "the budget is nan"),
+        (9.0, -1.0, "the costs hold -1.0; a cost is a number of 0 or more"),
+        (9.0, NAN, "the costs hold nan"),
     ],
 )
-def test_times_that_cannot_be_met_are_refused(budget: float, times: dict[int, float], message: str) -> None:
+def test_costs_that_cannot_be_met_are_refused(budget: float, cost: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        rank_by_latency(budget, draw(3, 4), times)
-
-
-def test_times_of_neurons_go_with_their_scores() -> None:
-    with pytest.raises(ValueError, match="neuron_scores and neuron_times belong together"):
-        rank_by_latency(9.0, draw(3, 4), HEAD_TIMES, neuron_times=NEURON_TIMES)
-
-
-# choose_sizes
+        knapsack([[(cost, 1.0), (5.0, 2.0)]] * 3, budget)
 
 
 def sizes_problem(seed: int) -> tuple[list[Any], list[Any]]:
@@ -338,51 +281,5 @@ def test_sizes_without_a_cost_are_not_chosen_and_none_is_refused() -> None:
     assert choose_sizes(losses, [({0: 0, 2: 5}, {0: 0, 5: 3})], 7) == [(0, 5)]
     with pytest.raises(ValueError, match="layer 0: no number of neurons has both a loss and a cost"):
         choose_sizes(losses, [({0: 0}, {3: 1})], 7)
-    with pytest.raises(ValueError, match="the budget is 1; the fastest choice takes 3"):
+    with pytest.raises(ValueError, match="the budget is 1; the cheapest choice takes 3"):
         choose_sizes(losses, [({2: 3}, {0: 0})], 1)
-
-
-# rearrange
-
-
-def cost(gradients: Tensor, layer: int, gone: Any) -> float:
-    """(1-m)ᵀ F (1-m), as a mean of squares."""
-    return float(gradients[:, layer, list(gone)].sum(1).square().mean())
-
-
-def test_rearranging_never_costs_more_and_removes_as_many() -> None:
-    for seed in range(6):
-        gradients = draw(9, 3, 6, seed=seed) - 0.5
-        for amount in (1, 2, 4):
-            start = {layer: list(range(amount)) for layer in (0, 2)}
-            better = rearrange(start, gradients)
-            assert {layer: len(units) for layer, units in better.items()} == {0: amount, 2: amount}
-            for layer in start:
-                got, best = (
-                    cost(gradients, layer, better[layer]),
-                    min(cost(gradients, layer, each) for each in combinations(range(6), amount)),
-                )
-                assert best - 1e-12 <= got <= cost(gradients, layer, start[layer]) + 1e-12
-                if amount == 1:
-                    assert abs(got - best) < 1e-12
-
-
-def test_of_two_heads_that_stand_in_for_each_other_one_stays() -> None:
-    """Each of the pair alone costs little, both cost much; the diagonal cannot know."""
-    gradients = torch.tensor([[[1.0, 1.0, 1.2, 3.0]], [[-1.0, -1.0, 1.2, 3.0]]], dtype=F64)
-    assert len({0, 1} & set(rearrange({0: [0, 1]}, gradients)[0])) == 1
-
-
-def test_heads_gone_already_are_not_exchanged_for() -> None:
-    gradients = draw(5, 3, 4)
-    gradients[:, 0, 1] = NAN
-    for start in range(4):
-        if start != 1:
-            (only,) = rearrange({0: [start]}, gradients)[0]
-            assert only == gradients[:, 0].square().mean(0).nan_to_num(nan=9).argmin()
-    with pytest.raises(ValueError, match=r"layer 0 has lost some of heads \[0, 1\] already: it has \[0, 2, 3\]"):
-        rearrange({0: [0, 1]}, gradients)
-    with pytest.raises(ValueError, match=r"shape \(3, 4\); expected \(examples, layers, heads\)"):
-        rearrange({0: [0]}, gradients[0])
-    with pytest.raises(ValueError, match="there is no layer 3"):
-        rearrange({3: [0]}, gradients)

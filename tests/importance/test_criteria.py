@@ -1,6 +1,5 @@
 """The table of criteria: what an entry says is true, and everything that speaks of criteria draws from it."""
 
-import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +13,12 @@ from torch import Tensor
 import bertlite.importance
 from bertlite import BertForSequenceClassification, head_importance, neuron_importance
 from bertlite.cli import parser
-from bertlite.experiments.cell import Cell
+from bertlite.experiments.cell import KNOWN, Cell
 from bertlite.importance import CRITERIA, NEURON_CRITERIA, REDUCTIONS, Criterion, least_squares, repair
 from bertlite.importance.criteria import GATE_GRADIENTS, criteria_for
+from bertlite.importance.measurements import ScoringTask, gate_gradients
 from bertlite.importance.scores import describe_criteria
+from bertlite.importance.structures import HEADS
 from scripts.make import tables
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,12 +45,14 @@ def help_of(action: str, capsys: pytest.CaptureFixture[str]) -> str:
 def cube(monkeypatch: pytest.MonkeyPatch) -> Criterion:
     added = Criterion("cube", "mean |g|³", "Nobody 2001", GATE_GRADIENTS, lambda gradients: gradients.abs() ** 3)
     monkeypatch.setitem(CRITERIA, added.name, added)
+    monkeypatch.setitem(KNOWN, added.name, added)  # a copy with one more
     return added
 
 
 def test_a_new_entry_is_a_criterion_of_the_library(cube: Criterion, labelled: Any) -> None:
     model, batches = labelled
-    wanted = bertlite.importance.head_gradients(model, batches).abs().pow(3).mean(0)
+    gradients = torch.cat([*gate_gradients(ScoringTask(model, HEADS), batches)])
+    wanted = gradients.abs().pow(3).mean(0)
     assert_same(head_importance(model, batches, "cube"), wanted)
     assert neuron_importance(model, batches, "cube").shape == (L, W)
     with pytest.raises(ValueError, match=r"have: .*random, cube$"):
@@ -100,15 +103,6 @@ def test_the_command_line_prunes_neurons_by_every_criterion_that_scores_them() -
 
 
 # What an entry says
-
-
-def test_entries_are_named_described_and_frozen() -> None:
-    for name, criterion in CRITERIA.items():
-        assert name == criterion.name
-        assert criterion.description
-        assert "\n" not in criterion.description + criterion.source
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            criterion.name = "another"  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("name", CRITERIA)

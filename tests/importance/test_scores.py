@@ -24,9 +24,9 @@ from bertlite import (
     prune_heads,
     prune_neurons,
 )
-from bertlite.importance import CRITERIA, NEURON_CRITERIA, head_gradients, normalise
+from bertlite.importance import CRITERIA, NEURON_CRITERIA, normalise
 from bertlite.importance.batches import example_losses
-from bertlite.importance.measurements import ScoringTask, loss_increases
+from bertlite.importance.measurements import ScoringTask, gate_gradients, loss_increases
 from bertlite.importance.structures import HEADS
 from bertlite.stack.modules import BertSelfOutput
 
@@ -87,6 +87,11 @@ def row(batch: dict[str, Tensor], i: int) -> dict[str, Tensor]:
     return {name: x[i : i + 1] for name, x in batch.items()}
 
 
+def gradients_of(model: Any, batches: list[dict[str, Tensor]]) -> Tensor:
+    """Return ∂loss/∂gate of every example, (examples, L, N)."""
+    return torch.cat([*gate_gradients(ScoringTask(model, HEADS), batches)])
+
+
 def numeric_gradient(model: Any, batch: dict[str, Tensor], layer: int, head: int) -> float:
     """∂loss/∂gate by a central difference."""
     losses = []
@@ -104,7 +109,7 @@ def numeric_gradient(model: Any, batch: dict[str, Tensor], layer: int, head: int
 @pytest.mark.parametrize("cls", EVERY)
 def test_gradients_are_the_derivatives_of_each_examples_own_loss(cls: Any) -> None:
     model, batches = model_of(cls), data(cls)
-    gradients = head_gradients(model, batches)
+    gradients = gradients_of(model, batches)
     singles = [row(batch, i) for batch in batches for i in range(len(batch["input_ids"]))]
     if "labels" in singles[0]:
         singles = [single for single in singles if (single["labels"] != -100).any()]
@@ -117,7 +122,7 @@ def test_gradients_are_the_derivatives_of_each_examples_own_loss(cls: Any) -> No
 
 def test_michel_signed_and_fisher_are_means_of_the_gradients() -> None:
     model, batches = model_of(), data()
-    gradients = head_gradients(model, batches)
+    gradients = gradients_of(model, batches)
     assert gradients.shape == (5, L, N)
     assert_same(head_importance(model, batches), gradients.abs().mean(0))
     assert_same(head_importance(model, batches, "signed"), -gradients.mean(0))
@@ -155,7 +160,7 @@ def test_labels_of_padding_do_not_count(cls: Any) -> None:
     labelled = [{**b, "labels": b["labels"].masked_fill(b["attention_mask"] == 0, 3)} for b in data(cls)]
     for name in ("sdpa",) if cls is BertLMHeadModel else ("sdpa", "packed"):
         model.set_attn_implementation(name)
-        assert_same(head_gradients(model, labelled), head_gradients(model, data(cls)))
+        assert_same(gradients_of(model, labelled), gradients_of(model, data(cls)))
 
 
 def test_leave_one_out_is_what_pruning_the_head_costs() -> None:

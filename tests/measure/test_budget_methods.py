@@ -2,7 +2,7 @@
 
 import copy
 from argparse import Namespace
-from itertools import pairwise
+from itertools import combinations, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from conftest import F64, make, make_batch
 from torch import Tensor
 
 from bertlite import BertForSequenceClassification, prune_heads, prune_neurons
-from bertlite.importance import head_importance, macs, neuron_importance, output_metrics, prune_to_macs, rearrange
+from bertlite.importance import head_importance, macs, neuron_importance, output_metrics, prune_to_macs
 from bertlite.records import Run
 from scripts.measure.budgets import kwon, methods, tasks
 from scripts.measure.budgets.__main__ import finished
@@ -104,11 +104,21 @@ def test_what_several_methods_need_is_measured_once_and_nothing_else(monkeypatch
     assert asked == ["kl"]
 
 
-def test_kwons_rearrangement_is_that_of_the_library() -> None:
-    for seed in range(10):
-        grads = torch.randn(50, 2, 7, dtype=F64, generator=torch.Generator().manual_seed(seed))
-        for choice in ({0: [0, 1, 2], 1: [4, 5]}, {0: [3], 1: [0, 1, 2, 6]}):
-            assert kwon.rearrange(choice, grads) == rearrange(choice, grads)
+def test_kwons_rearrangement_never_costs_more_and_removes_as_many() -> None:
+    """Beside every choice of as many units: of one, the best is found."""
+    for seed, amount in product(range(6), (1, 2, 4)):
+        grads = torch.rand(9, 2, 6, dtype=F64, generator=torch.Generator().manual_seed(seed)) - 0.5
+
+        def cost(gone: Any, grads: Tensor = grads) -> float:
+            return float(grads[:, 1, list(gone)].sum(1).square().mean())  # (1-m)ᵀ F (1-m)
+
+        better = kwon.rearrange({1: [*range(amount)]}, grads)[1]
+        best = min(map(cost, combinations(range(6), amount)))
+        assert len(better) == amount
+        assert best - 1e-12 <= cost(better) <= cost(range(amount)) + 1e-12
+        assert amount > 1 or cost(better) < best + 1e-12
+    alike = torch.tensor([[[1.0, 1.0, 1.2, 3.0]], [[-1.0, -1.0, 1.2, 3.0]]], dtype=F64)  # 0 and 1 cost much together
+    assert len({0, 1} & set(kwon.rearrange({0: [0, 1]}, alike)[0])) == 1
 
 
 def test_kwons_factors_solve_the_normal_equations_with_damp_1_about_1() -> None:
