@@ -20,20 +20,20 @@ from bertlite.hf.modeling import (
     BertForSequenceClassification,
     BertForTokenClassification,
     BertLMHeadModel,
+    BertLMPredictionHead,
     BertModel,
+    BertOnlyMLMHead,
+    BertOnlyNSPHead,
+    BertPredictionHeadTransform,
     BertPreTrainedModel,
+    BertPreTrainingHeads,
     layers,
 )
 from bertlite.hf.parts import (
     BertEmbeddings,
     BertIntermediate,
-    BertLMPredictionHead,
-    BertOnlyMLMHead,
-    BertOnlyNSPHead,
     BertOutput,
     BertPooler,
-    BertPredictionHeadTransform,
-    BertPreTrainingHeads,
     BertSelfOutput,
 )
 from bertlite.hf.registry import register, registered, unregister

@@ -1,8 +1,7 @@
-"""Attention functions that are registered with transformers, and its 0/1 masks as scores."""
+"""Attention functions that are registered with transformers."""
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -32,12 +31,3 @@ def attend_registered(
 def registered_backend(name: str) -> Backend:
     """Return the backend of a function registered with transformers; the mask is in the form that it wants."""
     return Backend(name, attend_registered, attend_registered)
-
-
-def additive_scores(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a 0/1 mask, (B, K) or (B, S, K), as scores to add, (B, 1, 1 or S, K)."""
-    if mask.dim() not in (2, 3):
-        raise ValueError(f"the mask has shape {tuple(mask.shape)}; expected (batch, keys) or (batch, queries, keys)")
-    mask = mask[:, None] if mask.dim() == 3 else mask[:, None, None]
-    scores = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-    return scores.masked_fill(mask == 0, torch.finfo(dtype).min)

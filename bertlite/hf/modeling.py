@@ -25,17 +25,17 @@ from bertlite import pruning
 from bertlite.checkpoint.checks import NONFINITE, nonfinite_tensors
 from bertlite.checkpoint.faults import raise_faults
 from bertlite.checkpoint.skeleton import is_misaligned
+from bertlite.heads import layers as head_layers
 from bertlite.heads import models as heads
 from bertlite.heads.body import HeadBody
-from bertlite.heads.layers import BertLMPredictionHead
 from bertlite.hf import compat, layers4, layers5, parts
-from bertlite.hf.attention import additive_scores
 from bertlite.hf.calls import StockCalls, check_unused
 from bertlite.hf.config import complete_config_, heads_by_layer
 from bertlite.hf.folder import check_folder
 from bertlite.hf.masks import OURS
 from bertlite.hf.signatures import in_stocks_order
 from bertlite.stack.body import BertBody, set_config
+from bertlite.stack.inputs import embeds_size
 
 logger = logging.get_logger(__name__)
 
@@ -115,7 +115,7 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         transformers.PreTrainedModel._init_weights(self, module)
-        if isinstance(module, BertLMPredictionHead):
+        if isinstance(module, head_layers.BertLMPredictionHead):
             compat.zeros_(module.bias)
         elif isinstance(module, parts.BertEmbeddings):
             compat.fill_buffers_(module)
@@ -171,6 +171,15 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
             super().gradient_checkpointing_enable(gradient_checkpointing_kwargs or {"use_reentrant": False})
 
 
+def additive_scores(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a 0/1 mask, (B, K) or (B, S, K), as scores to add, (B, 1, 1 or S, K)."""
+    if mask.dim() not in (2, 3):
+        raise ValueError(f"the mask has shape {tuple(mask.shape)}; expected (batch, keys) or (batch, queries, keys)")
+    mask = mask[:, None] if mask.dim() == 3 else mask[:, None, None]
+    scores = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return scores.masked_fill(mask == 0, torch.finfo(dtype).min)
+
+
 @in_stocks_order
 class BertModel(StockCalls, BertPreTrainedModel, stock.BertModel):
     """`transformers.BertModel` with bertlite's stack.
@@ -199,6 +208,42 @@ class BertModel(StockCalls, BertPreTrainedModel, stock.BertModel):
         self.embeddings.word_embeddings = value
 
 
+class BertPredictionHeadTransform(
+    head_layers.BertPredictionHeadTransform, parts.WithoutStock, stock.BertPredictionHeadTransform
+):
+    pass
+
+
+class BertLMPredictionHead(head_layers.BertLMPredictionHead, parts.WithoutStock, stock.BertLMPredictionHead):
+    """Scores of the vocabulary.  In 4.57 both names of the bias are one vector; in 5 the model ties them."""
+
+    def __init__(self, config: Any) -> None:
+        nn.Module.__init__(self)
+        self.transform = BertPredictionHeadTransform(config)
+        self.decoder = nn.Linear(embeds_size(config), config.vocab_size)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if compat.V5 else self.decoder.bias
+
+    def _tie_weights(self) -> None:  # called only by 4.57
+        self.decoder.bias = self.bias
+
+
+class BertOnlyMLMHead(head_layers.BertOnlyMLMHead, parts.WithoutStock, stock.BertOnlyMLMHead):
+    def __init__(self, config: Any) -> None:
+        nn.Module.__init__(self)
+        self.predictions = BertLMPredictionHead(config)
+
+
+class BertOnlyNSPHead(head_layers.BertOnlyNSPHead, parts.WithoutStock, stock.BertOnlyNSPHead):
+    pass
+
+
+class BertPreTrainingHeads(head_layers.BertPreTrainingHeads, parts.WithoutStock, stock.BertPreTrainingHeads):
+    def __init__(self, config: Any) -> None:
+        nn.Module.__init__(self)
+        self.predictions = BertLMPredictionHead(config)
+        self.seq_relationship = nn.Linear(config.hidden_size, 2)
+
+
 class TiedDecoder:
     """Heads whose decoder is the word embeddings, and whose bias is one vector under two names, unless untied."""
 
@@ -207,7 +252,7 @@ class TiedDecoder:
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     }
 
-    head_class: ClassVar[type[nn.Module]] = parts.BertOnlyMLMHead
+    head_class: ClassVar[type[nn.Module]] = BertOnlyMLMHead
 
     def build_head(self: Any, config: Any) -> None:
         self.cls = self.head_class(config)
@@ -221,7 +266,7 @@ class BertForPreTraining(
     TiedDecoder, heads.PreTrainingBody[BertForPreTrainingOutput], BertPreTrainedModel, stock.BertForPreTraining
 ):
     base_class = BertModel
-    head_class = parts.BertPreTrainingHeads
+    head_class = BertPreTrainingHeads
     output_type = BertForPreTrainingOutput
     accepts_loss_kwargs = False  # it has two losses, and num_items_in_batch counts the labels of one
 
@@ -262,7 +307,7 @@ class BertForNextSentencePrediction(
     accepts_loss_kwargs = True
 
     def build_head(self, config: Any) -> None:
-        self.cls = parts.BertOnlyNSPHead(config)
+        self.cls = BertOnlyNSPHead(config)
 
 
 class Labelled:

@@ -1,4 +1,4 @@
-"""The parts of BERT that are the same in every version of transformers: bertlite's modules as subclasses of theirs.
+"""The parts of BertModel that are the same in every version of transformers, as subclasses of transformers'.
 
 A part is built from a config and is a real subclass of transformers' class of that name, as theirs are not abstract
 base classes that accept registration.  bertlite's class comes first and does the work.  `WithoutStock` between the two
@@ -11,11 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers.models.bert import modeling_bert as stock
 
-from bertlite.heads import layers
-from bertlite.hf.compat import V5
 from bertlite.hf.config import complete_config_
 from bertlite.stack import modules
-from bertlite.stack.inputs import embeds_size
 
 
 class WithoutStock(nn.Module):
@@ -71,37 +68,3 @@ class BertOutput(modules.BertOutput, WithoutStock, stock.BertOutput):
 
 class BertPooler(modules.BertPooler, WithoutStock, stock.BertPooler):
     pass
-
-
-class BertPredictionHeadTransform(layers.BertPredictionHeadTransform, WithoutStock, stock.BertPredictionHeadTransform):
-    pass
-
-
-class BertLMPredictionHead(layers.BertLMPredictionHead, WithoutStock, stock.BertLMPredictionHead):
-    """Scores of the vocabulary.  In 4.57 both names of the bias are one vector; in 5 the model ties them."""
-
-    def __init__(self, config: Any) -> None:
-        nn.Module.__init__(self)
-        self.transform = BertPredictionHeadTransform(config)
-        self.decoder = nn.Linear(embeds_size(config), config.vocab_size)
-        self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if V5 else self.decoder.bias
-
-    def _tie_weights(self) -> None:  # called only by 4.57
-        self.decoder.bias = self.bias
-
-
-class BertOnlyMLMHead(layers.BertOnlyMLMHead, WithoutStock, stock.BertOnlyMLMHead):
-    def __init__(self, config: Any) -> None:
-        nn.Module.__init__(self)
-        self.predictions = BertLMPredictionHead(config)
-
-
-class BertOnlyNSPHead(layers.BertOnlyNSPHead, WithoutStock, stock.BertOnlyNSPHead):
-    pass
-
-
-class BertPreTrainingHeads(layers.BertPreTrainingHeads, WithoutStock, stock.BertPreTrainingHeads):
-    def __init__(self, config: Any) -> None:
-        nn.Module.__init__(self)
-        self.predictions = BertLMPredictionHead(config)
-        self.seq_relationship = nn.Linear(config.hidden_size, 2)
