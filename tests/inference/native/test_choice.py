@@ -62,7 +62,7 @@ def test_auto_takes_the_plain_model_where_the_kernels_are_slower_and_says_so_onc
     assert_same(quick(**batch), model.to(floats)(**batch), atol=0)
     with warnings.catch_warnings(action="error"):
         assert optimize_for_inference(model, dtype).backend == "plain"
-    assert capfd.readouterr().err.count("measured once: native 5") == 1
+    assert capfd.readouterr().err.count("measured once: native") == 1
     assert optimize_for_inference(model.float(), dtype, "native").backend == "native"
 
 

@@ -16,6 +16,7 @@ from conftest import make_batch
 from natively import make_native, why_no_kernels
 
 from bertlite import optimize_for_inference
+from bertlite.inference import optimize
 from bertlite.inference.native import conversion, library, self_test
 from bertlite.inference.native.library import (
     INSTRUCTION_SETS,
@@ -136,6 +137,7 @@ def test_a_compiler_that_was_mended_is_taken(cache, monkeypatch, tmp_path, copyi
     with pytest.warns(RuntimeWarning, match="takes backend 'onednn'"):
         optimize_for_inference(model)
     monkeypatch.setenv("CXX", copying)
+    monkeypatch.setattr(optimize, "kernels_are_faster", lambda *_: True)  # on any processor
     assert optimize_for_inference(model).backend == "native"
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import bertlite
 from bertlite import BertConfig, BertModel, optimize_for_inference
+from bertlite.inference import optimize
 from bertlite.inference.linear import FixedLinear
 from bertlite.inference.native import calls
 from bertlite.inference.native.calls import Batch
@@ -201,7 +202,8 @@ def test_a_model_elsewhere_is_refused():
 
 @pytest.mark.parametrize("backend", ["auto", "native"])
 @dtypes
-def test_it_is_taken_where_it_can_run_the_model(backend, dtype):
+def test_it_is_taken_where_it_can_run_the_model(backend, dtype, monkeypatch):
+    monkeypatch.setattr(optimize, "kernels_are_faster", lambda *_: True)  # on any processor
     quick = optimize_for_inference(make_native().float(), dtype, backend)
     assert (quick.backend, quick.compute_dtype, quick.device.type) == ("native", dtype, "cpu")
     assert quick.dtype == (torch.float32 if dtype == torch.int8 else dtype)

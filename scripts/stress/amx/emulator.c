@@ -1,0 +1,249 @@
+// AMX on a processor with AVX-512 but without AMX: a library to preload, whose handler of SIGILL executes the tile
+// instructions.  Numbers are right, times say nothing.
+//
+// oneDNN asks the processor by CPUID and XGETBV, which cannot be intercepted; AMX_SITES lists where it does so in
+// libtorch_cpu ("c1f2a0,x1f2c8": c or x for the instruction, then its offset), and UD2 is written there.  Who reads
+// /proc/cpuinfo finds the flags of AMX, and the system's permission to use it is granted.  AMX_COUNTS names a file of
+// counters, one for each name of Counted, which all processes share.
+#define _GNU_SOURCE
+#include <cpuid.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <immintrin.h>
+#include <link.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+enum Counted { LDTILECFG, STTILECFG, TILERELEASE, TILEZERO, TILELOADD, TILESTORED, TDPBF16PS, TDPBXXD, CPUID, XGETBV };
+enum { KINDS = XGETBV + 1, SITES = 512, ROW = 64, ROWS = 16, TILES = 8 };
+
+static uint64_t own_counts[KINDS], *counts = own_counts;
+static struct Site { uint8_t *at; char kind; } sites[SITES];
+static int site_count, is_patched;
+
+// Bytes 16 to 31 of a configuration are the bytes of each tile's rows, in pairs; bytes 48 to 55 the rows.
+static __thread struct {
+    uint8_t config[64], tile[TILES][ROWS][ROW];
+} state __attribute__((tls_model("initial-exec")));
+
+static int row_bytes(int tile) { return state.config[16 + 2 * tile]; }
+static int rows(int tile) { return state.config[48 + tile]; }
+static void count(enum Counted which) { __atomic_fetch_add(&counts[which], 1, __ATOMIC_RELAXED); }
+
+// In order of the encoding: rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 to r15.
+static uint64_t reg(const ucontext_t *context, int number) {
+    static const int by_number[] = {REG_RAX, REG_RCX, REG_RDX, REG_RBX, REG_RSP, REG_RBP, REG_RSI, REG_RDI};
+    return context->uc_mcontext.gregs[number < 8 ? by_number[number] : REG_R8 + number - 8];
+}
+
+static void load(int tile, const uint8_t *from, uint64_t stride) {
+    memset(state.tile[tile], 0, sizeof state.tile[tile]);
+    for (int i = 0; i < rows(tile); i++) memcpy(state.tile[tile][i], from + i * stride, row_bytes(tile));
+}
+
+static void store(int tile, uint8_t *to, uint64_t stride) {
+    for (int i = 0; i < rows(tile); i++) memcpy(to + i * stride, state.tile[tile][i], row_bytes(tile));
+}
+
+// Products of even and odd numbers are summed apart, with subnormals as zeros, as Intel's manual describes it.
+static void multiply_bfloat16(int to, int a, int b) {
+    const unsigned control = _mm_getcsr();
+    _mm_setcsr(0x9fc0);  // exceptions masked, subnormal operands and results are zeros
+    for (int m = 0; m < rows(to); m++) {
+        __m512 even = _mm512_setzero_ps(), odd = even;
+        for (int k = 0; k < row_bytes(a) / 4; k++) {
+            const __m512i x = _mm512_set1_epi32(((int32_t *)state.tile[a][m])[k]);
+            const __m512i y = _mm512_loadu_si512(state.tile[b][k]), high = _mm512_set1_epi32(0xffff0000);
+            even = _mm512_fmadd_ps((__m512)_mm512_slli_epi32(x, 16), (__m512)_mm512_slli_epi32(y, 16), even);
+            odd = _mm512_fmadd_ps((__m512)_mm512_and_si512(x, high), (__m512)_mm512_and_si512(y, high), odd);
+        }
+        float *sum = (float *)state.tile[to][m];
+        const __mmask16 valid = (1u << row_bytes(to) / 4) - 1;
+        _mm512_storeu_ps(sum, _mm512_maskz_add_ps(valid, _mm512_loadu_ps(sum), _mm512_add_ps(even, odd)));
+    }
+    _mm_setcsr(control);
+}
+
+static void multiply_int8(int to, int a, int b, int a_is_signed, int b_is_signed) {
+    for (int m = 0; m < rows(to); m++)
+        for (int k = 0; k < row_bytes(a); k++) {
+            const int x = a_is_signed ? (int8_t)state.tile[a][m][k] : state.tile[a][m][k];
+            for (int n = 0; n < row_bytes(to) / 4; n++) {
+                const uint8_t y = state.tile[b][k / 4][4 * n + k % 4];
+                ((int32_t *)state.tile[to][m])[n] += x * (b_is_signed ? (int8_t)y : y);
+            }
+        }
+}
+
+// Execute the tile instruction at `at`; return its length, or 0 if it is none.
+static int execute(const uint8_t *at, const ucontext_t *context) {
+    if (at[0] != 0xc4 || (at[1] & 0x1f) != 2 || at[2] & 0x84) return 0;  // VEX, map 0F38, W 0, 128 bits
+    const int prefix = at[2] & 3, third = ~at[2] >> 3 & 15, opcode = at[3], mode = at[4] >> 6;  // 0 none, 66, F3, F2
+    const int first = at[4] >> 3 & 7, second = at[4] & 7;
+    if (mode == 3) {
+        if (opcode == 0x49 && prefix == 0) {
+            count(TILERELEASE);
+            memset(&state, 0, sizeof state);
+        } else if (opcode == 0x49 && prefix == 3) {
+            count(TILEZERO);
+            memset(state.tile[first], 0, sizeof state.tile[first]);
+        } else if (opcode == 0x5c && prefix == 2) {
+            count(TDPBF16PS);
+            multiply_bfloat16(first, second, third);
+        } else if (opcode == 0x5e) {
+            count(TDPBXXD);
+            multiply_int8(first, second, third, prefix >= 2, prefix & 1);  // uu, us, su, ss
+        } else {
+            return 0;
+        }
+        return 5;
+    }
+    if (opcode != 0x49 && opcode != 0x4b) return 0;
+    int size = 5;
+    uint64_t address = 0, index = 0;
+    if (second == 4) {
+        const int sib = at[size++], inner = (sib & 7) | (~at[1] >> 5 & 1) << 3;
+        const int by = (sib >> 3 & 7) | (~at[1] >> 6 & 1) << 3;
+        index = by == 4 ? 0 : reg(context, by) << (sib >> 6);
+        if ((sib & 7) == 5 && mode == 0) size += 4, address = *(int32_t *)(at + size - 4);
+        else address = reg(context, inner);
+    } else if (second == 5 && mode == 0) {
+        size += 4, address = (uint64_t)at + size + *(int32_t *)(at + size - 4);
+    } else {
+        address = reg(context, second | (~at[1] >> 5 & 1) << 3);
+    }
+    if (mode == 1) address += (int8_t)at[size++];
+    if (mode == 2) size += 4, address += *(int32_t *)(at + size - 4);
+    if (opcode == 0x4b) {
+        count(prefix == 2 ? TILESTORED : TILELOADD);
+        prefix == 2 ? store(first, (uint8_t *)address, index) : load(first, (uint8_t *)address, index);
+    } else if (prefix == 0) {
+        count(LDTILECFG);
+        memset(&state, 0, sizeof state);
+        memcpy(state.config, (uint8_t *)address + index, sizeof state.config);
+    } else {
+        count(STTILECFG);
+        memcpy((uint8_t *)address + index, state.config, sizeof state.config);
+    }
+    return size;
+}
+
+// Answer CPUID or XGETBV as a processor with AMX does; oneDNN also asks for AVX512-FP16 and AVX-VNNI.
+static int answer(greg_t *regs) {
+    char kind = 0;
+    for (int i = 0; i < site_count; i++)
+        if (sites[i].at == (uint8_t *)regs[REG_RIP]) kind = sites[i].kind;
+    if (!kind) return 0;
+    uint32_t a = 0, b = 0, c = 0, d = 0, leaf = regs[REG_RAX], part = regs[REG_RCX];
+    if (kind == 'x') {
+        __asm__("xgetbv" : "=a"(a), "=d"(d) : "c"(part));
+        regs[REG_RAX] = a | (part ? 0 : 3 << 17), regs[REG_RDX] = d;
+        count(XGETBV);
+        return 3;
+    }
+    __cpuid_count(leaf, part, a, b, c, d);
+    if (leaf == 0 && a < 0x1e) a = 0x1e;
+    if (leaf == 7 && part == 0) a = a ? a : 1, d |= 15 << 22;
+    if (leaf == 7 && part == 1) a |= 1 << 4;
+    if (leaf == 0x1d) a = part ? TILES * 1024 | 1024 << 16 : 1, b = part ? ROW | TILES << 16 : 0, c = part ? ROWS : 0;
+    if (leaf == 0x1e) a = 0, b = ROWS | ROW << 8, c = d = 0;
+    regs[REG_RAX] = a, regs[REG_RBX] = b, regs[REG_RCX] = c, regs[REG_RDX] = d;
+    count(CPUID);
+    return 2;
+}
+
+static void on_illegal(int signal_number, siginfo_t *info, void *data) {
+    ucontext_t *context = data;
+    greg_t *regs = context->uc_mcontext.gregs;
+    int done = answer(regs);
+    regs[REG_RIP] += done;
+    if (!done)  // tile instructions mostly follow each other: one signal for all of them
+        for (int size; (size = execute((uint8_t *)regs[REG_RIP], context)); done = 1) regs[REG_RIP] += size;
+    if (done) return;
+    const uint8_t *at = (uint8_t *)regs[REG_RIP];
+    fprintf(stderr, "not emulated:");
+    for (int i = 0; i < 8; i++) fprintf(stderr, " %02x", at[i]);
+    fprintf(stderr, "\n");
+    signal(signal_number, SIG_DFL);  // the instruction ends the process when it is run again
+}
+
+// Write UD2 where libtorch_cpu asks the processor.
+static int patch(struct dl_phdr_info *info, size_t size, void *unused) {
+    if (!strstr(info->dlpi_name, "libtorch_cpu.so")) return 0;
+    const uintptr_t page = sysconf(_SC_PAGESIZE);
+    for (const char *left = getenv("AMX_SITES"); left && *left && site_count < SITES; left += strcspn(left, ",") + 1) {
+        uint8_t *at = (uint8_t *)info->dlpi_addr + strtoul(left + 1, NULL, 16);
+        if (memcmp(at, *left == 'x' ? "\x0f\x01\xd0" : "\x0f\xa2", *left == 'x' ? 3 : 2)) abort();  // another torch
+        sites[site_count++] = (struct Site){at, *left};
+        uint8_t *start = (uint8_t *)((uintptr_t)at & -page);
+        mprotect(start, 2 * page, PROT_READ | PROT_WRITE | PROT_EXEC);
+        memcpy(at, "\x0f\x0b", 2);
+        mprotect(start, 2 * page, PROT_READ | PROT_EXEC);
+        if (!left[strcspn(left, ",")]) break;
+    }
+    return is_patched = 1;
+}
+
+void *dlopen(const char *name, int flags) {
+    static void *(*next)(const char *, int);
+    if (!next) next = dlsym(RTLD_NEXT, "dlopen");
+    void *found = next(name, flags);
+    if (!is_patched) dl_iterate_phdr(patch, NULL);
+    return found;
+}
+
+long syscall(long number, ...) {
+    static long (*next)(long, ...);
+    if (!next) next = dlsym(RTLD_NEXT, "syscall");
+    long of[6];
+    va_list list;
+    va_start(list, number);
+    for (int i = 0; i < 6; i++) of[i] = va_arg(list, long);
+    va_end(list);
+    const int about_amx = number == SYS_arch_prctl && of[0] >= 0x1021 && of[0] <= 0x1023;
+    if (!about_amx) return next(number, of[0], of[1], of[2], of[3], of[4], of[5]);
+    if (of[0] != 0x1023) *(uint64_t *)of[1] = 3 << 17;  // ARCH_GET_XCOMP_SUPP, ARCH_GET_XCOMP_PERM
+    return 0;                                           // ARCH_REQ_XCOMP_PERM
+}
+
+// A copy of /proc/cpuinfo whose processors have AMX.
+static int open_cpuinfo(void) {
+    FILE *from = fopen("/proc/cpuinfo", "r"), *to = fdopen(memfd_create("cpuinfo", 0), "w+");
+    char line[8192];
+    while (fgets(line, sizeof line, from)) {
+        if (!strncmp(line, "flags", 5)) strcpy(strchr(line, '\n'), " amx_tile amx_bf16 amx_int8\n");
+        fputs(line, to);
+    }
+    fclose(from);
+    fflush(to);
+    const int copy = dup(fileno(to));
+    fclose(to);
+    lseek(copy, 0, SEEK_SET);
+    return copy;
+}
+
+int open64(const char *path, int flags, ...) {
+    static int (*next)(const char *, int, ...);
+    if (!next) next = dlsym(RTLD_NEXT, "open64");
+    va_list list;
+    va_start(list, flags);
+    const int mode = va_arg(list, int);
+    va_end(list);
+    return strcmp(path, "/proc/cpuinfo") ? next(path, flags, mode) : open_cpuinfo();
+}
+
+__attribute__((constructor)) static void begin(void) {
+    const char *path = getenv("AMX_COUNTS");
+    const int file = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    if (file >= 0) counts = mmap(NULL, sizeof own_counts, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (counts == MAP_FAILED) abort();
+    sigaction(SIGILL, &(struct sigaction){.sa_sigaction = on_illegal, .sa_flags = SA_SIGINFO | SA_NODEFER}, NULL);
+}
