@@ -152,7 +152,7 @@ def as_here(example: str, home: Path) -> list[str]:
     for run in home.glob("runs/half/michel-*"):
         words = [word.replace("runs/half/RUN", f"runs/half/{run.name}") for word in words]
     if words[:3] == ["prune", "to", "2x"]:
-        words[2] = "1.01x"  # most of the time of so small a model is Python's
+        words[2] = "60%"  # most of the time of so small a model is Python's
     if words[0] == "parity":
         words = ["parity", *([] if words[1:2] and not words[1].startswith("-") else ["my-model"]), *words[1:]]
         words += ["--only", "BertModel-sdpa-padded-float64"]
@@ -192,9 +192,7 @@ def test_the_first_example_of_a_command_runs(example, home_of_first, few_rounds,
     words = as_here(example, home_of_first)
     if words[0] == "bench":
         words = [*(word.replace("forward", "forward 1 x 16") for word in words), "--rounds", "3"]
-    if words[:2] == ["prune", "to"]:  # its clock is tested in tests/budget
-        words[2] = "60%"
-        monkeypatch.setattr("bertlite.budget.search.CLOCK_ROUNDS", 3)
+    monkeypatch.setattr("bertlite.budget.search.CLOCK_ROUNDS", 3)
     skip_without_exporter(words)
     assert bertlite_main(words) == 0, capsys.readouterr().err
     assert [path for path in outputs_of(words) if not Path(path).exists()] == []

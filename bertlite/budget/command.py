@@ -7,23 +7,38 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bertlite.budget.search import Plan, Search, State, judge
+from bertlite.budget.judge import judge
+from bertlite.budget.search import Plan, Search, State
 from bertlite.budget.target import Target, check_work, read_work
 from bertlite.budget.texts import batches_of, read_texts, split
 from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.config import BertConfig
+from bertlite.experiments.compare import show_interval
 from bertlite.experiments.data import DataSource, Examples
+from bertlite.experiments.experiment import warn_of_overlap
 from bertlite.experiments.files import model_sha256, units_kept
 from bertlite.experiments.measure import PLAIN, prepare, prepared_models
 from bertlite.inference.optimize import parse_compute_dtype
 from bertlite.inspection import class_of
 from bertlite.progress import Progress, short_time
 from bertlite.records import environment, write_record
+from bertlite.rows import format_of
 from bertlite.shipping.card import Figure
 from bertlite.shipping.folder import write_model
+from bertlite.timing import with_spread
 from bertlite.tokenizer import BertTokenizer
 
 HELD_OUT = 256  # texts to judge by at most
+NOT_UNSEEN = (
+    "These texts were held out of those fitted to; if the given model was trained on them, they do not show what"
+    " unseen texts would: give --dev FILE."
+)
+VERDICTS = {
+    "right": "met",
+    "slow": "missed, the model is too slow",
+    "fast": "missed, the model is faster than needed, and may have lost more than needed",
+    None: "not checked, the clock of this machine is too noisy to tell",
+}
 
 
 def main(args: argparse.Namespace) -> int:
@@ -36,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
     shape = args.at[0] if args.at else None if args.lengths else (8, 128)
     work = read_work(shape, args.lengths, args.batch_size)
     config = read_config(args.checkpoint)
-    texts = read_texts(DataSource(args.texts, args.text, args.label, args.columns), config)
+    texts, dev = read_both(args, config)
     if is_done(args.folder):
         raise FileExistsError(f"{args.folder} is there already: name another folder")
     check_work(work, config)
@@ -45,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
     timed = prepared_models({"given": model}, dtype, args.backend)["given"]  # raises if it cannot be timed
     backend = PLAIN if args.backend == PLAIN else timed.backend
     tokenizer = BertTokenizer.from_pretrained(args.checkpoint)
-    fit, held_out = split(texts, args.calibration, HELD_OUT, args.seed)
+    fit, held_out = split(texts, args.calibration, HELD_OUT, args.seed, dev)
     settings = settings_of(args, target, work.lengths, by, backend, texts, model)
     search = Search(
         model,
@@ -60,31 +75,44 @@ def main(args: argparse.Namespace) -> int:
         gradients="loss" if texts.labels else "kl",
         seed=args.seed,
         device=args.device,
+        fresh_times=args.fresh_times,
     )
     with search.progress:
         found = search.run()
+    note = None if dev else NOT_UNSEEN
     report = {
         "what": "bertlite prune to",
         "target": target.text,
         "work": work.name,
         "checkpoint": args.checkpoint,
         "settings": settings,
-        "texts": {"fitted to": len(fit), "held out": len(held_out)},
+        "texts": {"fitted to": len(fit), "held out": len(held_out), "of": held_out.name, "note": note},
         **facts_of(found.model, found.plan),
         **judge(found.model, model, encoded(held_out, tokenizer, model, args)),
         **found.times,
-        "met": found.met,
+        "met": None if found.verdict is None else found.verdict == "right",
+        "verdict": VERDICTS[found.verdict],
         "environment": environment(args.device),
         "wall_seconds": round(time.perf_counter() - began, 1),
     }
-    write_model(
-        args.folder, found.model, args.checkpoint, figures=figures_of(report), how=[describe(report)], report=report
-    )
+    how = [describe(report), *([note] if note else [])]
+    write_model(args.folder, found.model, args.checkpoint, figures=figures_of(report), how=how, report=report)
     shutil.rmtree(search.state.folder)
     if args.record:
         write_record(args.record, report)
     print_report(report, args.folder)
     return 0 if report["met"] else 1
+
+
+def read_both(args: argparse.Namespace, config: BertConfig) -> tuple[Examples, Examples | None]:
+    """Read the texts to fit to, and those of --dev; plain texts have no labels, which those of --dev may have."""
+    if args.dev is None:
+        return read_texts(DataSource(args.texts, args.text, args.label, args.columns), config), None
+    label = None if format_of(args.texts) == "text" else args.label
+    texts = read_texts(DataSource(args.texts, args.text, label, args.columns), config)
+    dev = read_texts(DataSource(args.dev, args.text, args.label, args.columns), config)
+    warn_of_overlap(texts, dev)
+    return texts, dev
 
 
 def way_to_allocate(args: argparse.Namespace, target: Target) -> str:
@@ -169,7 +197,7 @@ def facts_of(pruned: Any, plan: Plan) -> dict[str, Any]:
 
 def figures_of(report: dict[str, Any]) -> list[Figure]:
     """Return the figures for the card: measured times, and metrics on held-out texts."""
-    held = f"{report['texts']['held out']} texts held out"
+    held = describe_held_out(report)
     figures = [
         Figure(f"speed at {timed_work(report)}, times the given model's", report["speedup"]["median"], dense=1.0),
         Figure("multiply-accumulates of the layers, as a share of the unpruned model's", report["macs"]),
@@ -178,9 +206,18 @@ def figures_of(report: dict[str, Any]) -> list[Figure]:
     if "agreement" in report:
         figures.append(Figure(f"share of predictions with the same class, {held}", report["agreement"], dense=1.0))
     if "score" in report:
-        name = "accuracy" if "agreement" in report else "correlation"
-        figures.append(Figure(f"{name}, {held}", report["score"], dense=report["dense_score"]))
+        ends = report["score_low"], report["score_high"]
+        figures.append(Figure(report["metric"], report["score"], *ends, held, report["dense_score"]))
+        ends = report["difference_low"], report["difference_high"]
+        name = f"{report['metric']} less the given model's, paired"
+        figures.append(Figure(name, report["difference"], *ends, f"{held}, p = {report['p']:.2g}", 0.0))
     return figures
+
+
+def describe_held_out(report: dict[str, Any]) -> str:
+    """Return the number and the source of the texts judged on."""
+    texts = report["texts"]
+    return f"{texts['held out']} texts {'held out ' if texts['note'] else ''}of {texts['of']}"
 
 
 def timed_work(report: dict[str, Any]) -> str:
@@ -200,15 +237,21 @@ def describe(report: dict[str, Any]) -> str:
 
 def print_report(report: dict[str, Any], folder: Path) -> None:
     """Print the results."""
-    speed, own, dense = (report[name]["median"] for name in ("speedup", "seconds", "dense_seconds"))
+    speed, own, dense = with_spread(report["speedup"]), report["seconds"]["median"], report["dense_seconds"]["median"]
     print(f"heads of each layer: {report['heads_kept']}, neurons: {report['neurons_kept']}")
     print(f"MACs: {100 * report['macs']:.1f} % of the unpruned model's")
-    print(f"time at {timed_work(report)}: {short_time(own)}, was {short_time(dense)}: {speed:.2f} x as fast")
-    held = report["texts"]["held out"]
-    print(f"on {held} texts held out: {report['kl']:.4f} nats from the given model", end="")
+    print(f"time at {timed_work(report)}: {short_time(own)}, was {short_time(dense)}: {speed} x as fast")
+    print(f"on {describe_held_out(report)}: {report['kl']:.4f} nats from the given model", end="")
     if "agreement" in report:
         print(f", the same class for {100 * report['agreement']:.1f} %", end="")
     if "score" in report:
-        print(f"; score {100 * report['score']:.1f}, was {100 * report['dense_score']:.1f}", end="")
-    print(f"\ntarget {report['target']}: {'met' if report['met'] else 'missed'}")
+        interval = show_interval(report["score_low"], report["score_high"])
+        change = show_interval(report["difference_low"], report["difference_high"], "+")
+        print(
+            f"\n{report['metric']} {100 * report['score']:.1f}{interval}, was {100 * report['dense_score']:.1f}:"
+            f" {100 * report['difference']:+.1f}{change}, p = {report['p']:.2g}",
+            end="",
+        )
+    print("".join(f"\n{line}" for line in [report["texts"]["note"]] if line))
+    print(f"target {report['target']}: {report['verdict']}")
     print(f"model: {folder}")

@@ -1,6 +1,7 @@
 """The search: the loss and cost of sizes, the choice that meets the budget, and pruning and fitting to it.
 
-Each step writes a file to the folder of the search, so that a killed search continues where it stopped.
+A pace is the time of a forward over the target: above 1 is too slow.  Each step writes a file to the folder of the
+search, so that a killed search continues where it stopped.
 """
 
 import copy
@@ -8,6 +9,7 @@ import json
 import math
 import os
 import statistics
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,10 +21,9 @@ from torch import Tensor
 
 from bertlite.bench.work import Work
 from bertlite.budget.target import Target, UnitMacs
-from bertlite.budget.times import TimeTable, time_table
+from bertlite.budget.times import WIDE, TimeTable, time_table
 from bertlite.config import kept_heads, kept_neurons
 from bertlite.importance.allocation import BySize, choose_sizes
-from bertlite.importance.batches import inputs_of
 from bertlite.importance.layerwise import (
     Metrics,
     Sizes,
@@ -31,18 +32,20 @@ from bertlite.importance.layerwise import (
     output_metrics,
     prune_layerwise_,
 )
-from bertlite.importance.predictions import predictions
 from bertlite.importance.selection import Elimination
 from bertlite.progress import Progress, short_time
 from bertlite.pruning import layers_of, prune_heads_, prune_neurons_
 from bertlite.records import quartiles, write_json
-from bertlite.timing import alternate, ratios
+from bertlite.timing import Timings, alternate, ratios
 
 Batches = Sequence[Mapping[str, Tensor]]
 CLOCK_ROUNDS, CLOCK_SECONDS = 15, 12.0  # of one timing: rounds, and a time limit
+CLOCK_REPEATS = 4  # timings of one model at most, until its pace is clear
 ATTEMPTS = 6  # choices of sizes that are timed
-REFINEMENTS = 2  # searches for a smaller model after a finished one that is too slow
-SPARE = 0.03  # by how much a model may be faster than needed
+REFINEMENTS = 2  # searches after a finished model that is too slow or too fast
+SPARE = 0.03  # by how much a model should be faster than needed at most
+TOLERANCE = 0.1  # by how much it may be, and how wide the interval of a pace that tells anything
+NARROW = 0.04  # width of an interval that needs no more rounds
 SETTINGS = "settings.json"
 
 
@@ -87,14 +90,50 @@ class State:
 
 
 @dataclass(frozen=True)
+class Pace:
+    """The median pace over the rounds of a timing, with its 95 % interval."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, paces: Sequence[float]) -> "Pace":
+        """Return the median and its interval between two of the values, by the sign test."""
+        ordered = sorted(paces)
+        beyond = max(0, math.floor(len(ordered) / 2 - 0.98 * math.sqrt(len(ordered))))
+        return cls(ordered[beyond], statistics.median(ordered), ordered[-1 - beyond])
+
+    @property
+    def verdict(self) -> str | None:
+        """ "slow" or "fast" beyond the target, "right" up to TOLERANCE below it, None if the interval is too wide."""
+        if self.low > 1 or self.high < 1 - TOLERANCE or self.high - self.low <= TOLERANCE:
+            return "slow" if self.median > 1 else "fast" if self.median < 1 - TOLERANCE else "right"
+        return None
+
+    @property
+    def is_clear(self) -> bool:
+        """True if more rounds would hardly change the verdict."""
+        one_side = self.low > 1 or self.high < 1 - TOLERANCE or 1 - TOLERANCE <= self.low <= self.high <= 1
+        return one_side or self.high - self.low <= NARROW
+
+
+class NoisyClockError(Exception):
+    """The times of this machine vary too much to tell a pace; holds the share of the dense model's time to reach."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__(share)
+        self.share = share
+
+
+@dataclass(frozen=True)
 class Plan:
-    """The chosen sizes, and the speed of a model with them."""
+    """The chosen sizes, and the median pace of a model with them, nan where the clock was not asked or not clear."""
 
     sizes: list[tuple[int, int]]
     macs: float  # share of the dense model's
     loss: float  # expected, nats per example
-    dense_seconds: float
-    seconds: float
+    pace: float
 
 
 @dataclass
@@ -123,7 +162,8 @@ class Search:
     seed: int = 0
     device: str = "cpu"
     tables: Path | None = None
-    time_correction: float = 1.0  # target over planned time: above 1 after a finished model missed it
+    fresh_times: bool = False
+    time_correction: float = 1.0  # pace of a finished model over that of its plan
 
     def metrics(self) -> list[Metrics]:
         """Return the second moments of the gradients at the outputs of sublayers."""
@@ -148,93 +188,118 @@ class Search:
         return [(a, b) for a, b in found]
 
     def table(self, losses: Sequence[BySize]) -> TimeTable | None:
-        """Return the times of sublayers with the sizes that have a loss, if sizes are chosen by times."""
-        found = None
-        if self.by == "latency":
-            self.progress.stage("times of layers of each size")
-            sizes = {n for _, neurons in losses for n in neurons}
-            found = time_table(self.model, self.work, sizes, device=self.device, folder=self.tables)
-        return found
+        """Return the times of sublayers with the sizes that have a loss; None if sizes are chosen by MACs."""
+        if self.by != "latency":
+            return None
+        self.progress.stage("times of layers of each size")
+        sizes = {n for _, neurons in losses for n in neurons}
+        found = time_table(
+            self.model, self.work, sizes, device=self.device, folder=self.tables, fresh=self.fresh_times
+        )
+        if found.spread <= WIDE:
+            return found
+        warnings.warn(
+            f"the times of single layers vary by {found.spread:.0%} on this machine, so sizes are chosen by MACs: try"
+            " again when it has no other work",
+            stacklevel=2,
+        )
+        return None
 
     def plan(self, losses: list[BySize], table: TimeTable | None) -> Plan:
-        """Choose sizes whose measured time meets the target.
-
-        A model with the chosen sizes is timed beside the dense one; if it is too slow, or needlessly fast, the budget
-        is changed by as much, and sizes are chosen again.
+        """Choose sizes whose measured time meets the target; by MACs alone where the clock is too noisy.
 
         Raises:
             ValueError: even the smallest model does not meet the target.
         """
         config = self.model.config
         unit = UnitMacs.of(config, self.work)
-        layers = range(config.num_hidden_layers)
         built = unit.total([(config.num_attention_heads, config.intermediate_size)] * config.num_hidden_layers)
-        own = [(len(kept_heads(config, i)), len(kept_neurons(config, i))) for i in layers]
-        costs: list[BySize]
-        if table is None:
-            costs = [({n: n * unit.head for n in a}, {n: n * unit.neuron for n in f}) for a, f in losses]
-        else:
-            costs = table.costs(config.num_hidden_layers)
+        by_macs: list[BySize] = [({n: n * unit.head for n in a}, {n: n * unit.neuron for n in f}) for a, f in losses]
+
+        def planned(sizes: list[tuple[int, int]], pace: float = math.nan) -> Plan:
+            expected = sum(a[h] + f[n] for (a, f), (h, n) in zip(losses, sizes, strict=True))
+            return Plan(sizes, unit.total(sizes) / built, expected, pace)
+
         if self.target.kind == "macs":
-            return self.sized(choose_sizes(losses, costs, self.target.value * built), losses, built, unit)
-        least = sum(min(cost.values()) for pair in costs for cost in pair)
-        most = sum(a[heads] + f[neurons] for (a, f), (heads, neurons) in zip(costs, own, strict=True))
-        return self.plan_by_clock(
-            partial(self.sized, losses=losses, built=built, unit=unit), losses, costs, least, most
-        )
+            return planned(choose_sizes(losses, by_macs, self.target.value * built))
+        try:
+            return planned(*self.sizes_by_clock(losses, by_macs if table is None else table.costs(len(losses))))
+        except NoisyClockError as error:
+            share = min(1.0, error.share)
+            warnings.warn(
+                f"the clock of this machine is too noisy to find {self.target.text}: sizes are chosen by MACs,"
+                f" {share:.0%} of the given model's; try again when it has no other work",
+                stacklevel=2,
+            )
+            return planned(choose_sizes(losses, by_macs, share * unit.total(self.own_sizes())))
 
-    def plan_by_clock(
-        self,
-        sized: Callable[[list[tuple[int, int]]], Plan],
-        losses: list[BySize],
-        costs: list[BySize],
-        least: float,
-        most: float,
-    ) -> Plan:
-        """Return the plan of lowest loss that is measured to be fast enough, by false position on its budget.
+    def own_sizes(self) -> list[tuple[int, int]]:
+        """Return the numbers of heads and neurons of the given model's layers."""
+        config = self.model.config
+        return [(len(kept_heads(config, i)), len(kept_neurons(config, i))) for i in range(config.num_hidden_layers)]
 
-        Args:
-            least, most: what the smallest model and the given one cost.
+    def sizes_by_clock(self, losses: list[BySize], costs: list[BySize]) -> tuple[list[tuple[int, int]], float]:
+        """Return the sizes of lowest loss that are measured to be fast enough and their pace, by false position.
+
+        A model with the chosen sizes is timed beside the dense one; if it is too slow, or needlessly fast, the budget
+        is changed by as much, and sizes are chosen again.
         """
-        best = sized([(min(heads), min(neurons)) for heads, neurons in costs])
-        wanted = self.allowed(best.dense_seconds)
-        if best.seconds > wanted:
+        best = [(min(heads), min(neurons)) for heads, neurons in costs]
+        times, best_pace = self.timed_with(best)
+        if best_pace > 1:
             if self.time_correction > 1:
-                return best
+                return best, best_pace
+            small, dense = (statistics.median(times[name]) for name in ("pruned", "dense"))
             raise ValueError(
                 f"the target {self.target.text} cannot be met by pruning: without any head or neuron a forward takes"
-                f" {short_time(best.seconds)}, {best.dense_seconds / best.seconds:.3g} x as fast"
+                f" {short_time(small)}, {dense / small:.3g} x as fast"
             )
-        low, low_pace = least, best.seconds / wanted  # a budget that is met, and its time over the wanted one
-        high, high_pace = most, best.dense_seconds / wanted
+        low = sum(min(cost.values()) for pair in costs for cost in pair)  # a budget that is met
+        high = sum(a[h] + f[n] for (a, f), (h, n) in zip(costs, self.own_sizes(), strict=True))
+        high_pace = self.time_correction * Pace.of(self.paces(times["dense"], times["dense"])).median
         if high_pace <= 1:
-            return sized(choose_sizes(losses, costs, most))
+            return choose_sizes(losses, costs, high), high_pace
         for attempt in range(ATTEMPTS):
-            share = (1 - SPARE / 2 - low_pace) / (high_pace - low_pace) if attempt % 3 < 2 else 0.5
+            share = (1 - SPARE / 2 - best_pace) / (high_pace - best_pace) if attempt % 3 < 2 else 0.5
             budget = low + min(max(share, 0.02), 0.98) * (high - low)
-            found = sized(choose_sizes(losses, costs, budget))
-            pace = found.seconds / self.allowed(found.dense_seconds)
+            sizes = choose_sizes(losses, costs, budget)
+            _, pace = self.timed_with(sizes)
             if pace > 1:
                 high, high_pace = budget, pace
                 continue
-            low, low_pace = budget, pace
-            best = found if found.loss <= best.loss else best
+            low, best, best_pace = budget, sizes, pace
             if pace >= 1 - SPARE:
                 break
-        return best
+        return best, best_pace
 
-    def allowed(self, dense_seconds: float) -> float:
-        """Return the seconds that a forward may take in a plan."""
-        return self.target.seconds(dense_seconds) / self.time_correction
+    def timed_with(self, sizes: list[tuple[int, int]]) -> tuple[Timings, float]:
+        """Time a model with these sizes beside the dense one; return the times and the median pace, corrected.
 
-    def sized(self, sizes: list[tuple[int, int]], losses: list[BySize], built: int, unit: UnitMacs) -> Plan:
-        """Return a plan with these sizes, timed."""
-        expected = sum(a[h] + f[n] for (a, f), (h, n) in zip(losses, sizes, strict=True))
-        times = clock(self.beside_dense(shape_of(self.model, sizes)), self.work, self.device)
-        dense = statistics.median(times["dense"])
-        ratio = statistics.median(ratios(times, "pruned", "dense"))
+        Raises:
+            NoisyClockError: the pace is not clear.
+        """
+        times, pace = self.time(shape_of(self.model, sizes), self.time_correction)
         self.progress.advance()
-        return Plan(sizes, unit.total(sizes) / built, expected, dense, ratio * dense)
+        if pace.verdict is None:
+            dense = statistics.median(times["dense"])
+            raise NoisyClockError(self.target.seconds(dense) / dense)
+        return times, pace.median
+
+    def time(self, pruned: Any, correction: float = 1.0) -> tuple[Timings, Pace]:
+        """Time a pruned model beside the dense one, again until its pace is clear or CLOCK_REPEATS are used up."""
+        models = self.beside_dense(pruned)
+        times: Timings = {name: [] for name in models}
+        for _ in range(CLOCK_REPEATS):
+            for name, seconds in clock(models, self.work, self.device).items():
+                times[name] += seconds
+            pace = Pace.of([correction * each for each in self.paces(times["pruned"], times["dense"])])
+            if self.target.kind == "macs" or pace.is_clear:
+                break
+        return times, pace
+
+    def paces(self, pruned: Sequence[float], dense: Sequence[float]) -> list[float]:
+        """Return the pace of each round: the time of a forward over the target, above 1 is too slow; 0 for MACs."""
+        return [own / self.target.seconds(whole) for own, whole in zip(pruned, dense, strict=True)]
 
     def beside_dense(self, pruned: Any) -> dict[str, Any]:
         """Return the dense and a pruned model as they are timed."""
@@ -266,28 +331,25 @@ class Search:
             plan = Plan(**{**kept, "sizes": [(heads, neurons) for heads, neurons in kept["sizes"]]})
             model = self.pruned(plan.sizes, metrics, attempt)
             self.progress.stage("timing the finished model")
-            times = clocked(self.beside_dense(model), self.work, self.device)
-            pace = self.pace(times)
-            if pace <= 1 or attempt == REFINEMENTS:
+            times, pace = self.time(model)
+            verdict = "right" if self.target.kind == "macs" else pace.verdict
+            if verdict == "fast" and plan.sizes == self.own_sizes():
+                verdict = "right"  # nothing had to be removed
+            if verdict in ("right", None) or attempt == REFINEMENTS:
                 break
-            self.time_correction *= pace * (1 + SPARE / 2)
-        return Outcome(model, plan, times, pace <= 1)
-
-    def pace(self, times: Mapping[str, Any]) -> float:
-        """Return the time of a forward over the target: above 1 is too slow.  The plan meets MACs by itself."""
-        if self.target.kind == "speed":
-            return self.target.value / float(times["speedup"]["median"])
-        return float(times["seconds"]["median"]) / self.target.seconds(1.0)
+            if not math.isnan(plan.pace):  # else a misread clock chose too small or too large a model: search anew
+                self.time_correction *= pace.median / plan.pace
+        return Outcome(model, plan, quartiles_of(times), verdict)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished search: the model, its plan, its measured times (`clocked`), and whether the target is met."""
+    """A finished search: the model, its plan, its measured times (`quartiles_of`), and the verdict on its pace."""
 
     model: Any
     plan: Plan
     times: dict[str, Any]
-    met: bool
+    verdict: str | None
 
 
 def clock(models: Mapping[str, Any], work: Work, device: str) -> dict[str, list[float]]:
@@ -332,56 +394,8 @@ def put_layer_(model: Any, layer: int, found: Mapping[str, Any]) -> None:
         part.bias.copy_(bias)
 
 
-@torch.inference_mode()
-def judge(model: Any, dense: Any, batches: Batches) -> dict[str, float]:
-    """Compare a model with the dense one on texts that it was not fitted to.
-
-    Returns:
-        "kl", the mean divergence in nats from the dense model's predictions; for a classifier "agreement", the share
-        of predictions with the same class; with labels "score" and "dense_score": the accuracy of a classifier, the
-        correlation of a regression.
-    """
-    divergences: list[Tensor] = []
-    same: list[Tensor] = []
-    answers: dict[str, list[Tensor]] = {"labels": [], "pruned": [], "dense": []}
-    for batch in batches:
-        inputs = inputs_of(batch)
-        outs = [each(**inputs, return_dict=True) for each in (dense, model)]
-        p, q = (predictions(each, out, batch) for each, out in zip((dense, model), outs, strict=True))
-        divergences.append(torch.stack([a.divergence(b) for a, b in zip(p, q, strict=True)]).sum(0).double().cpu())
-        logits = [out.get("logits") for out in outs]
-        if logits[0] is None or logits[0].dim() != 2:
-            continue
-        found = [x[:, 0] if x.shape[1] == 1 else x.argmax(1) for x in logits]
-        if logits[0].shape[1] > 1:
-            same.append((found[0] == found[1]).double().cpu())
-        if "labels" in batch:
-            for name, value in zip(answers, (batch["labels"], found[1], found[0]), strict=True):
-                answers[name].append(value.double().cpu())
-    result = {"kl": float(torch.cat(divergences).mean())}
-    if same:
-        result["agreement"] = float(torch.cat(same).mean())
-    if answers["labels"]:
-        truth, mine, theirs = (torch.cat(each) for each in answers.values())
-        score = accuracy if same else correlation
-        result |= {"score": score(mine, truth), "dense_score": score(theirs, truth)}
-    return result
-
-
-def accuracy(answers: Tensor, truth: Tensor) -> float:
-    return float((answers == truth).double().mean())
-
-
-def correlation(answers: Tensor, truth: Tensor) -> float:
-    """Return Pearson's correlation; 0 if one side is constant."""
-    a, b = answers - answers.mean(), truth - truth.mean()
-    power = math.sqrt(float(a.square().sum() * b.square().sum()))
-    return float((a * b).sum()) / power if power else 0.0
-
-
-def clocked(models: Mapping[str, Any], work: Work, device: str) -> dict[str, Any]:
+def quartiles_of(times: Timings) -> dict[str, Any]:
     """Return the seconds of the dense and the pruned model, and how many times as fast the pruned one is."""
-    times = clock(models, work, device)
     return {
         "seconds": quartiles(times["pruned"]),
         "dense_seconds": quartiles(times["dense"]),

@@ -35,8 +35,10 @@ def read_texts(source: DataSource, config: BertConfig) -> Examples:
     return found.chosen(lines)
 
 
-def split(texts: Examples, fit: int, held_out: int, seed: int) -> tuple[Examples, Examples]:
-    """Draw texts to fit to, and others to judge by: `held_out`, but at most a fifth of all.
+def split(
+    texts: Examples, fit: int, held_out: int, seed: int, dev: Examples | None = None
+) -> tuple[Examples, Examples]:
+    """Draw texts to fit to, and others to judge by: `dev`, else `held_out` of them, but at most a fifth of all.
 
     Raises:
         ValueError: there are fewer than ten texts, too few to hold out any.
@@ -44,8 +46,8 @@ def split(texts: Examples, fit: int, held_out: int, seed: int) -> tuple[Examples
     if len(texts) < 10:
         raise ValueError(f"there are {len(texts)} texts; a search needs 10 or more, better a thousand")
     order = random.Random(seed).sample(range(len(texts)), len(texts))
-    judged = min(held_out, len(texts) // 5)
-    return texts.chosen(order[judged : judged + fit]), texts.chosen(order[:judged])
+    judged = min(held_out, len(texts) // 5) if dev is None else 0
+    return texts.chosen(order[judged : judged + fit]), dev or texts.chosen(order[:judged])
 
 
 def batches_of(texts: Examples, tokenizer: BertTokenizer, model: Any, max_length: int) -> list[dict[str, Tensor]]:

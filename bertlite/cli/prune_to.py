@@ -10,11 +10,11 @@ DESCRIPTION = """Prune a checkpoint to a budget of time or work, without trainin
 TARGET is a speed (2x the given model's), a share of the MACs of the unpruned model (40%), or the time of a forward
 (15ms).  It is stated for one batch, --at or --lengths.  Heads and neurons are removed together; a layer may lose its
 whole attention or feed-forward network.  What is left is chosen and fitted by least squares, layer by layer, to the
-outputs of the given model.  A speed or a time is measured at the end.
+outputs of the given model.  A speed or a time is measured at the end: the target is met if it is reached and exceeded
+by at most 10 %.  Where other work makes the clock too noisy, sizes are chosen by MACs.
 
 No labels are needed: the divergence from the given model's predictions takes the place of the loss.  With --label, the
-loss itself is used.  A fifth of the texts, at most 256, is held out to judge by.  A killed search continues where it
-stopped when the same command is given again."""
+loss itself is used.  A killed search continues where it stopped when the same command is given again."""
 
 
 def add(actions: Commands) -> None:
@@ -27,7 +27,7 @@ def add(actions: Commands) -> None:
         description=DESCRIPTION,
         examples=(
             "prune to 2x runs/dense/model --texts texts.txt --out fast",
-            "prune to 30% runs/dense/model --texts train.tsv --text sentence --label label --out small",
+            "prune to 30% runs/dense/model --texts train.tsv --dev dev.tsv --label label --out small",
             "prune to 15ms my-model --at 1x32 --texts texts.txt --out quick",
             "prune to 2x my-model --backend auto --texts texts.txt --out served",
         ),
@@ -69,6 +69,9 @@ def add(actions: Commands) -> None:
         help="the cost of a size: latency, its measured time on this machine, or macs; auto is latency for a speed or"
         " a time of plain models, else macs (default: %(default)s)",
     )
+    action.add_argument(
+        "--fresh-times", action="store_true", help="measure the times of layers again, although they are kept"
+    )
     action.add_argument("--seed", type=integer, default=0, help="seed of the texts drawn (default: %(default)s)")
 
 
@@ -77,6 +80,12 @@ def add_texts(action: argparse.ArgumentParser) -> None:
     group = action.add_argument_group("texts of the kind that the model will see")
     group.add_argument(
         "--texts", required=True, metavar="FILE", help=".txt with a text on each line, .csv, .tsv, .jsonl or .parquet"
+    )
+    group.add_argument(
+        "--dev",
+        metavar="FILE",
+        help="texts that the model was not trained on, with the same columns; the report is measured on them (default:"
+        " a fifth of the texts, at most 256, which is held out)",
     )
     group.add_argument(
         "--text",

@@ -132,7 +132,7 @@ def latency_table(
     with torch.inference_mode():
         with called_with(model, 0) as calls:
             model.base_model(**inputs)  # its last layer computes every token
-        heads, networks = time_sublayers(model, 0, calls[0], neurons=neurons, rounds=rounds, device=device)
+        (heads, networks), _ = time_sublayers(model, 0, calls[0], neurons=neurons, rounds=rounds, device=device)
     return {"heads": heads, "neurons": networks}
 
 
@@ -159,8 +159,9 @@ def time_sublayers(
     rounds: int,
     device: str = "cpu",
     after_round: Callable[[], object] = lambda: None,
-) -> BySize:
-    """Return the median seconds of a layer's two sublayers, by how many heads and how many neurons they keep.
+) -> tuple[BySize, float]:
+    """Return the median seconds of a layer's two sublayers, by how many heads and how many neurons they keep, and
+    their spread: the distance of the quartiles over the median, in the median over all.
 
     Args:
         model: pruned or not; the sublayers have other weights, and 0 to all heads that the model was built with.
@@ -188,11 +189,12 @@ def time_sublayers(
     for kept in neurons:
         runs[f"neurons {kept}"] = partial(smaller(neurons=range(kept, all_neurons)).feed_forward, states)
     found = alternate(runs, rounds, device, after_round=after_round)
-    medians = {name: statistics.median(seconds) for name, seconds in found.items()}
-    return (
-        nondecreasing({kept: medians[f"heads {kept}"] for kept in range(all_heads + 1)}),
-        nondecreasing({kept: medians[f"neurons {kept}"] for kept in neurons}),
+    each = {name: quartiles(seconds) for name, seconds in found.items()}
+    by_size = (
+        nondecreasing({kept: each[f"heads {kept}"]["median"] for kept in range(all_heads + 1)}),
+        nondecreasing({kept: each[f"neurons {kept}"]["median"] for kept in neurons}),
     )
+    return by_size, statistics.median((row["high"] - row["low"]) / row["median"] for row in each.values())
 
 
 def nondecreasing(times: Mapping[int, float]) -> dict[int, float]:

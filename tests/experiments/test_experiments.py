@@ -1138,7 +1138,7 @@ def test_distillation_is_named_beside_a_run_of_bench(runs):
     assert run_label(run) == "-50 % heads, michel, epochs 3, distil 0.5"
 
 
-def test_two_runs_alone_are_compared_by_mcnemar_too(runs):
+def test_two_runs_alone_are_compared_by_mcnemar_too(runs, capsys):
     pair = [run for run in read_runs(runs) if run.config["cell"]["criterion"] == "michel"]
     for run, criterion in zip(pair, ("one", "two"), strict=True):
         run.config["cell"] |= {"criterion": criterion, "fraction": 0.5}
@@ -1147,6 +1147,8 @@ def test_two_runs_alone_are_compared_by_mcnemar_too(runs):
     assert rows[0]["mcnemar"] == pytest.approx(mcnemar(~wrong[0], ~wrong[1]))
     assert 0 <= rows[0]["mcnemar"] <= 1
     assert "mcnemar" not in rows[1]
+    assert main(["prune", "compare", str(runs), "--against", "dense"]) == 0
+    assert ", by McNemar's exact test 0." in capsys.readouterr().out
 
 
 def test_ways_that_differ_have_lines_of_their_own():

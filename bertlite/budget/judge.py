@@ -1,0 +1,63 @@
+"""Compare a pruned model with the dense one on texts that it was not fitted to."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertlite.experiments.compare import comparison
+from bertlite.experiments.evaluate import TASKS, interval_over_examples
+from bertlite.experiments.statistics import Array
+from bertlite.importance.batches import inputs_of
+from bertlite.importance.predictions import predictions
+
+
+@torch.inference_mode()
+def judge(model: Any, dense: Any, batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
+    """Compare a model with the dense one.
+
+    Returns:
+        "kl", the mean divergence in nats from the dense model's predictions; for a classifier "agreement", the share
+        of predictions with the same class; with labels what `scores` returns.
+    """
+    divergences: list[Tensor] = []
+    outputs: list[list[Tensor]] = []  # of each batch: the model's, the dense model's
+    for batch in batches:
+        inputs = inputs_of(batch)
+        outs = [each(**inputs, return_dict=True) for each in (model, dense)]
+        q, p = (predictions(each, out, batch) for each, out in zip((model, dense), outs, strict=True))
+        divergences.append(torch.stack([a.divergence(b) for a, b in zip(p, q, strict=True)]).sum(0).double().cpu())
+        logits = [out.get("logits") for out in outs]
+        if logits[0] is not None and logits[0].dim() == 2:
+            outputs.append([x.double().cpu() for x in logits])
+    result: dict[str, Any] = {"kl": float(torch.cat(divergences).mean())}
+    if outputs:
+        mine, theirs = (torch.cat(each).numpy() for each in zip(*outputs, strict=True))
+        if mine.shape[1] > 1:
+            result["agreement"] = float(np.mean(mine.argmax(1) == theirs.argmax(1)))
+        if "labels" in batches[0]:
+            result |= scores(mine, theirs, torch.cat([batch["labels"].cpu() for batch in batches]).numpy())
+    return result
+
+
+def scores(mine: Array, theirs: Array, truth: Array) -> dict[str, Any]:
+    """Return the accuracy of a classifier or Spearman's correlation of a regression, and the dense model's.
+
+    Returns:
+        "metric", its name; "score" with its 95 % interval over the examples, "score_low" and "score_high", None where
+        nothing varies; "dense_score"; and of the difference what `bertlite.experiments.compare.comparison` returns,
+        paired over the examples.
+    """
+    task = TASKS["classification" if mine.shape[1] > 1 else "regression"]
+    metric = task.headline
+    interval = interval_over_examples(mine, truth, task, metric)
+    return {
+        "metric": metric,
+        "score": float(task.metrics[metric](mine, truth)),
+        "score_low": interval and interval.low,
+        "score_high": interval and interval.high,
+        "dense_score": float(task.metrics[metric](theirs, truth)),
+        **comparison({"": [mine]}, {"": [theirs]}, truth, task, metric),
+    }
