@@ -210,12 +210,11 @@ class BertConfig:
         Raises:
             ValueError: the file is not a JSON object, or not a BERT's, or lacks a size.
         """
-        try:
-            values = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} is not JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise ValueError(f"{path} holds a JSON {type(values).__name__}, not an object with a model's fields")
+        return cls.from_values(path, read_json_object(path), **overrides)
+
+    @classmethod
+    def from_values(cls, path: str | Path, values: Mapping[str, Any], **overrides: Any) -> "BertConfig":
+        """Make a config from the content of the file at a path, which errors name; see `from_json_file`."""
         if values.get("model_type", "bert") != "bert":
             raise ValueError(f"{path} describes a {values['model_type']!r} model; bertlite loads model_type 'bert'")
         missing = [name for name in SIZES if name not in values and name not in overrides]
@@ -239,6 +238,17 @@ class BertConfig:
 
     def to_json_string(self) -> str:
         return to_json(self.to_dict(), indent=2, sort_keys=True) + "\n"
+
+
+def read_json_object(path: str | Path) -> dict[str, Any]:
+    """Read a config.json; raise ValueError if the file is not a JSON object."""
+    try:
+        values = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} holds a JSON {type(values).__name__}, not an object with a model's fields")
+    return values
 
 
 def check_values(config: ConfigLike) -> None:

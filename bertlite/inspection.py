@@ -6,12 +6,14 @@ The statements about transformers are true of 4.57.6 and 5.23.0.
 import argparse
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bertlite.activations import ONLY_HERE
 from bertlite.checkpoint.checks import fit_tensors_
+from bertlite.checkpoint.families import BERT, Origin
 from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.checkpoint.names import (
     DECODER,
@@ -28,7 +30,7 @@ from bertlite.checkpoint.names import (
 from bertlite.checkpoint.reading import State, read_tensors
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.checkpoint.skeleton import make_skeleton
-from bertlite.config import BertConfig, kept_heads, kept_neurons
+from bertlite.config import RELATIVE, BertConfig, differs_from_bert, kept_heads, kept_neurons
 from bertlite.heads import models as heads
 from bertlite.model import BertModel, BertPreTrainedModel
 from bertlite.progress import count_of
@@ -69,10 +71,10 @@ def inspect(checkpoint: str | Path, *, revision: str | None = None) -> dict[str,
         ValueError: a file is damaged, or the config is not a BERT's.
     """
     files = find_checkpoint(Source(checkpoint, revision))
-    config = BertConfig.from_json_file(files.config)
-    stored = read_tensors(files)
-    cls = class_of(config)
-    absent, faults = bertlite_faults(cls, config, stored)
+    origin, stored = Origin.read(files.config), read_tensors(files)
+    cls = class_of(origin.config())
+    _, config = origin.build(cls, {}, {})
+    absent, faults = bertlite_faults(cls, origin, stored)
     names = ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings", "position_embedding_type")
     layers = range(config.num_hidden_layers)
     weights = sorted(files.shards) or [files.weights]
@@ -80,6 +82,8 @@ def inspect(checkpoint: str | Path, *, revision: str | None = None) -> dict[str,
         "what": "bertlite inspect",
         "checkpoint": str(checkpoint),
         "class": cls.__name__,
+        "model_type": origin.kind,
+        "becomes": origin.family.becomes,
         "files": [
             files.config.name,
             *([files.weights.name] if files.shards else []),
@@ -94,8 +98,12 @@ def inspect(checkpoint: str | Path, *, revision: str | None = None) -> dict[str,
         "absent": sorted(absent),
         "legacy_names": dict(Counter(part for name in stored if (part := legacy_part(name)))),
         "bertlite": {"outcome": FAILS if faults else SAME, "notes": faults},
-        "transformers 4": combine_findings(in_transformers_4(cls, config, stored)),
-        "transformers 5": combine_findings(in_transformers_5(cls, config, stored)),
+        **{
+            f"transformers {version}": combine_findings(
+                findings(cls, config, stored) if origin.family is BERT else [(SAME, f"as a {origin.kind!r} model")]
+            )
+            for version, findings in ((4, in_transformers_4), (5, in_transformers_5))
+        },
     }
 
 
@@ -105,11 +113,16 @@ def class_of(config: BertConfig) -> type[BertPreTrainedModel]:
     return heads.CLASSES.get(named[0], BertModel) if named else BertModel
 
 
-def bertlite_faults(cls: type[BertPreTrainedModel], config: BertConfig, stored: State) -> tuple[set[str], list[str]]:
+def bertlite_faults(cls: type[BertPreTrainedModel], origin: Origin, stored: State) -> tuple[set[str], list[str]]:
     """Return the parts that `cls.from_pretrained` would initialise, and the faults it would raise."""
-    model, state = make_skeleton(cls, config, {}), dict(stored)
+    options, config = origin.build(cls, {}, {})
+    model = make_skeleton(cls, config, options)
+    try:
+        state, own = origin.as_bert(dict(stored), model.state_dict())
+    except ValueError as error:
+        return set(), [str(error)]
     fit = fit_tensors_(state, model.state_dict(), model, config)
-    return fit.absent, fit.faults + fit.mixed_dtypes
+    return fit.absent, origin.own_faults(fit.faults + fit.mixed_dtypes, own)
 
 
 # transformers -------------------------------------------------------------------------------------------------------
@@ -117,7 +130,7 @@ def bertlite_faults(cls: type[BertPreTrainedModel], config: BertConfig, stored: 
 Finding = tuple[str, str]  # an outcome and a note
 
 
-def combine_findings(findings: Iterator[Finding]) -> dict[str, Any]:
+def combine_findings(findings: Iterable[Finding]) -> dict[str, Any]:
     """Return the worst of the outcomes, and all notes."""
     found = list(findings)
     outcomes = [outcome for outcome, _ in found]
@@ -125,7 +138,15 @@ def combine_findings(findings: Iterator[Finding]) -> dict[str, Any]:
     return {"outcome": worst, "notes": [note for _, note in found]}
 
 
+def in_any_transformers(config: BertConfig) -> Iterator[Finding]:
+    if differs_from_bert(config):
+        yield FAILS, f"refuses hidden_act {ONLY_HERE + config.hidden_act!r}: it would compute something else"
+    elif config.positions_skip_padding:
+        yield SAME, "but gives the tokens of left-padded rows other positions"
+
+
 def in_transformers_4(cls: type[BertPreTrainedModel], config: BertConfig, stored: State) -> Iterator[Finding]:
+    yield from in_any_transformers(config)
     yield from tensors_in(cls, replace(config, pruned_neurons={}), stored)
     headless = [layer for layer in range(config.num_hidden_layers) if not kept_heads(config, layer)]
     if headless:
@@ -141,11 +162,12 @@ def in_transformers_4(cls: type[BertPreTrainedModel], config: BertConfig, stored
 
 
 def in_transformers_5(cls: type[BertPreTrainedModel], config: BertConfig, stored: State) -> Iterator[Finding]:
+    yield from in_any_transformers(config)
     whole = replace(config, pruned_heads={}, pruned_neurons={}, position_embedding_type="absolute")
     yield from tensors_in(cls, whole, stored)
     if config.pruned_heads:
         yield DIFFERS, NO_PRUNING
-    if config.position_embedding_type != "absolute":
+    if config.position_embedding_type in RELATIVE:
         yield DIFFERS, f"computes absolute positions instead of {config.position_embedding_type}"
     if not config.tie_word_embeddings and HEAD_BIAS in stored and DECODER_BIAS not in stored and predicts_tokens(cls):
         yield DIFFERS, f"initialises {DECODER_BIAS}, which it does not tie to {HEAD_BIAS}"
@@ -210,6 +232,8 @@ def format_report(found: Mapping[str, Any]) -> Iterator[str]:
         f" ({found['position_embedding_type']})"
     )
     yield f"  {', '.join(found['files'])}: {found['bytes'] / 1e6:,.1f} MB"
+    if found["model_type"] != "bert":
+        yield f"  {found['model_type']}, which becomes a BERT: {found['becomes'] or 'other names'}"
     for layer, (kept, wide) in enumerate(zip(found["heads"]["kept"], found["neurons"]["kept"], strict=True)):
         if len(kept) < built or wide < neurons:
             heads = f"{count_of(len(kept), 'head')} ({', '.join(map(str, kept)) or 'none'})"

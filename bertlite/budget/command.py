@@ -11,7 +11,8 @@ from bertlite.budget.judge import judge
 from bertlite.budget.search import Plan, Search, State
 from bertlite.budget.target import Target, check_work, read_work
 from bertlite.budget.texts import batches_of, read_texts, split
-from bertlite.checkpoint.files import Source, find_checkpoint
+from bertlite.checkpoint import families
+from bertlite.checkpoint.files import Source
 from bertlite.config import BertConfig
 from bertlite.experiments.compare import show_interval
 from bertlite.experiments.data import DataSource, Examples
@@ -145,7 +146,7 @@ def read_config(checkpoint: str) -> BertConfig:
     Raises:
         ValueError: it is a decoder, whose layers are not fitted here.
     """
-    config = BertConfig.from_json_file(find_checkpoint(Source(checkpoint)).config)
+    config = families.read_config(Source(checkpoint))
     if config.is_decoder:
         raise ValueError(f"{checkpoint} is a decoder; `prune to` takes encoders")
     return config

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import torch
 
 from bertlite.checkpoint.checks import NONFINITE, fit_tensors_, implausible_sizes, nonfinite_tensors, parse_dtype
+from bertlite.checkpoint.families import Origin
 from bertlite.checkpoint.faults import raise_faults
 from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.checkpoint.hub import push_folder
@@ -18,7 +19,6 @@ from bertlite.checkpoint.names import LoadableModel, optional_part
 from bertlite.checkpoint.reading import State, read_tensors
 from bertlite.checkpoint.saving import save_model
 from bertlite.checkpoint.skeleton import Model, assign_tensors_, init_missing, make_skeleton, place_tensors
-from bertlite.config import BertConfig
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo
@@ -148,14 +148,19 @@ def load_model(
     """Find the files, read them, rename, check, and give the tensors to a model made for them."""
     asked = parse_dtype(dtype)
     files = find_checkpoint(source)
-    config = BertConfig.from_json_file(files.config, **overrides)
+    origin = Origin.read(files.config)
+    options, config = origin.build(cls, options, overrides)
     state = read_tensors(files)
     raise_faults(f"{files.weights} does not fit {files.config.name}:", implausible_sizes(state, config))
     model = make_skeleton(cls, config, options)
     wanted: State = model.state_dict()
+    try:
+        state, own = origin.as_bert(state, wanted)
+    except ValueError as error:
+        raise ValueError(f"{files.weights} does not fit {cls.__name__}: {error}") from None
 
     fit = fit_tensors_(state, wanted, model, config, drop_decoder=bool(overrides.get("tie_word_embeddings")))
-    absent, faults = fit.absent, fit.faults + (fit.mixed_dtypes if asked is None else [])
+    absent, faults = fit.absent, origin.own_faults(fit.faults, own) + (fit.mixed_dtypes if asked is None else [])
     raise_faults(f"{files.weights} does not fit {cls.__name__} as {files.config.name} describes it:", faults)
     log.debug("%s: not used: %s", files.weights, ", ".join(sorted(state.keys() - wanted.keys())) or "nothing")
 
@@ -164,7 +169,9 @@ def load_model(
     tensors = place_tensors(state, wanted, asked, device)
     raise_faults(
         f"{files.weights} {NONFINITE}",
-        nonfinite_tensors({k: t for k, t in tensors.items() if optional_part(k) not in absent}),
+        origin.own_faults(
+            nonfinite_tensors({k: t for k, t in tensors.items() if optional_part(k) not in absent}), own
+        ),
     )
     assign_tensors_(model, tensors)
     model.tie_weights()

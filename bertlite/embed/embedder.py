@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bertlite.batching import token_budget_batches
+from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source, find_checkpoint, locate
 from bertlite.checkpoint.saving import dtype_name
-from bertlite.config import BertConfig
 from bertlite.inference import InferenceModel, optimize_for_inference
 from bertlite.inference.optimize import BACKENDS, parse_compute_dtype
 from bertlite.inference.pooling import POOLINGS, pool, read_settings
@@ -124,7 +124,7 @@ class Embedder:
         if prompt is None and prompt_name is None:
             prompt_name = stated.get("default_prompt_name")
         self.prompt = self.find_prompt(prompt, prompt_name)
-        config = BertConfig.from_json_file(find_checkpoint(self.source).config)
+        config = read_config(self.source)
         kept = stated.get("truncate_dim") if truncate_dim is None else truncate_dim
         if kept is not None and (not isinstance(kept, int) or kept < 1):
             raise ValueError(f"truncate_dim is {kept!r}; it must be 1 or more")

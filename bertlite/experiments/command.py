@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from bertlite import densify
-from bertlite.checkpoint.files import Source, find_checkpoint
-from bertlite.config import BertConfig
+from bertlite.checkpoint.families import read_config
+from bertlite.checkpoint.files import Source
 from bertlite.experiments import plots
 from bertlite.experiments.cell import Cell, Setting, check_scoring
 from bertlite.experiments.compare import (
@@ -150,7 +150,7 @@ def read_teacher(checkpoint: str, task: Task, labels: int) -> Any:
 def read_training_data(args: argparse.Namespace, task: Task) -> Examples:
     """Read the examples to train on; names of labels are classes, the checkpoint's if it has them all."""
     named = task.labels is torch.long
-    known = class_names(BertConfig.from_json_file(find_checkpoint(Source(args.checkpoint)).config)) if named else ()
+    known = class_names(read_config(Source(args.checkpoint))) if named else ()
     source = data_source(args, args.train, args.train_split)
     return read_examples(source, words=task.words, classes=known, collect=named)
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import bertlite
+from bertlite.checkpoint.families import Origin
 from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.checkpoint.reading import read_tensors
-from bertlite.config import BertConfig
 from bertlite.experiments.command import data_source
 from bertlite.experiments.compare import comparison, metric_for, note_on_balance
 from bertlite.experiments.data import NO_LABEL, EncodedExamples, Examples, read_examples, read_tokenizer
@@ -104,7 +104,8 @@ def task_of(checkpoint: str, asked: str | None) -> Task:
         ValueError: there is no task for it, or its weights have no head for the task.
     """
     files = find_checkpoint(Source(checkpoint))
-    config = BertConfig.from_json_file(files.config)
+    origin = Origin.read(files.config)
+    config = origin.config()
     name = class_of(config).__name__
     if asked is None and name == "BertForSequenceClassification":
         number = config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1)
@@ -116,7 +117,7 @@ def task_of(checkpoint: str, asked: str | None) -> Task:
     if asked == "classification" and config.problem_type == "multi_label_classification":
         raise ValueError(f"{checkpoint} gives a text several labels at once, for which there is no metric here")
     task = {**TASKS, MASKED.name: MASKED}[asked].of_checkpoint(checkpoint)
-    absent = set() if task.apart else bertlite_faults(getattr(bertlite, task.model), config, read_tensors(files))[0]
+    absent = set() if task.apart else bertlite_faults(getattr(bertlite, task.model), origin, read_tensors(files))[0]
     if absent:
         raise ValueError(
             f"{checkpoint} has no {' and no '.join(sorted(absent))}: train it by `bertlite prune finetune`"

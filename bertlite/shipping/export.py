@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Folder, Source, find_checkpoint, locate
 from bertlite.checkpoint.folders import carry, replacing
 from bertlite.checkpoint.saving import write_sorted_json
-from bertlite.config import BertConfig
 from bertlite.heads.models import CLASSES
 from bertlite.inspection import class_of
 from bertlite.model import BertModel, BertPreTrainedModel
@@ -132,7 +132,7 @@ def choose_class(source: Source, name: str | None) -> type[BertPreTrainedModel]:
     if name is None:
         if locate(source).get(MODULES) is not None:
             return BertModel
-        return class_of(BertConfig.from_json_file(find_checkpoint(source).config))
+        return class_of(read_config(source))
     if name not in CLASSES:
         raise ValueError(f"there is no class {name!r}; have: {', '.join(CLASSES)}")
     return CLASSES[name]

@@ -20,7 +20,6 @@ TENSORS = (
     *("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "head_mask"),
     *("encoder_hidden_states", "encoder_attention_mask", "cu_seqlens"),
 )
-SKIPS_PADDING = "positions_skip_padding"  # a field that configs of transformers lack
 
 
 @dataclass(frozen=True)
@@ -55,17 +54,18 @@ class Inputs:
     def positions(self, config: ConfigLike, past: int) -> Tensor | None:
         """Return the position ids that were given or, if positions skip padding, those counted; None: count from 0.
 
-        The first token that is not padding has position 0, or `past`; padding has that of the token before it.
+        The first token that is not padding has position 0, or `past`, and padding -1: the embedding of no position.
         """
-        if self.position_ids is not None or self.input_ids is None or not getattr(config, SKIPS_PADDING, False):
-            return self.position_ids
-        pad = -1 if config.pad_token_id is None else config.pad_token_id
-        count = self.input_ids.ne(pad).cumsum(-1)
+        given, ids = self.position_ids, self.input_ids
+        if given is not None or ids is None or not getattr(config, "positions_skip_padding", False):
+            return given
+        real = ids.ne(-1 if config.pad_token_id is None else config.pad_token_id)
+        count = real.cumsum(-1)
         if self.cu_seqlens is not None:  # begin anew with each sequence
-            ends = self.cu_seqlens.to(count.device)
+            ends = self.cu_seqlens.to(ids.device)
             before = torch.cat([count.new_zeros(1), count])[ends[:-1]]
-            count = count - before.repeat_interleave(ends.diff(), output_size=len(count))
-        return (count + (past - 1)).clamp(min=0)
+            count = count - before.repeat_interleave(ends.diff(), output_size=len(ids))
+        return (count + (past - 1)).masked_fill(~real, -1)
 
 
 def check_tensor(name: str, given: Any) -> None:
@@ -145,8 +145,7 @@ def check_beside(inputs: Inputs, config: ConfigLike, segments: Shapes, positions
         check_ids(name, ids, getattr(config, field), field)
 
 
-def embeds_size(config: ConfigLike) -> int:
-    """Return the width of embeddings; configs of transformers lack the field."""
+def embeds_size(config: ConfigLike) -> int:  # configs of transformers lack the field
     return getattr(config, "embedding_size", None) or config.hidden_size
 
 

@@ -33,6 +33,7 @@ class BertEmbeddings(nn.Module):
         self.LayerNorm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.projection = nn.Linear(size, config.hidden_size) if size != config.hidden_size else None
+        self.skips_padding = own_field(config, "positions_skip_padding")  # padding, at -1, has no position
         self.absolute = config.position_embedding_type not in RELATIVE  # else the scores know where tokens stand
 
     def forward(
@@ -51,7 +52,8 @@ class BertEmbeddings(nn.Module):
                 position_ids = torch.arange(x.shape[-2], device=x.device)[None]
                 if hasattr(self.position_embeddings.weight, "grad_sample"):  # of Opacus, which wants (B, S)
                     position_ids = position_ids.expand(x.shape[:-1])
-            x = x + self.position_embeddings(position_ids)
+            places = self.position_embeddings(position_ids.clamp(min=0) if self.skips_padding else position_ids)
+            x = x + (places * (position_ids >= 0)[..., None] if self.skips_padding else places)
         x = self.dropout(self.LayerNorm(x))
         return x if self.projection is None else self.projection(x)
 
@@ -283,8 +285,7 @@ class BertPooler(nn.Module):
     def __init__(self, config: ConfigLike) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        act = own_field(config, "pooler_act")
-        self.activation = nn.Tanh() if act == "tanh" else activation(act)
+        self.activation = nn.Tanh() if (act := own_field(config, "pooler_act")) == "tanh" else activation(act)
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # (B, S, D) -> (B, D)
         return self.activation(self.dense(hidden_states[:, 0]))

@@ -752,7 +752,7 @@ def test_several_dtypes_load_when_one_is_asked_for(tmp_path):
         ("", "config.json is not JSON"),
         ("{}", "config.json does not state vocab_size, hidden_size"),
         ("[1]", "config.json holds a JSON list"),
-        (json.dumps({**JSON, "model_type": "roberta"}), "describes a 'roberta' model"),
+        (json.dumps({**JSON, "model_type": "albert"}), "describes a 'albert' model, which has other layers"),
         (json.dumps({**JSON, "num_attention_heads": 5}), "hidden_size 48 is not a multiple of num_attention_heads 5"),
     ],
 )

@@ -1,0 +1,357 @@
+"""Other names of BERT: the config fields, names of tensors and slices by which a checkpoint of a family is a BERT.
+
+What a family computes is read from transformers 5.23.0, models/FAMILY/modeling_FAMILY.py, and is the same in 4.57.6.
+What differs from a BERT and is left is a field of `BertConfig`: `positions_skip_padding`, `position_embedding_type`,
+`pooler_act` and `embedding_size`.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from bertlite.checkpoint.files import Source, find_checkpoint
+from bertlite.checkpoint.names import WRAPPER_PREFIXES
+from bertlite.config import BertConfig, read_json_object
+
+State = dict[str, Tensor]
+Values = dict[str, Any]  # of a config.json
+POSITION_TABLE = "embeddings.position_embeddings.weight"
+TASK_TABLE = "embeddings.task_type_embeddings.weight"
+BUCKET_TABLE = "encoder.relative_attention_bias.weight"
+TRANSFORM = "cls.predictions.transform.dense.weight"
+GELU = ("gelu", "gelu_python")
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of checkpoint that is a BERT under other names.
+
+    Args:
+        prefix: of the tensors of its base model.
+        becomes: what makes a BERT of it beside other names.
+        encoder: the name of its encoder there.
+        fields: {its field of config.json: BERT's}.
+        defaults: of its fields, where they are not BERT's.
+        fixed: fields of the BERT for what the family always does.
+        renames: (part of its tensors' names, part of BERT's); the first that fits a name is replaced.
+        adapt: changes renamed tensors in place, given the config.json.
+        pooler: its base model has a pooler.
+        pooler_act: activation between the two layers of its classifiers.
+        lm_acts: hidden_act with which its language model head is BERT's; None: any.
+        needs: fields without which it is not a BERT, as no other value is supported.
+    """
+
+    prefix: str
+    becomes: str = ""
+    encoder: str = "encoder"
+    fields: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    renames: Sequence[tuple[str, str]] = ()
+    adapt: Callable[[State, Values], None] = lambda state, values: None
+    pooler: bool = True
+    pooler_act: str = "tanh"
+    lm_acts: Sequence[str] | None = None
+    needs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def stored_name(state: State, name: str) -> str:
+    """Return a tensor's name in a state dict with or without "bert." before the names of the base model."""
+    return name if name in state else f"bert.{name}"
+
+
+def cut_positions_(state: State, values: Values) -> None:
+    """Drop the rows of positions up to that of padding, which no token has: the first token then has position 0."""
+    name = stored_name(state, POSITION_TABLE)
+    if name in state:
+        state[name] = state[name][values["pad_token_id"] + 1 :]
+
+
+def add_segment_(state: State, values: Values) -> None:
+    """Add a segment whose embedding is zero."""
+    words = stored_name(state, "embeddings.word_embeddings.weight")
+    if words in state and state[words].dim() == 2:
+        state[words.replace("word", "token_type")] = state[words].new_zeros(1, state[words].shape[1])
+
+
+def add_first_task_(state: State, values: Values) -> None:
+    """Add the embedding of the first task, which every token has by default, to those of the segments."""
+    if values.get("use_task_id"):
+        name = stored_name(state, TASK_TABLE)
+        if name not in state:
+            raise ValueError(f"{TASK_TABLE} is missing, and the config has use_task_id")
+        tasks, segments = state.pop(name), name.replace("task", "token")
+        state[segments] = state[segments] + tasks[0]
+
+
+def spread_buckets_(state: State, values: Values) -> None:
+    """Give every layer its own copy of the bias by distance, which in MPNet all layers share."""
+    cut_positions_(state, values)
+    add_segment_(state, values)
+    name = stored_name(state, BUCKET_TABLE)
+    if name not in state:
+        raise ValueError(f"{BUCKET_TABLE} is missing")
+    table, base = state.pop(name), name.removesuffix(BUCKET_TABLE)
+    for layer in range(values["num_hidden_layers"]):
+        state[f"{base}encoder.layer.{layer}.attention.self.distance_embedding.weight"] = table.clone()
+
+
+TWO_LAYERS = (("classifier.dense.", "pooler.dense."), ("classifier.out_proj.", "classifier."))
+LM_HEAD = (
+    ("lm_head.dense.", "cls.predictions.transform.dense."),
+    ("lm_head.layer_norm.", "cls.predictions.transform.LayerNorm."),
+    ("lm_head.", "cls.predictions."),
+)
+
+
+def roberta(prefix: str) -> Family:
+    """Positions are counted from the row after padding's, over the tokens that are not padding."""
+    return Family(
+        prefix,
+        "positions without the rows up to padding's, counted over the tokens that are not padding",
+        defaults={"pad_token_id": 1},
+        fixed={"positions_skip_padding": True},
+        renames=(*LM_HEAD, *TWO_LAYERS),
+        adapt=cut_positions_,
+        lm_acts=GELU,
+    )
+
+
+BERT = Family("bert")
+FAMILIES = {  # by model_type
+    "bert": BERT,
+    "roberta": roberta("roberta"),
+    "xlm-roberta": roberta("roberta"),
+    "camembert": roberta("roberta"),
+    "data2vec-text": roberta("data2vec_text"),
+    "ernie": Family("ernie", "the first task's embedding added to the segments'", adapt=add_first_task_),
+    "bert-generation": Family(
+        "bert",
+        "one segment, of zeros; no pooler, and no language model head",
+        fixed={"type_vocab_size": 1},
+        adapt=add_segment_,
+        pooler=False,
+        lm_acts=(),  # it has one layer, BERT's two
+    ),
+    "electra": Family(
+        "electra",
+        "no pooler, and classifiers with gelu; the small one's embeddings are projected to the hidden size",
+        renames=(
+            ("embeddings_project.", "embeddings.projection."),
+            ("generator_predictions.", "cls.predictions.transform."),
+            ("generator_lm_head.", "cls.predictions.decoder."),
+            ("sequence_summary.summary.", "pooler.dense."),
+            *TWO_LAYERS,
+        ),
+        pooler=False,
+        pooler_act="gelu",
+        lm_acts=GELU,
+        needs={"summary_type": "first", "summary_activation": "gelu", "summary_use_proj": True},
+    ),
+    "distilbert": Family(
+        "distilbert",
+        "one segment, of zeros; no pooler, and classifiers with relu",
+        encoder="transformer",
+        fields={
+            "dim": "hidden_size",
+            "n_layers": "num_hidden_layers",
+            "n_heads": "num_attention_heads",
+            "hidden_dim": "intermediate_size",
+            "activation": "hidden_act",
+            "dropout": "hidden_dropout_prob",
+            "attention_dropout": "attention_probs_dropout_prob",
+        },
+        fixed={"type_vocab_size": 1, "layer_norm_eps": 1e-12},
+        renames=(
+            ("attention.q_lin.", "attention.self.query."),
+            ("attention.k_lin.", "attention.self.key."),
+            ("attention.v_lin.", "attention.self.value."),
+            ("attention.out_lin.", "attention.output.dense."),
+            ("sa_layer_norm.", "attention.output.LayerNorm."),
+            ("ffn.lin1.", "intermediate.dense."),
+            ("ffn.lin2.", "output.dense."),
+            ("output_layer_norm.", "output.LayerNorm."),
+            ("vocab_transform.", "cls.predictions.transform.dense."),
+            ("vocab_layer_norm.", "cls.predictions.transform.LayerNorm."),
+            ("vocab_projector.", "cls.predictions.decoder."),
+            ("pre_classifier.", "pooler.dense."),
+        ),
+        adapt=add_segment_,
+        pooler=False,
+        pooler_act="relu",
+    ),
+    "mpnet": Family(
+        "mpnet",
+        "one segment, of zeros; positions as RoBERTa's; a bias of the scores for each head and bucket of distances",
+        defaults={"pad_token_id": 1},
+        fixed={"positions_skip_padding": True, "position_embedding_type": "bucketed", "type_vocab_size": 1},
+        renames=(
+            ("attention.attn.q.", "attention.self.query."),
+            ("attention.attn.k.", "attention.self.key."),
+            ("attention.attn.v.", "attention.self.value."),
+            ("attention.attn.o.", "attention.output.dense."),
+            ("attention.LayerNorm.", "attention.output.LayerNorm."),
+            *LM_HEAD,
+            *TWO_LAYERS,
+        ),
+        adapt=spread_buckets_,
+        lm_acts=GELU,
+        needs={"relative_attention_num_buckets": 32, "pad_token_id": 1},
+    ),
+}
+REASONS = {  # why models that users take for BERTs are not
+    "normalises before attention": ("megatron-bert", "roberta-prelayernorm", "xlm-roberta-xl", "esm"),
+    "has rotary positions": ("modernbert", "nomic_bert", "new", "gte", "eurobert", "neobert", "roformer"),
+    "embeds more than words, segments and positions": ("layoutlm", "layoutlmv2", "layoutlmv3", "lilt", "roc_bert"),
+    "has keys of positions, by which attention is disentangled": ("deberta", "deberta-v2"),
+    "has other layers": ("albert", "mobilebert", "squeezebert", "convbert", "funnel", "xmod", "rembert"),
+    "has sparse or approximate attention": ("big_bird", "longformer", "nystromformer"),
+}
+OTHERS = {kind: f", which {reason}" for reason, kinds in REASONS.items() for kind in kinds}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The family of a checkpoint, and its config.json.
+
+    Args:
+        kind: its model_type.
+        values: of its config.json, with BERT's names for fields.
+    """
+
+    path: Path
+    kind: str
+    family: Family
+    values: Values
+
+    @classmethod
+    def read(cls, path: Path) -> "Origin":
+        """Read a config.json.
+
+        Raises:
+            ValueError: the file is not a JSON object, or that of a model that is not a BERT; it says why.
+        """
+        values = read_json_object(path)
+        kind = values.get("model_type", "bert")
+        family = FAMILIES.get(kind) if isinstance(kind, str) else None
+        if family is None:
+            known = ", ".join(map(repr, FAMILIES))
+            raise ValueError(f"{path} describes a {kind!r} model{OTHERS.get(str(kind), '')}; bertlite loads {known}")
+        values = {**family.defaults, **{family.fields.get(name, name): value for name, value in values.items()}}
+        for name, wanted in family.needs.items():
+            if values.get(name, wanted) != wanted:
+                raise ValueError(f"{path} describes a {kind!r} model with {name} {values[name]!r}, not {wanted!r}")
+        return cls(path, kind, family, values)
+
+    def build(
+        self, cls: Any, options: Mapping[str, Any], overrides: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], BertConfig]:
+        """Return the options and the config by which a model of a class is made.
+
+        A base model has a pooler if the family's has one, or if the options say so.
+        """
+        options = dict(options)
+        if not self.family.pooler and not hasattr(cls, "needs_pooler"):  # which heads have
+            options.setdefault("add_pooling_layer", False)
+        pooled = options.get("add_pooling_layer", getattr(cls, "needs_pooler", True))
+        return options, self.config(pooled, **overrides)
+
+    def config(self, pooled: bool = False, **overrides: Any) -> BertConfig:
+        """Return the config of the BERT; that of a model with a pooler states its activation."""
+        family = self.family
+        if family is BERT:
+            return BertConfig.from_values(self.path, self.values, **overrides)
+        values = {**self.values, **family.fixed, "model_type": "bert"}
+        if isinstance(named := values.get("architectures"), list):
+            values["architectures"] = [class_name(str(name)) for name in named]
+        if pooled:
+            values["pooler_act"] = family.pooler_act
+            values["classifier_dropout"] = values.pop("seq_classif_dropout", values.get("classifier_dropout"))
+        if isinstance(values.get("max_position_embeddings"), int):
+            values["max_position_embeddings"] -= self.first_position
+        return BertConfig.from_values(self.path, values, **overrides)
+
+    @property
+    def first_position(self) -> int:
+        """The row of the family's positions that the first token has."""
+        if not self.family.fixed.get("positions_skip_padding"):
+            return 0
+        if not isinstance(pad := self.values["pad_token_id"], int):
+            raise ValueError(f"{self.path} has pad_token_id {pad!r}, from which {self.kind!r} counts positions")
+        return pad + 1
+
+    def as_bert(self, state: State, wanted: Mapping[str, Tensor]) -> tuple[State, dict[str, str]]:
+        """Return the tensors under BERT's names, and {BERT's name: the family's}.
+
+        Args:
+            wanted: those of the model that they are for.
+
+        Raises:
+            ValueError: a tensor is there twice or missing, or the model's head computes something else here.
+        """
+        if self.family is BERT:
+            return state, {}
+        family = self.family
+        act = self.values.get("hidden_act", "gelu")
+        if TRANSFORM in wanted and family.lm_acts is not None and act not in family.lm_acts:
+            raise ValueError(f"the language model head of {self.kind!r} with hidden_act {act!r} is not a BERT's")
+        read, unread = ("pooler.dense.", "classifier.dense.")[:: -1 if "classifier.weight" in wanted else 1]
+        if any(read in name for name in state):  # a pooler, beside it a classifier's own layer: one is read
+            state = {name: tensor for name, tensor in state.items() if unread not in name}
+        found, own = State(), dict[str, str]()
+        for name, tensor in state.items():
+            new = self.bert_name(name)
+            if new in found:
+                raise ValueError(f"{name} is there twice, once as {own[new.removeprefix('bert.')]}")
+            found[new], own[new.removeprefix("bert.")] = tensor, name
+        family.adapt(found, self.values)
+        return found, own
+
+    def bert_name(self, name: str) -> str:
+        """Return BERT's name of a tensor."""
+        while name.startswith(WRAPPER_PREFIXES):
+            name = name.partition(".")[2]
+        if name.startswith(f"{self.family.prefix}."):
+            name = "bert." + name.removeprefix(f"{self.family.prefix}.")
+        name = re.sub(rf"^(bert\.)?{self.family.encoder}\.", r"\1encoder.", name)
+        part = next(((theirs, ours) for theirs, ours in self.family.renames if theirs in name), ("", ""))
+        return name.replace(*part) if part[0] else name
+
+    def own_faults(self, faults: Sequence[str], own: Mapping[str, str]) -> list[str]:
+        """Return faults that begin with a tensor's name with the family's name for it.
+
+        Args:
+            own: as `as_bert` returns it.
+        """
+        if self.family is BERT:
+            return list(faults)
+        stored = " ".join(own.values())
+
+        def own_name(match: re.Match[str]) -> str:
+            name = match[0].removeprefix("bert.")
+            if name in own or "." not in name:
+                return own.get(name, match[0])
+            for theirs, ours in self.family.renames:
+                if ours in name and theirs in stored:
+                    name = name.replace(ours, theirs)
+                    break
+            base = f"{self.family.prefix}." if f"{self.family.prefix}." in stored else ""
+            name = re.sub(r"^(?=embeddings|encoder\.|pooler\.)", base, name)
+            return name.replace(f"{base}encoder.", f"{base}{self.family.encoder}.", 1)
+
+        return [re.sub(r"^\S+", own_name, fault) for fault in faults]
+
+
+def class_name(name: str) -> str:
+    """Return the class of bertlite for a family's class of transformers, such as RobertaForMaskedLM."""
+    part = re.search(r"(?<!Electra)ForPreTraining$|For(?!PreTraining)[A-Z]\w+$", name)  # Electra's is another
+    return "BertModel" if part is None else "Bert" + part[0].replace("ForCausalLM", "LMHeadModel")
+
+
+def read_config(source: Source) -> BertConfig:
+    """Read the config of a checkpoint of any family as a BERT's; `Origin.read` says what is refused."""
+    return Origin.read(find_checkpoint(source).config).config()

@@ -1,0 +1,302 @@
+"""A checkpoint of another family is the same model here: transformers' own classes beside ours, in float64."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import assert_same
+from torch import Tensor, nn
+
+from bertlite import densify, optimize_for_inference, prune_heads
+from bertlite.checkpoint.families import FAMILIES, REASONS, Origin
+from bertlite.checkpoint.names import fill_shared_names_
+from bertlite.heads.models import CLASSES
+from bertlite.inspection import inspect
+
+transformers = pytest.importorskip("transformers")
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 37,
+}
+WITH_PADDING_FIRST = {**SIZES, "max_position_embeddings": 42, "type_vocab_size": 1}
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {  # by model_type: transformers' prefix of classes, and sizes
+    "roberta": ("Roberta", WITH_PADDING_FIRST),
+    "xlm-roberta": ("XLMRoberta", WITH_PADDING_FIRST),
+    "camembert": ("Camembert", WITH_PADDING_FIRST),
+    "data2vec-text": ("Data2VecText", WITH_PADDING_FIRST),
+    "ernie": ("Ernie", {**SIZES, "max_position_embeddings": 40, "use_task_id": True}),
+    "bert-generation": ("BertGeneration", {**SIZES, "max_position_embeddings": 40}),
+    "electra": ("Electra", {**SIZES, "max_position_embeddings": 40, "embedding_size": 48}),
+    "electra small": ("Electra", {**SIZES, "max_position_embeddings": 40, "embedding_size": 24}),
+    "distilbert": (
+        "DistilBert",
+        {"vocab_size": 97, "dim": 48, "n_layers": 2, "n_heads": 3, "hidden_dim": 37, "max_position_embeddings": 40},
+    ),
+    "mpnet": ("MPNet", {**SIZES, "max_position_embeddings": 42}),
+}
+HEADS = ["MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice"]
+TOKENS = ("", "MaskedLM", "TokenClassification")  # heads whose outputs packed tokens have, whatever is padding
+CASES = [(kind, head) for kind in CONFIGS for head in ("", *HEADS) if not head or kind != "bert-generation"]
+
+
+@torch.no_grad()
+def theirs_of(kind: str, head: str = "", **changes: Any) -> Any:
+    """Make a random model of transformers in float64, whose padding embeds as zeros, as a trained one's does."""
+    prefix, sizes = CONFIGS[kind]
+    name = "BertGenerationEncoder" if kind == "bert-generation" else f"{prefix}{f'For{head}' if head else 'Model'}"
+    config = getattr(transformers, f"{prefix}Config")(**{**sizes, **changes})
+    config._attn_implementation = "eager"
+    model = getattr(transformers, name)(config).double().eval()
+    generator = torch.Generator().manual_seed(0)
+    for part in model.modules():
+        for key, parameter in part.named_parameters(recurse=False):
+            noise = 0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(noise + (isinstance(part, nn.LayerNorm) and key == "weight"))
+        if isinstance(part, nn.Embedding) and part.padding_idx is not None:
+            part.weight[part.padding_idx] = 0
+    return model
+
+
+def ours_of(folder: Path, head: str = "", backend: str = "eager", **options: Any) -> Any:
+    return CLASSES[f"BertFor{head}" if head else "BertModel"].from_pretrained(
+        folder, attn_implementation=backend, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a function that gives a model of transformers and the folder where it is saved."""
+    made: dict[tuple[str, str], tuple[Any, Path]] = {}
+
+    def make(kind: str, head: str = "") -> tuple[Any, Path]:
+        if (kind, head) not in made:
+            model, folder = theirs_of(kind, head), tmp_path_factory.mktemp("family")
+            model.save_pretrained(folder)
+            made[kind, head] = model, folder
+        return made[kind, head]
+
+    return make
+
+
+def batch_of(model: Any, head: str = "", padded: bool = True) -> dict[str, Tensor]:
+    """Make three sequences of 33 positions: padded on the left, on the right, and not; or none of them."""
+    ids = torch.randint(2, 97, (3, 33))
+    mask = torch.ones_like(ids)
+    mask[0, : 5 * padded] = mask[1, 33 - 13 * padded :] = 0
+    batch = {"input_ids": ids.masked_fill(mask == 0, model.config.pad_token_id), "attention_mask": mask}
+    return {name: x[None] for name, x in batch.items()} if head == "MultipleChoice" else batch
+
+
+def labels_of(head: str, mask: Tensor) -> dict[str, Tensor]:
+    if head == "QuestionAnswering":
+        return {"start_positions": torch.tensor([6, 1, 0]), "end_positions": torch.tensor([8, 19, 32])}
+    tokens = {"MaskedLM": 97, "TokenClassification": 2}
+    if head in tokens:
+        return {"labels": torch.randint(0, tokens[head], mask.shape).masked_fill(mask == 0, -100)}
+    return {"labels": torch.tensor([0, 1, 1] if head == "SequenceClassification" else [2])}
+
+
+def compared(out: Any, mask: Tensor) -> dict[str, Tensor]:
+    """Return what is compared of an output: real tokens, and all that is not one of tokens."""
+    names = ("loss", "last_hidden_state", "logits", "start_logits", "end_logits")
+    found = {name: out[name] for name in names if getattr(out, name, None) is not None}
+    return {name: x[mask.bool()] if x.shape[:2] == mask.shape and x.dim() > 1 else x for name, x in found.items()}
+
+
+def gradients_as_bert(theirs: Any, folder: Path, ours: Any) -> dict[str, Tensor]:
+    """Return the gradients of a model of transformers under our names: renaming and slicing are linear."""
+    origin = Origin.read(folder / "config.json")
+    every = theirs.named_parameters(remove_duplicate=False)
+    grads = {name: p.grad for name, p in every if p.grad is not None and "task" not in name}
+    own = replace(origin, values={**origin.values, "use_task_id": False})  # a sum has the gradient of its parts
+    found, _ = own.as_bert(grads, ours.state_dict())
+    fill_shared_names_(found, "", ours)
+    base = "" if ours.base_model is ours else "bert."
+    return {
+        base + name if name.startswith("pooler") else name.removeprefix("" if base else "bert."): g
+        for name, g in found.items()
+    }
+
+
+@pytest.mark.parametrize(("kind", "head"), CASES)
+def test_a_model_of_a_family_is_the_same_here(kind: str, head: str, folders: Any) -> None:
+    theirs, folder = folders(kind, head)
+    ours, batch = ours_of(folder, head), batch_of(theirs, head)
+    mask = batch["attention_mask"]
+    labels = labels_of(head, mask) if head else {}
+    theirs.zero_grad()
+    wanted, got = theirs(**batch, **labels), ours(**batch, **labels)
+    assert_same(compared(got, mask), compared(wanted, mask))
+    if head:
+        wanted.loss.backward()
+        got.loss.backward()
+    else:
+        for out in (wanted, got):
+            (out.last_hidden_state[mask.bool()].sin().sum()).backward()
+    expected = gradients_as_bert(theirs, folder, ours)
+    grads = {name: p.grad for name, p in ours.named_parameters() if p.grad is not None}
+    if kind == "mpnet":  # each layer has its own copy here
+        tables = [name for name in grads if "distance" in name]
+        total = sum(grads.pop(name) for name in tables)
+        assert_same([total], [expected[tables[0]]])
+    zeros = "token_type" if kind in ("distilbert", "mpnet", "bert-generation") else "-"
+    assert {name for name in grads.keys() - expected.keys() if zeros not in name} == set()
+    assert len(grads) > 30
+    assert_same({n: g for n, g in grads.items() if zeros not in n}, {n: expected[n] for n in grads if zeros not in n})
+    with torch.no_grad():
+        ours.set_attn_implementation("sdpa")
+        assert_same(compared(ours(**batch, **labels), mask), compared(wanted, mask))
+        ours.set_attn_implementation("packed")
+        batch = batch_of(theirs, head, padded=head in TOKENS)
+        mask = batch["attention_mask"]
+        assert_same(compared(ours(**batch), mask), compared(theirs(**batch), mask))
+
+
+@pytest.mark.parametrize("kind", ["roberta", "ernie", "mpnet"])
+def test_a_pooler_is_the_same(kind: str, folders: Any) -> None:
+    theirs, folder = folders(kind)
+    batch = batch_of(theirs)
+    assert_same(ours_of(folder)(**batch).pooler_output, theirs(**batch).pooler_output)
+
+
+@pytest.mark.parametrize("kind", ["bert-generation", "electra", "distilbert"])
+def test_a_base_model_without_a_pooler_gets_none_unless_asked(kind: str, folders: Any) -> None:
+    _, folder = folders(kind)
+    assert ours_of(folder).pooler is None
+    assert ours_of(folder, add_pooling_layer=True).pooler is not None
+
+
+@pytest.mark.parametrize("kind", ["roberta", "distilbert", "mpnet", "electra small"])
+def test_all_that_works_on_a_BERT_works_on_them(kind: str, folders: Any, tmp_path: Path) -> None:
+    theirs, folder = folders(kind)
+    model, batch = ours_of(folder), batch_of(theirs)
+    real, heads = batch["attention_mask"].bool(), {0: [2], 1: [0, 1]}
+    gates = torch.ones(2, 3, dtype=torch.float64)
+    gates[0, 2] = gates[1, :2] = 0
+    with torch.no_grad():
+        gated = model(**batch, head_mask=gates).last_hidden_state[real]
+        pruned = prune_heads(model, heads)
+        assert_same(pruned(**batch).last_hidden_state[real], gated)
+        assert_same(densify(pruned)(**batch).last_hidden_state[real], gated)
+        pruned.save_pretrained(tmp_path)
+        assert_same(ours_of(tmp_path)(**batch).last_hidden_state[real], gated)
+        assert_same(
+            pytest.importorskip("bertlite.hf")
+            .BertModel.from_pretrained(tmp_path, dtype=torch.float64, attn_implementation="eager")
+            .eval()(**batch)
+            .last_hidden_state[real],
+            gated,
+        )
+        exact = pruned(**batch).last_hidden_state[real]
+        fast = optimize_for_inference(pruned.float())
+        assert kind == "mpnet" or fast.backend == "native"
+        torch.testing.assert_close(fast(**batch).last_hidden_state[real].double(), exact, rtol=0, atol=1e-4)
+    pruned.double().gradient_checkpointing_enable()
+    pruned(**batch).last_hidden_state[real].sum().backward()
+
+
+def test_kernels_that_have_no_bucketed_positions_refuse_them_by_name(folders: Any) -> None:
+    with pytest.raises(ValueError, match="no bucketed positions"):
+        optimize_for_inference(ours_of(folders("mpnet")[1]).float(), backend="native")
+
+
+def test_what_is_saved_is_a_BERT_and_stock_loads_it_or_refuses_it(folders: Any, tmp_path: Path) -> None:
+    for kind, head in (("roberta", ""), ("distilbert", ""), ("ernie", "SequenceClassification")):
+        theirs, folder = folders(kind, head)
+        ours_of(folder, head).save_pretrained(tmp_path / kind)
+        cls = getattr(transformers, f"Bert{f'For{head}' if head else 'Model'}")
+        stock = cls.from_pretrained(tmp_path / kind, dtype=torch.float64, attn_implementation="eager").eval()
+        batch = batch_of(theirs)
+        batch = {name: x[1:] for name, x in batch.items()}  # padded on the right
+        mask = batch["attention_mask"]
+        assert_same(compared(stock(**batch), mask), compared(theirs(**batch), mask))
+    for kind, head in (
+        ("distilbert", "SequenceClassification"),
+        ("electra", "MultipleChoice"),
+        ("mpnet", ""),
+        ("electra small", ""),
+    ):
+        theirs, folder = folders(kind, head)
+        ours_of(folder, head).save_pretrained(tmp_path / kind)
+        with pytest.raises(KeyError, match="bertlite:gelu"):
+            getattr(transformers, f"Bert{f'For{head}' if head else 'Model'}").from_pretrained(tmp_path / kind)
+        batch = batch_of(theirs, head)
+        mask = batch["attention_mask"]
+        assert_same(compared(ours_of(tmp_path / kind, head)(**batch), mask), compared(theirs(**batch), mask))
+        assert inspect(tmp_path / kind)["transformers 5"]["outcome"] == "fails"
+
+
+def test_faults_have_the_familys_names(folders: Any, tmp_path: Path) -> None:
+    theirs, folder = folders("distilbert", "SequenceClassification")
+    state, prefix = theirs.state_dict(), "distilbert.transformer.layer.1"
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    state[f"{prefix}.ffn.lin1.bias"], state[f"{prefix}.ffn.odd"] = torch.zeros(3), torch.zeros(1)
+    for name in (f"{prefix}.attention.q_lin.weight", "pre_classifier.bias", "distilbert.embeddings.LayerNorm.bias"):
+        del state[name]
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="does not fit") as error:
+        ours_of(tmp_path, "SequenceClassification")
+    for fault in (
+        f"{prefix}.attention.q_lin.weight is missing",
+        "\n  pre_classifier.bias is missing",
+        "distilbert.embeddings.LayerNorm.bias is missing",
+        f"{prefix}.ffn.odd is unknown",
+        f"{prefix}.ffn.lin1.bias is (3,); by the config it is (37,)",
+    ):
+        assert fault in str(error.value)
+    assert inspect(tmp_path)["bertlite"]["outcome"] == "fails"
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "changes", "message"),
+    [
+        ("roberta", "MaskedLM", {"hidden_act": "relu"}, "language model head of 'roberta' with hidden_act 'relu'"),
+        ("roberta", "", {"pad_token_id": None}, "has pad_token_id None"),
+        ("mpnet", "", {"relative_attention_num_buckets": 16}, "relative_attention_num_buckets 16, not 32"),
+        ("electra", "", {"summary_type": "last"}, "summary_type 'last', not 'first'"),
+        (
+            "distilbert",
+            "",
+            {"model_type": "modernbert"},
+            "a 'modernbert' model, which has rotary positions; bertlite loads",
+        ),
+        ("distilbert", "", {"model_type": "odd"}, "a 'odd' model; bertlite loads 'bert', 'roberta'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(
+    kind: str, head: str, changes: dict[str, Any], message: str, folders: Any, tmp_path: Path
+) -> None:
+    _, folder = folders(kind, head)
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
+    shutil.copy(folder / "model.safetensors", tmp_path)
+    with pytest.raises(ValueError, match=message):
+        ours_of(tmp_path, head)
+
+
+def test_no_family_is_both_known_and_refused() -> None:
+    others = [kind for kinds in REASONS.values() for kind in kinds]
+    assert len(set(others)) == len(others)
+    assert not FAMILIES.keys() & set(others)
+    assert {*CONFIGS, "bert"} - {"electra small"} == FAMILIES.keys()
+
+
+def test_a_classifiers_own_layer_and_a_pooler_may_both_be_there(folders: Any, tmp_path: Path) -> None:
+    """As older checkpoints of RoBERTa have them: each class reads its own."""
+    (base, folder), (classifier, _) = folders("roberta"), folders("roberta", "SequenceClassification")
+    state, pooler = classifier.state_dict(), base.pooler.dense
+    shutil.copy(folder / "config.json", tmp_path)
+    both = {**state, "roberta.pooler.dense.weight": pooler.weight.data, "roberta.pooler.dense.bias": pooler.bias.data}
+    torch.save(both, tmp_path / "pytorch_model.bin")
+    assert torch.equal(ours_of(tmp_path).pooler.dense.bias, pooler.bias)
+    assert torch.equal(
+        ours_of(tmp_path, "SequenceClassification").bert.pooler.dense.bias, state["classifier.dense.bias"]
+    )
