@@ -73,21 +73,60 @@ class AblatedBatch:
     values: list[Tensor]  # (R or 1, S or 1, n, H) of each layer, n its kept heads
 
 
-@dataclass(frozen=True)
 class Ablator:
-    """Runs a model with heads ablated."""
+    """Runs a model with heads ablated.
 
-    task: ScoringTask
-    batches: list[AblatedBatch]
+    Args:
+        others: target, loss, teacher and seed, as for `head_importance`.
 
-    def losses(self, gone: Gone) -> Tensor:
+    Raises:
+        ValueError: names that are unknown or do not go together, or batches that do not fit the model.
+    """
+
+    def __init__(
+        self,
+        model: BertLike,
+        batches: Iterable[Batch],
+        method: str,
+        reference: Iterable[Batch] | None,
+        by_position: bool,
+        **others: Any,
+    ) -> None:
+        if method not in ABLATIONS:
+            raise ValueError(f"there is no ablation {method!r}; have: {', '.join(ABLATIONS)}")
+        if by_position and method != "mean":
+            raise ValueError(f"by_position needs method 'mean', not {method!r}")
+        self.task = ScoringTask(model, HEADS, "example", **others)
+        check_task(self.task, "leave_one_out")
+        self.method, self.by_position = method, by_position
+        self.batches = read_rows(model, batches, self.task.needs_labels)
+        self.reference = self.batches if reference is None else read_rows(model, reference)
+
+    def prepared(self, seed: int) -> list[AblatedBatch]:
+        """Return the batches with the values that replace contexts."""
+        model = self.task.model
+        values: Callable[[int, Batch], list[Tensor]]
+        if self.method == "zero":
+            zero = torch.zeros((), device=model.device)
+            none = [zero.expand(1, 1, len(kept_heads(model.config, i)), 1) for i in range(HEAD.levels(model))]
+            values = lambda i, batch: none  # noqa: E731
+        elif self.method == "mean":
+            means = means_of(model, self.reference, self.by_position)
+            values = lambda i, batch: positioned(means, batch) if self.by_position else means  # noqa: E731
+        else:
+            values = Donors.of(model, self.batches, self.reference, seed).values
+        return [
+            AblatedBatch(batch, self.task.objective(batch), values(i, batch)) for i, batch in enumerate(self.batches)
+        ]
+
+    def losses(self, prepared: Iterable[AblatedBatch], gone: Gone) -> Tensor:
         """Return the objective of every example with these heads ablated, (E,), float64 on the CPU."""
-        return torch.cat([self.batch_losses(each, gone).double().cpu() for each in self.batches])
-
-    def batch_losses(self, each: AblatedBatch, gone: Gone) -> Tensor:
-        edit = partial(replace_heads, self.task.model, gone, each.values)
-        out = run_edited(self.task.model, each.batch, HEAD, edit)
-        return self.task.losses(each.objective, out, each.batch)
+        found = []
+        for each in prepared:
+            edit = partial(replace_heads, self.task.model, gone, each.values)
+            out = run_edited(self.task.model, each.batch, HEAD, edit)
+            found.append(self.task.losses(each.objective, out, each.batch).double().cpu())
+        return torch.cat(found)
 
 
 def replace_heads(model: BertLike, gone: Gone, values: Sequence[Tensor], layer: int, x: Tensor) -> Tensor | None:
@@ -134,72 +173,19 @@ def ablate(
     """
     if draws < 1 or (draws > 1 and method != "resample"):
         raise ValueError(f"draws is {draws}; it must be 1, or above 1 with method 'resample'")
-    task = ablation_task(model, method, by_position, target, loss, teacher, seed)
-    read, others = read_batches_of(task, batches, reference)
-    with eval_mode(*task.models), torch.no_grad():
+    ablator = Ablator(
+        model, batches, method, reference, by_position, target=target, loss=loss, teacher=teacher, seed=seed
+    )
+    with eval_mode(*ablator.task.models), torch.no_grad():
         found, whole = [], torch.empty(0)
         for draw in range(draws):
-            ablator = Ablator(task, prepare(task, read, others, method, by_position, seed + draw))
-            whole = ablator.losses({})
+            prepared = ablator.prepared(seed + draw)
+            whole = ablator.losses(prepared, {})
             increases = torch.full((len(whole), *HEADS.shape(model)), torch.nan, dtype=torch.float64)
             for layer, head in HEADS.present(model).nonzero().tolist():
-                increases[:, layer, head] = ablator.losses({layer: [head]}) - whole
+                increases[:, layer, head] = ablator.losses(prepared, {layer: [head]}) - whole
             found.append(increases)
     return Ablation(torch.stack(found).mean(0), whole)
-
-
-def ablation_task(
-    model: BertLike,
-    method: str,
-    by_position: bool,
-    target: str,
-    loss: Loss | None,
-    teacher: BertLike | None,
-    seed: int,
-) -> ScoringTask:
-    """Return the task whose losses are measured.
-
-    Raises:
-        ValueError: names that are unknown or do not go together.
-    """
-    if method not in ABLATIONS:
-        raise ValueError(f"there is no ablation {method!r}; have: {', '.join(ABLATIONS)}")
-    if by_position and method != "mean":
-        raise ValueError(f"by_position needs method 'mean', not {method!r}")
-    task = ScoringTask(model, HEADS, "example", target, loss, teacher, seed)
-    check_task(task, "leave_one_out")
-    return task
-
-
-def read_batches_of(
-    task: ScoringTask, batches: Iterable[Batch], reference: Iterable[Batch] | None
-) -> tuple[list[Batch], list[Batch] | None]:
-    read = read_rows(task.model, batches, task.needs_labels)
-    return read, None if reference is None else read_rows(task.model, reference)
-
-
-def prepare(
-    task: ScoringTask,
-    batches: list[Batch],
-    reference: list[Batch] | None,
-    method: str,
-    by_position: bool,
-    seed: int,
-) -> list[AblatedBatch]:
-    """Return batches with the values that replace contexts."""
-    model = task.model
-    values: Callable[[int, Batch], list[Tensor]]
-    if method == "zero":
-        zero = torch.zeros((), device=model.device)
-        none = [zero.expand(1, 1, len(kept_heads(model.config, i)), 1) for i in range(HEAD.levels(model))]
-        values = lambda i, batch: none  # noqa: E731
-    elif method == "mean":
-        means = means_of(model, batches if reference is None else reference, by_position)
-        values = lambda i, batch: positioned(means, batch) if by_position else means  # noqa: E731
-    else:
-        donors = Donors.of(model, batches, reference, seed)
-        values = donors.values
-    return [AblatedBatch(batch, task.objective(batch), values(i, batch)) for i, batch in enumerate(batches)]
 
 
 # Means
@@ -319,15 +305,14 @@ class Donors:
     drawn: list[list[int]]  # of each batch's examples
 
     @classmethod
-    def of(cls, model: BertLike, batches: list[Batch], reference: list[Batch] | None, seed: int) -> "Donors":
+    def of(cls, model: BertLike, batches: list[Batch], reference: list[Batch], seed: int) -> "Donors":
         """Draw a donor for each example, never one with the same tokens, such as itself.
 
         Raises:
             ValueError: there is no other example.
         """
         generator = torch.Generator().manual_seed(seed)
-        given = batches if reference is None else reference
-        singles = [single for batch in given for single in split_examples(batch)]
+        singles = [single for batch in reference for single in split_examples(batch)]
         known = [tokens_of(single) for single in singles]
         drawn: list[list[int]] = []
         for batch in batches:

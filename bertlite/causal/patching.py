@@ -11,7 +11,7 @@ Shapes:  B examples · R rows, B or B·choices · S positions · P patched posit
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from bertlite.causal.metrics import FLAT_AT_CLEAN, Metric, Pair, check_metric, measured, metric_of
-from bertlite.causal.sites import Site, read_rows, read_values, run_edited, site_of
+from bertlite.causal.sites import read_rows, read_values, run_edited, site_of
 from bertlite.importance.batches import Batch, eval_mode, input_shape, real_tokens
 from bertlite.pruning import BertLike
 
@@ -124,14 +124,13 @@ def patch(
         ValueError: an unknown name or position, inputs that do not fit together, or a metric that does not fit the
             model.
     """
-    exchange = Exchange.of(model, clean, corrupted, site, direction, positions, metric)
+    exchange = Exchange(model, clean, corrupted, site, direction, positions, metric)
     found, ends, name = [], [], ""
     with eval_mode(model), torch.no_grad():
-        for pair in exchange.pairs:
-            runs = exchange.run(pair)
+        for runs in exchange.runs():
             name = runs.metric
             ends.append(torch.stack(runs.metrics()).double().cpu())
-            found.append(runs.patched(list(exchange.spots(model))))
+            found.append(runs.patched(exchange.spots()))
     clean_value, corrupted_value = torch.cat(ends, 1)
     return Patching(exchange.tidy(torch.cat(found)), clean_value, corrupted_value, direction, name)
 
@@ -160,11 +159,10 @@ def attribution_patch(
     """
     if verify < 0:
         raise ValueError(f"verify is {verify}; it is a number of units, 0 or more")
-    exchange = Exchange.of(model, clean, corrupted, site, direction, positions, metric)
+    exchange = Exchange(model, clean, corrupted, site, direction, positions, metric)
     estimates, name = [], ""
     with eval_mode(model):
-        for pair in exchange.pairs:
-            runs = exchange.run(pair)
+        for runs in exchange.runs():
             name = runs.metric
             if direction == "noise" and name in FLAT_AT_CLEAN and not callable(metric):
                 raise ValueError(
@@ -188,8 +186,7 @@ def as_spot(level: Tensor, unit: Tensor, column: Tensor) -> Spot:
 def verified(exchange: "Exchange", spots: Sequence[Spot]) -> Tensor:
     """Measure the mean change of the metric, (L, U, P), by patching some spots; nan elsewhere."""
     changes = []
-    for pair in exchange.pairs:
-        runs = exchange.run(pair)
+    for runs in exchange.runs():
         batch, out = runs.base
         before = measured(runs.measure, out, batch).double().cpu()
         changes.append(runs.patched(spots) - before[:, None, None, None])
@@ -199,23 +196,15 @@ def verified(exchange: "Exchange", spots: Sequence[Spot]) -> Tensor:
 # Pairs
 
 
-@dataclass(frozen=True)
 class Exchange:
-    """The plan of an exchange of values between runs.
+    """The plan of an exchange of values between runs; its arguments are those of `patch`, checked before any work.
 
-    Args:
-        direction, positions, metric: as for `patch`.
+    Raises:
+        ValueError: an unknown name or position, or inputs that do not fit together.
     """
 
-    pairs: list[Pair]
-    site: Site
-    direction: str
-    positions: Sequence[int] | None
-    metric: str | Metric | None
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         model: BertLike,
         clean: Batches,
         corrupted: Batches,
@@ -223,13 +212,9 @@ class Exchange:
         direction: str,
         positions: Sequence[int] | None,
         metric: str | Metric | None,
-    ) -> "Exchange":
-        """Check the arguments of `patch` before any work.
-
-        Raises:
-            ValueError: an unknown name or position, or inputs that do not fit together.
-        """
-        place = site_of(site)
+    ) -> None:
+        self.model, self.site = model, site_of(site)
+        self.direction, self.positions, self.metric = direction, positions, metric
         if direction not in DIRECTIONS:
             raise ValueError(f"there is no direction {direction!r}; have: {', '.join(DIRECTIONS)}")
         check_metric(metric)
@@ -238,32 +223,30 @@ class Exchange:
             raise ValueError(
                 f"there are {len(lists[0])} clean batches and {len(lists[1])} corrupted ones; give equally many"
             )
-        read = [read_rows(model, batches) for batches in lists]
-        for one, other in zip(*read, strict=True):
+        ours, theirs = (read_rows(model, batches) for batches in lists)
+        self.pairs = list(zip(ours, theirs, strict=True))
+        for one, other in self.pairs:
             check_aligned(one, other, positions)
-        pairs = [Pair(model, one, other, None, None) for one, other in zip(*read, strict=True)]
-        return cls(pairs, place, direction, positions, metric)
 
-    @torch.no_grad()
-    def run(self, pair: Pair) -> "PairOfRuns":
-        """Run both batches of a pair, and choose its metric."""
-        clean_out, clean_values = read_values(pair.model, pair.clean, self.site)
-        corrupted_out, corrupted_values = read_values(pair.model, pair.corrupted, self.site)
-        values = clean_values if self.direction == "denoise" else corrupted_values
-        pair = replace(pair, clean_out=clean_out, corrupted_out=corrupted_out)
-        name, measure = metric_of(self.metric, pair)
-        return PairOfRuns(self, pair, values, name, measure)
+    def runs(self) -> Iterator["PairOfRuns"]:
+        """Run both batches of each pair, and choose its metric."""
+        for clean, corrupted in self.pairs:
+            with torch.no_grad():
+                clean_out, clean_values = read_values(self.model, clean, self.site)
+                corrupted_out, corrupted_values = read_values(self.model, corrupted, self.site)
+            values = clean_values if self.direction == "denoise" else corrupted_values
+            pair = Pair(self.model, clean, corrupted, clean_out, corrupted_out)
+            yield PairOfRuns(self, pair, values, *metric_of(self.metric, pair))
 
     @property
     def columns(self) -> int:
         """The number of patched positions, each alone; 1 for all of them together."""
         return 1 if self.positions is None else len(self.positions)
 
-    def spots(self, model: BertLike) -> Iterator[Spot]:
-        """Yield every level, unit that is not pruned, and column."""
-        for level, unit in self.site.present(model).nonzero().tolist():
-            for column in range(self.columns):
-                yield level, unit, column
+    def spots(self) -> list[Spot]:
+        """Return every level, unit that is not pruned, and column."""
+        units = self.site.present(self.model).nonzero().tolist()
+        return [(level, unit, column) for level, unit in units for column in range(self.columns)]
 
     def tidy(self, scores: Tensor) -> Tensor:
         """Return scores, (…, L, U, P), without axes that were not requested."""

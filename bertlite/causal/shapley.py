@@ -14,7 +14,7 @@ from math import factorial
 import torch
 from torch import Tensor
 
-from bertlite.causal.ablation import Ablator, ablation_task, prepare, read_batches_of
+from bertlite.causal.ablation import Ablator
 from bertlite.importance.batches import Batch, Loss, eval_mode
 from bertlite.importance.structures import HEADS
 from bertlite.pruning import BertLike
@@ -80,18 +80,19 @@ def shapley_values(
         raise ValueError(f"orders is {orders}; give {2 * step} or more{', in pairs' if antithetic else ''}")
     if not tolerance >= 0:
         raise ValueError(f"tolerance is {tolerance}; it must be 0 or more")
-    task = ablation_task(model, method, by_position, target, loss, teacher, seed)
-    read, others = read_batches_of(task, batches, reference)
+    ablator = Ablator(
+        model, batches, method, reference, by_position, target=target, loss=loss, teacher=teacher, seed=seed
+    )
     players = HEADS.present(model).nonzero().tolist()
-    with eval_mode(*task.models), torch.no_grad():
-        ablator = Ablator(task, prepare(task, read, others, method, by_position, seed))
-        counted = ~ablator.losses({}).isnan()
+    with eval_mode(*ablator.task.models), torch.no_grad():
+        prepared = ablator.prepared(seed)
+        counted = ~ablator.losses(prepared, {}).isnan()
 
         def losses(gone: Sequence[int]) -> Tensor:
             by_layer: dict[int, list[int]] = {}
             for player in gone:
                 by_layer.setdefault(players[player][0], []).append(players[player][1])
-            return ablator.losses(by_layer)[counted]
+            return ablator.losses(prepared, by_layer)[counted]
 
         whole, empty = losses(()), losses(range(len(players)))
         if not len(whole):
