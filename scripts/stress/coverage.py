@@ -18,7 +18,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from importlib.util import find_spec
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +43,10 @@ def measure(tests: Sequence[str], folder: Path, workers: str) -> tuple[int, dict
     tool = [sys.executable, "-m", "coverage"]
     pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", workers, *tests]
     status = subprocess.run([*tool, "run", f"--rcfile={rules}", *pytest], cwd=ROOT, env=env, check=False).returncode
-    for command in (["combine", "-q"], ["json", "-q", "-o", str(report)]):
+    missing = ["report", "--show-missing", "--skip-covered"]
+    for command in (["combine", "-q"], missing, ["json", "-q", "-o", str(report)]):
         subprocess.run([*tool, command[0], f"--rcfile={rules}", *command[1:]], cwd=ROOT, env=env, check=True)
     return status, json.loads(report.read_text())
-
-
-def spans(lines: Sequence[int]) -> str:
-    """Format line numbers as ranges: 3, 5-8."""
-    runs = [[line for _, line in run] for _, run in groupby(enumerate(lines), key=lambda each: each[1] - each[0])]
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,18 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as place:
         status, report = measure(args.tests, Path(place), args.workers)
     files = {
-        name: {
-            "lines": held["summary"]["num_statements"],
-            "run": held["summary"]["covered_lines"],
-            "not_run": spans(held["missing_lines"]),
-        }
+        name: {"lines": held["summary"]["num_statements"], "run": held["summary"]["covered_lines"]}
         for name, held in sorted(report["files"].items())
     }
-    for name, held in files.items():
-        if held["not_run"]:
-            print(f"{held['run'] / held['lines']:7.1%} of {held['lines']:4} lines of {name}, not {held['not_run']}")
     lines, run = (sum(held[what] for held in files.values()) for what in ("lines", "run"))
-    print(f"{run / lines:7.2%} of {lines} lines")
     if args.out:
         from bertlite.records import environment, write_record
 

@@ -6,7 +6,6 @@
     python -m scripts.stress.mutation stack/masks --list                  # print the mutants; nothing is run
     python -m scripts.stress.mutation config --tests tests/test_config.py # other tests than those of TESTS
     python -m scripts.stress.mutation pruning --out scripts/results/mutation-pruning.json
-    python -m scripts.stress.mutation pruning --after RECORD --out NEW   # only what was not killed there, or is new
 
 The package is copied, the copy is changed, and a fork of this process, which has imported torch already, runs the
 tests on it up to the first that fails: first those that reach the changed lines, and of these first the quick.
@@ -25,7 +24,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -215,28 +213,6 @@ class Order:
         items.sort(key=rank)
 
 
-def commit_of(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the commit that a record was made from; older records have it beside their environment."""
-    found: dict[str, Any] = record["environment"].get("git") or record["git"]
-    return found
-
-
-def killed_in(record: dict[str, Any], module: str) -> set[tuple[str, str, str]]:
-    """Return the keys of the mutants that a whole run killed.
-
-    Nothing of bertlite is imported here or before the tests have run: a fork would have it too, in place of the copy.
-
-    Raises:
-        ValueError: it was not of the whole module.
-    """
-    if record["run"] != record["mutants"] or record["module"] != module:
-        raise ValueError(f"the record is not of all mutants of {module}: run without --after")
-    place = f"{commit_of(record)['commit']}:{source_of(module).relative_to(ROOT)}"
-    source = subprocess.run(["git", "-C", ROOT, "show", place], capture_output=True, text=True, check=True).stdout
-    left = {(each["line"], each["old"], each["new"]) for each in record["survivors"] + record["loops"]}
-    return {each.key for each in mutants(source)} - left
-
-
 def verdict(files: Sequence[Path], folder: Path, plugin: Watch | Order, seconds: float = 0) -> str:
     """Run the tests on the package in a folder, in a fork of this process; 0 seconds are no limit."""
     pid = os.fork()
@@ -311,7 +287,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--slice", default="1/1", help="K/N: each N-th mutant, from the K-th")
     parser.add_argument("--lines", default="1-1000000", help="FROM-TO of the module")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no mutant after so many")
-    parser.add_argument("--after", type=Path, help="the record of a whole run: skip the mutants that it killed")
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write a record")
     args = parser.parse_args(argv)
@@ -330,15 +305,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     every, reasons = mutants(source_of(args.module).read_text(encoding="utf-8")), explanations(args.module)
     (first, step), (low, high) = (map(int, args.slice.split("/")), map(int, args.lines.split("-")))
     chosen = [each for each in every if low <= each.line <= high][first - 1 :: step]
-    before = json.loads(args.after.read_text()) if args.after else None
-    killed = killed_in(before, args.module) if before else set()
-    skipped = [each for each in chosen if each.key in killed]
-    chosen = [each for each in chosen if each.key not in killed]
     if args.list:
         print(*chosen, sep="\n")
         return 0
     done = run(args.module, chosen, [path.resolve() for path in args.tests], args.minutes)
-    done["killed"] = skipped + done["killed"]
     unexplained = [each for each in done["survived"] if each.key not in reasons]
     counts = {"mutants": len(every), "run": sum(map(len, done.values()))}
     counts |= {name: len(each) for name, each in done.items()} | {"unexplained": len(unexplained)}
@@ -349,9 +319,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         tests = [os.path.relpath(path, ROOT) for path in args.tests]
         record = {"module": args.module, "tests": tests, **counts}
         record |= {"survivors": report(done["survived"], reasons), "loops": report(done["looped or crashed"], reasons)}
-        if before:  # the rest was not run again
-            record["after"] = {"killed": len(skipped), **commit_of(before)}
-            record["after"] |= {"after": before["after"]} if "after" in before else {}
         record["minutes"] = round((time.monotonic() - start) / 60, 1)
         write_record(args.out, {**record, "environment": environment()})
     return int(bool(unexplained))
