@@ -172,7 +172,10 @@ def test_a_damaged_library_is_compiled_again(part, cache, whole, copying, monkey
 
 
 def without_symbols(folder: Path, monkeypatch) -> None:
-    real = find_compiler()[0]
+    try:
+        real = find_compiler()[0]
+    except NativeKernelsError as reason:
+        pytest.skip(str(reason))
     monkeypatch.setenv("CXX", script(folder / "empty", f"echo 'int x;' | {real} -shared -fPIC -x c++ - -o $out\n"))
 
 
@@ -316,6 +319,7 @@ def test_other_machines_are_refused_and_run_onednn_without_a_warning(system, mac
         load_kernels()
 
 
+compiles = pytest.mark.skipif(library.PREBUILT.exists(), reason="this wheel holds compiled kernels")
 CODE = "import sys, torch\nfrom bertlite.inference.native.library import load_kernels\nprint(load_kernels().path)\n"
 
 
@@ -327,6 +331,7 @@ def begin(cache: Path, compiler: str) -> "subprocess.Popen[str]":
     )  # fmt: skip
 
 
+@compiles
 def test_of_two_processes_one_compiles(cache, copying, tmp_path):
     both = [begin(cache, copying) for _ in range(2)]
     outs = [each.communicate(timeout=120) for each in both]
@@ -338,6 +343,7 @@ def test_of_two_processes_one_compiles(cache, copying, tmp_path):
     assert [path for path in cache.iterdir() if path.is_dir()] == []
 
 
+@compiles
 def test_a_compiler_that_is_killed_leaves_nothing_that_is_taken_for_whole(cache, copying, whole, tmp_path):
     slow = script(tmp_path / "slow", f"echo half > $out\ntouch {tmp_path}/begun\nsleep 60\n")
     process = begin(cache, slow)

@@ -2,8 +2,9 @@
 #pragma once
 
 #include <atomic>
-#include <exception>
+#include <cstring>
 #include <memory>
+#include <new>
 #include <stdexcept>
 
 #include <pthread.h>
@@ -81,7 +82,8 @@ inline std::atomic<bool> is_forked{false};
 inline const int fork_handler = pthread_atfork(nullptr, nullptr, [] { is_forked.store(true); });
 
 // Run work(thread, member) on at most `threads` threads of torch's own pool, through so many phases.
-// The first exception of any thread is thrown again here.
+// The first exception of any thread is thrown again here, as bad_alloc or else as runtime_error: std::exception_ptr
+// would need a newer libstdc++ than wheels may ask for.
 template <class Work>
 class TeamRun {
    public:
@@ -99,7 +101,8 @@ class TeamRun {
             GOMP_parallel(one, this, unsigned(threads), 0);  // perhaps fewer threads than are asked for
 #endif
         }
-        if (failure_) std::rethrow_exception(failure_);
+        if (out_of_memory_) throw std::bad_alloc();
+        if (failed_.load()) throw std::runtime_error(message_);
     }
 
    private:
@@ -107,8 +110,11 @@ class TeamRun {
         try {
             Team::Member member(team_);
             work_(thread, member);
-        } catch (...) {
-            if (!failed_.exchange(true)) failure_ = std::current_exception();
+        } catch (const std::exception& error) {
+            if (!failed_.exchange(true)) {
+                out_of_memory_ = dynamic_cast<const std::bad_alloc*>(&error);
+                std::strncpy(message_, error.what(), sizeof message_ - 1);
+            }
             team_.abort();
         }
     }
@@ -116,7 +122,8 @@ class TeamRun {
     Work work_;
     Team team_;
     std::atomic<bool> failed_{false};
-    std::exception_ptr failure_;
+    bool out_of_memory_ = false;
+    char message_[256] = {};
 };
 
 template <class Work>
