@@ -27,7 +27,8 @@ from bertlite.parity import reference
 
 FLOATS = ("float32", "bfloat16")
 ALL = (*FLOATS, "int8")
-OWN_BACKENDS = {"cpu": ("onednn", "native"), "cuda": ("inductor",)}  # of optimize_for_inference, by device
+# of optimize_for_inference, by device
+OWN_BACKENDS: dict[str, tuple[str, ...]] = {"cpu": ("onednn", "native"), "cuda": ()}
 ALWAYS_PACKED = ("native",)  # backends that leave padding out whatever the attention
 SLOW = 20  # times as long as float32 that an 8-bit matmul may take
 

@@ -372,13 +372,15 @@ def pack_weights(
 ) -> BertModel | InferenceModel:
     """Return a model with packed weights, in its own dtype if none is named.
 
-    If the weights cannot be packed, the backend "auto" logs a warning and returns the model itself, but for int8,
-    which raises.
+    With the backend "auto" it is the model itself on a GPU, which packs none, and, with a warning in the log, if the
+    weights cannot be packed; int8 raises.
     """
     if backend != "auto":
         return optimize_for_inference(model, dtype, backend)
+    if model.device.type != "cpu" and dtype != torch.int8:
+        return model
     try:
-        return optimize_for_inference(model, dtype, "auto" if model.device.type == "cpu" else "onednn")
+        return optimize_for_inference(model, dtype)
     except (ValueError, RuntimeError) as error:  # for this device or dtype; for this torch or processor
         if dtype == torch.int8:
             raise

@@ -4,7 +4,7 @@ import torch
 
 from bertlite.checkpoint.checks import parse_dtype
 from bertlite.inference.fusion import fused_copy
-from bertlite.inference.linear import FixedLinear, PackedLinear
+from bertlite.inference.linear import PackedLinear
 from bertlite.inference.native.choice import kernels_are_faster
 from bertlite.inference.native.conversion import kernels_if_any, native_copy, plain_copy, require_native, warn_once
 from bertlite.inference.runtime import InferenceModel
@@ -12,7 +12,7 @@ from bertlite.inference.support import check_unaltered, require_onednn
 from bertlite.inference.verification import verify as verify_copy
 from bertlite.model import BertPreTrainedModel
 
-BACKENDS = ("auto", "native", "onednn", "inductor")
+BACKENDS = ("auto", "native", "onednn")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
 
@@ -31,13 +31,12 @@ def optimize_for_inference(
             by the smallest and largest number of each token, "onednn" by the largest magnitude of the batch.  All else
             is float32, except attention, which is bfloat16 if the backend has it.
         backend: "native" runs all layers in one call of C++ kernels, which are compiled once, on Linux and x86-64;
-            "onednn" packs the weights for oneDNN's kernels, on the CPU; "inductor" has torch compile the model,
-            at its first run, which needs a C++ compiler on the CPU.  "auto" on the CPU is "native" if that can run the
-            model, else "onednn", with a warning if only a compiler is missing; elsewhere "inductor".  If the kernels
-            are slower than the model itself, which is measured once on a kind of processor without a record, it is a
-            copy of the model, "plain", with a warning; int8 is then float32.
-        verify: compare outputs for a few random tokens with the model's, before torch compiles anything.  The allowed
-            difference, of rounding in this dtype, is measured on the model itself.
+            "onednn" packs the weights for oneDNN's kernels, on the CPU.  "auto" on the CPU is "native" if that can run
+            the model, else "onednn", with a warning if only a compiler is missing.  It is "plain", a copy of the
+            model, on a GPU and, with a warning, where the kernels are slower than the model, which is measured once on
+            a kind of processor without a record; int8 is then float32.
+        verify: compare outputs for a few random tokens with the model's.  The allowed difference, of rounding in this
+            dtype, is measured on the model itself.
 
     Under "native" padding is left out, unless the model's attn_implementation is "eager": the outputs at padded
     positions are then zeros.
@@ -68,16 +67,17 @@ def optimize_for_inference(
             "optimize_for_inference returns a copy of the plain model, which is faster than the native kernels on this"
             f" processor in {dtype}; backend='native' takes the kernels nevertheless"
         )
-        backend, copied = "plain", plain_copy(model, dtype)
-        dtype = copied.dtype
-    elif kernels is not None:
-        backend, copied = "native", native_copy(model, dtype, kernels)
+        backend = "plain"
+    elif backend == "auto":
+        backend = "native" if kernels else "onednn" if model.device.type == "cpu" else "plain"
+    if kernels is not None and backend == "native":
+        copied = native_copy(model, dtype, kernels)
+    elif backend == "onednn":
+        require_onednn(dtype)
+        copied = fused_copy(model, dtype, PackedLinear)
     else:
-        if backend == "auto":
-            backend = "onednn" if model.device.type == "cpu" else "inductor"
-        if backend == "onednn":
-            require_onednn(dtype)
-        copied = fused_copy(model, dtype, PackedLinear if backend == "onednn" else FixedLinear)
+        copied = plain_copy(model, dtype)
+        dtype = copied.dtype
     if verify:
         verify_copy(model, copied.eval(), backend, dtype)
     return InferenceModel(copied, backend, dtype)
@@ -90,10 +90,9 @@ def check_request(backend: str, dtype: torch.dtype, device: torch.device) -> Non
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype} is not among {', '.join(map(str, DTYPES))}; give one of them")
     on_cpu = device.type == "cpu"
-    if dtype == torch.int8 and (backend == "inductor" or (backend == "auto" and not on_cpu)):
-        raise ValueError("backend 'inductor' has no int8; use 'onednn', or bfloat16")
-    if backend == "onednn" and not on_cpu:
-        raise ValueError(f"backend 'onednn' is for the CPU and the model is on {device}; use 'inductor'")
+    if not on_cpu and (dtype == torch.int8 or backend == "onednn"):
+        asked = "int8" if dtype == torch.int8 else f"backend {backend!r}"
+        raise ValueError(f"{asked} is for the CPU and the model is on {device}; use 'auto' and bfloat16 or float16")
 
 
 def parse_compute_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:

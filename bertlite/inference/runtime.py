@@ -3,22 +3,15 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import FunctionType, MethodType
-from typing import Any, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from bertlite.config import BertConfig
-from bertlite.inference.fusion import FusedOutput
-from bertlite.inference.linear import FixedLinear
 from bertlite.inference.native.saving import load_native, save_native
 from bertlite.model import BertModel, BertPreTrainedModel
 from bertlite.stack.outputs import ModelOutput
-
-# Up to so many tokens a GPU waits for launches, so that its kernels are launched as one CUDA graph.
-# scripts/measure/tuning.py finds this figure; its record is scripts/results/tuning.json.
-LAUNCH_BOUND_TOKENS = 512
 
 Output: TypeAlias = ModelOutput | tuple[object, ...]
 
@@ -50,43 +43,13 @@ class InferenceModel(nn.Module):
         self.model, self.backend, self.compute_dtype = model, backend, dtype
         self.forks = Forks.count
         super().train(False)
-        self.prepare_compilation()
-
-    def prepare_compilation(self) -> None:
-        """Have torch compile the parts at their first use, if the backend is inductor."""
-        self.graphed: Callable[..., Output] | None = None
-        if self.backend != "inductor":
-            return
-        if self.device.type != "cuda":
-            self.model._compiled_call_impl = compiled(self.model)
-            return
-        self.graphed = compiled(self.model, mode="reduce-overhead")
-        alike: dict[tuple[type, torch.Size, str], list[nn.Module]] = {}  # parts that can share compiled code
-        for part in self.model.modules():
-            if isinstance(part, FixedLinear | FusedOutput):  # attention stays outside: its inputs differ by batch
-                linear = part if isinstance(part, FixedLinear) else part.dense
-                alike.setdefault((type(part), linear.weight.shape, repr(linear.act)), []).append(part)
-        for parts in alike.values():
-            run = own_copy(type(parts[0]).forward)
-            for part in parts:
-                part._compiled_call_impl = torch.compile(MethodType(run, part), dynamic=True)
 
     @torch.no_grad()
     def forward(self, *args: object, **kwargs: object) -> Output:
         if self.forks != Forks.count:
             torch.set_num_threads(1)
             self.forks = Forks.count
-        if self.graphed is None or not self.is_launch_bound(*args, **kwargs):
-            return self.model(*args, **kwargs)
-        torch.compiler.cudagraph_mark_step_begin()
-        return cloned(self.graphed(*args, **kwargs))  # the next call overwrites the outputs
-
-    def is_launch_bound(self, input_ids: object = None, *_: object, **others: object) -> bool:
-        """Return whether the batch is small enough for one CUDA graph, and if a graph can hold it."""
-        x = input_ids if input_ids is not None else others.get("inputs_embeds")
-        by_lengths = others.get("cu_seqlens") is not None or self.config.attn_implementation == "packed"
-        small = isinstance(x, Tensor) and x.shape[:2].numel() <= LAUNCH_BOUND_TOKENS
-        return small and not by_lengths and not self.config.is_decoder
+        return self.model(*args, **kwargs)
 
     @property
     def config(self) -> BertConfig:
@@ -109,12 +72,8 @@ class InferenceModel(nn.Module):
     def extra_repr(self) -> str:
         return f"backend={self.backend!r}, dtype={self.compute_dtype}"
 
-    def __getstate__(self) -> dict[str, object]:
-        return {**super().__getstate__(), "graphed": None}  # type: ignore[no-untyped-call]
-
     def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__({**state, "forks": Forks.count})  # type: ignore[no-untyped-call]
-        self.prepare_compilation()
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model with its packed weights to a folder, for `load`; the folder is replaced in one step.
@@ -159,36 +118,6 @@ class InferenceModel(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NoReturn:
         raise_missing("other device or dtype than it was made for: move the model it was made from, and optimise that")
-
-
-def cloned(output: Any) -> Any:
-    """Return an output of a model with copies of its tensors."""
-    if isinstance(output, ModelOutput):
-        return type(output)({name: cloned(value) for name, value in output.items()})
-    if isinstance(output, tuple):
-        return tuple(map(cloned, output))
-    return output.clone() if isinstance(output, Tensor) else output
-
-
-def compiled(module: nn.Module, mode: str | None = None) -> Callable[..., Output]:
-    return torch.compile(MethodType(own_copy(type(module).forward), module), dynamic=True, mode=mode)
-
-
-def own_copy(function: Callable[..., object]) -> FunctionType:
-    """Return the same function with a code object of its own.
-
-    torch compiles one code object at most 8 times, however many modules share it, and then runs it uncompiled.
-    """
-    assert isinstance(function, FunctionType)
-    copied = FunctionType(
-        function.__code__.replace(),
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    copied.__kwdefaults__ = function.__kwdefaults__
-    return copied
 
 
 def raise_missing(feature: str) -> NoReturn:

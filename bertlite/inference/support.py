@@ -49,7 +49,7 @@ def require_onednn(dtype: torch.dtype) -> None:
     if missing:
         raise RuntimeError(
             f"torch {torch.__version__} has no {', '.join(missing)}, which backend 'onednn' needs for {dtype}; use"
-            " backend='inductor', another dtype, or a newer torch, built with oneDNN as those of PyPI for x86-64 are"
+            " another dtype, or a newer torch, built with oneDNN as those of PyPI for x86-64 are"
         )
 
 

@@ -259,7 +259,7 @@ class BertEncoder(Caller):
 
     layer_class: type[BertLayer] = BertLayer
     leaves_padding_out = False  # wherever it can, under "auto" and "sdpa" too
-    is_optimised = False  # its weights are packed, by `optimize_for_inference`
+    is_optimised = False  # it was made by `optimize_for_inference`, and only runs
 
     def __init__(self, config: ConfigLike) -> None:
         super().__init__()

@@ -4,8 +4,7 @@
     python -m scripts.measure.tuning --only MAX_FILL,CALL_COST
 
 For each constant it prints the value in the code, and what each candidate brings, with its spread: another is worth
-choosing if its lead exceeds that.  Times are of layers of bert-base's shape.  LAUNCH_BOUND_TOKENS is about GPUs, and
-is measured where there is one.
+choosing if its lead exceeds that.  Times are of layers of bert-base's shape.
 """
 
 import argparse
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from bertlite import BertConfig, BertForSequenceClassification, BertModel, optimize_for_inference
-from bertlite.bench.work import Work, full, ragged
+from bertlite.bench.work import Work, ragged
 from bertlite.cli.parts import names_of
 from bertlite.records import environment, quartiles, write_record
 from bertlite.timing import alternate, check_rounds, ratios, with_spread
@@ -236,25 +235,8 @@ def min_positions(sizes: Sizes) -> dict[str, Any]:
     return by_value(value_of("MIN_POSITIONS"), "times as fast without padding, by positions", points)
 
 
-@torch.no_grad()
-def launch_bound_tokens(sizes: Sizes) -> dict[str, Any]:
-    """Measure up to how many tokens a GPU is faster when its kernels are launched as one graph."""
-    if not torch.cuda.is_available():
-        return {"not_measured": f"this torch ({torch.__version__}) sees no CUDA device"}
-    model = BertModel(sizes.config(num_hidden_layers=12)).eval().to("cuda", torch.bfloat16)
-    quick = optimize_for_inference(model, backend="onednn" if model.device.type == "cpu" else "auto")
-    name, points = "LAUNCH_BOUND_TOKENS", dict[float, Ratio]()
-    for tokens in TOKENS:
-        run = partial(quick, **full(max(1, tokens // 128), min(tokens, 128)).inputs(VOCABULARY, "cuda"))
-        runs = {"apart": run_with(run, **{name: 0}), "graph": run_with(run, **{name: NEVER})}
-        times = alternate(runs, sizes.rounds, "cuda", warm=4)  # compiled at the first, recorded at the second
-        points[tokens] = quartiles(ratios(times, "apart", "graph"))
-    return by_value(value_of(name), "times as fast as one graph, by tokens", points)
-
-
 CONSTANTS: dict[str, Callable[[Sizes], dict[str, Any]]] = {
     "ROWS_PER_BLOCK": rows_per_block,
-    "LAUNCH_BOUND_TOKENS": launch_bound_tokens,
     "CALL_COST": call_cost,
     "MAX_FILL": max_fill,
     "MIN_POSITIONS": min_positions,

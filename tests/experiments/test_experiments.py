@@ -1364,7 +1364,7 @@ def test_bench_measures_runs_beside_their_dense_model(runs, world, few_rounds, t
     assert f"backend {taken.backend}, float32" in printed
 
 
-@pytest.mark.parametrize(("dtype", "backend"), [("bfloat16", "plain"), ("float32", "inductor")])
+@pytest.mark.parametrize(("dtype", "backend"), [("bfloat16", "plain"), ("float32", "onednn")])
 def test_bench_times_what_its_options_name(dtype, backend, runs, tmp_path, monkeypatch):
     timed = {}
 
@@ -1390,7 +1390,7 @@ def test_bench_times_what_its_options_name(dtype, backend, runs, tmp_path, monke
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ("--backend onnx", "backend 'onnx' is unknown; have: plain, auto, native, onednn, inductor"),
+        ("--backend onnx", "backend 'onnx' is unknown; have: plain, auto, native, onednn"),
         ("--dtype int4", "dtype is 'int4'; have: "),
         ("--dtype int8 --backend plain", "backend 'plain' has no int8, which needs packed weights: use 'auto'"),
         ("--dtype float64", "dtype torch.float64 is not among"),

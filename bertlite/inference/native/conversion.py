@@ -63,7 +63,9 @@ def native_copy(model: BertPreTrainedModel, dtype: torch.dtype, kernels: Kernels
 
 def plain_copy(model: BertPreTrainedModel, dtype: torch.dtype) -> BertPreTrainedModel:
     """Return a copy of the model as it is, in a dtype; what is asked for in int8 is computed in float32."""
-    return copy.deepcopy(model).to(torch.float32 if dtype == torch.int8 else dtype).requires_grad_(False)
+    copied = copy.deepcopy(model).to(torch.float32 if dtype == torch.int8 else dtype).requires_grad_(False)
+    copied.base_model.encoder.is_optimised = True
+    return copied
 
 
 def with_fixed_linears(model: BertPreTrainedModel, floats: torch.dtype) -> BertPreTrainedModel:

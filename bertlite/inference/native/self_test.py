@@ -1,14 +1,14 @@
 """A self-test of compiled kernels: one small layer, beside the same in float64 by torch's operators."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertlite.checkpoint.skeleton import SkeletonMode
 from bertlite.config import BertConfig
 from bertlite.inference.native.calls import Batch, Kernels
 from bertlite.inference.native.weights import NativeWeights
-from bertlite.stack.modules import BertLayer
+from bertlite.stack.modules import BertLayer, BertOutput, BertSelfOutput
 
 TOKENS = 7  # of one sequence: more than the rows of a tile
 ALLOWED = {"float32": 1e-4, "bfloat16": 0.02, "int8": 0.03}  # of the largest number: several times what rounding does
@@ -20,7 +20,7 @@ def find_fault(kernels: Kernels) -> str | None:
     config = BertConfig(hidden_size=128, num_attention_heads=2, intermediate_size=192, num_hidden_layers=1)
     with SkeletonMode():  # no random numbers are drawn
         layer = BertLayer(config, 0)
-    layer.eval().load_state_dict({name: waves(*x.shape) for name, x in layer.state_dict().items()}, assign=True)
+    layer.load_state_dict({name: waves(*x.shape) for name, x in layer.state_dict().items()}, assign=True)
     x = waves(TOKENS, config.hidden_size) * 8
     truth = by_operators(layer, x)
     for numbers, allowed in ALLOWED.items():
@@ -49,9 +49,17 @@ def run(kernels: Kernels, layer: BertLayer, config: BertConfig, numbers: str, x:
 
 
 def by_operators(layer: BertLayer, x: Tensor) -> Tensor:
-    """Return the same in the layer's dtype."""
+    """Return the same in the layer's dtype, whatever has become of the methods of its modules."""
+
+    def linear(part: nn.Linear, x: Tensor) -> Tensor:
+        return F.linear(x, part.weight, part.bias)
+
+    def finish(part: BertSelfOutput | BertOutput, x: Tensor, residual: Tensor) -> Tensor:
+        norm = part.LayerNorm
+        return F.layer_norm(linear(part.dense, x) + residual, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+
     own = layer.attention.self
-    heads = (part(x).unflatten(-1, (-1, own.attention_head_size)) for part in (own.query, own.key, own.value))
+    heads = (linear(part, x).unflatten(-1, (-1, own.attention_head_size)) for part in (own.query, own.key, own.value))
     context = F.scaled_dot_product_attention(*(x.transpose(0, 1) for x in heads)).transpose(0, 1).flatten(1)
-    x = layer.attention.output(context, x)
-    return layer.output(F.gelu(layer.intermediate.dense(x)), x)
+    x = finish(layer.attention.output, context, x)
+    return finish(layer.output, F.gelu(linear(layer.intermediate.dense, x)), x)
