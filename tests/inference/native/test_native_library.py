@@ -26,6 +26,7 @@ from bertlite.inference.native.library import (
     load_kernels,
     usable_sets,
 )
+from scripts.make import wheel
 
 pytestmark = pytest.mark.skipif(library.missing_platform() is not None, reason=str(library.missing_platform()))
 
@@ -358,6 +359,13 @@ def test_a_compiler_that_is_killed_leaves_nothing_that_is_taken_for_whole(cache,
     out, err = again.communicate(timeout=120)
     assert again.returncode == 0, err
     assert Path(out.strip()).read_bytes().startswith(Path(whole).read_bytes())
+
+
+def test_a_wheel_holds_every_set_that_needs_no_torch():
+    sets = {name for names in wheel.SETS.values() for name in names}
+    assert sets == {name for name, each in INSTRUCTION_SETS.items() if not each.uses_torch}
+    shown = 'x-manylinux_2_27_x86_64.whl is consistent with the following platform\ntag: "manylinux_2_34_x86_64".'
+    assert wheel.newest_system(shown) == 34 > wheel.newest_system("x-manylinux_2_27_x86_64.whl") == 27
 
 
 def test_other_sources_flags_and_torches_have_other_names(monkeypatch, tmp_path):
