@@ -24,6 +24,7 @@ import torch
 
 from bertlite.inference.native.calls import Kernels
 from bertlite.inference.native.self_test import find_fault
+from bertlite.records import write_text
 
 SOURCES = Path(__file__).parent / "kernels"
 PREBUILT = Path(__file__).parent / "prebuilt"  # compiled kernels of a wheel that has them
@@ -239,14 +240,26 @@ def is_whole(path: Path) -> bool:
 
 
 def compile_once(wanted: InstructionSet, path: Path) -> None:
-    """Compile the kernels to a path, unless they are there, or another process does so meanwhile; then wait for it."""
+    """Compile the kernels to a path, unless they are there, or another process does so meanwhile; then wait for it.
+
+    Torch's own matmuls do not compile with every torch: a failure is noted beside them, so that not every process runs
+    the same compiler again before it takes the next best set.
+    """
     if is_whole(path):
         return
     lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)  # released if this process dies
         if not is_whole(path):
-            compile_kernels(wanted, path)
+            note, compiler = path.with_suffix(".failed"), compiler_identity() if wanted.uses_torch else None
+            if compiler and note.exists() and note.read_text(encoding="utf-8") == compiler:
+                raise CompilationError(f"{path.stem} did not compile with {compiler}; delete {note} to try again")
+            try:
+                compile_kernels(wanted, path)
+            except CompilationError:
+                if compiler:
+                    write_text(note, compiler)
+                raise
     finally:
         os.close(lock)
 
@@ -295,6 +308,12 @@ def find_compiler() -> list[str]:
         f"no C++ compiler was found ({tried}): install one, as by `apt-get install g++` or `conda install gxx`, or use"
         " backend='onednn'"
     )
+
+
+def compiler_identity() -> str:
+    """Return the compiler's command and when its file was changed."""
+    command = find_compiler()
+    return f"{shlex.join(command)} of {os.stat(str(shutil.which(command[0]))).st_mtime_ns}"
 
 
 def torch_flags(wanted: InstructionSet) -> Sequence[str]:

@@ -287,6 +287,23 @@ def test_where_the_best_set_has_no_kernels_the_next_is_taken_aloud(
         assert optimize_for_inference(make_native().float(), backend="native").backend == "native"
 
 
+def test_torchs_matmuls_that_do_not_compile_are_not_tried_by_every_process(cache, copying, monkeypatch, tmp_path):
+    monkeypatch.delenv("BERTLITE_NATIVE", raising=False)
+    monkeypatch.setattr(library, "processor_flags", lambda: INSTRUCTION_SETS["amx"].needs)
+    text = f"case $out in */amx-*) echo amx >> {tmp_path}/amx; exit 3;; esac\n{Path(copying).read_text()}"
+    monkeypatch.setenv("CXX", compiler := script(tmp_path / "without", text))
+    for tried in (1, 1, 2):
+        for each in (library.best_kernels, kernels_for):
+            each.cache_clear()
+        if tried == 2:
+            os.utime(compiler, (1, 1))  # another compiler
+        with pytest.warns(
+            RuntimeWarning, match=r"(?s)for avx512_bf16, not amx: .*(failed|delete .*amx-.*\.failed to try)"
+        ):
+            assert "avx512_bf16-" in load_kernels().path
+        assert (tmp_path / "amx").read_text().count("amx") == tried
+
+
 def test_the_cache_is_the_users_own(cache, copying, monkeypatch):
     monkeypatch.setenv("CXX", copying)
     assert Path(load_kernels().path).parent == cache
