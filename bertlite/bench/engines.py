@@ -7,11 +7,10 @@ takes the number of threads that torch has when it is built.
 import importlib.util
 import json
 import shutil
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,7 @@ from torch import Tensor
 import bertlite
 from bertlite.bench.work import Forward
 from bertlite.inference import optimize
-from bertlite.inference.linear import Int8Linear, PackedLinear
-from bertlite.inference.support import missing_for_onednn
+from bertlite.inference.support import SLOW, missing_for_onednn, slowness_of_int8
 from bertlite.parity import reference
 
 FLOATS = ("float32", "bfloat16")
@@ -30,7 +28,6 @@ ALL = (*FLOATS, "int8")
 # of optimize_for_inference, by device
 OWN_BACKENDS: dict[str, tuple[str, ...]] = {"cpu": ("onednn", "native"), "cuda": ()}
 ALWAYS_PACKED = ("native",)  # backends that leave padding out whatever the attention
-SLOW = 20  # times as long as float32 that an 8-bit matmul may take
 
 
 @dataclass(frozen=True)
@@ -90,19 +87,6 @@ def reason_without_backend(backend: str, dtype: str) -> str | None:
             f"torch's 8-bit matmul takes {slowness_of_int8():.0f} times as long as that of float32 on this processor"
         )
     return None
-
-
-@cache
-def slowness_of_int8() -> float:
-    """Return the time of a small 8-bit matmul over that in float32, which is far above 1 if torch has no kernel."""
-    x, weight = torch.randn(2, 256, 256)
-    seconds = []
-    for linear in (Int8Linear(weight, None), PackedLinear(weight, None)):
-        linear(x)  # compiles the kernel
-        start = time.perf_counter()
-        linear(x)
-        seconds.append(time.perf_counter() - start)
-    return seconds[0] / seconds[1]
 
 
 def forward_of(model: Callable[..., Any]) -> Forward:

@@ -5,10 +5,11 @@ import torch
 from bertlite.checkpoint.checks import parse_dtype
 from bertlite.inference.fusion import fused_copy
 from bertlite.inference.linear import PackedLinear
+from bertlite.inference.native.calls import Kernels
 from bertlite.inference.native.choice import kernels_are_faster
 from bertlite.inference.native.conversion import kernels_if_any, native_copy, plain_copy, require_native, warn_once
 from bertlite.inference.runtime import InferenceModel
-from bertlite.inference.support import check_unaltered, require_onednn
+from bertlite.inference.support import SLOW, check_unaltered, missing_for_onednn, require_onednn, slowness_of_int8
 from bertlite.inference.verification import verify as verify_copy
 from bertlite.model import BertPreTrainedModel
 
@@ -33,8 +34,8 @@ def optimize_for_inference(
         backend: "native" runs all layers in one call of C++ kernels, which are compiled once, on Linux and x86-64;
             "onednn" packs the weights for oneDNN's kernels, on the CPU.  "auto" on the CPU is "native" if that can run
             the model, else "onednn", with a warning if only a compiler is missing.  It is "plain", a copy of the
-            model, on a GPU and, with a warning, where the kernels are slower than the model, which is measured once on
-            a kind of processor without a record; int8 is then float32.
+            model, on a GPU and, with a warning, where these are slower than the model, which is measured on a kind of
+            processor without a record; int8 is then float32.
         verify: compare outputs for a few random tokens with the model's.  The allowed difference, of rounding in this
             dtype, is measured on the model itself.
 
@@ -57,19 +58,10 @@ def optimize_for_inference(
     check_unaltered(model)
     dtype = dtype or model.dtype
     check_request(backend, dtype, model.device)
-    kernels = None
-    if backend == "native":
-        kernels = require_native(model, dtype)
-    elif backend == "auto":
+    kernels = require_native(model, dtype) if backend == "native" else None
+    if backend == "auto":
         kernels = kernels_if_any(model, dtype)
-    if backend == "auto" and kernels is not None and not kernels_are_faster(kernels, dtype):
-        warn_once(
-            "optimize_for_inference returns a copy of the plain model, which is faster than the native kernels on this"
-            f" processor in {dtype}; backend='native' takes the kernels nevertheless"
-        )
-        backend = "plain"
-    elif backend == "auto":
-        backend = "native" if kernels else "onednn" if model.device.type == "cpu" else "plain"
+        backend = choose_backend(kernels, dtype, model.device)
     if kernels is not None and backend == "native":
         copied = native_copy(model, dtype, kernels)
     elif backend == "onednn":
@@ -81,6 +73,23 @@ def optimize_for_inference(
     if verify:
         verify_copy(model, copied.eval(), backend, dtype)
     return InferenceModel(copied, backend, dtype)
+
+
+def choose_backend(kernels: Kernels | None, dtype: torch.dtype, device: torch.device) -> str:
+    """Return what "auto" takes, with a warning if the plain model is faster than what else there is on the CPU."""
+    if device.type != "cpu":
+        return "plain"
+    if kernels is not None and kernels_are_faster(kernels, dtype):
+        return "native"
+    slow_integers = dtype == torch.int8 and not missing_for_onednn(dtype) and slowness_of_int8() > SLOW
+    if kernels is None and not slow_integers:
+        return "onednn"
+    other = "onednn" if kernels is None else "native"
+    warn_once(
+        f"optimize_for_inference returns a copy of the plain model, which is faster than backend {other!r} on this"
+        f" processor in {dtype}; backend={other!r} takes that nevertheless"
+    )
+    return "plain"
 
 
 def check_request(backend: str, dtype: torch.dtype, device: torch.device) -> None:

@@ -1,13 +1,15 @@
 """Checks before a model is optimised: the operators of this torch, and the modules of the model."""
 
+import time
 import warnings
+from functools import cache
 from operator import attrgetter
 
 import torch
 from torch import nn
 
 from bertlite import torch_private
-from bertlite.inference.linear import Int8Linear
+from bertlite.inference.linear import Int8Linear, PackedLinear
 from bertlite.model import BertPreTrainedModel
 from bertlite.stack.body import has_hooks
 from bertlite.stack.modules import (
@@ -22,6 +24,7 @@ from bertlite.stack.modules import (
 OPERATORS = ("reorder_linear_weight", "linear_pointwise", "packed_address", "packed_size")  # of torch_private
 INT8_OPERATORS = ("qlinear_prepack", "qlinear_pointwise")
 DTYPE_CHECKS = {torch.bfloat16: "bfloat16_is_supported", torch.float16: "float16_is_supported"}
+SLOW = 20  # times as long as float32 that an 8-bit matmul may take
 DROPOUT = (nn.Dropout, nn.Identity)
 ATTENTION_PARTS: dict[str, tuple[type[nn.Module], ...]] = {
     "": (BertAttention,),
@@ -75,6 +78,19 @@ def has_signed_matmul() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+@cache
+def slowness_of_int8() -> float:
+    """Return the time of a small 8-bit matmul over that in float32, which is far above 1 if torch has no kernel."""
+    x, weight = torch.ones(2, 128, 128)
+    seconds = []
+    for linear in (Int8Linear(weight, None), PackedLinear(weight, None)):
+        linear(x)  # compiles the kernel
+        start = time.perf_counter()
+        linear(x)
+        seconds.append(time.perf_counter() - start)
+    return seconds[0] / seconds[1]
 
 
 def check_unaltered(model: BertPreTrainedModel) -> None:

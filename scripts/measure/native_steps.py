@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from bertlite import BertConfig, BertModel, optimize_for_inference
-from bertlite.bench.engines import slowness_of_int8
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference import InferenceModel
 from bertlite.inference.native.calls import Kernels
@@ -30,7 +29,7 @@ from bertlite.inference.native.library import (
     processor_flags,
     usable_sets,
 )
-from bertlite.inference.support import missing_for_onednn
+from bertlite.inference.support import missing_for_onednn, slowness_of_int8
 from bertlite.records import environment, write_record
 from bertlite.timing import alternate, check_rounds, summary, with_spread
 

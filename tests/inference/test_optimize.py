@@ -2,6 +2,7 @@
 
 import copy
 import gc
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,9 @@ from torch import nn
 
 import bertlite
 from bertlite import BertConfig, BertModel, inference, optimize_for_inference
+from bertlite.inference import optimize
 from bertlite.inference.linear import FixedLinear
+from bertlite.inference.native import conversion
 from bertlite.parity.compare import as_well
 
 
@@ -40,7 +43,7 @@ def test_its_error_is_no_larger_than_the_models_own(any_model, batch, dtype):
 def test_int8_is_near(any_model, batch):
     skip_without(torch.int8)
     truth = full(any_model, batch).last_hidden_state
-    ours = full(optimize_for_inference(any_model, torch.int8), batch).last_hidden_state
+    ours = full(optimize_for_inference(any_model, torch.int8, "onednn"), batch).last_hidden_state
     assert ours.dtype == torch.float32
     cosine = torch.cosine_similarity(ours.double(), truth, dim=-1)
     assert cosine.min() > 0.99
@@ -86,6 +89,22 @@ def test_a_torch_whose_matmuls_take_unsigned_integers_alone_is_refused(model, mo
     ):
         optimize_for_inference(model.float(), torch.int8)
     optimize_for_inference(model.float(), torch.float32)
+
+
+@onednn
+@pytest.mark.parametrize("slowness", [1.0, 500.0])
+def test_auto_takes_no_8_bit_matmuls_that_torch_has_no_kernel_for(slowness, model, monkeypatch):
+    skip_without(torch.int8)
+    conversion.warn_once.cache_clear()
+    monkeypatch.setattr(optimize, "slowness_of_int8", lambda: slowness)
+    with (
+        nullcontext() if slowness == 1 else pytest.warns(RuntimeWarning, match="faster than backend 'onednn' on this")
+    ):
+        quick = optimize_for_inference(model.float(), torch.int8)
+    wanted = ("onednn", torch.int8) if slowness == 1 else ("plain", torch.float32)
+    assert (quick.backend, quick.compute_dtype) == wanted
+    with pytest.raises(TypeError, match="was made by optimize_for_inference, and its layers can only run"):
+        bertlite.prune_heads(quick.model, {0: [0]})
 
 
 def test_requests_that_cannot_be_met(model, monkeypatch):

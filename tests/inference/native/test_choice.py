@@ -55,7 +55,7 @@ def test_auto_takes_the_plain_model_where_the_kernels_are_slower_and_says_so_onc
     kernels = Planted(0.05)
     monkeypatch.setattr(optimize, "kernels_if_any", lambda *_: kernels)
     model, batch = make_native().float(), make_batch()
-    with pytest.warns(RuntimeWarning, match=f"plain model, which is faster than the native kernels .* in {dtype}; b"):
+    with pytest.warns(RuntimeWarning, match=f"plain model, which is faster than backend 'native' .* in {dtype}; b"):
         quick = optimize_for_inference(model, dtype)
     floats = torch.float32 if dtype == torch.int8 else dtype
     assert (quick.backend, quick.compute_dtype) == ("plain", floats)
