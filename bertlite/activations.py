@@ -22,42 +22,6 @@ def gelu_tanh_halved_first(x: Tensor) -> Tensor:  # the same formula; float roun
     return x * 0.5 * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
 
-def gelu_fast(x: Tensor) -> Tensor:
-    return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
-
-
-def gelu_erf(x: Tensor) -> Tensor:
-    return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
-
-
-def gelu_10(x: Tensor) -> Tensor:
-    return F.gelu(x).clip(-10, 10)
-
-
-def gelu_pytorch_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-def quick_gelu(x: Tensor) -> Tensor:
-    return x * torch.sigmoid(1.702 * x)
-
-
-def laplace(x: Tensor) -> Tensor:
-    return 0.5 * (1.0 + torch.erf((x - 0.707107) / (0.282095 * math.sqrt(2.0))))
-
-
-def relu2(x: Tensor) -> Tensor:
-    return torch.square(F.relu(x))
-
-
-def sqrtsoftplus(x: Tensor) -> Tensor:
-    return F.softplus(x).sqrt()
-
-
-def linear(x: Tensor) -> Tensor:
-    return x
-
-
 class XIELU(nn.Module):
     """xIELU with its two learned slopes (arXiv:2411.13010).  Attribute names are checkpoint keys."""
 
@@ -87,26 +51,26 @@ class XIELU(nn.Module):
 
 ACTIVATIONS: dict[str, Function | type[nn.Module]] = {
     "gelu": F.gelu,
-    "gelu_10": gelu_10,
+    "gelu_10": lambda x: F.gelu(x).clip(-10, 10),
     "gelu_accurate": gelu_tanh,
-    "gelu_fast": gelu_fast,
+    "gelu_fast": lambda x: 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x))),
     "gelu_new": gelu_tanh,
-    "gelu_python": gelu_erf,
+    "gelu_python": lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0))),
     "gelu_python_tanh": gelu_tanh_halved_first,
-    "gelu_pytorch_tanh": gelu_pytorch_tanh,
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "hardswish": F.hardswish,
-    "laplace": laplace,
+    "laplace": lambda x: 0.5 * (1.0 + torch.erf((x - 0.707107) / (0.282095 * math.sqrt(2.0)))),
     "leaky_relu": F.leaky_relu,
-    "linear": linear,
+    "linear": lambda x: x,
     "mish": F.mish,
     "prelu": nn.PReLU,
-    "quick_gelu": quick_gelu,
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu": F.relu,
-    "relu2": relu2,
+    "relu2": lambda x: torch.square(F.relu(x)),
     "relu6": F.relu6,
     "sigmoid": torch.sigmoid,
     "silu": F.silu,
-    "sqrtsoftplus": sqrtsoftplus,
+    "sqrtsoftplus": lambda x: F.softplus(x).sqrt(),
     "swish": F.silu,
     "tanh": torch.tanh,
     "xielu": XIELU,

@@ -287,9 +287,14 @@ def own_field(config: ConfigLike, name: str) -> Any:
     return getattr(config, name, OWN[name])
 
 
+def embeds_size(config: ConfigLike) -> int:
+    """Return the width of embeddings."""
+    return own_field(config, "embedding_size") or config.hidden_size
+
+
 def differs_from_bert(config: ConfigLike) -> bool:
     """Return whether BERT as others have it, given the same tensors, would compute something else or fail late."""
-    projected = own_field(config, "embedding_size") not in (None, config.hidden_size)
+    projected = embeds_size(config) != config.hidden_size
     return projected or own_field(config, "pooler_act") != "tanh" or config.position_embedding_type == "bucketed"
 
 
@@ -388,3 +393,12 @@ def pruned_neurons(config: ConfigLike) -> Mapping[int, Iterable[int]]:
 
 def by_layer(units: Mapping[Any, Iterable[int]] | None) -> dict[int, Iterable[int]]:
     return {int(layer): gone for layer, gone in (units or {}).items()}
+
+
+def set_config(model: Any, config: ConfigLike) -> None:
+    """Give a model, the BertModel inside it and the parts that keep its config another one."""
+    before = model.config
+    for part in model.modules():
+        if vars(part).get("config") is before:  # in bertlite.hf, what attention functions of transformers look at
+            part.config = config
+    model.config = model.base_model.config = config

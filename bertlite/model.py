@@ -3,8 +3,9 @@
 Shapes:  B sequences · S positions · D hidden
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import update_wrapper
 from types import FunctionType
 from typing import Any, ClassVar
@@ -14,13 +15,35 @@ from torch import nn
 
 from bertlite.checkpoint.names import rename_legacy_keys_
 from bertlite.checkpoint.pretrained import Pretrained
-from bertlite.config import BertConfig, ConfigLike
+from bertlite.checkpoint.skeleton import init_weights
+from bertlite.config import BertConfig, ConfigLike, set_config
 from bertlite.pruning import cut_attentions_, prune_heads_, with_pruned
 from bertlite.resizing import Resizable
 from bertlite.stack.attention import check_backend
-from bertlite.stack.body import BertBody, config_of, set_config
-from bertlite.stack.modules import BertAttention, BertLayer, Checkpointing, init_weights
+from bertlite.stack.body import BertBody, config_of
+from bertlite.stack.modules import BertAttention, BertLayer
 from bertlite.stack.outputs import BertModelOutput
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """Gradient checkpointing of a layer: it forgets its activations and computes them again in the backward pass."""
+
+    offload: bool = False  # keep what is kept, the layer's input, in host memory
+    preserve_rng_state: bool = True
+    determinism_check: str = "default"
+
+    def __call__(self, run: Callable[..., Any], *args: Any) -> Any:
+        from torch.utils.checkpoint import checkpoint
+
+        with torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()) if self.offload else nullcontext():
+            return checkpoint(
+                run,
+                *args,
+                use_reentrant=False,  # the other kind loses all gradients when the embeddings are frozen
+                preserve_rng_state=self.preserve_rng_state,
+                determinism_check=self.determinism_check,
+            )
 
 
 class SharedConfig:

@@ -24,8 +24,9 @@ from bertlite.config import (
     normalise_neurons,
     pruned_heads,
     pruned_neurons,
+    set_config,
 )
-from bertlite.stack.body import BertBody, set_config
+from bertlite.stack.body import BertBody
 from bertlite.stack.modules import BertAttention, BertLayer
 
 

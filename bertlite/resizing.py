@@ -6,9 +6,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from bertlite.config import RELATIVE, BertConfig
+from bertlite.config import RELATIVE, BertConfig, set_config
 from bertlite.pruning import check_linear, layers_of, resize_
-from bertlite.stack.body import set_config
 
 
 class ResizableModel(Protocol):

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from bertlite.activations import XIELU
 from bertlite.checkpoint.names import LoadableModel, body_prefix
 from bertlite.checkpoint.reading import ALIGNMENT, State, is_plain_tensor
-from bertlite.config import BertConfig
-from bertlite.stack.modules import init_weights
+from bertlite.config import BertConfig, ConfigLike
 
 Model = TypeVar("Model", bound=LoadableModel)
 
@@ -42,6 +42,23 @@ def make_skeleton(cls: Callable[..., Model], config: BertConfig, options: Mappin
     """Make a model without memory: its parameters have shapes but no values."""
     with SkeletonMode():
         return cls(config, **options)
+
+
+@torch.no_grad()
+def init_weights(part: nn.Module, config: ConfigLike) -> None:
+    """Initialise a part and all below it as BERT does: normal matrices, zero biases, a zero row for padding."""
+    for module in part.modules():
+        if isinstance(module, nn.Linear):
+            if module.weight.numel():
+                module.weight.normal_(0.0, config.initializer_range)
+            if module.bias is not None:
+                module.bias.zero_()
+        elif isinstance(module, nn.Embedding):
+            module.weight.normal_(0.0, config.initializer_range)
+            if module.padding_idx is not None:
+                module.weight[module.padding_idx].zero_()
+        elif isinstance(module, nn.LayerNorm | nn.PReLU | XIELU):
+            module.reset_parameters()
 
 
 def init_missing(model: LoadableModel, part: str, dtype: torch.dtype) -> State:

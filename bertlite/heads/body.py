@@ -14,7 +14,7 @@ from bertlite.heads.layers import BertLMPredictionHead
 from bertlite.heads.losses import Items, check_labels, cross_entropy, pack_labels
 from bertlite.heads.outputs import LogitsOutput
 from bertlite.model import BertModel, with_own_forward
-from bertlite.stack.body import Body, pick
+from bertlite.stack.body import Body, has_hooks, has_hooks_within, pick
 from bertlite.stack.outputs import Encoded
 
 Out = TypeVar("Out")
@@ -60,9 +60,25 @@ class HeadBody(Body, Generic[Out]):
     def encode(self, *inputs: Tensor | None, **options: Any) -> Encoded:
         """Run BERT; if the head reads only the pooler, the last layer may compute only first tokens."""
         if not self.needs_tokens:
-            states, attentions = options["output_hidden_states"], options["output_attentions"]
-            options["first_token_only"] = self.bert.first_token_suffices(attentions, states)
+            options["first_token_only"] = self.first_token_suffices(
+                options["output_attentions"], options["output_hidden_states"]
+            )
         return self.bert(*inputs, **options, return_encoded=True)
+
+    def first_token_suffices(self, output_attentions: bool | None, output_hidden_states: bool | None) -> bool:
+        """Return whether the last layer may be spared all tokens but the first, by a head that reads only the pooler.
+
+        Not where hidden states or attentions are returned, nor where a hook would see the last layer or its output:
+        under a hook every token passes through every layer.
+        """
+        bert, config = self.bert, self.config
+        wanted = [config.output_attentions if output_attentions is None else output_attentions]
+        wanted.append(config.output_hidden_states if output_hidden_states is None else output_hidden_states)
+        if any(wanted) or config.is_decoder or not bert.may_skip_padding():
+            return False
+        layers = bert.encoder.layer
+        last_is_seen = len(layers) and has_hooks_within(layers[len(layers) - 1])
+        return not (has_hooks(bert) or has_hooks(bert.encoder) or last_is_seen)
 
     def loss(self, logits: Tensor, labels: Tensor, items: Items = None) -> Tensor:
         return cross_entropy(logits, labels, items=items)

@@ -6,8 +6,7 @@ Shapes:  B sequences · S positions · D hidden;  … is (B, S) or, packed, (T,)
 from torch import Tensor, nn
 
 from bertlite.activations import activation
-from bertlite.config import ConfigLike
-from bertlite.stack.inputs import embeds_size
+from bertlite.config import ConfigLike, embeds_size
 
 
 class BertPredictionHeadTransform(nn.Module):

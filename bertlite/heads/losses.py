@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bertlite.stack.inputs import check_tensor
-from bertlite.stack.layouts import Layout
+from bertlite.stack.layouts import Layout, Padded
 from bertlite.stack.masks import values_readable
 
 IGNORED = -100
@@ -74,11 +74,10 @@ def inside(positions: Tensor, logits: Tensor, real: Tensor | None = None) -> Ten
 def pack_labels(layout: Layout, labels: Tensor) -> Tensor:
     """Return the labels of the tokens that were computed: only real tokens, if padding is left out."""
     check_tensor("labels", labels)
-    rows = layout.packed_rows
-    if rows is None:
+    if isinstance(layout, Padded):
         return labels
-    check_positions(labels, rows, "labels")
-    return layout.pack(labels.reshape(rows))
+    check_positions(labels, layout.shape, "labels")
+    return layout.pack(labels.reshape(layout.shape))
 
 
 def shifted(labels: Tensor) -> Tensor:

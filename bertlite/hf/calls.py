@@ -19,6 +19,7 @@ from bertlite.stack.layer_inputs import Backend, LayerInputs
 from bertlite.stack.layouts import Layout
 from bertlite.stack.masks import values_readable
 from bertlite.stack.outputs import Encoded
+from bertlite.stack.packing import Packed
 
 NAMES = {None: "auto", "sdpa": "auto", "auto": "auto"}  # transformers' default name lets the best kernel run
 
@@ -118,7 +119,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
             past = cache.cache
             if mask is not None and mask.dim() == 4 and cache.self_attention.is_compileable:
                 mask = mask[..., : cache.length + x.shape[1]]  # generate masks all the room in a cache of fixed size
-        if layout.packed_rows is not None or name == "auto" or name in BACKENDS:
+        if isinstance(layout, Packed) or name == "auto" or name in BACKENDS:
             return super().attention(layout, mask, x, weights, cache, states)
         causal = states is None and bool(self.config.is_decoder)
         if states is not None:

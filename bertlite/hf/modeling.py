@@ -25,6 +25,7 @@ from bertlite import pruning
 from bertlite.checkpoint.checks import NONFINITE, nonfinite_tensors
 from bertlite.checkpoint.faults import raise_faults
 from bertlite.checkpoint.skeleton import is_misaligned
+from bertlite.config import embeds_size, set_config
 from bertlite.heads import layers as head_layers
 from bertlite.heads import models as heads
 from bertlite.heads.body import HeadBody
@@ -34,8 +35,7 @@ from bertlite.hf.config import complete_config_, heads_by_layer
 from bertlite.hf.folder import check_folder
 from bertlite.hf.masks import OURS
 from bertlite.hf.signatures import in_stocks_order
-from bertlite.stack.body import BertBody, set_config
-from bertlite.stack.inputs import embeds_size
+from bertlite.stack.body import BertBody
 
 logger = logging.get_logger(__name__)
 

@@ -4,7 +4,8 @@ import warnings
 
 from bertlite.stack.kernels import attend_rows, eager, sdpa
 from bertlite.stack.layer_inputs import Backend, Needs
-from bertlite.stack.packed_kernels import attend_packed, grouped, missing_for_varlen, varlen
+from bertlite.stack.packed_kernels import attend_packed, grouped
+from bertlite.stack.varlen import missing_for_varlen, varlen
 
 BACKENDS = {
     backend.name: backend

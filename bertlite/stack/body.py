@@ -15,13 +15,12 @@ from bertlite.config import ConfigLike
 from bertlite.stack.attention import packs, select
 from bertlite.stack.cache import KeyValueCache
 from bertlite.stack.gates import read_gates, refuse_pruned
-from bertlite.stack.inputs import Inputs, check_combination, check_devices, check_encoder_states, check_rows
+from bertlite.stack.inputs import Inputs, check_combination, check_devices, check_encoder_states, check_tokens
 from bertlite.stack.layer_inputs import Backend, LayerInputs, Needs
 from bertlite.stack.layouts import Layout, Padded
 from bertlite.stack.modules import BertEmbeddings, BertEncoder, BertPooler
 from bertlite.stack.outputs import BertModelOutput, Encoded, ModelOutput
-from bertlite.stack.packed_inputs import check_packed
-from bertlite.stack.packing import Packed, packing_from_first, packing_of, packing_that_pays
+from bertlite.stack.packing import Packed, packing_of, packing_pays, read_rows
 
 Out = TypeVar("Out")
 
@@ -104,18 +103,16 @@ class BertBody(Body, Generic[Out]):
         Raises:
             ValueError: an input that this model cannot take; the message names it and what would do.
         """
-        attentions = self.config.output_attentions if output_attentions is None else output_attentions
-        states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        config = self.config
+        attentions = config.output_attentions if output_attentions is None else output_attentions
+        states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         inputs = Inputs(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, head_mask, encoder_hidden_states,
             encoder_attention_mask, cu_seqlens, first_token_only, attentions, states,
         )  # fmt: skip
-        check_combination(inputs, self.config, past_key_values is not None, self.recomputes())
+        check_combination(inputs, config, past_key_values is not None, self.recomputes())
         cache = self.cache_for(past_key_values, use_cache, encoder_hidden_states is not None)
-        if cu_seqlens is None:
-            check_rows(inputs, self.config, 0 if cache is None else cache.length)
-        else:
-            check_packed(inputs, self.config)
+        check_tokens(inputs, config, 0 if cache is None else cache.length)
         check_devices(self.embeddings, inputs)
         encoded = self.encode(inputs, cache)
         encoded.past_key_values = self.cache_out(cache) if self.returns_cache(use_cache) else None
@@ -126,12 +123,12 @@ class BertBody(Body, Generic[Out]):
     def encode(self, inputs: Inputs, cache: Any) -> Encoded:
         """Run the embeddings and the layers; the pooler and the cache that is returned are left to `forward`."""
         layout = self.choose(inputs, cache)
-        x = self.embeddings(  # (B, S, D) or (T, D)
-            layout.pack_ids(inputs.input_ids),
-            layout.pack_ids(inputs.token_type_ids),
-            layout.positions(inputs.positions(self.config, 0 if cache is None else cache.length)),
-            layout.pack_ids(inputs.inputs_embeds),
+        ids, types, embeds = (
+            None if x is None else layout.pack(x)
+            for x in (inputs.input_ids, inputs.token_type_ids, inputs.inputs_embeds)
         )
+        positions = layout.positions(inputs.positions(self.config, 0 if cache is None else cache.length))
+        x = self.embeddings(ids, types, positions, embeds)  # (B, S, D) or (T, D)
         given = self.layer_inputs(inputs, layout, x, cache)
         x, states = self.call(self.encoder, x, given)
         return Encoded(
@@ -168,69 +165,67 @@ class BertBody(Body, Generic[Out]):
 
     def unpacked(self, encoded: Encoded, return_dict: bool | None) -> Out:
         """Return what `forward` gives its caller: tokens lie as in the inputs."""
-        states = encoded.hidden_states
-        out = self.output_type(
-            last_hidden_state=encoded.layout.unpack(encoded.last_hidden_state) if states is None else states[-1],
-            pooler_output=encoded.pooler_output,
-            past_key_values=encoded.past_key_values,
-            hidden_states=states,
-            attentions=encoded.attentions,
-            cross_attentions=encoded.cross_attentions,
-        )
+        states, parts = encoded.hidden_states, {**vars(encoded)}
+        layout, last = parts.pop("layout"), parts.pop("last_hidden_state")
+        out = self.output_type(last_hidden_state=layout.unpack(last) if states is None else states[-1], **parts)
         return pick(out, self.config.return_dict if return_dict is None else return_dict)
 
     def choose(self, inputs: Inputs, cache: Any) -> Layout:
         """Choose how the tokens lie: in rows, or packed if padding is to be left out.
 
-        "packed" always leaves it out, and `cu_seqlens` says that it is.  An encoder with `leaves_padding_out`, as that
-        of the native kernels, has it left out under "auto" and "sdpa" too, wherever the mask is 2-D, every sequence
-        begins with a token and no attentions are returned.  Else "auto", in eval mode, leaves it out where that pays
-        and nobody can see it, so that what "auto" returns differs by rounding alone:
-
-        - Nobody sees it: of an encoder's output the first token of each sequence alone is wanted, as by a head of the
-          pooler; no hook looks at the modules; nothing is compiled, exported, traced or mapped, since then the mask
-          of today must not decide for that of tomorrow.
-        - It pays by the rule of `packing_that_pays`, and every sequence begins with a token.
+        "packed" always leaves it out, and `cu_seqlens` says that it is; `may_pack` has the rules of the others.
 
         Raises:
             ValueError: it is to be left out, and the model or the mask cannot do without it.
         """
-        packing = self.packing(inputs, cached=cache is not None)
-        if packing is not None:
-            return packing
-        batch, length = inputs.tokens.shape[:2]
-        past = 0 if cache is None else cache.length
-        return Padded(batch, length, past + length, inputs.tokens.device)
-
-    def packing(self, inputs: Inputs, cached: bool) -> Packed | None:
-        """Return which tokens are real, if padding is to be left out; None if not.  `choose` has the rules."""
         name, x, mask = self.attention_name(), inputs.tokens, inputs.attention_mask
+        found: Packed | None = None
         if inputs.cu_seqlens is not None:
             if name != "auto" and not packs(name):
                 raise ValueError(f"backend {name!r} cannot take cu_seqlens; use 'packed' or 'auto'")
             if mask is not None:
                 raise ValueError("give attention_mask or cu_seqlens, not both: packed sequences have no padding")
-            self.check_encoder("packed")
-            return Packed.of_ends(inputs.cu_seqlens, inputs.ends, inputs.tokens.device)
-        if name in ("auto", "sdpa") and self.encoder.leaves_padding_out and not inputs.output_attentions:
-            return packing_from_first(x, mask)
-        if name == "auto":
-            seen = not inputs.first_token_only or cached or self.config.is_decoder or self.embeddings.training
-            if seen or mask is None or not self.may_skip_padding():
-                return None
-            found = packing_that_pays(x, mask)
-            return None if found is None or has_hooks_within(self) else found
-        if not packs(name):
-            return None
-        if cached:
-            raise ValueError(f"backend {name!r} supports neither a cache nor cross-attention; use 'sdpa' or 'auto'")
-        self.check_encoder(name)
-        return packing_of(x, mask, name)
-
-    def check_encoder(self, name: str) -> None:
-        """Refuse a packing backend for a decoder."""
+            counts = inputs.cu_seqlens.to(x.device, non_blocking=True).diff()
+            found = Packed(inputs.lengths, counts, (x.shape[0],))
+        elif packs(name):
+            if cache is not None:
+                raise ValueError(
+                    f"backend {name!r} supports neither a cache nor cross-attention; use 'sdpa' or 'auto'"
+                )
+            found = packing_of(x, mask, name)
+        elif mask is not None and mask.dim() == 2 and self.may_pack(inputs, mask, cache is not None):
+            real = read_rows(x, mask)
+            found = Packed.of_mask(real) if bool(real[:, 0].all()) else None
+        if found is None:
+            past = 0 if cache is None else cache.length
+            return Padded(x.shape[0], x.shape[1], past + x.shape[1], x.device)
         if self.config.is_decoder:
+            name = found.backend_name(name)
             raise ValueError(f"backend {name!r} cannot run a decoder, whose tokens do not see all others; use 'sdpa'")
+        return found
+
+    def may_pack(self, inputs: Inputs, mask: Tensor, cached: bool) -> bool:
+        """Return whether padding is left out if every sequence begins with a token, by a backend that does not pack.
+
+        An encoder with `leaves_padding_out`, as that of the native kernels, has it left out under "auto" and "sdpa"
+        wherever no attentions are returned.  Else "auto", in eval mode, leaves it out where that pays, by the rule of
+        `packing_pays`, and nobody can see it, so that what "auto" returns differs by rounding alone: of an encoder's
+        output the first token of each sequence alone is wanted, as by a head of the pooler; no hook looks at the
+        modules; nothing is compiled, exported, traced or mapped, since then the mask of today must not decide for
+        that of tomorrow.
+        """
+        name = self.attention_name()
+        if name in ("auto", "sdpa") and self.encoder.leaves_padding_out and not inputs.output_attentions:
+            return True
+        if (
+            name != "auto"
+            or not inputs.first_token_only
+            or cached
+            or self.config.is_decoder
+            or self.embeddings.training
+        ):
+            return False
+        return self.may_skip_padding() and packing_pays(inputs.tokens, mask) and not has_hooks_within(self)
 
     def attention(
         self, layout: Layout, mask: Tensor | None, x: Tensor, weights: bool, cache: Any, states: Tensor | None = None
@@ -244,23 +239,25 @@ class BertBody(Body, Generic[Out]):
             states: the encoder's output.
         """
         name = "attention_mask" if states is None else "encoder_attention_mask"
+        config = self.config
         if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
-            refuse_pruned(self.config, f"an {name} for each head")
+            refuse_pruned(config, f"an {name} for each head")
         backend = self.backend(layout.backend_name(self.attention_name()), x, weights)
         if states is not None and backend.packs:
             raise ValueError(f"backend {backend.name!r} does not support cross-attention; use 'sdpa' or 'auto'")
-        causal = states is None and bool(self.config.is_decoder)
-        return backend, layout.read_mask(mask, self.config.num_attention_heads, causal)
+        causal = states is None and bool(config.is_decoder)
+        return backend, layout.read_mask(mask, config.num_attention_heads, causal)
 
     def backend(self, name: str, x: Tensor, weights: bool) -> Backend:
         """Select the backend for embeddings x."""
+        config = self.config
         needs = Needs(
             weights=weights,
-            dropout=bool(self.embeddings.training and self.config.attention_probs_dropout_prob > 0),
-            relative=self.config.position_embedding_type != "absolute",
+            dropout=bool(self.embeddings.training and config.attention_probs_dropout_prob > 0),
+            relative=config.position_embedding_type != "absolute",
             device=x.device.type,
             dtype=torch.get_autocast_dtype("cuda") if x.is_cuda and torch.is_autocast_enabled() else x.dtype,
-            head_dim=self.config.hidden_size // self.config.num_attention_heads,
+            head_dim=config.hidden_size // config.num_attention_heads,
         )
         return select(name, needs)
 
@@ -272,20 +269,6 @@ class BertBody(Body, Generic[Out]):
         """
         name = self.attention_name()
         return name == "auto" or packs(name)
-
-    def first_token_suffices(self, output_attentions: bool | None, output_hidden_states: bool | None) -> bool:
-        """Return whether a head that reads the pooler alone may spare the last layer all tokens but the first.
-
-        Not where hidden states or attentions are returned, nor where a hook would see the last layer or its output:
-        under a hook every token passes through every layer.
-        """
-        wanted = [self.config.output_attentions if output_attentions is None else output_attentions]
-        wanted.append(self.config.output_hidden_states if output_hidden_states is None else output_hidden_states)
-        if any(wanted) or self.config.is_decoder or not self.may_skip_padding():
-            return False
-        layers = self.encoder.layer
-        last_is_seen = len(layers) and has_hooks_within(layers[len(layers) - 1])
-        return not (has_hooks(self) or has_hooks(self.encoder) or last_is_seen)
 
     def attention_name(self) -> str:
         """Return the name of the backend, or "auto"."""
@@ -339,13 +322,4 @@ def pick(out: ModelOutput, return_dict: bool) -> Any:
 
 def config_of(model: Any) -> Any:
     """Return the config: one value for a model and the BertModel inside it, whichever of the two is given another."""
-    return getattr(model, model.base_model_prefix, model)._shared_config.config
-
-
-def set_config(model: Any, config: ConfigLike) -> None:
-    """Give a model, the BertModel inside it and the parts that keep its config another one."""
-    before = model.config
-    for part in model.modules():
-        if vars(part).get("config") is before:  # in bertlite.hf, what attention functions of transformers look at
-            part.config = config
-    model.config = model.base_model.config = config
+    return model._modules.get(model.base_model_prefix, model)._shared_config.config  # faster than `getattr`

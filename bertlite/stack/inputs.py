@@ -6,13 +6,14 @@ Values are looked at on the CPU, where it costs nothing; on CUDA the device look
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bertlite import torch_private
-from bertlite.config import ConfigLike
+from bertlite.config import ConfigLike, embeds_size
 from bertlite.stack.masks import values_readable
 
 Shapes = tuple[tuple[int, ...], ...]  # any of them will do
@@ -51,6 +52,11 @@ class Inputs:
         """cu_seqlens as numbers; a GPU is waited for once."""
         return [] if self.cu_seqlens is None else self.cu_seqlens.tolist()
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The lengths of sequences that come packed."""
+        return tuple(end - start for start, end in pairwise(self.ends))
+
     def positions(self, config: ConfigLike, past: int) -> Tensor | None:
         """Return the position ids that were given or, if positions skip padding, those counted; None: count from 0.
 
@@ -60,11 +66,8 @@ class Inputs:
         if given is not None or ids is None or not getattr(config, "positions_skip_padding", False):
             return given
         real = ids.ne(-1 if config.pad_token_id is None else config.pad_token_id)
-        count = real.cumsum(-1)
-        if self.cu_seqlens is not None:  # begin anew with each sequence
-            ends = self.cu_seqlens.to(ids.device)
-            before = torch.cat([count.new_zeros(1), count])[ends[:-1]]
-            count = count - before.repeat_interleave(ends.diff(), output_size=len(ids))
+        each = [real] if self.cu_seqlens is None else [*real.split(self.lengths), real[:0]]  # anew in each sequence
+        count = torch.cat([sequence.cumsum(-1) for sequence in each])
         return (count + (past - 1)).masked_fill(~real, -1)
 
 
@@ -89,7 +92,8 @@ def check_combination(inputs: Inputs, config: ConfigLike, cached: bool, recomput
         recomputes: whether layers are run again in the backward pass.
     """
     for name in TENSORS:
-        check_tensor(name, getattr(inputs, name))
+        if (given := getattr(inputs, name)) is not None:
+            check_tensor(name, given)
     if inputs.first_token_only and (inputs.output_attentions or inputs.output_hidden_states):
         raise ValueError("first_token_only=True leaves no hidden states or attentions to return; ask for one of them")
     if cached and recomputes:
@@ -102,57 +106,65 @@ def check_combination(inputs: Inputs, config: ConfigLike, cached: bool, recomput
         raise ValueError("encoder_attention_mask was given without encoder_hidden_states")
 
 
-def check_rows(inputs: Inputs, config: ConfigLike, past: int) -> None:
-    """Refuse rows, (B, S), that would fail later and less clearly, or not at all; `past` tokens are in the cache."""
-    ids, embeds = inputs.input_ids, inputs.inputs_embeds
+def check_tokens(inputs: Inputs, config: ConfigLike, past: int) -> None:
+    """Refuse tokens, in rows or packed, that would fail later and less clearly, or not at all.
+
+    Args:
+        past: how many tokens are in the cache.
+    """
+    ids, embeds, in_rows = inputs.input_ids, inputs.inputs_embeds, inputs.cu_seqlens is None
     if (ids is None) == (embeds is None):
         few, many = ("either", "both") if ids is not None else ("one of", "neither")
         raise ValueError(f"give {few} input_ids or inputs_embeds, not {many}")
+    name, given = ("input_ids" if embeds is None else "inputs_embeds"), inputs.tokens
+    axes: list[str | int] = ["batch", "length"] if in_rows else ["tokens"]
+    shape = tuple(given.shape[: len(axes)])
+    if embeds is not None:
+        axes.append(embeds_size(config))
+    if given.dim() != len(axes) or (embeds is not None and embeds.shape[-1] != axes[-1]):
+        beside = "" if in_rows else ", beside cu_seqlens"
+        raise ValueError(f"{name} has shape {tuple(given.shape)}; expected ({', '.join(map(str, axes))}){beside}")
     if ids is not None:
-        if ids.dim() != 2:
-            raise ValueError(f"input_ids has shape {tuple(ids.shape)}; expected (batch, length)")
-        check_ids("input_ids", ids, config.vocab_size, "vocab_size")
-    elif embeds is not None:
-        size = embeds_size(config)
-        if embeds.dim() != 3 or embeds.shape[-1] != size:
-            raise ValueError(f"inputs_embeds has shape {tuple(embeds.shape)}; expected (batch, length, {size})")
-        check_embeds(embeds)
-    batch, length = inputs.tokens.shape[:2]
-    if length < 1 or (counts_positions(inputs, config) and past + length > config.max_position_embeddings):
+        check_ids(name, ids, config.vocab_size, "vocab_size")
+    elif isinstance(embeds, Tensor) and not embeds.is_floating_point():
+        raise ValueError(f"inputs_embeds is {embeds.dtype}; embeddings are floats, indices go into input_ids")
+    longest = shape[1] if in_rows else check_ends(inputs, name)
+    counted = inputs.position_ids is None or config.position_embedding_type != "absolute"
+    if (in_rows and longest < 1) or (counted and past + longest > config.max_position_embeddings):
         raise ValueError(
-            f"the sequences are {length} tokens long{f', after {past} in the cache' if past else ''}; this model takes"
-            f" 1 to {config.max_position_embeddings} (max_position_embeddings): truncate them"
+            f"{'the sequences are' if in_rows else 'the longest sequence is'} {longest} tokens long"
+            f"{f', after {past} in the cache' if past else ''}; this model takes 1 to"
+            f" {config.max_position_embeddings} (max_position_embeddings): truncate them"
         )
-    one_segment = (batch, 1)  # for a whole sequence
-    check_beside(inputs, config, ((batch, length), one_segment), ((batch, length), (1, length), (length,)))
-
-
-def counts_positions(inputs: Inputs, config: ConfigLike) -> bool:
-    """Return whether positions are counted by the model, so that sequences may be too long for it."""
-    return inputs.position_ids is None or config.position_embedding_type != "absolute"
-
-
-def check_beside(inputs: Inputs, config: ConfigLike, segments: Shapes, positions: Shapes) -> None:
-    """Refuse token types and positions that do not stand beside the input in one of these shapes."""
+    segments: Shapes = (shape, (shape[0], 1)) if in_rows else (shape,)  # one segment for a whole sequence
+    positions: Shapes = (shape, (1, longest), (longest,)) if in_rows else (shape,)
     for name, ids, fits, field in (
         ("token_type_ids", inputs.token_type_ids, segments, "type_vocab_size"),
         ("position_ids", inputs.position_ids, positions, "max_position_embeddings"),
     ):
-        if ids is None:
-            continue
         if isinstance(ids, Tensor) and tuple(ids.shape) not in fits:  # torch.fx traces with stand-ins
             raise ValueError(f"{name} has shape {tuple(ids.shape)}; expected {' or '.join(map(str, fits))}")
-        check_ids(name, ids, getattr(config, field), field)
+        if ids is not None:
+            check_ids(name, ids, getattr(config, field), field)
 
 
-def embeds_size(config: ConfigLike) -> int:  # configs of transformers lack the field
-    return getattr(config, "embedding_size", None) or config.hidden_size
-
-
-def check_embeds(embeds: Tensor) -> None:
-    """Refuse embeddings that are indices."""
-    if isinstance(embeds, Tensor) and not embeds.is_floating_point():
-        raise ValueError(f"inputs_embeds is {embeds.dtype}; embeddings are floats, indices go into input_ids")
+def check_ends(inputs: Inputs, name: str) -> int:
+    """Refuse ends of sequences that are not those of the tokens given; return the longest sequence's length."""
+    cu_seqlens = inputs.cu_seqlens
+    assert cu_seqlens is not None  # or the tokens are in rows
+    if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1 or not len(cu_seqlens):
+        raise ValueError(
+            f"cu_seqlens is {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}; expected torch.int32, (batch + 1,)"
+        )
+    device, tokens = inputs.tokens.device, inputs.tokens.shape[0]
+    if cu_seqlens.device not in (device, torch.device("cpu")):
+        raise ValueError(f"cu_seqlens is on {cu_seqlens.device} and {name} on {device}; move one of them")
+    ends, lengths = inputs.ends, inputs.lengths
+    if ends[0] or ends[-1] != tokens or min(lengths, default=0) < 0:
+        raise ValueError(
+            f"cu_seqlens goes from {ends[0]} to {ends[-1]}; it must rise from 0 to the {tokens} tokens there are"
+        )
+    return max(lengths, default=0)
 
 
 def check_devices(embeddings: Any, inputs: Inputs) -> None:

@@ -62,8 +62,8 @@ def attend_rows(
     Where only first tokens are computed, they are the queries: S is 1.
     """
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    mask = (inputs.mask.first() if inputs.first_only else inputs.mask).to(q.device)  # layers may be on several devices
-    allowed, bias, has_keys = mask.allowed, mask.bias, mask.has_keys
+    mask = inputs.mask.first() if inputs.first_only else inputs.mask  # moved to q: layers may be on several devices
+    allowed, bias, has_keys = (None if x is None else x.to(q.device) for x in (mask.allowed, mask.bias, mask.has_keys))
     shift = module.score_bias(q, k, inputs.first_only)
     if shift is not None:
         bias = shift if bias is None else shift + as_scores(bias, shift.dtype)

@@ -28,7 +28,6 @@ class Padded:
     keys: int
     device: torch.device
     mask_name: str = "attention_mask"
-    packed_rows = None
 
     @property
     def gate_shape(self) -> tuple[int, int]:
@@ -51,9 +50,6 @@ class Padded:
         return gate
 
     def pack(self, x: Tensor) -> Tensor:
-        return x
-
-    def pack_ids(self, x: Tensor | None) -> Tensor | None:
         return x
 
     def unpack(self, x: Tensor, fill: float = 0) -> Tensor:

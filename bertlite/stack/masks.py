@@ -22,10 +22,6 @@ class Mask:
     bias: Tensor | None = None  # float, added to the scores
     has_keys: Tensor | None = None  # bool, (…, S, 1): False for a query with nothing to attend to
 
-    def to(self, device: torch.device) -> "Mask":
-        parts = (self.allowed, self.bias, self.has_keys)
-        return Mask(*(None if part is None else part.to(device) for part in parts))
-
     def first(self) -> "Mask":
         """Return the mask of the first query alone."""
         parts = (self.allowed, self.bias, self.has_keys)

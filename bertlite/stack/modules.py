@@ -7,15 +7,13 @@ import math
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bertlite.activations import XIELU, activation
-from bertlite.config import RELATIVE, ConfigLike, kept_heads, kept_neurons, own_field
-from bertlite.stack.inputs import embeds_size
+from bertlite.activations import activation
+from bertlite.config import RELATIVE, ConfigLike, embeds_size, kept_heads, kept_neurons, own_field
 from bertlite.stack.layer_inputs import LayerInputs
 
 DISTANCE_BUCKETS = 32  # of positions "bucketed"
@@ -190,27 +188,6 @@ class BertOutput(nn.Module):
         return self.LayerNorm(self.dropout(self.dense(hidden_states)) + input_tensor)
 
 
-@dataclass(frozen=True)
-class Checkpointing:
-    """Gradient checkpointing of a layer: it forgets its activations and computes them again in the backward pass."""
-
-    offload: bool = False  # keep what is kept, the layer's input, in host memory
-    preserve_rng_state: bool = True
-    determinism_check: str = "default"
-
-    def __call__(self, run: Callable[..., Any], *args: Any) -> Any:
-        from torch.utils.checkpoint import checkpoint
-
-        with torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()) if self.offload else nullcontext():
-            return checkpoint(
-                run,
-                *args,
-                use_reentrant=False,  # the other kind loses all gradients when the embeddings are frozen
-                preserve_rng_state=self.preserve_rng_state,
-                determinism_check=self.determinism_check,
-            )
-
-
 class BertLayer(Caller):
     """Attention, in a decoder also to an encoder's output, then the feed-forward network."""
 
@@ -224,7 +201,7 @@ class BertLayer(Caller):
         self.intermediate = BertIntermediate(config, width)
         self.output = BertOutput(config, width)
         self.chunk_size_feed_forward = config.chunk_size_feed_forward
-        self.checkpointing: Checkpointing | None = None
+        self.checkpointing: Callable[..., Tensor] | None = None  # a `bertlite.model.Checkpointing`
 
     def forward(self, hidden_states: Tensor, inputs: LayerInputs) -> Tensor:  # (…, D) -> (…, D)
         if self.checkpointing is not None and self.recomputes:
@@ -307,20 +284,3 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
         if not (inputs and outputs):
             warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
         return nn.Linear(inputs, outputs)
-
-
-@torch.no_grad()
-def init_weights(part: nn.Module, config: ConfigLike) -> None:
-    """Initialise a part and all below it as BERT does: normal matrices, zero biases, a zero row for padding."""
-    for module in part.modules():
-        if isinstance(module, nn.Linear):
-            if module.weight.numel():
-                module.weight.normal_(0.0, config.initializer_range)
-            if module.bias is not None:
-                module.bias.zero_()
-        elif isinstance(module, nn.Embedding):
-            module.weight.normal_(0.0, config.initializer_range)
-            if module.padding_idx is not None:
-                module.weight[module.padding_idx].zero_()
-        elif isinstance(module, nn.LayerNorm | nn.PReLU | XIELU):
-            module.reset_parameters()

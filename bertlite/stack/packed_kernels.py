@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bertlite.stack.kernels import sdpa
-from bertlite.stack.layer_inputs import LayerInputs, Needs
+from bertlite.stack.layer_inputs import LayerInputs
 from bertlite.stack.packing import Packed
 
 ScoreBias = Callable[[Tensor, Tensor, bool], Tensor | None]  # as BertSelfAttention.score_bias
@@ -40,7 +40,10 @@ def grouped(
     """Compute attention of packed sequences by SDPA, padded in the groups of `Packed.groups`."""
     groups = packing.groups
     k, v = groups.spread(k), groups.spread(v)
-    q = groups.spread(q) if not first else q if groups.order is None else q.index_select(0, groups.order)
+    if not first:
+        q = groups.spread(q)
+    elif groups.rank is not None:
+        q = q.index_select(0, groups.rank.argsort())
     contexts, row = [], 0
     for group in groups.groups:
         queries = slice(row, row + group.sequences) if first else group.slots
@@ -55,38 +58,3 @@ def grouped(
     if not first:
         return groups.gather(context)
     return context if groups.rank is None else context.index_select(0, groups.rank)
-
-
-def varlen(
-    q: Tensor, k: Tensor, v: Tensor, packing: Packed, score_bias: ScoreBias | None, dropout: float, first: bool
-) -> Tensor:
-    """Compute attention of packed sequences where they are, on CUDA in half precision."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    ends, longest = packing.filled_ends, max(packing.lengths)
-    if first:
-        ones = torch.arange(len(ends), dtype=torch.int32, device=ends.device)
-        context = varlen_attn(q, k, v, ones, ends, 1, longest)
-    else:
-        context = varlen_attn(q, k, v, ends, ends, longest, longest)
-    assert isinstance(context, Tensor)  # not a pair: no log-sum-exp was asked for
-    return context
-
-
-def missing_for_varlen(needs: Needs) -> str | None:
-    """Say what keeps `torch.nn.attention.varlen.varlen_attn` from computing this attention; None if nothing does."""
-    if needs.device != "cuda":
-        return f"varlen_attn runs on CUDA, not on {needs.device}"
-    try:
-        from torch.nn.attention.varlen import varlen_attn  # noqa: F401
-    except ImportError:
-        return f"torch {torch.__version__} has no torch.nn.attention.varlen; 2.10 does"
-    if needs.dtype not in (torch.float16, torch.bfloat16):
-        return f"varlen_attn takes float16 and bfloat16, not {str(needs.dtype).removeprefix('torch.')}"
-    if needs.head_dim % 8 or needs.head_dim > 256:
-        return f"varlen_attn takes head dims that are multiples of 8 up to 256, not {needs.head_dim}"
-    if needs.dropout:
-        return "varlen_attn has no dropout; attention_probs_dropout_prob=0 turns it off"
-    if needs.relative:
-        return "varlen_attn cannot add relative positions to the scores"
-    return None

@@ -6,10 +6,10 @@ Shapes:  B sequences · S positions · T tokens, of all sequences together · P 
          each group padded to its longest sequence
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -28,14 +28,9 @@ CALL_COST = 1024  # what one more call of SDPA costs, in scores of one head: see
 class Group:
     """Sequences that attend in one call, padded to the longest of them."""
 
-    start: int  # where they begin among the P slots
+    slots: slice  # of the P slots
     sequences: int
-    length: int
     real: Tensor | None  # (sequences, 1, 1, length) bool, None if all are
-
-    @property
-    def slots(self) -> slice:
-        return slice(self.start, self.start + self.sequences * self.length)
 
 
 @dataclass(frozen=True)
@@ -43,10 +38,9 @@ class Groups:
     """All sequences in groups, and the moves to the slots and back; None where nothing moves."""
 
     groups: tuple[Group, ...]
-    order: Tensor | None  # the sequences that have a token, as they go group by group
-    rank: Tensor | None  # where in that order each of them is
-    token_at: Tensor | None  # (P,), the token in each slot; where there is padding, any
-    slot_of: Tensor | None  # (T,), the slot of each token
+    rank: Tensor | None = None  # of each sequence that has a token, where it is among those of all groups
+    token_at: Tensor | None = None  # (P,), the token in each slot; where there is padding, any
+    slot_of: Tensor | None = None  # (T,), the slot of each token
 
     def spread(self, x: Tensor) -> Tensor:  # (T, …) -> (P, …)
         return x if self.token_at is None else x.index_select(0, self.token_at)
@@ -62,47 +56,35 @@ class Packed:
     Args:
         lengths: of the B sequences, in tokens.
         counts: (B,), the same where the tokens are; a GPU need not be sent them again.
+        shape: what the tokens are unpacked to: rows, (B, S), or (T,) if they came packed.
         indices: (T,), of each token in the flattened rows; None if there is no padding, or there are no rows.
-        shape: (B, S) of the rows; None if the tokens came packed.
-        firsts_only: what is unpacked is the first token of each sequence that has one, as `first` takes it.
     """
 
     lengths: tuple[int, ...]
     counts: Tensor
+    shape: tuple[int, ...]
     indices: Tensor | None = None
-    shape: tuple[int, int] | None = None
-    firsts_only: bool = False
 
     @classmethod
     def of_mask(cls, real: Tensor) -> "Packed":
         """Pack rows whose real tokens have a 1 or True in `real`, (B, S)."""
-        counts = real.sum(-1)
+        counts, shape = real.sum(-1), tuple(real.shape)
         lengths = tuple(counts.tolist())
-        tokens, shape = sum(lengths), (real.shape[0], real.shape[1])
-        if tokens == real.numel():
-            return cls(lengths, counts, None, shape)
-        if not real.is_cpu:  # their number is known, and `nonzero` would wait to count them again
-            return cls(lengths, counts, real.flatten().byte().argsort(descending=True, stable=True)[:tokens], shape)
-        return cls(lengths, counts, real.flatten().nonzero().squeeze(-1), shape)
-
-    @classmethod
-    def of_full(cls, batch: int, length: int, device: torch.device) -> "Packed":
-        """Pack rows that have no padding."""
-        return cls((length,) * batch, torch.full((batch,), length, device=device), None, (batch, length))
-
-    @classmethod
-    def of_ends(cls, cu_seqlens: Tensor, ends: Sequence[int], device: torch.device) -> "Packed":
-        """Take tokens that come packed; sequence i is ends[i] up to ends[i + 1], which are cu_seqlens's numbers."""
-        lengths = tuple(end - start for start, end in pairwise(ends))
-        return cls(lengths, cu_seqlens.to(device, non_blocking=True).diff())
-
-    @property
-    def device(self) -> torch.device:
-        return self.counts.device
+        if sum(lengths) == real.numel():
+            return cls(lengths, counts, shape)
+        if real.is_cpu:
+            return cls(lengths, counts, shape, real.flatten().nonzero().squeeze(-1))
+        order = real.flatten().byte().argsort(descending=True, stable=True)  # `nonzero` would wait to count them again
+        return cls(lengths, counts, shape, order[: sum(lengths)])
 
     @property
     def tokens(self) -> int:
         return sum(self.lengths)
+
+    @property
+    def in_rows(self) -> bool:
+        """True if the tokens are unpacked to rows, False if they came packed."""
+        return len(self.shape) == 2
 
     @cached_property
     def cu_seqlens(self) -> Tensor:
@@ -110,38 +92,23 @@ class Packed:
         return torch.cat([self.counts.new_zeros(1), self.counts]).cumsum(0, dtype=torch.int32)
 
     @cached_property
-    def filled_ends(self) -> Tensor:
-        """Return `cu_seqlens` of the sequences that have a token."""
-        if not self.has_empty_sequence:
-            return self.cu_seqlens
-        return torch.cat([self.cu_seqlens[:1], self.cu_seqlens[1:][self.filled]])
-
-    @cached_property
-    def firsts(self) -> Tensor:
-        """Return which of the T tokens are the first of their sequence."""
-        if self.indices is None and self.shape is not None:
-            return torch.arange(0, self.tokens, max(self.shape[1], 1), device=self.device)
-        return self.filled_ends[:-1]
-
-    @cached_property
-    def filled(self) -> Tensor:
-        """Return which sequences have a token."""
+    def filled(self) -> Tensor | None:
+        """Return which sequences have a token; None if all have."""
+        if all(self.lengths):  # torch.compile keeps no guard on `0 in lengths`
+            return None
         return self.tensor([i for i, n in enumerate(self.lengths) if n])
 
-    @property
-    def has_empty_sequence(self) -> bool:
-        """True if some sequence has no token."""
-        return not all(self.lengths)  # torch.compile keeps no guard on `0 in lengths`
-
-    @property
-    def packed_rows(self) -> tuple[int, int] | None:
-        """(B, S) of the rows whose padding was left out; None if there were no rows."""
-        return self.shape
+    @cached_property
+    def filled_ends(self) -> Tensor:
+        """Return `cu_seqlens` of the sequences that have a token."""
+        if self.filled is None:
+            return self.cu_seqlens
+        return torch.cat([self.cu_seqlens[:1], self.cu_seqlens[1:][self.filled]])
 
     @property
     def gate_shape(self) -> tuple[int, int]:
         """(B, S) that a gate for each position would have; (B, 1) where there are no rows."""
-        return self.shape or (len(self.lengths), 1)
+        return len(self.lengths), self.shape[1] if self.in_rows else 1
 
     def backend_name(self, asked: str) -> str:
         return "packed" if asked == "auto" else asked
@@ -154,66 +121,51 @@ class Packed:
         """Lay out a gate, (B or 1, S or 1, N, 1), as the tokens are: (T or 1, N, 1)."""
         if gate.shape[:2] == (1, 1):
             return gate[0]
-        return self.repeat(gate[:, 0]) if self.shape is None else self.pack(gate)
+        return self.pack(gate) if self.in_rows else self.repeat(gate[:, 0])
 
     def pack(self, x: Tensor) -> Tensor:
-        """Take the real tokens, (T, …), of rows (B or 1, S or 1, …)."""
-        if self.shape is None:
+        """Take the real tokens, (T, …), of rows (B or 1, S or 1, …) or (S,)."""
+        if not self.in_rows:
             return x
         x = x.expand(*self.shape, *x.shape[2:]).flatten(0, 1)
         return x if self.indices is None else x.index_select(0, self.indices)
 
-    def pack_ids(self, x: Tensor | None) -> Tensor | None:
-        """Pack indices that may be absent, or (S,) for every row."""
-        if x is None or self.shape is None:
-            return x
-        return self.pack(x[None] if x.dim() == 1 else x)
-
     def unpack(self, x: Tensor, fill: float = 0) -> Tensor:
-        """Put tokens, (T, …), back into rows, (B, S or 1, …), with zeros, or `fill`, for padding."""
-        if self.firsts_only:
-            x = self.unpack_first(x)
-            return x if self.shape is None else x[:, None]
-        if self.shape is None:
-            return x
+        """Put tokens, (T, …), back into rows, (B, S, …), with zeros, or `fill`, for padding."""
         if self.indices is not None:
-            x = x.new_full((self.shape[0] * self.shape[1], *x.shape[1:]), fill).index_copy(0, self.indices, x)
-        return x.unflatten(0, self.shape)
+            x = x.new_full((math.prod(self.shape), *x.shape[1:]), fill).index_copy(0, self.indices, x)
+        return x.unflatten(0, self.shape) if self.in_rows else x
 
     def first(self, x: Tensor) -> Tensor:
         """Take the first token of every sequence that has one, of (T, …); a gate for all tokens stays one."""
         if x.shape[0] == 1 != self.tokens:
             return x
-        if self.indices is None and self.shape is not None:
+        if self.indices is None and self.in_rows:
             return x[:: max(self.shape[1], 1)]  # a view
-        return x.index_select(0, self.firsts)
-
-    def unpack_first(self, x: Tensor) -> Tensor:
-        """Give first tokens a row for every sequence, (B, …), with zeros for one without a token."""
-        if not self.has_empty_sequence:
-            return x
-        return x.new_zeros(len(self.lengths), *x.shape[1:]).index_copy(0, self.filled, x)
+        return x.index_select(0, self.filled_ends[:-1])
 
     def of_firsts(self) -> "Packed":
-        """Return the layout of what `first` gives."""
-        return replace(self, firsts_only=True)
+        """Return the layout of what `first` gives: rows with one position, or a token for each sequence."""
+        lengths, counts = tuple(min(n, 1) for n in self.lengths), self.counts.clamp(max=1)
+        return Packed(lengths, counts, (len(lengths), 1)[: len(self.shape)], self.filled)
 
     def pooler_rows(self, x: Tensor) -> Tensor:
         """Return rows, (B, 1, D), that begin with the first token of each sequence."""
-        return self.unpack_first(x if self.firsts_only else self.first(x))[:, None]
+        rows = self.of_firsts().unpack(self.first(x))
+        return rows if self.in_rows else rows[:, None]
 
     def real(self) -> Tensor | None:
         """Return (B, S), False for padding; None if there were no rows."""
-        if self.shape is None:
-            return None
-        return replace(self, firsts_only=False).unpack(torch.ones(self.tokens, dtype=torch.bool, device=self.device))
+        return (
+            self.unpack(torch.ones(self.tokens, dtype=torch.bool, device=self.counts.device)) if self.in_rows else None
+        )
 
     def positions(self, given: Tensor | None = None) -> Tensor | None:
         """Return (T,): where each token stands, by default in its row, or in its sequence if there are no rows."""
         if given is not None:
-            return self.pack_ids(given)
-        at = torch.arange(self.tokens, device=self.device)
-        if self.shape is not None:
+            return self.pack(given)
+        at = torch.arange(self.tokens, device=self.counts.device)
+        if self.in_rows:
             return (at if self.indices is None else self.indices) % self.shape[1]
         return at - self.repeat(self.cu_seqlens[:-1])
 
@@ -227,62 +179,57 @@ class Packed:
         if self.indices is None:
             return True
         near = self.indices.diff() == 1
-        near[self.firsts[1:] - 1] = True
+        near[self.filled_ends[1:-1] - 1] = True
         return bool(near.all())
 
     @cached_property
     def groups(self) -> Groups:
         """Group the sequences for attention by `group_lengths`."""
-        order, sizes = group_lengths(self.lengths)
         groups: list[Group] = []
-        start = row = 0
-        for size in sizes:
-            members = [self.lengths[i] for i in order[row : row + size]]  # from the longest to the shortest
+        start, members = 0, group_lengths(self.lengths)
+        for sequences in members:
+            lengths = [self.lengths[i] for i in sequences]  # from the longest to the shortest
             real = None
-            if members[-1] < members[0]:
-                ends = self.tensor(members)[:, None, None, None]
-                real = torch.arange(members[0], device=self.device) < ends
-            groups.append(Group(start, size, members[0], real))
-            start, row = start + size * members[0], row + size
+            if lengths[-1] < lengths[0]:
+                real = torch.arange(lengths[0], device=self.counts.device) < self.tensor(lengths)[:, None, None, None]
+            slots = slice(start, start + len(lengths) * lengths[0])
+            groups.append(Group(slots, len(lengths), real))
+            start = slots.stop
+        order = [i for sequences in members for i in sequences]
         if all(group.real is None for group in groups) and order == sorted(order):
-            return Groups(tuple(groups), None, None, None, None)  # nothing to move: each group is a view
-        widths = self.tensor([group.length for group in groups for _ in range(group.sequences)])
-        turn, lengths = self.tensor(order), self.tensor([self.lengths[i] for i in order])
-        begin, slots = self.cu_seqlens.long()[turn], widths.cumsum(0) - widths  # of each sequence, here and there
-        row_of = torch.arange(len(order), device=self.device).repeat_interleave(widths, output_size=start)
-        within = torch.arange(start, device=self.device) - slots[row_of]
-        token_at = begin[row_of] + within.minimum(lengths[row_of] - 1)
-        moves = torch.zeros_like(self.counts, dtype=torch.long).index_copy(0, turn, slots - begin)
-        slot_of = torch.arange(self.tokens, device=self.device) + self.repeat(moves)
-        rank = turn.argsort()
-        return Groups(tuple(groups), rank.argsort(), rank, token_at, slot_of)
+            return Groups(tuple(groups))  # nothing to move: each group is a view
+        turn = self.tensor(order)
+        widths = self.tensor([self.lengths[sequences[0]] for sequences in members for _ in sequences])
+        begin, slots_begin = self.cu_seqlens.long()[turn], widths.cumsum(0) - widths
+        row_of = torch.arange(len(order), device=self.counts.device).repeat_interleave(widths, output_size=start)
+        within = torch.arange(start, device=self.counts.device) - slots_begin[row_of]
+        token_at = begin[row_of] + within.minimum(self.counts[turn][row_of] - 1)
+        moves = torch.zeros_like(self.counts, dtype=torch.long).index_copy(0, turn, slots_begin - begin)
+        slot_of = torch.arange(self.tokens, device=self.counts.device) + self.repeat(moves)
+        return Groups(tuple(groups), turn.argsort(), token_at, slot_of)
 
     def tensor(self, numbers: Sequence[int]) -> Tensor:
         """Put numbers where the tokens are; a GPU is sent them without waiting for it."""
-        return torch.tensor(numbers, dtype=torch.long).to(self.device, non_blocking=True)
+        return torch.tensor(numbers, dtype=torch.long).to(self.counts.device, non_blocking=True)
 
 
-def group_lengths(lengths: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Share sequences out among calls of SDPA.
+def group_lengths(lengths: Sequence[int]) -> list[list[int]]:
+    """Return groups of the sequences that have a token, each to attend in one call of SDPA.
 
     One call for all pads every sequence to the longest and computes scores that nobody reads; a call for each reads
     all it computes and pays for B calls.  So, from the longest to the shortest: a new group begins where padding the
     sequence to the group's longest would bring the scores wasted there above what a call costs, CALL_COST.
-
-    Returns:
-        The sequences that have a token, in the order of the groups; how many each group has.
     """
-    order = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: -lengths[i])  # stable
-    sizes: list[int] = []
+    groups: list[list[int]] = []
     longest = wasted = 0
-    for i in order:
+    for i in sorted((i for i, n in enumerate(lengths) if n), key=lambda i: -lengths[i]):  # stable
         n = lengths[i]
         wasted += longest * longest - n * n
-        if not sizes or wasted > CALL_COST:
-            sizes.append(0)
+        if not groups or wasted > CALL_COST:
+            groups.append([])
             longest, wasted = n, 0
-        sizes[-1] += 1
-    return order, sizes
+        groups[-1].append(i)
+    return groups
 
 
 def packing_of(x: Tensor, mask: Tensor | None, name: str) -> Packed:
@@ -294,10 +241,22 @@ def packing_of(x: Tensor, mask: Tensor | None, name: str) -> Packed:
     if any(is_mapped(tensor) for tensor in (x, mask)):
         raise ValueError(f"backend {name!r} cannot run in torch.func.vmap, which cannot count tokens; use 'auto'")
     if mask is None:
-        return Packed.of_full(x.shape[0], x.shape[1], x.device)
+        batch, length = x.shape[:2]
+        return Packed((length,) * batch, torch.full((batch,), length, device=x.device), (batch, length))
     if mask.dim() != 2:
         raise ValueError(f"backend {name!r} takes a 2-D attention_mask, not {mask.dim()}-D; use 'sdpa' or 'auto'")
     return Packed.of_mask(read_rows(x, mask).to(x.device))
+
+
+def packing_pays(x: Tensor, mask: Tensor) -> bool:
+    """Return whether leaving padding out of x, (B, S, …), pays.
+
+    It pays where the mask is on the CPU, where reading it makes nobody wait, and has at least MIN_POSITIONS positions,
+    of which at most MAX_FILL hold tokens.
+    """
+    if not (values_readable(mask) and mask.device == x.device == CPU) or mask.numel() < MIN_POSITIONS:
+        return False
+    return int(mask.count_nonzero()) <= MAX_FILL * mask.numel()
 
 
 def read_rows(x: Tensor, mask: Tensor) -> Tensor:
@@ -313,27 +272,3 @@ def is_mapped(tensor: Tensor | None) -> bool:
             return True
         tensor = torch_private.unwrapped(tensor)
     return False
-
-
-def packing_that_pays(x: Tensor, mask: Tensor) -> Packed | None:
-    """Return which tokens of x, (B, S, …), are real, where leaving padding out pays; None where it does not.
-
-    It pays where the mask is 2-D, on the CPU, where reading it makes nobody wait, and has at least MIN_POSITIONS
-    positions, of which at most MAX_FILL hold tokens; and every sequence must begin with a token.
-    """
-    if not (values_readable(mask) and mask.device == x.device == CPU and mask.dim() == 2):
-        return None
-    if mask.numel() < MIN_POSITIONS:
-        return None
-    real = read_rows(x, mask)
-    pays = int(real.sum()) <= MAX_FILL * real.numel() and bool(real[:, 0].all())
-    return Packed.of_mask(real) if pays else None
-
-
-def packing_from_first(x: Tensor, mask: Tensor | None) -> Packed | None:
-    """Return which tokens of x, (B, S, …), are real, if a 2-D mask says so and each sequence begins with one."""
-    if mask is None or mask.dim() != 2:
-        return None
-    real = read_rows(x, mask)
-    packing = Packed.of_mask(real)
-    return packing if packing.indices is None or bool(real[:, 0].all()) else None

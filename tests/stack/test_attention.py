@@ -15,7 +15,7 @@ from torch import Tensor
 from bertlite import BertModel
 from bertlite.stack.attention import select
 from bertlite.stack.layer_inputs import Needs
-from bertlite.stack.masks import Mask, causal_mask, read_mask
+from bertlite.stack.masks import causal_mask, read_mask
 
 B, S, N, L = 2, 11, 4, 3
 BACKEND_NAMES = ["eager", "sdpa"]
@@ -43,16 +43,6 @@ def test_no_query_looks_ahead() -> None:
         seen = torch.ones(1, keys).bool() if allowed is None else allowed
         assert seen.sum(1).tolist() == list(range(keys - queries + 1, keys + 1))
         assert (seen.int().diff() <= 0).all()  # the first ones
-
-
-def test_a_mask_moves_whole() -> None:
-    mask = Mask(allowed=torch.ones(B, 1, 1, S).bool(), has_keys=torch.ones(B, 1, S, 1).bool())
-    there = mask.to(torch.device("meta"))
-    assert there.bias is None
-    assert [(part.device.type, part.shape) for part in (there.allowed, there.has_keys) if part is not None] == [
-        ("meta", (B, 1, 1, S)),
-        ("meta", (B, 1, S, 1)),
-    ]
 
 
 # The forms of a mask

@@ -12,7 +12,7 @@ from conftest import F64, SIZES, assert_same, full_outputs, gradients, make, mak
 from torch import Tensor
 
 from bertlite import BertForMaskedLM, BertForSequenceClassification, BertModel, prune_heads, prune_heads_
-from bertlite.stack.modules import Checkpointing
+from bertlite.model import Checkpointing
 
 L = 3
 OFF = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

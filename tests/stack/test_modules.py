@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from bertlite import BertConfig, BertModel
 from bertlite.activations import ACTIVATIONS, Activation, activation
+from bertlite.checkpoint.skeleton import init_weights
 from bertlite.config import POSITIONS, RELATIVE
-from bertlite.stack.modules import BertEmbeddings, init_weights, linear
+from bertlite.stack.modules import BertEmbeddings, linear
 
 N, H, L = 4, 12, 3
 

@@ -36,8 +36,9 @@ from bertlite.stack import packing as packing_module
 from bertlite.stack.attention import BACKENDS, select
 from bertlite.stack.cache import KeyValueCache
 from bertlite.stack.layer_inputs import Needs
-from bertlite.stack.packed_kernels import grouped, missing_for_varlen, varlen
+from bertlite.stack.packed_kernels import grouped
 from bertlite.stack.packing import Packed, group_lengths
+from bertlite.stack.varlen import missing_for_varlen, varlen
 
 B, S, D, N, L = 5, 11, 48, 4, 3
 OFF = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -79,6 +80,10 @@ def inputs_of(name: str) -> dict[str, Any]:
 def on(model: Any, backend: str) -> Any:
     model.set_attn_implementation(backend)
     return model
+
+
+def packed(lengths: tuple[int, ...]) -> Packed:
+    return Packed(lengths, torch.tensor(lengths), (sum(lengths),))
 
 
 def packed_inputs(batch: dict[str, Any]) -> tuple[Packed, dict[str, Any]]:
@@ -326,7 +331,7 @@ def test_the_first_tokens_of_several_groups(model: BertModel, monkeypatch: pytes
     monkeypatch.setattr(packing_module, "CALL_COST", 0)
     inputs = inputs_of("right")
     wanted = on(model, "sdpa")(**inputs, first_token_only=True)
-    assert len(Packed(LENGTHS, torch.tensor(LENGTHS)).groups.groups) > 2
+    assert len(packed(LENGTHS).groups.groups) > 2
     assert_same(on(model, "packed")(**inputs, first_token_only=True), wanted)
 
 
@@ -644,7 +649,7 @@ def test_varlen_attention_is_told_where_sequences_end(first: bool, monkeypatch: 
     """The call as torch declares it, computed here by the groups: the kernel itself needs CUDA."""
     module = pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
     signature = inspect.signature(module.varlen_attn)
-    packing = Packed((3, 0, 5, 1), torch.tensor((3, 0, 5, 1)))
+    packing = packed((3, 0, 5, 1))
     k, v = torch.randn(2, 9, N, 8, dtype=F64, generator=torch.Generator().manual_seed(1))
     q = torch.randn(3 if first else 9, N, 8, dtype=F64, generator=torch.Generator().manual_seed(2))
 
@@ -772,9 +777,9 @@ def test_what_packed_cannot_do_is_refused(model: BertModel) -> None:
 def test_bad_packed_inputs_are_refused_by_name(model: BertModel) -> None:
     ids, ends = torch.ones(7, dtype=torch.long), torch.tensor([0, 3, 7], dtype=torch.int32)
     for inputs, says in (
-        ({"input_ids": ids[None]}, r"input_ids has shape \(1, 7\); beside cu_seqlens expected \(tokens,\)"),
+        ({"input_ids": ids[None]}, r"input_ids has shape \(1, 7\); expected \(tokens\), beside cu_seqlens"),
         ({"inputs_embeds": torch.ones(7, D - 1)}, r"inputs_embeds has shape \(7, 47\)"),
-        ({}, "give either input_ids or inputs_embeds"),
+        ({}, "give one of input_ids or inputs_embeds, not neither"),
         ({"input_ids": ids, "attention_mask": torch.ones(2, 4)}, "attention_mask or cu_seqlens, not both"),
         ({"input_ids": ids, "cu_seqlens": ends.long()}, "cu_seqlens is torch.int64"),
         ({"input_ids": ids, "cu_seqlens": ends.to("meta")}, "cu_seqlens is on meta and input_ids on cpu"),
@@ -786,7 +791,10 @@ def test_bad_packed_inputs_are_refused_by_name(model: BertModel) -> None:
         ({"input_ids": ids, "token_type_ids": ids[:6]}, r"token_type_ids has shape \(6,\); expected \(7,\)"),
         ({"input_ids": ids, "position_ids": ids * 40}, "position_ids holds 40"),
         ({"input_ids": ids * 97}, "input_ids holds 97"),
-        ({"input_ids": torch.ones(41).long(), "cu_seqlens": torch.tensor([0, 41]).int()}, "longest sequence has 41"),
+        (
+            {"input_ids": torch.ones(41).long(), "cu_seqlens": torch.tensor([0, 41]).int()},
+            "longest sequence is 41 tokens",
+        ),
     ):
         with pytest.raises(ValueError, match=says):
             model(**{"cu_seqlens": ends, **inputs})
@@ -801,35 +809,33 @@ def test_bad_packed_inputs_are_refused_by_name(model: BertModel) -> None:
 
 def test_a_new_group_begins_where_padding_costs_more_than_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing_module, "CALL_COST", 100)
-    order, sizes = group_lengths((3, 20, 0, 19, 5, 20, 4))
-    assert order == [1, 5, 3, 4, 6, 0]  # the empty one is left out
-    assert sizes == [3, 3]  # 20² - 19² = 39 is less than a call, 20² - 5² is not
-    assert group_lengths(()) == ([], [])
-    assert group_lengths((0, 0)) == ([], [])
+    # the empty one is left out; 20² - 19² = 39 is less than a call, 20² - 5² is not
+    assert group_lengths((3, 20, 0, 19, 5, 20, 4)) == [[1, 5, 3], [4, 6, 0]]
+    assert group_lengths(()) == group_lengths((0, 0)) == []
 
 
 @pytest.mark.parametrize("call", [0, 30, 10**9])
 @pytest.mark.parametrize("lengths", [LENGTHS, (4, 4, 4), (9, 9, 2, 2), (0, 5, 0, 1, 5), (1,)])
 def test_the_way_to_the_groups_and_back(lengths: tuple[int, ...], call: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing_module, "CALL_COST", call)
-    packing = Packed(lengths, torch.tensor(lengths))
+    packing = packed(lengths)
     tokens = torch.arange(sum(lengths)) + 100
     groups = packing.groups
     slots = groups.spread(tokens)
     assert groups.gather(slots).equal(tokens)
     rows = []
     for group in groups.groups:
-        block = slots[group.slots].view(group.sequences, group.length)
+        block = slots[group.slots].view(group.sequences, -1)
         real = torch.ones_like(block).bool() if group.real is None else group.real[:, 0, 0]
         rows += [row[keep] for row, keep in zip(block, real, strict=True)]
     alone = [part for part in tokens.split(list(lengths)) if len(part)]
-    order = range(len(alone)) if groups.order is None else groups.order.tolist()
+    order = range(len(alone)) if groups.rank is None else groups.rank.argsort().tolist()
     assert [row.tolist() for row in rows] == [alone[i].tolist() for i in order]
 
 
 def test_sequences_of_one_length_are_not_moved() -> None:
-    groups = Packed((4, 4, 4), torch.tensor((4, 4, 4))).groups
-    assert (groups.token_at, groups.slot_of, groups.order) == (None, None, None)
+    groups = packed((4, 4, 4)).groups
+    assert (groups.token_at, groups.slot_of, groups.rank) == (None, None, None)
     assert [group.real for group in groups.groups] == [None]
 
 

@@ -25,7 +25,7 @@ from bertlite.checkpoint.names import DECODER
 from bertlite.checkpoint.reading import State, read_metadata, read_weights
 from bertlite.checkpoint.saving import SUPERSEDED, bytes_of, write_safetensors, write_sorted_json
 from bertlite.checkpoint.skeleton import assign_tensors_, make_skeleton
-from bertlite.config import BertConfig
+from bertlite.config import BertConfig, set_config
 from bertlite.heads.models import CLASSES
 from bertlite.inference.linear import FixedLinear, TensorBytes
 from bertlite.inference.native.calls import NUMBERS
@@ -35,7 +35,6 @@ from bertlite.inference.native.library import load_kernels
 from bertlite.inference.native.support import missing_for_native
 from bertlite.inference.native.weights import NativeWeights, Shape
 from bertlite.model import BertPreTrainedModel
-from bertlite.stack.body import set_config
 
 FORMAT = 2  # of the folder and of the packed weights in it
 FILES = ("config.json", "native.json", "layers.safetensors", "rest.safetensors")
