@@ -15,7 +15,13 @@ PAGES = sorted(DOCS.rglob("*.md"))
 WITH_CODE = [page for page in PAGES if blocks.blocks(page)]
 REFERENCE = "\n".join(page.read_text(encoding="utf-8") for page in PAGES if page.parent.name == "api")
 THEIRS = {  # transformers' own
-    "bertlite.hf": {"BertConfig", "BertForPreTrainingOutput", "BertTokenizer", "BertTokenizerFast"}
+    "bertlite.hf": {
+        "BertConfig",
+        "BertForPreTrainingOutput",
+        "BertTokenizer",
+        "BertTokenizerFast",
+        "apply_chunking_to_forward",
+    }
 }
 
 

@@ -41,10 +41,10 @@ def test_every_case_of_the_corpus_is_refused_by_name(name, tmp_path):
 def test_what_the_corpus_is_made_from_loads(tmp_path):
     """Or every case would be refused for one reason that is not its own."""
     hostile.config_of()(tmp_path)
-    assert BertModel.from_pretrained(tmp_path).config.hidden_size == hostile.SIZES["hidden_size"]
+    assert BertModel.from_pretrained(tmp_path).config.hidden_size == SIZES["hidden_size"]
     (shards := tmp_path / "shards").mkdir()
     hostile.shards()(shards)
-    assert BertModel.from_pretrained(shards).config.hidden_size == hostile.SIZES["hidden_size"]
+    assert BertModel.from_pretrained(shards).config.hidden_size == SIZES["hidden_size"]
 
 
 def test_the_canary_sings_where_a_pickle_is_run(tmp_path):
