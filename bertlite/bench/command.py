@@ -19,7 +19,7 @@ from bertlite.timing import check_rounds, with_spread
 PEERS = ("onnx", "onnxruntime", "openvino", "nncf", "ctranslate2")
 SECONDS = 60.0  # time limit of a section
 PEERS_ALONE = ("only", "engines", "models", "threads", "seconds")  # arguments that are not used with RUN
-RUNS_ALONE = ("shapes", "dtype", "backend", "table")  # and without
+RUNS_ALONE = ("shapes", "dtype", "backend")  # and without
 FPMATH = "ONEDNN_DEFAULT_FPMATH_MODE"  # lets oneDNN compute float32 in bfloat16
 
 

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bertlite.bench.measure import PLAIN, latency, peak_memory, prepared_models
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.experiments import plots
 from bertlite.experiments.cell import Setting
@@ -11,7 +12,6 @@ from bertlite.experiments.compare import dense_result, describe_way, interval_of
 from bertlite.experiments.evaluate import TASKS, Task
 from bertlite.experiments.experiment import MASKS
 from bertlite.experiments.files import apply_mask, model_sha256
-from bertlite.experiments.measure import PLAIN, latency, latency_table, peak_memory, prepared_models
 from bertlite.inference.optimize import parse_compute_dtype
 from bertlite.progress import Progress
 from bertlite.records import Record, Run, read_runs, write_json
@@ -51,13 +51,6 @@ def main(args: argparse.Namespace) -> int:
             }
         run.results = {"headline": task.headline, "backend": backend, "dtype": dtype_name(dtype)}
         run.results |= {"models": results, "latency": lines}
-        if args.table:
-            dense = models["dense"]
-            every = dense.config.intermediate_size // 8
-            neurons = range(0, dense.config.intermediate_size + 1, max(1, every))
-            run.results["table"] = latency_table(
-                dense, batch, length, neurons=neurons, rounds=args.rounds, device=args.device
-            )
         for shape in shapes:
             points = [line | results[line["model"]] for line in lines if (line["batch"], line["length"]) == shape]
             name = f"{task.headline}-against-latency-{shape[0]}x{shape[1]}"

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bertlite.bench.measure import PLAIN, prepare, prepared_models
 from bertlite.budget.judge import judge
 from bertlite.budget.search import Plan, Search, State
 from bertlite.budget.target import Target, check_work, read_work
@@ -18,7 +19,6 @@ from bertlite.experiments.compare import show_interval
 from bertlite.experiments.data import DataSource, Examples
 from bertlite.experiments.experiment import warn_of_overlap
 from bertlite.experiments.files import model_sha256, units_kept
-from bertlite.experiments.measure import PLAIN, prepare, prepared_models
 from bertlite.inference.optimize import parse_compute_dtype
 from bertlite.inspection import class_of
 from bertlite.progress import Progress, short_time

@@ -3,7 +3,8 @@
 import json
 import os
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,9 +14,10 @@ import torch
 
 from bertlite.bench.work import Work
 from bertlite.config import kept_heads, kept_neurons
-from bertlite.experiments.measure import called_with, time_sublayers
 from bertlite.importance.allocation import BySize
-from bertlite.records import cpu_name, sha256_of, write_json
+from bertlite.importance.replay import own_forward
+from bertlite.pruning import layers_of, with_fields, with_pruned
+from bertlite.records import cpu_name, quartiles, sha256_of, write_json
 from bertlite.timing import alternate
 
 ROUNDS = 15
@@ -128,3 +130,72 @@ def measure_table(model: Any, work: Work, neurons: list[int], device: str, advan
         for (attention, network), i in tables
     )
     return TimeTable(inner, final, max(seconds - used, 0.0), max(spread, other))
+
+
+@contextmanager
+def called_with(model: Any, layer: int) -> Iterator[list[tuple[Any, ...]]]:
+    """Record the arguments of the calls of a layer, without a hook, with which the last layer would do more work."""
+    block, calls = list(layers_of(model))[layer], []
+    forward = block.forward
+
+    def record(*args: Any) -> Any:
+        calls.append(args)
+        return forward(*args)
+
+    with own_forward(block, record):
+        yield calls
+
+
+def time_sublayers(
+    model: Any,
+    layer: int,
+    call: tuple[Any, ...],
+    *,
+    neurons: Iterable[int],
+    rounds: int,
+    device: str = "cpu",
+    after_round: Callable[[], object] = lambda: None,
+) -> tuple[BySize, float]:
+    """Return the median seconds of a layer's two sublayers, by how many heads and how many neurons they keep, and
+    their spread: the distance of the quartiles over the median, in the median over all.
+
+    Args:
+        model: pruned or not; the sublayers have other weights, and 0 to all heads that the model was built with.
+        call: the arguments of the layer, from `called_with`.
+        neurons: the numbers of neurons to measure.
+        after_round: called after each timed round.
+    """
+    neurons = list(neurons)
+    states, inputs = call
+    block = list(layers_of(model))[layer]
+    config = with_fields(model.config, {"pruned_heads": {}, "pruned_neurons": {}})
+    all_heads, all_neurons = config.num_attention_heads, config.intermediate_size
+
+    def smaller(heads: Iterable[int] = (), neurons: Iterable[int] = ()) -> Any:
+        pruned = with_pruned(config, {layer: heads}, {layer: neurons})
+        found = type(block)(pruned, layer).to(device=states.device, dtype=states.dtype).eval()
+        for parameter in found.parameters():
+            torch.nn.init.normal_(parameter, std=0.02)
+        return found
+
+    runs: dict[str, Callable[[], Any]] = {}
+    for kept in range(all_heads + 1):
+        attention = smaller(heads=range(kept, all_heads)).attention
+        runs[f"heads {kept}"] = partial(attention, states, inputs)
+    for kept in neurons:
+        runs[f"neurons {kept}"] = partial(smaller(neurons=range(kept, all_neurons)).feed_forward, states)
+    found = alternate(runs, rounds, device, after_round=after_round)
+    each = {name: quartiles(seconds) for name, seconds in found.items()}
+    heads, networks = (
+        nondecreasing({kept: each[f"{unit} {kept}"]["median"] for kept in sizes})
+        for unit, sizes in (("heads", range(all_heads + 1)), ("neurons", neurons))
+    )
+    return (heads, networks), statistics.median((row["high"] - row["low"]) / row["median"] for row in each.values())
+
+
+def nondecreasing(times: Mapping[int, float]) -> dict[int, float]:
+    """Return the nearest times, in least squares, that never fall with growing sizes, as falls are noise."""
+    from scipy.optimize import isotonic_regression
+
+    sizes = sorted(times)
+    return dict(zip(sizes, isotonic_regression([times[size] for size in sizes]).x.tolist(), strict=True))

@@ -85,6 +85,3 @@ def add_runs(bench: Parser) -> None:
         "--backend",
         help="of optimize_for_inference, or plain, the models without it (default: auto, the same for all)",
     )
-    pruned.add_argument(
-        "--table", action="store_true", help="also time one sublayer of the plain model by its heads and neurons"
-    )

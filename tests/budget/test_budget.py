@@ -21,7 +21,6 @@ from bertlite.budget.target import Target, UnitMacs, read_work
 from bertlite.budget.texts import batches_of, read_texts, split
 from bertlite.cli import main
 from bertlite.config import kept_heads, kept_neurons
-from bertlite.experiments import measure
 from bertlite.experiments.data import DataSource, Examples, read_examples
 from bertlite.importance import macs
 from bertlite.inference.support import missing_for_onednn
@@ -244,7 +243,7 @@ def test_the_times_of_a_model_pruned_before_are_by_what_is_kept(
 
 def test_the_last_layer_of_a_classifier_is_timed_as_it_runs_for_the_first_token_alone(world: Path) -> None:
     model = BertForSequenceClassification.from_pretrained(world / "model")
-    with torch.inference_mode(), measure.called_with(model, 0) as first, measure.called_with(model, L - 1) as last:
+    with torch.inference_mode(), times.called_with(model, 0) as first, times.called_with(model, L - 1) as last:
         model(**full(2, 8).inputs(14))
     assert first[0][0].shape == (2, 8, 48)
     assert last[0][0].shape == (2, 1, 48)
@@ -252,9 +251,9 @@ def test_the_last_layer_of_a_classifier_is_timed_as_it_runs_for_the_first_token_
 
 
 def test_times_that_fall_where_sizes_rise_are_averaged() -> None:
-    assert measure.nondecreasing({0: 1.0, 1: 3.0, 2: 2.0, 5: 4.0}) == {0: 1.0, 1: 2.5, 2: 2.5, 5: 4.0}
-    assert measure.nondecreasing({3: 1.0, 0: 2.0, 1: 3.0}) == {0: 2.0, 1: 2.0, 3: 2.0}
-    found = measure.nondecreasing(dict(enumerate((5.0, 4.0, 6.0, 1.0, 7.0))))
+    assert times.nondecreasing({0: 1.0, 1: 3.0, 2: 2.0, 5: 4.0}) == {0: 1.0, 1: 2.5, 2: 2.5, 5: 4.0}
+    assert times.nondecreasing({3: 1.0, 0: 2.0, 1: 3.0}) == {0: 2.0, 1: 2.0, 3: 2.0}
+    found = times.nondecreasing(dict(enumerate((5.0, 4.0, 6.0, 1.0, 7.0))))
     assert [*found.values()] == [4.0, 4.0, 4.0, 4.0, 7.0]
 
 

@@ -42,7 +42,7 @@ with torch.inference_mode():
 PACKING = """
 import torch
 from bertlite import BertConfig, BertModel, optimize_for_inference
-from bertlite.experiments.measure import peak_resident
+from bertlite.bench.measure import peak_resident
 sizes = dict(vocab_size=9, hidden_size=16, num_hidden_layers=1, num_attention_heads=1, intermediate_size=9)
 optimize_for_inference(BertModel(BertConfig(**sizes)), torch.{1}, "native")  # the kernels are loaded
 model = BertModel.from_pretrained({0!r})

@@ -1,35 +1,23 @@
-"""Measurements of pruned models: time beside the dense model's, memory, and the time of each sublayer by its size."""
+"""Measurements of pruned models: time beside the dense model's, and memory."""
 
 import copy
 import multiprocessing
-import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from bertlite import optimize_for_inference
+from bertlite.bench.work import full
 from bertlite.importance import macs
-from bertlite.importance.allocation import BySize
-from bertlite.importance.replay import own_forward
 from bertlite.inference.optimize import BACKENDS
-from bertlite.pruning import layers_of, with_fields, with_pruned
 from bertlite.records import quartiles
 from bertlite.timing import alternate, ratios
 
 PLAIN = "plain"  # instead of a backend: the model itself
-
-
-def random_inputs(config: Any, batch: int, length: int, device: str = "cpu", seed: int = 0) -> dict[str, Tensor]:
-    """Return sequences of random words without padding."""
-    draw = torch.Generator().manual_seed(seed)
-    ids = torch.randint(config.vocab_size, (batch, length), generator=draw).to(device)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 def prepared_models(
@@ -88,7 +76,7 @@ def latency(
     dense = next(iter(models))
     lines = []
     for batch, length in shapes:
-        inputs = random_inputs(models[dense].config, batch, length, device)
+        inputs = full(batch, length).inputs(models[dense].config.vocab_size, device)
         with torch.inference_mode():
             found = alternate(
                 {name: partial(model, **inputs) for name, model in models.items()},
@@ -109,105 +97,6 @@ def latency(
                 }
             )
     return lines
-
-
-def latency_table(
-    model: Any,
-    batch: int,
-    length: int,
-    *,
-    neurons: Iterable[int] = (),
-    rounds: int = 21,
-    device: str = "cpu",
-) -> dict[str, Mapping[int, float]]:
-    """Time one attention sublayer by its number of heads, and one feed-forward sublayer by its number of neurons.
-
-    Args:
-        neurons: the numbers of neurons to measure; the number of heads goes from 0 to all.
-
-    Returns:
-        {"heads": {kept: median seconds}, "neurons": {kept: median seconds}}.
-    """
-    inputs = random_inputs(model.config, batch, length, device)
-    with torch.inference_mode():
-        with called_with(model, 0) as calls:
-            model.base_model(**inputs)  # its last layer computes every token
-        (heads, networks), _ = time_sublayers(model, 0, calls[0], neurons=neurons, rounds=rounds, device=device)
-    return {"heads": heads, "neurons": networks}
-
-
-@contextmanager
-def called_with(model: Any, layer: int) -> Iterator[list[tuple[Any, ...]]]:
-    """Record the arguments of the calls of a layer, without a hook, with which the last layer would do more work."""
-    block, calls = list(layers_of(model))[layer], []
-    forward = block.forward
-
-    def record(*args: Any) -> Any:
-        calls.append(args)
-        return forward(*args)
-
-    with own_forward(block, record):
-        yield calls
-
-
-def time_sublayers(
-    model: Any,
-    layer: int,
-    call: tuple[Any, ...],
-    *,
-    neurons: Iterable[int],
-    rounds: int,
-    device: str = "cpu",
-    after_round: Callable[[], object] = lambda: None,
-) -> tuple[BySize, float]:
-    """Return the median seconds of a layer's two sublayers, by how many heads and how many neurons they keep, and
-    their spread: the distance of the quartiles over the median, in the median over all.
-
-    Args:
-        model: pruned or not; the sublayers have other weights, and 0 to all heads that the model was built with.
-        call: the arguments of the layer, from `called_with`.
-        neurons: the numbers of neurons to measure.
-        after_round: called after each timed round.
-    """
-    neurons = list(neurons)
-    states, inputs = call
-    block = list(layers_of(model))[layer]
-    config = with_fields(model.config, {"pruned_heads": {}, "pruned_neurons": {}})
-    all_heads, all_neurons = config.num_attention_heads, config.intermediate_size
-
-    def smaller(heads: Iterable[int] = (), neurons: Iterable[int] = ()) -> Any:
-        pruned = with_pruned(config, {layer: heads}, {layer: neurons})
-        found = type(block)(pruned, layer).to(device=states.device, dtype=states.dtype).eval()
-        for parameter in found.parameters():
-            torch.nn.init.normal_(parameter, std=0.02)
-        return found
-
-    runs: dict[str, Callable[[], Any]] = {}
-    for kept in range(all_heads + 1):
-        attention = smaller(heads=range(kept, all_heads)).attention
-        runs[f"heads {kept}"] = partial(attention, states, inputs)
-    for kept in neurons:
-        runs[f"neurons {kept}"] = partial(smaller(neurons=range(kept, all_neurons)).feed_forward, states)
-    found = alternate(runs, rounds, device, after_round=after_round)
-    each = {name: quartiles(seconds) for name, seconds in found.items()}
-    by_size = (
-        nondecreasing({kept: each[f"heads {kept}"]["median"] for kept in range(all_heads + 1)}),
-        nondecreasing({kept: each[f"neurons {kept}"]["median"] for kept in neurons}),
-    )
-    return by_size, statistics.median((row["high"] - row["low"]) / row["median"] for row in each.values())
-
-
-def nondecreasing(times: Mapping[int, float]) -> dict[int, float]:
-    """Return the nearest times, in least squares, that never fall with growing sizes, as falls are noise."""
-    pools: list[tuple[float, list[int]]] = []  # a mean and its sizes
-    for size in sorted(times):
-        mean, sizes = times[size], [size]
-        while pools and pools[-1][0] > mean:
-            before, others = pools.pop()
-            mean = (before * len(others) + mean * len(sizes)) / (len(others) + len(sizes))
-            sizes = [*others, *sizes]
-        pools.append((mean, sizes))
-    return {size: mean for mean, sizes in pools for size in sizes}
 
 
 def peak_memory(
@@ -251,7 +140,7 @@ def memory_growth(
     before = peak_resident()
     model = prepare(cls.from_pretrained(folder, device=device), dtype, backend)
     with torch.inference_mode():
-        model(**random_inputs(model.config, batch, length, device))
+        model(**full(batch, length).inputs(model.config.vocab_size, device))
     return torch.cuda.max_memory_allocated(device) if device.startswith("cuda") else peak_resident() - before
 
 
