@@ -35,11 +35,14 @@ FLAGS = (
     "-fPIC",
     "-shared",
     "-fvisibility=hidden",
+    "-ffp-contract=fast",  # joins a product and a sum to a multiply-add
     "-Wno-uninitialized",
     "-Wno-maybe-uninitialized",
 )
-AVX512 = ("-DBERTLITE_AVX512", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
+AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
 VNNI, BF16 = "-mavx512vnni", "-mavx512bf16"
+AVX2 = ("-mavx2", "-mfma")
+ON_MAC = {"FEAT_DotProd": "asimddp", "FEAT_I8MM": "i8mm", "FEAT_BF16": "bf16"}  # as Linux names them
 HASH_SIZE = hashlib.sha256().digest_size
 
 
@@ -59,7 +62,7 @@ class InstructionSet:
     """A kind of processor that the kernels are compiled for.
 
     Args:
-        needs: flags of /proc/cpuinfo.
+        needs: flags of the processor, as in Linux's /proc/cpuinfo.
         flags: of the compiler.
         uses_torch: whether matmuls use torch's own kernels, which have AMX.
     """
@@ -83,26 +86,33 @@ INSTRUCTION_SETS = {  # from the best to the most common
         InstructionSet("avx512_bf16", HAS_AVX512 | {"avx512_vnni", "avx512_bf16"}, (*AVX512, VNNI, BF16)),
         InstructionSet("avx512_vnni", HAS_AVX512 | {"avx512_vnni"}, (*AVX512, VNNI)),
         InstructionSet("avx512", HAS_AVX512, AVX512),
-        InstructionSet("avx2", frozenset({"avx2", "fma"}), ("-DBERTLITE_AVX2", "-mavx2", "-mfma")),
-        InstructionSet("scalar", frozenset(), ()),
+        InstructionSet("avx_vnni", frozenset({"avx2", "fma", "avx_vnni"}), (*AVX2, "-mavxvnni")),
+        InstructionSet("avx2", frozenset({"avx2", "fma"}), AVX2),
+        InstructionSet("neon_bf16", frozenset({"asimddp", "i8mm", "bf16"}), ("-march=armv8.2-a+dotprod+i8mm+bf16",)),
+        InstructionSet("neon_dot", frozenset({"asimddp"}), ("-march=armv8.2-a+dotprod",)),
+        InstructionSet("baseline", frozenset(), ()),  # SSE2 or NEON
     )
 }
 
 
 @cache
 def processor_flags() -> frozenset[str]:
-    """Return the flags of this processor in /proc/cpuinfo."""
+    """Return the flags of this processor, as in Linux's /proc/cpuinfo."""
+    if sys.platform == "darwin":
+        features = subprocess.run(["sysctl", "hw.optional.arm"], capture_output=True, text=True).stdout
+        return frozenset(flag for feature, flag in ON_MAC.items() if f".{feature}: 1" in features)
     for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("flags"):
+        if line.startswith(("flags", "Features")):
             return frozenset(line.partition(":")[2].split())
     return frozenset()
 
 
 def missing_platform() -> str | None:
     """Return the reason why the kernels cannot run on this kind of machine; None if they can."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        return f"native kernels are for Linux on x86-64, not for {sys.platform} on {platform.machine()}"
-    return None
+    machine = sys.platform, platform.machine()
+    if machine in (("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")):
+        return None
+    return f"native kernels are for Linux on x86-64 or ARM, and macOS on ARM, not for {' on '.join(machine)}"
 
 
 def usable_sets() -> list[InstructionSet]:
@@ -277,6 +287,8 @@ def compile_kernels(wanted: InstructionSet, path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = Path(folder) / path.name
         command = [*compiler, *FLAGS, *wanted.flags, str(SOURCES / MAIN), *torch_flags(wanted), "-o", str(built)]
+        if sys.platform == "darwin":
+            command.append("-Wl,-undefined,dynamic_lookup")  # of OpenMP, which torch has loaded
         try:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         except OSError as error:

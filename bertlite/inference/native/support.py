@@ -13,7 +13,7 @@ from bertlite.inference.support import kind_of, own_code
 from bertlite.model import BertPreTrainedModel
 from bertlite.stack.modules import BertEncoder, BertLayer
 
-LANES = 16  # of kernels/vectors.h
+LANES = 16  # of kernels/vectors.h, of the widest
 
 
 def missing_for_native(model: BertPreTrainedModel, dtype: torch.dtype) -> str | None:

@@ -108,7 +108,7 @@ def test_auto_runs_a_compiler_that_fails_once_until_a_setting_changes(cache, mon
 
     failing = f"echo run >> {tmp_path}/runs\necho 'no such letter' >&2\nexit 3\n"
     monkeypatch.setenv("CXX", script(tmp_path / "broken", failing))
-    monkeypatch.setenv("BERTLITE_NATIVE", "scalar")
+    monkeypatch.setenv("BERTLITE_NATIVE", "baseline")
     model = make_native().float()
     with pytest.warns(RuntimeWarning, match=r"(?s)takes backend 'onednn'.*no such letter"):
         assert optimize_for_inference(model).backend == "onednn"
@@ -312,14 +312,14 @@ def test_the_cache_is_the_users_own(cache, copying, monkeypatch):
 
 def test_a_set_of_instructions_that_is_unknown_or_missing_is_named(monkeypatch):
     monkeypatch.setenv("BERTLITE_NATIVE", "avx1024")
-    with pytest.raises(NativeKernelsError, match=r"BERTLITE_NATIVE='avx1024' is unknown; have: amx, .*scalar"):
+    with pytest.raises(NativeKernelsError, match=r"BERTLITE_NATIVE='avx1024' is unknown; have: amx, .*baseline"):
         usable_sets()[0]
     monkeypatch.setattr(library, "processor_flags", lambda: frozenset({"avx2"}))
     monkeypatch.setenv("BERTLITE_NATIVE", "avx2")
     with pytest.raises(NativeKernelsError, match="BERTLITE_NATIVE='avx2' needs a processor with fma; unset it"):
         usable_sets()[0]
     monkeypatch.delenv("BERTLITE_NATIVE")
-    assert usable_sets()[0].name == "scalar"
+    assert usable_sets()[0].name == "baseline"
 
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
@@ -329,12 +329,37 @@ def test_the_best_set_of_a_processor_is_taken(name, monkeypatch):
     assert usable_sets()[0].name == name
 
 
-@pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("linux", "aarch64"), ("win32", "AMD64")])
+@pytest.mark.parametrize(("system", "machine"), [("darwin", "x86_64"), ("linux", "riscv64"), ("win32", "AMD64")])
 def test_other_machines_are_refused_and_run_onednn_without_a_warning(system, machine, monkeypatch):
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(platform, "machine", lambda: machine)
-    with pytest.raises(NativeKernelsError, match=f"are for Linux on x86-64, not for {system} on {machine}"):
+    with pytest.raises(NativeKernelsError, match=f"on x86-64 or ARM, and macOS on ARM, not for {system} on {machine}"):
         load_kernels()
+
+
+@pytest.mark.parametrize(("system", "machine"), [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")])
+def test_machines_that_have_kernels(system, machine, monkeypatch):
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    assert library.missing_platform() is None
+
+
+@pytest.mark.parametrize(
+    ("system", "told", "best"),
+    [
+        ("darwin", "hw.optional.arm.FEAT_DotProd: 1\nhw.optional.arm.FEAT_I8MM: 0\n", "neon_dot"),
+        ("darwin", "".join(f"hw.optional.arm.{feature}: 1\n" for feature in library.ON_MAC), "neon_bf16"),
+        ("linux", "processor\t: 0\nFeatures\t: fp asimd asimddp\n", "neon_dot"),
+    ],
+)
+def test_what_an_arm_processor_has_is_found(system, told, best, monkeypatch):
+    monkeypatch.delenv("BERTLITE_NATIVE", raising=False)
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0, told))
+    monkeypatch.setattr(Path, "read_text", lambda _: told)
+    flags = library.processor_flags.__wrapped__()
+    monkeypatch.setattr(library, "processor_flags", lambda: flags)
+    assert usable_sets()[0].name == best
 
 
 compiles = pytest.mark.skipif(library.PREBUILT.exists(), reason="this wheel holds compiled kernels")

@@ -119,7 +119,7 @@ MATRICES = (
 
 @dtypes
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf], ids=str)
-@pytest.mark.parametrize("name", ["scalar", "avx2", None])
+@pytest.mark.parametrize("name", ["baseline", "avx2", None])
 def test_a_weight_that_is_not_finite_is_not_swallowed(name, bad, dtype):
     batch = make_batch()
     for matrix in MATRICES:
@@ -142,7 +142,7 @@ def full_outputs_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 @dtypes
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=str)
-@pytest.mark.parametrize("name", ["scalar", "avx2", None])
+@pytest.mark.parametrize("name", ["baseline", "avx2", None])
 def test_a_token_that_is_not_finite_spoils_its_own_sequence_alone(name, bad, dtype):
     x = torch.randn(2, 11, 80, generator=torch.Generator().manual_seed(0))
     quick = natively(make_native(), dtype, name)

@@ -42,7 +42,7 @@ def test_every_set_of_instructions_gives_what_the_model_gives(name, dtype):
 
 
 def test_a_set_needs_what_its_name_says():
-    assert needs_of("scalar") == frozenset()
+    assert needs_of("baseline") == frozenset()
     assert needs_of("avx2") == {"avx2", "fma"}
     for name in INSTRUCTION_SETS:
         assert needs_of(name) <= INSTRUCTION_SETS[name].needs

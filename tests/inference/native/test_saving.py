@@ -93,14 +93,14 @@ def test_every_set_of_instructions_packs_the_same_bytes(name, dtype):
     model, numbers = pruned(BertModel), str(dtype).removeprefix("torch.")
     ours, wanted = (
         NativeWeights.of(model.encoder.layer, model.config, numbers, kernels_or_skip(each))
-        for each in (name, "scalar")
+        for each in (name, "baseline")
     )
     assert ours.at == wanted.at
     assert torch.equal(ours.data, wanted.data)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("saver", "loader"), [("scalar", "best"), ("best", "avx2"), ("avx2", "scalar")])
+@pytest.mark.parametrize(("saver", "loader"), [("baseline", "best"), ("best", "avx2"), ("avx2", "baseline")])
 def test_what_one_set_of_instructions_saved_another_runs(saver, loader, dtype, tmp_path, monkeypatch):
     best = usable_sets()[0].name
 

@@ -106,9 +106,9 @@ struct WholeTeam {
     }
 };
 
-// The dtype of attention: bfloat16 where matmuls are of 8-bit integers.
+// The dtype of attention: bfloat16 where matmuls are of 8-bit integers, and float32 where bfloat16 is but stored.
 template <class Kind>
-using AttentionOf = std::conditional_t<std::is_same_v<Kind, Int8>, BFloat16s, Kind>;
+using AttentionOf = std::conditional_t<std::is_same_v<Kind, Float32> || BFloat16s::widened, Float32, BFloat16s>;
 
 // scripts/measure/native_steps.py compares these figures with others; its record is scripts/results/native_steps.json.
 #if !defined(BERTLITE_TOKENS)

@@ -46,7 +46,7 @@ inline void convert(const From* from, long width, typename Kind::Value* to, Quan
         const Vector inverse = broadcast(1 / scale);
         for (long i = 0; i < width; i += LANES)
             store_rounded(to + i, multiply_add(load(from + i), inverse, broadcast(zero_point)));
-        *quantization = {scale + nan_or_0, -zero_point * scale};  // integers cannot be nan, so the scale is
+        *quantization = {scale + nan_or_0, -(zero_point + LEAST) * scale};  // integers cannot be nan, so the scale is
     } else {
         for (long i = 0; i < width; i += LANES) store(to + i, load(from + i));
     }

@@ -30,105 +30,111 @@ constexpr bool FETCHES_TARGETS = BERTLITE_FETCHES_TARGETS;  // whether a tile's 
 inline long divide_up(long n, long by) { return (n + by - 1) / by; }
 inline long round_up(long n, long to) { return divide_up(n, to) * to; }
 
-// The dtypes of a matmul: of a row, of a weight and of their sums, and how many numbers make a word.
+// The dtypes of a matmul: of a row, of a weight and of their sums, and how many numbers make a word of a weight.
+// `part` gives the part of a weight's words that is multiplied by one word of a row: all of it, or one of two halves.
 struct Float32 {
     using Value = float;
     using Weight = float;
-    using Sums = FloatSums;
+    using Sums = Vector;
     using Sum = float;
     static constexpr long per_word = 1;
-    static void add(Sums& sums, Words a, Words b) { accumulate_float32(sums, a, b); }
+    static Words part(Words b, int) { return b; }
+    static Sums add(Sums sums, Words a, Words b) { return add_float32(sums, a, b); }
 };
 
 struct BFloat16s {
-    using Value = BFloat16;
+    using Value = BFloat16InRow;
     using Weight = BFloat16;
-    using Sums = FloatSums;
+    using Sums = Vector;
     using Sum = float;
     static constexpr long per_word = 2;
-    static void add(Sums& sums, Words a, Words b) { accumulate_bfloat16(sums, a, b); }
+    static constexpr bool widened = sizeof(Value) > sizeof(Weight);
+    static Words part(Words b, int odd) { return !widened ? b : (odd ? opaque(b >> 16) : b) << 16; }
+    static Sums add(Sums sums, Words a, Words b) {
+        return widened ? add_float32(sums, a, b) : add_bfloat16(sums, a, b);
+    }
 };
 
 struct Int8 {  // rows hold unsigned integers, weights signed ones
-    using Value = uint8_t;
+    using Value = ByteInRow;
     using Weight = int8_t;
-    using Sums = IntegerSums;
+    using Sums = Integers;
     using Sum = int32_t;
     static constexpr long per_word = 4;
-    static void add(Sums& sums, Words a, Words b) { accumulate_int8(sums, a, b); }
+    static constexpr bool widened = sizeof(Value) > sizeof(Weight);
+    static Words part(Words b, int odd) { return widened ? (Words)even_or_odd(b, odd) : b; }
+    static Sums add(Sums sums, Words a, Words b) {
+        return widened ? add_shorts(sums, (Shorts)a, (Shorts)b) : add_int8(sums, a, b);
+    }
 };
 
-#if defined(BERTLITE_AVX512)
-constexpr int VECTORS_AT_ONCE = 4;  // with 6 rows 24 sums, which leaves 8 of the 32 registers
-#else
-constexpr int VECTORS_AT_ONCE = 1;  // AVX2: with 6 rows 12 registers of sums of 16
-#endif
+// With 6 rows 24 sums, which leaves 8 of 32 registers, or 12, which leaves 4 of 16.
+constexpr int VECTORS_AT_ONCE = REGISTERS / 8;
+constexpr long COLUMNS_AT_ONCE = VECTORS_AT_ONCE * LANES;
 
-// One tile: sums[row * BLOCK + column] = start[column] + ROWS rows times VECTORS x 16 columns.
+// One tile: sums[row * BLOCK + column] = start[column] + ROWS rows times VECTORS x LANES columns.
 //
-// rows: the first one; stride: bytes from row to row.  weight: its first word, of so many.  ahead: weights needed
-// next, which are prefetched; may be null.  All loops over sums are unrolled, or GCC keeps them in memory.
-template <class Kind, int ROWS, int VECTORS>
-void matmul_tile(const char* rows, long stride, const uint32_t* weight, long words, const typename Kind::Sum* start,
-                 typename Kind::Sum* sums, const char* ahead) {
+// rows: the first one; stride: bytes from row to row.  weight: its first word, of so many.  AHEAD: whether weights
+// needed next, at `ahead`, are prefetched.  All loops over sums are unrolled, or GCC keeps them in memory.
+template <class Kind, bool AHEAD, int ROWS, int VECTORS>
+void multiply_tile(const char* rows, long stride, const uint32_t* weight, long words, const typename Kind::Sum* start,
+                   typename Kind::Sum* sums, const char* ahead) {
+    constexpr int parts = Kind::per_word * sizeof(typename Kind::Value) / 4;
     typename Kind::Sums sum[ROWS][VECTORS];
 #pragma GCC unroll 6
     for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) sum[i][j].load(start + j * LANES);
-    const long step = ahead ? 128 : 0;
-    if (!ahead) ahead = reinterpret_cast<const char*>(weight);
+        for (int j = 0; j < VECTORS; j++) std::memcpy(&sum[i][j], start + j * LANES, WIDTH);
     for (long word = 0; word < words; word++) {
-        Words b[VECTORS];
+        if (AHEAD) {
+            prefetch(ahead + word * 128);
+            prefetch(ahead + word * 128 + 64);
+        } else if (COLUMNS_AT_ONCE < BLOCK) {
+            prefetch_near(weight + (word + 8) * BLOCK);  // as one line of each word's four is read
+        }
+#pragma GCC unroll 2
+        for (int part = 0; part < parts; part++) {
+            Words b[VECTORS];
 #pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) b[j] = load_words(weight + word * BLOCK + j * LANES);
-        prefetch(ahead);
-        prefetch(ahead + 64);
-        ahead += step;
+            for (int j = 0; j < VECTORS; j++)
+                b[j] = Kind::part(load_words(weight + word * BLOCK + j * LANES), part);
 #pragma GCC unroll 6
-        for (int i = 0; i < ROWS; i++) {
-            Words a = broadcast_word(rows + i * stride + word * 4);
+            for (int i = 0; i < ROWS; i++) {
+                const Words a = broadcast_word(rows + i * stride + (word * parts + part) * 4);
 #pragma GCC unroll 4
-            for (int j = 0; j < VECTORS; j++) Kind::add(sum[i][j], a, b[j]);
+                for (int j = 0; j < VECTORS; j++) sum[i][j] = Kind::add(sum[i][j], a, b[j]);
+            }
+            if (parts > 1) asm volatile("" ::: "memory");  // or GCC reads both parts at once, and spills sums
         }
     }
 #pragma GCC unroll 6
     for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) sum[i][j].store(sums + i * BLOCK + j * LANES);
+        for (int j = 0; j < VECTORS; j++) std::memcpy(sums + i * BLOCK + j * LANES, &sum[i][j], WIDTH);
 }
 
-template <class Kind, int VECTORS>
-void matmul_tile(long count, const char* rows, long stride, const uint32_t* weight, long words,
-                 const typename Kind::Sum* start, typename Kind::Sum* sums, const char* ahead) {
-    switch (count) {
-        case 1: return matmul_tile<Kind, 1, VECTORS>(rows, stride, weight, words, start, sums, ahead);
-        case 2: return matmul_tile<Kind, 2, VECTORS>(rows, stride, weight, words, start, sums, ahead);
-        case 3: return matmul_tile<Kind, 3, VECTORS>(rows, stride, weight, words, start, sums, ahead);
-        case 4: return matmul_tile<Kind, 4, VECTORS>(rows, stride, weight, words, start, sums, ahead);
-        case 5: return matmul_tile<Kind, 5, VECTORS>(rows, stride, weight, words, start, sums, ahead);
-        case 6: return matmul_tile<Kind, 6, VECTORS>(rows, stride, weight, words, start, sums, ahead);
-    }
+// Multiply `count` rows by so many vectors of columns, or as many as fit in a tile.
+template <class Kind, bool AHEAD, int ROWS = TILE_ROWS, int VECTORS = VECTORS_AT_ONCE, class... Rest>
+void matmul_tile(long count, long vectors, Rest... rest) {
+    if constexpr (ROWS > 1)
+        if (count < ROWS) return matmul_tile<Kind, AHEAD, ROWS - 1, VECTORS>(count, vectors, rest...);
+    if constexpr (VECTORS > 1)
+        if (vectors < VECTORS) return matmul_tile<Kind, AHEAD, ROWS, VECTORS - 1>(count, vectors, rest...);
+    multiply_tile<Kind, AHEAD, ROWS, VECTORS>(rest...);
 }
 
 template <class Kind>
-void matmul_tile(long count, long columns, const char* rows, long stride, const uint32_t* weight, long words,
-                 const typename Kind::Sum* start, typename Kind::Sum* sums, const char* ahead) {
-    while (columns > 0) {
-        long vectors = std::min<long>(columns / LANES, VECTORS_AT_ONCE);
-        switch (vectors) {
-#if defined(BERTLITE_AVX512)
-            case 4: matmul_tile<Kind, 4>(count, rows, stride, weight, words, start, sums, ahead); break;
-            case 3: matmul_tile<Kind, 3>(count, rows, stride, weight, words, start, sums, ahead); break;
-            case 2: matmul_tile<Kind, 2>(count, rows, stride, weight, words, start, sums, ahead); break;
-#endif
-            default: matmul_tile<Kind, 1>(count, rows, stride, weight, words, start, sums, ahead);
-        }
-        columns -= vectors * LANES;
-        weight += vectors * LANES;
-        sums += vectors * LANES;
-        start += vectors * LANES;
-        ahead = nullptr;
+void matmul_columns(long count, long columns, const char* rows, long stride, const uint32_t* weight, long words,
+                    const typename Kind::Sum* start, typename Kind::Sum* sums, const char* ahead) {
+    for (long column = 0; column < columns; column += COLUMNS_AT_ONCE) {
+        const auto run = [=](auto tile) {
+            tile(count, (columns - column) / LANES, rows, stride, weight + column, words, start + column,
+                 sums + column, ahead);
+        };
+        if (ahead && column == 0)
+            run([](auto... all) { matmul_tile<Kind, true>(all...); });
+        else
+            run([](auto... all) { matmul_tile<Kind, false>(all...); });
     }
 }
 
@@ -191,9 +197,9 @@ struct Target {
     }
 };
 
-// Multiply `count` rows by the outputs first up to last of a weight, both multiples of 16, and add `start`, one number
-// for each output, unless it is null.  After each tile `finish(row, rows, column, columns, sums)` is called with the
-// sums, (rows, BLOCK), of which `columns` are valid; its part of `to` has been prefetched.
+// Multiply `count` rows by the outputs first up to last of a weight, both multiples of LANES, and add `start`, one
+// number for each output, unless it is null.  After each tile `finish(row, rows, column, columns, sums)` is called
+// with the sums, (rows, BLOCK), of which `columns` are valid; its part of `to` has been prefetched.
 template <class Kind, class T, class Finish>
 void matmul(const typename Kind::Value* rows, long stride, long count, const Blocks& weight,
             const typename Kind::Sum* start, long first, long last, const Target<T>& to, Finish finish) {
@@ -214,7 +220,7 @@ void matmul(const typename Kind::Value* rows, long stride, long count, const Blo
                 matmul_by_torch<Kind>(rows + row * stride, stride, size, from, weight.inputs, begin, sums);
             } else {
                 const char* next = reinterpret_cast<const char*>(weight.block(block + 1)) + tile * weight.inputs * 128;
-                matmul_tile<Kind>(size, columns, reinterpret_cast<const char*>(rows + row * stride),
+                matmul_columns<Kind>(size, columns, reinterpret_cast<const char*>(rows + row * stride),
                                   stride * sizeof(typename Kind::Value), from, weight.inputs, begin ? begin : no_start,
                                   sums, more && tile < TILES_AHEAD ? next : nullptr);
             }
@@ -230,29 +236,29 @@ template <class Kind>
 void pack_blocks(const typename Kind::Weight* weight, long outputs, long inputs, long stride, uint32_t* to) {
     constexpr long per = Kind::per_word;
     const long words = divide_up(inputs, per);
-    uint32_t staged[16][16];
+    uint32_t staged[LANES][LANES];
     for (long block = 0; block < divide_up(outputs, BLOCK); block++)
-        for (long group = 0; group < BLOCK; group += 16)
-            for (long word = 0; word < words; word += 16) {
-                const long columns = std::min<long>(16, words - word);
+        for (long group = 0; group < BLOCK; group += LANES)
+            for (long word = 0; word < words; word += LANES) {
+                const long columns = std::min(LANES, words - word);
                 std::memset(staged, 0, sizeof staged);
-                const void* from[16];
-                for (long i = 0; i < 16; i++) {
+                const void* from[LANES];
+                for (long i = 0; i < LANES; i++) {
                     const long output = block * BLOCK + group + i;
                     from[i] = staged[i];
                     if (output >= outputs) continue;
                     const auto* row = weight + output * stride + word * per;
-                    if (inputs - word * per >= 16 * per)
+                    if (inputs - word * per >= LANES * per)
                         from[i] = row;
                     else
                         std::memcpy(staged[i], row, (inputs - word * per) * sizeof *row);
                 }
                 uint32_t* start = to + (block * words + word) * BLOCK + group;
-                if (columns == 16) {
+                if (columns == LANES) {
                     transpose_words(from, start, BLOCK);
                 } else {
                     for (long column = 0; column < columns; column++)
-                        for (long i = 0; i < 16; i++) start[column * BLOCK + i] = staged[i][column];
+                        for (long i = 0; i < LANES; i++) start[column * BLOCK + i] = staged[i][column];
                 }
             }
 }

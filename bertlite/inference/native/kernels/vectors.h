@@ -1,21 +1,65 @@
-// Vectors of 16 floats, for three kinds of processor: AVX-512 (one register), AVX2 (two) and any other (an array).
+// Vectors as wide as a register of the processor: 16 floats with AVX-512, 8 with AVX2, 4 with SSE2 and NEON.
 //
-// Everything else is written once, in terms of what stands here.  A word is 32 bits of a row of a matrix: one float,
-// two bfloat16 or four 8-bit integers.  A matmul takes one word of a row and 16 words of a weight at a time.
+// They are the vector types of GCC and Clang, whose operators work on all lanes at once; products and sums are joined
+// to multiply-adds by -ffp-contract=fast.  Intrinsics stand where no operator gives the instruction.  Everything else
+// is written in terms of what stands here.  A word is 32 bits of a row of a matrix: one float, two bfloat16 or four
+// 8-bit integers.  A matmul takes one word of a row and LANES words of a weight at a time.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
-#if defined(BERTLITE_AVX512) || defined(BERTLITE_AVX2)
+#if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace bertlite {
 
+#if defined(__AVX512BW__)
+constexpr int WIDTH = 64;  // bytes of a register
+#elif defined(__AVX2__)
+constexpr int WIDTH = 32;
+#else
+constexpr int WIDTH = 16;
+#endif
+constexpr long LANES = WIDTH / 4;  // floats in a vector
+#if defined(__AVX512BW__) || defined(__aarch64__)
+constexpr int REGISTERS = 32;
+#else
+constexpr int REGISTERS = 16;
+#endif
+
 using BFloat16 = uint16_t;  // the upper half of a float
-constexpr long LANES = 16;  // floats in a vector, on every processor
+
+// How rows of a matmul hold bfloat16 and 8-bit integers.  Where a processor has no products of them, rows are wider,
+// so that only weights are widened as they are read; with AVX-512 rows are never wider.
+#if defined(__AVX512BW__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+using BFloat16InRow = BFloat16;
+#else
+using BFloat16InRow = float;
+#endif
+#if defined(__AVX512BW__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD)
+using ByteInRow = uint8_t;
+#else
+using ByteInRow = uint16_t;
+#endif
+// What the least 8-bit integer of a row is stored as: where both factors of a product are signed, -128 for 0.
+#if defined(__ARM_FEATURE_DOTPROD) && !defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr int LEAST = -128;
+#else
+constexpr int LEAST = 0;
+#endif
+
+typedef float Vector __attribute__((vector_size(WIDTH)));
+typedef uint32_t Words __attribute__((vector_size(WIDTH)));
+typedef int32_t Integers __attribute__((vector_size(WIDTH)));
+typedef int16_t Shorts __attribute__((vector_size(WIDTH)));
+typedef uint16_t Halves __attribute__((vector_size(WIDTH / 2)));
+typedef uint8_t Bytes __attribute__((vector_size(WIDTH / 4)));
 
 inline float to_float(BFloat16 x) {
     uint32_t bits = uint32_t(x) << 16;
@@ -26,486 +70,226 @@ inline float to_float(BFloat16 x) {
 
 inline float to_float(float x) { return x; }
 
-#if defined(BERTLITE_AVX512)
-
-struct Vector {
-    __m512 x;
-};
-
-inline Vector zeros() { return {_mm512_setzero_ps()}; }
-inline Vector broadcast(float value) { return {_mm512_set1_ps(value)}; }
-inline Vector load(const float* from) { return {_mm512_loadu_ps(from)}; }
-inline void store(float* to, Vector v) { _mm512_storeu_ps(to, v.x); }
-inline Vector operator+(Vector a, Vector b) { return {_mm512_add_ps(a.x, b.x)}; }
-inline Vector operator-(Vector a, Vector b) { return {_mm512_sub_ps(a.x, b.x)}; }
-inline Vector operator*(Vector a, Vector b) { return {_mm512_mul_ps(a.x, b.x)}; }
-inline Vector operator/(Vector a, Vector b) { return {_mm512_div_ps(a.x, b.x)}; }
-inline Vector multiply_add(Vector a, Vector b, Vector c) { return {_mm512_fmadd_ps(a.x, b.x, c.x)}; }  // a * b + c
-inline Vector max(Vector a, Vector b) { return {_mm512_max_ps(a.x, b.x)}; }
-inline Vector min(Vector a, Vector b) { return {_mm512_min_ps(a.x, b.x)}; }
-inline Vector abs(Vector a) { return {_mm512_abs_ps(a.x)}; }
-inline float reduce_sum(Vector a) { return _mm512_reduce_add_ps(a.x); }
-inline float reduce_max(Vector a) { return _mm512_reduce_max_ps(a.x); }
-
+inline Vector zeros() { return Vector{}; }
+inline Vector broadcast(float value) { return value - Vector{}; }  // adding would lose the sign of -0
+inline Vector multiply_add(Vector a, Vector b, Vector c) { return a * b + c; }
+// b where either is nan.  Intrinsics, because GCC 12 compares and blends.
+#if defined(__AVX512BW__)
+inline Vector max(Vector a, Vector b) { return _mm512_max_ps(a, b); }
+inline Vector min(Vector a, Vector b) { return _mm512_min_ps(a, b); }
+#elif defined(__AVX2__)
+inline Vector max(Vector a, Vector b) { return _mm256_max_ps(a, b); }
+inline Vector min(Vector a, Vector b) { return _mm256_min_ps(a, b); }
+#else
+inline Vector max(Vector a, Vector b) { return a > b ? a : b; }
+inline Vector min(Vector a, Vector b) { return a < b ? a : b; }
+#endif
 // a where x > 0, else b
-inline Vector where_positive(Vector x, Vector a, Vector b) {
-    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.x, _mm512_setzero_ps(), _CMP_GT_OQ), b.x, a.x)};
-}
+inline Vector where_positive(Vector x, Vector a, Vector b) { return x > zeros() ? a : b; }
 
-inline Vector nearest_integer(Vector a) {
-    return {_mm512_roundscale_ps(a.x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
-}
-
-// x * 2^n for integers n
-inline Vector ldexp(Vector x, Vector n) { return {_mm512_scalef_ps(x.x, n.x)}; }
-
-inline Vector load(const BFloat16* from) {  // a bfloat16 is the upper half of a float
-    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
-}
-
-inline void store(BFloat16* to, Vector v) {
-#if defined(__AVX512BF16__)
-    __m256bh narrow = _mm512_cvtneps_pbh(v.x);  // rounds to nearest, ties to even
-    std::memcpy(to, &narrow, 32);
-#else
-    __m512i bits = _mm512_castps_si512(v.x);
-    // add half of what is cut off, less one where the last kept bit is 0: to nearest, ties to even
-    __m512i even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(even, _mm512_set1_epi32(0x7fff)));
-    __mmask16 nan = _mm512_cmp_ps_mask(v.x, v.x, _CMP_UNORD_Q);  // a nan stays one
-    rounded = _mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc00000));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
-#endif
-}
-
-// integers of 0 to 255: v rounded to nearest
-inline void store_rounded(uint8_t* to, Vector v) {
-    __m512i integers = _mm512_max_epi32(_mm512_cvtps_epi32(v.x), _mm512_setzero_si512());
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtusepi32_epi8(integers));  // too large becomes 255
-}
-
-// 16 words of 16 rows, which may begin anywhere, transposed: to[column * stride + row] = from row, column
-inline void transpose_words(const void* const (&from)[16], uint32_t* to, long stride) {
-    __m512i r[16], t[16];
-    for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(from[i]);
-    for (int i = 0; i < 16; i += 2) {  // pairs of words of two rows
-        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4) {  // four words of four rows
-        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
-    for (int i = 0; i < 4; i++) {  // quarters of a register, from eight rows
-        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-    }
-    for (int i = 0; i < 4; i++) {  // from all sixteen
-        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
-        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
-    }
-    for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + i * stride, r[i]);
-}
-
-// two rows of 16 bfloat16, interleaved
-inline void interleave(const BFloat16* even, const BFloat16* odd, uint32_t* to) {
-    __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(even)));
-    __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd)));
-    _mm512_storeu_si512(to, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
-}
-
-inline Vector load(const int32_t* from) { return {_mm512_cvtepi32_ps(_mm512_loadu_si512(from))}; }  // as floats
-
-using Words = __m512i;
-inline Words load_words(const uint32_t* from) { return _mm512_loadu_si512(from); }
-inline Words broadcast_word(const void* from) {
-    int32_t word;
-    std::memcpy(&word, from, 4);
-    return _mm512_set1_epi32(word);
-}
-inline void prefetch(const void* at) {
-    _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T1);
-}  // into the second cache
-
-struct FloatSums {
-    __m512 x = _mm512_setzero_ps();
-    void load(const float* from) { x = _mm512_loadu_ps(from); }
-    void store(float* to) const { _mm512_storeu_ps(to, x); }
-};
-
-struct IntegerSums {
-    __m512i x = _mm512_setzero_si512();
-    void load(const int32_t* from) { x = _mm512_loadu_si512(from); }
-    void store(int32_t* to) const { _mm512_storeu_si512(to, x); }
-};
-
-inline void accumulate_float32(FloatSums& sums, Words a, Words b) {
-    sums.x = _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sums.x);
-}
-
-inline void accumulate_bfloat16(FloatSums& sums, Words a, Words b) {
-#if defined(__AVX512BF16__)
-    sums.x = _mm512_dpbf16_ps(sums.x, (__m512bh)a, (__m512bh)b);  // both products of each word
-#else
-    const __m512i upper = _mm512_set1_epi32(int(0xffff0000));
-    __m512 a_even = _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)),
-           b_even = _mm512_castsi512_ps(_mm512_slli_epi32(b, 16));
-    __m512 a_odd = _mm512_castsi512_ps(_mm512_and_si512(a, upper)),
-           b_odd = _mm512_castsi512_ps(_mm512_and_si512(b, upper));
-    sums.x = _mm512_fmadd_ps(a_odd, b_odd, _mm512_fmadd_ps(a_even, b_even, sums.x));
-#endif
-}
-
-inline void accumulate_int8(IntegerSums& sums, Words a, Words b) {  // a unsigned, b signed
-#if defined(__AVX512VNNI__)
-    // All four products of each word.  Written as assembly because GCC 12 spills the sums of the intrinsic to memory;
-    // a copy of the sum, because it would keep what assembly works on in memory as well.
-    __m512i sum = sums.x;
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
-    sums.x = sum;
-#else
-    const __m512i bytes = _mm512_set1_epi16(0xff);
-    __m512i a_even = _mm512_and_si512(a, bytes), a_odd = _mm512_srli_epi16(a, 8);
-    __m512i b_even = _mm512_srai_epi16(_mm512_slli_epi16(b, 8), 8), b_odd = _mm512_srai_epi16(b, 8);
-    // pairs of 16-bit products, added in 32 bits
-    sums.x = _mm512_add_epi32(sums.x, _mm512_madd_epi16(a_even, b_even));
-    sums.x = _mm512_add_epi32(sums.x, _mm512_madd_epi16(a_odd, b_odd));
-#endif
-}
-
-#elif defined(BERTLITE_AVX2)
-
-struct Vector {
-    __m256 x, y;
-};
-
-inline Vector zeros() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
-inline Vector broadcast(float value) { return {_mm256_set1_ps(value), _mm256_set1_ps(value)}; }
-inline Vector load(const float* from) { return {_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)}; }
-inline void store(float* to, Vector v) {
-    _mm256_storeu_ps(to, v.x);
-    _mm256_storeu_ps(to + 8, v.y);
-}
-inline Vector operator+(Vector a, Vector b) { return {_mm256_add_ps(a.x, b.x), _mm256_add_ps(a.y, b.y)}; }
-inline Vector operator-(Vector a, Vector b) { return {_mm256_sub_ps(a.x, b.x), _mm256_sub_ps(a.y, b.y)}; }
-inline Vector operator*(Vector a, Vector b) { return {_mm256_mul_ps(a.x, b.x), _mm256_mul_ps(a.y, b.y)}; }
-inline Vector operator/(Vector a, Vector b) { return {_mm256_div_ps(a.x, b.x), _mm256_div_ps(a.y, b.y)}; }
-inline Vector multiply_add(Vector a, Vector b, Vector c) {  // a * b + c
-    return {_mm256_fmadd_ps(a.x, b.x, c.x), _mm256_fmadd_ps(a.y, b.y, c.y)};
-}
-inline Vector max(Vector a, Vector b) { return {_mm256_max_ps(a.x, b.x), _mm256_max_ps(a.y, b.y)}; }
-inline Vector min(Vector a, Vector b) { return {_mm256_min_ps(a.x, b.x), _mm256_min_ps(a.y, b.y)}; }
-inline Vector abs(Vector a) {
-    const __m256 sign = _mm256_set1_ps(-0.0f);
-    return {_mm256_andnot_ps(sign, a.x), _mm256_andnot_ps(sign, a.y)};
-}
-
-inline float reduce_sum(Vector a) {
-    __m256 both = _mm256_add_ps(a.x, a.y);
-    __m128 half = _mm_add_ps(_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1));
-    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
-    return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
-}
-
-inline float reduce_max(Vector a) {
-    __m256 both = _mm256_max_ps(a.x, a.y);
-    __m128 half = _mm_max_ps(_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1));
-    half = _mm_max_ps(half, _mm_movehl_ps(half, half));
-    return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
-}
-
-// a where x > 0, else b
-inline Vector where_positive(Vector x, Vector a, Vector b) {
-    const __m256 zero = _mm256_setzero_ps();
-    return {_mm256_blendv_ps(b.x, a.x, _mm256_cmp_ps(x.x, zero, _CMP_GT_OQ)),
-            _mm256_blendv_ps(b.y, a.y, _mm256_cmp_ps(x.y, zero, _CMP_GT_OQ))};
-}
-
-inline Vector nearest_integer(Vector a) {
-    constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-    return {_mm256_round_ps(a.x, mode), _mm256_round_ps(a.y, mode)};
-}
-
-// x * 2^n for an integer n of -126 to 127, by building the float 2^n from its exponent bits
-inline __m256 ldexp(__m256 x, __m256 n) {
-    __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-    return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
-}
-inline Vector ldexp(Vector x, Vector n) { return {ldexp(x.x, n.x), ldexp(x.y, n.y)}; }
-
-inline __m256 project_up(__m128i halves) {  // a bfloat16 is the upper half of a float
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
-}
-inline Vector load(const BFloat16* from) {
-    auto halves = reinterpret_cast<const __m128i*>(from);
-    return {project_up(_mm_loadu_si128(halves)), project_up(_mm_loadu_si128(halves + 1))};
-}
-
-inline __m256i upper_halves(__m256 v) {
-    __m256i bits = _mm256_castps_si256(v);
-    // add half of what is cut off, less one where the last kept bit is 0: to nearest, ties to even
-    __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(even, _mm256_set1_epi32(0x7fff)));
-    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));  // a nan stays one
-    return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc00000), nan), 16);
-}
-inline void store(BFloat16* to, Vector v) {
-    __m256i narrow = _mm256_packus_epi32(upper_halves(v.x), upper_halves(v.y));  // in each half x, then y
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(narrow, 0xd8));  // all x, then all y
-}
-
-// integers of 0 to 255: v rounded to nearest
-inline void store_rounded(uint8_t* to, Vector v) {
-    __m256i halves = _mm256_packus_epi32(_mm256_cvtps_epi32(v.x), _mm256_cvtps_epi32(v.y));  // in each half x, then y
-    halves = _mm256_permute4x64_epi64(halves, 0xd8);                                         // all x, then all y
-    __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
-}
-
-inline Vector load(const int32_t* from) {  // as floats
-    auto integers = reinterpret_cast<const __m256i*>(from);
-    return {_mm256_cvtepi32_ps(_mm256_loadu_si256(integers)), _mm256_cvtepi32_ps(_mm256_loadu_si256(integers + 1))};
-}
-
-struct Words {
-    __m256i x, y;
-};
-inline Words load_words(const uint32_t* from) {
-    auto words = reinterpret_cast<const __m256i*>(from);
-    return {_mm256_loadu_si256(words), _mm256_loadu_si256(words + 1)};
-}
-inline Words broadcast_word(const void* from) {
-    int32_t word;
-    std::memcpy(&word, from, 4);
-    return {_mm256_set1_epi32(word), _mm256_set1_epi32(word)};
-}
-inline void prefetch(const void* at) {
-    _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T1);
-}  // into the second cache
-
-struct FloatSums {
-    __m256 x = _mm256_setzero_ps(), y = _mm256_setzero_ps();
-    void load(const float* from) {
-        x = _mm256_loadu_ps(from);
-        y = _mm256_loadu_ps(from + 8);
-    }
-    void store(float* to) const {
-        _mm256_storeu_ps(to, x);
-        _mm256_storeu_ps(to + 8, y);
-    }
-};
-
-struct IntegerSums {
-    __m256i x = _mm256_setzero_si256(), y = _mm256_setzero_si256();
-    void load(const int32_t* from) {
-        x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-        y = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from) + 1);
-    }
-    void store(int32_t* to) const {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), x);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to) + 1, y);
-    }
-};
-
-inline __m256 accumulate_float32(__m256 sums, __m256i a, __m256i b) {
-    return _mm256_fmadd_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), sums);
-}
-inline void accumulate_float32(FloatSums& sums, Words a, Words b) {
-    sums.x = accumulate_float32(sums.x, a.x, b.x);
-    sums.y = accumulate_float32(sums.y, a.y, b.y);
-}
-
-inline __m256 accumulate_bfloat16(__m256 sums, __m256i a, __m256i b) {  // the lower halves, then the upper
-    const __m256i upper = _mm256_set1_epi32(int(0xffff0000));
-    sums = accumulate_float32(sums, _mm256_slli_epi32(a, 16), _mm256_slli_epi32(b, 16));
-    return accumulate_float32(sums, _mm256_and_si256(a, upper), _mm256_and_si256(b, upper));
-}
-inline void accumulate_bfloat16(FloatSums& sums, Words a, Words b) {
-    sums.x = accumulate_bfloat16(sums.x, a.x, b.x);
-    sums.y = accumulate_bfloat16(sums.y, a.y, b.y);
-}
-
-inline __m256i accumulate_int8(__m256i sums, __m256i a, __m256i b) {  // a unsigned, b signed
-    const __m256i bytes = _mm256_set1_epi16(0xff);
-    __m256i a_even = _mm256_and_si256(a, bytes), a_odd = _mm256_srli_epi16(a, 8);
-    __m256i b_even = _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8), b_odd = _mm256_srai_epi16(b, 8);
-    // pairs of 16-bit products, added in 32 bits
-    sums = _mm256_add_epi32(sums, _mm256_madd_epi16(a_even, b_even));
-    return _mm256_add_epi32(sums, _mm256_madd_epi16(a_odd, b_odd));
-}
-inline void accumulate_int8(IntegerSums& sums, Words a, Words b) {
-    sums.x = accumulate_int8(sums.x, a.x, b.x);
-    sums.y = accumulate_int8(sums.y, a.y, b.y);
-}
-
-#else  // any processor
-
-struct Vector {
-    float x[16];
-};
-
-template <class Function>
-inline Vector each(Function function) {
+inline Vector load(const float* from) {
     Vector v;
-    for (int i = 0; i < 16; i++) v.x[i] = function(i);
+    std::memcpy(&v, from, sizeof v);
     return v;
 }
+inline void store(float* to, Vector v) { std::memcpy(to, &v, sizeof v); }
 
-inline Vector broadcast(float value) {
-    return each([&](int) { return value; });
+inline Integers load_integers(const int32_t* from) {
+    Integers v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
 }
-inline Vector zeros() { return broadcast(0); }
-inline Vector load(const float* from) {
-    return each([&](int i) { return from[i]; });
-}
-inline Vector load(const BFloat16* from) {
-    return each([&](int i) { return to_float(from[i]); });
-}
-inline void store(float* to, Vector v) { std::memcpy(to, v.x, sizeof v.x); }
-inline Vector operator+(Vector a, Vector b) {
-    return each([&](int i) { return a.x[i] + b.x[i]; });
-}
-inline Vector operator-(Vector a, Vector b) {
-    return each([&](int i) { return a.x[i] - b.x[i]; });
-}
-inline Vector operator*(Vector a, Vector b) {
-    return each([&](int i) { return a.x[i] * b.x[i]; });
-}
-inline Vector operator/(Vector a, Vector b) {
-    return each([&](int i) { return a.x[i] / b.x[i]; });
-}
-inline Vector multiply_add(Vector a, Vector b, Vector c) {
-    return each([&](int i) { return a.x[i] * b.x[i] + c.x[i]; });
-}
-// like the instructions of x86: b where either is nan
-inline Vector max(Vector a, Vector b) {
-    return each([&](int i) { return a.x[i] > b.x[i] ? a.x[i] : b.x[i]; });
-}
-inline Vector min(Vector a, Vector b) {
-    return each([&](int i) { return a.x[i] < b.x[i] ? a.x[i] : b.x[i]; });
-}
-inline Vector abs(Vector a) {
-    return each([&](int i) { return std::fabs(a.x[i]); });
-}
-inline Vector where_positive(Vector x, Vector a, Vector b) {
-    return each([&](int i) { return x.x[i] > 0 ? a.x[i] : b.x[i]; });
-}
-inline Vector nearest_integer(Vector a) {
-    return each([&](int i) { return std::nearbyint(a.x[i]); });
-}
-inline Vector ldexp(Vector x, Vector n) {
-    return each([&](int i) { return std::ldexp(x.x[i], int(n.x[i])); });
-}
+inline Vector load(const int32_t* from) { return __builtin_convertvector(load_integers(from), Vector); }  // as floats
 
-inline float reduce_sum(Vector a) {
-    float total = 0;
-    for (float x : a.x) total += x;
-    return total;
-}
-
-inline float reduce_max(Vector a) {
-    float largest = a.x[0];
-    for (float x : a.x) largest = x > largest ? x : largest;
-    return largest;
-}
-
-inline void store(BFloat16* to, Vector v) {
-    for (int i = 0; i < 16; i++) {
-        uint32_t bits;
-        std::memcpy(&bits, &v.x[i], 4);
-        // add half of what is cut off, less one where the last kept bit is 0: to nearest, ties to even; a nan stays
-        // one
-        to[i] = v.x[i] != v.x[i] ? 0x7fc0 : BFloat16((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-    }
-}
-
-// integers of 0 to 255: v rounded to nearest
-inline void store_rounded(uint8_t* to, Vector v) {
-    for (int i = 0; i < 16; i++) {
-        float integer = std::nearbyint(v.x[i]);
-        to[i] = uint8_t(integer > 255 ? 255 : integer > 0 ? integer : 0);
-    }
-}
-
-inline Vector load(const int32_t* from) {
-    return each([&](int i) { return float(from[i]); });
-}
-
-struct Words {
-    uint32_t x[16];
-};
-inline Words load_words(const uint32_t* from) {
+inline Words load_words(const void* from) {
     Words words;
-    std::memcpy(words.x, from, sizeof words.x);
+    std::memcpy(&words, from, sizeof words);
     return words;
 }
 inline Words broadcast_word(const void* from) {
     uint32_t word;
     std::memcpy(&word, from, 4);
-    Words words;
-    for (auto& each : words.x) each = word;
+    return word + Words{};
+}
+
+inline void prefetch(const void* at) { __builtin_prefetch(at, 0, 2); }  // into the second cache
+inline void prefetch_near(const void* at) { __builtin_prefetch(at, 0, 3); }
+
+// The same words, of which the compiler knows nothing: two shifts would become one `and`, whose mask takes a register.
+inline Words opaque(Words words) {
+#if defined(__x86_64__)
+    asm("" : "+v"(words));
+#endif
     return words;
 }
-inline void prefetch(const void*) {}
 
-struct FloatSums {
-    float x[16] = {};
-    void load(const float* from) { std::memcpy(x, from, sizeof x); }
-    void store(float* to) const { std::memcpy(to, x, sizeof x); }
-};
+inline Words load_halves(const BFloat16* from) {
+    Halves halves;
+    std::memcpy(&halves, from, sizeof halves);
+    return __builtin_convertvector(halves, Words);
+}
+inline Vector load(const BFloat16* from) { return (Vector)(load_halves(from) << 16); }
 
-struct IntegerSums {
-    int32_t x[16] = {};
-    void load(const int32_t* from) { std::memcpy(x, from, sizeof x); }
-    void store(int32_t* to) const { std::memcpy(to, x, sizeof x); }
-};
-
-inline float as_float(uint32_t bits) {
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
-}
-inline void accumulate_float32(FloatSums& sums, const Words& a, const Words& b) {
-    for (int i = 0; i < 16; i++) sums.x[i] += as_float(a.x[i]) * as_float(b.x[i]);
-}
-inline void accumulate_bfloat16(FloatSums& sums, const Words& a,
-                                const Words& b) {  // the lower halves, then the upper
-    for (int i = 0; i < 16; i++) {
-        sums.x[i] += as_float(a.x[i] << 16) * as_float(b.x[i] << 16);
-        sums.x[i] += as_float(a.x[i] & 0xffff0000u) * as_float(b.x[i] & 0xffff0000u);
-    }
-}
-inline void accumulate_int8(IntegerSums& sums, const Words& a, const Words& b) {  // a unsigned, b signed
-    for (int i = 0; i < 16; i++)
-        for (int byte = 0; byte < 32; byte += 8)
-            sums.x[i] += int32_t(uint8_t(a.x[i] >> byte)) * int8_t(b.x[i] >> byte);
+inline void store(BFloat16* to, Vector v) {
+#if defined(__AVX512BF16__)
+    const __m256bh narrow = _mm512_cvtneps_pbh(v);  // rounds to nearest, ties to even
+#else
+    const Words bits = (Words)v;
+    // add half of what is cut off, less one where the last kept bit is 0: to nearest, ties to even; a nan stays one
+    const Words rounded = (v == v ? bits + 0x7fff + (bits >> 16 & 1) : Words{} + 0x7fc00000) >> 16;
+    const Halves narrow = __builtin_convertvector(rounded, Halves);
+#endif
+    std::memcpy(to, &narrow, sizeof narrow);
 }
 
+// Adding it to a float of magnitude below 2^22 leaves no bits after the point; the lowest bits are then the integer.
+constexpr float ROUNDS = 0x1.8p23f;
+
+#if defined(__AVX512BW__)
+inline Vector nearest_integer(Vector a) {
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+inline Vector ldexp(Vector x, Vector n) { return _mm512_scalef_ps(x, n); }  // x * 2^n for integers n
+#else
+inline Vector nearest_integer(Vector a) { return a + ROUNDS - ROUNDS; }
+// x * 2^n for an integer n of -126 to 127, by building the float 2^n from its exponent bits
+inline Vector ldexp(Vector x, Vector n) { return x * (Vector)(((Words)(n + ROUNDS) << 23) + 0x3f800000u); }
 #endif
 
-#if !defined(BERTLITE_AVX512)
+using LaneNumbers = std::make_integer_sequence<int, LANES>;
 
-// 16 words of 16 rows, which may begin anywhere, transposed: to[column * stride + row] = from row, column
-inline void transpose_words(const void* const (&from)[16], uint32_t* to, long stride) {
-    uint32_t words[16];
-    for (int row = 0; row < 16; row++) {
-        std::memcpy(words, from[row], sizeof words);
-        for (int column = 0; column < 16; column++) to[column * stride + row] = words[column];
-    }
+// Lanes of a, from 0, and of b, from LANES.
+template <class V, int... from>
+inline V shuffle(V a, V b, std::integer_sequence<int, from...>) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, from...);
+#else
+    return __builtin_shuffle(a, b, Words{uint32_t(from)...});
+#endif
 }
 
-// two rows of 16 bfloat16, interleaved
+// The lanes of two vectors in turn, beginning with lane `first` of both.
+template <int first, int... lane>
+constexpr auto in_turn(std::integer_sequence<int, lane...>) {
+    return std::integer_sequence<int, (first + lane / 2 + lane % 2 * int(LANES))...>{};
+}
+
+template <int distance, int... lane>
+constexpr auto exchanged(std::integer_sequence<int, lane...>) {
+    return std::integer_sequence<int, (lane ^ distance)...>{};
+}
+
+// Of each four lanes the even ones, then the odd ones.
+template <int... lane>
+constexpr auto even_first(std::integer_sequence<int, lane...>) {
+    return std::integer_sequence<int, (lane & ~3) + lane % 2 * 2 + lane / 2 % 2 ...>{};
+}
+
+// All lanes joined: one half with the other, then one quarter with the other, and so on.
+template <int distance = LANES / 2, class Join>
+inline float reduce(Vector a, Join join) {
+    if constexpr (distance == 0)
+        return a[0];
+    else
+        return reduce<distance / 2>(join(a, shuffle(a, a, exchanged<distance>(LaneNumbers{}))), join);
+}
+
+inline float reduce_sum(Vector a) {
+    return reduce(a, [](Vector x, Vector y) { return x + y; });
+}
+inline float reduce_max(Vector a) { return reduce(a, max); }
+
+// LANES words of LANES rows, which may begin anywhere, transposed: to[column * stride + row] = from row, column
+inline void transpose_words(const void* const (&from)[LANES], uint32_t* to, long stride) {
+    constexpr int half = LANES / 2;
+    Words rows[LANES], zipped[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) rows[i] = load_words(from[i]);
+#pragma GCC unroll 4
+    for (int left = LANES; left > 1; left /= 2) {  // the first bit of a row's number becomes the last of its lanes'
+#pragma GCC unroll 8
+        for (int i = 0; i < half; i++) {
+            zipped[2 * i] = shuffle(rows[i], rows[i + half], in_turn<0>(LaneNumbers{}));
+            zipped[2 * i + 1] = shuffle(rows[i], rows[i + half], in_turn<half>(LaneNumbers{}));
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) rows[i] = zipped[i];
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) std::memcpy(to + i * stride, &rows[i], WIDTH);
+}
+
+// two rows of LANES bfloat16, interleaved
 inline void interleave(const BFloat16* even, const BFloat16* odd, uint32_t* to) {
-    for (int i = 0; i < 16; i++) to[i] = even[i] | uint32_t(odd[i]) << 16;
+    const Words words = load_halves(even) | load_halves(odd) << 16;
+    std::memcpy(to, &words, sizeof words);
 }
 
+// integers of 0 to 255, rounded to nearest: in the lowest byte of each word
+inline Words rounded_words(Vector v) {
+    return (Words)(max(min(v, broadcast(255)), zeros()) + ROUNDS) & 0xff;
+}
+inline void store_rounded(uint8_t* to, Vector v) {
+    const Bytes bytes = __builtin_convertvector(rounded_words(v) + uint32_t(LEAST), Bytes);
+    std::memcpy(to, &bytes, sizeof bytes);
+}
+inline void store_rounded(uint16_t* to, Vector v) {  // each four as `even_and_odd` takes them: first the even ones
+    const Words words = rounded_words(v);
+    const Halves halves = __builtin_convertvector(shuffle(words, words, even_first(LaneNumbers{})), Halves);
+    std::memcpy(to, &halves, sizeof halves);
+}
+
+// Products of words of rows, a, and of weights, b: sums + a * b.
+
+inline Vector add_float32(Vector sums, Words a, Words b) { return multiply_add((Vector)a, (Vector)b, sums); }
+
+inline Vector add_bfloat16(Vector sums, Words a, Words b) {  // both products of each word
+#if defined(__AVX512BF16__)
+    return _mm512_dpbf16_ps(sums, (__m512bh)a, (__m512bh)b);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    return vbfdotq_f32(sums, (bfloat16x8_t)a, (bfloat16x8_t)b);
+#else
+    const Vector even = multiply_add((Vector)(a << 16), (Vector)(b << 16), sums);
+    return multiply_add((Vector)(a & 0xffff0000u), (Vector)(b & 0xffff0000u), even);
 #endif
+}
+
+inline Integers add_shorts(Integers sums, Shorts a, Shorts b) {  // both products of each word
+#if defined(__AVX512BW__)
+    return sums + (Integers)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    // As assembly because GCC 12 computes the products of all sums before it adds, and spills them.
+    Shorts products;
+    asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sums), "=&x"(products) : "x"(a), "x"(b));
+    return sums;
+#elif defined(__x86_64__)
+    return sums + (Integers)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+    const Integers x = (Integers)a, y = (Integers)b;
+    return sums + ((Integers)((Words)x << 16) >> 16) * ((Integers)((Words)y << 16) >> 16) + (x >> 16) * (y >> 16);
+#endif
+}
+
+// The even bytes of words, or the odd ones, as 16-bit integers with their sign.
+inline Shorts even_or_odd(Words b, bool odd) { return (odd ? (Shorts)b : (Shorts)(b << 8)) >> 8; }
+
+inline Integers add_int8(Integers sums, Words a, Words b) {  // all four; b is signed, and a where LEAST is -128
+#if defined(__AVX512VNNI__)
+    // As assembly because GCC 12 spills the sums of the intrinsic to memory.
+    asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(a), "v"(b));
+    return sums;
+#elif defined(__AVXVNNI__)
+    asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(a), "x"(b));
+    return sums;
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+    return vusdotq_s32(sums, (uint8x16_t)a, (int8x16_t)b);
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return vdotq_s32(sums, (int8x16_t)a, (int8x16_t)b);
+#else
+    const Words bytes = Words{} + 0x00ff00ffu;
+    sums = add_shorts(sums, (Shorts)(a & bytes), even_or_odd(b, false));
+    return add_shorts(sums, (Shorts)(a >> 8 & bytes), even_or_odd(b, true));
+#endif
+}
 
 }  // namespace bertlite
