@@ -1,15 +1,47 @@
 """scripts/stress/native.py: sanitizers find nothing in the kernels, and a fault would be found."""
 
+import platform
+import shutil
 import subprocess
 
 import pytest
 import torch
 from natively import native
 
-from bertlite.inference.native.library import find_compiler
+from bertlite.inference.native.library import FLAGS, INSTRUCTION_SETS, MAIN, SOURCES, find_compiler
+from scripts.make import wheel
 from scripts.stress import native as stress
 
 pytestmark = native
+STRICT = ("-Wall", "-Wextra", "-Werror")
+
+
+def skip_without_tools(*tools: str) -> None:
+    if missing := [tool for tool in tools if shutil.which(tool) is None]:
+        pytest.skip(f"needs {' and '.join(missing)}: apt-get install clang g++-aarch64-linux-gnu qemu-user")
+
+
+@pytest.mark.parametrize("name", wheel.SETS["aarch64"])
+def test_arm_computes_the_same_by_emulation(name):
+    tools = "aarch64-linux-gnu-g++", "qemu-aarch64"
+    skip_without_tools(*tools)
+    compiler = [tools[0], "-static", *STRICT, *INSTRUCTION_SETS[name].flags]
+    found = stress.run_harness(compiler, 4, 1, [tools[1], "-cpu", "max"])
+    assert found["cases"] > 5
+    assert 0 < found["float32"] < 1e-5
+
+
+@pytest.mark.parametrize("name", ["avx512_bf16", "avx_vnni", "avx2", "baseline"])
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+def test_compilers_have_no_warnings(compiler, name, tmp_path):
+    skip_without_tools(compiler)
+    if name != "baseline" and platform.machine() != "x86_64":
+        pytest.skip("for x86-64")
+    flags = [flag for flag in (*FLAGS, *INSTRUCTION_SETS[name].flags) if flag != "-shared"]
+    flags += [*STRICT, "-Wno-unknown-warning-option", "-O0", "-c"]
+    command = [compiler, *flags, SOURCES / MAIN, "-o", tmp_path / "o"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert not done.returncode, done.stderr[-2000:]
 
 
 def skip_without(sanitizer: str, folder) -> None:
@@ -27,7 +59,7 @@ def skip_without(sanitizer: str, folder) -> None:
 @pytest.mark.parametrize("sanitizer", stress.SANITIZERS)
 def test_a_sanitizer_finds_nothing(sanitizer, tmp_path):
     skip_without(sanitizer, tmp_path)
-    found = stress.run_harness(sanitizer, 4, seed=1)
+    found = stress.run_sanitized(sanitizer, 4, seed=1)
     assert found["cases"] > 0
     assert 0 < found["float32"] < 1e-5
 
