@@ -41,6 +41,14 @@ def test_every_set_of_instructions_gives_what_the_model_gives(name, dtype):
     check(model, dtype, name, **inputs, output_attentions=True)
 
 
+@dtypes
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+def test_sizes_around_tiles_on_every_set(name, dtype):
+    for heads, neurons in ((1, 1), (5, 63), (4, 64)):
+        model = make_native(hidden_size=16 * heads, num_attention_heads=heads, intermediate_size=neurons)
+        check(model, dtype, name, **batch_of(5, 6, 7, 1, 2), output_hidden_states=True)
+
+
 def test_a_set_needs_what_its_name_says():
     assert needs_of("baseline") == frozenset()
     assert needs_of("avx2") == {"avx2", "fma"}
