@@ -246,6 +246,12 @@ def commit_of(record: Mapping[str, Any]) -> dict[str, Any] | None:
     return found
 
 
+# variables that keep torch, oneDNN, MKL, CTranslate2 and the native kernels from a processor's newer instructions
+LIMITS = (
+    "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "CT2_FORCE_CPU_ISA", "BERTLITE_NATIVE",
+)  # fmt: skip
+
+
 def environment(device: str = "cpu") -> dict[str, Any]:
     """Return the machine, the versions and the commit that a figure is measured with; JSON-ready."""
     import torch
@@ -262,6 +268,8 @@ def environment(device: str = "cpu") -> dict[str, Any]:
         "versions": versions,
         "git": git_state(),
     }
+    if limited := {name: os.environ[name] for name in LIMITS if name in os.environ}:
+        facts["limits"] = limited
     if device.startswith("cuda"):
         memory = torch.cuda.get_device_properties(device).total_memory
         facts |= {

@@ -171,6 +171,15 @@ def test_a_client_that_was_not_run_has_no_row():
     assert not [row for row in rows if row.count("not run") == 3]
 
 
+def test_the_table_of_engines_that_are_limited_names_the_limits_and_needs_no_record(tmp_path, monkeypatch):
+    record = json.loads((read.RESULTS / "speed.json").read_text())
+    monkeypatch.setattr(read, "RESULTS", tmp_path)
+    assert tables.TABLES["avxtwo"]() == ""
+    record["environment"]["limits"] = {"BERTLITE_NATIVE": "avx2"}
+    (tmp_path / "speed-avx2.json").write_text(json.dumps(record))
+    assert ", BERTLITE_NATIVE=avx2, 2 threads" in tables.TABLES["avxtwo"]()
+
+
 def test_the_tables_of_a_gpu_need_only_its_records(tmp_path, monkeypatch):
     """Made here of the CPU's, with what a GPU's have beside that."""
     found = {

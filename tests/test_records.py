@@ -277,3 +277,11 @@ def test_an_error_names_the_file_and_not_the_temporary_one() -> None:
         raise PermissionError(13, "Failed to open local file '/there/.shard.parquet.12ab.tmp'")
     with pytest.raises(PermissionError, match="another"), records.naming(path):
         raise PermissionError(13, "Permission denied", "another")
+
+
+def test_an_environment_names_what_keeps_libraries_from_instructions(monkeypatch):
+    for name in records.LIMITS:
+        monkeypatch.delenv(name, raising=False)
+    assert "limits" not in records.environment()
+    monkeypatch.setenv("BERTLITE_NATIVE", "avx2")
+    assert records.environment()["limits"] == {"BERTLITE_NATIVE": "avx2"}

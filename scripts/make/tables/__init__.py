@@ -75,6 +75,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "startup": speed.startup,
     "speed": partial(speed.speed, "speed.json"),
     "peers": speed.peers,
+    "avxtwo": speed.limited,
     "limits": partial(speed.limits, "speed.json"),
     "checkpointing": partial(speed.checkpointing, "checkpointing.json"),
     "embed": speed.embed,

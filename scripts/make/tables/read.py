@@ -67,4 +67,5 @@ def measured_on(record: dict[str, Any], name_torch: bool = True) -> str:
     threads = "1 thread" if where["threads"] == 1 else f"{where['threads']} threads"
     gpu = f"{where['gpu']}, driver {where['driver']}, " if "gpu" in where else ""
     torch = f"torch {where['versions']['torch']}, " if name_torch else ""
-    return f"{gpu}{where['cpu']}, {threads}, {torch}Python {where['python']}"
+    limits = "".join(f"{name}={value}, " for name, value in where.get("limits", {}).items())
+    return f"{gpu}{where['cpu']}, {limits}{threads}, {torch}Python {where['python']}"

@@ -5,6 +5,7 @@ from typing import Any
 
 from bertlite.bench.sections import WHOLE
 from bertlite.timing import with_spread
+from scripts.make.tables import read
 from scripts.make.tables.read import SPREAD, OldRecordError, measured_on, milliseconds, records, rows, spread
 
 DTYPES = ("float32", "bfloat16", "int8")
@@ -113,6 +114,14 @@ def speed(name: str) -> str:
         if version and name in ("transformers", "onnxruntime", "openvino", "nncf", "ctranslate2")
     )
     return "\n".join([*lines, f"{padding_note(forward)} {SPREAD} Measured on {measured_on(record)}, {peers}."])
+
+
+def limited() -> str:
+    """Table of the speed of engines that are limited to AVX2; empty if there is no record."""
+    if not list(read.RESULTS.glob("speed-avx2.json")):
+        return ""
+    note = "On the same processor, limited to AVX2. OpenVINO's own kernels, beside oneDNN's, know no such limit."
+    return f"{note}\n\n{speed('speed-avx2.json')}"
 
 
 def peers() -> str:
