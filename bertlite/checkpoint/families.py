@@ -71,11 +71,11 @@ def cut_positions_(state: State, values: Values) -> None:
         state[name] = state[name][values["pad_token_id"] + 1 :]
 
 
-def add_segment_(state: State, values: Values) -> None:
-    """Add a segment whose embedding is zero."""
+def add_segments_(state: State, values: Values) -> None:
+    """Add two segments whose embeddings are zero, so that it does not matter which a tokenizer puts a token in."""
     words = stored_name(state, "embeddings.word_embeddings.weight")
     if words in state and state[words].dim() == 2:
-        state[words.replace("word", "token_type")] = state[words].new_zeros(1, state[words].shape[1])
+        state[words.replace("word", "token_type")] = state[words].new_zeros(2, state[words].shape[1])
 
 
 def add_first_task_(state: State, values: Values) -> None:
@@ -91,7 +91,7 @@ def add_first_task_(state: State, values: Values) -> None:
 def spread_buckets_(state: State, values: Values) -> None:
     """Give every layer its own copy of the bias by distance, which in MPNet all layers share."""
     cut_positions_(state, values)
-    add_segment_(state, values)
+    add_segments_(state, values)
     name = stored_name(state, BUCKET_TABLE)
     if name not in state:
         raise ValueError(f"{BUCKET_TABLE} is missing")
@@ -131,9 +131,9 @@ FAMILIES = {  # by model_type
     "ernie": Family("ernie", "the first task's embedding added to the segments'", adapt=add_first_task_),
     "bert-generation": Family(
         "bert",
-        "one segment, of zeros; no pooler, and no language model head",
-        fixed={"type_vocab_size": 1},
-        adapt=add_segment_,
+        "segments of zeros; no pooler, and no language model head",
+        fixed={"type_vocab_size": 2},
+        adapt=add_segments_,
         pooler=False,
         lm_acts=(),  # it has one layer, BERT's two
     ),
@@ -154,7 +154,7 @@ FAMILIES = {  # by model_type
     ),
     "distilbert": Family(
         "distilbert",
-        "one segment, of zeros; no pooler, and classifiers with relu",
+        "segments of zeros; no pooler, and classifiers with relu",
         encoder="transformer",
         fields={
             "dim": "hidden_size",
@@ -165,7 +165,7 @@ FAMILIES = {  # by model_type
             "dropout": "hidden_dropout_prob",
             "attention_dropout": "attention_probs_dropout_prob",
         },
-        fixed={"type_vocab_size": 1, "layer_norm_eps": 1e-12},
+        fixed={"type_vocab_size": 2, "layer_norm_eps": 1e-12},
         renames=(
             ("attention.q_lin.", "attention.self.query."),
             ("attention.k_lin.", "attention.self.key."),
@@ -180,15 +180,15 @@ FAMILIES = {  # by model_type
             ("vocab_projector.", "cls.predictions.decoder."),
             ("pre_classifier.", "pooler.dense."),
         ),
-        adapt=add_segment_,
+        adapt=add_segments_,
         pooler=False,
         pooler_act="relu",
     ),
     "mpnet": Family(
         "mpnet",
-        "one segment, of zeros; positions as RoBERTa's; a bias of the scores for each head and bucket of distances",
+        "segments of zeros; positions as RoBERTa's; a bias of the scores for each head and bucket of distances",
         defaults={"pad_token_id": 1},
-        fixed={"positions_skip_padding": True, "position_embedding_type": "bucketed", "type_vocab_size": 1},
+        fixed={"positions_skip_padding": True, "position_embedding_type": "bucketed", "type_vocab_size": 2},
         renames=(
             ("attention.attn.q.", "attention.self.query."),
             ("attention.attn.k.", "attention.self.key."),

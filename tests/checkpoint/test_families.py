@@ -300,3 +300,11 @@ def test_a_classifiers_own_layer_and_a_pooler_may_both_be_there(folders: Any, tm
     assert torch.equal(
         ours_of(tmp_path, "SequenceClassification").bert.pooler.dense.bias, state["classifier.dense.bias"]
     )
+
+
+@pytest.mark.parametrize("kind", ["distilbert", "mpnet", "bert-generation"])
+def test_a_family_without_segments_takes_any_that_a_tokenizer_gives(kind: str, folders: Any) -> None:
+    theirs, folder = folders(kind)
+    ours, batch = ours_of(folder), batch_of(theirs)
+    types = torch.ones_like(batch["input_ids"])
+    assert torch.equal(ours(**batch, token_type_ids=types)[0], ours(**batch)[0])
