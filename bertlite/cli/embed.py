@@ -41,7 +41,7 @@ def add(commands: Commands) -> None:
     )
     embed.add_argument("--id", metavar="NAME", help="name of the column with the id (default: rows are numbered)")
     embed.add_argument("--keep-text", action="store_true", help="write the texts too")
-    embed.add_argument("--pooling", help="cls, mean or max (default: that of the checkpoint, else mean)")
+    embed.add_argument("--pooling", help="cls, mean, max or lasttoken (default: that of the checkpoint, else mean)")
     embed.add_argument(
         "--normalize",
         action=argparse.BooleanOptionalAction,

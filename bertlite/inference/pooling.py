@@ -13,7 +13,7 @@ from torch import Tensor
 from bertlite.checkpoint.files import Folder, Repository, Source, locate
 from bertlite.tokenizer.files import read_json
 
-POOLINGS = ("cls", "mean", "max")
+POOLINGS = ("cls", "mean", "max", "lasttoken")
 LEGACY_POOLINGS = {  # keys of 1_Pooling/config.json in sentence-transformers before it had one `pooling_mode`
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -52,7 +52,7 @@ class CheckpointSettings(TypedDict, total=False):
 
 
 def pool(states: Tensor, lengths: Sequence[int], pooling: str) -> Tensor:
-    """Return one vector for each sequence: its first token's, or the mean or the maximum over its tokens.
+    """Return one vector for each sequence: its first or last token's, or the mean or maximum over its tokens.
 
     Args:
         states: (T, D), the tokens of one sequence after another.
@@ -69,6 +69,8 @@ def pool(states: Tensor, lengths: Sequence[int], pooling: str) -> Tensor:
     counts = torch.tensor(lengths, device=states.device)
     if pooling == "cls":
         return states[counts.cumsum(0) - counts]
+    if pooling == "lasttoken":
+        return states[counts.cumsum(0) - 1]
     if pooling not in POOLINGS:
         raise ValueError(f"pooling {pooling!r} is unknown; have: {', '.join(POOLINGS)}")
     return torch.segment_reduce(states, pooling, lengths=counts)

@@ -120,10 +120,16 @@ def test_a_vector_never_depends_on_its_batch(dtype, tmp_path, set_threads) -> No
 
 def test_pooling_keeps_sequences_apart() -> None:
     parts = [torch.randn(n, 3, dtype=torch.float64) for n in (5, 1, 2)]
-    for pooling, each in (("cls", lambda x: x[0]), ("mean", lambda x: x.mean(0)), ("max", lambda x: x.amax(0))):
+    ways = {
+        "cls": lambda x: x[0],
+        "mean": lambda x: x.mean(0),
+        "max": lambda x: x.amax(0),
+        "lasttoken": lambda x: x[-1],
+    }
+    for pooling, each in ways.items():
         wanted = torch.stack([each(part) for part in parts])
         torch.testing.assert_close(pool(torch.cat(parts), [5, 1, 2], pooling), wanted)
-    with pytest.raises(ValueError, match="pooling 'sum' is unknown; have: cls, mean, max"):
+    with pytest.raises(ValueError, match="pooling 'sum' is unknown; have: cls, mean, max, lasttoken"):
         pool(parts[0], [5], "sum")
 
 
@@ -342,7 +348,7 @@ def test_datasets_maps_it(checkpoint) -> None:
 
 def test_settings_that_make_no_sense_are_refused(checkpoint, tmp_path) -> None:
     for options, message in (
-        ({"pooling": "sum"}, "pooling 'sum' is unknown; have: cls, mean, max"),
+        ({"pooling": "sum"}, "pooling 'sum' is unknown; have: cls, mean, max, lasttoken"),
         ({"max_length": 41}, "max_length is 41; this model takes 3 to 40 tokens"),
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"dtype": "int4"}, "int4"),
@@ -382,8 +388,8 @@ def test_a_model_that_does_more_than_pool_is_refused(checkpoint, tmp_path) -> No
         Embedder(tmp_path)
     (tmp_path / "modules.json").write_text(json.dumps(modules[:2]))
     (tmp_path / "Pooling").mkdir()
-    (tmp_path / "Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "lasttoken"}))
-    with pytest.raises(ValueError, match="pools by 'lasttoken'; choose pooling='cls' or 'mean' or 'max'"):
+    (tmp_path / "Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "weightedmean"}))
+    with pytest.raises(ValueError, match="pools by 'weightedmean'; choose pooling='cls' or 'mean' or 'max'"):
         Embedder(tmp_path)
     assert Embedder(tmp_path, pooling="max").pooling == "max"
 

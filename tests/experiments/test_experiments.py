@@ -497,8 +497,8 @@ def test_similarity_pools_as_the_checkpoint_says(world, tmp_path):
         np.testing.assert_allclose(outputs[:, 0], wanted, atol=1e-5)
         found[pooling] = outputs.tolist(), experiment.key(Cell("random"))
     assert len({str(outputs) for outputs, _ in found.values()}) == len({key for _, key in found.values()}) == 3
-    (folder / "1" / "config.json").write_text(json.dumps({"pooling_mode": "lasttoken"}))
-    with pytest.raises(ValueError, match="pools by 'lasttoken'; similarity has cls, mean, max"):
+    (folder / "1" / "config.json").write_text(json.dumps({"pooling_mode": "weightedmean"}))
+    with pytest.raises(ValueError, match="pools by 'weightedmean'; similarity has cls, mean, max"):
         TASKS["similarity"].of_checkpoint(str(folder))
 
 
