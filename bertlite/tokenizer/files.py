@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BERT_ROLES = {f"{name.lower()}_token": f"[{name}]" for name in ("UNK", "SEP", "PAD", "CLS", "MASK")}
+ROBERTA_ROLES = {
+    "cls_token": "<s>",
+    "sep_token": "</s>",
+    **{f"{name}_token": f"<{name}>" for name in ("unk", "pad", "mask")},
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+}
 ROLES = ("bos_token", "eos_token", *BERT_ROLES)
 EXTRA = ("additional_special_tokens", "extra_special_tokens")  # the second is the name in transformers 5
 SETTINGS = ("padding_side", "truncation_side", "clean_up_tokenization_spaces")  # of any tokenizer
@@ -29,6 +36,7 @@ NORMALIZER = {  # key of that normalizer in tokenizer.json: argument of BertToke
 }
 ARGUMENTS = (*ROLES, *SETTINGS, "model_max_length", "added_tokens")  # of a tokenizer of other parts
 BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")  # each makes its parts from a vocabulary
+ROBERTA_CLASSES = ("RobertaTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer", "MPNetTokenizer")
 # These work in Python, beyond what a tokenizer.json can hold.
 PYTHON_CLASSES = ("BertJapaneseTokenizer", "BertweetTokenizer", "PhobertTokenizer", "TapasTokenizer")
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")  # of an added token
@@ -97,7 +105,9 @@ def read_arguments(
         return {**read, **stated}, config, None
     with explained_errors((), f"{found} is not a tokenizer.json that this version of tokenizers reads"):
         backend = Tokenizer.from_file(str(found))
-    named = {role: token for role, token in BERT_ROLES.items() if is_bert and backend.token_to_id(token) is not None}
+    unnamed = not config.get("tokenizer_class") and backend.token_to_id("[CLS]") is None
+    roles = ROBERTA_ROLES if unnamed or kind in ROBERTA_CLASSES else BERT_ROLES if is_bert else {}
+    named = {role: token for role, token in roles.items() if backend.token_to_id(token) is not None}
     arguments = {**named, **read, **stated}
     return {name: arguments[name] for name in ARGUMENTS if name in arguments}, config, backend
 

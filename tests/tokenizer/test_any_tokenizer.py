@@ -178,3 +178,14 @@ def test_a_file_without_a_template_or_pad_token_is_read_as_it_is(tmp_path) -> No
     )
     with pytest.raises(ValueError, match=r"is for a XYTokenizer, and tokenizer.json does not hold all of it"):
         BertTokenizer.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [None, "RobertaTokenizer", "XLMRobertaTokenizerFast"])
+def test_roles_that_no_file_names_are_robertas(kind: str | None, tmp_path: Path) -> None:
+    vocab = {token: i for i, token in enumerate(("<s>", "<pad>", "</s>", "<unk>", "a", "<mask>"))}
+    tokenizers.Tokenizer(models.BPE(vocab, [])).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind} if kind else {}))
+    found = BertTokenizer.from_pretrained(tmp_path)
+    roles = (found.cls_token, found.sep_token, found.pad_token, found.unk_token, found.mask_token)
+    assert roles == ("<s>", "</s>", "<pad>", "<unk>", "<mask>")
+    assert found.pad_token_id == 1
