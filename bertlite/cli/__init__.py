@@ -13,12 +13,12 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from bertlite import __version__
-from bertlite.cli import attention, bench, completion, embed, evaluate, export, inspect, parity, prune
+from bertlite.cli import attention, bench, completion, convert, embed, evaluate, export, inspect, parity, prune
 from bertlite.cli.parts import FOLDER, PATHS, RECORD, Parser
 from bertlite.cli.spelling import check_spelling, describe_extra, leaf
 from bertlite.extras import install_hint
 
-COMMANDS = (inspect, attention, parity, prune, evaluate, embed, export, bench)
+COMMANDS = (inspect, attention, parity, prune, evaluate, embed, convert, export, bench)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

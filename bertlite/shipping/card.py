@@ -10,7 +10,7 @@ from typing import Any
 
 from bertlite.checkpoint.files import Folder, Source, locate
 from bertlite.checkpoint.remote import AUTO_CLASSES
-from bertlite.config import BertConfig, kept_heads, kept_neurons
+from bertlite.config import BertConfig, differs_from_bert, kept_heads, kept_neurons
 from bertlite.extras import install_hint
 
 CARD = "README.md"
@@ -26,6 +26,9 @@ PIPELINES = {  # the hub's name of the task of a class
     "BertForQuestionAnswering": "question-answering",
     "BertForMultipleChoice": "multiple-choice",
 }
+OTHER_BERT = "transformers' own BERT would compute something else, and refuses this model."
+LEFT_PADDING = """, with padding on the right: its BERT gives the tokens of left-padded rows other positions than this
+model was trained with."""
 CARRIED = ("license", "license_name", "license_link", "language")  # from the card of the source
 
 
@@ -124,6 +127,11 @@ def is_pruned(config: BertConfig) -> bool:
     return bool(config.pruned_heads or config.pruned_neurons)
 
 
+def needs_code(config: BertConfig) -> bool:
+    """Return whether transformers needs bertlite's code for a model: its own BERT would compute something else."""
+    return is_pruned(config) or differs_from_bert(config)
+
+
 def make_card(config: BertConfig, facts: Facts) -> str:
     """Return the text of README.md: YAML that the hub reads, then what the model is and how to load it."""
     return f"---\n{front_matter(config, facts)}\n---\n\n" + "\n".join(body(config, facts)) + "\n"
@@ -138,7 +146,7 @@ def front_matter(config: BertConfig, facts: Facts) -> str:
     tags = ["bert", "bertlite", *pruned, *([stock] if facts.sentences else [])]
     pipeline = "sentence-similarity" if facts.sentences else PIPELINES.get(facts.cls)
     data = ModelCardData(
-        library_name="bertlite" if is_pruned(config) else stock, pipeline_tag=pipeline, tags=tags, **facts.origin
+        library_name="bertlite" if needs_code(config) else stock, pipeline_tag=pipeline, tags=tags, **facts.origin
     )
     return data.to_yaml()
 
@@ -187,18 +195,19 @@ def layer_table(config: BertConfig, picture: str) -> Iterator[str]:
 
 def loading(config: BertConfig, facts: Facts) -> Iterator[str]:
     """Yield how to load the model."""
-    pruned = is_pruned(config)
-    trust = ", trust_remote_code=True" if pruned else ""
+    code = needs_code(config)
+    trust = ", trust_remote_code=True" if code else ""
     auto = next((auto for auto, name in AUTO_CLASSES.items() if name == facts.cls), "AutoModel")
     yield from ("", "## How to load it", "", "With bertlite:", "", "```python", f"from bertlite import {facts.cls}")
     yield from ("", 'folder = "."  # or the name of this repository on the hub')
     yield from (f"model = {facts.cls}.from_pretrained(folder)", "```", "")
-    if pruned:
-        yield "transformers 5 has no pruned BERT of its own.  Install bertlite:"
+    if code:
+        other = "transformers 5 has no pruned BERT of its own."
+        yield f"{other if is_pruned(config) else OTHER_BERT}  Install bertlite:"
         yield from ("", f"    {install_hint('hf', elsewhere=True)}", "")
         yield "Then it loads this model if it is told to trust the code here, which only imports bertlite:"
     else:
-        yield "With transformers:"
+        yield "With transformers" + (LEFT_PADDING if config.positions_skip_padding else ":")
     yield from ("", "```python", f"from transformers import AutoTokenizer, {auto}", "")
     yield "tokenizer = AutoTokenizer.from_pretrained(folder)"
     yield from (f"model = {auto}.from_pretrained(folder{trust})", "```")

@@ -26,6 +26,7 @@ from bertlite.shipping.card import (
     is_hub_id,
     is_pruned,
     make_card,
+    needs_code,
     read_origin,
 )
 from bertlite.shipping.carried import carry_modules, carry_tokenizer
@@ -54,8 +55,9 @@ def write_model(
     """Write a model with all files needed to run it, in one step, and return the folder.
 
     It holds config.json with the names of the labels, the weights, the tokenizer without truncation or padding,
-    sentence-transformers' modules if the source has them and the model has no head, for a pruned model the code by
-    which transformers loads it, the card README.md, report.json and, if matplotlib is installed, layers.png.
+    sentence-transformers' modules if the source has them and the model has no head, the card README.md, report.json
+    and, if matplotlib is installed, layers.png.  A pruned model, or another that is no BERT to transformers, gets the
+    code by which transformers loads it.
     Other files that the folder holds are kept.
 
     Args:
@@ -93,7 +95,7 @@ def write_model(
         write_sorted_json(new / "config.json", saved)
         carry_tokenizer(source, new, config)
         sentences = cls == "BertModel" and carry_modules(source, new)
-        if is_pruned(config):
+        if needs_code(config):
             export_remote_code(new)
         picture = PICTURE if is_pruned(left) and can_draw() else ""
         if picture:

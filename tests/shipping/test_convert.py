@@ -1,0 +1,94 @@
+"""`bertlite convert` writes a checkpoint of another family as a BERT's, and says how far it is from transformers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from worlds import WORDS, add_pooling
+
+from bertlite import BertModel, BertTokenizer
+from bertlite.cli import main
+from bertlite.shipping import convert as module
+from bertlite.shipping.convert import convert
+
+transformers = pytest.importorskip("transformers")
+
+SIZES = {"vocab_size": len(WORDS), "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3}
+COUNTED = {**SIZES, "intermediate_size": 37, "max_position_embeddings": 42}
+DISTIL = {"vocab_size": len(WORDS), "dim": 48, "n_layers": 2, "n_heads": 3, "hidden_dim": 37}
+
+
+def save(folder: Path, name: str, **sizes: Any) -> Path:
+    """Save a random model of transformers, with a tokenizer."""
+    torch.manual_seed(0)
+    cls = getattr(transformers, name)
+    cls(cls.config_class(**sizes)).save_pretrained(folder)
+    BertTokenizer(WORDS, model_max_length=40).save_pretrained(folder)
+    return folder
+
+
+def test_what_transformers_computes_alike_it_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = save(tmp_path / "source", "RobertaForMaskedLM", **COUNTED), tmp_path / "out"
+    assert main(["convert", str(source), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert f"{out}: BertForMaskedLM, from a 'roberta' checkpoint" in printed
+    assert "largest difference from transformers' roberta: " in printed
+    assert "largest difference from transformers' BERT that loads the result: " in printed
+    config = json.loads((out / "config.json").read_text())
+    assert (config["model_type"], config["max_position_embeddings"]) == ("bert", 40)
+    assert "auto_map" not in config
+    assert "With transformers, with padding on the right" in (out / "README.md").read_text()
+    assert (
+        BertTokenizer.from_pretrained(out)("a b").input_ids == BertTokenizer.from_pretrained(source)("a b").input_ids
+    )
+    ids = torch.randint(5, len(WORDS), (2, 9))
+    stock = transformers.AutoModelForMaskedLM.from_pretrained(out).eval()
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(source).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(stock(ids).logits, theirs(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("DistilBertForSequenceClassification", DISTIL), ("MPNetModel", COUNTED)], ids=str
+)
+def test_what_it_would_compute_otherwise_brings_its_code(name: str, sizes: dict[str, Any], tmp_path: Path) -> None:
+    source, out = save(tmp_path / "source", name, **sizes), tmp_path / "out"
+    found = convert(source, out)
+    assert list(found["differences"]) == [f"transformers' {found['model_type']}"]
+    assert max(found["differences"].values()) < 1e-12
+    assert "refuses it" in found["notes"][0]
+    assert json.loads((out / "config.json").read_text())["auto_map"]
+    assert "transformers' own BERT would compute something else" in (out / "README.md").read_text()
+    with pytest.raises(KeyError, match="bertlite:gelu"):
+        getattr(transformers, found["class"]).from_pretrained(out)
+
+
+def test_pooling_is_carried_and_a_pooler_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    source = add_pooling(save(tmp_path / "source", "XLMRobertaForMaskedLM", **COUNTED))
+    found = convert(source, tmp_path / "out")
+    assert found["class"] == "BertModel"
+    assert (tmp_path / "out" / "1_Pooling" / "config.json").is_file()
+    names = BertModel.from_pretrained(tmp_path / "out", add_pooling_layer=False).state_dict()
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() == names.keys()
+
+
+@pytest.mark.parametrize("name", ["ElectraForQuestionAnswering", "RobertaForMultipleChoice"])
+def test_other_heads_are_compared(name: str, tmp_path: Path) -> None:
+    sizes = COUNTED if name.startswith("Roberta") else {**COUNTED, "embedding_size": 24}
+    found = convert(save(tmp_path / "source", name, **sizes), tmp_path / "out")
+    assert max(found["differences"].values()) < 1e-12
+
+
+def test_what_differs_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = save(tmp_path / "source", "RobertaModel", **COUNTED), tmp_path / "out"
+    with pytest.raises(FileExistsError, match="the checkpoint's own folder"):
+        convert(source, source)
+    monkeypatch.setattr(module, "ALLOWED", -1.0)
+    assert main(["convert", str(source), "--out", str(out)]) == 2
+    assert "differ by" in capsys.readouterr().err
+    assert not out.exists()
