@@ -196,6 +196,13 @@ class BertBody(Body, Generic[Out]):
         elif mask is not None and mask.dim() == 2 and self.may_pack(inputs, mask, cache is not None):
             real = read_rows(x, mask)
             found = Packed.of_mask(real) if bool(real[:, 0].all()) else None
+        if found is not None and self.config.position_embedding_type != "absolute" and not found.is_contiguous:
+            if packs(name):
+                raise ValueError(
+                    "padding between the tokens of a sequence shifts relative positions, and packed it is gone;"
+                    " use attn_implementation='sdpa' or 'eager'"
+                )
+            found = None
         if found is None:
             past = 0 if cache is None else cache.length
             return Padded(x.shape[0], x.shape[1], past + x.shape[1], x.device)
@@ -217,13 +224,8 @@ class BertBody(Body, Generic[Out]):
         name = self.attention_name()
         if name in ("auto", "sdpa") and self.encoder.leaves_padding_out and not inputs.output_attentions:
             return True
-        if (
-            name != "auto"
-            or not inputs.first_token_only
-            or cached
-            or self.config.is_decoder
-            or self.embeddings.training
-        ):
+        seen = not inputs.first_token_only or cached or self.config.is_decoder or self.embeddings.training
+        if name != "auto" or seen:
             return False
         return self.may_skip_padding() and packing_pays(inputs.tokens, mask) and not has_hooks_within(self)
 

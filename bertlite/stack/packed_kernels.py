@@ -25,11 +25,6 @@ def attend_packed(
     if not q.shape[0]:
         return torch.cat([q, k, v]), None  # of no tokens, with the gradients of all three
     score_bias = None if module.position_embedding_type == "absolute" else module.score_bias
-    if score_bias is not None and not packing.is_contiguous:
-        raise ValueError(
-            "padding between the tokens of a sequence shifts relative positions, and packed it is gone;"
-            " use attn_implementation='sdpa' or 'eager'"
-        )
     dropout = module.dropout.p if module.training else 0.0
     return inputs.backend.kernel(q, k, v, packing, score_bias, dropout, inputs.first_only), None
 

@@ -106,7 +106,10 @@ struct LayerWeights {
                 attention_norm_bias.data(),
                 output_norm_weight.data(),
                 output_norm_bias.data(),
-                head_count};
+                head_count,
+                {},
+                0,
+                nullptr};
     }
 };
 
@@ -152,6 +155,7 @@ struct Case {
         batch.size = sizeof(Batch);
         model.activation = draw(random, 0, 7);
         model.epsilon = 1e-12;
+        model.score_scale = 1 / std::sqrt(double(H));
         description = "dtype " + std::to_string(dtype) + ", H " + std::to_string(H) + ", N " + std::to_string(N) +
                       ", activation " + std::to_string(model.activation) + ", layers (heads, neurons)";
         for (long layer = 0; layer < L; layer++) {

@@ -31,7 +31,7 @@ def test_its_error_is_no_larger_than_the_models_own(any_model, batch, dtype):
     skip_without(dtype)
     truth = full(any_model, batch)
     theirs = full(copy.deepcopy(any_model).to(dtype), batch)
-    ours = full(optimize_for_inference(any_model, dtype), batch)
+    ours = full(optimize_for_inference(any_model, dtype, "onednn"), batch)
     assert type(ours) is type(theirs)
     for name in ("last_hidden_state", "pooler_output"):
         assert ours[name].dtype == dtype
@@ -87,20 +87,20 @@ def test_a_torch_whose_matmuls_take_unsigned_integers_alone_is_refused(model, mo
     with pytest.raises(
         RuntimeError, match=r"has no .*matmul of signed 8-bit integers, which backend 'onednn' needs for"
     ):
-        optimize_for_inference(model.float(), torch.int8)
-    optimize_for_inference(model.float(), torch.float32)
+        optimize_for_inference(model.float(), torch.int8, "onednn")
+    optimize_for_inference(model.float(), torch.float32, "onednn")
 
 
 @onednn
 @pytest.mark.parametrize("slowness", [1.0, 500.0])
-def test_auto_takes_no_8_bit_matmuls_that_torch_has_no_kernel_for(slowness, model, monkeypatch):
+def test_auto_takes_no_8_bit_matmuls_that_torch_has_no_kernel_for(slowness, monkeypatch):
     skip_without(torch.int8)
     conversion.warn_once.cache_clear()
     monkeypatch.setattr(optimize, "slowness_of_int8", lambda: slowness)
     with (
         nullcontext() if slowness == 1 else pytest.warns(RuntimeWarning, match="faster than backend 'onednn' on this")
     ):
-        quick = optimize_for_inference(model.float(), torch.int8)
+        quick = optimize_for_inference(BertModel(BertConfig(**SIZES, hidden_act="mish")), torch.int8)
     wanted = ("onednn", torch.int8) if slowness == 1 else ("plain", torch.float32)
     assert (quick.backend, quick.compute_dtype) == wanted
     with pytest.raises(TypeError, match="was made by optimize_for_inference, and its layers can only run"):
@@ -120,7 +120,7 @@ def test_requests_that_cannot_be_met(model, monkeypatch):
         optimize_for_inference(nn.Linear(2, 2))
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match=r"torch .* has no reorder_linear_weight, .*another dtype"):
-        optimize_for_inference(model, torch.float32)
+        optimize_for_inference(model, torch.float32, "onednn")
 
 
 def test_a_wrapped_matrix_is_refused(model):

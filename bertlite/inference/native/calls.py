@@ -1,7 +1,7 @@
 """The C functions of the kernels, and their structs as ctypes sees them: field by field those of kernels/encoder.h."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, c_double, c_long, c_void_p
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ ACTIVATIONS = {  # by transformers' names, as `enum class Activation` of kernels
     "sigmoid": 7,
 }
 MESSAGE_SIZE = 512
-OUT_OF_MEMORY = 2  # a return value of kernels/native.cpp
+OUT_OF_MEMORY, LEFT_TO_PYTHON = 2, 3  # return values of kernels/native.cpp
 
 
 class Matrix(Structure):
@@ -46,6 +46,19 @@ class Sized(Structure):
         super().__init__(ctypes.sizeof(self), *values, **named)
 
 
+class Linear(Sized):
+    _fields_ = (("matrix", Matrix), ("activation", c_long))
+
+
+class Ids(Sized):
+    _fields_ = (
+        *((name, c_void_p) for name in ("ids", "segments", "positions", "mask", "ends")),
+        *((name, c_long) for name in ("rows", "length", "takes_padding", "skips_padding", "padding", "keeps_order")),
+        *((name, c_void_p) for name in ("words", "segment_table", "position_table", "norm_weight", "norm_bias")),
+        *((name, c_long) for name in ("word_count", "segment_count", "position_count")),
+    )
+
+
 class Layer(Sized):
     _fields_ = (
         ("qkv", Matrix),
@@ -57,6 +70,9 @@ class Layer(Sized):
         ("output_norm_weight", c_void_p),
         ("output_norm_bias", c_void_p),
         ("head_count", c_long),
+        ("distances", Matrix),
+        ("distances_of_keys", c_long),
+        ("distance_bias", c_void_p),
     )
 
 
@@ -68,6 +84,7 @@ class Model(Sized):
         ("head_size", c_long),
         ("activation", c_long),
         ("epsilon", c_double),
+        ("score_scale", c_double),
     )
 
 
@@ -88,6 +105,9 @@ class Batch(Sized):
         ("gates_each_token", c_long),
         ("probabilities", c_void_p),
         ("first_only", c_long),
+        ("ids", POINTER(Ids)),
+        ("pooler", POINTER(Linear)),
+        ("pooled", c_void_p),
     )
 
 
@@ -97,28 +117,39 @@ class Kernels:
     def __init__(self, path: str) -> None:
         self.path = path
         library = ctypes.CDLL(path)
-        self._run, self._pack = library.bertlite_run, library.bertlite_pack
-        self._run.argtypes = [c_long, POINTER(Model), POINTER(Batch), c_long, ctypes.c_char_p, c_long]
-        self._pack.argtypes = [c_long, c_void_p, c_long, c_long, *(c_void_p,) * 3, c_long, ctypes.c_char_p, c_long]
-        self._run.restype = self._pack.restype = c_long
+        self._run, self._pack, self._linear = library.bertlite_run, library.bertlite_pack, library.bertlite_linear
+        message = (ctypes.c_char_p, c_long)
+        self._run.argtypes = [c_long, POINTER(Model), POINTER(Batch), c_long, *message]
+        self._pack.argtypes = [c_long, c_void_p, c_long, c_long, *(c_void_p,) * 3, c_long, *message]
+        self._linear.argtypes = [c_long, POINTER(Linear), c_void_p, c_long, c_void_p, c_long, *message]
+        self._run.restype = self._pack.restype = self._linear.restype = c_long
 
-    def run(self, numbers: str, model: Model, batch: Batch, threads: int) -> None:
-        """Run the layers on a batch; other Python threads run meanwhile."""
-        message = ctypes.create_string_buffer(MESSAGE_SIZE)
-        failed = self._run(NUMBERS[numbers], model, batch, threads, message, MESSAGE_SIZE)
-        self.raise_failure(failed, message.value)
+    def run(self, numbers: str, model: Model, batch: Batch, threads: int) -> bool:
+        """Run the layers on a batch; other Python threads run meanwhile.  False is a batch that is left to Python."""
+        return self.call(self._run, NUMBERS[numbers], model, batch, threads)
+
+    def linear(self, numbers: str, linear: Linear, x: int, rows: int, out: int, threads: int) -> None:
+        """Run a linear layer on rows of floats or bfloat16; x and out are addresses."""
+        self.call(self._linear, NUMBERS[numbers], linear, x, rows, out, threads)
 
     def pack(
         self, numbers: str, weight: int, shape: tuple[int, int], words: int, scales: int, sums: int, threads: int
     ) -> None:
         """Pack a weight of floats; pointers are addresses."""
-        message = ctypes.create_string_buffer(MESSAGE_SIZE)
-        failed = self._pack(NUMBERS[numbers], weight, *shape, words, scales, sums, threads, message, MESSAGE_SIZE)
-        self.raise_failure(failed, message.value)
+        self.call(self._pack, NUMBERS[numbers], weight, *shape, words, scales, sums, threads)
 
     @staticmethod
-    def raise_failure(failed: int, message: bytes) -> None:
+    def call(function: Callable[..., int], *arguments: object) -> bool:
+        """Call a function; return whether it did what it is for.
+
+        Raises:
+            MemoryError: there is too little memory.
+            RuntimeError: the arguments do not fit this library.
+        """
+        message = ctypes.create_string_buffer(MESSAGE_SIZE)
+        failed = function(*arguments, message, MESSAGE_SIZE)
         if failed == OUT_OF_MEMORY:
             raise MemoryError("the native kernels found no memory for this batch: use a smaller one")
-        if failed:
-            raise RuntimeError(f"native kernels: {message.decode(errors='replace')}")
+        if failed not in (0, LEFT_TO_PYTHON):
+            raise RuntimeError(f"native kernels: {message.value.decode(errors='replace')}")
+        return not failed

@@ -8,13 +8,13 @@ import torch
 
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference.fusion import copy_sharing_matrices, fix_linears, make_linear
-from bertlite.inference.linear import FixedLinear, PackedLinear
 from bertlite.inference.native.calls import Kernels
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.library import NativeKernelsError, load_kernels
+from bertlite.inference.native.linear import NativeLinear
+from bertlite.inference.native.model import take_forward_
 from bertlite.inference.native.support import missing_for_native
 from bertlite.inference.native.weights import NativeWeights
-from bertlite.inference.support import missing_for_onednn
 from bertlite.model import BertPreTrainedModel
 
 
@@ -54,11 +54,8 @@ def warn_once(message: str) -> None:
 def native_copy(model: BertPreTrainedModel, dtype: torch.dtype, kernels: Kernels) -> BertPreTrainedModel:
     """Return a copy of the model whose layers are run by the native kernels; the rest is in a float dtype."""
     copied = copy_sharing_matrices(model)
-    body = copied.base_model
-    body.encoder = NativeEncoder(
-        NativeWeights.of(list(copied._layers()), body.config, dtype_name(dtype), kernels), kernels
-    )
-    return with_fixed_linears(copied, torch.float32 if dtype == torch.int8 else dtype)
+    weights = NativeWeights.of(list(copied._layers()), copied.config, dtype_name(dtype), kernels)
+    return run_natively_(copied, weights, kernels)
 
 
 def plain_copy(model: BertPreTrainedModel, dtype: torch.dtype) -> BertPreTrainedModel:
@@ -68,8 +65,11 @@ def plain_copy(model: BertPreTrainedModel, dtype: torch.dtype) -> BertPreTrained
     return copied
 
 
-def with_fixed_linears(model: BertPreTrainedModel, floats: torch.dtype) -> BertPreTrainedModel:
-    """Fix the linear layers of the pooler and the head, and convert the rest to a float dtype."""
-    kind = FixedLinear if missing_for_onednn(floats) else PackedLinear
-    fix_linears(model, partial(make_linear, kind, floats))
+def run_natively_(model: BertPreTrainedModel, weights: NativeWeights, kernels: Kernels) -> BertPreTrainedModel:
+    """Replace the encoder of a model, its linear layers and what else the kernels can run."""
+    numbers = weights.shape.numbers
+    floats = torch.float32 if numbers == "int8" else getattr(torch, numbers)
+    model.base_model.encoder = NativeEncoder(weights, kernels)
+    fix_linears(model, partial(make_linear, partial(NativeLinear, kernels=kernels), floats))
+    take_forward_(model, kernels)
     return model.to(floats).requires_grad_(False)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from bertlite.inference.linear import TensorBytes
 from bertlite.inference.native.calls import Batch, Kernels
-from bertlite.inference.native.library import load_kernels
 from bertlite.inference.native.weights import NativeWeights, Shape
 from bertlite.stack.layer_inputs import LayerInputs
 from bertlite.stack.masks import Mask, values_readable
@@ -33,21 +32,14 @@ class NativeEncoder(BertEncoder):
 
     def __getstate__(self) -> dict[str, object]:
         state = super().__getstate__()  # type: ignore[no-untyped-call]
-        return {**state, "weights": (self.weights.shape, TensorBytes.of(self.weights.data)), "kernels": None}
+        return {**state, "weights": (self.weights.shape, TensorBytes.of(self.weights.data))}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         shape, data = cast(tuple[Shape, TensorBytes], state["weights"])
-        own = {"weights": NativeWeights(shape, data.tensor()), "kernels": load_kernels()}
-        super().__setstate__({**state, **own})  # type: ignore[no-untyped-call]
+        super().__setstate__({**state, "weights": NativeWeights(shape, data.tensor())})  # type: ignore[no-untyped-call]
 
     def forward(self, hidden_states: Tensor, inputs: LayerInputs) -> tuple[Tensor, list[Tensor] | None]:
         """Run the layers; arguments and results are those of BertEncoder."""
-        # torch.compile leaves the kernels to Python: they work on memory, which a graph does not have.  As a decorator
-        # `disable` would load the compiler with bertlite.
-        run = torch.compiler.disable(self.run) if torch.compiler.is_compiling() else self.run
-        return run(hidden_states, inputs)
-
-    def run(self, hidden_states: Tensor, inputs: LayerInputs) -> tuple[Tensor, list[Tensor] | None]:
         if not values_readable(hidden_states):
             raise RuntimeError("native kernels cannot be traced, exported or mapped; use the model that was optimised")
         layers, x, first = self.weights.shape.layers, hidden_states.contiguous(), inputs.first_only
@@ -79,10 +71,14 @@ class NativeEncoder(BertEncoder):
             pointers = addresses(weights)
             batch.probabilities = ctypes.addressof(pointers)
             held.append(pointers)
-        self.kernels.run(self.weights.shape.numbers, self.weights.model, batch, torch.get_num_threads())
+        self.run_batch(batch)
         for i, weight in enumerate(weights):
             inputs.at(i).keep_weights(weight.to(x.dtype))
         return out, None if states is None else list(states)
+
+    def run_batch(self, batch: Batch) -> bool:
+        """Run the layers on a batch; False if it is left to Python."""
+        return self.kernels.run(self.weights.shape.numbers, self.weights.model, batch, torch.get_num_threads())
 
 
 def sequence_lengths(x: Tensor, inputs: LayerInputs) -> list[int]:

@@ -3,6 +3,7 @@
 Of the sets of instructions that a processor has, the best is taken whose kernels load and pass a self-test.
 """
 
+import copyreg
 import fcntl
 import hashlib
 import os
@@ -172,6 +173,9 @@ def best_kernels(settings: tuple[str, ...]) -> Kernels:
             warnings.warn(f"the native kernels are for {wanted.name}, not {best}: {failures[0]}", RuntimeWarning, 2)
         return kernels
     raise next((each for each in failures if isinstance(each, CompilationError)), failures[0])
+
+
+copyreg.pickle(Kernels, lambda _: (load_kernels, ()))  # they are compiled for one machine
 
 
 def compiler_settings() -> tuple[str, ...]:

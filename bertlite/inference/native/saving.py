@@ -29,12 +29,13 @@ from bertlite.config import BertConfig, set_config
 from bertlite.heads.models import CLASSES
 from bertlite.inference.linear import FixedLinear, TensorBytes
 from bertlite.inference.native.calls import NUMBERS
-from bertlite.inference.native.conversion import with_fixed_linears
+from bertlite.inference.native.conversion import run_natively_
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.library import load_kernels
+from bertlite.inference.native.model import NativeBertModel
 from bertlite.inference.native.support import missing_for_native
 from bertlite.inference.native.weights import NativeWeights, Shape
-from bertlite.model import BertPreTrainedModel
+from bertlite.model import BertModel, BertPreTrainedModel
 
 FORMAT = 2  # of the folder and of the packed weights in it
 FILES = ("config.json", "native.json", "layers.safetensors", "rest.safetensors")
@@ -52,9 +53,10 @@ def save_native(model: BertPreTrainedModel, folder: Path) -> None:
             read with this model's config.
         OSError: the folder cannot be written.
     """
-    name = type(model).__name__
-    if CLASSES.get(name) is not type(model):
-        raise TypeError(f"{type(model).__module__}.{name} cannot be saved optimised; have: {', '.join(CLASSES)}")
+    kind = BertModel if type(model) is NativeBertModel else type(model)
+    name = kind.__name__
+    if CLASSES.get(name) is not kind:
+        raise TypeError(f"{kind.__module__}.{name} cannot be saved optimised; have: {', '.join(CLASSES)}")
     others = [file for file in WEIGHT_FILES if not SUPERSEDED.fullmatch(file) and (folder / file).exists()]
     if others:
         raise ValueError(f"{folder} holds a checkpoint, {others[0]}: save the optimised model to a folder of its own")
@@ -119,14 +121,12 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, str]:
     except TypeError as error:
         raise ValueError(f"{folder / 'native.json'}: options are {about['options']!r}: {error}") from None
     assign_tensors_(model, read_rest(folder / "rest.safetensors", model, floats))
-    model = with_fixed_linears(model, floats)
     set_config(model, config)
     unsupported = missing_for_native(model, getattr(torch, numbers))
     if unsupported is not None:
         raise ValueError(f"{folder} holds no model that the native kernels run: {unsupported}")
     weights = read_layers(folder / "layers.safetensors", Shape.of(config, numbers))
-    model.base_model.encoder = NativeEncoder(weights, load_kernels())
-    return model, numbers
+    return run_natively_(model, weights, load_kernels()), numbers
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -7,27 +7,23 @@ from torch import nn
 
 from bertlite.activations import Activation
 from bertlite.checkpoint.saving import dtype_name
+from bertlite.config import BertConfig
 from bertlite.inference.native.calls import ACTIVATIONS, NUMBERS
 from bertlite.inference.native.library import missing_platform
 from bertlite.inference.support import kind_of, own_code
 from bertlite.model import BertPreTrainedModel
-from bertlite.stack.modules import BertEncoder, BertLayer
-
-LANES = 16  # of kernels/vectors.h, of the widest
+from bertlite.stack.modules import DISTANCE_BUCKETS, BertEncoder, BertLayer, BertSelfAttention
 
 
 def missing_for_native(model: BertPreTrainedModel, dtype: torch.dtype) -> str | None:
     """Return the reason why the native kernels cannot run a model in a dtype; None if they can."""
     config = model.config
-    head_size = config.hidden_size // config.num_attention_heads
     devices = {parameter.device.type: parameter.device for parameter in model.parameters()}
     devices.pop("cpu", None)
     faults = {
         f"they compute in {', '.join(NUMBERS)}, not in {dtype_name(dtype)}": dtype_name(dtype) not in NUMBERS,
         f"they are for the CPU, and the model is on {', '.join(map(str, devices.values()))}": bool(devices),
         "they run encoders, and this model is a decoder": bool(config.is_decoder or config.add_cross_attention),
-        f"they have no {config.position_embedding_type} positions": config.position_embedding_type != "absolute",
-        f"head dims must be multiples of {LANES}, and this model's is {head_size}": bool(head_size % LANES),
         f"they have no activation {config.hidden_act!r}; have: {', '.join(ACTIVATIONS)}": config.hidden_act
         not in ACTIVATIONS,
     }
@@ -44,23 +40,36 @@ def differences(model: BertPreTrainedModel) -> Iterator[str]:
         yield f"encoder is a {kind_of(encoder)}, not a plain BertEncoder"
     if change := own_code(encoder):
         yield f"encoder has {change}"
-    head_size = model.config.hidden_size // model.config.num_attention_heads
+    config = model.config
+    wanted = (config.hidden_size // config.num_attention_heads, config.position_embedding_type)
     for i, layer in enumerate(model._layers()):
         own = layer.attention.self
-        if (own.attention_head_size, own.position_embedding_type) != (head_size, "absolute"):
+        if (own.attention_head_size, own.position_embedding_type) != wanted:
             yield f"encoder.layer.{i}.attention.self has {own.position_embedding_type} positions or another head dim"
+        elif config.position_embedding_type != "absolute":
+            found, shape = tuple(own.distance_embedding.weight.shape), distances_shape(own, config)
+            if found != shape:
+                yield f"encoder.layer.{i}.attention.self.distance_embedding has a weight of {found}, not of {shape}"
         norms = {"attention.output": layer.attention.output.LayerNorm, "output": layer.output.LayerNorm}
         for name, norm in norms.items():
             fault = norm_fault(norm, model.config.hidden_size, model.config.layer_norm_eps)
             if fault is not None:
                 yield f"encoder.layer.{i}.{name}.LayerNorm {fault}"
-        act, wanted = layer.intermediate.intermediate_act_fn, model.config.hidden_act
-        if type(act) is not Activation or act.name != wanted:
-            yield f"encoder.layer.{i}.intermediate.intermediate_act_fn is {act!r}, and the config has {wanted!r}"
+        act = layer.intermediate.intermediate_act_fn
+        if type(act) is not Activation or act.name != config.hidden_act:
+            place = f"encoder.layer.{i}.intermediate.intermediate_act_fn"
+            yield f"{place} is {act!r}, and the config has {config.hidden_act!r}"
         for name, shape in matrix_shapes(layer, model.config.hidden_size).items():
             found = tuple(layer.get_parameter(f"{name}.weight").shape)
             if found != shape:
                 yield f"encoder.layer.{i}.{name} has a weight of {found}, not of {shape}"
+
+
+def distances_shape(attention: BertSelfAttention, config: BertConfig) -> tuple[int, int]:
+    """Return the shape of a table of distances, by head or of vectors."""
+    if config.position_embedding_type == "bucketed":
+        return DISTANCE_BUCKETS, attention.num_attention_heads
+    return 2 * config.max_position_embeddings - 1, attention.attention_head_size
 
 
 def norm_fault(norm: nn.Module, hidden_size: int, eps: float) -> str | None:

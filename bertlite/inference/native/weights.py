@@ -1,6 +1,8 @@
 """The weights of all layers, packed for the kernels: one tensor of bytes, and the offset of each weight.
 
-Shapes:  D hidden · N heads · H head dim · I neurons
+A head is padded with zeros to whole vectors.
+
+Shapes:  D hidden · N heads · H head dim, padded · I neurons · P positions
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,14 +10,16 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
-from bertlite.config import ConfigLike, kept_heads, pruned_neurons
+from bertlite.config import RELATIVE, ConfigLike, kept_heads, pruned_neurons
 from bertlite.inference.linear import ask_for_huge_pages
 from bertlite.inference.native.calls import ACTIVATIONS, Kernels, Layer, Matrix, Model
-from bertlite.stack.modules import BertLayer
+from bertlite.stack.modules import BertLayer, distance_buckets
 
 ALIGNMENT = 64  # bytes: a cache line
 BLOCK = 64  # outputs in a block, BLOCK of kernels/tiles.h
+LANES = 16  # the longest vector of kernels/vectors.h, in floats
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # of one number of a weight
 MATRICES = ("qkv", "output", "up", "down")
 VECTORS = ("attention_norm_weight", "attention_norm_bias", "output_norm_weight", "output_norm_bias")
@@ -39,6 +43,8 @@ class Shape:
     activation: str
     epsilon: float
     layers: tuple[LayerShape, ...]
+    positions: str = "absolute"
+    max_positions: int = 0
 
     @classmethod
     def of(cls, config: ConfigLike, numbers: str) -> "Shape":
@@ -54,33 +60,45 @@ class Shape:
                 LayerShape(len(kept_heads(config, i)), config.intermediate_size - neurons.get(i, 0))
                 for i in range(config.num_hidden_layers)
             ),
+            positions=config.position_embedding_type,
+            max_positions=config.max_position_embeddings,
         )
+
+    @property
+    def padded_head(self) -> int:
+        return round_up(self.head_size, LANES)
 
     def matrix(self, layer: LayerShape, name: str) -> tuple[int, int]:
         """Return (outputs, inputs) of one matrix of a layer."""
-        width, hidden = layer.heads * self.head_size, self.hidden_size
+        width, hidden = layer.heads * self.padded_head, self.hidden_size
         sizes = {
             "qkv": (3 * width, hidden),
             "output": (hidden, width),
             "up": (layer.neurons, hidden),
             "down": (hidden, layer.neurons),
+            "distances": (2 * self.max_positions - 1, self.padded_head if self.positions in RELATIVE else 0),
         }
         return sizes[name]
 
+    def dtype_of(self, name: str) -> str:
+        """Return the dtype of a matrix: attention is bfloat16 where the other matrices are 8-bit integers."""
+        return "bfloat16" if name == "distances" and self.numbers == "int8" else self.numbers
+
     def pieces(self) -> Iterator[tuple[int, str, str, int]]:
         """Yield (layer, matrix or vector, its part, bytes) of everything, in the order of the tensor."""
-        per_word = 4 // BYTES[self.numbers]
         for i, layer in enumerate(self.layers):
-            for name in MATRICES:
+            for name in (*MATRICES, *(["distances"] if self.positions in RELATIVE else [])):
                 outputs, inputs = self.matrix(layer, name)
-                padded = round_up(outputs, BLOCK)
+                padded, per_word = round_up(outputs, BLOCK), 4 // BYTES[self.dtype_of(name)]
                 yield i, name, "words", padded * round_up(inputs, per_word) // per_word * 4
                 yield i, name, "bias", padded * 4
-                if self.numbers == "int8":
+                if self.dtype_of(name) == "int8":
                     yield i, name, "scales", padded * 4
                     yield i, name, "sums", padded * 4
             for name in VECTORS:
                 yield i, name, "", self.hidden_size * 4
+            if self.positions == "bucketed":
+                yield i, "distance_bias", "", layer.heads * (2 * self.max_positions - 1) * 4
 
     def size(self) -> int:
         """Return how many bytes everything takes."""
@@ -120,31 +138,37 @@ class NativeWeights:
 
     def pack_layer(self, i: int, layer: BertLayer, kernels: Kernels) -> None:
         own = layer.attention.self
-        self.pack_matrix(i, "qkv", [own.query, own.key, own.value], kernels)
-        self.pack_matrix(i, "output", [layer.attention.output.dense], kernels)
-        self.pack_matrix(i, "up", [layer.intermediate.dense], kernels)
-        self.pack_matrix(i, "down", [layer.output.dense], kernels)
+        heads = [self.pad_heads(x) for part in (own.query, own.key, own.value) for x in (part.weight, bias_of(part))]
+        self.pack_matrix(i, "qkv", torch.cat(heads[::2]), torch.cat(heads[1::2]), kernels)
+        linears = (layer.attention.output.dense, layer.intermediate.dense, layer.output.dense)
+        for name, part in zip(MATRICES[1:], linears, strict=True):
+            weight = self.pad_heads(part.weight.T).T if name == "output" else part.weight
+            self.pack_matrix(i, name, weight, bias_of(part), kernels)
         norms = (layer.attention.output.LayerNorm, layer.output.LayerNorm)
         vectors = [vector for norm in norms for vector in (norm.weight, norm.bias)]
         for name, vector in zip(VECTORS, vectors, strict=True):
             self.part(i, name).copy_(vector)
+        if self.shape.positions in RELATIVE:
+            weight = pad(own.distance_embedding.weight.flip(0), (0, self.shape.padded_head - self.shape.head_size))
+            self.pack_matrix(i, "distances", weight, weight.new_zeros(len(weight)), kernels)
+        elif self.shape.positions == "bucketed":
+            distances = torch.arange(self.shape.max_positions - 1, -self.shape.max_positions, -1)
+            bias = own.distance_embedding.weight[distance_buckets(distances)].T  # (N, 2 P - 1)
+            self.part(i, "distance_bias").copy_(bias.flatten())
 
-    def pack_matrix(self, i: int, name: str, parts: list[nn.Linear], kernels: Kernels) -> None:
-        weight = torch.cat([part.weight.detach() for part in parts]) if len(parts) > 1 else parts[0].weight.detach()
-        weight = weight.to(torch.float32).contiguous()
-        bias = self.part(i, name, "bias").zero_()
-        start = 0
-        for part in parts:
-            if part.bias is not None:
-                bias[start : start + part.out_features] = part.bias.detach()
-            start += part.out_features
-        words, *others = (
+    def pad_heads(self, x: Tensor) -> Tensor:
+        """Pad each head of (N · head dim, …) with zeros, to (N · H, …)."""
+        size, padded = self.shape.head_size, self.shape.padded_head
+        return pad(x.unflatten(0, (-1, size)), (0, 0) * (x.dim() - 1) + (0, padded - size)).flatten(0, 1)
+
+    def pack_matrix(self, i: int, name: str, weight: Tensor, bias: Tensor, kernels: Kernels) -> None:
+        weight = weight.detach().to(torch.float32).contiguous()
+        self.part(i, name, "bias").zero_()[: len(bias)] = bias.detach()
+        words, scales, sums = (
             self.address(i, name, part) if (i, name, part) in self.at else 0 for part in ("words", "scales", "sums")
         )
-        shape = (weight.shape[0], weight.shape[1])
-        kernels.pack(
-            self.shape.numbers, weight.data_ptr(), shape, words, others[0], others[1], torch.get_num_threads()
-        )
+        shape, threads = (weight.shape[0], weight.shape[1]), torch.get_num_threads()
+        kernels.pack(self.shape.dtype_of(name), weight.data_ptr(), shape, words, scales, sums, threads)
 
     def part(self, i: int, name: str, part: str = "") -> Tensor:
         """Return a view of floats of a layer."""
@@ -156,9 +180,10 @@ class NativeWeights:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all weights as tensors by name, in their dtypes."""
-        kinds = {"words": getattr(torch, self.shape.numbers)}
         return {
-            f"layer {i} {name} {part}".rstrip(): self.data[start : start + count].view(kinds.get(part, torch.float32))
+            f"layer {i} {name} {part}".rstrip(): self.data[start : start + count].view(
+                getattr(torch, self.shape.dtype_of(name)) if part == "words" else torch.float32
+            )
             for (i, name, part), (start, count) in self.at.items()
         }
 
@@ -168,15 +193,20 @@ class NativeWeights:
         layers = (Layer * len(shape.layers))()
         for i, sizes in enumerate(shape.layers):
             fields: dict[str, object] = {name: self.address(i, name) for name in VECTORS}
-            for name in MATRICES:
+            for name in (*MATRICES, "distances"):
                 parts = [part for part in ("words", "bias", "scales", "sums") if (i, name, part) in self.at]
                 outputs, inputs = shape.matrix(sizes, name)
                 found = {part: self.address(i, name, part) for part in parts}
                 fields[name] = Matrix(**found, outputs=outputs, inputs=inputs)
+            fields["distance_bias"] = self.address(i, "distance_bias") if shape.positions == "bucketed" else None
+            fields["distances_of_keys"] = shape.positions == "relative_key_query"
             layers[i] = Layer(**fields, head_count=sizes.heads)
-        return Model(
-            layers, len(layers), shape.hidden_size, shape.head_size, ACTIVATIONS[shape.activation], shape.epsilon
-        )
+        act, scale = ACTIVATIONS[shape.activation], shape.head_size**-0.5
+        return Model(layers, len(layers), shape.hidden_size, shape.padded_head, act, shape.epsilon, scale)
+
+
+def bias_of(part: nn.Linear) -> Tensor:
+    return part.weight.new_zeros(part.out_features) if part.bias is None else part.bias
 
 
 def round_up(n: int, to: int) -> int:

@@ -160,16 +160,6 @@ REFUSED = {
     "torch.float16": (SIZES := {"hidden_size": 80, "num_attention_heads": 5}, torch.float16, "not in float16"),
     "a decoder": ({**SIZES, "is_decoder": True}, torch.float32, "this model is a decoder"),
     "cross-attention": ({**SIZES, "is_decoder": True, "add_cross_attention": True}, torch.float32, "is a decoder"),
-    "relative positions": (
-        {**SIZES, "position_embedding_type": "relative_key"},
-        torch.float32,
-        "they have no relative_key positions",
-    ),
-    "a head dim": (
-        {"hidden_size": 78, "num_attention_heads": 3},
-        torch.float32,
-        "multiples of 16, and this model's is 26",
-    ),
     "an activation": (
         {**SIZES, "hidden_act": "mish"},
         torch.float32,

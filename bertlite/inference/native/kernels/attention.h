@@ -17,14 +17,17 @@ struct AttentionWorkspace {
     using Value = typename Kind::Value;
     uint32_t *keys, *values;  // in blocks
     float* scores;            // (QUERIES, keys)
+    float* relative;          // (QUERIES, relative_stride): products with the vectors of distances, or null
     Value* weights;           // (QUERIES, keys), not yet divided by their sum
-    long key_capacity;
+    long key_capacity, relative_stride;
 
     template <class Arena>
-    AttentionWorkspace(Arena& arena, long keys_, long head_size) : key_capacity(round_up(keys_, BLOCK)) {
+    AttentionWorkspace(Arena& arena, long keys_, long head_size, bool has_distances)
+        : key_capacity(round_up(keys_, BLOCK)), relative_stride(key_capacity + QUERIES + 2 * BLOCK) {
         keys = arena.template take<uint32_t>(key_capacity * head_size / Kind::per_word);
         values = arena.template take<uint32_t>(key_capacity / Kind::per_word * round_up(head_size, BLOCK));
         scores = arena.template take<float>(QUERIES * key_capacity);
+        relative = has_distances ? arena.template take<float>(QUERIES * relative_stride) : nullptr;
         weights = arena.template take<Value>(QUERIES * key_capacity);
     }
 };
@@ -38,7 +41,12 @@ struct Head {
     Value* context;  // (queries, H), rows `context_stride` apart
     long context_stride;
     long key_count, head_size;
-    const float* bias;  // added to the scores of query i at bias + i * bias_stride, or null
+    float scale;         // of the scores
+    Blocks distances;    // (distances, H): vectors of distances from query to key, the largest first, or without words
+    long zero_distance;  // which of them is distance 0
+    bool distances_of_keys;      // whether keys are multiplied by them too
+    const float* distance_bias;  // (distances,): added to the scores, or null
+    const float* bias;           // added to the scores of query i at bias + i * bias_stride, or null
     long bias_stride;
     const uint8_t* has_keys;  // 0 for a query that may attend to no key, or null; has_keys_stride apart
     long has_keys_stride;
@@ -84,13 +92,55 @@ float softmax(float* scores, long keys, long padded, Value* weights, bool keep) 
     return 1 / reduce_sum(total);
 }
 
+// Add scale x vectors' products with those of the distances to the scores of `count` queries from `query` on.
+//
+// A query i and a key j have the vector zero_distance - i + j, so that a query's keys follow each other.
+template <class Distances, class Kind>
+void add_distances(const Head<Kind>& head, long query, long count, const AttentionWorkspace<Kind>& workspace) {
+    constexpr long STEP = BY_TORCH<Distances> ? BLOCK : LANES;  // all are then multiplied alike, wherever they begin
+    const long stride = workspace.relative_stride, capacity = workspace.key_capacity;
+    const auto multiply = [&](const typename Kind::Value* rows, long number, long first, long last) {
+        const Target<float> to{workspace.relative - first, stride};
+        matmul<Distances>(rows, head.stride, number, head.distances, nullptr, first, last, to,
+                          [=](long row, long rows, long column, long columns, const float* sums) {
+                              for (long i = 0; i < rows; i++)
+                                  for (long j = 0; j < columns; j += LANES)
+                                      store(to.at(row + i, column + j), load(sums + i * BLOCK + j));
+                          });
+    };
+    // the vectors of queries first up to last and keys first up to last are from begin() up to end()
+    const auto begin = [&](long last_query, long key) {
+        return (head.zero_distance - last_query + key) / STEP * STEP;
+    };
+    const auto end = [&](long query, long last_key) {
+        return round_up(head.zero_distance - query + last_key + 1, STEP);
+    };
+    const long start = begin(query + count - 1, 0);
+    multiply(head.queries + query * head.stride, count, start, end(query, head.key_count - 1));
+    for (long i = 0; i < count; i++) {
+        float* scores = workspace.scores + i * capacity;
+        const float* products = workspace.relative + i * stride + head.zero_distance - query - i - start;
+        for (long j = 0; j < head.key_count; j += LANES)
+            store(scores + j, multiply_add(load(products + j), broadcast(head.scale), load(scores + j)));
+    }
+    for (long key = 0; head.distances_of_keys && key < head.key_count; key += QUERIES) {
+        const long keys = std::min(QUERIES, head.key_count - key), start = begin(query + count - 1, key);
+        multiply(head.keys + key * head.stride, keys, start, end(query, key + keys - 1));
+        for (long i = 0; i < count; i++) {
+            float* scores = workspace.scores + i * capacity + key;
+            const float* products = workspace.relative + head.zero_distance - query - i + key - start;
+            for (long j = 0; j < keys; j++) scores[j] += products[j * (stride + 1)] * head.scale;
+        }
+    }
+}
+
 // Compute the context of queries first up to last.  Keys and values must have been packed in `workspace`.
-template <class Kind>
+template <class Distances, class Kind>
 void attend(const Head<Kind>& head, long first, long last, const AttentionWorkspace<Kind>& workspace) {
     using Value = typename Kind::Value;
     const long keys = head.key_count, padded = round_up(keys, LANES);
     const long words = head.head_size / Kind::per_word;
-    const Vector scale = broadcast(1 / std::sqrt(float(head.head_size)));
+    const Vector scale = broadcast(head.scale);
     const Blocks key_blocks{workspace.keys, words};
     const Blocks value_blocks{workspace.values, divide_up(keys, Kind::per_word)};
     float inverse[QUERIES];
@@ -104,8 +154,13 @@ void attend(const Head<Kind>& head, long first, long last, const AttentionWorksp
                              for (long j = 0; j < columns; j += LANES)
                                  store(scores_at.at(row + i, column + j), load(sums + i * BLOCK + j) * scale);
                      });
+        if (head.distances.words) add_distances<Distances>(head, query, count, workspace);
         for (long i = 0; i < count; i++) {
             float* scores = workspace.scores + i * workspace.key_capacity;
+            if (head.distance_bias) {
+                const float* bias = head.distance_bias + head.zero_distance - query - i;
+                for (long key = 0; key < keys; key++) scores[key] += bias[key];
+            }
             if (head.bias) {
                 const float* bias = head.bias + (query + i) * head.bias_stride;
                 for (long key = 0; key < keys; key++) scores[key] += bias[key];

@@ -16,21 +16,12 @@
 #include <vector>
 
 #include "attention.h"
-#include "rows.h"
-#include "threads.h"
+#include "linear.h"
+#include "tokens.h"
 
 namespace bertlite {
 
 extern "C" {
-
-// A weight in blocks, its bias, and how to dequantize its matmuls.
-struct Matrix {
-    const uint32_t* words;
-    const float* bias;    // (outputs,)
-    const float* scales;  // (outputs,), of an 8-bit weight
-    const float* sums;    // (outputs,), of an 8-bit weight: of each row, dequantized
-    long outputs, inputs;
-};
 
 // The following structs begin with their size, which reveals a caller with another layout.
 struct Layer {
@@ -41,13 +32,17 @@ struct Layer {
     const float *attention_norm_weight, *attention_norm_bias, *output_norm_weight,
         *output_norm_bias;  // of the two LayerNorms
     long head_count;
+    // Relative positions, by distance from query to key, the largest first: P - 1 down to 1 - P for P positions.
+    Matrix distances;            // (2 P - 1, H), added to each key for a query; without words, none
+    long distances_of_keys;      // whether they are added to each query for a key as well
+    const float* distance_bias;  // (N, 2 P - 1): added to scores; or null
 };
 
 struct Model {
     long size;
     const Layer* layers;
     long layer_count, hidden_size, head_size, activation;
-    double epsilon;
+    double epsilon, score_scale;
 };
 
 struct Batch {
@@ -55,7 +50,7 @@ struct Batch {
     long tokens, sequences;
     const long* starts;  // (sequences + 1,): where each begins, none of them empty, and where the last one ends
     const void* hidden;  // (T, D)
-    void* output;        // (T, D), or with first_only (sequences, D)
+    void* output;        // (T, D), or with first_only (sequences, D); with ids as these lie
     void* states;        // (layers, T, D), the inputs of the layers, or null
     long is_bfloat16;    // whether those three are; else they are floats
     const float* bias;   // added to scores, or null: (sequences, N, queries, keys), with strides of the first three
@@ -66,6 +61,9 @@ struct Batch {
     long gates_each_token;        // which of the two
     float* const* probabilities;  // for each layer (sequences, N, S, S), all lengths being equal; or null
     long first_only;              // whether the last layer computes only the first token of each sequence
+    const Ids* ids;               // from which `tokens`, `sequences`, `starts` and `hidden` are computed; or null
+    const Linear* pooler;         // applied to the first token of each sequence, or null
+    void* pooled;                 // (sequences, outputs of the pooler)
 };
 }
 
@@ -125,6 +123,7 @@ class Encoder {
     using Value = typename Kind::Value;
     using Attending = AttentionOf<Kind>;
     using HeadValue = typename Attending::Value;
+    using Distances = std::conditional_t<std::is_same_v<Kind, Float32>, Float32, BFloat16s>;  // as they are packed
     static constexpr bool quantized = std::is_same_v<Kind, Int8>;  // each token with a scale of its own
 
     // Activations of some tokens on their way through the second phase.
@@ -139,16 +138,22 @@ class Encoder {
 
    public:
     Encoder(const Model& model, const Batch& batch, long threads) : model_(model), batch_(batch), threads_(threads) {
+        if (batch.ids) {
+            places_ = TokenPlaces(*batch.ids);
+            batch_.tokens = places_.tokens();
+            batch_.sequences = batch.ids->rows;
+            batch_.starts = places_.starts.data();
+        }
         for (long layer = 0; layer < model.layer_count; layer++) {
             widest_heads_ = std::max(widest_heads_, model.layers[layer].output.inputs);
             widest_neurons_ = std::max(widest_neurons_, round_up(model.layers[layer].up.outputs, LANES));
         }
-        order_.resize(batch.sequences);
+        order_.resize(batch_.sequences);
         std::iota(order_.begin(), order_.end(), 0l);
         std::stable_sort(order_.begin(), order_.end(), [&](long a, long b) { return length(a) > length(b); });
-        longest_ = batch.sequences ? length(order_[0]) : 0;
-        shares_ = batch.tokens < FEW_TOKENS * threads;
-        tokens_at_once_ = shares_ ? batch.tokens : even_part(divide_up(batch.tokens, threads), TOKENS);
+        longest_ = batch_.sequences ? length(order_[0]) : 0;
+        shares_ = batch_.tokens < FEW_TOKENS * threads;
+        tokens_at_once_ = shares_ ? batch_.tokens : even_part(divide_up(batch_.tokens, threads), TOKENS);
 
         Arena counting;
         take_memory(counting);
@@ -156,6 +161,7 @@ class Encoder {
         if (!memory_) throw std::bad_alloc();
         Arena arena(memory_.get());
         take_memory(arena);
+        if (batch.ids) read_norm();
     }
 
     void run() {
@@ -167,15 +173,19 @@ class Encoder {
 
    private:
     void take_memory(Arena& arena) {
-        const long tokens = batch_.tokens, D = model_.hidden_size;
+        const long tokens = batch_.tokens, D = width();
         hidden_ = arena.take<float>(tokens * D);
         firsts_ = batch_.first_only ? arena.take<float>(batch_.sequences * D) : nullptr;
+        norm_ = batch_.ids ? arena.take<float>(2 * D) : nullptr;
+        pooler_input_ = batch_.pooler ? arena.take<float>(batch_.sequences * D) : nullptr;
         qkv_ = arena.take<HeadValue>(tokens * 3 * widest_heads_);
         context_ = arena.take<HeadValue>(tokens * widest_heads_);
         blocks_.clear();
         workspaces_.clear();
         for (long i = 0; i < (shares_ ? 1 : threads_); i++) blocks_.push_back(take_block(arena, tokens_at_once_));
-        for (long i = 0; i < threads_; i++) workspaces_.emplace_back(arena, longest_, model_.head_size);
+        bool relative = false;
+        for (long i = 0; i < model_.layer_count; i++) relative |= model_.layers[i].distances.words != nullptr;
+        for (long i = 0; i < threads_; i++) workspaces_.emplace_back(arena, longest_, model_.head_size, relative);
     }
 
     TokenBlock take_block(Arena& arena, long count) {
@@ -189,13 +199,13 @@ class Encoder {
         return block;
     }
 
-    long input_stride() const { return std::max(model_.hidden_size, widest_heads_); }
+    long width() const { return round_up(model_.hidden_size, LANES); }  // of a row of hidden states
+    long input_stride() const { return std::max(width(), widest_heads_); }
     long length(long sequence) const { return batch_.starts[sequence + 1] - batch_.starts[sequence]; }
     bool is_last(long layer) const { return layer + 1 == model_.layer_count; }
     bool first_tokens_only(long layer) const { return batch_.first_only && is_last(layer); }
 
     void work(long thread, Team::Member& member) {
-        if (!model_.layer_count) return;
         run_tokens(batch_.tokens, thread, member,
                    [&](TokenBlock& block, const auto& workers) { before_layers(block, workers); });
         for (long layer = 0; layer < model_.layer_count; layer++) {
@@ -204,6 +214,26 @@ class Encoder {
             run_tokens(tokens, thread, member,
                        [&](TokenBlock& block, const auto& workers) { after_attention(layer, block, workers); });
         }
+        if (!batch_.pooler) return;
+        if (batch_.is_bfloat16)
+            pool<BFloat16s>(member);
+        else
+            pool<Float32>(member);
+    }
+
+    template <class PoolerKind>
+    void pool(Team::Member& member) {
+        using PoolerValue = typename PoolerKind::Value;
+        const long D = width();
+        auto* input = reinterpret_cast<PoolerValue*>(pooler_input_);
+        member.parallel_for(divide_up(batch_.sequences, TOKENS), [&](long piece) {
+            for (long i = piece * TOKENS; i < std::min(batch_.sequences, (piece + 1) * TOKENS); i++) {
+                const float* first = batch_.first_only ? firsts_ + i * D : hidden_ + batch_.starts[i] * D;
+                convert<PoolerKind>(first, D, input + i * D, nullptr);
+            }
+        });
+        run_linear<PoolerKind>(*batch_.pooler, input, D, batch_.sequences,
+                               static_cast<typename PoolerKind::Weight*>(batch_.pooled), threads_, member);
     }
 
     // Take tokens through the second phase: the team together all of them, or each thread some at a time.
@@ -231,23 +261,27 @@ class Encoder {
         });
     }
 
-    // Read tokens from the embeddings, and compute the first layer's queries, keys and values.
+    // Read or compute embeddings, and compute the first layer's queries, keys and values.
     template <class Workers>
     void before_layers(TokenBlock& block, const Workers& workers) {
-        const long D = model_.hidden_size;
+        const long D = width();
         for_each_token(block, workers, [&](long token) {
             float* hidden = hidden_ + (block.first + token) * D;
-            read_token(batch_.hidden, block.first + token, hidden);
+            read_token(block.first + token, hidden);
+            if (!model_.layer_count) {
+                write_output(block.first + token, hidden);
+                return;
+            }
             write_state(0, block.first + token, hidden);
             convert<Kind>(hidden, D, block.input + token * input_stride(), block.quantization + token);
         });
-        project_qkv(model_.layers[0], block, workers);
+        if (model_.layer_count) project_qkv(model_.layers[0], block, workers);
     }
 
     template <class Workers>
     void after_attention(long index, TokenBlock& block, const Workers& workers) {
         const Layer& layer = model_.layers[index];
-        const long D = model_.hidden_size;
+        const long D = width();
         const Target<float> hidden{(first_tokens_only(index) ? firsts_ : hidden_) + block.first * D, D};
         if (first_tokens_only(index))
             for_each_token(block, workers, [&](long token) {
@@ -266,7 +300,7 @@ class Encoder {
             add_projection(context, widest_heads_, block.quantization, layer.output, hidden, block, workers);
         }
         for_each_token(block, workers, [&](long token) {
-            layer_norm(hidden.at(token, 0), D, layer.attention_norm_weight, layer.attention_norm_bias,
+            layer_norm(hidden.at(token, 0), model_.hidden_size, layer.attention_norm_weight, layer.attention_norm_bias,
                        float(model_.epsilon));
             convert<Kind>(hidden.at(token, 0), D, block.input + token * input_stride(), block.quantization + token);
         });
@@ -281,10 +315,10 @@ class Encoder {
         add_projection(block.intermediate, widest_neurons_, block.intermediate_quantization, layer.down, hidden, block,
                        workers);
         for_each_token(block, workers, [&](long token) {
-            layer_norm(hidden.at(token, 0), D, layer.output_norm_weight, layer.output_norm_bias,
+            layer_norm(hidden.at(token, 0), model_.hidden_size, layer.output_norm_weight, layer.output_norm_bias,
                        float(model_.epsilon));
             if (is_last(index)) {
-                write_token(batch_.output, block.first + token, hidden.at(token, 0));
+                write_output(block.first + token, hidden.at(token, 0));
                 return;
             }
             write_state(index + 1, block.first + token, hidden.at(token, 0));
@@ -377,6 +411,14 @@ class Encoder {
         head.context_stride = widest_heads_;
         head.key_count = length(sequence);
         head.head_size = H;
+        head.scale = float(model_.score_scale);
+        const long distances = layer.distances.outputs;
+        if (distances && head.key_count > (distances + 1) / 2)
+            throw std::invalid_argument("a sequence is longer than relative positions reach");
+        head.zero_distance = (distances - 1) / 2;
+        head.distances = {layer.distances.words, H / Distances::per_word};
+        head.distances_of_keys = layer.distances_of_keys;
+        head.distance_bias = layer.distance_bias ? layer.distance_bias + n * distances : nullptr;
         if (batch_.bias) {
             head.bias = batch_.bias + sequence * batch_.bias_strides[0] + n * batch_.bias_strides[1];
             head.bias_stride = batch_.bias_strides[2];
@@ -394,35 +436,63 @@ class Encoder {
                 batch_.probabilities[index] + (sequence * layer.head_count + n) * queries * head.key_count;
         pack_blocks<Attending>(head.keys, head.key_count, H, head.stride, workspace.keys);
         pack_values(head, workspace.values);
-        attend(head, first, last, workspace);
+        attend<Distances>(head, first, last, workspace);
     }
 
-    void read_token(const void* from, long token, float* to) const {
+    // Call work(null pointer) of the dtype that hidden states come and go in.
+    template <class Work>
+    void with_dtype(Work work) const {
+        if (batch_.is_bfloat16)
+            work(static_cast<BFloat16*>(nullptr));
+        else
+            work(static_cast<float*>(nullptr));
+    }
+
+    void read_token(long token, float* to) const {
         const long D = model_.hidden_size;
-        if (!batch_.is_bfloat16) {
-            std::memcpy(to, static_cast<const float*>(from) + token * D, D * sizeof(float));
-        } else {
-            for (long i = 0; i < D; i += LANES)
-                store(to + i, load(static_cast<const BFloat16*>(from) + token * D + i));
-        }
+        std::fill(to + D, to + width(), 0.0f);
+        with_dtype([&](auto* none) {
+            using T = std::remove_pointer_t<decltype(none)>;
+            if (batch_.ids)
+                embed<T>(*batch_.ids, places_, token, D, norm_, float(model_.epsilon), to);
+            else
+                read_row(static_cast<const T*>(batch_.hidden) + token * D, D, to);
+        });
     }
 
     void write_token(void* to, long token, const float* from) const {
         const long D = model_.hidden_size;
-        if (!batch_.is_bfloat16) {
-            std::memcpy(static_cast<float*>(to) + token * D, from, D * sizeof(float));
-        } else {
-            for (long i = 0; i < D; i += LANES) store(static_cast<BFloat16*>(to) + token * D + i, load(from + i));
-        }
+        with_dtype([&](auto* none) { write_row(from, D, static_cast<decltype(none)>(to) + token * D); });
+    }
+
+    // Write a token's output, and zeros for the padding behind it.
+    void write_output(long token, const float* from) const {
+        if (!batch_.output) return;
+        if (!batch_.ids || batch_.first_only) return write_token(batch_.output, token, from);
+        const long at = places_.at(token), next = at + 1;
+        write_token(batch_.output, at, from);
+        const long end = token + 1 < batch_.tokens ? places_.at(token + 1) : batch_.ids->rows * batch_.ids->length;
+        const long bytes = model_.hidden_size * long(batch_.is_bfloat16 ? sizeof(BFloat16) : sizeof(float));
+        if (!batch_.ids->ends) std::memset(static_cast<char*>(batch_.output) + next * bytes, 0, (end - next) * bytes);
     }
 
     void write_state(long layer, long token, const float* from) const {
         if (batch_.states) write_token(batch_.states, layer * batch_.tokens + token, from);
     }
 
+    void read_norm() {
+        std::fill(norm_, norm_ + 2 * width(), 0.0f);
+        with_dtype([&](auto* none) {
+            using T = std::remove_pointer_t<decltype(none)>;
+            read_row(static_cast<const T*>(batch_.ids->norm_weight), model_.hidden_size, norm_);
+            read_row(static_cast<const T*>(batch_.ids->norm_bias), model_.hidden_size, norm_ + width());
+        });
+    }
+
     const Model& model_;
-    const Batch& batch_;
+    Batch batch_;
     const long threads_;
+    TokenPlaces places_;
     long widest_heads_ = 0, widest_neurons_ = 0, longest_ = 0, tokens_at_once_ = 0;
     bool shares_ = false;
     std::vector<long> order_;
@@ -430,10 +500,12 @@ class Encoder {
         void operator()(char* memory) const { std::free(memory); }
     };
     std::unique_ptr<char, Free> memory_;
-    float* hidden_;       // (T, D): the residual stream
-    float* firsts_;       // (sequences, D): of the first tokens, if the last layer computes only these
-    HeadValue* qkv_;      // (T, 3 N H): queries, keys, values
-    HeadValue* context_;  // (T, N H)
+    float* hidden_;        // (T, D): the residual stream
+    float* firsts_;        // (sequences, D): of the first tokens, if the last layer computes only these
+    float* norm_;          // (2, D): weight and bias of the embeddings' LayerNorm
+    float* pooler_input_;  // (sequences, D), in the dtype of the pooler
+    HeadValue* qkv_;       // (T, 3 N H): queries, keys, values
+    HeadValue* context_;   // (T, N H)
     std::vector<TokenBlock> blocks_;
     std::vector<AttentionWorkspace<Attending>> workspaces_;
 };

@@ -1,4 +1,5 @@
-// The functions that Python calls through ctypes.  They return 0, or 2 if memory runs out, or 1 and a message.
+// The functions that Python calls through ctypes.  They return 0, or 2 if memory runs out, or 3 for what Python must
+// do itself, or 1 and a message.
 #include <string>
 
 #include "encoder.h"
@@ -15,6 +16,8 @@ long without_exceptions(char* message, long size, Work work) {
         return 0;
     } catch (const std::bad_alloc&) {
         return 2;
+    } catch (const LeftToPython&) {
+        return 3;
     } catch (const std::exception& error) {
         std::strncpy(message, error.what(), size - 1);
         message[size - 1] = 0;
@@ -36,13 +39,23 @@ void with_kind(long dtype, Work work) {
     throw std::invalid_argument("dtype " + std::to_string(dtype) + " is unknown");
 }
 
+template <class Struct>
+bool fits(const Struct* given) {
+    return !given || given->size == long(sizeof(Struct));
+}
+
 // Raise for structs of another layout, and for an unknown activation.
-void check(const Model& model, const Batch& batch) {
-    bool fits = model.size == long(sizeof(Model)) && batch.size == long(sizeof(Batch));
-    for (long i = 0; fits && i < model.layer_count; i++) fits = model.layers[i].size == long(sizeof(Layer));
+void check(bool fits, long activation) {
     if (!fits) throw std::invalid_argument("the library has structs of other sizes than its caller");
-    if (model.activation < 0 || model.activation > long(Activation::sigmoid))
-        throw std::invalid_argument("activation " + std::to_string(model.activation) + " is unknown");
+    if (activation < 0 || activation > long(Activation::sigmoid))
+        throw std::invalid_argument("activation " + std::to_string(activation) + " is unknown");
+}
+
+void check(const Model& model, const Batch& batch) {
+    bool all = fits(&model) && fits(&batch) && fits(batch.ids) && fits(batch.pooler);
+    for (long i = 0; all && i < model.layer_count; i++) all = fits(model.layers + i);
+    check(all, model.activation);
+    if (batch.pooler) check(true, batch.pooler->activation);
 }
 
 }  // namespace
@@ -57,15 +70,47 @@ __attribute__((visibility("default"))) long bertlite_run(long dtype, const Model
     });
 }
 
+// Apply a linear layer of a float dtype to (count, inputs); out: (count, outputs), in the same dtype.
+__attribute__((visibility("default"))) long bertlite_linear(long dtype, const Linear* linear, const void* rows,
+                                                            long count, void* to, long threads, char* message,
+                                                            long size) {
+    return without_exceptions(message, size, [=] {
+        check(fits(linear), linear->activation);
+        with_kind(dtype, [&](auto kind) {
+            using Kind = decltype(kind);
+            using Value = typename Kind::Value;
+            if constexpr (std::is_same_v<Kind, Int8>) {
+                throw std::invalid_argument("a linear layer is float32 or bfloat16");
+            } else {
+                using Stored = typename Kind::Weight;
+                const long inputs = linear->matrix.inputs, padded = round_up(inputs, LANES);
+                const auto* from = static_cast<const Stored*>(rows);
+                const bool as_they_are = std::is_same_v<Stored, Value> && inputs % Kind::per_word == 0;
+                std::vector<Value> converted(as_they_are ? 0 : count * padded);
+                std::vector<float> row(padded);
+                for (long i = 0; !as_they_are && i < count; i++) {
+                    read_row(from + i * inputs, inputs, row.data());
+                    convert<Kind>(row.data(), padded, converted.data() + i * padded, nullptr);
+                }
+                const auto* start = as_they_are ? static_cast<const Value*>(rows) : converted.data();
+                run_team(threads, 1, [&](long, Team::Member& member) {
+                    run_linear<Kind>(*linear, start, as_they_are ? inputs : padded, count, static_cast<Stored*>(to),
+                                     threads, member);
+                    release_tiles();
+                });
+            }
+        });
+    });
+}
+
 // Pack a weight, (outputs, inputs) of floats, in blocks: `words` holds round_up(outputs, 64) x the words of inputs.
 // For 8-bit integers scales and sums, (outputs,) rounded up to 64, are written as well.
 __attribute__((visibility("default"))) long bertlite_pack(long dtype, const float* weight, long outputs, long inputs,
                                                           uint32_t* words, float* scales, float* sums, long threads,
                                                           char* message, long size) {
     return without_exceptions(message, size, [=] {
-        with_kind(dtype, [&](auto kind) {
-            pack<decltype(kind)>(weight, outputs, inputs, words, scales, sums, threads);
-        });
+        with_kind(dtype,
+                  [&](auto kind) { pack<decltype(kind)>(weight, outputs, inputs, words, scales, sums, threads); });
     });
 }
 }

@@ -7,17 +7,21 @@
 
 namespace bertlite {
 
-// Apply LayerNorm to (width,) in place.  Where the variance overflows, the result is nan.
+// Apply LayerNorm to (width,) in place.  Where the variance overflows, the result is nan.  Behind x there are zeros,
+// to a whole vector, and behind weight and bias.
 inline void layer_norm(float* x, long width, const float* weight, const float* bias, float epsilon) {
     Vector total = zeros();
     for (long i = 0; i < width; i += LANES) total = total + load(x + i);
-    const Vector mean = broadcast(reduce_sum(total) / width);
+    const float average = reduce_sum(total) / width;
+    const Vector mean = broadcast(average);
     Vector squares = zeros();
-    for (long i = 0; i < width; i += LANES) {
+    for (long i = 0; i + LANES <= width; i += LANES) {
         Vector centred = load(x + i) - mean;
         squares = multiply_add(centred, centred, squares);
     }
-    const float variance = reduce_sum(squares) / width;
+    float rest = 0;
+    for (long i = width / LANES * LANES; i < width; i++) rest += (x[i] - average) * (x[i] - average);
+    const float variance = (reduce_sum(squares) + rest) / width;
     const Vector scale = broadcast(1 / std::sqrt(variance + epsilon) + variance * 0);  // 0 * infinity is nan
     for (long i = 0; i < width; i += LANES)
         store(x + i, multiply_add((load(x + i) - mean) * scale, load(weight + i), load(bias + i)));

@@ -1,0 +1,59 @@
+// A linear layer on its own: the pooler's, and those of the heads.
+#pragma once
+
+#include "functions.h"
+#include "threads.h"
+#include "tiles.h"
+
+namespace bertlite {
+
+extern "C" {
+
+// A weight in blocks, its bias, and how to dequantize its matmuls.
+struct Matrix {
+    const uint32_t* words;
+    const float* bias;    // (outputs,)
+    const float* scales;  // (outputs,), of an 8-bit weight
+    const float* sums;    // (outputs,), of an 8-bit weight: of each row, dequantized
+    long outputs, inputs;
+};
+
+struct Linear {
+    long size;
+    Matrix matrix;
+    long activation;
+};
+}
+
+// to = activation(rows weight' + bias), (count, outputs), in pieces that the team shares.
+template <class Kind>
+void run_linear(const Linear& linear, const typename Kind::Value* rows, long stride, long count,
+                typename Kind::Weight* to, long threads, Team::Member& member) {
+    using Value = typename Kind::Weight;
+    constexpr long FEWEST_ROWS = 32;  // of a piece, if blocks are fewer than threads
+    const Matrix& matrix = linear.matrix;
+    const long blocks = divide_up(matrix.outputs, BLOCK);
+    const long parts = std::min(divide_up(count, FEWEST_ROWS), divide_up(2 * threads, blocks));
+    member.parallel_for(blocks * parts, [&](long piece) {
+        const long column = piece / parts * BLOCK, part = piece % parts;
+        const long first = count * part / parts, last = count * (part + 1) / parts;
+        const Target<Value> target{to + first * matrix.outputs, matrix.outputs};
+        matmul<Kind>(rows + first * stride, stride, last - first,
+                     Blocks{matrix.words, divide_up(matrix.inputs, Kind::per_word)}, matrix.bias, column,
+                     std::min(column + BLOCK, round_up(matrix.outputs, LANES)), target,
+                     [&](long row, long rows, long column, long columns, const float* sums) {
+                         for (long i = 0; i < rows; i++)
+                             for (long j = 0; j < columns; j += LANES) {
+                                 const Vector y =
+                                     apply(static_cast<Activation>(linear.activation), load(sums + i * BLOCK + j));
+                                 Value last_ones[LANES];
+                                 const long left = matrix.outputs - column - j;
+                                 Value* at = target.at(row + i, column + j);
+                                 store(left < LANES ? last_ones : at, y);
+                                 if (left < LANES) std::copy(last_ones, last_ones + left, at);
+                             }
+                     });
+    });
+}
+
+}  // namespace bertlite

@@ -1,0 +1,162 @@
+// Where the tokens of a batch are, and their embeddings: word + segment + position, then LayerNorm.
+#pragma once
+
+#include <vector>
+
+#include "rows.h"
+
+namespace bertlite {
+
+extern "C" {
+
+// Token ids, what stands beside them, and the tables of embeddings.  All pointers but `ids` and `words` may be null.
+struct Ids {
+    long size;
+    const int64_t *ids, *segments, *positions;  // (rows, length)
+    const int64_t* mask;                        // (rows, length): 1 for a token, 0 for padding, which is left out
+    const int32_t*
+        ends;  // (rows + 1,), of packed sequences: where each begins, and the end.  The others are (length,)
+    long rows, length;
+    long takes_padding;           // whether a mask may have 0
+    long skips_padding, padding;  // whether positions are counted over the ids that are not `padding`
+    long keeps_order;             // whether padding is only behind the tokens, as positions are relative
+    const void *words, *segment_table, *position_table, *norm_weight, *norm_bias;  // in the dtype of the batch
+    long word_count, segment_count, position_count;
+};
+}
+
+// Thrown for inputs that are wrong or rare: Python takes them in its own way, or says what is wrong with them.
+struct LeftToPython {};
+
+// Where the tokens are: token i of those that are computed lies at `at(i)` of the arrays.
+class TokenPlaces {
+   public:
+    std::vector<long> starts;  // of each sequence, and the end
+
+    TokenPlaces() = default;
+
+    explicit TokenPlaces(const Ids& ids) : ids_(&ids) {
+        require(ids.rows > 0 && ids.length > 0);
+        if (ids.ends)
+            read_ends();
+        else
+            read_mask();
+        const long count = ids.ends ? ids.length : ids.rows * ids.length;
+        if (!ids.positions && (ids.ends || ids.skips_padding)) count_positions();
+        check(ids.ids, count, ids.word_count);
+        if (ids.segments) check(ids.segments, count, ids.segment_count);
+        if (ids.positions) check(ids.positions, count, ids.position_count, ids.skips_padding ? -1 : 0);
+    }
+
+    long tokens() const { return starts.back(); }
+    long at(long token) const { return places_.empty() ? token : places_[token]; }
+    long position(long token) const {  // -1: none
+        const long index = at(token);
+        return ids_->positions      ? ids_->positions[index]
+               : positions_.empty() ? index % ids_->length
+                                    : positions_[index];
+    }
+
+   private:
+    static void require(bool holds) {
+        if (!holds) throw LeftToPython();
+    }
+
+    static void check(const int64_t* ids, long count, long limit, long lowest = 0) {
+        bool fits = true;
+        for (long i = 0; i < count; i++) fits &= uint64_t(ids[i] - lowest) < uint64_t(limit - lowest);
+        require(fits);
+    }
+
+    bool fits_positions(long length) const {
+        return (ids_->positions && !ids_->keeps_order) || length <= ids_->position_count;
+    }
+
+    void read_ends() {
+        starts.assign(ids_->ends, ids_->ends + ids_->rows + 1);
+        require(starts[0] == 0 && tokens() == ids_->length);
+        for (long i = 0; i < ids_->rows; i++) {
+            const long length = starts[i + 1] - starts[i];
+            require(length > 0 && fits_positions(length));
+        }
+    }
+
+    void count_positions() {
+        for (long row = 0; row < ids_->rows; row++) {
+            const long first = ids_->ends ? starts[row] : row * ids_->length;
+            const long last = ids_->ends ? starts[row + 1] : first + ids_->length;
+            for (long i = first, count = 0; i < last; i++) {
+                const bool counts = !ids_->skips_padding || ids_->ids[i] != ids_->padding;
+                count += counts;
+                positions_.push_back(counts ? count - 1 : -1);
+            }
+        }
+    }
+
+    void read_mask() {
+        const long length = ids_->length;
+        require(fits_positions(length));
+        starts.push_back(0);
+        for (long i = 0; i < ids_->rows; i++) {
+            const int64_t* mask = ids_->mask ? ids_->mask + i * length : nullptr;
+            long count = length;
+            if (mask) {
+                bool fits = mask[0] == 1;
+                count = 0;
+                for (long j = 0; j < length; j++) {
+                    fits &= uint64_t(mask[j]) <= 1 && (!ids_->keeps_order || j == 0 || mask[j] <= mask[j - 1]);
+                    count += mask[j];
+                }
+                require(fits);
+            }
+            starts.push_back(tokens() + count);
+        }
+        if (tokens() == ids_->rows * length) return;
+        require(ids_->takes_padding);
+        for (long i = 0; i < ids_->rows * length; i++)
+            if (ids_->mask[i]) places_.push_back(i);
+    }
+
+    const Ids* ids_ = nullptr;
+    std::vector<long> places_;     // empty if there is no padding
+    std::vector<long> positions_;  // of all ids, unless they are those in the rows
+};
+
+// to = from, or to + from; `to` has room for whole vectors.
+template <class T>
+void read_row(const T* from, long width, float* to, bool add = false) {
+    long i = 0;
+    for (; i + LANES <= width; i += LANES) store(to + i, add ? load(to + i) + load(from + i) : load(from + i));
+    for (; i < width; i++) to[i] = (add ? to[i] : 0) + to_float(from[i]);
+}
+
+template <class T>
+void write_row(const float* from, long width, T* to) {
+    long i = 0;
+    for (; i + LANES <= width; i += LANES) store(to + i, load(from + i));
+    if (i == width) return;
+    T last[LANES];
+    store(last, load(from + i));
+    std::copy(last, last + (width - i), to + i);
+}
+
+// Compute the embedding of a token.  norm: weight and bias of the LayerNorm, each padded to whole vectors.
+template <class T>
+void embed(const Ids& ids, const TokenPlaces& places, long token, long width, const float* norm, float epsilon,
+           float* to) {
+    const auto row = [=](const void* table, long index) { return static_cast<const T*>(table) + index * width; };
+    const long at = places.at(token);
+    read_row(row(ids.words, ids.ids[at]), width, to);
+    read_row(row(ids.segment_table, ids.segments ? ids.segments[at] : 0), width, to, true);
+    const long position = places.position(token);
+    if (ids.position_table && position >= 0) read_row(row(ids.position_table, position), width, to, true);
+    layer_norm(to, width, norm, norm + round_up(width, LANES), epsilon);
+    if constexpr (std::is_same_v<T, BFloat16>)  // as the embeddings are where they are computed alone
+        for (long i = 0; i < width; i += LANES) {
+            T rounded[LANES];
+            store(rounded, load(to + i));
+            store(to + i, load(rounded));
+        }
+}
+
+}  // namespace bertlite

@@ -1,0 +1,183 @@
+"""NativeBertModel: the BertModel of a native copy, a plain forward of which is one call of the kernels.
+
+Shapes:  B sequences · S positions · T tokens · D hidden;  … is (B, S) or, packed, (T,)
+"""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bertlite.activations import Activation
+from bertlite.inference.native.calls import ACTIVATIONS, Batch, Ids, Kernels, Model
+from bertlite.inference.native.encoder import NativeEncoder
+from bertlite.inference.native.support import norm_fault
+from bertlite.model import BertModel, BertPreTrainedModel
+from bertlite.stack.attention import packs
+from bertlite.stack.body import has_hooks, has_hooks_within, pick
+from bertlite.stack.layouts import Padded
+from bertlite.stack.masks import values_readable
+from bertlite.stack.modules import BertEmbeddings, BertPooler
+from bertlite.stack.outputs import BertModelOutput, Encoded
+
+RARE = {  # arguments of a forward that is left to BertBody
+    *("inputs_embeds", "head_mask", "encoder_hidden_states", "encoder_attention_mask", "past_key_values"),
+    *("use_cache", "output_attentions", "output_hidden_states"),
+}
+PLAIN = (nn.Embedding, nn.LayerNorm, nn.Dropout)  # the parts of embeddings that the kernels replace
+
+
+class NativeEmbeddings(BertEmbeddings):
+    """The embeddings, computed by the kernels."""
+
+    kernels: Kernels
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+    ) -> Tensor:
+        words = self.word_embeddings.weight if inputs_embeds is None else inputs_embeds.flatten(0, -2)
+        shape = words.shape[:0] if input_ids is None else input_ids.shape
+        shape = shape if inputs_embeds is None else inputs_embeds.shape[:-1]
+        if not (shape.numel() and values_readable(words) and self.is_intact()):
+            return super().forward(input_ids, token_type_ids, position_ids, inputs_embeds)
+        words = words.to(self.word_embeddings.weight.dtype).contiguous()
+        if inputs_embeds is not None:
+            input_ids = torch.arange(shape.numel()).view(shape)
+        beside = (input_ids, token_type_ids, position_ids)
+        laid = [None if ids is None else ids.expand(shape).long().contiguous() for ids in beside]
+        given = self.ids(words, shape[:-1].numel(), shape[-1])
+        given.ids, given.segments, given.positions = map(address, laid)
+        given.skips_padding = self.skips_padding  # padding is at -1
+        out = words.new_empty(*shape, words.shape[1])
+        batch = Batch(output=out.data_ptr(), is_bfloat16=out.dtype == torch.bfloat16, ids=ctypes.pointer(given))
+        no_layers = Model(hidden_size=words.shape[1], epsilon=self.LayerNorm.eps)
+        if not self.kernels.run("float32", no_layers, batch, torch.get_num_threads()):
+            return super().forward(input_ids, token_type_ids, position_ids, inputs_embeds)
+        return out
+
+    def ids(self, words: Tensor, rows: int, length: int) -> Ids:
+        """Return a struct with the tables of embeddings; the words' may be another than the model's."""
+        segments, positions, norm = self.token_type_embeddings, self.position_embeddings, self.LayerNorm
+        return Ids(
+            rows=rows, length=length, words=words.data_ptr(), segment_table=segments.weight.data_ptr(),
+            position_table=positions.weight.data_ptr() if self.absolute else None,
+            norm_weight=norm.weight.data_ptr(), norm_bias=norm.bias.data_ptr(), word_count=words.shape[0],
+            segment_count=segments.num_embeddings, position_count=positions.num_embeddings,
+        )  # fmt: skip
+
+    def is_intact(self) -> bool:
+        """Return whether its modules are plain ones without hooks, whose place the kernels can take."""
+        return not any(part and (has_hooks(part) or type(part) not in PLAIN) for part in self._modules.values())
+
+
+class NativeBertModel(BertModel):
+    """BertModel with the layers, and where it can the rest, in one call of the kernels."""
+
+    embeddings: NativeEmbeddings
+    encoder: NativeEncoder
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        first_token_only: bool = False,
+        return_dict: bool | None = None,
+        return_encoded: bool = False,
+        **others: Any,
+    ) -> Any:
+        """Run BERT; arguments and results are those of BertBody."""
+        given = (input_ids, attention_mask, token_type_ids, position_ids)
+        out = None
+        if others.keys() <= RARE and not any(x is not None for x in others.values()) and self.is_plain(*given[:2]):
+            out = self.run_at_once(*given, cu_seqlens, first_token_only, return_encoded)
+        if out is None:
+            out = super().forward(
+                *given, cu_seqlens=cu_seqlens, first_token_only=first_token_only, return_dict=True,
+                return_encoded=return_encoded, **others,
+            )  # fmt: skip
+        return pick(out, return_encoded or (self.config.return_dict if return_dict is None else return_dict))
+
+    def is_plain(self, ids: Any, mask: Any) -> bool:
+        """Return whether the kernels compute what the modules would, and nobody looks at these."""
+        config, embeddings, pooler = self.config, self.embeddings, self.pooler
+        name = self.attention_name()
+        return (
+            len(self.encoder.weights.shape.layers) > 0
+            and (name == "auto" or packs(name) or (name in ("sdpa", "eager") and mask is None))
+            and not (config.output_attentions or config.output_hidden_states)
+            and values_readable(ids)
+            and type(embeddings) is NativeEmbeddings
+            and embeddings.is_intact()
+            and not (has_hooks(embeddings) or has_hooks(self.encoder))
+            and (pooler is None or (not has_hooks_within(pooler) and type(pooler.activation) is nn.Identity))
+        )
+
+    def run_at_once(
+        self, input_ids: Any, mask: Any, segments: Any, positions: Any, ends: Any, first_only: bool, encoded: bool
+    ) -> BertModelOutput | None:
+        """Return the outputs; None for inputs that are wrong or rare, which are left to BertBody."""
+        beside = [x for x in (mask, segments, positions) if x is not None]
+        packed, shape = ends is not None, input_ids.shape
+        fits = all(x.shape == shape and is_laid(x, torch.int64) for x in (input_ids, *beside))
+        if not fits or len(shape) != (1 if packed else 2):
+            return None
+        if packed and (mask is not None or encoded or ends.dim() != 1 or not is_laid(ends, torch.int32)):
+            return None
+        rows = len(ends) - 1 if packed else shape[0]
+        given = self.embeddings.ids(self.embeddings.word_embeddings.weight, rows, shape[-1])
+        given.ids, given.mask, given.segments, given.positions, given.ends = map(
+            address, (input_ids, mask, segments, positions, ends)
+        )
+        given.takes_padding = first_only or not encoded  # a head of tokens takes them without padding
+        given.keeps_order = self.config.position_embedding_type != "absolute"
+        if self.config.positions_skip_padding and positions is None:
+            pad = self.config.pad_token_id
+            given.skips_padding, given.padding = True, -1 if pad is None else pad
+        words = self.embeddings.word_embeddings.weight
+        out = words.new_empty(*([rows, 1][: 2 - packed] if first_only else shape), words.shape[1])
+        batch = Batch(output=out.data_ptr(), is_bfloat16=words.dtype == torch.bfloat16, first_only=first_only)
+        batch.ids = ctypes.pointer(given)
+        pooled = None
+        if self.pooler is not None:
+            linear: Any = self.pooler.dense
+            pooled = words.new_empty(rows, linear.outputs)
+            batch.pooler, batch.pooled = ctypes.pointer(linear.struct), pooled.data_ptr()
+        if not self.encoder.run_batch(batch):
+            return None
+        if encoded:
+            layout = Padded(shape[0], shape[1], shape[1], input_ids.device)
+            return Encoded(last_hidden_state=out, pooler_output=pooled, layout=layout)
+        return BertModelOutput(last_hidden_state=out, pooler_output=pooled)
+
+
+def is_laid(x: Any, dtype: torch.dtype) -> bool:
+    """Return whether the kernels can read a tensor where it is."""
+    return type(x) is Tensor and x.dtype == dtype and x.is_cpu and x.is_contiguous()
+
+
+def address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+def take_forward_(model: BertPreTrainedModel, kernels: Kernels) -> None:
+    """Let the kernels compute the embeddings and the pooler too, where these are plain modules."""
+    body, embeddings, pooler = model.base_model, model.base_model.embeddings, model.base_model.pooler
+    config, is_known = model.config, type(embeddings) is BertEmbeddings and type(body) is BertModel
+    fault = norm_fault(embeddings.LayerNorm, config.hidden_size, config.layer_norm_eps)  # another size is projected
+    if is_known and fault is None and embeddings.projection is None:
+        embeddings.__class__, body.__class__ = NativeEmbeddings, NativeBertModel
+        vars(embeddings)["kernels"] = kernels
+    act = "tanh" if type(getattr(pooler, "activation", None)) is nn.Tanh else config.pooler_act
+    if type(pooler) is BertPooler and act in ACTIVATIONS and type(pooler.activation) in (nn.Tanh, Activation):
+        dense: Any = pooler.dense
+        dense.activate(act)
+        pooler.activation = nn.Identity()

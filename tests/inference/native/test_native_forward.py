@@ -1,0 +1,110 @@
+"""bertlite/inference/native/model.py: a plain forward is one call of the kernels, with the bits of many calls."""
+
+import pytest
+import torch
+from conftest import assert_same, make_batch
+from natively import DTYPES, check, make_native, native, natively
+
+import bertlite
+from bertlite.inference.native.calls import Kernels
+from bertlite.stack.body import BertBody
+
+pytestmark = native
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+BATCH = make_batch(3, 11, lengths=(11, 7, 1))
+PACKED = {"input_ids": BATCH["input_ids"].flatten(), "cu_seqlens": torch.tensor([0, 9, 22, 33], dtype=torch.int32)}
+WHOLE = make_batch(3, 11, lengths=(11,) * 3)
+POSITIONS = torch.arange(33).flip(0).view(3, 11) % 13
+PLAIN = {
+    "padded": BATCH,
+    "ids alone": {"input_ids": BATCH["input_ids"]},
+    "whole": WHOLE,
+    "positions": {**BATCH, "position_ids": POSITIONS},
+    "packed": PACKED,
+    "packed positions": {**PACKED, "position_ids": POSITIONS.flatten()},
+    "first tokens": {**BATCH, "first_token_only": True},
+    "packed first tokens": {**PACKED, "first_token_only": True},
+}
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Count the calls of the kernels, and the forwards that BertBody runs part by part."""
+    calls = {"kernels": 0, "body": 0}
+    run, encode = Kernels.run, BertBody.encode
+
+    def counting(name, function):
+        def called(*args, **kwargs):
+            calls[name] += 1
+            return function(*args, **kwargs)
+
+        return called
+
+    monkeypatch.setattr(Kernels, "run", counting("kernels", run))
+    monkeypatch.setattr(BertBody, "encode", counting("body", encode))
+    return calls
+
+
+@dtypes
+@pytest.mark.parametrize("changes", [{}, {"positions_skip_padding": True, "pooler_act": "relu"}], ids=str)
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_plain_forward_is_one_call_with_the_bits_of_many(name, changes, dtype, counted):
+    model = make_native(**changes)
+    check(model, dtype, **PLAIN[name])
+    quick = natively(model, dtype)
+    counted.update(kernels=0, body=0)
+    ours = quick(**PLAIN[name])
+    assert counted == {"kernels": 1, "body": 0}
+    hook = quick.model.embeddings.register_forward_hook(lambda *_: None)
+    apart = quick(**PLAIN[name])
+    hook.remove()
+    assert counted["body"] == 1
+    assert_same(ours, apart, atol=0)
+
+
+@dtypes
+def test_heads_run_it_too(dtype, counted):
+    for cls, batch, bodies in (
+        (bertlite.BertForSequenceClassification, BATCH, 0),
+        (bertlite.BertForTokenClassification, WHOLE, 0),
+        (bertlite.BertForTokenClassification, BATCH, 1),
+    ):
+        check(make_native(cls), dtype, **batch)
+        quick = natively(make_native(cls), dtype)
+        counted["body"] = 0
+        quick(**batch)
+        assert counted["body"] == bodies
+
+
+@pytest.mark.parametrize(
+    "place", ["embeddings.word_embeddings", "embeddings.LayerNorm", "encoder", "pooler", "pooler.dense"]
+)
+def test_a_hook_sees_what_it_saw(place):
+    quick, seen = natively(make_native(), torch.float32), []
+    wanted = quick(**BATCH)
+    quick.model.get_submodule(place).register_forward_hook(lambda module, args, out: seen.append(out))
+    got = quick(**BATCH)
+    assert len(seen) == 1
+    assert_same(got, wanted, atol=1e-5)
+
+
+WRONG = {
+    "an id": ({**BATCH, "input_ids": BATCH["input_ids"] + 97}, "input_ids holds"),
+    "a segment": ({**BATCH, "token_type_ids": BATCH["input_ids"] * 0 - 1}, "token_type_ids holds -1"),
+    "a position": ({**BATCH, "position_ids": POSITIONS + 100}, "position_ids holds"),
+    "a mask": ({**BATCH, "attention_mask": BATCH["attention_mask"] * 2}, "attention_mask holds 2"),
+    "a length": ({"input_ids": torch.ones(1, 500, dtype=torch.long)}, "500 tokens long"),
+    "a dtype": ({"input_ids": torch.ones(1, 5)}, "input_ids is torch.float32"),
+    "a shape": ({**BATCH, "token_type_ids": torch.zeros(3, 10, dtype=torch.long)}, "token_type_ids has shape"),
+    "ends": ({**PACKED, "cu_seqlens": torch.tensor([0, 9, 32], dtype=torch.int32)}, "goes from 0 to 32"),
+    "falling ends": ({**PACKED, "cu_seqlens": torch.tensor([0, 9, 5, 33], dtype=torch.int32)}, "must rise"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_inputs_are_named(what):
+    inputs, message = WRONG[what]
+    with pytest.raises(ValueError, match=message):
+        natively(make_native(), torch.float32)(**inputs)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'typo'"):
+        natively(make_native(), torch.float32)(**BATCH, typo=None)
