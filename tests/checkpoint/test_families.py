@@ -287,6 +287,8 @@ def test_no_family_is_both_known_and_refused() -> None:
     assert len(set(others)) == len(others)
     assert not FAMILIES.keys() & set(others)
     assert {*CONFIGS, "bert"} - {"electra small"} == FAMILIES.keys()
+    page = (Path(__file__).parents[2] / "notebooks" / "docs" / "families.md").read_text(encoding="utf-8")
+    assert [kind for kind in FAMILIES if f"`{kind}`" not in page] == []
 
 
 def test_a_classifiers_own_layer_and_a_pooler_may_both_be_there(folders: Any, tmp_path: Path) -> None:
