@@ -120,7 +120,7 @@ def limited() -> str:
     """Table of the speed of engines that are limited to AVX2; empty if there is no record."""
     if not list(read.RESULTS.glob("speed-avx2.json")):
         return ""
-    note = "On the same processor, limited to AVX2. OpenVINO's own kernels, beside oneDNN's, know no such limit."
+    note = "On the same processor, limited to AVX2. OpenVINO's kernels that are not oneDNN's may go beyond it."
     return f"{note}\n\n{speed('speed-avx2.json')}"
 
 
