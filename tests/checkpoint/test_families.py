@@ -199,6 +199,9 @@ def test_all_that_works_on_a_BERT_works_on_them(kind: str, folders: Any, tmp_pat
         fast = optimize_for_inference(pruned.float())
         assert fast.backend == "native"
         torch.testing.assert_close(fast(**batch).last_hidden_state[real].double(), exact, rtol=0, atol=1e-4)
+        embeds = {"inputs_embeds": pruned.get_input_embeddings()(batch["input_ids"])}  # positions are counted from 0
+        got, wanted = fast(**embeds).last_hidden_state, pruned(**embeds).last_hidden_state
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-4)
     pruned.double().gradient_checkpointing_enable()
     pruned(**batch).last_hidden_state[real].sum().backward()
 

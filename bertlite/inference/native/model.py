@@ -52,7 +52,7 @@ class NativeEmbeddings(BertEmbeddings):
         laid = [None if ids is None else ids.expand(shape).long().contiguous() for ids in beside]
         given = self.ids(words, shape[:-1].numel(), shape[-1])
         given.ids, given.segments, given.positions = map(address, laid)
-        given.skips_padding = self.skips_padding  # padding is at -1
+        given.skips_padding = self.skips_padding and position_ids is not None  # padding is at -1; without, from 0 on
         out = words.new_empty(*shape, words.shape[1])
         batch = Batch(output=out.data_ptr(), is_bfloat16=out.dtype == torch.bfloat16, ids=ctypes.pointer(given))
         no_layers = Model(hidden_size=words.shape[1], epsilon=self.LayerNorm.eps)
