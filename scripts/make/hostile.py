@@ -269,7 +269,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], str]] = {  # what is written, and 
     "config that is too deep": (config_text(DEEP), "config.json is not JSON"),
     "config with an endless number": (config_text(f'{{"hidden_size": {"9" * 5000}}}'), "config.json is not JSON"),
     "config that is a pointer": (config_text(POINTER.decode()), "config.json is not JSON"),
-    "config of another model": (config_of(model_type="esm"), "'esm' model, which normalises before attention"),
+    "config of another model": (config_of(model_type="esm"), "describes a 'esm' model"),
     "size that is a text": (config_of(hidden_size="48"), "hidden_size is '48'"),
     "size that is negative": (config_of(vocab_size=-97), "vocab_size is -97"),
     "infinite eps": (config_of(layer_norm_eps="1e400"), "layer_norm_eps is inf"),

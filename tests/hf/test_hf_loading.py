@@ -212,9 +212,12 @@ def test_another_number_of_labels_needs_ignore_mismatched_sizes(tmp_path: Path) 
 @pytest.mark.parametrize("changes", [{"num_labels": 9}, {"vocab_size": 11}], ids=str)
 def test_mismatched_sizes_are_reported_by_the_logger_of_transformers(changes: dict[str, int], tmp_path: Path) -> None:
     file_of(tmp_path, "BertForSequenceClassification")
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_warning()  # a command of another test may have silenced it
     logger = transformers.logging.get_logger("transformers.modeling_utils")
     with CaptureLogger(logger) as report:
         hf.BertForSequenceClassification.from_pretrained(tmp_path, **changes, ignore_mismatched_sizes=True)
+    transformers.logging.set_verbosity(before)
     assert ("Reinit due to size mismatch" if V5 else "the shapes did not match") in report.out
 
 
