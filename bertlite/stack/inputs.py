@@ -118,7 +118,6 @@ def check_tokens(inputs: Inputs, config: ConfigLike, past: int) -> None:
         raise ValueError(f"give {few} input_ids or inputs_embeds, not {many}")
     name, given = ("input_ids" if embeds is None else "inputs_embeds"), inputs.tokens
     axes: list[str | int] = ["batch", "length"] if in_rows else ["tokens"]
-    shape = tuple(given.shape[: len(axes)])
     if embeds is not None:
         axes.append(embeds_size(config))
     if given.dim() != len(axes) or (embeds is not None and embeds.shape[-1] != axes[-1]):
@@ -128,7 +127,13 @@ def check_tokens(inputs: Inputs, config: ConfigLike, past: int) -> None:
         check_ids(name, ids, config.vocab_size, "vocab_size")
     elif isinstance(embeds, Tensor) and not embeds.is_floating_point():
         raise ValueError(f"inputs_embeds is {embeds.dtype}; embeddings are floats, indices go into input_ids")
-    longest = shape[1] if in_rows else check_ends(inputs, name)
+    if in_rows:
+        batch, longest = given.shape[:2]  # as torch.fx can trace it
+        segments: Shapes = ((batch, longest), (batch, 1))  # one segment for a whole sequence
+        positions: Shapes = ((batch, longest), (1, longest), (longest,))
+    else:
+        longest, segments = check_ends(inputs, name), ((given.shape[0],),)
+        positions = segments
     counted = inputs.position_ids is None or config.position_embedding_type != "absolute"
     if (in_rows and longest < 1) or (counted and past + longest > config.max_position_embeddings):
         raise ValueError(
@@ -136,8 +141,6 @@ def check_tokens(inputs: Inputs, config: ConfigLike, past: int) -> None:
             f"{f', after {past} in the cache' if past else ''}; this model takes 1 to"
             f" {config.max_position_embeddings} (max_position_embeddings): truncate them"
         )
-    segments: Shapes = (shape, (shape[0], 1)) if in_rows else (shape,)  # one segment for a whole sequence
-    positions: Shapes = (shape, (1, longest), (longest,)) if in_rows else (shape,)
     for name, ids, fits, field in (
         ("token_type_ids", inputs.token_type_ids, segments, "type_vocab_size"),
         ("position_ids", inputs.position_ids, positions, "max_position_embeddings"),
