@@ -70,11 +70,12 @@ def random_model(random: torch.Generator) -> BertModel:
     heads, layers, neurons = draw(1, 2, 3), draw(1, 2, 3), draw(1, 37, 64, 200)
     config = BertConfig(
         vocab_size=97,
-        hidden_size=heads * draw(16, 32, 48, 64, 80, 128),
+        hidden_size=heads * draw(16, 20, 32, 48, 64, 80, 128),
         num_hidden_layers=layers,
         num_attention_heads=heads,
         intermediate_size=neurons,
         max_position_embeddings=140,
+        position_embedding_type=("absolute", "relative_key", "relative_key_query")[draw(0, 1, 2)],
         initializer_range=0.05,
     )
     torch.manual_seed(draw(*range(1000)))

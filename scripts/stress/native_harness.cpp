@@ -10,6 +10,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <memory>
 #include <random>
 #include <string>
 
@@ -83,9 +84,12 @@ struct Weight {
 struct LayerWeights {
     Weight qkv, output, up, down;
     std::vector<float> attention_norm_weight, attention_norm_bias, output_norm_weight, output_norm_bias;
-    long head_count;
+    long head_count, reach;             // positions between which there is a distance; 0 for absolute positions
+    std::unique_ptr<Weight> distances;  // as vectors (2 reach - 1, H),
+    long distances_of_keys = 0;
+    std::vector<float> distance_bias;  // or as numbers (N, 2 reach - 1)
 
-    LayerWeights(Random& random, long dtype, long D, long H, long N, long I, long threads)
+    LayerWeights(Random& random, long dtype, long D, long H, long N, long I, long reach_, long threads)
         : qkv(random, dtype, 3 * N * H, D, threads),
           output(random, dtype, D, N * H, threads),
           up(random, dtype, I, D, threads),
@@ -94,7 +98,24 @@ struct LayerWeights {
           attention_norm_bias(normal(random, D, 0, 0.2f)),
           output_norm_weight(normal(random, D, 1, 0.2f)),
           output_norm_bias(normal(random, D, 0, 0.2f)),
-          head_count(N) {}
+          head_count(N),
+          reach(reach_) {
+        if (reach && draw(random, 0, 1)) {
+            distances = std::make_unique<Weight>(random, std::min(dtype, long(bfloat16)), 2 * reach - 1, H, threads);
+            distances_of_keys = draw(random, 0, 1);
+        } else if (reach) {
+            distance_bias = normal(random, N * (2 * reach - 1), 0, 1);
+        }
+    }
+
+    // What a query and a key are moved by, d = zero - query + key, to their score before it is scaled, and after.
+    double product(const double* query, const double* key, long H, long d) const {
+        double sum = 0;
+        for (long h = 0; distances && h < H; h++)
+            sum += (query[h] + (distances_of_keys ? key[h] : 0)) * double(distances->values[d * H + h]);
+        return sum;
+    }
+    double added(long n, long d) const { return distance_bias.empty() ? 0 : distance_bias[n * (2 * reach - 1) + d]; }
 
     Layer layer() const {
         return {sizeof(Layer),
@@ -107,9 +128,10 @@ struct LayerWeights {
                 output_norm_weight.data(),
                 output_norm_bias.data(),
                 head_count,
-                {},
-                0,
-                nullptr};
+                distances ? distances->matrix()
+                          : Matrix{nullptr, nullptr, nullptr, nullptr, std::max(0L, 2 * reach - 1), 0},
+                distances_of_keys,
+                distance_bias.empty() ? nullptr : distance_bias.data()};
     }
 };
 
@@ -150,7 +172,7 @@ struct Case {
         H = pick(random, {16, 32, 48, 64, 80, 128});
         N = draw(random, 1, 3);
         D = N * H;
-        const long L = draw(random, 1, 3);
+        const long L = draw(random, 1, 3), reach = pick(random, {0, 0, 130, 133});
         model.size = sizeof(Model);
         batch.size = sizeof(Batch);
         model.activation = draw(random, 0, 7);
@@ -160,8 +182,9 @@ struct Case {
                       ", activation " + std::to_string(model.activation) + ", layers (heads, neurons)";
         for (long layer = 0; layer < L; layer++) {
             const long heads = pick(random, {0, 1, N, N}), neurons = pick(random, {0, 1, 37, 64, 100, 4 * D + 3});
-            weights.emplace_back(random, dtype, D, H, heads, neurons, draw(random, 1, 3));
-            description += " (" + std::to_string(heads) + ", " + std::to_string(neurons) + ")";
+            weights.emplace_back(random, dtype, D, H, heads, neurons, reach, draw(random, 1, 3));
+            const char* relative = !reach ? "" : !weights.back().distances ? ", bias" : ", distances";
+            description += " (" + std::to_string(heads) + ", " + std::to_string(neurons) + relative + ")";
         }
         for (const auto& each : weights) layers.push_back(each.layer());
         model.layers = layers.data();
@@ -313,11 +336,12 @@ struct Case {
         Doubles scores(keys);
         double largest = -INFINITY, total = 0;
         for (long key = 0; key < keys; key++) {
-            double sum = 0;
-            for (long h = 0; h < H; h++)
-                sum += heads[(start + query) * 3 * width + n * H + h] *
-                       heads[(start + key) * 3 * width + width + n * H + h];
-            scores[key] = sum / std::sqrt(double(H));
+            const double* q = heads.data() + (start + query) * 3 * width + n * H;
+            const double* k = heads.data() + (start + key) * 3 * width + width + n * H;
+            const long distance = weights[index].reach - 1 - query + key;
+            double sum = weights[index].product(q, k, H, distance);
+            for (long h = 0; h < H; h++) sum += q[h] * k[h];
+            scores[key] = sum / std::sqrt(double(H)) + weights[index].added(n, distance);
             if (batch.bias)
                 scores[key] += batch.bias[sequence * batch.bias_strides[0] + n * batch.bias_strides[1] +
                                           query * batch.bias_strides[2] + key];
