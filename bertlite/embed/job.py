@@ -11,6 +11,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -145,9 +146,9 @@ def run(job: Job, show: ShowProgress = lambda _: None) -> Manifest:
     }
     characters, waiting = (sum(each[shard] for shard in todo) for each in (found.sizes, found.counts))
     progress = TokenCount(characters, waiting, time.monotonic)
-    for shard, rows in job.shards() if todo else ():
-        if shard in todo:
-            write_shard(job, paths[shard], list(rows), key, progress, found.sizes[shard], show)
+    for shard, rows, ids in tokenized_shards(job, todo):
+        progress.add_shard(found.sizes[shard], [len(row) for row in ids])
+        write_shard(job, paths[shard], rows, ids, key, progress, show)
     if all(is_finished(path, rows, key) for path, rows in zip(paths, found.counts, strict=True)):
         for leftover in job.out.glob(".part-*.tmp"):  # of processes that were killed
             leftover.unlink(missing_ok=True)
@@ -268,14 +269,35 @@ def is_finished(path: Path, rows: int, key: str) -> bool:
     return True
 
 
+def tokenized_shards(job: Job, todo: set[int]) -> Iterator[tuple[int, list[Row], list[list[int]]]]:
+    """Yield (number, rows, token ids) of the shards to do; the next one is tokenized while one is computed."""
+
+    def tokenize(shard: int, rows: list[Row]) -> tuple[int, list[Row], list[list[int]]]:
+        return shard, rows, job.embedder.tokenize([text for _, text in rows])
+
+    waiting = None
+    with ThreadPoolExecutor(1) as thread:
+        for shard, rows in job.shards() if todo else ():
+            if shard in todo:
+                previous, waiting = waiting, thread.submit(tokenize, shard, list(rows))
+                if previous is not None:
+                    yield previous.result()
+        if waiting is not None:
+            yield waiting.result()
+
+
 def write_shard(
-    job: Job, path: Path, rows: Sequence[Row], key: str, progress: TokenCount, characters: int, show: ShowProgress
+    job: Job,
+    path: Path,
+    rows: Sequence[Row],
+    ids: Sequence[Sequence[int]],
+    key: str,
+    progress: TokenCount,
+    show: ShowProgress,
 ) -> None:
     """Embed the rows of one shard and write its file, in one step."""
     _, pq = import_pyarrow()
     names, texts = zip(*rows, strict=True)
-    ids = job.embedder.tokenize(texts)
-    progress.add_shard(characters, [len(row) for row in ids])
     show(progress)
 
     def advance(tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""Time texts to vectors, `Embedder.encode` beside sentence-transformers' `encode` with torch and with OpenVINO.
+"""Time texts to vectors: `Embedder.encode` beside sentence-transformers with torch and OpenVINO, and other engines.
 
     python -m scripts.measure.embed MODEL TEXT --out scripts/results/embed.json
     python -m scripts.measure.embed MODEL TEXT --backend native,onednn --only float32,bfloat16
@@ -6,11 +6,14 @@
 Every line of TEXT that is neither empty nor a heading is a text, as in WikiText-2; --texts of them are taken, spread
 evenly over the file.  Each engine has its own settings for batches, and the same number of threads; its vectors are
 held against those of float64 before it is timed.  Candidates alternate, so that a noisy machine is noisy for all of
-them.  What is not installed here is listed.  OpenVINO's int8 is calibrated on texts of the same file.
+them.  What is not installed here is listed.  OpenVINO's int8 is calibrated on texts of the same file.  onnxruntime and
+CTranslate2, which compute tokens alone, get bertlite's tokens and pooling, and batches as sentence-transformers has.
 """
 
 import argparse
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,9 +22,10 @@ from typing import Any
 import torch
 
 from bertlite.bench.accuracy import accuracy
-from bertlite.bench.engines import ALL, FLOATS, openvino_settings, reason_without_backend
+from bertlite.bench.engines import ALL, ENGINES, FLOATS, Engine, openvino_settings, reason_without_backend
 from bertlite.cli.parts import names
 from bertlite.embed import Embedder
+from bertlite.inference.pooling import pool
 from bertlite.records import environment, sha256_of, version_of, write_record
 from bertlite.timing import FEWEST, alternate, check_rounds, summary, with_spread
 
@@ -31,6 +35,8 @@ TORCH, OPENVINO = "sentence-transformers torch", "sentence-transformers OpenVINO
 TOKENIZING = "bertlite, texts to tokens alone"
 VERSIONS = ("sentence-transformers", "optimum-intel", "openvino", "nncf")
 CALIBRATION = 64  # texts
+BATCH = 32  # texts, the default of sentence-transformers
+OTHERS = ("onnxruntime", "CTranslate2")  # engines of `bertlite bench`
 
 Encode = Callable[[list[str]], Any]
 
@@ -119,6 +125,12 @@ def build(
     builders: dict[str, Callable[[], Encode]] = {
         **{f"{TORCH} {dtype}": partial(with_torch, model, dtype) for dtype in FLOATS},
         **{f"{OPENVINO} {dtype}": partial(with_openvino, model, dtype, texts) for dtype in ALL},
+        **{
+            f"{e.name} {dtype}": partial(with_engine, model, e, dtype)
+            for e in ENGINES
+            if e.name in OTHERS
+            for dtype in e.dtypes
+        },
         **{f"bertlite {each} {dtype}": partial(ours, model, each, dtype) for each in backends for dtype in ALL},
     }
     engines, missing = {}, {}
@@ -171,6 +183,35 @@ def with_openvino(model: str, dtype: str, texts: Sequence[str]) -> Encode:
     if dtype == "int8":
         quantise(loaded, texts)
     encode: Encode = loaded.encode
+    return encode
+
+
+def with_engine(model: str, engine: Engine, dtype: str) -> Encode:
+    """Return `encode` around an engine: batches of similar length, the longest texts first.
+
+    Raises:
+        MissingEngineError: the engine cannot run here.
+    """
+    if reason := engine.reason_missing("cpu", dtype):
+        raise MissingEngineError(reason)
+    embedder = Embedder(model, dtype="float64")
+    with tempfile.TemporaryDirectory() as exported:  # read when it is built
+        folder = Path(shutil.copytree(model, exported, dirs_exist_ok=True))
+        forward = engine.build(folder, dtype, "cpu")
+
+    def encode(texts: list[str]) -> Any:
+        ids = [torch.tensor(row) for row in embedder.tokenize(texts)]
+        order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
+        vectors = torch.empty(len(ids), embedder.dimension)
+        for start in range(0, len(order), BATCH):
+            rows = order[start : start + BATCH]
+            lengths = [len(ids[i]) for i in rows]
+            padded = torch.nn.utils.rnn.pad_sequence([ids[i] for i in rows], batch_first=True)
+            mask = (torch.arange(lengths[0]) < torch.tensor(lengths)[:, None]).long()
+            states = torch.as_tensor(forward({"input_ids": padded, "attention_mask": mask})[0])
+            vectors[rows] = pool(states[mask.bool()], lengths, embedder.pooling)
+        return torch.nn.functional.normalize(vectors, dim=-1) if embedder.normalize else vectors
+
     return encode
 
 

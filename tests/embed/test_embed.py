@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
@@ -442,6 +443,8 @@ def test_the_benchmark_compares_the_same_paragraphs(checkpoint, tmp_path, monkey
     monkeypatch.setattr(measure_embed, "with_torch", peer)
     monkeypatch.setattr(measure_embed, "with_openvino", without)
     monkeypatch.setattr(bench_engines, "slowness_of_int8", lambda: 1.0)  # on a small model it may be slow
+    stand_in = bench_engines.Engine("CTranslate2", bench_engines.bertlite_engine("eager"), ("float32",))
+    monkeypatch.setattr(measure_embed, "ENGINES", (stand_in,))
     arguments = [str(checkpoint), str(text), "--texts", "5", "--rounds", "7", "--out", str(path)]
     assert measure_embed.main(arguments) == 0
     record = json.loads(path.read_text())
@@ -454,6 +457,7 @@ def test_the_benchmark_compares_the_same_paragraphs(checkpoint, tmp_path, monkey
     }
     errors = record["errors"]
     assert 0 < errors["bertlite onednn float32"] < 1e-5 < errors["bertlite onednn bfloat16"] < 0.05
+    assert 0 < errors["CTranslate2 float32"] < 1e-5
     assert record["wrong"] == ["sentence-transformers OpenVINO bfloat16"]  # it pools otherwise
     assert record["missing"] == {"sentence-transformers OpenVINO int8": "not installed: no module named optimum"}
     ratios = record["ratios"]
@@ -505,6 +509,24 @@ def test_a_second_run_does_only_what_is_missing(checkpoint, lines, tmp_path) -> 
     changed = [path.name for path in job.out.glob("part-*") if path.stat().st_mtime_ns != stamps[path.name]]
     assert changed == ["part-00002-of-00006.parquet"]
     assert run(job)["embedded"]["shards"] == 0
+
+
+def test_the_next_shard_is_tokenized_while_one_is_computed(checkpoint, lines, tmp_path, monkeypatch) -> None:
+    tokenize, encode_ids = Embedder.tokenize, Embedder.encode_ids
+    second = threading.Event()
+
+    def tokenizing(self: Embedder, texts: list[str], prompt: str | None = None) -> Any:
+        if texts == texts_of(53)[10:20]:
+            second.set()
+        return tokenize(self, texts, prompt)
+
+    def computing(self: Embedder, *given: Any) -> Any:
+        assert second.wait(10)
+        return encode_ids(self, *given)
+
+    monkeypatch.setattr(Embedder, "tokenize", tokenizing)
+    monkeypatch.setattr(Embedder, "encode_ids", computing)
+    assert run(Job(Embedder(checkpoint), Rows((lines,)), tmp_path / "out", shard_rows=10))["complete"]
 
 
 def test_processes_share_the_shards(checkpoint, lines, tmp_path) -> None:
