@@ -2,19 +2,17 @@
 
 import contextlib
 import json
-import os
-import pty
 import re
-import subprocess
-import sys
+from code import InteractiveConsole
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import blocks
 import pytest
 
 from scripts.make import tables
-from scripts.make.tables import proof, read, speed
+from scripts.make.tables import proof, read
+from scripts.make.tables.read import RESULTS, Record
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -42,9 +40,7 @@ def test_the_readme_is_short_and_in_order() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_figures_are_those_of_the_records(page: Path) -> None:
-    filled, outdated = tables.filled(PAGES[page])
-    assert filled == PAGES[page], "run python -m scripts.make.tables"
-    assert outdated == []
+    assert tables.filled(PAGES[page]) == PAGES[page], "run python -m scripts.make.tables"
 
 
 def test_every_table_is_on_one_page() -> None:
@@ -61,43 +57,28 @@ def test_a_figure_that_was_changed_by_hand_is_found(tmp_path: Path, capsys: pyte
     assert "README.md differs from the records" in capsys.readouterr().err
 
 
-def test_no_ratio_is_printed_without_its_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table stays as it is while its record is too old, and the record is named."""
-    record = json.loads((read.RESULTS / "startup.json").read_text())
-    for section in record["sections"].values():
-        section["ratios"] = dict.fromkeys(section["ratios"], 1.25)
-    (tmp_path / "startup.json").write_text(json.dumps(record))
-    monkeypatch.setattr(read, "RESULTS", tmp_path)
-    page = "<!-- startup -->\nas it was\n<!-- /startup -->\n"
-    same, outdated = tables.filled(page)
-    assert same == page
-    assert outdated == ["startup: bertlite / torch has no spread; make the record again"]
-    for section in record["sections"].values():
-        section["ratios"] = {pair: {"low": 1.2, "median": 1.25, "high": 1.5} for pair in section["ratios"]}
-    (tmp_path / "startup.json").write_text(json.dumps(record))
-    new, outdated = tables.filled(page)
-    assert "bertlite / torch = 1.25 (1.20–1.50)" in new
-    assert outdated == []
-    (tmp_path / "README.md").write_text(page)
-    assert tables.main([str(tmp_path / "README.md")]) == 0
-    assert (tmp_path / "README.md").read_text() == new
+@pytest.fixture
+def with_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Return a function that makes a table with these records alone."""
+
+    def make(name: str, **records: Record) -> str:
+        for file, record in records.items():
+            (tmp_path / f"{file.replace('_', '-')}.json").write_text(json.dumps(record))
+        monkeypatch.setattr(read, "RESULTS", tmp_path)
+        return tables.TABLES[name]()
+
+    return make
+
+
+def a_record(name: str) -> Record:
+    return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 @pytest.mark.parametrize("part", [{"choice": "quick"}, {"only": ["float64"]}], ids=["quick", "only"])
 @pytest.mark.parametrize("name", ["parity", "proofbrief"])
-def test_a_proof_of_some_cases_is_not_shown_as_the_whole(
-    part: dict[str, object], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record = json.loads((read.RESULTS / "parity-5.23.0.json").read_text())
-    path = tmp_path / "parity-5.23.0.json"
-    monkeypatch.setattr(read, "RESULTS", tmp_path)
-    page = f"<!-- {name} -->\nas it was\n<!-- /{name} -->\n"
-    path.write_text(json.dumps({**record, "choice": "all", "only": []}))
-    assert tables.filled(page)[1] == []
-    path.write_text(json.dumps({**record, **part}))
-    same, (message,) = tables.filled(page)
-    assert same == page
-    assert "is of some cases, not of `bertlite parity --all`" in message
+def test_a_proof_of_some_cases_is_not_shown_as_the_whole(part: Record, name: str, with_records) -> None:
+    with pytest.raises(SystemExit, match="is of some cases, not of `bertlite parity --all`"):
+        with_records(name, **{"parity_5.23.0": {**a_record("parity-5.23.0"), **part}})
 
 
 def test_the_code_runs_from_top_to_bottom(tmp_path: Path) -> None:
@@ -112,28 +93,16 @@ def test_the_first_lines_are_ten_at_most_and_those_of_the_documentation() -> Non
     assert blocks.blocks(ROOT / "notebooks" / "docs" / "index.md") == [first]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-def test_the_first_lines_run_as_they_stand_in_a_terminal(tmp_path: Path) -> None:
-    """Typed into an interactive Python, with bert-base-uncased in the hub's cache and no network."""
-    cache = blocks.hub_cache(blocks.given(tmp_path)["checkpoint"], tmp_path)
-    environment = {**os.environ, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
-    ours, theirs = pty.openpty()
-    lines = blocks.blocks(ROOT / "README.md")[0] + "exit()\n"
-    python = subprocess.Popen(
-        [sys.executable, "-q", "-i"], stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path, env=environment
-    )
-    os.close(theirs)
-    os.write(ours, lines.encode())
-    shown = b""
-    with contextlib.suppress(OSError):  # a terminal whose program has ended
-        while found := os.read(ours, 4096):
-            shown += found
-    os.close(ours)
-    assert python.wait() == 0
-    text = shown.decode().replace("\r\n", "\n")
-    assert "Error" not in text
-    assert "\ntorch.Size([2, " in text
-    assert "\n{0: (1, 5), 3: (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)}\n" in text
+def test_the_first_lines_run_as_they_are_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Into an interactive Python, with bert-base-uncased in the hub's cache and no network."""
+    console = InteractiveConsole()
+    with blocks.hub(blocks.given(tmp_path)["checkpoint"], tmp_path), contextlib.chdir(tmp_path):
+        for line in [*blocks.blocks(ROOT / "README.md")[0].splitlines(), ""]:
+            console.push(line)
+    said = capsys.readouterr()
+    assert "Error" not in said.err
+    assert "torch.Size([2, " in said.out
+    assert "\n{0: (1, 5), 3: (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)}\n" in said.out
     assert (tmp_path / "pruned" / "config.json").exists()
 
 
@@ -144,82 +113,58 @@ def test_the_files_it_names_and_links_to_exist() -> None:
         assert (ROOT / path).exists(), f"README.md links to {path}"
 
 
-def test_the_table_of_parity_names_torch_where_there_are_records_of_several(tmp_path, monkeypatch):
-    record = json.loads((read.RESULTS / "parity-5.23.0.json").read_text())
-    monkeypatch.setattr(read, "RESULTS", tmp_path)
-    (tmp_path / "parity-5.23.0.json").write_text(json.dumps(record))
-    page = "<!-- parity -->\n<!-- /parity -->\n"
-    said, _ = tables.filled(page)
+def test_the_table_of_parity_names_torch_where_there_are_records_of_several(with_records) -> None:
+    record = a_record("parity-5.23.0")
+    said = with_records("parity", **{"parity_5.23.0": record})
     assert said.count("torch") == 1
     assert said.count("\n|") < 12, "a short table, and the record has the rest"
     record["environment"]["versions"]["torch"] = "99.1.0+cu999"
-    (tmp_path / "parity-5.23.0-torch-99.1.0.json").write_text(json.dumps(record))
-    both, _ = tables.filled(page)
+    both = with_records("parity", **{"parity_5.23.0_torch_99.1.0": record})
     assert "| transformers 5.23.0, torch 2.13.0 | transformers 5.23.0, torch 99.1.0 |" in both
-    assert "torch" not in both.splitlines()[-3]
+    assert "torch" not in both.splitlines()[-1]
 
 
-def test_a_claim_shows_its_worst_tensor_and_what_fails():
+def test_a_claim_shows_its_worst_tensor_and_what_fails() -> None:
     claim = {"tensors": 3, "failed": 0, "max_error": 0.5, "max_ratio": None}
     assert proof.worst([claim, {**claim, "tensors": 1000, "max_error": 2e-11}]) == "1,003: 5.0e-01"
     assert proof.worst([{**claim, "max_ratio": 2.004, "failed": 1}]) == "3: ratio 2.00, 1 fail"
     assert proof.worst([{**claim, "max_error": 0}]) == "3: 0"
 
 
-def test_a_client_that_was_not_run_has_no_row():
+def test_a_client_that_was_not_run_has_no_row() -> None:
     rows = [line for line in proof.clients().splitlines() if line.startswith("|")]
     assert not [row for row in rows if row.count("not run") == 3]
 
 
-def test_the_table_of_engines_that_are_limited_names_the_limits_and_needs_no_record(tmp_path, monkeypatch):
-    record = json.loads((read.RESULTS / "speed.json").read_text())
-    monkeypatch.setattr(read, "RESULTS", tmp_path)
-    assert tables.TABLES["avxtwo"]() == ""
+def test_the_table_of_engines_that_are_limited_names_the_limits_and_needs_no_record(with_records) -> None:
+    assert with_records("avxtwo") == ""
+    record = a_record("speed")
     record["environment"]["limits"] = {"BERTLITE_NATIVE": "avx2"}
-    (tmp_path / "speed-avx2.json").write_text(json.dumps(record))
-    assert ", BERTLITE_NATIVE=avx2, 2 threads" in tables.TABLES["avxtwo"]()
+    assert ", BERTLITE_NATIVE=avx2, 2 threads" in with_records("avxtwo", speed_avx2=record)
 
 
-def test_the_tables_of_a_gpu_need_only_its_records(tmp_path, monkeypatch):
+def test_the_tables_of_a_gpu_need_only_its_records(with_records) -> None:
     """Made here of the CPU's, with what a GPU's have beside that."""
-    found = {
-        "parity-cuda": "parity-5.23.0",
-        "speed-cuda": "speed",
-        "checkpointing-cuda-base": "checkpointing",
-        "checkpointing-cuda-large": "checkpointing",
-    }
-    spread = {"low": 0.4, "median": 0.5, "high": 0.625}
-    for name, like in found.items():
-        record = json.loads((read.RESULTS / f"{like}.json").read_text())
+    parity, speed, memory = (a_record(name) for name in ("parity-5.23.0", "speed", "checkpointing"))
+    for record in (parity, speed, memory):
         record["environment"] |= {"gpu": "a GPU", "driver": "570.1"}
-        for section in record.get("sections", {}).values():
-            section["demands"] = {engine: {"kernels per layer": 7.5, "waits": 1} for engine in section["seconds"]}
-            section["ratios"] = dict.fromkeys(section["ratios"], spread)
-            section["of_limit"] = dict.fromkeys(section["seconds"], spread)
-            section["peak_bytes"] = dict.fromkeys(section["seconds"], 3 * 2**30)
-        for kind in ("full", "ragged"):
-            if kind in record:
-                record[kind]["ratios"] = {f"{each} / transformers, plain": spread for each in record[kind]["rows"]}
-        (tmp_path / f"{name}.json").write_text(json.dumps(record))
-    monkeypatch.setattr(read, "RESULTS", tmp_path)
-    names = [name for name in tables.TABLES if name.startswith("gpu")]
-    said, outdated = tables.filled("".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in names))
-    assert outdated == []
-    assert said.count("a GPU, driver 570.1") == 4
-    assert re.search(
-        r"^\| 1 x 16 \| bertlite (optimised|onednn|native) float32 \| 7\.5 \| 1 \| 3,072 \|$", said, re.MULTILINE
-    )
-    assert "| bertlite native float32 | 50% (40%–62%) |" in said
-    assert "| bertlite native float32 | 0.50 (0.40–0.62) |" in said
+    for section in speed["sections"].values():
+        section["demands"] = {engine: {"kernels per layer": 7.5, "waits": 1} for engine in section["seconds"]}
+        section["peak_bytes"] = dict.fromkeys(section["seconds"], 3 * 2**30)
+    records = {"parity_cuda": parity, "speed_cuda": speed}
+    records |= {"checkpointing_cuda_base": memory, "checkpointing_cuda_large": memory}
+    said = [with_records(name, **records) for name in tables.TABLES if name.startswith("gpu")]
+    assert sum("a GPU, driver 570.1" in each for each in said) == 4
+    assert re.search(r"^\| 1 x 16 \| bertlite \w+ float32 \| 7\.5 \| 1 \| 3,072 \|$", "\n".join(said), re.MULTILINE)
 
 
 def spread_around(median: float) -> dict[str, float]:
     return {"low": 0.9 * median, "median": median, "high": 1.1 * median}
 
 
-def speed_record() -> dict[str, Any]:
+def speed_record() -> Record:
     """Return a record with texts padded to their longest and to a fixed length, and a section of pruned models."""
-    record: dict[str, Any] = json.loads((read.RESULTS / "speed.json").read_text())
+    record = a_record("speed")
     base, ours = "transformers sdpa float32", "bertlite native int8"
     ratios = {f"OpenVINO int8 / {ours}": spread_around(3.0), f"{base} / {ours}": spread_around(5.0)}
     section = {"seconds": dict.fromkeys([base, ours], spread_around(0.01)), "ratios": ratios}
@@ -241,50 +186,16 @@ def speed_record() -> dict[str, Any]:
     return record
 
 
-def test_texts_padded_to_their_longest_stand_before_those_of_a_fixed_length(tmp_path, monkeypatch):
-    record = speed_record()
-    (tmp_path / "speed.json").write_text(json.dumps(record))
-    monkeypatch.setattr(read, "RESULTS", tmp_path)
-    said, outdated = tables.filled("<!-- speedbrief -->\n<!-- /speedbrief -->\n<!-- peers -->\n<!-- /peers -->\n")
-    assert outdated == []
-    lines = said.splitlines()
-    assert "|  | 8 x 128 | 32 x 49 SST-2 (48%) | 32 x 128 SST-2 (18%), fixed |" in lines
-    assert "| bertlite native int8 | 5.00 (4.50–5.50) | 5.00 (4.50–5.50) | 5.00 (4.50–5.50) |" in lines
+def test_texts_padded_to_their_longest_stand_before_those_of_a_fixed_length(with_records) -> None:
+    lines = with_records("speedbrief", speed=speed_record()).splitlines()
+    assert lines[0] == "|  | 8 x 128 | 32 x 49 SST-2 (48%) | 32 x 128 SST-2 (18%), fixed |"
+    assert lines[2] == "| bertlite native int8 | 5.00 (4.50–5.50) | 5.00 (4.50–5.50) | 5.00 (4.50–5.50) |"
     for note in ("The percentage is the share of positions that hold tokens", "the longest of their batch. Fixed:"):
-        assert note in said
+        assert note in lines[-1]
+    lines = with_records("peers").splitlines()
     for model in ("bert-base", "MiniLM"):
         assert [line.split(" | ")[2] for line in lines if line.startswith(f"| {model} | 2 |")] == [
             *("8 x 128", "32 x 49 SST-2 (48%)", "32 x 128 SST-2 (18%), fixed")
         ]
     assert "| MiniLM | 2 | 8 x 128 |  |  | 3.00 (2.70–3.30) |" in lines
     assert "| MiniLM | 1 | bertlite native int8 | 250.0 (225.0–275.0) ms |  |  | 1.75 (1.57–1.93) |" in lines
-
-
-def test_a_record_without_padding_is_of_fixed_lengths():
-    section = {"filled": 0.18}
-    assert speed.heads_of({"32 x 128 SST-2": section, "8 x 128": {"filled": 1}}) == [
-        *("32 x 128 SST-2 (18%), fixed", "8 x 128")
-    ]
-
-
-def test_the_table_of_embedding_has_a_row_for_every_engine(tmp_path, monkeypatch):
-    record = json.loads((read.RESULTS / "embed.json").read_text())
-    torch, openvino = "sentence-transformers torch float32", "sentence-transformers OpenVINO int8"
-    ours, tokenizing = "bertlite native int8", "bertlite, texts to tokens alone"
-    record["seconds"] = {name: spread_around(2.0) for name in (torch, openvino, ours, tokenizing)}
-    record["errors"] = {torch: 1e-7, openvino: 7e-2, ours: 2e-2}
-    record["ratios"] = {
-        f"{torch} / {ours}": spread_around(4.0),
-        f"{torch} / {openvino}": spread_around(3.0),
-        f"{openvino} / {ours}": spread_around(1.25),
-        f"{tokenizing} / {ours}": spread_around(0.05),
-    }
-    record["data"]["tokens"] = 1000
-    (tmp_path / "embed.json").write_text(json.dumps(record))
-    monkeypatch.setattr(read, "RESULTS", tmp_path)
-    lines = tables.filled("<!-- embed -->\n<!-- /embed -->\n")[0].splitlines()
-    assert f"|  | tokens per second | over {torch} | over its OpenVINO | error |" in lines
-    assert "| bertlite native int8 | 500 (455–556) | 4.00 (3.60–4.40) | 1.25 (1.12–1.38) | 2e-02 |" in lines
-    assert f"| {openvino} | 500 (455–556) | 3.00 (2.70–3.30) |  | 7e-02 |" in lines
-    assert not any(line.startswith(f"| {tokenizing}") for line in lines)
-    assert any("Tokenizing takes 5.0% (4.5%–5.5%)" in line for line in lines)

@@ -62,7 +62,7 @@ def test_a_new_entry_is_a_criterion_of_the_library(cube: Criterion, labelled: An
 def test_a_new_entry_is_in_the_docstrings_and_on_the_page(cube: Criterion) -> None:
     for unit in cube.units:
         assert describe_criteria(unit).endswith('- "cube": mean |g|³ (Nobody 2001).')
-    assert "| `cube` | mean \\|g\\|³ (Nobody 2001) | heads and neurons |" in tables.criteria.table()
+    assert "| `cube` | mean \\|g\\|³ (Nobody 2001) | heads and neurons |" in tables.library.criteria()
     assert tables.main(["--check", str(PAGE)]) == 1
 
 
@@ -89,7 +89,7 @@ def test_the_page_can_be_written_again(tmp_path: Path) -> None:
     text = copy.read_text(encoding="utf-8")
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
-    assert tables.criteria.table() in text
+    assert tables.library.criteria() in text
 
 
 def test_the_command_line_prunes_neurons_by_every_criterion_that_scores_them() -> None:

@@ -3,8 +3,7 @@
     python -m scripts.make.tables            # rewrite the tables
     python -m scripts.make.tables --check    # exit 1 if a page holds other figures than the records
 
-A table stands between <!-- NAME --> and <!-- /NAME -->; NAME is a key of TABLES.  A table stays as it is if its record
-is too old, for example if its ratios have no spread; the record is named, and the exit status is 1.
+A table stands between <!-- NAME --> and <!-- /NAME -->; NAME is a key of TABLES.
 """
 
 import argparse
@@ -14,8 +13,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from scripts.make.tables import brief, budgets, commands, criteria, native, proof, pruning, speed
-from scripts.make.tables.read import ROOT, OldRecordError
+from scripts.make.tables import library, proof, pruning, speed
+from scripts.make.tables.read import ROOT
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "notebooks" / "docs").glob("*.md")))
 
@@ -27,73 +26,60 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if something would change")
     args = parser.parse_args(argv)
-    bad = 0
-    for page in args.pages:
-        old = page.read_text(encoding="utf-8")
-        new, outdated = filled(old)
-        bad += len(outdated)
-        for message in outdated:
-            print(f"{page}: {message}", file=sys.stderr)
-        if new == old:
-            continue
+    different = {page: new for page in args.pages if (new := filled(old := page.read_text("utf-8"))) != old}
+    for page, text in different.items():
         if args.check:
             print(f"{page} differs from the records; run python -m scripts.make.tables", file=sys.stderr)
-            bad += 1
         else:
-            page.write_text(new, encoding="utf-8")
+            page.write_text(text, encoding="utf-8")
             print(page)
-    return int(bad > 0)
+    return int(args.check and bool(different))
 
 
-def filled(text: str) -> tuple[str, list[str]]:
-    """Return the text with every marked table made anew, and a message for each whose record is too old.
+def filled(text: str) -> str:
+    """Return the text with every marked table made anew.
 
     Raises:
-        KeyError: a mark names no table.
+        KeyError: a mark names no table, or a record lacks what a table shows, such as the spread of a ratio.
     """
-    outdated = []
 
-    def table(mark: re.Match[str]) -> str:
-        try:
-            return f"<!-- {mark[1]} -->\n\n{TABLES[mark[1]]()}\n\n<!-- /{mark[1]} -->"
-        except OldRecordError as error:
-            outdated.append(f"{mark[1]}: {error}; make the record again")
-            return mark[0]
+    def fill(mark: re.Match[str]) -> str:
+        return f"<!-- {mark[1]} -->\n\n{TABLES[mark[1]]()}\n\n<!-- /{mark[1]} -->"
 
-    return re.sub(r"<!-- ([a-z]+) -->\n.*?<!-- /\1 -->", table, text, flags=re.DOTALL), outdated
+    return re.sub(r"<!-- ([a-z]+) -->\n.*?<!-- /\1 -->", fill, text, flags=re.DOTALL)
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "proofbrief": brief.proof,
-    "speedbrief": brief.speed,
-    "pruningbrief": budgets.brief,
-    "budgets": budgets.by_task,
-    "budgetclock": budgets.by_the_clock,
+    "proofbrief": proof.brief,
+    "speedbrief": speed.brief,
+    "pruningbrief": pruning.budgets_brief,
+    "budgets": pruning.budgets,
+    "budgetclock": pruning.budget_clock,
     "parity": partial(proof.parity, "parity-[0-9]*.json"),
     "clients": proof.clients,
     "trust": proof.trust,
     "startup": speed.startup,
-    "speed": partial(speed.speed, "speed.json"),
+    "speed": partial(speed.speed, "speed"),
     "peers": speed.peers,
     "avxtwo": speed.limited,
-    "limits": partial(speed.limits, "speed.json"),
-    "checkpointing": partial(speed.checkpointing, "checkpointing.json"),
+    "limits": partial(speed.limits, "speed"),
+    "checkpointing": partial(speed.checkpointing, "checkpointing"),
     "embed": speed.embed,
     "batches": speed.batches,
-    "nativesteps": native.steps,
-    "nativeaccuracy": native.accuracy,
-    "criteria": criteria.table,
-    "commands": commands.table,
-    "examples": commands.examples,
+    "nativesteps": speed.native_steps,
+    "nativeaccuracy": speed.native_accuracy,
+    "criteria": library.criteria,
+    "commands": library.commands,
+    "examples": library.examples,
     "oneshot": partial(pruning.pruning, "sst2"),
     "similarity": partial(pruning.pruning, "stsb"),
     "subnetworks": pruning.subnetworks,
     "textpruner": pruning.beside_textpruner,
     # of the records that scripts/measure/gpu_checks.py writes
     "gpuparity": partial(proof.parity, "parity-cuda.json"),
-    "gpuspeed": partial(speed.speed, "speed-cuda.json"),
+    "gpuspeed": partial(speed.speed, "speed-cuda"),
     "gpudemands": speed.demands,
-    "gpulimits": partial(speed.limits, "speed-cuda.json"),
-    "gpubase": partial(speed.checkpointing, "checkpointing-cuda-base.json"),
-    "gpularge": partial(speed.checkpointing, "checkpointing-cuda-large.json"),
+    "gpulimits": partial(speed.limits, "speed-cuda"),
+    "gpubase": partial(speed.checkpointing, "checkpointing-cuda-base"),
+    "gpularge": partial(speed.checkpointing, "checkpointing-cuda-large"),
 }

@@ -1,54 +1,83 @@
 """Tables of the proof: parity, clients, and the tests that run longer than CI does."""
 
+import sys
 from collections import Counter
 from typing import Any
 
 from bertlite.records import commit_of
-from scripts.make.tables.read import measured_on, parity_records, records, rows
+from scripts.make.tables.read import Record, measured_on, record, records, table
 
+Claims = list[dict[str, Any]]
 CLIENTS = (
     *("accelerate", "sentence-transformers", "peft", "datasets", "optimum-onnx"),
     *("torchao", "captum", "bertviz", "textpruner"),
 )
 
 
+def parity_records(pattern: str) -> list[Record]:
+    """Read records of `bertlite parity --all`; exit if one is of fewer cases."""
+    found = records(pattern)
+    if any(each["choice"] != "all" or each["only"] for each in found):
+        sys.exit(f"a record that matches {pattern} is of some cases, not of `bertlite parity --all`")
+    return found
+
+
+def brief() -> str:
+    """Table of the claims of parity by dtype, over all checkpoints and versions of transformers."""
+    files = parity_records("parity-[0-9]*.json")
+    body = [
+        [dtype, what, f"{sum(claim['tensors'] for claim in claims):,}", verdict(claims)]
+        for (dtype, what), claims in claims_of(files).items()
+    ]
+    versions, torches = (
+        " and ".join(dict.fromkeys(each["environment"]["versions"][name] for each in files))
+        for name in ("transformers", "torch")
+    )
+    note = f"{checkpoints_of(files)}, beside transformers {versions}, torch {torches}"
+    return table(["dtype", "claim", "tensors", "hold"], body, f"{note}, on {files[0]['environment']['cpu']}.")
+
+
 def parity(names: str) -> str:
     """Table of the claims of parity by dtype, a column for each version; it names torch where there are several."""
     files = parity_records(names)
-    torches = {record["environment"]["versions"]["torch"].partition("+")[0] for record in files}
+    torches = [each["environment"]["versions"]["torch"].partition("+")[0] for each in files]
+    several = len(set(torches)) > 1
     head = ["dtype", "claim"]
-    for record in files:
-        versions = record["environment"]["versions"]
-        torch = f", torch {versions['torch'].partition('+')[0]}" if len(torches) > 1 else ""
-        head.append(f"transformers {versions['transformers']}{torch}")
-    found = [claims_of([record]) for record in files]
-    every = claims_of(files)
-    body = [[*key, *(worst(each[key]) if key in each else "" for each in found)] for key in every]
-    checkpoints = dict.fromkeys(name for record in files for name in record["checkpoints"])
-    return (
-        f"{rows(head, body)}\n\nTensors compared, and the largest error of one, or the largest ratio of the two rms"
-        f" errors. {' and '.join(checkpoints)}. Measured on"
-        f" {measured_on(files[0], name_torch=len(torches) == 1)}. Case by case: `scripts/results/{names}`."
+    for each, torch in zip(files, torches, strict=True):
+        head.append(f"transformers {each['environment']['versions']['transformers']}")
+        head[-1] += f", torch {torch}" if several else ""
+    found = [claims_of([each]) for each in files]
+    body = [[*key, *(worst(each[key]) if key in each else "" for each in found)] for key in claims_of(files)]
+    return table(
+        head,
+        body,
+        "Tensors compared, and the largest error of one, or the largest ratio of the two rms errors."
+        f" {checkpoints_of(files)}. Measured on {measured_on(files[0], name_torch=not several)}."
+        f" Case by case: `scripts/results/{names}`.",
     )
 
 
-def claims_of(files: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+def checkpoints_of(files: list[Record]) -> str:
+    return " and ".join(dict.fromkeys(name for each in files for name in each["checkpoints"]))
+
+
+def claims_of(files: list[Record]) -> dict[tuple[str, str], Claims]:
     """Return the claims of all checkpoints by dtype and claim; that of every dtype comes last."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for record in files:
-        for checkpoint in record["checkpoints"].values():
+    found: dict[tuple[str, str], Claims] = {}
+    for each in files:
+        for checkpoint in each["checkpoints"].values():
             for claim in checkpoint["claims"]:
                 dtype = "each" if claim["claim"].endswith("finite numbers") else claim["dtype"]
                 found.setdefault((dtype, claim["claim"]), []).append(claim)
     return dict(sorted(found.items(), key=lambda item: item[0][0] == "each"))
 
 
-def verdict(claims: list[dict[str, Any]]) -> str:
+def verdict(claims: Claims) -> str:
     failed = sum(claim["failed"] for claim in claims)
     return f"{failed} fail" if failed else "all"
 
 
-def worst(claims: list[dict[str, Any]]) -> str:
+def worst(claims: Claims) -> str:
     """Write the number of tensors, those that fail, and the largest ratio of errors, or else the largest error."""
     tensors, failed = sum(claim["tensors"] for claim in claims), verdict(claims)
     error = max(claim["max_error"] for claim in claims)
@@ -60,18 +89,18 @@ def worst(claims: list[dict[str, Any]]) -> str:
 def clients() -> str:
     """Table of the clients: results of their checks with bertlite on each transformers, and with the newest alone."""
     files = records("clients-[0-9]*.json")
-    versions = [record["environment"]["versions"]["transformers"] for record in files]
-    sides = [(record, "bertlite.hf") for record in files] + [(files[0], "transformers")]
-    ran = [line["client"] for record, side in sides for line in record["checks"] if line[side]["result"] != "not run"]
+    versions = [each["environment"]["versions"]["transformers"] for each in files]
+    sides = [(each, "bertlite.hf") for each in files] + [(files[0], "transformers")]
+    ran = [line["client"] for each, side in sides for line in each["checks"] if line[side]["result"] != "not run"]
     names = [name for name in dict.fromkeys(line["client"] for line in files[0]["checks"]) if name in ran]
-    body = [[name, *(outcome(record, name, side) for record, side in sides)] for name in names]
+    body = [[name, *(outcome(each, name, side) for each, side in sides)] for name in names]
     head = ["client", *(f"bertlite.hf on {version}" for version in versions), f"transformers {versions[0]} alone"]
     versions_of = files[0]["environment"]["versions"]
     others = ", ".join(f"{name} {versions_of[name]}" for name in versions_of if name in CLIENTS and versions_of[name])
-    return f"{rows(head, body)}\n\nWith {others}; {measured_on(files[0])}."
+    return table(head, body, f"With {others}; {measured_on(files[0])}.")
 
 
-def outcome(record: dict[str, Any], client: str, side: str) -> str:
+def outcome(record: Record, client: str, side: str) -> str:
     """Write the number of a client's checks that pass, and the errors of those that fail."""
     runs = [line[side] for line in record["checks"] if line["client"] == client]
     ran = [run for run in runs if run["result"] != "not run"]
@@ -85,44 +114,29 @@ def outcome(record: dict[str, Any], client: str, side: str) -> str:
 
 def trust() -> str:
     """Table of the stress tests and their results."""
-    (soak,), (fuzz,), (coverage,), (native,) = (
-        records(f"{name}.json") for name in ("soak", "fuzz", "coverage", "native")
-    )
-    runs = native["runs"]
+    soak, fuzz, coverage, native = (record(name) for name in ("soak", "fuzz", "coverage", "native"))
+    last, verdict, runs = soak["rows"][-1], soak["verdict"], native["runs"]
     kinds = fuzz["kinds"].values()
     tried, loaded = sum(kind["loaded"] + kind["refused"] for kind in kinds), sum(kind["loaded"] for kind in kinds)
-    last, verdict = soak["rows"][-1], soak["verdict"]
-    body = [
-        [
-            f"load, infer, prune, save and reload for {soak['minutes']:g} minutes",
-            f"{last['rounds']:,} rounds; memory {verdict['grown_mib']:+.0f} MiB after the first fifth,"
-            f" {verdict['files_left_open']:+d} open files",
-        ],
-        [
-            "whole checkpoints changed at random",
-            f"{tried:,} files: {loaded:,} load, the others are refused by our own errors; the slowest took"
-            f" {max(kind['seconds'] for kind in kinds):.1f} s",
-        ],
-        [
-            f"native kernels ({native['instructions']}) on random shapes for {native['minutes']:g} minutes",
-            f"no fault in {runs['address']['cases']:,} cases under the sanitizers of addresses and undefined behaviour"
-            f" and {runs['thread']['cases']:,} under that of threads, nor in {runs['python']['cases']:,} whole models"
-            " beside float64",
-        ],
-        [
-            f"lines of `bertlite/` that the tests ran at {(commit_of(coverage) or {})['commit'][:7]}",
-            f"{coverage['percent']:.1f} % of {coverage['lines']:,}",
-        ],
-    ]
-    for record in sorted(records("mutation-*.json"), key=lambda each: each["module"]):
-        survived = (
-            f"; `scripts/stress/mutants.toml` explains the other {record['survived']}" if record["survived"] else ""
-        )
-        noticed, at = record["killed"] + record["looped or crashed"], (commit_of(record) or {})["commit"][:7]
-        body.append(
-            [
-                f"changes of `{record['module']}.py` as it was at {at}, one at a time",
-                f"the tests notice {noticed} of {record['run']}{survived}",
-            ]
-        )
-    return rows(["", "result"], body)
+    body = {
+        f"load, infer, prune, save and reload for {soak['minutes']:g} minutes": f"{last['rounds']:,} rounds; memory"
+        f" {verdict['grown_mib']:+.0f} MiB after the first fifth, {verdict['files_left_open']:+d} open files",
+        "whole checkpoints changed at random": f"{tried:,} files: {loaded:,} load, the others are refused by our own"
+        f" errors; the slowest took {max(kind['seconds'] for kind in kinds):.1f} s",
+        f"native kernels ({native['instructions']}) on random shapes for {native['minutes']:g} minutes": "no fault in"
+        f" {runs['address']['cases']:,} cases under the sanitizers of addresses and undefined behaviour and"
+        f" {runs['thread']['cases']:,} under that of threads, nor in {runs['python']['cases']:,} whole models beside"
+        " float64",
+        f"lines of `bertlite/` that the tests ran at {commit(coverage)}": f"{coverage['percent']:.1f} % of"
+        f" {coverage['lines']:,}",
+    }
+    for each in sorted(records("mutation-*.json"), key=lambda each: each["module"]):
+        noticed = f"the tests notice {each['killed'] + each['looped or crashed']} of {each['run']}"
+        if each["survived"]:
+            noticed += f"; `scripts/stress/mutants.toml` explains the other {each['survived']}"
+        body[f"changes of `{each['module']}.py` as it was at {commit(each)}, one at a time"] = noticed
+    return table(["", "result"], list(body.items()))
+
+
+def commit(record: Record) -> str:
+    return (commit_of(record) or {})["commit"][:7]

@@ -12,12 +12,10 @@ ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "scripts" / "results"
 SPREAD = "Medians, with quartiles in brackets."
 
-
-class OldRecordError(Exception):
-    """A record that lacks what a table shows: an earlier version of its script wrote it, or it is of a part."""
+Record = dict[str, Any]
 
 
-def records(pattern: str) -> list[dict[str, Any]]:
+def records(pattern: str) -> list[Record]:
     """Read the records whose file name matches, newest transformers first."""
     paths = sorted(RESULTS.glob(pattern), reverse=True)
     if not paths:
@@ -25,29 +23,14 @@ def records(pattern: str) -> list[dict[str, Any]]:
     return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
-def parity_records(pattern: str) -> list[dict[str, Any]]:
-    """Read records of `bertlite parity`.
-
-    Raises:
-        OldRecordError: one is of the quick choice, or of the cases of some names.
-    """
-    found = records(pattern)
-    for record in found:
-        if record.get("choice", "all") != "all" or record.get("only"):
-            raise OldRecordError(f"a record that matches {pattern} is of some cases, not of `bertlite parity --all`")
-    return found
+def record(name: str) -> Record:
+    """Read a record by its name, such as "speed"."""
+    return records(f"{name}.json")[0]
 
 
-def spread(part: Mapping[str, Any], name: str, form: str = ".2f") -> str:
-    """Write a ratio, or another quantity of a record, with its quartiles.
-
-    Raises:
-        OldRecordError: it has none.
-    """
-    found = part.get(name)
-    if not isinstance(found, Mapping) or not {"low", "median", "high"} <= found.keys():
-        raise OldRecordError(f"{name} has no spread")
-    return with_spread(found, form)
+def cell(found: Mapping[str, Any], name: str, form: str = ".2f") -> str:
+    """Write a ratio, or another quantity of a record, with its quartiles; nothing if the record lacks it."""
+    return with_spread(found[name], form) if name in found else ""
 
 
 def milliseconds(seconds: Mapping[str, float], form: str = ".0f") -> str:
@@ -55,13 +38,14 @@ def milliseconds(seconds: Mapping[str, float], form: str = ".0f") -> str:
     return with_spread({end: 1e3 * seconds[end] for end in ("low", "median", "high")}, form) + " ms"
 
 
-def rows(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
-    """Write a Markdown table."""
+def table(head: Sequence[str], body: Sequence[Sequence[Any]], note: str = "") -> str:
+    """Write a Markdown table, and a note below it."""
     lines = [head, ["---"] * len(head), *body]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+    rows = "\n".join("| " + " | ".join(str(part) for part in line) + " |" for line in lines)
+    return f"{rows}\n\n{note}" if note else rows
 
 
-def measured_on(record: dict[str, Any], name_torch: bool = True) -> str:
+def measured_on(record: Record, name_torch: bool = True) -> str:
     """Name the machine and the versions of a record."""
     where = record["environment"]
     threads = "1 thread" if where["threads"] == 1 else f"{where['threads']} threads"

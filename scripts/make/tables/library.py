@@ -1,4 +1,4 @@
-"""The table of commands and their examples, from the commands themselves."""
+"""Tables of the library itself: the commands with their examples, and the criteria."""
 
 import argparse
 from collections.abc import Iterator
@@ -6,28 +6,29 @@ from collections.abc import Iterator
 from bertlite.cli import parser
 from bertlite.cli.parts import FOLDER, Parser
 from bertlite.cli.spelling import subcommands
+from bertlite.importance.criteria import CRITERIA, Criterion
 
 
-def table() -> str:
-    """Return a line for each command: how it is called, and what it does."""
-    lines = [f"| `{call(each)}` | {summary} |" for each, summary in commands(parser())]
+def commands() -> str:
+    """Table of the commands: how each is called, and what it does."""
+    lines = [f"| `{call(each)}` | {summary} |" for each, summary in commands_below(parser())]
     return "\n".join(["| command | what it does |", "|---|---|", *lines])
 
 
 def examples() -> str:
     """Return the first example of every --help as one block."""
-    lines = [f"bertlite {example}" for each, _ in commands(parser()) for example in each.examples[:1]]
+    lines = [f"bertlite {example}" for each, _ in commands_below(parser()) for example in each.examples[:1]]
     return "\n".join(["```", *lines, "```"])
 
 
-def commands(top: Parser, summary: str = "") -> Iterator[tuple[Parser, str]]:
+def commands_below(top: Parser, summary: str = "") -> Iterator[tuple[Parser, str]]:
     """Yield every command with its line in the list of commands."""
     below = subcommands(top)
     if not below:
         yield top, summary
     (action,) = [each for each in top._actions if isinstance(each, argparse._SubParsersAction)] if below else [None]
     for each, name in zip(action._choices_actions if action else (), below, strict=True):
-        yield from commands(below[name], each.help or "")
+        yield from commands_below(below[name], each.help or "")
 
 
 def call(command: Parser) -> str:
@@ -43,3 +44,25 @@ def call(command: Parser) -> str:
     if needs:
         words.append(f"--out {'FILE' if FOLDER not in needs else FOLDER if len(needs) == 1 else 'PATH'}")
     return " ".join(words)
+
+
+def criteria() -> str:
+    """Table of the criteria of importance, and what each needs."""
+    head = "| criterion | score | of | needs | mean over |\n|---|---|---|---|---|"
+    return "\n".join([head, *(f"| {' | '.join(cells(each))} |" for each in CRITERIA.values())])
+
+
+def cells(criterion: Criterion) -> list[str]:
+    source = f" ({criterion.source})" if criterion.source else ""
+    needs = "nothing"
+    if criterion.needs_data:
+        needs = 'batches, and labels or `target="kl"`' if criterion.needs_loss else "batches"
+    if criterion.kl_needs_teacher:
+        needs += " with a `teacher`"
+    return [
+        f"`{criterion.name}`",
+        (criterion.description + source).replace("|", "\\|"),
+        " and ".join(f"{unit}s" for unit in criterion.units),
+        needs,
+        ", ".join(criterion.reductions()) if criterion.needs_data else "",
+    ]
