@@ -4,6 +4,8 @@ Shapes:  B 2 sequences · S 11 positions · D 48 hidden · L 3 layers · N 4 hea
          T 5 token types · P 40 positions · 6 labels · 7 choices
 """
 
+import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from bertlite.stack.layer_inputs import Needs
 F64 = torch.float64
 ON_CPU = [name for name, backend in BACKENDS.items() if backend.missing(Needs()) is None]  # backends that run here
 HEADED: list[Any] = [getattr(models, name) for name in models.__all__ if name != "BertLMHeadModel"]  # encoders
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 EXACT = 1e-12  # float64: on this model rounding reaches 3e-15, LayerNorm eps 1e-11 for 1e-12 in one layer 4e-12
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
@@ -133,6 +136,20 @@ def kept(tmp_path: Path) -> Path:
     sizes = {"vocab_size": 1000, "num_attention_heads": 3, "max_position_embeddings": 512, "num_hidden_layers": 2}
     reference.base_shaped(tmp_path / "base", **(SIZES | sizes))  # heads of 16, which the native kernels take
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Open Chromium, or the browser that BERTLITE_CHROMIUM names, without a window; Playwright downloads nothing."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    named = os.environ.get("BERTLITE_CHROMIUM")
+    found = next(filter(None, map(shutil.which, [named] if named else CHROMIUM)), None)
+    if found is None:
+        pytest.skip(f"no {named or 'Chromium'} here: apt-get install chromium, or name one in BERTLITE_CHROMIUM")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=found)
+        yield opened
+        opened.close()
 
 
 @pytest.fixture

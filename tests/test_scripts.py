@@ -21,12 +21,11 @@ from scripts.measure.speed.startup import COLD
 from scripts.stress import hf_suites, mutation, release
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
+ROOMS = ("scripts", "tests", "bertlite", "notebooks", ".github", ".ci")
 SCRIPTS = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for path in sorted((ROOT / "scripts").glob("*/*.py"))
-    if path.name not in ("chromium.py", "wheel_hook.py")  # a part of others, and of a build
+    if path.name not in ("hostile.py", "wheel_hook.py")  # a part of tests, and of a build
 ]
 
 
@@ -38,42 +37,18 @@ def test_every_script_explains_itself(module, capsys):
     assert "usage:" in capsys.readouterr().out
 
 
-def test_a_script_runs_as_a_module_from_the_checkout():
-    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    shown = subprocess.run(
-        [sys.executable, "-m", SCRIPTS[0], "--help"], cwd=ROOT, env=clean, capture_output=True, text=True, check=True
-    )
-    assert "usage:" in shown.stdout
-
-
-def test_nothing_edits_the_import_path():
-    """Scripts are run as modules, from the checkout's root."""
-    paths = [
-        *(ROOT / "scripts").rglob("*.py"),
-        *(ROOT / "bertlite").rglob("*.py"),
-        *(ROOT / "notebooks").rglob("*.py"),
-    ]
-    edits = re.compile(r"sys\.path\s*(\.(insert|append|extend)|\[.*\]\s*=|\+?=)|site\.addsitedir")
-    assert [path for path in paths if edits.search(path.read_text(encoding="utf-8"))] == []
-
-
-@pytest.mark.parametrize("folder", ["scripts", "tests", "bertlite", "notebooks", ".github", ".ci"])
-def test_scripts_that_are_named_exist(folder):
+def test_scripts_that_are_named_exist():
     missing = set()
-    for path in (ROOT / folder).rglob("*"):
-        if path.suffix in (".py", ".md", ".ipynb", ".toml", ".html", ".yml", "") and path.is_file():
+    for path in (each for room in ROOMS for each in (ROOT / room).rglob("*")):
+        if path.suffix in (".py", ".h", ".md", ".ipynb", ".toml", ".html", ".yml", "") and path.is_file():
             text = path.read_text(encoding="utf-8")
+            files = {name: [name] for name in re.findall(r"(?<![\w/.])scripts/\w[\w./*\[\]-]*\w", text)}
+            for name in re.findall(r"-m (scripts(?:\.\w+)+)", text):
+                files[name] = [f"{name.replace('.', '/')}{end}" for end in (".py", "/__main__.py")]
             missing |= {
                 name
-                for name in re.findall(r"(?<![\w/.])scripts/\w[\w./*\[\]-]*\w", text)
-                if not any(ROOT.glob(name)) and "VERSION" not in name
-            }
-            modules = re.findall(r"-m (scripts(?:\.\w+)+)", text)
-            files = {name: name.replace(".", "/") for name in modules}
-            missing |= {
-                name
-                for name, file in files.items()
-                if not any((ROOT / path).exists() for path in (f"{file}.py", f"{file}/__main__.py"))
+                for name, places in files.items()
+                if "VERSION" not in name and not any(any(ROOT.glob(each)) for each in places)
             }
     assert missing == set()
 
@@ -86,30 +61,13 @@ def test_gpu_checks_name_files_and_commands_that_exist(tmp_path):
         assert find_spec(module) is not None
         if module == "bertlite":
             cli.parser().parse_args(words)
+        if module == "scripts.measure.checkpointing":
+            with pytest.raises(SystemExit) as ended:
+                checkpointing.main([*words, "--help"])
+            assert not ended.value.code
         assert all((ROOT / word).exists() for word in words if word.endswith(".py"))
     marked = [Path(word).name for word in steps["tests"][0] if word.endswith(".py")]
     assert {"test_parity.py", "test_gpu.py"} <= set(marked)
-
-
-def test_the_options_of_a_gpu_check_are_known(tmp_path):
-    """Of the memory of checkpointing; `bertlite`'s are checked above."""
-    for _, _, module, *words in gpu_checks.commands(tmp_path, "checkpoint")["checkpointing"]:
-        with pytest.raises(SystemExit) as ended:
-            import_module(module).main([*words, "--help"])
-        assert not ended.value.code
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_gpu_checks_need_a_gpu(tmp_path, capsys):
-    with pytest.raises(SystemExit, match="sees no CUDA device"):
-        gpu_checks.main(["c", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit):
-        gpu_checks.main(["c", "--out", str(tmp_path), "--steps", "nonsense"])
-    with pytest.raises(SystemExit):
-        gpu_checks.main(["c"])
-    said = capsys.readouterr().err
-    assert "--steps: there is no 'nonsense'; have: tests, parity" in said
-    assert "the following arguments are required: --out" in said
 
 
 def test_a_gpu_check_that_fails_is_printed_and_kept(tmp_path, capsys):
@@ -117,6 +75,9 @@ def test_a_gpu_check_that_fails_is_printed_and_kept(tmp_path, capsys):
     assert not gpu_checks.run("parity", [sys.executable, "-c", "print('oh'); raise SystemExit(3)"], tmp_path)
     assert (tmp_path / "parity.txt").read_text() == "fine\noh\n"
     assert "parity: exit 3 after" in capsys.readouterr().out
+    if not torch.cuda.is_available():
+        with pytest.raises(SystemExit, match="sees no CUDA device"):
+            gpu_checks.main(["c", "--out", str(tmp_path)])
 
 
 @pytest.mark.slow
@@ -139,49 +100,31 @@ def test_benchmark_checkpointing_measures_both_axes(few_rounds, tmp_path, capsys
     assert "bertlite sdpa, every layer, offloaded" in capsys.readouterr().out
 
 
-MUTATED = [
-    path.relative_to(ROOT / "bertlite").with_suffix("").as_posix()
-    for name in mutation.TESTS
-    for path in sorted((ROOT / "bertlite").glob(f"{name}.py")) + sorted((ROOT / "bertlite" / name).glob("*.py"))
-    if path.name != "__init__.py"
-]
-
-
 def test_every_mutant_is_another_module_that_parses():
     """The first of every pair of node and change, in some modules: `<` for `<=`, a condition for its opposite …"""
     kinds = set()
-    for module in MUTATED[::5]:
-        source = mutation.source_of(module).read_text(encoding="utf-8")
+    for path in sorted((ROOT / "bertlite" / "checkpoint").glob("*.py"))[::3]:
+        source = path.read_text(encoding="utf-8")
         whole, tree = source.encode(), ast.dump(ast.parse(source))
-        found = mutation.mutants(source)
-        assert found, module
-        for each in found:
+        for each in mutation.mutants(source):
             kind = tuple(re.sub(r"\w+", "x", text)[:9] for text in each.key[1:])
             if kind not in kinds:
                 kinds.add(kind)
                 assert whole[each.start : each.end].decode() == each.old
                 changed = ast.parse(whole[: each.start] + each.new.encode() + whole[each.end :])
-                assert ast.dump(changed) != tree, f"{module}, {each}"
-    assert len(kinds) > 100
+                assert ast.dump(changed) != tree, f"{path}, {each}"
+    assert len(kinds) > 50
 
 
-def test_a_module_that_is_mutated_has_tests():
-    assert [path for module in MUTATED for path in mutation.tests_of(module) if not path.is_file()] == []
-
-
-def test_every_explanation_is_of_a_mutant():
+def test_what_is_said_of_mutants_is_of_modules_and_tests_that_there_are(capsys):
+    assert all((ROOT / "tests" / name).is_file() for names in mutation.TESTS.values() for name in names)
     for module in tomllib.loads(mutation.EXPLAINED.read_text(encoding="utf-8")):
         source = mutation.source_of(module).read_text(encoding="utf-8")
         assert mutation.explanations(module).keys() <= {each.key for each in mutation.mutants(source)}, module
-
-
-def test_mutation_needs_a_module_and_its_tests(capsys):
     for module, message in (("nonsense", "there is no bertlite/nonsense.py"), ("config", "give --tests")):
         with pytest.raises(SystemExit, match="2"):
             mutation.main([module, "--list"])
         assert message in capsys.readouterr().err
-    assert mutation.main(["config", "--list", "--tests", "tests/test_config.py"]) == 0
-    assert "line " in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -206,40 +149,22 @@ def test_the_tests_of_a_release_exist():
     for page, (extra, tests) in release.PAGES.items():
         assert f"pip install '.[{extra}]'" in (ROOT / page).read_text(encoding="utf-8"), page
         assert all((ROOT / "tests" / name).exists() for name in tests)
-
-
-def test_a_release_is_tried_beside_one_end_of_the_versions_at_a_time(capsys):
-    for argv, message in (
-        (["--newest"], "--python goes with"),
-        (["--python", "python"], "--python goes with"),
-        (["--lowest", "--newest", "--python", "python"], "not allowed with"),
-        (["--lowest", "--python", "python", "--out", "results"], "--out goes with --newest"),
-    ):
-        with pytest.raises(SystemExit, match="2"):
-            release.main(argv)
-        assert message in capsys.readouterr().err
+    assert release.lowest(["torch>=2.6", "bertlite[embed] >= 0.4.4, <6", "tqdm"]) == ["torch==2.6", "bertlite==0.4.4"]
 
 
 def test_the_newest_torch_is_tried_with_all_else_as_pinned(tmp_path, monkeypatch):
     ran: list[list[str]] = []
-    monkeypatch.setattr(release, "step", lambda *command, cwd: ran.append([str(part) for part in command]))
-    monkeypatch.setattr(
-        release, "version_in", lambda _, package: {"torch": "99.1.0", "transformers": "5.23.0"}[package]
-    )
-    release.run_newest(Path("python"), tmp_path / "bertlite.whl", [""], tmp_path, tmp_path)
-    pins = (tmp_path / "constraints.txt").read_text().splitlines()
-    wanted = (ROOT / "constraints.txt").read_text().splitlines()
-    assert [line for line in pins if line.startswith("torch=")] == ["torch==99.1.0"]
-    assert set(wanted) - set(pins) == {line for line in wanted if line.startswith("torch=")}
+    monkeypatch.setattr(release, "step", lambda *command, cwd=ROOT: ran.append([str(part) for part in command]))
+    versions = {"torch": "99.1.0", "transformers": "5.23.0"}
+    monkeypatch.setattr(release, "version_in", lambda _, package: versions[package])
+    release.run_newest(Path("python"), tmp_path / "bertlite.whl", tmp_path, tmp_path)
+    pins, wanted = (set((at / "constraints.txt").read_text().splitlines()) for at in (tmp_path, ROOT))
+    assert pins - wanted == {"torch==99.1.0"}
+    assert wanted - pins == {line for line in wanted if line.startswith("torch=")}
     tests, parity = ran[-2:]
     assert tests[1:3] == ["-m", "pytest"]
-    assert Path(tests[-1]) == ROOT / "tests"
     assert parity[1:4] == ["-m", "bertlite", "parity"]
     assert Path(parity[-1]) == tmp_path / "parity-5.23.0-torch-99.1.0.json"
-    monkeypatch.setattr(
-        release, "version_in", lambda _, package: dict(line.split("==") for line in wanted if "==" in line)[package]
-    )
-    assert release.record_name(Path("python")) in {path.name for path in (ROOT / "scripts" / "results").iterdir()}
 
 
 SUITE = """
@@ -281,10 +206,14 @@ def test_vectors_that_change_with_their_batch_are_counted():
 def test_the_suites_of_transformers_run_with_both_classes(tmp_path, capsys):
     transformers = pytest.importorskip("transformers")
     (tmp_path / "src" / "transformers").mkdir(parents=True)
-    (tmp_path / "src" / "transformers" / "__init__.py").write_text(f'__version__ = "{transformers.__version__}"\n')
-    path = tmp_path / hf_suites.FILES[0]
+    source = tmp_path / "src" / "transformers" / "__init__.py"
+    source.write_text('__version__ = "3.5.1"\n')
+    path = tmp_path / hf_suites.TESTS
     path.parent.mkdir(parents=True)
     path.write_text(SUITE)
+    with pytest.raises(SystemExit, match=r"3\.5\.1.* is installed: check out that version"):
+        hf_suites.main([str(tmp_path)])
+    source.write_text(f'__version__ = "{transformers.__version__}"\n')
     assert hf_suites.main([str(tmp_path), "--only", "everywhere,of_"]) == 1
     said = capsys.readouterr().out
     assert re.search(
@@ -292,16 +221,6 @@ def test_the_suites_of_transformers_run_with_both_classes(tmp_path, capsys):
     )
     assert re.search(r"^with transformers' own classes too: .*test_of_ours\n", said, re.MULTILINE)
     assert "2 of 3 tests pass with its own classes, and 1 of these with bertlite's" in said
-
-
-def test_the_suites_must_be_of_the_transformers_that_is_installed(tmp_path):
-    pytest.importorskip("transformers")
-    with pytest.raises(SystemExit, match="is no checkout of transformers"):
-        hf_suites.main([str(tmp_path)])
-    (tmp_path / "src" / "transformers").mkdir(parents=True)
-    (tmp_path / "src" / "transformers" / "__init__.py").write_text('__version__ = "3.5.1"\n')
-    with pytest.raises(SystemExit, match=r"is 3\.5\.1 and .* is installed: check out that version"):
-        hf_suites.main([str(tmp_path)])
 
 
 @pytest.mark.slow
@@ -321,14 +240,3 @@ def test_both_cold_starts_give_the_same_vector():
         for code in COLD.values()
     ]
     assert float(said[0]) == pytest.approx(float(said[1]), abs=1e-6)
-
-
-def test_a_record_is_never_half_written(tmp_path, monkeypatch):
-    from bertlite.records import write_json
-
-    path = tmp_path / "record.json"
-    write_json(path, {"a": 1})
-    with pytest.raises(TypeError):
-        write_json(path, {"a": object()})
-    assert json.loads(path.read_text()) == {"a": 1}
-    assert [entry.name for entry in tmp_path.iterdir()] == ["record.json"]

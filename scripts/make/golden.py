@@ -10,13 +10,15 @@ Head masks, pruning, 3-D masks and relative positions, from one random model in 
     pruned/               the model of the case "pruned-twice", as save_pretrained writes it
     versions.json         what computed all this
 
-Exits 1 under any other version of transformers.
+Without FOLDER also tests/clients/apart-4.57.6.safetensors: what the checks of tests/clients/checks/apart.py, which
+take BERT apart, give with transformers' own classes.  Exits 1 under any other version of transformers.
 """
 
 import argparse
 import json
 import platform
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +29,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 VERSION = "4.57.6"
-FOLDER = Path(__file__).resolve().parents[2] / "tests" / "golden"
+TESTS = Path(__file__).resolve().parents[2] / "tests"
+FOLDER, APART = TESTS / "golden", TESTS / "clients" / f"apart-{VERSION}.safetensors"
 SIZES = {
     "vocab_size": 97,
     "hidden_size": 48,
@@ -108,6 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     write(folder / "cases.json", {name: of(golden) for name, golden in CASES.items()})
     versions = {"python": platform.python_version(), "torch": torch.__version__, "transformers": VERSION}
     write(folder / "versions.json", versions)
+    if folder == FOLDER:
+        save_file(taken_apart(), APART)
     print(f"{len(CASES)} cases in {folder}")
     return 0
 
@@ -158,6 +163,19 @@ def run(model: Any, golden: Golden, generator: torch.Generator) -> tuple[dict[st
     out = model(**inputs, output_attentions=True)
     attentions = {f"attentions.{layer}": x for layer, x in enumerate(out.attentions)}
     return inputs, {"last_hidden_state": out.last_hidden_state, "pooler_output": out.pooler_output, **attentions}
+
+
+def taken_apart() -> dict[str, Tensor]:
+    from tests.clients.checks import apart
+    from tests.clients.checks.common import CHECKS, STOCK
+
+    found: dict[str, Tensor] = {}
+    for check in CHECKS.values():
+        if check.function.func.__module__ == apart.__name__:  # type: ignore[attr-defined]  # a partial
+            with tempfile.TemporaryDirectory() as folder:
+                observed = check.run(STOCK, Path(folder) / "run")
+            found |= {f"{check.name}.{key}": x.contiguous() for key, x in observed.items()}
+    return found
 
 
 if __name__ == "__main__":

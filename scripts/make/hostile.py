@@ -1,18 +1,14 @@
-"""Write a corpus of checkpoints that nobody should load: damaged, lying or malicious, one folder each.
+"""A corpus of checkpoints that nobody should load: damaged, lying or malicious; CASES says what the error must say.
 
-    python -m scripts.make.hostile FOLDER    # a second; some 60 folders of 300 KB
-
-FOLDER/CASE holds the checkpoint, FOLDER/expected.json what the error about each case must say.  The pickles among
-them would make a file named "canary" beside the corpus, were they run.
+The pickles among them would make a folder named "canary" beside the checkpoint, were they run.
 """
 
-import argparse
 import json
 import os
 import pickle
 import struct
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -341,21 +337,3 @@ def write(folder: Path, name: str) -> Path:
     place.mkdir(parents=True)
     CASES[name][0](place)
     return place
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where; it must not exist yet, or be empty")
-    folder: Path = parser.parse_args(argv).folder
-    if folder.exists() and any(folder.iterdir()):
-        parser.error(f"{folder} is not empty")
-    for name in CASES:
-        write(folder, name)
-    expected = {name: message for name, (_, message) in CASES.items()}
-    (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(CASES)} checkpoints in {folder}")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

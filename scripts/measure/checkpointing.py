@@ -12,7 +12,6 @@ that the gradient of its table does not hide the layers.  "ragged" is the same b
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,8 +22,6 @@ from bertlite.cli.parts import numbers
 from bertlite.parity import reference
 from bertlite.records import environment, write_record
 from bertlite.timing import FEWEST, alternate, check_rounds, peak_bytes, summary, with_spread
-
-ROOT = Path(__file__).resolve().parents[2]
 
 Step = Callable[[], None]
 OURS: dict[str, dict[str, Any] | None] = {  # options of gradient_checkpointing_enable; None does not checkpoint
@@ -40,7 +37,19 @@ BASE = "transformers, plain"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parse(argv)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--batch-size", dest="batch", type=int, default=4, help="sequences")
+    parser.add_argument("--length", type=int, default=128, help="tokens of the longest")
+    parser.add_argument(
+        "--lengths", type=numbers, default="1,0.3,0.25,0.15", metavar="A,B,…", help="of the ragged batch, as shares"
+    )
+    parser.add_argument("--layers", type=int, default=6, help="layers of the model")
+    parser.add_argument("--hidden", type=int, default=768, help="size of the states")
+    parser.add_argument("--rounds", type=int, default=FEWEST, help="runs of each candidate")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--out", metavar="FILE", help="where to write the record")
+    args = parser.parse_args(argv)
     check_rounds(args.rounds, name="--rounds")
     reference.version()  # raises where transformers is not installed, and names the way to get it
     record: dict[str, Any] = {
@@ -55,35 +64,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         show(kind, record[kind])
     if args.out:
         write_record(args.out, record)
-        print(f"\nrecord: {args.out}")
     return 0
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch-size", type=int, default=4, help="sequences (default: %(default)s)")
-    parser.add_argument("--length", type=int, default=128, help="tokens of the longest (default: %(default)s)")
-    parser.add_argument(
-        "--lengths",
-        type=numbers,
-        default="1,0.3,0.25,0.15",
-        metavar="A,B,…",
-        help="of the ragged batch, as shares of it (default: %(default)s)",
-    )
-    parser.add_argument("--layers", type=int, default=6, help="layers of the model (default: %(default)s)")
-    parser.add_argument("--hidden", type=int, default=768, help="size of the states (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=FEWEST, help="runs of each candidate (default: %(default)s)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="(default: %(default)s)")
-    parser.add_argument("--out", metavar="FILE", help="where to write the record")
-    return parser.parse_args(argv)
 
 
 def inputs_of(args: argparse.Namespace, kind: str) -> dict[str, Tensor]:
     shares = args.lengths if kind == "ragged" else [1.0]
-    lengths = torch.tensor([max(1, round(shares[i % len(shares)] * args.length)) for i in range(args.batch_size)])
+    lengths = torch.tensor([max(1, round(shares[i % len(shares)] * args.length)) for i in range(args.batch)])
     draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(1, VOCABULARY, (args.batch_size, args.length), generator=draw)
+    ids = torch.randint(1, VOCABULARY, (args.batch, args.length), generator=draw)
     mask = (torch.arange(args.length) < lengths[:, None]).long()
     return {"input_ids": ids.to(args.device), "attention_mask": mask.to(args.device)}
 
@@ -165,15 +153,14 @@ def like_for_like(name: str) -> str:
 
 def show(kind: str, part: Mapping[str, Any]) -> None:
     """Print seconds and peaks, and their ratios to those of transformers with the same or no setting."""
-    rows = part["rows"]
-    print(f"\n{kind}: {part['tokens']} tokens;  time and peak as shares of transformers' with the same or no setting")
-    for name, row in rows.items():
+    print(f"\n{kind}: {part['tokens']} tokens; time and peak over those of transformers with the same or no setting")
+    for name, row in part["rows"].items():
         base = like_for_like(name)
         share = with_spread(part["ratios"][f"{name} / {base}"]) if name != base else "1"
-        seconds = f"{row['median']:7.3f} s ({row['low']:.3f} to {row['high']:.3f})"
-        peak = f"{row['peak_bytes'] / 1e6:8.1f} MB"
-        peak_share = row["peak_bytes"] / rows[base]["peak_bytes"]
-        print(f"  {name:<40} {seconds}  {peak}   {share:<18}  {peak_share:5.2f}", flush=True)
+        peak = row["peak_bytes"] / part["rows"][base]["peak_bytes"]
+        print(
+            f"  {name:<40} {with_spread(row, '.3f')} s  {row['peak_bytes'] / 1e6:8.1f} MB   {share:<18}  {peak:5.2f}"
+        )
 
 
 if __name__ == "__main__":

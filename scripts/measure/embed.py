@@ -27,9 +27,7 @@ from bertlite.cli.parts import names
 from bertlite.embed import Embedder
 from bertlite.inference.pooling import pool
 from bertlite.records import environment, sha256_of, version_of, write_record
-from bertlite.timing import FEWEST, alternate, check_rounds, summary, with_spread
-
-ROOT = Path(__file__).resolve().parents[2]
+from bertlite.timing import alternate, check_rounds, summary, with_spread
 
 TORCH, OPENVINO = "sentence-transformers torch", "sentence-transformers OpenVINO"
 TOKENIZING = "bertlite, texts to tokens alone"
@@ -37,12 +35,21 @@ VERSIONS = ("sentence-transformers", "optimum-intel", "openvino", "nncf")
 CALIBRATION = 64  # texts
 BATCH = 32  # texts, the default of sentence-transformers
 OTHERS = ("onnxruntime", "CTranslate2")  # engines of `bertlite bench`
+SECONDS = 150  # after which no round begins if there have been FEWEST
 
 Encode = Callable[[list[str]], Any]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parse(argv)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a folder with a sentence-transformers model in float32")
+    parser.add_argument("text", type=Path, help="a text file, a paragraph in each line")
+    parser.add_argument("--backend", type=names, default=("onednn",), metavar="A,B", help="of bertlite (onednn)")
+    parser.add_argument("--only", type=names, default=("",), metavar="A,B", help="engines with these in the name")
+    parser.add_argument("--texts", type=int, default=600, help="number of texts (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=9, help="runs of each candidate (default: %(default)s)")
+    parser.add_argument("--out", metavar="FILE", help="where to write the record")
+    args = parser.parse_args(argv)
     check_rounds(args.rounds, name="--rounds")
     texts = paragraphs(args.text, args.texts)
     if not texts:
@@ -59,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"no engine of bertlite can be timed: {reasons or 'none matches --only'}", file=sys.stderr)
         return 2
     candidates[TOKENIZING] = partial(truth.tokenize, texts)
-    times = alternate(candidates, args.rounds, warm=1, seconds=args.seconds)
+    times = alternate(candidates, args.rounds, warm=1, seconds=SECONDS)
     lengths = [len(row) for row in truth.tokenize(texts)]
     where = environment()
     where["versions"] |= {name: version_of(name) for name in VERSIONS}
@@ -76,38 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(report(record))
     if args.out:
         write_record(args.out, record)
-        print(f"record: {args.out}")
     return 0
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="a folder with a sentence-transformers model in float32")
-    parser.add_argument("text", type=Path, help="a text file, a paragraph in each line")
-    parser.add_argument(
-        "--backend",
-        type=names,
-        default=("onednn",),
-        metavar="A,B",
-        help="backends of bertlite (default: onednn)",
-    )
-    parser.add_argument(
-        "--only",
-        type=names,
-        default=("",),
-        metavar="A,B",
-        help="engines whose name contains one of these (default: all)",
-    )
-    parser.add_argument("--texts", type=int, default=600, help="number of texts (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=9, help="runs of each candidate (default: %(default)s)")
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=150,
-        help=f"time limit, after which no round begins if there have been {FEWEST} (default: %(default)s)",
-    )
-    parser.add_argument("--out", metavar="FILE", help="where to write the record")
-    return parser.parse_args(argv)
 
 
 def paragraphs(path: Path, count: int) -> list[str]:
@@ -122,42 +98,27 @@ def build(
     model: str, backends: Sequence[str], only: Sequence[str], texts: list[str]
 ) -> tuple[dict[str, Encode], dict[str, str]]:
     """Return the engines by name and dtype, the peers first, and the reason why each of the others is missing."""
+    others = [(engine, dtype) for engine in ENGINES if engine.name in OTHERS for dtype in engine.dtypes]
     builders: dict[str, Callable[[], Encode]] = {
         **{f"{TORCH} {dtype}": partial(with_torch, model, dtype) for dtype in FLOATS},
         **{f"{OPENVINO} {dtype}": partial(with_openvino, model, dtype, texts) for dtype in ALL},
-        **{
-            f"{e.name} {dtype}": partial(with_engine, model, e, dtype)
-            for e in ENGINES
-            if e.name in OTHERS
-            for dtype in e.dtypes
-        },
+        **{f"{engine.name} {dtype}": partial(with_engine, model, engine, dtype) for engine, dtype in others},
         **{f"bertlite {each} {dtype}": partial(ours, model, each, dtype) for each in backends for dtype in ALL},
     }
-    engines, missing = {}, {}
-    for name, builder in builders.items():
-        if not any(part in name for part in only):
-            continue
-        try:
-            engines[name] = builder()
-        except ImportError as error:
-            missing[name] = f"not installed: {error}"
-        except MissingEngineError as error:
-            missing[name] = str(error)
+    reasons = {f"bertlite {each} {dtype}": reason_without_backend(each, dtype) for each in backends for dtype in ALL}
+    reasons |= {f"{engine.name} {dtype}": engine.reason_missing("cpu", dtype) for engine, dtype in others}
+    chosen = [name for name in builders if any(part in name for part in only)]
+    engines, missing = {}, {name: reason for name in chosen if (reason := reasons.get(name))}
+    for name in chosen:
+        if name not in missing:
+            try:
+                engines[name] = builders[name]()
+            except ImportError as error:
+                missing[name] = f"not installed: {error}"
     return engines, missing
 
 
-class MissingEngineError(Exception):
-    """An engine that this machine or this version cannot run; the message is the reason."""
-
-
 def ours(model: str, backend: str, dtype: str) -> Encode:
-    """Return `encode` of bertlite with a backend of `optimize_for_inference`.
-
-    Raises:
-        MissingEngineError: the backend is not there, or not for this dtype.
-    """
-    if reason := reason_without_backend(backend, dtype):
-        raise MissingEngineError(reason)
     return Embedder(model, backend=backend, dtype=dtype).encode
 
 
@@ -187,13 +148,7 @@ def with_openvino(model: str, dtype: str, texts: Sequence[str]) -> Encode:
 
 
 def with_engine(model: str, engine: Engine, dtype: str) -> Encode:
-    """Return `encode` around an engine: batches of similar length, the longest texts first.
-
-    Raises:
-        MissingEngineError: the engine cannot run here.
-    """
-    if reason := engine.reason_missing("cpu", dtype):
-        raise MissingEngineError(reason)
+    """Return `encode` around an engine: batches of similar length, the longest texts first."""
     embedder = Embedder(model, dtype="float64")
     with tempfile.TemporaryDirectory() as exported:  # read when it is built
         folder = Path(shutil.copytree(model, exported, dirs_exist_ok=True))

@@ -7,7 +7,7 @@
 Child processes count, however they are started, unless they are killed.  Lines that only a skipped test would run, for
 want of a GPU or a library, count as not run.  Prints every file of which a line is not run, with those lines, and
 exits 1 if a test failed or fewer than --least percent of all lines ran.
-Needs pip install coverage pytest-xdist.
+[tool.coverage] of pyproject.toml says what is measured.
 """
 
 import argparse
@@ -17,36 +17,26 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-RULES = """
-[run]
-source = {root}/bertlite
-parallel = true
-patch = subprocess, _exit
-sigterm = true
-data_file = {folder}/data
-[report]
-exclude_lines =
-"""  # the last of these: nothing is left out, not even what says "pragma: no cover"
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def measure(tests: Sequence[str], folder: Path, workers: str) -> tuple[int, dict[str, Any]]:
     """Run the tests; return their exit status and coverage's report as a dictionary."""
-    rules, report = folder / "rules", folder / "report.json"
-    rules.write_text(RULES.format(root=ROOT, folder=folder))
-    env = {"OMP_NUM_THREADS": "1", **os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    env = {"OMP_NUM_THREADS": "1", **os.environ, **OFFLINE, "COVERAGE_FILE": str(folder / "data")}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
-    tool = [sys.executable, "-m", "coverage"]
-    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", workers, *tests]
-    status = subprocess.run([*tool, "run", f"--rcfile={rules}", *pytest], cwd=ROOT, env=env, check=False).returncode
-    missing = ["report", "--show-missing", "--skip-covered"]
-    for command in (["combine", "-q"], missing, ["json", "-q", "-o", str(report)]):
-        subprocess.run([*tool, command[0], f"--rcfile={rules}", *command[1:]], cwd=ROOT, env=env, check=True)
-    return status, json.loads(report.read_text())
+
+    def coverage(*words: str) -> int:
+        return subprocess.run([sys.executable, "-m", "coverage", *words], cwd=ROOT, env=env, check=False).returncode
+
+    status = coverage("run", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", workers, *tests)
+    coverage("combine", "-q")
+    coverage("report", "--show-missing", "--skip-covered")
+    coverage("json", "-q", "-o", str(folder / "report.json"))
+    return status, json.loads((folder / "report.json").read_text())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,8 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--least", type=float, default=95.0, metavar="PERCENT")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write a record (default: nowhere)")
     args = parser.parse_args(argv)
-    if absent := [name for name in ("coverage", "xdist") if find_spec(name) is None]:
-        parser.error(f"{' and '.join(absent)} not installed: pip install coverage pytest-xdist")
     with tempfile.TemporaryDirectory() as place:
         status, report = measure(args.tests, Path(place), args.workers)
     files = {

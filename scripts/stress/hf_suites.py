@@ -25,9 +25,11 @@ from typing import Any
 from bertlite.cli.parts import names
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = ("tests/models/bert/test_modeling_bert.py",)
+TESTS = "tests/models/bert/test_modeling_bert.py"
 PLUGIN = "scripts.stress.hf_suites"  # this module is also the plugin of the pytest that it starts
+OURS, OUT = "BERTLITE_HF_SUITES_OURS", "BERTLITE_HF_SUITES_OUT"  # its settings: whose classes, and a file
 Outcomes = dict[str, str]  # of each test that was not skipped: "passed", or its error
+outcomes: Outcomes = {}
 
 
 def put_ours_in_place() -> None:
@@ -45,88 +47,56 @@ def put_ours_in_place() -> None:
     hf.register()
 
 
-class Recorder:
-    """Notes the outcome of every test, and writes them to a file at the end."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.outcomes: Outcomes = {}
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.failed:  # a subtest that fails reports under the name of its test
-            lines = [line for line in report.longreprtext.splitlines() if line.startswith("E  ")]
-            self.outcomes[report.nodeid] = lines[0][1:].strip() if lines else "failed"
-        elif report.when == "call" and report.passed:
-            self.outcomes.setdefault(report.nodeid, "passed")
-
-    def pytest_sessionfinish(self) -> None:
-        Path(self.path).write_text(json.dumps(self.outcomes), encoding="utf-8")
-
-
-def pytest_addoption(parser: Any) -> None:
-    parser.addoption("--outcomes", required=True, help="where to write what came of each test")
-    parser.addoption("--ours", action="store_true", help="put bertlite's classes in place of transformers'")
-
-
-def pytest_configure(config: Any) -> None:
-    config.pluginmanager.register(Recorder(config.getoption("--outcomes")))
-    if config.getoption("--ours"):
+def pytest_configure() -> None:
+    if os.environ.get(OURS):
         put_ours_in_place()
 
 
-def check_version(checkout: Path) -> None:
-    """Exit if the checkout is of another version than the transformers that is installed."""
-    source = checkout / "src" / "transformers" / "__init__.py"
-    if not source.is_file():
-        sys.exit(f"{checkout} is no checkout of transformers: it has no src/transformers/__init__.py")
-    found = re.search(r'^__version__ = "([^"]+)"', source.read_text(encoding="utf-8"), re.MULTILINE)
-    if not found or found[1] != version("transformers"):
-        theirs = found[1] if found else "of no version"
-        sys.exit(f"{checkout} is {theirs} and {version('transformers')} is installed: check out that version")
+def pytest_runtest_logreport(report: Any) -> None:
+    if report.failed:  # a subtest that fails reports under the name of its test
+        lines = [line for line in report.longreprtext.splitlines() if line.startswith("E  ")]
+        outcomes[report.nodeid] = lines[0][1:].strip() if lines else "failed"
+    elif report.when == "call" and report.passed:
+        outcomes.setdefault(report.nodeid, "passed")
 
 
-def outcomes(checkout: Path, files: Sequence[str], only: Sequence[str], ours: bool) -> Outcomes:
+def pytest_sessionfinish() -> None:
+    Path(os.environ[OUT]).write_text(json.dumps(outcomes), encoding="utf-8")
+
+
+def run(checkout: Path, only: Sequence[str], ours: bool) -> Outcomes:
     """Run the tests in a process of their own and return what came of each that was not skipped."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "outcomes.json"
-        options = [
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            PLUGIN,
-            "--outcomes",
-            str(path),
-            *(["--ours"] if ours else []),
-        ]
-        chosen = ["-k", " or ".join(only)] if only else []
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        code = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, *chosen, *files],
+        env = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        env |= {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", PLUGIN, TESTS]
+        done = subprocess.run(
+            [*command, *(["-k", " or ".join(only)] if only else [])],
             cwd=checkout,
-            env={**os.environ, **offline, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**os.environ, **env, OURS: "1" if ours else "", OUT: str(path)},
             capture_output=True,
             text=True,
             check=False,
         )
         found: Outcomes = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if code.returncode not in (0, 1) or not found:  # 1: tests failed
-        sys.exit(f"the tests did not run:\n{code.stdout[-3000:]}{code.stderr[-3000:]}")
+    if done.returncode not in (0, 1) or not found:  # 1: tests failed
+        sys.exit(f"the tests did not run:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
     return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkout", type=Path, help="a source tree of transformers with its tests")
-    parser.add_argument("--tests", type=names, default=FILES, help=f"files ({','.join(FILES)})")
+    parser.add_argument("checkout", type=Path, help="a git checkout of transformers; other sources have no tests")
     parser.add_argument("--only", type=names, default=(), help="parts of names (default: all)")
     args = parser.parse_args(argv)
-    check_version(args.checkout)
-    missing = [name for name in args.tests if not (args.checkout / name).is_file()]
-    if missing:
-        sys.exit(f"{args.checkout} has no {missing[0]}: a source distribution lacks it, a git checkout has it")
-    stocks, ours = (outcomes(args.checkout, args.tests, args.only, ours) for ours in (False, True))
+    source = args.checkout / "src" / "transformers" / "__init__.py"
+    if not source.is_file() or not (args.checkout / TESTS).is_file():
+        sys.exit(f"{args.checkout} is no git checkout of transformers, with {TESTS}")
+    theirs = re.findall(r'^__version__ = "([^"]+)"', source.read_text(encoding="utf-8"), re.MULTILINE)
+    if theirs != [version("transformers")]:
+        sys.exit(f"{args.checkout} is {theirs} and {version('transformers')} is installed: check out that version")
+    stocks, ours = (run(args.checkout, args.only, ours) for ours in (False, True))
     passed = [name for name, outcome in stocks.items() if outcome == "passed"]
     worse = {name: ours.get(name, "skipped") for name in passed if ours.get(name) != "passed"}
     for name, error in worse.items():

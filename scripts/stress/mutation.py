@@ -1,8 +1,7 @@
 """Change one operator, number, condition or statement of a module at a time and check that its tests notice.
 
     python -m scripts.stress.mutation stack/attention                     # every mutant of bertlite/stack/attention.py
-    python -m scripts.stress.mutation pruning --slice 3/20                # each 20th, from the third
-    python -m scripts.stress.mutation checkpoint/checks --lines 40-90 --minutes 5
+    python -m scripts.stress.mutation checkpoint/checks --lines 40-90     # those of some lines
     python -m scripts.stress.mutation stack/masks --list                  # print the mutants; nothing is run
     python -m scripts.stress.mutation config --tests tests/test_config.py # other tests than those of TESTS
     python -m scripts.stress.mutation pruning --out scripts/results/mutation-pruning.json
@@ -29,7 +28,7 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,29 +44,12 @@ TESTS = {  # {module or room: the files of tests/ that must notice its mutants}
 }
 SEEN = "seen.json"
 LOOPS = 3  # times as long as without a mutant: it has been noticed
-OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Div,
-    ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.Mult,
-    ast.Pow: ast.Mult,
-    ast.BitAnd: ast.BitOr,
-    ast.BitOr: ast.BitAnd,
-    ast.And: ast.Or,
-    ast.Or: ast.And,
-}
+PAIRS: tuple[tuple[type[ast.AST], type[ast.AST]], ...] = (
+    *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn)),
+    *((ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.BitAnd, ast.BitOr), (ast.And, ast.Or)),
+)
+OPERATORS = {a: b for pair in PAIRS for a, b in (pair, pair[::-1])}
+OPERATORS |= dict.fromkeys((ast.FloorDiv, ast.Mod, ast.Pow), ast.Mult)
 
 
 @dataclass(frozen=True)
@@ -154,18 +136,6 @@ def source_of(module: str) -> Path:
     return ROOT / "bertlite" / f"{module}.py"
 
 
-def tests_of(module: str) -> list[Path]:
-    """Return the test files that must notice the mutants of a module.
-
-    Raises:
-        ValueError: TESTS names none.
-    """
-    names = TESTS.get(module) or TESTS.get(module.split("/")[0])
-    if names is None:
-        raise ValueError(f"TESTS names no tests of {module}: give --tests; it has {', '.join(TESTS)}")
-    return [ROOT / "tests" / name for name in names]
-
-
 def explanations(module: str) -> dict[tuple[str, str, str], str]:
     """Return {key of a mutant: why no test should notice it} of a module."""
     table = tomllib.loads(EXPLAINED.read_text(encoding="utf-8")).get(module, [])
@@ -235,10 +205,7 @@ def verdict(files: Sequence[Path], folder: Path, plugin: Watch | Order, seconds:
     return "survived" if code == 0 else "killed" if code > 0 else "looped or crashed"
 
 
-Verdicts = dict[str, list[Mutant]]
-
-
-def run(module: str, chosen: Sequence[Mutant], files: Sequence[Path], minutes: float) -> Verdicts:
+def run(module: str, chosen: Sequence[Mutant], files: Sequence[Path]) -> dict[str, list[Mutant]]:
     """Run the tests on one mutant after the other, on a copy of the package; print those that are not killed."""
     sys.dont_write_bytecode = True  # a second is too coarse to tell one mutant from the next
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
@@ -247,7 +214,7 @@ def run(module: str, chosen: Sequence[Mutant], files: Sequence[Path], minutes: f
     torch.set_num_threads(1)  # threads do not survive a fork
     with contextlib.suppress(ImportError):  # a fork then has it too
         import transformers.modeling_utils  # noqa: F401
-    done: Verdicts = {"killed": [], "survived": [], "looped or crashed": []}
+    done: dict[str, list[Mutant]] = {"killed": [], "survived": [], "looped or crashed": []}
     reasons, whole = explanations(module), source_of(module).read_bytes()
     with tempfile.TemporaryDirectory() as place:
         folder, start = Path(place), time.monotonic()
@@ -258,8 +225,6 @@ def run(module: str, chosen: Sequence[Mutant], files: Sequence[Path], minutes: f
         seen = json.loads((folder / SEEN).read_text())
         limit = LOOPS * (time.monotonic() - start)
         for each in chosen:
-            if time.monotonic() - start > minutes * 60:
-                break
             copy.write_bytes(whole[: each.start] + each.new.encode() + whole[each.end :])
             order = Order(seen, range(each.line, each.line + each.old.count("\n") + 1))
             found = verdict(files, folder, order, limit)
@@ -270,55 +235,42 @@ def run(module: str, chosen: Sequence[Mutant], files: Sequence[Path], minutes: f
     return done
 
 
-def report(found: Sequence[Mutant], reasons: Mapping[tuple[str, str, str], str]) -> list[dict[str, Any]]:
-    """Describe mutants, JSON-ready."""
-    return [dict(zip(("line", "old", "new"), each.key, strict=True), why=reasons.get(each.key)) for each in found]
-
-
-def paths(text: str) -> list[Path]:
-    """Parse "a.py,b.py" into [Path("a.py"), Path("b.py")]."""
-    return [Path(part) for part in text.split(",")]
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("module", help="its path in bertlite without .py: stack/attention")
-    parser.add_argument("--tests", type=paths, metavar="A,B", help="instead of the files that TESTS names")
-    parser.add_argument("--slice", default="1/1", help="K/N: each N-th mutant, from the K-th")
+    parser.add_argument(
+        "--tests", type=lambda text: text.split(","), metavar="A,B", help="instead of the files that TESTS names"
+    )
     parser.add_argument("--lines", default="1-1000000", help="FROM-TO of the module")
-    parser.add_argument("--minutes", type=float, default=1e9, help="begin no mutant after so many")
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write a record")
-    args = parser.parse_args(argv)
-    args.module = args.module.removesuffix(".py")
-    if not source_of(args.module).is_file():
-        parser.error(f"there is no {source_of(args.module).relative_to(ROOT)}")
-    try:
-        args.tests = args.tests or tests_of(args.module)
-    except ValueError as error:
-        parser.error(str(error))
-    return args
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    args, start = parse(argv), time.monotonic()
-    every, reasons = mutants(source_of(args.module).read_text(encoding="utf-8")), explanations(args.module)
-    (first, step), (low, high) = (map(int, args.slice.split("/")), map(int, args.lines.split("-")))
-    chosen = [each for each in every if low <= each.line <= high][first - 1 :: step]
+    args, start = parser.parse_args(argv), time.monotonic()
+    module = args.module.removesuffix(".py")
+    if not source_of(module).is_file():
+        parser.error(f"there is no {source_of(module).relative_to(ROOT)}")
+    tests = args.tests or [f"tests/{name}" for name in TESTS.get(module.split("/")[0], ())]
+    if not tests:
+        parser.error(f"TESTS names no tests of {module}: give --tests; it has {', '.join(TESTS)}")
+    every, reasons = mutants(source_of(module).read_text(encoding="utf-8")), explanations(module)
+    low, high = map(int, args.lines.split("-"))
+    chosen = [each for each in every if low <= each.line <= high]
     if args.list:
         print(*chosen, sep="\n")
         return 0
-    done = run(args.module, chosen, [path.resolve() for path in args.tests], args.minutes)
+    done = run(module, chosen, [ROOT / path for path in tests])
     unexplained = [each for each in done["survived"] if each.key not in reasons]
-    counts = {"mutants": len(every), "run": sum(map(len, done.values()))}
+    counts = {"mutants": len(every), "run": len(chosen)}
     counts |= {name: len(each) for name, each in done.items()} | {"unexplained": len(unexplained)}
     print(", ".join(f"{n} {what}" for what, n in counts.items()))
     if args.out:
         from bertlite.records import environment, write_record  # not before: the forks import the copy
 
-        tests = [os.path.relpath(path, ROOT) for path in args.tests]
-        record = {"module": args.module, "tests": tests, **counts}
-        record |= {"survivors": report(done["survived"], reasons), "loops": report(done["looped or crashed"], reasons)}
+        record: dict[str, Any] = {"module": module, "tests": tests, **counts}
+        for name, which in (("survivors", "survived"), ("loops", "looped or crashed")):
+            record[name] = [
+                dict(zip(("line", "old", "new"), each.key, strict=True), why=reasons.get(each.key))
+                for each in done[which]
+            ]
         record["minutes"] = round((time.monotonic() - start) / 60, 1)
         write_record(args.out, {**record, "environment": environment()})
     return int(bool(unexplained))

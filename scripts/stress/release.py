@@ -1,18 +1,18 @@
 """Build the wheel and the sdist and try them in an environment where nothing else is installed.
 
-    python -m scripts.stress.release                            # this environment's torch, the newest of all else
-    python -m scripts.stress.release --lowest --python PYTHON   # the oldest of all that pyproject.toml allows
-    python -m scripts.stress.release --newest --python PYTHON   # the newest torch, the rest as in constraints.txt
-    python -m scripts.stress.release --pages                    # each page's commands after its install line alone
+    python -m scripts.stress.release                   # this environment's torch, the newest of all else
+    python -m scripts.stress.release --lowest PYTHON   # the oldest of all that pyproject.toml allows
+    python -m scripts.stress.release --newest PYTHON   # the newest torch, the rest as in constraints.txt
+    python -m scripts.stress.release --pages           # each page's commands after its install line alone
 
 Makes an empty environment in a temporary folder, outside the checkout, and installs the wheel there without extras;
 torch, which is large, is lent by the environment that runs this.  There `import bertlite` must work and import no
 more than its dependencies, `bertlite --help` must run, a model must be saved and loaded again, and its version must
-be `bertlite.__version__`, the only place that states one.  With --lowest the wheel goes into PYTHON's environment,
-which has the oldest torch already and is changed, and the tests of --tests run there too.  With --newest so does the
-newest torch of the index, and what developers install, at the versions of constraints.txt; all tests run there, and
-`bertlite parity`, which writes its record into --out.  Takes minutes, --newest an hour, and a package index; exits 1
-at the first step that fails.  `scripts/stress/hf_suites.py` runs transformers' own tests.
+be `bertlite.__version__`.  With --lowest the wheel goes into PYTHON's environment, which has the oldest torch already
+and is changed, and the tests of TESTS run there too.  With --newest so does the newest torch of the index, and what
+developers install, at the versions of constraints.txt; all tests run there, and `bertlite parity`, which writes its
+record into --out.  Takes minutes, --newest an hour, and a package index; exits 1 at the first step that fails.
+`scripts/stress/hf_suites.py` runs transformers' own tests.
 """
 
 import argparse
@@ -28,10 +28,8 @@ import zipfile
 from collections.abc import Sequence
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import Any
 
 from bertlite import __version__
-from bertlite.cli.parts import names
 from bertlite.parity.command import DEMO
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +44,6 @@ PAGES = {  # of the documentation: the extra that its install line names, and th
     "notebooks/docs/quickstart.md": ("hf", ("parity/test_parity.py",)),
     "notebooks/docs/shipping.md": ("onnx", ("shipping/test_export.py",)),
 }
-PARALLEL = ("-n", "auto", "--dist", "worksteal")  # as scripts/test does
 TRY = """
 import sys, tempfile, importlib.metadata, torch, bertlite
 extras = {"transformers", "accelerate", "datasets", "pyarrow", "matplotlib", "scipy", "sklearn"} & sys.modules.keys()
@@ -68,10 +65,6 @@ print("bertlite", sys.argv[1], "on torch", torch.__version__, "in", bertlite.__f
 """
 
 
-def project() -> dict[str, Any]:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-
-
 def lowest(requirements: Sequence[str]) -> list[str]:
     """Return the oldest release that each requirement allows: "torch>=2.6" -> "torch==2.6"."""
     form = re.compile(r"([\w.-]+)(?:\[[\w,]+\])?>=([\d.]+)(?:,.*)?")
@@ -79,15 +72,17 @@ def lowest(requirements: Sequence[str]) -> list[str]:
     return [f"{match[1]}=={match[2]}" for match in found if match]
 
 
-def lend_torch(python: Path) -> None:
-    """Link the torch of this environment, and nothing else of it, into another."""
-    [there] = python.parents[1].glob("lib/python*/site-packages")
+def environment_with_torch(folder: Path) -> Path:
+    """Make an environment that has the torch of this one and nothing else; return its Python."""
+    venv.create(folder, with_pip=True)
+    [there] = folder.glob("lib/python*/site-packages")
     torch = distribution("torch")
     for name in {file.parts[0] for file in torch.files or () if file.parts[0] != ".."}:
         (there / name).symlink_to(str(torch.locate_file(name)))
+    return folder / "bin" / "python"
 
 
-def step(*command: str | Path, cwd: Path) -> None:
+def step(*command: str | Path, cwd: Path = ROOT) -> None:
     print("==", *command, flush=True)
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     if "pytest" in command:
@@ -96,65 +91,54 @@ def step(*command: str | Path, cwd: Path) -> None:
     subprocess.run([str(part) for part in command], check=True, cwd=cwd, env=clean)
 
 
-def check_version() -> None:
-    """Exit if a module but bertlite/__init__.py states the version."""
-    for path in (ROOT / "bertlite").rglob("*.py"):
-        stated = re.search(rf"(?<![\d.]){re.escape(__version__)}(?![\d.])", path.read_text(encoding="utf-8"))
-        if stated and path != ROOT / "bertlite" / "__init__.py":
-            sys.exit(f"{path} states the version, {__version__}, too")
+def install(python: Path, *words: str | Path) -> None:
+    step(python, "-m", "pip", "-q", "install", *words)
 
 
-def check_contents(dist: Path) -> None:
-    """Exit if an archive lacks part of the package or its py.typed, or the sdist lacks the tests."""
+def run_tests(python: Path, folder: Path, names: Sequence[str]) -> None:
+    """Run tests against what is installed, not the checkout."""
+    install(python, "pytest", "hypothesis")
+    files = [ROOT / "tests" / name for name in names]
+    step(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "pythonpath=", *files, cwd=folder)
+
+
+def check_contents(dist: Path) -> Path:
+    """Return the wheel; exit if an archive lacks part of the package or its py.typed, or the sdist the tests."""
     [wheel], [sdist] = dist.glob("*.whl"), dist.glob("*.tar.gz")
     in_wheel = set(zipfile.ZipFile(wheel).namelist())
     with tarfile.open(sdist) as archive:
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "bertlite").rglob("*.py")} | {"bertlite/py.typed"}
-    for name, held in ((wheel.name, in_wheel), (sdist.name, in_sdist)):
-        if missing := sorted(modules - held):
-            sys.exit(f"{name} lacks {', '.join(missing)}")
-    if strange := sorted(name for name in in_wheel if not name.startswith(("bertlite/", "bertlite-"))):
-        sys.exit(f"{wheel.name} also holds {', '.join(strange)}")
-    if not {"README.md", "LICENSE", "tests/conftest.py", "scripts/test"} <= in_sdist:
-        sys.exit(f"{sdist.name} lacks what one needs to build on it")
+    needed = {"README.md", "LICENSE", "tests/conftest.py", "scripts/test"}
+    strange = {name for name in in_wheel if not name.startswith(("bertlite/", "bertlite-"))}
+    if wrong := sorted(modules - in_wheel | (modules | needed) - in_sdist | strange):
+        sys.exit(f"{wheel.name} or {sdist.name} lacks, or the wheel has beside the package, {', '.join(wrong)}")
+    return wheel
 
 
 def run_pages(folder: Path) -> None:
     """Run the commands of each page in an environment made by its install line, with pytest and a lent torch."""
     for number, (page, (extra, tests)) in enumerate(PAGES.items()):
-        venv.create(folder / str(number), with_pip=True)
-        python = folder / str(number) / "bin" / "python"
-        lend_torch(python)
-        step(python, "-m", "pip", "-q", "install", f".[{extra}]", cwd=ROOT)
+        python = environment_with_torch(folder / str(number))
+        install(python, f".[{extra}]")
         if f"pip install --no-deps {DEMO}" in (ROOT / page).read_text(encoding="utf-8"):
-            step(python, "-m", "pip", "-q", "install", "--no-deps", DEMO, cwd=ROOT)
-        run_lowest(python, tests, folder)
+            install(python, "--no-deps", DEMO)
+        run_tests(python, folder, tests)
 
 
-def run_lowest(python: Path, tests: Sequence[str], folder: Path) -> None:
-    """Run tests against the wheel, not the checkout."""
-    step(python, "-m", "pip", "-q", "install", "pytest", "hypothesis", cwd=folder)
-    files = [ROOT / "tests" / name for name in tests]
-    step(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "pythonpath=", *files, cwd=folder)
-
-
-def run_newest(python: Path, wheel: Path, tests: Sequence[str], out: Path | None, folder: Path) -> None:
-    """Run what README names beside the newest torch: the tests, which import the checkout's scripts, and parity."""
+def run_newest(python: Path, wheel: Path, out: Path | None, folder: Path) -> None:
+    """Run the tests of the checkout beside the newest torch, and parity, whose record names torch."""
+    torch = version_in(python, "torch")
     pins = folder / "constraints.txt"
-    pins.write_text(other_than_torch() + f"torch=={version_in(python, 'torch')}\n", encoding="utf-8")
-    step(python, "-m", "pip", "-q", "install", "-c", pins, f"{wheel}[dev]", cwd=folder)
-    step(python, "-m", "pip", "-q", "install", "-c", pins, "--no-deps", DEMO, cwd=folder)  # it asks for another torch
-    files = [ROOT / "tests" / name for name in tests]
-    step(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *PARALLEL, *files, cwd=ROOT)
-    record: list[str | Path] = [] if out is None else ["--out", out.resolve() / record_name(python)]
-    step(python, "-m", "bertlite", "parity", "--all", *record, cwd=ROOT)
-
-
-def other_than_torch() -> str:
-    """Return constraints.txt without the line that chooses torch."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines(keepends=True)
-    return "".join(line for line in lines if not line.startswith("torch=="))
+    suffix = "" if f"torch=={torch}\n" in lines else f"-torch-{torch}"
+    others = [line for line in lines if not line.startswith("torch==")]
+    pins.write_text("".join([*others, f"torch=={torch}\n"]), encoding="utf-8")
+    install(python, "-c", pins, f"{wheel}[dev]")
+    install(python, "-c", pins, "--no-deps", DEMO)  # it asks for another torch
+    step(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "auto", "--dist", "worksteal", "tests")
+    record = f"parity-{version_in(python, 'transformers')}{suffix}.json"
+    step(python, "-m", "bertlite", "parity", "--all", *(["--out", str(out.resolve() / record)] if out else []))
 
 
 def version_in(python: Path, package: str) -> str:
@@ -163,59 +147,38 @@ def version_in(python: Path, package: str) -> str:
     return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def record_name(python: Path) -> str:
-    """Return the name of a parity record; it names torch if constraints.txt has another."""
-    torch = f"torch=={version_in(python, 'torch')}"
-    pinned = torch in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    return f"parity-{version_in(python, 'transformers')}{'' if pinned else '-' + torch.replace('==', '-')}.json"
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--lowest", action="store_true", help="the oldest dependencies, and the tests")
+    which.add_argument("--lowest", type=Path, metavar="PYTHON", help="the oldest dependencies, and the tests")
+    which.add_argument("--newest", type=Path, metavar="PYTHON", help="the newest torch, the tests and parity")
     which.add_argument("--pages", action="store_true", help="each page's install line and its commands, and no more")
-    which.add_argument("--newest", action="store_true", help="the newest torch, the tests and parity")
-    parser.add_argument(
-        "--tests",
-        type=names,
-        metavar="A,B",
-        help=f"tests to run (default: with --lowest {','.join(TESTS)}; with --newest all)",
-    )
-    parser.add_argument("--python", type=Path, help="of an environment that has the oldest, or the newest, torch")
     parser.add_argument("--out", type=Path, help="with --newest: the folder for the record of parity")
     args = parser.parse_args(argv)
-    if (args.lowest or args.newest) != bool(args.python):
-        parser.error("--python goes with --lowest or --newest, and they with it")
     if args.out and not args.newest:
         parser.error("--out goes with --newest")
-    facts = project()
-    check_version()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         if args.pages:
             run_pages(folder)
             return 0
         step(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", ROOT, cwd=folder)
-        check_contents(folder / "dist")
-        [wheel] = (folder / "dist").glob("*.whl")
-        python: Path = args.python or folder / "env" / "bin" / "python"
-        pins = lowest(facts["dependencies"]) if args.lowest else []
-        if args.python:
-            step(python, "-m", "pip", "-q", "uninstall", "-y", "bertlite", cwd=folder)  # pip keeps one of this version
-        else:
-            venv.create(folder / "env", with_pip=True)
-            lend_torch(python)
+        wheel = check_contents(folder / "dist")
+        given = args.lowest or args.newest
+        python = given or environment_with_torch(folder / "env")
+        if given:
+            step(python, "-m", "pip", "-q", "uninstall", "-y", "bertlite")  # pip keeps one of this version
         if args.newest:
-            step(python, "-m", "pip", "-q", "install", "--upgrade", "torch", cwd=folder)
-        step(python, "-m", "pip", "-q", "install", *pins, wheel, cwd=folder)
-        step(python, "-m", "pip", "-q", "check", cwd=folder)
+            install(python, "--upgrade", "torch")
+        needs = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+        install(python, *(lowest(needs) if args.lowest else ()), wheel)
+        step(python, "-m", "pip", "-q", "check")
         step(python, "-I", "-c", TRY, __version__, cwd=folder)
         step(python.parent / "bertlite", "--help", cwd=folder)
         if args.lowest:
-            run_lowest(python, TESTS if args.tests is None else args.tests, folder)
+            run_tests(python, folder, TESTS)
         if args.newest:
-            run_newest(python, wheel, ("",) if args.tests is None else args.tests, args.out, folder)
+            run_newest(python, wheel, args.out, folder)
     print("the release is sound")
     return 0
 

@@ -80,9 +80,7 @@ def soak(minutes: float, every: float) -> list[dict[str, float]]:
                 files = len(os.listdir("/proc/self/fd"))
                 row = {"seconds": round(seconds, 1), "rounds": number, **resident(), "files": files}
                 rows.append(row)
-                print(
-                    f"{seconds:8.0f} s {number:8d} rounds {row['own'] / 2**20:8.1f} MiB {files:4d} files", flush=True
-                )
+                print(row, flush=True)
     return rows
 
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from bertlite import BertConfig, BertTokenizer, prune_heads
 from bertlite.attention_view import AttentionMaps, attention_maps, page
 from bertlite.cli import main
-from scripts.make import chromium
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "##s", "on", "a", "mat", "."]
 TEXT = "The cats sat on the mat."
@@ -55,15 +54,6 @@ HOSTILE = {  # token: how it must look; None: as it is spelled
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    reason = chromium.missing()
-    if reason:
-        pytest.skip(reason)
-    with chromium.open_chromium() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
 def tabs(browser) -> dict[str, Any]:
     """The tabs that are open, by their options: to open one takes longer than to load a page in it."""
     return {}
@@ -86,8 +76,8 @@ def visit(browser, tabs) -> Iterator[Callable[..., Any]]:
         opened.noise = noise
         opened.set_viewport_size({"width": width, "height": height})
         opened.mouse.move(0, 0)
-        opened.goto(chromium.address(path))
-        assert noise == [f"request: {chromium.address(path)[:80]}"]  # the file itself
+        opened.goto(path.as_uri())
+        assert noise == [f"request: {path.as_uri()[:80]}"]  # the file itself
         noise.clear()
         if options.get("java_script_enabled", True):
             opened.wait_for_selector("html[data-ready]")
@@ -594,7 +584,7 @@ def test_no_token_runs_anything_or_is_hidden(visit, tmp_path) -> None:
 def test_scripts_that_are_not_its_own_do_not_run(browser, folder) -> None:
     context = browser.new_context()
     opened = context.new_page()
-    opened.goto(chromium.address(folder / "one.html"))
+    opened.goto((folder / "one.html").as_uri())
     opened.evaluate("try { document.body.innerHTML += '<img src=x onerror=\"window.ran = 1\">'; } catch {}")
     opened.evaluate(
         "try { const made = document.createElement('script'); made.append('window.ran = 2');"

@@ -54,17 +54,6 @@ def test_the_canary_sings_where_a_pickle_is_run(tmp_path):
     assert (tmp_path / "canary").is_dir()
 
 
-def test_the_script_writes_the_corpus_and_what_to_expect(tmp_path, capsys):
-    assert hostile.main([str(tmp_path / "corpus")]) == 0
-    expected = json.loads((tmp_path / "corpus/expected.json").read_text())
-    assert expected.keys() == hostile.CASES.keys()
-    assert {path.name for path in (tmp_path / "corpus").iterdir() if path.is_dir()} == expected.keys()
-    assert f"{len(expected)} checkpoints" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        hostile.main([str(tmp_path / "corpus")])
-    assert "is not empty" in capsys.readouterr().err
-
-
 # Numbers that are none ----------------------------------------------------------------------------------------------
 
 
