@@ -1,6 +1,7 @@
 """The activations that a checkpoint may name in `hidden_act`, by transformers' names.
 
-Formulas are those of transformers' ACT2FN (5.23.0; hardswish and sqrtsoftplus are not in 4.57.6).
+Formulas are those of transformers' ACT2FN (5.23.0; hardswish and sqrtsoftplus are not in 4.57.6), all but xielu, whose
+slopes are learned in bfloat16 and which no BERT has.
 """
 
 import math
@@ -20,33 +21,6 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 def gelu_tanh_halved_first(x: Tensor) -> Tensor:  # the same formula; float rounding follows the order
     return x * 0.5 * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
-
-
-class XIELU(nn.Module):
-    """xIELU with its two learned slopes (arXiv:2411.13010).  Attribute names are checkpoint keys."""
-
-    beta: Tensor
-    eps: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.alpha_p = nn.Parameter(torch.empty(1, dtype=torch.bfloat16))
-        self.alpha_n = nn.Parameter(torch.empty(1, dtype=torch.bfloat16))
-        self.register_buffer("beta", torch.empty((), dtype=torch.bfloat16))
-        self.register_buffer("eps", torch.empty((), dtype=torch.bfloat16))
-        self.reset_parameters()
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        for alpha, start in ((self.alpha_p, 0.8), (self.alpha_n, 0.8 - 0.5)):
-            alpha.copy_(torch.tensor(start, dtype=torch.bfloat16).expm1().log())  # softplus(alpha) == start
-        self.beta.fill_(0.5)
-        self.eps.fill_(-1e-6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        above = F.softplus(self.alpha_p) * x * x + self.beta * x
-        below = (torch.expm1(torch.min(x, self.eps)) - x) * (self.beta + F.softplus(self.alpha_n)) + self.beta * x
-        return torch.where(x > 0, above, below)
 
 
 ACTIVATIONS: dict[str, Function | type[nn.Module]] = {
@@ -73,7 +47,6 @@ ACTIVATIONS: dict[str, Function | type[nn.Module]] = {
     "sqrtsoftplus": lambda x: F.softplus(x).sqrt(),
     "swish": F.silu,
     "tanh": torch.tanh,
-    "xielu": XIELU,
 }
 
 
@@ -92,7 +65,7 @@ class Activation(nn.Module):
 
 
 def activation(name: str) -> nn.Module:
-    """Make the module for one name of ACTIVATIONS; only `prelu` and `xielu` carry parameters."""
+    """Make the module for one name of ACTIVATIONS; only `prelu` carries a parameter."""
     name = name.removeprefix(ONLY_HERE)
     entry = ACTIVATIONS[name]
     return entry() if isinstance(entry, type) else Activation(name)

@@ -186,7 +186,7 @@ def differing_width(have: torch.Size | None, want: torch.Size, axis: int) -> int
 
 
 def stored_dtype(state: State, wanted: State) -> tuple[torch.dtype, list[str]]:
-    """Return the dtype of a checkpoint, and the fault of having several; xielu's own dtype may differ."""
+    """Return the dtype of a checkpoint, and the fault of having several."""
     default, kinds = torch.get_default_dtype(), dict[torch.dtype, str]()
     for name, made in wanted.items():
         if name in state and made.dtype == default and state[name].dtype in DTYPES.values():

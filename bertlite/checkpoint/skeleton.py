@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bertlite.activations import XIELU
 from bertlite.checkpoint.names import LoadableModel, body_prefix
 from bertlite.checkpoint.reading import ALIGNMENT, State, is_plain_tensor
 from bertlite.config import BertConfig, ConfigLike
@@ -57,7 +56,7 @@ def init_weights(part: nn.Module, config: ConfigLike) -> None:
             module.weight.normal_(0.0, config.initializer_range)
             if module.padding_idx is not None:
                 module.weight[module.padding_idx].zero_()
-        elif isinstance(module, nn.LayerNorm | nn.PReLU | XIELU):
+        elif isinstance(module, nn.LayerNorm | nn.PReLU):
             module.reset_parameters()
 
 

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from bertlite import torch_private
-from bertlite.activations import XIELU, Activation
+from bertlite.activations import Activation
 from bertlite.inference.linear import FixedLinear, Int8Linear, MakeLinear
 from bertlite.model import BertPreTrainedModel
 from bertlite.stack.layer_inputs import LayerInputs
 from bertlite.stack.modules import BertAttention, BertLayer, BertOutput, BertSelfOutput
 
-TOKENWISE = (Activation, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.PReLU, XIELU)  # may take tokens in blocks
+TOKENWISE = (Activation, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.PReLU)  # may take tokens in blocks
 LinearKind: TypeAlias = Callable[..., FixedLinear]  # FixedLinear, a class derived from it, or a partial of one
 
 

@@ -190,22 +190,6 @@ def test_other_dtypes_are_refused(dtype, tmp_path):
         BertModel.from_pretrained(tmp_path, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", [None, "float64"])
-def test_an_activation_with_a_dtype_of_its_own_keeps_it(dtype, tmp_path):
-    saved = bertlite.BertForMaskedLM(BertConfig(**SIZES, hidden_act="xielu"))
-    assert len({t.dtype for t in saved.state_dict().values()}) == 2
-    saved.save_pretrained(tmp_path)
-    loaded = BertForMaskedLM.from_pretrained(tmp_path, dtype=dtype)
-    assert_same_model(loaded, saved if dtype is None else saved.double())
-    BertModel(saved.config).half().save_pretrained(tmp_path)
-    fresh = BertForMaskedLM.from_pretrained(tmp_path, dtype=dtype).cls.predictions.transform
-    assert fresh.dense.weight.dtype == (torch.float16 if dtype is None else torch.float64)
-    assert fresh.transform_act_fn.alpha_p.dtype == (torch.bfloat16 if dtype is None else torch.float64)
-    assert fresh.transform_act_fn.alpha_p.item() == pytest.approx(
-        saved.cls.predictions.transform.transform_act_fn.alpha_p.item()
-    )
-
-
 def test_loading_draws_no_random_numbers_and_allocates_no_weights(tmp_path):
     make().save_pretrained(tmp_path)
     before = torch.random.get_rng_state()
