@@ -1,8 +1,6 @@
 """from_pretrained and save_pretrained, with the arguments that people pass, between transformers' classes and ours."""
 
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,6 @@ from transformers.testing_utils import CaptureLogger
 
 import bertlite
 from bertlite import hf
-from bertlite.hf import v4
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -384,54 +381,3 @@ def test_the_core_and_hf_read_each_others_files(name: str, tmp_path: Path) -> No
     again, info = getattr(hf, name).from_pretrained(tmp_path / "core", dtype=F64, output_loading_info=True)
     assert not any(info.values())
     assert_same(dict(again(**inputs_of(name))), dict(ours(**inputs_of(name))), atol=0)
-
-
-# optimum
-
-
-OPTIMUM = """
-class TasksManager:  # asks what optimum 2.1 asks
-    @classmethod
-    def _infer_library_from_model_or_model_class(cls, model=None, model_class=None):
-        if (model is None) == (model_class is None):
-            raise ValueError("one of both")
-        if not (model_class or type(model)).__module__.startswith("transformers"):
-            raise ValueError("The library name could not be automatically inferred")
-        return "transformers"
-"""
-
-
-@pytest.fixture
-def optimum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Put a package of that name in place of the one that may be installed."""
-
-    def loaded() -> list[str]:
-        return [name for name in sys.modules if name.partition(".")[0] == "optimum"]
-
-    exporters = tmp_path / "optimum" / "exporters"
-    exporters.mkdir(parents=True)
-    (exporters / "tasks.py").write_text(OPTIMUM)
-    (exporters.parent / "__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in loaded():
-        monkeypatch.delitem(sys.modules, name)
-    yield
-    for name in loaded():
-        del sys.modules[name]
-
-
-@pytest.mark.usefixtures("optimum")
-def test_optimum_infers_the_library_of_a_registered_class() -> None:
-    with hf.registered():
-        from optimum.exporters.tasks import TasksManager
-
-        infer = TasksManager._infer_library_from_model_or_model_class
-        assert infer(model=ours_of("BertForMaskedLM")) == infer(model_class=hf.BertModel) == "transformers"
-        assert infer(theirs_of("BertModel")) == "transformers"
-        assert infer(model_class=v4.BertModel) == infer(model_class=v4.BertForMaskedLM) == "transformers"
-        with pytest.raises(ValueError, match="could not be automatically inferred"):
-            infer(model_class=bertlite.BertModel)
-        with pytest.raises(ValueError, match="one of both"):
-            infer(ours_of("BertModel"), hf.BertModel)
-    with pytest.raises(ValueError, match="could not be automatically inferred"):
-        TasksManager._infer_library_from_model_or_model_class(model_class=hf.BertModel)
