@@ -6,8 +6,6 @@ Shapes:  B sequences · S positions · D hidden
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import update_wrapper
-from types import FunctionType
 from typing import Any, ClassVar
 
 import torch
@@ -64,6 +62,7 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
 
     _shared_config: SharedConfig
     base_model_prefix: ClassVar[str] = "bert"
+    base_class: ClassVar[type[Any]]  # BertModel, for the heads
     main_input_name: ClassVar[str] = "input_ids"
 
     def __init__(self, config: BertConfig, **options: Any) -> None:
@@ -197,19 +196,6 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def with_own_forward(cls: Any) -> Any:
-    """Rename the inherited `forward` of a class, so that errors for wrong arguments name the class."""
-    inherited = cls.forward
-    if "forward" not in vars(cls):
-        code, closure = inherited.__code__, inherited.__closure__
-        cls.forward = FunctionType(code, inherited.__globals__, "forward", inherited.__defaults__, closure)
-        cls.forward.__kwdefaults__ = inherited.__kwdefaults__
-        update_wrapper(cls.forward, inherited)
-        cls.forward.__qualname__ = f"{cls.__qualname__}.forward"
-    return cls
-
-
-@with_own_forward
 class BertModel(BertBody[BertModelOutput], BertPreTrainedModel):
     """BERT without a head: token vectors, and the pooler's vector of the sequence.
 
@@ -230,3 +216,7 @@ class BertModel(BertBody[BertModelOutput], BertPreTrainedModel):
     @property
     def build_options(self) -> dict[str, Any]:
         return {"add_pooling_layer": self.pooler is not None}
+
+
+BertPreTrainedModel.base_class = BertModel
+BertBody.forward.__qualname__ = "BertModel.forward"  # as errors for wrong arguments name it

@@ -3,7 +3,9 @@
 Shapes:  B sequences · S positions.  Label -100 means "no label here" wherever labels are class indices.
 """
 
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
@@ -13,8 +15,7 @@ from bertlite.config import ConfigLike
 from bertlite.heads.layers import BertLMPredictionHead
 from bertlite.heads.losses import Items, check_labels, cross_entropy, pack_labels
 from bertlite.heads.outputs import LogitsOutput
-from bertlite.model import BertModel, with_own_forward
-from bertlite.stack.body import Body, has_hooks, has_hooks_within, pick
+from bertlite.stack.body import BertBody, Body, has_hooks, has_hooks_within, pick
 from bertlite.stack.outputs import Encoded
 
 Out = TypeVar("Out")
@@ -24,24 +25,55 @@ KINDS: dict[str, LabelKind] = {  # of a config's problem_type
     "multi_label_classification": "flags",
     "regression": "number",
 }
+FIRST = ("input_ids", "attention_mask", "token_type_ids", "position_ids")  # which may be positional
+COMMON = ("inputs_embeds", "head_mask", "output_attentions", "output_hidden_states", "return_dict")
+
+
+def takes(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a head's `forward` of a function of its own arguments and, as `**inputs`, of those for BertModel.
+
+    Its signature names every argument: Trainer drops columns of a data set that the signature does not name, exporters
+    order inputs by it, and a misspelt keyword is a TypeError.  With return_dict=False it returns a tuple.
+
+    Args:
+        names: what it takes of BertModel's arguments beside FIRST and COMMON.
+    """
+
+    def decorate(run: Callable[..., Any]) -> Callable[..., Any]:
+        own = [each for each in inspect.signature(run).parameters.values() if each.kind is each.KEYWORD_ONLY]
+        parameters = []
+        for name, each in inspect.signature(BertBody.forward).parameters.items():
+            if name in ("self", *FIRST, *COMMON, *names):
+                parameters.append(each)
+            if name == "use_cache":  # inputs come before, and what is to be returned after
+                parameters += own
+        known = [each.name for each in parameters[1:]]
+
+        @functools.wraps(run)
+        def forward(self: Any, *inputs: Any, return_dict: bool | None = None, **options: Any) -> Any:
+            wrong = [name for name in options if name not in known]
+            if wrong or len(inputs) > len(FIRST):
+                what = f"got an unexpected keyword argument {wrong[0]!r}" if wrong else "takes 4 positional arguments"
+                raise TypeError(f"{type(self).__name__}.forward() {what}; have: {', '.join(known)}")
+            out = run(self, **dict(zip(FIRST, inputs, strict=False)), **options)
+            return pick(out, self.config.return_dict if return_dict is None else return_dict)
+
+        forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return forward
+
+    return decorate
 
 
 class HeadBody(Body, Generic[Out]):
-    """Base of the task heads: run the BertModel below, and return logits with their loss.
-
-    Each `forward` spells out its arguments, though most are BertModel's: Trainer drops columns of a data set that the
-    signature does not name, exporters order inputs by it, and a misspelt keyword is a TypeError.
-    """
+    """Base of the task heads: run the BertModel below, and return logits with their loss."""
 
     bert: Any
-    base_class: ClassVar[type[Any]] = BertModel
+    cls: Any
+    base_class: ClassVar[type[Any]]  # of the model in `bert`
+    head_class: ClassVar[type[nn.Module]]  # of the part in `cls`
     output_type: ClassVar[type[Any]] = LogitsOutput
     needs_pooler: ClassVar[bool] = False
     needs_tokens: ClassVar[bool] = True  # not only the pooler
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        with_own_forward(cls)
 
     if TYPE_CHECKING:
 
@@ -52,18 +84,19 @@ class HeadBody(Body, Generic[Out]):
         self.build_head(config)
 
     def build_head(self, config: ConfigLike) -> None:
-        raise NotImplementedError
+        self.cls = self.head_class(config)
 
     def logits(self, encoded: Encoded) -> Tensor:
         raise NotImplementedError
 
-    def encode(self, *inputs: Tensor | None, **options: Any) -> Encoded:
+    def encode(self, **inputs: Any) -> Encoded:
         """Run BERT; if the head reads only the pooler, the last layer may compute only first tokens."""
         if not self.needs_tokens:
-            options["first_token_only"] = self.first_token_suffices(
-                options["output_attentions"], options["output_hidden_states"]
+            inputs["first_token_only"] = self.first_token_suffices(
+                inputs.get("output_attentions"), inputs.get("output_hidden_states")
             )
-        return self.bert(*inputs, **options, return_encoded=True)
+        first = [inputs.pop(name, None) for name in FIRST]  # by place, as hooks of transformers' users see them
+        return self.bert(*first, **inputs, return_encoded=True)
 
     def first_token_suffices(self, output_attentions: bool | None, output_hidden_states: bool | None) -> bool:
         """Return whether the last layer may be spared all tokens but the first, by a head that reads only the pooler.
@@ -127,22 +160,8 @@ class HeadBody(Body, Generic[Out]):
         """
         return self.loss(out.logits[rows], labels["labels"][rows])
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        *,
-        inputs_embeds: Tensor | None = None,
-        head_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Items = None,
-        cu_seqlens: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> Out:
+    @takes("cu_seqlens")
+    def forward(self, *, labels: Tensor | None = None, num_items_in_batch: Items = None, **inputs: Any) -> Any:
         """Run BERT and the head.  Inputs are those of BertModel; `labels` and the logits are the class's own.
 
         Args:
@@ -156,35 +175,22 @@ class HeadBody(Body, Generic[Out]):
         Raises:
             ValueError: an input or a label does not fit this model.
         """
-        encoded = self.encode(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds=inputs_embeds,
-            head_mask=head_mask,
-            cu_seqlens=cu_seqlens,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-        )
+        encoded = self.encode(**inputs)
         logits, loss = self.logits(encoded), None
         if labels is not None:
             labels = pack_labels(encoded.layout, labels) if self.needs_tokens else labels
             loss = self.loss(logits, labels, num_items_in_batch)
         logits = encoded.layout.unpack(logits) if self.needs_tokens else logits
-        return self.finish(encoded, return_dict, loss, logits=logits)
+        return self.finish(encoded, loss, logits=logits)
 
-    def finish(self, encoded: Encoded, return_dict: bool | None, loss: Tensor | None, **parts: Any) -> Out:
+    def finish(self, encoded: Encoded, loss: Tensor | None, **parts: Any) -> Any:
         """Return the output of this head."""
         states, attentions = encoded.hidden_states, encoded.attentions
-        out = self.output_type(loss=loss, **parts, hidden_states=states, attentions=attentions)
-        return pick(out, self.config.return_dict if return_dict is None else return_dict)
+        return self.output_type(loss=loss, **parts, hidden_states=states, attentions=attentions)
 
 
 class LanguageModelBody(HeadBody[Out]):
     """Heads whose decoder is tied to the word embeddings."""
-
-    cls: Any
 
     def tie_decoder(self) -> None:
         head: BertLMPredictionHead = self.cls.predictions

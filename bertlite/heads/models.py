@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertlite.config import BertConfig, ConfigLike
-from bertlite.heads.body import KINDS, ClassifierBody, HeadBody, LabelKind, LanguageModelBody, Out
+from bertlite.heads.body import FIRST, KINDS, ClassifierBody, HeadBody, LabelKind, LanguageModelBody, Out, takes
 from bertlite.heads.layers import BertOnlyMLMHead, BertOnlyNSPHead, BertPreTrainingHeads
 from bertlite.heads.losses import (
     Items,
@@ -41,8 +41,7 @@ __all__ = [
 
 
 class MaskedLMBody(LanguageModelBody[Out]):
-    def build_head(self, config: ConfigLike) -> None:
-        self.cls = BertOnlyMLMHead(config)
+    head_class = BertOnlyMLMHead
 
     def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
         return self.loss(out.logits[rows], without_padding(labels["labels"][rows], real[rows]))
@@ -57,27 +56,16 @@ class CausalLMBody(MaskedLMBody[Out]):
     def example_loss(self, out: Any, labels: Mapping[str, Tensor], rows: slice, real: Tensor) -> Tensor:
         return self.loss(out.logits[rows], shifted(without_padding(labels["labels"][rows], real[rows])))
 
-    def forward(  # type: ignore[override]  # a decoder takes no packed tokens
+    @takes("encoder_hidden_states", "encoder_attention_mask", "past_key_values", "use_cache")  # and no packed tokens
+    def forward(
         self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
         *,
-        inputs_embeds: Tensor | None = None,
-        head_mask: Tensor | None = None,
-        encoder_hidden_states: Tensor | None = None,
-        encoder_attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
-        past_key_values: Any = None,
-        use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Items = None,
         shift_labels: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> Out:
+        **inputs: Any,
+    ) -> Any:
         """Run BERT as a decoder and score the next word at every position.
 
         Args:
@@ -89,20 +77,9 @@ class CausalLMBody(MaskedLMBody[Out]):
         Returns:
             CausalLMOutput.
         """
-        encoded = self.encode(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds=inputs_embeds,
-            head_mask=head_mask,
-            encoder_hidden_states=encoder_hidden_states,
-            encoder_attention_mask=encoder_attention_mask,
-            past_key_values=past_key_values,
-            use_cache=False if labels is not None else use_cache,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-        )
+        if labels is not None:
+            inputs["use_cache"] = False
+        encoded = self.encode(**inputs)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.cls(encoded.last_hidden_state[:, kept])
         loss = None
@@ -115,22 +92,14 @@ class CausalLMBody(MaskedLMBody[Out]):
                 )
             exact = logits if logits.dtype == torch.float64 else logits.float()  # transformers sums in float32 too
             loss = self.loss(exact, shift_labels, num_items_in_batch)
-        return self.finish(
-            encoded,
-            return_dict,
-            loss,
-            logits=logits,
-            past_key_values=encoded.past_key_values,
-            cross_attentions=encoded.cross_attentions,
-        )
+        cached, crossed = encoded.past_key_values, encoded.cross_attentions
+        return self.finish(encoded, loss, logits=logits, past_key_values=cached, cross_attentions=crossed)
 
 
 class PreTrainingBody(LanguageModelBody[Out]):
     output_type = PreTrainingOutput
+    head_class = BertPreTrainingHeads
     needs_pooler = True
-
-    def build_head(self, config: ConfigLike) -> None:
-        self.cls = BertPreTrainingHeads(config)
 
     def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         return {**super().label_shapes(shape), "next_sentence_label": (shape[0], 2)}
@@ -140,22 +109,10 @@ class PreTrainingBody(LanguageModelBody[Out]):
         follows = cross_entropy(out.seq_relationship_logits[rows], labels["next_sentence_label"][rows])
         return cross_entropy(out.prediction_logits[rows], words) + follows
 
-    def forward(  # type: ignore[override]  # two losses: no count of labels serves both
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        *,
-        inputs_embeds: Tensor | None = None,
-        head_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        next_sentence_label: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> Out:
+    @takes("cu_seqlens")  # but no count of labels, as none serves both losses
+    def forward(
+        self, *, labels: Tensor | None = None, next_sentence_label: Tensor | None = None, **inputs: Any
+    ) -> Any:
         """Run BERT and both pre-training heads.
 
         Args:
@@ -163,33 +120,20 @@ class PreTrainingBody(LanguageModelBody[Out]):
             next_sentence_label: (B,), 0 if the second segment follows the first, else 1.  The loss, the sum of both,
                 needs both kinds of labels.
         """
-        encoded = self.encode(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds=inputs_embeds,
-            head_mask=head_mask,
-            cu_seqlens=cu_seqlens,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-        )
+        encoded = self.encode(**inputs)
         words, follows = self.cls(encoded.last_hidden_state, encoded.pooler_output)
         loss = None
         if labels is not None and next_sentence_label is not None:
             words_loss = cross_entropy(words, pack_labels(encoded.layout, labels))
             loss = words_loss + cross_entropy(follows, next_sentence_label, "next_sentence_label")
         words = encoded.layout.unpack(words)
-        return self.finish(encoded, return_dict, loss, prediction_logits=words, seq_relationship_logits=follows)
+        return self.finish(encoded, loss, prediction_logits=words, seq_relationship_logits=follows)
 
 
 class NextSentencePredictionBody(HeadBody[Out]):
-    cls: Any
+    head_class = BertOnlyNSPHead
     needs_pooler = True
     needs_tokens = False
-
-    def build_head(self, config: ConfigLike) -> None:
-        self.cls = BertOnlyNSPHead(config)
 
     def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         return {"labels": (shape[0], 2)}
@@ -246,21 +190,8 @@ class MultipleChoiceBody(ClassifierBody[Out]):
     def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         return {"labels": shape[:2]}
 
-    def forward(  # type: ignore[override]  # choices come in rows, never packed
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        *,
-        inputs_embeds: Tensor | None = None,
-        head_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Items = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> Out:
+    @takes()  # choices come in rows, never packed
+    def forward(self, *, labels: Tensor | None = None, num_items_in_batch: Items = None, **inputs: Any) -> Any:
         """Run BERT on every choice and score it.
 
         Args:
@@ -271,31 +202,17 @@ class MultipleChoiceBody(ClassifierBody[Out]):
         Returns:
             LogitsOutput with logits (B, choices); hidden states and attentions have B·choices rows.
         """
-        first, rank = (input_ids, 3) if inputs_embeds is None else (inputs_embeds, 4)
-        check_tensor("input_ids" if rank == 3 else "inputs_embeds", first)
-        if first is not None and first.dim() != rank:
-            shape = "(batch, choices, length" + (", hidden_size)" if rank == 4 else ")")
-            raise ValueError(
-                f"{'input_ids' if rank == 3 else 'inputs_embeds'} has shape {tuple(first.shape)}; expected {shape}"
-            )
-        ids = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds = (
-            None if x is None else x.flatten(0, 1) for x in ids
-        )
-        encoded = self.encode(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds=inputs_embeds,
-            head_mask=head_mask,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-        )
+        name = "input_ids" if inputs.get("inputs_embeds") is None else "inputs_embeds"
+        first, shape = inputs.get(name), ("batch", "choices", "length", "hidden_size")[: 3 + (name != "input_ids")]
+        check_tensor(name, first)
+        if first is not None and first.dim() != len(shape):
+            raise ValueError(f"{name} has shape {tuple(first.shape)}; expected ({', '.join(shape)})")
+        flat = {each: x.flatten(0, 1) for each in (*FIRST, "inputs_embeds") if (x := inputs.get(each)) is not None}
+        encoded = self.encode(**{**inputs, **flat})
         assert first is not None  # BERT has checked it
         logits = self.logits(encoded).reshape(first.shape[:2])
         loss = None if labels is None else self.loss(logits, labels, num_items_in_batch)
-        return self.finish(encoded, return_dict, loss, logits=logits)
+        return self.finish(encoded, loss, logits=logits)
 
 
 class QuestionAnsweringBody(HeadBody[Out]):
@@ -320,22 +237,10 @@ class QuestionAnsweringBody(HeadBody[Out]):
         )
         return (start + end) / 2
 
-    def forward(  # type: ignore[override]  # an answer has two labels, and no `labels`
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        *,
-        inputs_embeds: Tensor | None = None,
-        head_mask: Tensor | None = None,
-        start_positions: Tensor | None = None,
-        end_positions: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> Out:
+    @takes("cu_seqlens")
+    def forward(
+        self, *, start_positions: Tensor | None = None, end_positions: Tensor | None = None, **inputs: Any
+    ) -> Any:
         """Run BERT and score every token as start and as end of the answer.
 
         Args:
@@ -346,22 +251,12 @@ class QuestionAnsweringBody(HeadBody[Out]):
         Raises:
             ValueError: an input or a label does not fit this model; or labels with cu_seqlens.
         """
-        if cu_seqlens is not None and not (start_positions is None is end_positions):
+        if inputs.get("cu_seqlens") is not None and not (start_positions is None is end_positions):
             raise ValueError(
                 "start_positions and end_positions are indices in rows; give them with input_ids (B, S) and an"
                 " attention_mask, which attn_implementation='packed' packs"
             )
-        encoded = self.encode(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds=inputs_embeds,
-            head_mask=head_mask,
-            cu_seqlens=cu_seqlens,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-        )
+        encoded = self.encode(**inputs)
         start, end = self.qa_outputs(encoded.last_hidden_state).split(1, dim=-1)
         start, end = start.squeeze(-1).contiguous(), end.squeeze(-1).contiguous()  # (B, S)
         lowest = torch.finfo(start.dtype).min
@@ -371,7 +266,7 @@ class QuestionAnsweringBody(HeadBody[Out]):
             real = encoded.layout.real()
             starts, ends = (inside(positions, start, real) for positions in (start_positions, end_positions))
             loss = (cross_entropy(start, starts, "start_positions") + cross_entropy(end, ends, "end_positions")) / 2
-        return self.finish(encoded, return_dict, loss, start_logits=start, end_logits=end)
+        return self.finish(encoded, loss, start_logits=start, end_logits=end)
 
 
 class BertForMaskedLM(MaskedLMBody[LogitsOutput], BertPreTrainedModel):

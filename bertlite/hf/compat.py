@@ -16,11 +16,9 @@ EMBEDS = "inputs_embeds" if V5 else "input_embeds"  # the name of an argument of
 
 def new_cache(config: PretrainedConfig, crossed: bool) -> Any:
     """Make the default cache of a decoder in this version."""
-    if not V5:
-        return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
-    if crossed or config.is_encoder_decoder:
-        return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
-    return DynamicCache(config=config)
+    if V5 and not (crossed or config.is_encoder_decoder):
+        return DynamicCache(config=config)
+    return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
 
 
 def from_legacy(past: Any) -> Any:

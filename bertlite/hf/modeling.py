@@ -53,6 +53,7 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
 
     config_class = BertConfig
     base_model_prefix = "bert"
+    base_class: ClassVar[type[Any]]  # BertModel, for the heads
     supports_gradient_checkpointing = True
     _supports_sdpa = True
     _supports_flash_attn = True
@@ -208,6 +209,9 @@ class BertModel(StockCalls, BertPreTrainedModel, stock.BertModel):
         self.embeddings.word_embeddings = value
 
 
+BertPreTrainedModel.base_class = BertModel
+
+
 class BertPredictionHeadTransform(
     head_layers.BertPredictionHeadTransform, parts.WithoutStock, stock.BertPredictionHeadTransform
 ):
@@ -223,7 +227,7 @@ class BertLMPredictionHead(head_layers.BertLMPredictionHead, parts.WithoutStock,
         self.decoder = nn.Linear(embeds_size(config), config.vocab_size)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if compat.V5 else self.decoder.bias
 
-    def _tie_weights(self) -> None:  # called only by 4.57
+    def _tie_weights(self) -> None:  # which 4.57 calls; 5 reads `TiedDecoder._tied_weights_keys`
         self.decoder.bias = self.bias
 
 
@@ -252,23 +256,13 @@ class TiedDecoder:
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     }
 
-    head_class: ClassVar[type[nn.Module]] = BertOnlyMLMHead
-
-    def build_head(self: Any, config: Any) -> None:
-        self.cls = self.head_class(config)
-
-    def _tie_weights(self: Any) -> None:  # 4.57 asks here for what 5.x reads in the table
-        self.cls.predictions.decoder.bias = self.cls.predictions.bias
-
 
 @in_stocks_order
 class BertForPreTraining(
     TiedDecoder, heads.PreTrainingBody[BertForPreTrainingOutput], BertPreTrainedModel, stock.BertForPreTraining
 ):
-    base_class = BertModel
     head_class = BertPreTrainingHeads
     output_type = BertForPreTrainingOutput
-    accepts_loss_kwargs = False  # it has two losses, and num_items_in_batch counts the labels of one
 
 
 @in_stocks_order
@@ -279,9 +273,8 @@ class BertLMHeadModel(
     stock.BertLMHeadModel,
     GenerationMixin,
 ):
-    base_class = BertModel
     output_type = CausalLMOutputWithCrossAttentions
-    accepts_loss_kwargs = True
+    head_class = BertOnlyMLMHead
 
     def __init__(self, config: BertConfig) -> None:
         if not config.is_decoder:
@@ -291,9 +284,8 @@ class BertLMHeadModel(
 
 @in_stocks_order
 class BertForMaskedLM(TiedDecoder, heads.MaskedLMBody[MaskedLMOutput], BertPreTrainedModel, stock.BertForMaskedLM):
-    base_class = BertModel
     output_type = MaskedLMOutput
-    accepts_loss_kwargs = True
+    head_class = BertOnlyMLMHead
 
 
 @in_stocks_order
@@ -302,12 +294,8 @@ class BertForNextSentencePrediction(
     BertPreTrainedModel,
     stock.BertForNextSentencePrediction,
 ):
-    base_class = BertModel
     output_type = NextSentencePredictorOutput
-    accepts_loss_kwargs = True
-
-    def build_head(self, config: Any) -> None:
-        self.cls = BertOnlyNSPHead(config)
+    head_class = BertOnlyNSPHead
 
 
 class Labelled:
@@ -325,18 +313,14 @@ class BertForSequenceClassification(
     BertPreTrainedModel,
     stock.BertForSequenceClassification,
 ):
-    base_class = BertModel
     output_type = SequenceClassifierOutput
-    accepts_loss_kwargs = True
 
 
 @in_stocks_order
 class BertForMultipleChoice(
     heads.MultipleChoiceBody[MultipleChoiceModelOutput], BertPreTrainedModel, stock.BertForMultipleChoice
 ):
-    base_class = BertModel
     output_type = MultipleChoiceModelOutput
-    accepts_loss_kwargs = True
 
 
 @in_stocks_order
@@ -346,9 +330,7 @@ class BertForTokenClassification(
     BertPreTrainedModel,
     stock.BertForTokenClassification,
 ):
-    base_class = BertModel
     output_type = TokenClassifierOutput
-    accepts_loss_kwargs = True
 
 
 @in_stocks_order
@@ -358,6 +340,4 @@ class BertForQuestionAnswering(
     BertPreTrainedModel,
     stock.BertForQuestionAnswering,
 ):
-    base_class = BertModel
     output_type = QuestionAnsweringModelOutput
-    accepts_loss_kwargs = False  # Trainer counts `labels`, and an answer has none

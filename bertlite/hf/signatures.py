@@ -1,6 +1,5 @@
 """The arguments of a forward, in the order of the transformers that is installed, with those that it ignores."""
 
-import functools
 import inspect
 import linecache
 import sys
@@ -40,6 +39,7 @@ def in_order(order: Sequence[str]) -> Callable[[Class], Class]:
     def decorate(cls: Class) -> Class:
         cls.forward_by_name = plain = getattr(cls, "forward_by_name", cls.forward)
         ours = {name: each for name, each in inspect.signature(plain).parameters.items() if name != "self"}
+        cls.accepts_loss_kwargs = "num_items_in_batch" in ours  # which Trainer reads
         names = dict.fromkeys((*order, *ours, *compat.IGNORED))
         source = FORWARD.format(
             parameters=", ".join(f"{name}={ours[name].default if name in ours else None}" for name in names),
@@ -50,9 +50,10 @@ def in_order(order: Sequence[str]) -> Callable[[Class], Class]:
         linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
         made: dict[str, Any] = {}
         exec(compile(source, file, "exec"), vars(sys.modules[cls.__module__]), made)
-        cls.forward = functools.update_wrapper(made["forward"], plain, ("__doc__", "__annotations__"))
+        cls.forward = made["forward"]
         cls.forward.__qualname__ = f"{cls.__qualname__}.forward"
-        del cls.forward.__wrapped__  # whose signature is another
+        cls.forward.__doc__ = plain.__doc__
+        cls.forward.__annotations__ = {name: each.annotation for name, each in ours.items()}
         return cls
 
     return decorate

@@ -9,6 +9,7 @@ transformers 4.57 both are the same classes.
 """
 
 # mypy: disable-error-code=no-redef
+from bertlite.heads.body import HeadBody
 from bertlite.hf import *  # noqa: F403  # all that is not made anew below
 from bertlite.hf import compat, modeling
 from bertlite.hf.layers4 import BertAttention as BertAttention
@@ -24,26 +25,8 @@ if compat.V5:
         encoder_class = BertEncoder
         _can_record_outputs = {"hidden_states": BertLayer, "attentions": BertSelfAttention}
 
-    class BertForMaskedLM(modeling.BertForMaskedLM):
-        base_class = BertModel
-
-    class BertForMultipleChoice(modeling.BertForMultipleChoice):
-        base_class = BertModel
-
-    class BertForNextSentencePrediction(modeling.BertForNextSentencePrediction):
-        base_class = BertModel
-
-    class BertForPreTraining(modeling.BertForPreTraining):
-        base_class = BertModel
-
-    class BertForQuestionAnswering(modeling.BertForQuestionAnswering):
-        base_class = BertModel
-
-    class BertForSequenceClassification(modeling.BertForSequenceClassification):
-        base_class = BertModel
-
-    class BertForTokenClassification(modeling.BertForTokenClassification):
-        base_class = BertModel
-
-    class BertLMHeadModel(modeling.BertLMHeadModel):
-        base_class = BertModel
+    globals().update(
+        (name, type(name, (head,), {"base_class": BertModel, "__module__": __name__}))
+        for name, head in vars(modeling).items()
+        if isinstance(head, type) and issubclass(head, HeadBody) and head is not HeadBody
+    )
