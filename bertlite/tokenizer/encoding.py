@@ -1,4 +1,4 @@
-"""Texts to batches: check the texts, collect the columns of their encodings, pad them and make tensors.
+"""Texts to batches: check the texts, collect the columns of their encodings, and make tensors.
 
 Letters:  B sequences · S positions, padding included
 """
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 Text: TypeAlias = str | Sequence[str]  # a sequence is one text split into words
 TextOrPair: TypeAlias = Text | tuple[Text, Text]
 Ids: TypeAlias = "int | Sequence[Ids] | torch.Tensor | NDArray[integer[Any]]"
-Encodings: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]  # labels may be of any type
 
 SIDES = {"right": "right", "left": "left"}
 PADDING: dict[bool | str | None, str | None] = {
@@ -152,46 +151,18 @@ def text_error(texts: Iterable[object]) -> ValueError:
     )
 
 
-def read_encodings(given: Encodings) -> tuple[list[dict[str, Any]], bool]:
-    """Return a dict of lists and numbers for each sequence, and True if they were given as a batch."""
-    if isinstance(given, Mapping):
-        columns = {name: to_lists(column) for name, column in given.items()}
-        ids = columns.get("input_ids")
-        if isinstance(ids, list) and ids and not isinstance(ids[0], list):
-            return [columns], False
-        counts = {name: len(column) for name, column in columns.items()}
-        if len(set(counts.values())) > 1:
-            raise ValueError(f"these are not of one batch: {', '.join(f'{n} {name}' for name, n in counts.items())}")
-        if ids is not None:
-            return [{name: to_lists(column[i]) for name, column in columns.items()} for i in range(len(ids))], True
-        rows = [columns]
-    else:
-        rows = [{name: to_lists(value) for name, value in row.items()} for row in given]
-    for row in rows:
-        if "input_ids" not in row:
-            raise ValueError(f"an encoding to pad has {', '.join(row) or 'nothing'}; it needs input_ids")
-        if row.keys() != rows[0].keys():
-            odd = ", ".join(sorted(row.keys() ^ rows[0].keys()))
-            raise ValueError(f"some encodings have {odd} and others do not: remove it, or give it to all")
-    return rows, True
-
-
-def tensor_kind(given: Encodings) -> str | None:
-    """Return "pt" if the ids are tensors, "np" if they are arrays, None if they are lists."""
-    first = given if isinstance(given, Mapping) else given[0] if given else {}
-    ids = first.get("input_ids")
-    if isinstance(ids, list) and ids:
-        ids = ids[0]
-    return "pt" if isinstance(ids, torch.Tensor) else "np" if hasattr(ids, "__array__") else None
-
-
 # Results -------------------------------------------------------------------------------------------------------------
 
 
-def collect_columns(
-    encodings: Sequence["Encoding"], names: Iterable[str], overflowing: bool
-) -> tuple[dict[str, list[Any]], list["Encoding"]]:
-    """Return the named COLUMNS and the sequences that they hold.
+def make_batch(
+    encodings: Sequence["Encoding"],
+    names: Iterable[str],
+    return_tensors: str | None,
+    *,
+    batched: bool,
+    overflowing: bool,
+) -> BatchEncoding:
+    """Return the named COLUMNS as tensors, arrays or lists; those of one text are flat lists unless it is `batched`.
 
     Args:
         overflowing: add the tokens that truncation cut off as further sequences, and a column
@@ -199,40 +170,14 @@ def collect_columns(
     """
     groups = [[encoding, *encoding.overflowing] if overflowing else [encoding] for encoding in encodings]
     sequences = [sequence for group in groups for sequence in group]
-    columns = {name: [COLUMNS[name](sequence) for sequence in sequences] for name in names}
+    columns: dict[str, Any] = {name: [COLUMNS[name](sequence) for sequence in sequences] for name in names}
     if overflowing:
         columns["overflow_to_sample_mapping"] = [i for i, group in enumerate(groups) for _ in group]
-    return columns, sequences
-
-
-def pad_columns(
-    rows: Sequence[Mapping[str, Any]], fills: Mapping[str, int], length: int, side: str
-) -> dict[str, list[Any]]:
-    """Return the columns of some sequences, with those named in `fills` padded to a length on one side."""
-    columns: dict[str, list[Any]] = {name: [] for name in rows[0]} if rows else {}
-    for row in rows:
-        for name, column in columns.items():
-            value = row[name]
-            if name in fills:
-                padding = [fills[name]] * (length - len(row["input_ids"]))
-                value = [*value, *padding] if side == "right" else [*padding, *value]
-            column.append(value)
-    return columns
-
-
-def make_batch_encoding(
-    columns: Mapping[str, list[Any]],
-    return_tensors: str | None,
-    *,
-    batched: bool,
-    encodings: Sequence["Encoding"] = (),
-) -> BatchEncoding:
-    """Return the columns as tensors, arrays or lists; those of one text are flat lists unless it is `batched`."""
     if return_tensors is not None:
-        return BatchEncoding(to_tensors(columns, return_tensors), encodings)
-    if not batched:
+        columns = to_tensors(columns, return_tensors)
+    elif not (batched or overflowing):
         columns = {name: column if name == "length" else column[0] for name, column in columns.items()}
-    return BatchEncoding(columns, encodings)
+    return BatchEncoding(columns, sequences)
 
 
 def to_lists(value: Any) -> Any:
@@ -263,12 +208,9 @@ def to_tensors(columns: Mapping[str, list[Any]], kind: str) -> dict[str, "torch.
             else:
                 made[name] = np.array(column, dtype=np.int64 if empty else None)
         except (ValueError, TypeError):
-            lengths = sorted({len(row) for row in column if isinstance(row, list)})
-            if len(lengths) < 2:
-                raise ValueError(f"{name} cannot be a tensor; it holds {column[0]!r:.80}: remove it first") from None
+            lengths = sorted({len(row) for row in column})
             raise ValueError(
-                f"{name} has rows of {lengths[0]} to {lengths[-1]} and cannot be a tensor: pass padding=True when"
-                " encoding, and a collator that pads it (DataCollatorForTokenClassification pads labels)"
+                f"{name} has rows of {lengths[0]} to {lengths[-1]} and cannot be a tensor: pass padding=True"
             ) from None
     return made
 

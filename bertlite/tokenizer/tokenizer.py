@@ -23,16 +23,11 @@ from bertlite.tokenizer.encoding import (
     SIDES,
     TRUNCATION,
     BatchEncoding,
-    Encodings,
     Text,
-    collect_columns,
     explained_errors,
     look_up,
-    make_batch_encoding,
-    pad_columns,
-    read_encodings,
+    make_batch,
     read_texts,
-    tensor_kind,
 )
 from bertlite.tokenizer.files import (
     ARGUMENTS,
@@ -279,9 +274,7 @@ class BertTokenizer(Vocabulary):
         }
         inputs = self.model_input_names
         names = ["input_ids", *(n for n, wanted in asked.items() if (n in inputs if wanted is None else wanted))]
-        columns, sequences = collect_columns(encodings, names, return_overflowing_tokens)
-        batched = batched or return_overflowing_tokens
-        return make_batch_encoding(columns, return_tensors, batched=batched, encodings=sequences)
+        return make_batch(encodings, names, return_tensors, batched=batched, overflowing=return_overflowing_tokens)
 
     def _truncate_at(self, limit: int, stride: int, strategy: str, framed: bool) -> None:
         from tokenizers.processors import TemplateProcessing
@@ -339,51 +332,6 @@ class BertTokenizer(Vocabulary):
     def tokenize(self, text: str, pair: str | None = None, *, add_special_tokens: bool = False) -> list[str]:
         """Return the tokens of a text, and of its pair."""
         return self(text, pair, add_special_tokens=add_special_tokens).tokens()
-
-    # Batches ---------------------------------------------------------------------------------------------------------
-
-    def pad(
-        self,
-        encoded_inputs: Encodings,
-        padding: bool | str = True,
-        max_length: int | None = None,
-        pad_to_multiple_of: int | None = None,
-        padding_side: str | None = None,
-        return_attention_mask: bool = True,
-        return_tensors: str | None = None,
-    ) -> BatchEncoding:
-        """Pad encoded sequences to one length, for a data collator.
-
-        Args:
-            encoded_inputs: a list of encodings, or an encoding of lists.  Keys that a tokenizer does not make, such as
-                labels, are kept as they are.
-            padding: True or "longest", "max_length", or False.
-            max_length: the length for "max_length", by default `model_max_length`; unused otherwise.
-            return_tensors: "pt", "np", or None for the type of the ids.
-
-        Raises:
-            ValueError: encodings without input_ids, with different keys, or that do not make a tensor.
-        """
-        rows, batched = read_encodings(encoded_inputs)
-        target = self._padding(padding)
-        side = padding_side or self.padding_side
-        look_up("padding_side", side, SIDES)
-        length = max((len(row["input_ids"]) for row in rows), default=0)
-        if target == "max_length":
-            length = self._limit(None, target, max_length, 0, 0)
-        length += -length % (pad_to_multiple_of or 1)
-        if return_attention_mask:
-            for row in rows:
-                row.setdefault("attention_mask", [1] * len(row["input_ids"]))
-        fills = {
-            "input_ids": self.pad_token_id,
-            "attention_mask": 0,
-            "token_type_ids": self.pad_token_type_id,
-            "special_tokens_mask": 1,
-        }
-        columns = pad_columns(rows, fills if target else {}, length, side)
-        kind = return_tensors or (tensor_kind(encoded_inputs) if batched else None)
-        return make_batch_encoding(columns, kind, batched=batched)
 
     # Files -----------------------------------------------------------------------------------------------------------
 

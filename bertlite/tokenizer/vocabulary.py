@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from bertlite.tokenizer.encoding import SIDES, Ids, clean_up_spaces, look_up, to_lists
@@ -154,24 +153,6 @@ class Vocabulary:
             number = self._tokenizer.token_to_id(tokens)
             return self.unk_token_id if number is None else number
         return [self.convert_tokens_to_ids(token) for token in tokens]
-
-    def get_special_tokens_mask(
-        self,
-        token_ids_0: Sequence[int],
-        token_ids_1: Sequence[int] | None = None,
-        already_has_special_tokens: bool = False,
-    ) -> list[int]:
-        """Return 1 for every special token and 0 for others: those in the ids or, by default, to be added to them."""
-        if already_has_special_tokens:
-            if token_ids_1 is not None:
-                raise ValueError("token_ids_1 was given: ids with special tokens are a single sequence")
-            special = set(self.all_special_ids)
-            return [int(number in special) for number in to_lists(token_ids_0)]
-        with self._lock:
-            framed = self._tokenizer.encode("a", None if token_ids_1 is None else "a").sequence_ids
-        lengths = {0: len(token_ids_0), 1: len(token_ids_1 or ())}
-        runs = ((text, len([*run])) for text, run in groupby(framed))
-        return [bit for text, run in runs for bit in ([1] * run if text is None else [0] * lengths[text])]
 
     def convert_ids_to_tokens(self, ids: Ids, skip_special_tokens: bool = False) -> Any:
         """Return the token of an id, or a list of tokens; None for an id that is not in the vocabulary.

@@ -124,7 +124,6 @@ def test_settings_come_from_its_files(pair, folder) -> None:
     assert ours.special_tokens_map == listed  # transformers 4 lists further ones beside those that have a role
     assert sorted(ours.all_special_tokens) == sorted(stock.all_special_tokens)
     assert ours.padding_side == ours.truncation_side == "left"
-    assert ours.get_special_tokens_mask([7, 8], [9]) == [1, 0, 0, 1, 1, 0, 1]
     assert BertTokenizer.from_pretrained(folder, padding_side="right", pad_token="<e>").pad_token == "<e>"
     with pytest.raises(ValueError, match=r"do_lower_case cannot be set: the parts are not BERT's"):
         BertTokenizer.from_pretrained(folder, do_lower_case=False)

@@ -282,34 +282,6 @@ def test_words_are_those_of_transformers(ours, stock) -> None:
     assert dict(ours(*pairs, is_split_into_words=True)) == dict(stock(*pairs, is_split_into_words=True).data)
 
 
-def test_padding_of_encodings_is_that_of_transformers(ours, stock) -> None:
-    rng = random.Random(6)
-    texts = fuzzed(40, seed=7)
-    for start in range(0, 40, 4):
-        rows = [
-            {**ours(text, return_special_tokens_mask=True), "label": i}
-            for i, text in enumerate(texts[start : start + 4])
-        ]
-        options = {
-            "padding": rng.choice([True, "longest", "max_length"]),
-            "max_length": 60 * 3,
-            "pad_to_multiple_of": rng.choice([None, 8]),
-            "padding_side": rng.choice([None, "left"]),
-            "return_tensors": rng.choice([None, "pt", "np"]),
-        }
-        if start % 8:
-            rows = [{name: row[name] for name in ("input_ids",)} for row in rows]
-        got, wanted = ours.pad(copy.deepcopy(rows), **options), stock.pad(copy.deepcopy(rows), **options)
-        lists = {name: np.asarray(column).tolist() for name, column in got.items()}
-        assert lists == {name: np.asarray(column).tolist() for name, column in wanted.items()}
-        columns = {name: [row[name] for row in rows] for name in rows[0]}
-        assert ours.pad(columns, padding=True) == ours.pad(rows, padding=True)
-    one = ours("a b")
-    assert dict(ours.pad(one, padding="max_length", max_length=9)) == dict(
-        stock.pad(dict(one), padding="max_length", max_length=9)
-    )
-
-
 def test_attributes_are_those_of_transformers(ours, stock) -> None:
     names = [
         "vocab_size",
@@ -327,11 +299,6 @@ def test_attributes_are_those_of_transformers(ours, stock) -> None:
     assert len(ours) == len(stock)
     assert ours.get_added_vocab() == stock.get_added_vocab()
     assert [ours.num_special_tokens_to_add(pair) for pair in (False, True)] == [2, 3]
-    ids = ours.encode("a [MASK] b", "c")
-    assert ours.get_special_tokens_mask(ids, already_has_special_tokens=True) == stock.get_special_tokens_mask(
-        ids, already_has_special_tokens=True
-    )
-    assert ours.get_special_tokens_mask([5, 6], [7]) == [1, 0, 0, 1, 0, 1]
 
 
 # Files ---------------------------------------------------------------------------------------------------------------
@@ -589,12 +556,6 @@ def test_it_feeds_a_model(small) -> None:
         (lambda t: t.add_tokens(["a", 3]), "token 3 is a int; expected a string or an AddedToken"),
         (lambda t: t.decode([-100, 5]), "-100 is not a token id; this tokenizer has 0 to"),
         (lambda t: t.convert_ids_to_tokens(10**6), "1000000 is not a token id"),
-        (lambda t: t.pad([{"ids": [1]}]), "an encoding to pad has ids; it needs input_ids"),
-        (lambda t: t.pad([{"input_ids": [1], "x": 1}, {"input_ids": [1]}]), "some encodings have x and others do not"),
-        (
-            lambda t: t.pad([{"input_ids": [1] * n, "labels": [1] * n} for n in (1, 2)], return_tensors="pt"),
-            "labels has rows of 1 to 2 .*DataCollatorForTokenClassification",
-        ),
         (lambda t: BertTokenizer(["[UNK]", "a"]), r"the vocabulary of 2 tokens has no '\[SEP\]': pass sep_token="),
         (lambda t: BertTokenizer([]), "the vocabulary is empty"),
     ],
@@ -710,49 +671,3 @@ def test_finding_files_needs_no_torch() -> None:
     loaded = loaded_by("import bertlite.checkpoint.files, bertlite.checkpoint.folders")
     assert "bertlite.checkpoint.files" in loaded
     assert not {"torch", "numpy", "huggingface_hub"} & loaded
-
-
-# What collators and Trainer do with it -------------------------------------------------------------------------------
-
-
-def test_collators_of_transformers_take_it(ours, stock) -> None:
-    transformers = pytest.importorskip("transformers")
-    texts = fuzzed(6, seed=11)
-    rows = [{**ours(text, return_special_tokens_mask=True), "label": i % 2} for i, text in enumerate(texts)]
-    tagged = [{**ours(text), "labels": [0] * len(ours.encode(text))} for text in texts]
-    unlabelled = [{key: row[key] for key in row if key != "label"} for row in rows]
-    bare = [{"input_ids": ours.encode(text)} for text in texts]
-    for name, options, examples in (
-        ("DataCollatorWithPadding", {"pad_to_multiple_of": 8}, rows),
-        ("DataCollatorForLanguageModeling", {"mlm_probability": 0.4}, unlabelled),
-        ("DataCollatorForLanguageModeling", {"mlm": False}, bare),
-        ("DataCollatorForTokenClassification", {}, tagged),
-    ):  # fmt: skip
-        got, wanted = [], []
-        for tokenizer, batches in ((ours, got), (stock, wanted)):
-            collator = getattr(transformers, name)(tokenizer, **options)
-            torch.manual_seed(0)
-            batches.append(collator(copy.deepcopy(examples)))
-        assert set(got[0]) == set(wanted[0].data), name
-        for key in got[0]:
-            assert torch.equal(got[0][key], wanted[0][key]), (name, key)
-
-
-def test_trainer_trains_with_it(small, tmp_path) -> None:
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate", minversion="1.3", reason="the Trainer of transformers 4.57 calls it so")
-    from conftest import SIZES
-
-    from bertlite.hf import BertConfig
-    from bertlite.hf import BertForMaskedLM as Model
-
-    model = Model(BertConfig(**{**SIZES, "vocab_size": len(small)}))
-    rows = [dict(small(text, truncation=True, return_special_tokens_mask=True)) for text in fuzzed(8)]
-    arguments = transformers.TrainingArguments(
-        str(tmp_path / "out"), max_steps=2, per_device_train_batch_size=4, report_to=[], use_cpu=True, save_steps=2
-    )
-    collator = transformers.DataCollatorForLanguageModeling(small, mlm_probability=0.5)
-    trainer = transformers.Trainer(model, arguments, collator, rows, processing_class=small)
-    assert trainer.train().global_step == 2
-    again = BertTokenizer.from_pretrained(tmp_path / "out" / "checkpoint-2")
-    assert again.vocab == small.vocab
