@@ -48,7 +48,7 @@ print(json.dumps([said, sorted(sys.modules)]))
 
 def test_every_help_ends_with_the_exit_statuses_and_imports_nothing_heavy() -> None:
     words = ["", *LEAVES, "prune"]
-    assert len(words) == len(COMMANDS) + 1 + 7  # prune is one of the commands and has seven actions
+    assert len(words) == len(COMMANDS) + 1 + 5  # prune is one of the commands and has five actions
     child = subprocess.run(
         [sys.executable, "-c", HELP, json.dumps(words)], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -150,9 +150,9 @@ def test_the_choices_of_the_help_are_those_of_the_work() -> None:
 
     assert tuple(TASKS) == prune.TASKS
     assert set(prune.METRICS) == {name for task in TASKS.values() for name in task.metrics}
-    from bertlite.experiments.cell import REPAIRS
+    from bertlite.experiments.experiment import REPAIRS
 
-    repairs = next(each for each in LEAVES["prune curve"]._actions if "--repairs" in each.option_strings)
+    repairs = next(each for each in LEAVES["prune run"]._actions if "--repairs" in each.option_strings)
     assert str(repairs.help).startswith(f"of {', '.join(REPAIRS)} ")
 
 
@@ -242,9 +242,11 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ("embed a b --out c --dvice=cpu", "bertlite embed: there is no option --dvice; did you mean '--device'? ("),
         ("inspect", "bertlite inspect: the following arguments are required: CHECKPOINT ("),
         ("inspect a b", "bertlite inspect: 'b' is one word too many ("),
-        ("prune export a --form ful", "argument --form: there is no form 'ful'; have: physical, full, mask ("),
         ("export a --format onnx,tflite", "argument --format: there is no format 'tflite'; have: onnx, openvino ("),
-        ("prune run a --train t --dev d --steps 0", "argument --steps: '0' is too small; it must be 1 or more ("),
+        (
+            "prune score a --train t --calibration 0",
+            "argument --calibration: '0' is too small; it must be 1 or more (",
+        ),
     ],
 )
 def test_a_wrong_word_is_answered_with_the_nearest(words, message, capsys) -> None:

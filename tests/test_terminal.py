@@ -41,7 +41,7 @@ WORDS = [
 ]
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 BAR = re.compile(r"\d+%\|.*\| *[\d.]+/[\d.]+ \[\d\d:\d\d<\d\d:\d\d, +[\d.]+ ?[a-z/ ]+\]")  # a rate, and the time left
-BEGUN = r"curve: .*\| *[1-9]\d*/\d+ \["  # a bar with a cell that is done
+BEGUN = r"run: .*\| *[1-9]\d*/\d+ \["  # a bar with a cell that is done
 
 
 def leaves(top: Parser) -> Iterator[Parser]:
@@ -54,7 +54,7 @@ def leaves(top: Parser) -> Iterator[Parser]:
 
 
 EXAMPLES = [example for each in leaves(parser()) for example in each.examples]
-ORDER = {"prune to": 1, "evaluate": 2}  # they read models that others make
+ORDER = {"prune to": 1, "evaluate": 2, "convert fast": 2}  # they read models that others make
 EXAMPLES.sort(key=lambda example: max((n for name, n in ORDER.items() if example.startswith(name)), default=0))
 FIRST = [each for each in EXAMPLES if each in {leaf.examples[0] for leaf in leaves(parser())}]  # of each command
 
@@ -143,8 +143,6 @@ def extras_of(words: list[str]) -> tuple[str, ...]:
 def as_here(example: str, home: Path) -> list[str]:
     """Return the words of an example, with less work: its measurements are short, its proof of one case."""
     words = shlex.split(example)
-    for run in home.glob("runs/half/michel-*"):
-        words = [word.replace("runs/half/RUN", f"runs/half/{run.name}") for word in words]
     if words[:3] == ["prune", "to", "2x"]:
         words[2] = "60%"  # most of the time of so small a model is Python's
     if words[0] == "parity":
@@ -194,6 +192,7 @@ def test_the_first_example_of_each_command_runs(tmp_path, few_rounds, monkeypatc
             words = [*(word.replace("forward", "forward 1 x 16") for word in words), "--rounds", "3"]
         assert bertlite_main(words) == 0, (example, capsys.readouterr().err)
         assert [path for path in outputs_of(words) if not Path(path).exists()] == [], example
+    assert bertlite_main(["convert", "fast", "--full", "--out", "all-heads"]) == 0
     capsys.readouterr()
     assert bertlite_main(["inspect", "all-heads", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bertlite"]["outcome"] == "same"
@@ -212,7 +211,7 @@ def test_every_example_runs_with_its_extras_alone_and_writes_what_it_names(home,
         assert [path for path in outputs_of(words) if not (home / path).exists()] == [], example
         if "--json" in words:
             assert record_in(done.output)["what"] == f"bertlite {words[0]}"
-        if words[:2] in (["prune", "finetune"], ["prune", "curve"]) or words[0] == "bench":
+        if words[:2] in (["prune", "finetune"], ["prune", "run"]) or words[0] == "bench":
             assert BAR.search(done.output), (example, done.output)
 
 
@@ -242,7 +241,7 @@ def test_a_log_has_lines_and_no_control_characters(home, terminal) -> None:
 
 
 def test_a_warning_is_one_line_without_the_place_in_the_code(home, terminal) -> None:
-    data = ["--train", "train.tsv", "--dev", "dev.tsv", "--calibration", "8", "--criterion", "magnitude"]
+    data = ["--train", "train.tsv", "--dev", "dev.tsv", "--calibration", "8", "--criteria", "magnitude"]
     done = terminal.run("prune", "run", "my-model", *data, "--out", "warned")
     assert [line for line in done.output.splitlines() if "held out" in line] == [
         "warning: 23 of the 23 examples of dev.tsv are also in train.tsv, so they are not held out"
@@ -252,7 +251,7 @@ def test_a_warning_is_one_line_without_the_place_in_the_code(home, terminal) -> 
 def test_ctrl_c_ends_long_work_without_a_traceback(home, terminal) -> None:
     grid = ["--fractions", "0.1,0.2,0.3,0.4,0.5,0.6,0.7", "--seeds", ",".join(map(str, range(40)))]
     data = ["--train", "train.tsv", "--dev", "dev.tsv", "--criteria", "michel", "--calibration", "8"]
-    done = terminal.run("prune", "curve", "my-model", *data, *grid, "--out", "stopped", interrupt=BEGUN)
+    done = terminal.run("prune", "run", "my-model", *data, *grid, "--out", "stopped", interrupt=BEGUN)
     assert "^C" in done.output, "it ended before the pattern was seen: Ctrl-C was never typed"
     assert done.status == 130
     assert "Traceback" not in done.output
@@ -307,8 +306,8 @@ def bash_completion(tmp_path_factory) -> Path:
     ("line", "found"),
     [
         ("bertlite p", ["parity", "prune"]),
-        ("bertlite prune c", ["compare", "curve"]),
-        ("bertlite prune curve --rep", ["--repairs"]),
+        ("bertlite prune s", ["score"]),
+        ("bertlite prune run --rep", ["--repairs"]),
         ("bertlite prune run --task r", ["regression"]),
         ("bertlite inspect my-", ["my-model"]),
         ("bertlite prune score my-model --train tr", ["train.tsv"]),

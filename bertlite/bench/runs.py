@@ -4,14 +4,14 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bertlite import prune_heads
 from bertlite.bench.measure import PLAIN, latency, peak_memory, prepared_models
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.experiments import plots
-from bertlite.experiments.cell import Setting
 from bertlite.experiments.compare import dense_result, describe_way, interval_of, task_of, way_of
 from bertlite.experiments.evaluate import TASKS, Task
-from bertlite.experiments.experiment import MASKS
-from bertlite.experiments.files import apply_mask, model_sha256
+from bertlite.experiments.experiment import Setting
+from bertlite.experiments.files import model_sha256, pruned_heads
 from bertlite.inference.optimize import parse_compute_dtype
 from bertlite.progress import Progress
 from bertlite.records import Record, Run, read_runs, write_json
@@ -97,17 +97,16 @@ def dense_and_pruned(records: Sequence[Record], device: str) -> dict[str, Any]:
     dense = TASKS[setting["task"]].load(setting["model"], device=device)
     if model_sha256(dense) not in hashes:
         raise ValueError(f"{setting['model']} is not the model that these runs pruned: it has changed since")
-    return {"dense": dense, **{run_label(record): apply_mask(record.folder / MASKS, dense) for record in records}}
+    return {"dense": dense, **{run_label(record): prune_heads(dense, pruned_heads(record)) for record in records}}
 
 
 def run_label(record: Record) -> str:
     """Return a run's way of pruning in words, which tables and figures show."""
     cell = record.config["cell"]
     way = dict(way_of(record, calibration=Setting.calibration))  # it does not affect speed
-    name, _, repair, epochs = describe_way(way)
+    name, repair, epochs = describe_way(way)
     heads = f"-{100 * cell['fraction']:g} % heads"
-    neurons = f"-{100 * cell['neurons']:g} % neurons" if cell["neurons"] else ""
-    label = ", ".join(filter(None, (heads, neurons, name, repair, epochs and f"epochs {epochs}")))
+    label = ", ".join(filter(None, (heads, name, repair, epochs and f"epochs {epochs}")))
     return f"{label}, seed {cell['seed']}" if cell["seed"] else label
 
 

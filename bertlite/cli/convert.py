@@ -8,7 +8,7 @@ tokenizer and sentence-transformers' modules.  Where transformers is installed, 
 transformers' own class in float64, and not written if they differ."""
 EXAMPLES = (
     "convert sentence-transformers/all-MiniLM-L6-v2 --out minilm-as-bert",
-    "convert my-model --out my-bert --json",
+    "convert fast --full --out all-heads --json",
 )
 
 
@@ -26,3 +26,8 @@ def add(commands: Commands) -> None:
         needs=(FOLDER,),
     )
     convert.add_argument("checkpoint", metavar="CHECKPOINT", help="a hub id or a folder, with its tokenizer")
+    convert.add_argument(
+        "--full",
+        action="store_true",
+        help="put pruned heads and neurons back, with weights of zero, for loaders that know none",
+    )

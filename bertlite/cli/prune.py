@@ -18,14 +18,11 @@ from bertlite.cli.parts import (
     numbers,
     one_of,
 )
-from bertlite.importance.criteria import CRITERIA, NORMALISERS, REDUCTIONS, TARGETS, criteria_for
+from bertlite.importance.criteria import CRITERIA, NORMALISERS, REDUCTIONS, TARGETS
 
 WORK = "bertlite.experiments.command"
 TASKS = ("classification", "tokens", "regression", "similarity")
 METRICS = ("accuracy", "f1", "macro-f1", "mcc", "spearman", "loss")
-ALLOCATIONS = ("scores", "equal", "macs")
-UNITS = ("heads", "neurons", "both")
-FORMS = ("physical", "full", "mask")
 SUMMARY = "make a checkpoint faster or smaller (`prune to 2x`), or compare ways to prune"
 DESCRIPTION = """\
 Make a checkpoint faster or smaller by `to`; the other actions are experiments that compare ways to prune.  Each run
@@ -42,9 +39,7 @@ def add(commands: Commands) -> None:
     add_finetune(actions)
     add_score(actions)
     add_run(actions)
-    add_curve(actions)
     add_compare(actions)
-    add_export(actions)
 
 
 def add_action(
@@ -80,7 +75,7 @@ def criterion_help() -> str:
     normalisers = [name for name in NORMALISERS if name not in ("none", "cost")]
     return (
         f"{either(CRITERIA)}; options follow after slashes: {either(REDUCTIONS)}; {either(TARGETS)};"
-        f" {either(normalisers)}; inverted; or gates, which are trained (default: %(default)s)"
+        f" {either(normalisers)}; inverted (default: %(default)s)"
     )
 
 
@@ -216,24 +211,15 @@ def add_score(actions: Commands) -> None:
     action = add_action(
         actions,
         "score",
-        "score each head or neuron by one criterion or several",
+        "score each head by one criterion or several",
         record="the scores",
-        out={FOLDER: "the scores of each criterion, and figures"},
-        examples=(
-            "runs/dense/model --train train.tsv --criteria michel,magnitude --out scores",
-            "runs/dense/model --train train.tsv --criteria fisher,context_norm --units both --out scores",
-        ),
+        out={FOLDER: "figures, each as PNG and SVG"},
+        examples=("runs/dense/model --train train.tsv --criteria michel,magnitude --out scores.json,figures",),
+        needs=(),
     )
     add_data(action, dev=False)
     add_calibration(action)
     action.add_argument("--criteria", type=names, default="michel", metavar="A,B,…", help=criterion_help())
-    action.add_argument(
-        "--units",
-        type=one_of("units", UNITS),
-        choices=UNITS,
-        default="heads",
-        help=f"what is scored; neurons by {either(criteria_for('neuron'))} (default: %(default)s)",
-    )
     action.add_argument(
         "--seed",
         type=integer,
@@ -242,11 +228,36 @@ def add_score(actions: Commands) -> None:
     )
 
 
-def add_pruning(action: argparse.ArgumentParser) -> None:
-    """Add the arguments that `run` and `curve` share."""
+def add_run(actions: Commands) -> None:
+    """Add `run`."""
+    action = add_action(
+        actions,
+        "run",
+        "score, prune, repair, retrain and evaluate, by every combination of criterion, share of heads, repair and"
+        " seed; a killed one continues",
+        record="the runs",
+        out={FOLDER: "the folders of the runs are made in this one"},
+        examples=(
+            f"runs/dense/model {DATA} --criteria michel --fractions 0.5 --save-model --out runs/half",
+            f"runs/dense/model {DATA} --criteria michel,random --fractions 0.3,0.5,0.7 --seeds 0,1,2 --out runs/curve",
+        ),
+    )
     add_data(action)
     add_training(action)
     add_calibration(action)
+    action.add_argument("--criteria", type=names, default="michel,random", metavar="A,B,…", help=criterion_help())
+    for name, default, kind, what in (
+        ("fractions", "0.3,0.5,0.6,0.7,0.8,0.9", numbers, "shares of the heads to remove"),
+        ("repairs", "refit", names, "of none, mean, scale, refit"),
+        ("epochs", "0", numbers, "epochs of retraining"),
+        ("seeds", "0", integers, "seeds of calibration and retraining"),
+        ("random-seeds", "0,1,2,3,4", integers, "seeds of the random criterion"),
+    ):
+        helps = f"{what} (default: %(default)s)"
+        action.add_argument(f"--{name}", type=kind, default=default, metavar="A,B,…", help=helps)
+    action.add_argument(
+        "--at-least", type=integer, default=1, metavar="N", help="heads that every layer keeps (default: %(default)s)"
+    )
     action.add_argument(
         "--distil",
         type=number,
@@ -254,113 +265,8 @@ def add_pruning(action: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="weight of the distance to the dense model's predictions in retraining's loss (default: %(default)s)",
     )
-    action.add_argument(
-        "--neurons",
-        type=number,
-        default=0.0,
-        metavar="SHARE",
-        help=f"of the intermediate neurons to remove too, by {either(criteria_for('neuron'))} (default: %(default)s)",
-    )
-    action.add_argument(
-        "--neuron-criterion", metavar="CRITERION", help="criterion of the neurons (default: that of the heads)"
-    )
-    action.add_argument(
-        "--allocate",
-        type=one_of("allocation", ALLOCATIONS),
-        choices=ALLOCATIONS,
-        default="scores",
-        help="heads to remove: scores, wherever these are lowest; equal, equally many from every layer; macs, heads"
-        " and neurons together, --fraction being the share of the encoder's multiply-accumulates to remove (default:"
-        " %(default)s)",
-    )
-    action.add_argument(
-        "--gate-steps",
-        type=count,
-        default=200,
-        metavar="N",
-        help="training steps of the criterion `gates` (default: %(default)s)",
-    )
-    action.add_argument(
-        "--at-least", type=integer, default=1, metavar="N", help="heads that every layer keeps (default: %(default)s)"
-    )
-    action.add_argument(
-        "--steps", type=count, default=1, help="steps of pruning, each with new scores (default: %(default)s)"
-    )
     action.add_argument("--save-model", action="store_true", help="save the pruned models")
     add_metric(action)
-
-
-def add_run(actions: Commands) -> None:
-    """Add `run`."""
-    action = add_action(
-        actions,
-        "run",
-        "score, prune, repair, retrain and evaluate once",
-        record="the run",
-        out={FOLDER: "the folder of the run is made in this one"},
-        examples=(
-            f"runs/dense/model {DATA} --fraction 0.5 --save-model --out runs/half",
-            f"runs/dense/model {DATA} --allocate macs --fraction 0.5 --criterion fisher --out runs/half-the-macs",
-        ),
-    )
-    add_pruning(action)
-    action.add_argument("--criterion", default="michel", help=criterion_help())
-    action.add_argument(
-        "--fraction", type=number, default=0.5, help="share of the heads to remove (default: %(default)s)"
-    )
-    action.add_argument("--repair", default="refit", help="none, mean, scale or refit (default: %(default)s)")
-    action.add_argument("--epochs", type=number, default=0.0, help="epochs of retraining (default: %(default)s)")
-    action.add_argument(
-        "--seed", type=integer, default=0, help="seed of calibration and retraining (default: %(default)s)"
-    )
-    for name, unit in (("--scores", "heads"), ("--neuron-scores", "neurons")):
-        action.add_argument(
-            name, metavar="FILE", help=f"file of {unit} that `score` wrote, used in place of scoring (default: none)"
-        )
-
-
-def add_curve(actions: Commands) -> None:
-    """Add `curve`."""
-    action = add_action(
-        actions,
-        "curve",
-        "run every combination of criterion, share of heads, repair and seed; a killed one continues",
-        record="the runs",
-        out={FOLDER: "the folders of the runs are made in this one"},
-        examples=(
-            f"runs/dense/model {DATA} --criteria michel,random --fractions 0.3,0.5,0.7 --seeds 0,1,2 --out runs/curve",
-        ),
-    )
-    add_pruning(action)
-    action.add_argument("--criteria", type=names, default="michel,random", metavar="A,B,…", help=criterion_help())
-    action.add_argument(
-        "--fractions",
-        type=numbers,
-        default="0.3,0.5,0.6,0.7,0.8,0.9",
-        metavar="A,B,…",
-        help="shares of the heads to remove (default: %(default)s)",
-    )
-    action.add_argument(
-        "--repairs",
-        type=names,
-        default="refit",
-        metavar="A,B,…",
-        help="of none, mean, scale, refit (default: %(default)s)",
-    )
-    action.add_argument(
-        "--epochs", type=numbers, default="0", metavar="A,B,…", help="epochs of retraining (default: %(default)s)"
-    )
-    action.add_argument("--seeds", type=integers, default="0", metavar="A,B,…", help="seeds (default: %(default)s)")
-    action.add_argument(
-        "--random-seeds",
-        type=integers,
-        default="0,1,2,3,4",
-        metavar="A,B,…",
-        help="seeds of the random criterion (default: %(default)s)",
-    )
-    action.add_argument(
-        "--processes", type=count, default=1, help="number of parallel processes (default: %(default)s)"
-    )
 
 
 def add_compare(actions: Commands) -> None:
@@ -372,8 +278,8 @@ def add_compare(actions: Commands) -> None:
         record="every row",
         out={FOLDER: "figures, each as PNG and SVG"},
         examples=(
-            "runs/curve --against random --out rows.json,figures",
-            "runs/curve --against dense --metric mcc",
+            "runs/half --against dense --out rows.json,figures",
+            "runs/curve --against random --metric mcc",
         ),
         needs=(),
     )
@@ -385,37 +291,3 @@ def add_compare(actions: Commands) -> None:
         " tests)",
     )
     add_metric(action)
-
-
-def add_export(actions: Commands) -> None:
-    """Add `export`."""
-    action = add_action(
-        actions,
-        "export",
-        "write a pruned checkpoint, a full-size one that computes the same, or only the mask",
-        record="the path and the heads and neurons that are kept",
-        out={FOLDER: "a checkpoint, with card and tokenizer", ".json": "the mask, with --form mask"},
-        examples=(
-            "runs/half/RUN --form full --out all-heads",
-            "runs/dense/model --mask runs/half/RUN/masks.json --out half-the-heads",
-        ),
-        needs=(FOLDER, ".json"),
-    )
-    action.add_argument("source", metavar="SOURCE", help="folder of a run, or a dense checkpoint with --mask")
-    action.add_argument(
-        "--mask", metavar="FILE", help="masks.json of a run, to prune a dense checkpoint with (default: the run's)"
-    )
-    action.add_argument(
-        "--base-model",
-        metavar="ID",
-        help="hub id of the model that this one comes from, for the card (default: what the source's card says)",
-    )
-    add_task(action, "task of a dense checkpoint")
-    action.add_argument(
-        "--form",
-        type=one_of("form", FORMS),
-        choices=FORMS,
-        default="physical",
-        help="physical: smaller matrices; full: pruned heads are back with weights of zero, for any BERT loader;"
-        " mask: JSON (default: %(default)s)",
-    )

@@ -1,23 +1,21 @@
 """The work of `bertlite prune`: each action reads its arguments, calls the library, and prints."""
 
 import argparse
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from bertlite import densify
 from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source
 from bertlite.experiments import plots
-from bertlite.experiments.cell import Cell, Setting, check_scoring
 from bertlite.experiments.compare import (
     dense_result,
-    describe_scores,
     describe_way,
     markdown_table,
     metric_of,
@@ -36,29 +34,14 @@ from bertlite.experiments.data import (
     read_tokenizer,
 )
 from bertlite.experiments.evaluate import TASKS, Task, evaluate, predict
-from bertlite.experiments.experiment import MASKS, SCORES, Experiment, warn_of_overlap
-from bertlite.experiments.files import (
-    apply_mask,
-    class_names,
-    labels,
-    model_sha256,
-    prediction_lines,
-    read_json,
-    read_scores,
-    units_kept,
-    write_scores,
-)
+from bertlite.experiments.experiment import Cell, Experiment, Setting, grid, sweep, warn_of_overlap
+from bertlite.experiments.files import SCORES, class_names, labels, model_sha256, prediction_lines, pruned_heads
 from bertlite.experiments.finetune import STATE, Recipe, finetune_, is_main_process, keep_metrics
-from bertlite.experiments.ship import describe_finetuning, figures_of, report_of, write_run
+from bertlite.experiments.ship import describe_finetuning, figures_of, report_of
 from bertlite.experiments.statistics import Array, rank_correlations
-from bertlite.experiments.sweep import grid, sweep
 from bertlite.progress import Progress
 from bertlite.records import METRICS, Record, Run, read_runs, write_json, write_record
 from bertlite.shipping.folder import write_model
-
-UNITS = {"heads": ("head",), "neurons": ("neuron",), "both": ("head", "neuron")}  # by --units
-ENDS = {"head": "", "neuron": "-neurons"}  # of the names of files
-FULL = "Removed heads are back in place, with weights of zero."
 
 
 def main(args: argparse.Namespace) -> int:
@@ -116,7 +99,7 @@ def finetune(args: argparse.Namespace) -> int:
             how=describe_finetuning(recipe, train.name, args.teacher),
             report=report_of(run.facts, run.results),
         )
-        state.unlink(missing_ok=True)
+        shutil.rmtree(state, ignore_errors=True)
     print(*(f"{name} {value:.4f}" for name, value in run.results.items() if name != "sha256"), sep="   ")
     print(f"model: {run.folder / 'model'}")
     write_answer(args, runs=run_facts(read_runs(run.folder)))
@@ -196,7 +179,7 @@ def data_source(args: argparse.Namespace, path: str, split: str | None) -> DataS
 
 
 def read_setting(args: argparse.Namespace) -> Setting:
-    """Return the setting of `run` and `curve` that the arguments describe."""
+    """Return the setting of `run` that the arguments describe."""
     recipe = Recipe(lr=args.lr, batch_size=args.batch_size, distil=args.distil)
     return Setting(
         args.checkpoint,
@@ -211,78 +194,31 @@ def read_setting(args: argparse.Namespace) -> Setting:
 
 
 def score(args: argparse.Namespace) -> int:
-    """Score the heads or neurons of a checkpoint by each criterion, write the scores and draw them."""
-    units = UNITS[args.units]
-    for criterion, unit in product(args.criteria, units):
-        check_scoring(criterion, unit)
+    """Score the heads of a checkpoint by each criterion, print the scores and draw them."""
     cells = [Cell(criterion, seed=args.seed) for criterion in args.criteria]
     data = data_source(args, args.train, args.train_split)
     setting = Setting(args.checkpoint, args.task, data, data, args.max_length, args.calibration)
     experiment = Experiment(setting, args.device)
     for cell in cells:
         experiment.check(cell)
-    found: dict[str, dict[str, Array]] = {unit: {} for unit in units}
-    with Progress(len(cells) * len(units), "criteria", what="score") as progress:
-        for cell, unit in product(cells, units):
-            given = experiment.score(experiment.dense, cell, neurons=unit == "neuron")
-            scores = found[unit][cell.criterion] = given.numpy()
-            path = args.folder / f"{cell.criterion.replace('/', '-')}{ENDS[unit]}"
-            write_scores(f"{path}.json", given, cell.criterion, experiment.hashes["model"]["dense"])
-            draw = plots.heat_map if unit == "head" else plots.sorted_scores
-            plots.save(draw(scores, title=cell.criterion), path)
-            progress.print(describe_scores(cell.criterion, scores, unit))
+    found: dict[str, Array] = {}
+    with Progress(len(cells), "criteria", what="score") as progress:
+        for cell in cells:
+            scores = found[cell.criterion] = experiment.scores(cell).numpy()
+            rows = (" ".join(f"{x:9.2e}" for x in row) for row in scores)
+            progress.print("\n".join([f"\n{cell.criterion}: layers down, heads across", *rows]))
             progress.advance()
-    for unit, each in found.items():
-        if len(each) > 1:
-            names, matrix = rank_correlations(each)
-            figure = plots.rank_correlation(names, matrix, of=unit)
-            plots.save(figure, args.folder / f"rank-correlation{ENDS[unit]}")
-    print(f"\nscores and figures: {args.folder}")
-    facts = {
-        {"head": "scores", "neuron": "neuron_scores"}[unit]: {name: scores.tolist() for name, scores in each.items()}
-        for unit, each in found.items()
-    }
-    write_answer(args, model=experiment.hashes["model"], **facts)
+    if args.folder:
+        draw_scores(found, args.folder)
+        print(f"\nfigures: {args.folder}")
+    write_answer(
+        args, model=experiment.hashes["model"], scores={name: scores.tolist() for name, scores in found.items()}
+    )
     return 0
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run one cell."""
-    cell = Cell(
-        args.criterion,
-        args.fraction,
-        repair=args.repair,
-        epochs=args.epochs,
-        seed=args.seed,
-        **choice_facts(args),
-    )
-    experiment = Experiment(read_setting(args), args.device, progress=True)
-    folder = experiment.run(
-        cell, args.folder, scores=args.scores, neuron_scores=args.neuron_scores, save_model=args.save_model
-    )
-    records = read_runs(folder)
-    print_table(records, args.metric)
-    print(f"run: {folder}")
-    write_answer(args, runs=run_facts(records))
-    return 0
-
-
-def choice_facts(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of a cell that `run` and `curve` share."""
-    equal = args.allocate == "equal"
-    return {
-        "neurons": args.neurons,
-        "uniform": equal,
-        "at_least": args.at_least,
-        "steps": args.steps,
-        "allocate": "scores" if equal else args.allocate,
-        "neuron_criterion": args.neuron_criterion or "",
-        "gate_steps": args.gate_steps,
-    }
-
-
-def curve(args: argparse.Namespace) -> int:
-    """Run a grid of cells."""
+    """Run every combination of criterion, share, repair, epochs and seed."""
     cells = grid(
         args.criteria,
         args.fractions,
@@ -290,27 +226,16 @@ def curve(args: argparse.Namespace) -> int:
         epochs=args.epochs,
         seeds=args.seeds,
         random_seeds=args.random_seeds,
-        **choice_facts(args),
+        at_least=args.at_least,
     )
-    folders = sweep(
-        read_setting(args),
-        cells,
-        args.folder,
-        processes=args.processes,
-        device=args.device,
-        save_model=args.save_model,
-        progress=True,
-    )
+    experiment = Experiment(read_setting(args), args.device)
+    folders = sweep(experiment, cells, args.folder, save_model=args.save_model, progress=True)
     records = [record for folder in folders for record in read_runs(folder)]
-    print_table(records, args.metric)
+    task_of(records)
+    print_rows(records, summarise(records, metric=args.metric), metric_of(records, args.metric))
+    print(f"run: {folders[0]}" if len(folders) == 1 else f"runs: {args.folder}")
     write_answer(args, runs=run_facts(records))
     return 0
-
-
-def print_table(records: Sequence[Record], metric: str | None) -> None:
-    """Print a metric of runs by their way of pruning."""
-    task_of(records)
-    print_rows(records, summarise(records, metric=metric), metric_of(records, metric))
 
 
 def print_rows(records: Sequence[Record], rows: Sequence[dict[str, Any]], metric: str) -> None:
@@ -369,99 +294,23 @@ def compare(args: argparse.Namespace) -> int:
 
 
 def draw_figures(records: Sequence[Record], rows: Sequence[dict[str, Any]], folder: Path, metric: str) -> None:
-    """Draw curves, heads per layer, a heat map for each criterion, and the correlation of the criteria."""
+    """Draw curves, and of one dense model the scores by each criterion, with the heads that most runs removed."""
     plots.save(plots.curves(rows, metric, dense_result(records).get(metric)), folder / "curves")
-    first: dict[str, Record] = {}
-    for record in sorted(records, key=lambda record: -record.config["cell"]["fraction"]):
-        if record.config["cell"]["steps"] == 1:
-            first.setdefault(record.config["cell"]["criterion"], record)
-    if not first:
-        return
-    dense_model = next(iter(first.values())).facts["model"]["dense"]
-    scores = {
-        name: read_scores(record.folder / SCORES, dense_model).numpy()
-        for name, record in first.items()
-        if record.facts["model"]["dense"] == dense_model
-    }
+    largest = sorted(records, key=lambda record: -record.config["cell"]["fraction"])
+    own = [record for record in largest if record.facts["model"] == largest[0].facts["model"]]
+    first = {record.config["cell"]["criterion"]: record for record in reversed(own)}  # of each the most pruned
+    scores = {name: np.array(record.load(SCORES)["scores"], float) for name, record in first.items()}
+    draw_scores(scores, folder, {name: pruned_heads(record) for name, record in first.items()})
+
+
+def draw_scores(scores: Mapping[str, Array], folder: Path, pruned: Mapping[str, dict[int, list[int]]] = {}) -> None:
+    """Draw the scores of heads by each criterion, pruned ones crossed, and how alike the criteria rank them."""
     for name, values in scores.items():
-        pruned = {int(layer): heads for layer, heads in first[name].load(MASKS)["pruned_heads"].items()}
-        share = f"{100 * first[name].config['cell']['fraction']:g} % removed"
-        path = folder / f"heads-{name.replace('/', '-')}"
-        plots.save(plots.heat_map(values, pruned, f"{name}, {share}"), path)
-    kept = {name: first[name].results["heads_kept"] for name in scores}
-    heads = next(iter(scores.values())).shape[1]
-    plots.save(plots.heads_per_layer(kept, heads), folder / "heads-per-layer")
+        plots.save(plots.heat_map(values, pruned.get(name), name), folder / f"heads-{name.replace('/', '-')}")
     if len(scores) > 1:
-        names, matrix = rank_correlations(scores)
-        plots.save(plots.rank_correlation(names, matrix), folder / "rank-correlation")
-
-
-def export(args: argparse.Namespace) -> int:
-    """Write the pruned checkpoint, a full-size one that computes the same, or only the mask."""
-    out, other = args.folder, args.out.get(".json")
-    if args.form == "mask":
-        out, other = other, out
-    if out is None or other is not None:
-        raise ValueError(f"--form {args.form}: say --out {'FILE.json' if args.form == 'mask' else 'FOLDER'} alone")
-    if out.exists():
-        raise FileExistsError(f"{out} is there already: name another path")
-    if args.form == "mask":
-        mask = Path(args.source) / MASKS if args.mask is None else Path(args.mask)
-        units = read_json(mask)
-        write_json(out, units)
-        print(f"mask: {out}")
-        write_answer(args, mask=str(out), units=units)
-        return 0
-    model = write_export(args)
-    heads, neurons = units_kept(model.config)
-    print(f"heads of each layer: {heads}, neurons: {neurons}\nmodel: {out}")
-    write_answer(args, model=str(out), heads_kept=heads, neurons_kept=neurons)
-    return 0
-
-
-def write_export(args: argparse.Namespace) -> Any:
-    """Write the checkpoint of `export`, and return its model.
-
-    Raises:
-        ValueError: the run changed weights and did not save them.
-    """
-    full = args.form == "full"
-    if args.mask is not None:
-        pruned = apply_mask(args.mask, TASKS[args.task].load(args.source))
-        model = densify(pruned) if full else pruned
-        how = ["Heads and neurons were removed by a mask.", *([FULL] if full else [])]
-        write_model(args.folder, model, args.source, how=how, base_model=args.base_model, pruned=pruned.config)
-        return model
-    (record,) = read_runs(Path(args.source))
-    pruned = pruned_model(record)
-    model = densify(pruned) if full else pruned
-    options = {"base_model": args.base_model, "pruned": pruned.config, "note": FULL if full else ""}
-    write_run(args.folder, model, record, TASKS[record.config["setting"]["task"]], source_of(record), **options)
-    return model
-
-
-def pruned_model(record: Record) -> Any:
-    """Return the pruned model of a run.
-
-    Raises:
-        ValueError: the run changed weights and did not save them.
-    """
-    cell, task = record.config["cell"], TASKS[record.config["setting"]["task"]]
-    if (record.folder / "model").is_dir():
-        return task.load(str(record.folder / "model"))
-    if cell["repair"] != "none" or cell["epochs"]:
-        raise ValueError(
-            f"{record.folder} repaired or retrained its model and did not save it: run it with --save-model"
-        )
-    return apply_mask(record.folder / MASKS, task.load(record.config["setting"]["model"]))
-
-
-def source_of(record: Record) -> str:
-    """Return the checkpoint with the tokenizer and modules of a run's model: its own if it was saved."""
-    kept = record.folder / "model"
-    return str(kept) if (kept / "tokenizer.json").is_file() else str(record.config["setting"]["model"])
+        plots.save(plots.rank_correlation(*rank_correlations(scores)), folder / "rank-correlation")
 
 
 ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
-    action.__name__: action for action in (finetune, score, run, curve, compare, export)
+    action.__name__: action for action in (finetune, score, run, compare)
 }

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from bertlite.experiments.cell import LATER, REPAIRS, Setting
 from bertlite.experiments.data import NO_LABEL
 from bertlite.experiments.evaluate import RANGES, TASKS, Task, interval_over_examples
-from bertlite.experiments.files import DENSE, dense_outputs, labels, outputs
+from bertlite.experiments.experiment import REPAIRS, Setting
+from bertlite.experiments.files import DENSE, labels, outputs
 from bertlite.experiments.finetune import Recipe
 from bertlite.experiments.statistics import (
     Array,
@@ -24,7 +24,6 @@ Way = tuple[tuple[str, Any], ...]  # a way of pruning: the fields of a cell but 
 METRIC_OF = {"cola": "mcc", "mrpc": "f1", "qqp": "f1"}  # of GLUE's configurations, if not the task's headline
 UNBALANCED = 0.6  # share of one label above which accuracy is misleading
 NO_DIFFERENCE = {"difference_low": None, "difference_high": None}
-QUARTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 TRAINING = ("distil", "lr", "batch_size", "warmup", "weight_decay", "clip")  # fields of a recipe that cells share
 
 
@@ -79,8 +78,12 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
             "runs": len(group),
             "seeds": [run.config["cell"]["seed"] for run in group],
             "models": len(by_model(group)),
-            "values": [value_of(run, task, metric) for run in group],
-            **{name: float(np.mean([value_of(run, task, name) for run in group])) for name in task.metrics},
+            "values": [run.results[metric] for run in group],
+            **{
+                name: float(np.mean([run.results[name] for run in group]))
+                for name in task.metrics
+                if name in group[0].results
+            },
             "kl": float(np.mean(np.array([run.results["kl"] for run in group], float))),  # null, of nan, is nan
             "low": interval and interval.low,
             "high": interval and interval.high,
@@ -90,7 +93,7 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
         }
         other = groups.get(way_of(group[0], criterion=against)) if against is not None else None
         if against == DENSE:
-            dense = {model: [dense_outputs(each[0])] for model, each in runs_by_model(group).items()}
+            dense = {model: [outputs(each[0], DENSE)] for model, each in runs_by_model(group).items()}
             row |= comparison(by_model(group), dense, labels(group[0]), task, metric)
         elif other is not None and other is not group:
             row |= comparison(by_model(group), by_model(other), labels(group[0]), task, metric)
@@ -124,12 +127,6 @@ def note_on_balance(truth: Array, metric: str) -> str | None:
     return f"{100 * share:.0f} % of the examples have the same label, so accuracy is misleading: see --metric mcc too"
 
 
-def value_of(run: Record, task: Task, metric: str) -> float:
-    """Return a metric of a run; one that was not recorded is computed from its predictions."""
-    found = run.results.get(metric)
-    return float(task.metrics[metric](outputs(run), labels(run)) if found is None else found)
-
-
 def task_of(runs: Sequence[Record]) -> Task:
     """Return the task of all the runs.
 
@@ -150,12 +147,8 @@ def task_of(runs: Sequence[Record]) -> Task:
 
 def sort_key(way: Way) -> tuple[Any, ...]:
     """Return the sort key of a way of pruning among the rows of a table."""
-    cell = {**LATER, **dict(way), "repair": REPAIRS.index(dict(way)["repair"])}
-    names = (
-        *("epochs", "repair", "calibration", "steps", "uniform", "at_least", "criterion", "neurons", "fraction"),
-        *("allocate", "neuron_criterion", "gate_steps"),
-    )
-    return tuple(cell[name] for name in names)
+    cell = {**dict(way), "repair": REPAIRS.index(dict(way)["repair"])}
+    return tuple(cell[name] for name in ("epochs", "repair", "calibration", "at_least", "criterion", "fraction"))
 
 
 def runs_by_model(group: Sequence[Record]) -> dict[str, list[Record]]:
@@ -242,7 +235,7 @@ def markdown_table(rows: Sequence[dict[str, Any]], headline: str) -> str:
     for row in rows:
         text = f"{100 * row[headline]:.1f}{show_interval(row['low'], row['high'])}"
         lines[describe_way(row)][row["fraction"]] = text + (f" ({row['runs']})" if row["runs"] > 1 else "")
-    head = ["criterion", "neurons", "repair", "epochs", *(f"{100 * fraction:g} %" for fraction in fractions)]
+    head = ["criterion", "repair", "epochs", *(f"{100 * fraction:g} %" for fraction in fractions)]
     body = [[*way, *(cells.get(fraction, "") for fraction in fractions)] for way, cells in lines.items()]
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *body))
 
@@ -252,22 +245,12 @@ def show_interval(low: float | None, high: float | None, sign: str = "") -> str:
     return "" if low is None or high is None else f" [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
 
 
-def describe_way(row: dict[str, Any]) -> tuple[str, str, str, str]:
-    """Return criterion with its schedule, neurons, repair and epochs as a table shows them; defaults are left out."""
-    name = row["criterion"] + (" uniform" if row["uniform"] else "")
-    name += f" and {row['neuron_criterion']}" if row.get("neuron_criterion") else ""
-    name += f" of {row['gate_steps']} steps" if row.get("gate_steps") else ""
-    name += f", by {row['allocate']}" if row.get("allocate") else ""
+def describe_way(row: dict[str, Any]) -> tuple[str, str, str]:
+    """Return criterion, repair and epochs as a table shows them; defaults are left out."""
+    name = row["criterion"]
     name += f", {row['at_least']} a layer or more" if row["at_least"] else ""
-    name += f", in {row['steps']} steps" if row["steps"] > 1 else ""
     name += f", {row['calibration']} examples" if row["calibration"] != Setting.calibration else ""
-    neurons = f"-{100 * row['neurons']:g} %" if row["neurons"] else ""
-    return (
-        name,
-        neurons,
-        "" if row["repair"] == "none" else row["repair"],
-        describe_training(row),
-    )
+    return name, "" if row["repair"] == "none" else row["repair"], describe_training(row)
 
 
 def describe_training(row: dict[str, Any]) -> str:
@@ -302,13 +285,3 @@ def provenance(runs: Sequence[Record]) -> dict[str, Any]:
         state = {"commit": commits[-1], "dirty": any(each["dirty"] for each in known)}
     found: dict[str, Any] = {"environment": {**runs[0].facts["environment"], "git": state}}
     return found | ({"commits": commits} if len(commits) > 1 else {})
-
-
-def describe_scores(criterion: str, scores: Array, unit: str) -> str:
-    """Return scores as a table: of heads all, of neurons the least, quartiles and the largest of each layer."""
-    what = "heads across" if unit == "head" else "neurons' least, quartiles and largest score across"
-    if unit == "neuron":  # a layer that has none left has nan
-        there = [row[~np.isnan(row)] for row in scores]
-        scores = np.array([np.quantile(row, QUARTILES) if len(row) else np.full(5, np.nan) for row in there])
-    rows = "\n".join(" ".join(f"{x:9.2e}" for x in row) for row in scores)
-    return f"\n{criterion}: layers down, {what}\n{rows}"

@@ -147,9 +147,13 @@ def macro_f1(outputs: Array, labels: Array) -> float:
 
 
 def f1(outputs: Array, labels: Array) -> float:
-    """Return the F1 of class 1 where there are two classes, else the mean over the classes."""
+    """Return the F1 of class 1 of two.
+
+    Raises:
+        ValueError: there are more classes.
+    """
     if outputs.shape[-1] != 2:
-        return macro_f1(outputs, labels)
+        raise ValueError(f"f1 is that of class 1 of two; for {outputs.shape[-1]} classes there is macro-f1")
     cells = confusion(outputs, labels)
     either = cells[1].sum() + cells[:, 1].sum()
     return float(2 * cells[1, 1] / either) if either else 0.0
@@ -272,8 +276,12 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def evaluate(outputs: Array, labels: Array, task: Task, dense: Array | None = None) -> dict[str, float]:
-    """Return every metric of the task, and given the dense model's outputs "kl", the divergence from it in nats."""
-    found = {name: metric(outputs, labels) for name, metric in task.metrics.items()}
+    """Return every metric of the task, and given the dense model's outputs "kl", the divergence from it in nats.
+
+    The F1 of class 1 is left out where there are more classes than two.
+    """
+    known = {name: metric for name, metric in task.metrics.items() if metric is not f1 or outputs.shape[-1] == 2}
+    found = {name: metric(outputs, labels) for name, metric in known.items()}
     return found if dense is None else {**found, "kl": task.divergence(dense, outputs)}
 
 

@@ -1,16 +1,19 @@
-"""An experiment scores, prunes, repairs, retrains and evaluates, and records each cell in a run's folder.
+"""Heads removed in many ways from one dense model: each way is a cell, and leaves a run's folder.
 
 data = {name: DataSource(f"{name}.tsv") for name in ("train", "dev")}
 setting = Setting(model="runs/sst2/model", task="classification", **data)
 Experiment(setting).run(Cell(criterion="michel", fraction=0.5, repair="refit"), root="runs/sst2/prune")
 """
 
+import fcntl
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertlite import prune_heads, prune_neurons
-from bertlite.experiments.cell import (
-    GATES,
-    INVERTED,
-    KNOWN,
-    Cell,
-    Setting,
-    cell_facts,
-    choose_units,
-    parse_criterion,
-    trained_gates,
-)
+from bertlite import prune_heads
 from bertlite.experiments.data import (
+    DataSource,
     EncodedExamples,
     Examples,
     batch_indices,
@@ -39,37 +32,130 @@ from bertlite.experiments.data import (
 )
 from bertlite.experiments.evaluate import TASKS, Task, evaluate, predict
 from bertlite.experiments.files import (
-    Given,
-    ScoreFiles,
+    MASKS,
+    SCORES,
     class_names,
+    labels,
     mask_of,
     model_sha256,
+    outputs,
     prediction_lines,
-    read_scores,
     units_kept,
-    write_scores,
 )
-from bertlite.experiments.finetune import finetune_
-from bertlite.experiments.ship import write_run
+from bertlite.experiments.finetune import Recipe, finetune_
+from bertlite.experiments.ship import describe_pruning, figures_of, report_of
 from bertlite.experiments.statistics import Array
-from bertlite.importance import (
-    head_importance,
-    iterative,
-    macs,
-    neuron_importance,
-    rank_heads,
-    repair_,
-)
+from bertlite.importance import METHODS, NORMALISERS, REDUCTIONS, TARGETS, head_importance, macs, rank_heads, repair_
 from bertlite.importance.allocation import Choice
 from bertlite.importance.batches import Batch
+from bertlite.importance.criteria import CRITERIA
 from bertlite.importance.structures import HEADS
-from bertlite.records import Record, Run, is_finished, read_runs, sha256_of
+from bertlite.progress import Progress
+from bertlite.records import Run, is_finished, read_runs, sha256_of
+from bertlite.shipping.folder import write_model
 
-NO_SCORES = ScoreFiles()
-MASKS, SCORES, MODEL = "masks.json", "scores.json", "model"
+REPAIRS = ("none", *METHODS)
+INVERTED = "inverted"  # remove the heads with the highest scores
+SEEDED = "random"  # the criterion that has seeds of its own
+MODEL = "model"  # the folder of a run's model
 REPEATED = 1e-3  # allowed difference of a repeated run's outputs from those recorded
 COUNTED = 128  # tokens of a sequence to count multiply-accumulates for
 OPTIONS = {"calibration": "calibration", "retrain": "train-examples"}  # of the command, for fields of a Setting
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The settings that all cells of an experiment share.
+
+    Args:
+        model: the dense model: a folder or a hub id with its tokenizer.
+        train: source of the examples for calibration and retraining.
+        dev: source of the examples for evaluation.
+        calibration: number of training examples for criteria and repair.
+        retrain: number of training examples for retraining; None is all.
+        recipe: settings of the retraining.
+    """
+
+    model: str
+    task: str
+    train: DataSource
+    dev: DataSource
+    max_length: int = 128
+    calibration: int = 512
+    retrain: int | None = None
+    recipe: Recipe = field(default_factory=Recipe)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One way of pruning.
+
+    Args:
+        criterion: a name of `bertlite.importance.CRITERIA`, followed by options such as "taylor/batch/layer_l2"
+            or "michel/kl/inverted".
+        fraction: share of the heads to remove, those with the lowest scores.
+        at_least: heads that every layer keeps.
+        repair: "none", or a name of `bertlite.importance.METHODS`.
+        epochs: passes of retraining after repair.
+        seed: seed of the calibration sample, of random scores and of retraining.
+    """
+
+    criterion: str = "michel"
+    fraction: float = 0.5
+    at_least: int = 1
+    repair: str = "refit"
+    epochs: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        parse_criterion(self.criterion)
+        if not 0 <= self.fraction <= 1:
+            raise ValueError(f"fraction is {self.fraction}; it is a share, 0 to 1")
+        if self.repair not in REPAIRS:
+            raise ValueError(f"there is no repair {self.repair!r}; have: {', '.join(REPAIRS)}")
+        if self.epochs < 0:
+            raise ValueError(f"epochs is {self.epochs}; it must be 0 or more")
+
+
+def parse_criterion(criterion: str) -> dict[str, Any]:
+    """Return the keywords of `head_importance` for a name like "michel/batch/layer_l2", and whether it is inverted.
+
+    Raises:
+        ValueError: a part is not a criterion, reduction, target or normaliser.
+    """
+    name, *parts = criterion.split("/")
+    if name not in CRITERIA:
+        raise ValueError(f"there is no criterion {name!r}; have: {', '.join(CRITERIA)}")
+    found: dict[str, Any] = {"criterion": name, INVERTED: False}
+    kinds = {"reduction": REDUCTIONS, "target": TARGETS, "normaliser": [n for n in NORMALISERS if n != "cost"]}
+    for part in parts:
+        kind = next((kind for kind, names in kinds.items() if part in names), None)
+        if part == INVERTED:
+            found[INVERTED] = True
+        elif kind is None:
+            have = ", ".join((*(name for names in kinds.values() for name in names), INVERTED))
+            raise ValueError(f"criterion {criterion!r}: there is no option {part!r}; have: {have}")
+        else:
+            found[kind] = part
+    return found
+
+
+def grid(
+    criteria: Sequence[str],
+    fractions: Sequence[float],
+    *,
+    repairs: Sequence[str] = (Cell.repair,),
+    epochs: Sequence[float] = (0.0,),
+    seeds: Sequence[int] = (0,),
+    random_seeds: Sequence[int] = range(5),
+    at_least: int = Cell.at_least,
+) -> list[Cell]:
+    """Return every combination; "random" over `random_seeds`, the other criteria over `seeds`."""
+    return [
+        Cell(criterion, fraction, at_least, repair, length, seed)
+        for criterion, fraction, repair, length in product(criteria, fractions, repairs, epochs)
+        for seed in (random_seeds if parse_criterion(criterion)["criterion"] == SEEDED else seeds)
+    ]
 
 
 def warn_of_overlap(train: Examples, dev: Examples) -> None:
@@ -86,17 +172,14 @@ def warn_of_overlap(train: Examples, dev: Examples) -> None:
 class Experiment:
     """A dense model with its data, read once for all cells.
 
-    Args:
-        progress: show the progress of retraining.
-
     Raises:
         ValueError, FileNotFoundError: the data or the model cannot be read, or labels do not fit the model.
     """
 
-    def __init__(self, setting: Setting, device: str = "cpu", progress: bool = False) -> None:
+    def __init__(self, setting: Setting, device: str = "cpu") -> None:
         if setting.task not in TASKS:
             raise ValueError(f"there is no task {setting.task!r}; have: {', '.join(TASKS)}")
-        self.setting, self.device, self.progress = setting, device, progress
+        self.setting, self.device = setting, device
         self.task: Task = TASKS[setting.task]
         self.dense = self.task.load(setting.model, device=device)
         self.task = self.task.of_checkpoint(setting.model)
@@ -112,6 +195,7 @@ class Experiment:
         for examples in (self.train, self.dev):
             self.task.check(examples, self.dense.config)
         self.tokenizer = read_tokenizer(setting.model, setting.max_length)
+        self.known_scores: dict[tuple[str, int], Tensor] = {}
         if setting.dev != setting.train:  # `score` evaluates nothing
             warn_of_overlap(self.train, self.dev)
 
@@ -144,19 +228,13 @@ class Experiment:
         wanted = [name for name in batches[0] if name != "labels" or not self.task.apart]
         return [{name: batch[name].to(self.device) for name in wanted} for batch in batches]
 
-    def key(self, cell: Cell, scores: ScoreFiles = NO_SCORES) -> str:
-        """Return a hash of everything that determines the cell's result, files of scores included."""
-        setting = {
-            name: value for name, value in asdict(self.setting).items() if name not in ("model", "train", "dev")
-        }
-        if self.task.pooling != Task.pooling:
-            setting["pooling"] = self.task.pooling
-        parts = [json.dumps([cell_facts(cell), setting, self.hashes], sort_keys=True)]
-        return sha256_of(*parts, *scores.contents())[:16]
-
-    def folder(self, cell: Cell, root: str | Path, scores: ScoreFiles = NO_SCORES) -> Path:
-        """Return the folder of the cell's run."""
-        return Path(root) / f"{cell.criterion.replace('/', '-')}-{100 * cell.fraction:g}-{self.key(cell, scores)}"
+    def folder(self, cell: Cell, root: str | Path) -> Path:
+        """Return the folder of the cell's run, whose name has a hash of everything that determines the result."""
+        paths = ("model", "train", "dev")  # their contents count
+        setting = {name: value for name, value in asdict(self.setting).items() if name not in paths}
+        what = [asdict(cell), setting, self.hashes, self.task.pooling if self.task.apart else None]
+        key = sha256_of(json.dumps(what, sort_keys=True))[:16]
+        return Path(root) / f"{cell.criterion.replace('/', '-')}-{100 * cell.fraction:g}-{key}"
 
     def check(self, cell: Cell) -> None:
         """Check that a cell can be run, before any work.
@@ -165,159 +243,146 @@ class Experiment:
             ValueError: so many heads cannot be removed, or the cell needs a loss that the task does not have.
         """
         present = HEADS.present(self.dense)
-        self.choose(cell)(torch.zeros(present.shape).where(present, math.nan), self.heads(cell))
-        for name in {cell.criterion, cell.of_neurons}:
-            asked = parse_criterion(name)
-            if self.task.apart and KNOWN[asked["criterion"]].needs_loss and asked.get("target") != "kl":
-                way = "another criterion" if asked["criterion"] == GATES.name else f"{name}/kl"
-                raise ValueError(f"{self.task.name} has no loss for one text: use {way}")
+        self.choose(cell, torch.zeros(present.shape).where(present, math.nan))
+        asked = parse_criterion(cell.criterion)
+        if self.task.apart and CRITERIA[asked["criterion"]].needs_loss and asked.get("target") != "kl":
+            raise ValueError(f"{self.task.name} has no loss for one text: use {cell.criterion}/kl")
         if self.task.apart and cell.epochs:
             raise ValueError(f"{self.task.name} has no retraining: epochs must be 0")
 
-    def heads(self, cell: Cell) -> int:
-        """Return the number of heads to remove."""
-        return round(cell.fraction * int(HEADS.present(self.dense).sum()))
+    def choose(self, cell: Cell, scores: Tensor) -> Choice:
+        """Return the heads that a cell removes by these scores, (layers, heads)."""
+        count = round(cell.fraction * int(HEADS.present(self.dense).sum()))
+        return rank_heads(scores, count, at_least=cell.at_least)
 
-    def choose(self, cell: Cell) -> Callable[[Tensor, int], Choice]:
-        """Return the function that chooses heads: (scores, number to remove) -> {layer: heads}."""
-        return partial(rank_heads, uniform=cell.uniform, at_least=cell.at_least)
+    def scores(self, cell: Cell) -> Tensor:
+        """Return the dense model's scores, (layers, heads), computed once for all cells; the lowest go first."""
+        key = cell.criterion, cell.seed
+        if key not in self.known_scores:
+            asked = parse_criterion(cell.criterion)
+            inverted = asked.pop(INVERTED)
+            batches = self.calibration(cell.seed) if CRITERIA[asked["criterion"]].needs_data else []
+            found = head_importance(self.dense, batches, seed=cell.seed, **asked)
+            self.known_scores[key] = -found if inverted else found
+        return self.known_scores[key]
 
-    def run(
-        self,
-        cell: Cell,
-        root: str | Path,
-        *,
-        scores: str | Path | None = None,
-        neuron_scores: str | Path | None = None,
-        save_model: bool = False,
-    ) -> Path:
+    def pruned(self, cell: Cell, log: Any = None) -> Any:
+        """Return the model of a cell: pruned, repaired and retrained."""
+        model = prune_heads(self.dense, self.choose(cell, self.scores(cell)))
+        if cell.repair != "none":
+            repair_(model, self.dense, self.calibration(cell.seed), cell.repair)
+        if cell.epochs:
+            recipe = replace(self.setting.recipe, epochs=cell.epochs, seed=cell.seed)
+            data = self.sample(self.setting.retrain, cell.seed)
+            finetune_(model, data, self.task, recipe, teacher=self.dense, log=log, device=self.device)
+        return model
+
+    def run(self, cell: Cell, root: str | Path, *, save_model: bool = False) -> Path:
         """Run the cell unless it is finished, and return its folder.
 
         Args:
-            scores: a file of head scores (`bertlite prune score`), used in place of scoring.
-            neuron_scores: a file of neuron scores, likewise.
             save_model: keep the pruned model and its tokenizer in the folder, as `model`; a finished run makes them
                 again.
 
         Raises:
-            ValueError: the cell cannot be run, the scores belong to another model, or the repeated model of a finished
-                run gives other outputs.
+            ValueError: the cell cannot be run, or the repeated model of a finished run gives other outputs.
         """
-        dense = self.hashes["model"]["dense"]
-        files = ScoreFiles(scores, neuron_scores)
-        given = files.read(cell, self.dense, dense)
-        folder = self.folder(cell, root, files)
+        folder = self.folder(cell, root)
         if is_finished(folder):
             if save_model and not (folder / MODEL).exists():
-                self.save_model_again(cell, Path(root) / "scores", given, folder)
+                self.save_model(self.repeated(cell, folder), folder)
             return folder
         self.check(cell)
-        config = {"cell": cell_facts(cell), "setting": asdict(self.setting)}
+        config = {"cell": asdict(cell), "setting": asdict(self.setting)}
         data, model = self.hashes["data"], self.hashes["model"]
         with Run("prune", config, folder=folder, seed=cell.seed, data=data, model=model, device=self.device) as run:
-            labels = self.dev_data.targets()
-            for pruned, used in self.pruned(cell, Path(root) / "scores", given, run.log):
-                outputs = predict(pruned, self.dev_data, self.task)
-                found = evaluate(outputs, labels, self.task, self.dense_outputs)
-                heads, neurons = units_kept(pruned.config)
-                run.log(heads=sum(heads), **found)
-                write_scores(folder / SCORES, used, cell.criterion, dense)
-            run.save(MASKS, mask_of(pruned.config, dense))
-            run.save_predictions(prediction_lines(labels, outputs=outputs, dense=self.dense_outputs))
+            pruned = self.pruned(cell, run.log)
+            found, truth = predict(pruned, self.dev_data, self.task), self.dev_data.targets()
+            heads, _ = units_kept(pruned.config)
+            run.save(SCORES, {"criterion": cell.criterion, "scores": self.scores(cell).tolist()})
+            run.save(MASKS, mask_of(pruned.config, self.hashes["model"]["dense"]))
+            run.save_predictions(prediction_lines(truth, outputs=found, dense=self.dense_outputs))
             run.results = {
-                **found,
-                "dense": evaluate(self.dense_outputs, labels, self.task),
+                **evaluate(found, truth, self.task, self.dense_outputs),
+                "dense": evaluate(self.dense_outputs, truth, self.task),
                 "heads_kept": heads,
-                "neurons_kept": neurons,
                 "parameters": pruned.num_parameters(),
                 "macs": macs(pruned.config, COUNTED) / macs(self.dense.config, COUNTED),
-                **({"pooling": self.task.pooling} if self.task.apart else {}),
             }
-            if save_model:
-                self.save_model(pruned, Record(folder, {**run.facts, "results": run.results}))
+        if save_model:
+            self.save_model(pruned, folder)
         return folder
 
-    def save_model(self, pruned: Any, record: Record) -> None:
-        """Save the pruned model of a run in its folder as `model`, with all files needed to run it."""
-        write_run(record.folder / MODEL, pruned, record, self.task, self.setting.model)
+    def save_model(self, pruned: Any, folder: Path) -> None:
+        """Save the pruned model of a run in its folder, with all files needed to run it."""
+        (record,) = read_runs(folder)
+        found, truth, results = outputs(record), labels(record), record.results
+        write_model(
+            folder / MODEL,
+            pruned,
+            self.setting.model,
+            class_names=self.setting.train.classes if self.task.name == "classification" else (),
+            figures=figures_of(found, truth, self.task, self.dev.name, results, results["dense"]),
+            how=describe_pruning(record.config["cell"], record.config["setting"]),
+            report=report_of(record.facts, results),
+        )
 
-    def save_model_again(self, cell: Cell, cache: Path, given: Given, folder: Path) -> None:
-        """Make and save the model of a finished run that did not keep it.
+    def repeated(self, cell: Cell, folder: Path) -> Any:
+        """Make the model of a finished run again.
 
         Raises:
             ValueError: its outputs differ from those that the run recorded.
         """
-        *_, (pruned, _) = self.pruned(cell, cache, given, lambda **_: None)
-        (record,) = read_runs(folder)
-        outputs = predict(pruned, self.dev_data, self.task)
-        now = [line["outputs"] for line in prediction_lines(self.dev_data.targets(), outputs=outputs)]
-        recorded = [line["outputs"] for line in record.predictions]
-        difference = max(float(np.abs(np.subtract(a, b)).max(initial=0)) for a, b in zip(now, recorded, strict=True))
+        pruned, (record,) = self.pruned(cell), read_runs(folder)
+        difference = float(np.nanmax(np.abs(predict(pruned, self.dev_data, self.task) - outputs(record))))
         if not difference <= REPEATED:
             raise ValueError(
                 f"{folder} cannot be repeated here: its outputs differ by {difference:.1e}, more than {REPEATED:g};"
                 " remove the folder to run it anew"
             )
-        self.save_model(pruned, record)
+        return pruned
 
-    def pruned(self, cell: Cell, cache: Path, given: Given, log: Callable[..., None]) -> Iterator[tuple[Any, Tensor]]:
-        """Yield the model after each step, pruned, repaired and retrained, with the scores of that step."""
-        heads, choose = self.heads(cell), self.choose(cell)
-        if cell.steps > 1:
-            tune = partial(self.repair_and_retrain_, cell=cell, epochs=cell.epochs / cell.steps, log=log)
-            score = partial(self.score, cell=cell)
-            for step in iterative(self.dense, score, heads, steps=cell.steps, choose=choose, tune=tune):
-                yield step.model, step.scores
-            return
-        scores, others = given
-        if scores is None:
-            scores = self.scores(cell, cache)
-        if others is None and cell.prunes_neurons:
-            others = self.scores(cell, cache, neurons=True)
-        chosen, neurons = choose_units(self.dense.config, cell, heads, scores, others)
-        model = prune_neurons(prune_heads(self.dense, chosen), neurons)
-        self.repair_and_retrain_(model, cell, cell.epochs, log)
-        yield model, scores
 
-    def repair_and_retrain_(self, model: Any, cell: Cell, epochs: float, log: Callable[..., None]) -> None:
-        """Repair and retrain a pruned model by the settings of the cell."""
-        if cell.repair != "none":
-            repair_(model, self.dense, self.calibration(cell.seed), cell.repair)
-        if epochs:
-            recipe = replace(self.setting.recipe, epochs=epochs, seed=cell.seed)
-            data = self.sample(self.setting.retrain, cell.seed)
-            finetune_(
-                model,
-                data,
-                self.task,
-                recipe,
-                teacher=self.dense,
-                log=log,
-                device=self.device,
-                progress=self.progress,
-            )
+def sweep(
+    experiment: Experiment,
+    cells: Sequence[Cell],
+    root: str | Path,
+    *,
+    save_model: bool = False,
+    progress: bool = False,
+) -> list[Path]:
+    """Run every cell that is not finished; return the folders of all, in the order of the cells.
 
-    def scores(self, cell: Cell, cache: Path, neurons: bool = False) -> Tensor:
-        """Return the dense model's scores, (layers, heads) or (layers, neurons); cells share them through a folder."""
-        criterion = cell.of_neurons if neurons else cell.criterion
-        what: list[Any] = ["neurons" if neurons else "heads", criterion, cell.seed, self.setting.calibration]
-        if parse_criterion(criterion)["criterion"] == GATES.name:
-            what += [cell.fraction, cell.gate_steps]
-        dense = self.hashes["model"]["dense"]
-        key = sha256_of(json.dumps([what, self.setting.max_length, self.hashes["data"]["train"], dense]))[:16]
-        path = cache / f"{criterion.replace('/', '-')}-{key}.json"
-        if path.exists():
-            return read_scores(path, dense)
-        found = self.score(self.dense, cell, neurons)
-        write_scores(path, found, criterion, dense)
-        return found
+    Raises:
+        ValueError: a cell cannot be run; raised before any work.
+        BlockingIOError: another sweep is writing to `root`.
+    """
+    for cell in cells:
+        experiment.check(cell)
+    before = sum(is_finished(experiment.folder(cell, root)) for cell in cells)
+    with (
+        lock_folder(Path(root)),
+        Progress(len(cells), "cells", what="run", done=before, shown=progress) as bar,
+    ):
+        folders = []
+        for cell in cells:
+            known = is_finished(experiment.folder(cell, root))
+            folders.append(experiment.run(cell, root, save_model=save_model))
+            bar.advance(0 if known else 1)
+    return folders
 
-    def score(self, model: Any, cell: Cell, neurons: bool = False) -> Tensor:
-        """Score a model's units, (layers, heads) or (layers, neurons); the lowest are removed first."""
-        asked = parse_criterion(cell.of_neurons if neurons else cell.criterion)
-        inverted = asked.pop(INVERTED)
-        batches = self.calibration(cell.seed) if KNOWN[asked["criterion"]].needs_data else []
-        if asked["criterion"] == GATES.name:
-            return trained_gates(model, batches, self.heads(cell), cell.gate_steps, cell.seed)
-        found = (neuron_importance if neurons else head_importance)(model, batches, seed=cell.seed, **asked)
-        return -found if inverted else found
+
+@contextmanager
+def lock_folder(root: Path) -> Iterator[None]:
+    """Lock a folder against other sweeps; the lock of a killed process is gone with it.
+
+    Raises:
+        BlockingIOError: another sweep holds it.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(f"another sweep is writing to {root}: wait for it, or name another folder") from None
+        yield

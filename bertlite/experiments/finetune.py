@@ -2,7 +2,7 @@
 
 import json
 import math
-import os
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,9 +15,10 @@ from bertlite.experiments.data import EncodedExamples, batch_indices
 from bertlite.experiments.evaluate import Task
 from bertlite.experiments.files import model_sha256
 from bertlite.progress import Progress
-from bertlite.records import read_lines, sha256_of, write_text
+from bertlite.records import read_lines, sha256_of, write_json, write_text
 
-STATE = "training.pt"  # in the folder of a run that is not finished
+STATE = "training"  # in the folder of a run that is not finished
+FACTS = "facts.json"  # in the folder of a state
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def finetune_(
         log: called as log(step=, loss=, lr=) about twenty times.
         describe: called after each epoch for a text that is printed beside the epoch's mean loss; in one process.
         progress: show how many steps are done.
-        state: file in which the state of the training is saved, about twenty times; if it exists, the training
+        state: folder in which the state of the training is saved, about twenty times; if it has one, the training
             continues from it, and on the CPU ends with the weights of an uninterrupted one, bit for bit.
 
     Raises:
@@ -85,18 +86,15 @@ def finetune_(
         raise ValueError(f"{len(data)} examples, {recipe.epochs:g} epochs and {share} processes make no step")
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor(steps, recipe.warmup))
+    accelerator.register_for_checkpointing(schedule)
     what = "" if state is None else fingerprint(model, data, recipe, share, teacher)
-    saved = None if state is None else read_state(state, what)
-    if saved is not None:
-        model.load_state_dict(saved["model"])
     wrapped, optimizer = accelerator.prepare(model, optimizer)
-    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
-    first = 0 if saved is None else resume(saved, parts, rank, accelerator.device)
+    first = 0 if state is None else resume(accelerator, state, what)
     if teacher is not None:
         teacher = teacher.to(accelerator.device).eval()
     wrapped.train()
-    every = max(1, steps // 20)
-    epochs = EpochLines(len(batch_indices(data, recipe.batch_size)) / share, steps, describe)
+    every, epoch = max(1, steps // 20), len(batch_indices(data, recipe.batch_size)) / share  # steps; may be a fraction
+    losses: list[Tensor] = []  # of the epoch
     shown = progress and accelerator.is_local_main_process
     with Progress(steps, "steps", what="training", done=first, shown=shown) as bar:
         for step in range(first, steps):
@@ -110,36 +108,17 @@ def finetune_(
             if log is not None and accelerator.is_main_process and (step + 1) % every == 0:
                 log(step=step + 1, loss=loss.item(), lr=schedule.get_last_lr()[0])
             if state is not None and (step + 1) % every == 0:
-                random = accelerator.gather(random_state(accelerator.device)[None].to(accelerator.device)).cpu()
-                if accelerator.is_main_process:
-                    write_state(state, {"training": what, "step": step + 1, "random": random}, parts)
+                save_state(accelerator, state, step + 1, what)
             bar.advance()
-            epochs.add(step + 1, loss.detach(), bar)
+            losses.append(loss.detach())
+            if int((step + 1) / epoch) > int(step / epoch) or step + 1 == steps:
+                if describe is not None:
+                    mean = torch.stack(losses).mean()
+                    bar.print(f"epoch {(step + 1) / epoch:.3g}: loss {mean:.4f}, {describe()}")
+                losses.clear()
     accelerator.wait_for_everyone()
     accelerator.free_memory()
     model.to(home).eval().zero_grad(set_to_none=True)
-
-
-class EpochLines:
-    """Prints a line after each epoch, with the mean loss and what `describe` returns.
-
-    Args:
-        size: the steps of an epoch, which may be a fraction where several processes share them.
-    """
-
-    def __init__(self, size: float, steps: int, describe: Callable[[], str] | None) -> None:
-        self.size, self.steps, self.describe = size, steps, describe
-        self.losses: list[Tensor] = []
-
-    def add(self, step: int, loss: Tensor, bar: Progress) -> None:
-        """Count the loss of a step, from 1, and print the line if an epoch ends with it."""
-        if self.describe is None:
-            return
-        self.losses.append(loss)
-        if int(step / self.size) > int((step - 1) / self.size) or step == self.steps:
-            mean = torch.stack(self.losses).mean()
-            bar.print(f"epoch {step / self.size:.3g}: loss {mean:.4f}, {self.describe()}")
-            self.losses.clear()
 
 
 def training_loss(model: nn.Module, batch: Mapping[str, Tensor], recipe: Recipe, teacher: nn.Module | None) -> Tensor:
@@ -156,14 +135,6 @@ def training_loss(model: nn.Module, batch: Mapping[str, Tensor], recipe: Recipe,
     return (1 - recipe.distil) * loss + recipe.distil * distillation_loss(out, wanted, batch.get("attention_mask"))
 
 
-def resume(saved: Mapping[str, Any], parts: Mapping[str, Any], rank: int, device: torch.device) -> int:
-    """Restore optimizer, schedule and random numbers from a saved state, and return its step."""
-    for name in ("optimizer", "schedule"):
-        parts[name].load_state_dict(saved[name])
-    set_random_state(saved["random"][rank], device)
-    return int(saved["step"])
-
-
 def fingerprint(
     model: nn.Module, data: EncodedExamples, recipe: Recipe, processes: int, teacher: nn.Module | None
 ) -> str:
@@ -172,47 +143,45 @@ def fingerprint(
     return sha256_of(json.dumps([models, asdict(recipe), processes, data.rows, data.labels]))
 
 
-def random_state(device: torch.device) -> Tensor:
-    """Return the state of the random numbers of this process, on the CPU and on its GPU, as bytes."""
-    states = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
-    return torch.cat(states)
+def save_state(accelerator: Any, state: Path, step: int, training: str) -> None:
+    """Save the state of a training as a folder in `state`, and remove older ones."""
+    folder = state / str(step)
+    accelerator.save_state(str(folder))
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        write_json(folder / FACTS, {"training": training})  # the last file: only a folder that has it is complete
+        for other in state.iterdir():
+            if other != folder:
+                shutil.rmtree(other)
+    accelerator.wait_for_everyone()
 
 
-def set_random_state(state: Tensor, device: torch.device) -> None:
-    """Set the state of the random numbers of this process to one that `random_state` returned."""
-    size = len(torch.get_rng_state())
-    torch.set_rng_state(state[:size].clone())
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state[size:].clone(), device)
-
-
-def write_state(path: Path, facts: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
-    """Write the state of a training atomically: some facts, and the state of model, optimizer and schedule."""
-    new = path.with_name(f".{path.name}.new")
-    torch.save({**facts, **{name: part.state_dict() for name, part in parts.items()}}, new)
-    os.replace(new, path)
-
-
-def read_state(path: Path, training: str) -> dict[str, Any] | None:
-    """Read the state of a training; None if there is none.
+def resume(accelerator: Any, state: Path, training: str) -> int:
+    """Restore a saved state, and return its step; 0 if there is none.
 
     Raises:
         ValueError: it belongs to another training.
     """
-    if not path.exists():
-        return None
-    found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    if found["training"] != training:
-        raise ValueError(
-            f"{path} is the state of a training with other data, settings or weights: give these again to continue"
-            " it, or remove it to start again"
-        )
-    return found
+    step = last_step(state)
+    if step:
+        found = json.loads((state / str(step) / FACTS).read_text(encoding="utf-8"))
+        if found["training"] != training:
+            raise ValueError(
+                f"{state} is the state of a training with other data, settings or weights: give these again to"
+                " continue it, or remove it to start again"
+            )
+        accelerator.load_state(str(state / str(step)))
+    return step
+
+
+def last_step(state: Path) -> int:
+    """Return the step of the last complete state, 0 if there is none."""
+    return max((int(path.parent.name) for path in state.glob(f"*/{FACTS}")), default=0)
 
 
 def keep_metrics(metrics: Path, state: Path) -> None:
     """Keep the lines of a killed training up to the step of its state; none without a state."""
-    step = torch.load(state, map_location="cpu", weights_only=True)["step"] if state.exists() else 0
+    step = last_step(state)
     lines = [line for line in read_lines(metrics) if line["step"] <= step]
     if metrics.exists():
         write_text(metrics, "".join(json.dumps(line) + "\n" for line in lines))

@@ -58,24 +58,6 @@ def heat_map(scores: Array, pruned: Mapping[int, Iterable[int]] | None = None, t
     return figure
 
 
-def sorted_scores(scores: Array, title: str = "") -> Any:
-    """Draw a line for each layer: the scores of its neurons from the least to the largest; nan are left out.
-
-    Args:
-        scores: (layers, neurons).
-    """
-    figure, axes = pyplot().subplots(figsize=(7, 4.5))
-    colours = pyplot().get_cmap("viridis")(np.linspace(0, 0.9, len(scores)))
-    for layer, (row, colour) in enumerate(zip(scores, colours, strict=True)):
-        axes.plot(np.sort(row[~np.isnan(row)]), color=colour, label=f"layer {layer}")
-    axes.set(xlabel="neurons with lower scores", ylabel="score", title=title)
-    if (scores[~np.isnan(scores)] > 0).all():
-        axes.set_yscale("log")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    return figure
-
-
 def curves(rows: Sequence[SummaryRow], headline: str, dense: float | None = None, title: str = "") -> Any:
     """Draw the headline against the share of heads removed.
 
@@ -84,8 +66,8 @@ def curves(rows: Sequence[SummaryRow], headline: str, dense: float | None = None
     """
     panels: dict[str, dict[str, list[SummaryRow]]] = {}
     for row in rows:
-        name, neurons, repair, epochs = describe_row(row)
-        way = ", ".join(filter(None, (name, neurons, epochs)))
+        name, repair, epochs = describe_way(row)
+        way = f"{name}, epochs {epochs}" if epochs else name
         panels.setdefault(repair, {}).setdefault(way, []).append(row)
     ways = dict.fromkeys(way for lines in panels.values() for way in lines)
     styles = {way: {"color": COLOURS[i % len(COLOURS)], "linestyle": "-"} for i, way in enumerate(ways)}
@@ -117,12 +99,6 @@ def curves(rows: Sequence[SummaryRow], headline: str, dense: float | None = None
     figure.suptitle(title)
     figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=across, fontsize=8)
     return figure
-
-
-def describe_row(row: SummaryRow) -> tuple[str, ...]:
-    """Return criterion, neurons, repair and epochs as a legend shows them; empty ones are left out there."""
-    name, neurons, repair, epochs = describe_way(row)
-    return name, neurons and f"neurons {neurons}", repair, epochs and f"epochs {epochs}"
 
 
 def heads_per_layer(kept: Mapping[str, Sequence[float]], built_with: int, title: str = "") -> Any:

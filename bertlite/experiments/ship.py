@@ -1,51 +1,14 @@
-"""Folders of the models that experiments make, with card and report."""
+"""What the card and the report of a model say that an experiment made."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from bertlite.config import BertConfig
 from bertlite.experiments.evaluate import Task, interval_over_examples
-from bertlite.experiments.files import labels, outputs
 from bertlite.experiments.finetune import Recipe
 from bertlite.experiments.statistics import Array
-from bertlite.records import Record
 from bertlite.shipping.card import Figure
-from bertlite.shipping.folder import write_model
 
 KEPT = ("command", "config", "seed", "data", "model", "environment", "started")  # of a run, for report.json
-
-
-def write_run(
-    folder: Path,
-    model: Any,
-    record: Record,
-    task: Task,
-    source: str,
-    *,
-    base_model: str | None = None,
-    pruned: BertConfig | None = None,
-    note: str = "",
-) -> Path:
-    """Write the pruned model of a run in one step, and return its folder.
-
-    Args:
-        source: the checkpoint whose tokenizer and modules it gets.
-        base_model, pruned: as for `write_model`.
-        note: one more sentence for the card.
-    """
-    cell, setting = record.config["cell"], record.config["setting"]
-    return write_model(
-        folder,
-        model,
-        source,
-        class_names=setting["train"]["classes"] if task.name == "classification" else (),
-        figures=figures_of_run(record, task),
-        how=[*describe_pruning(cell, setting), *([note] if note else [])],
-        report=report_of(record.facts, record.results),
-        base_model=base_model,
-        pruned=pruned,
-    )
 
 
 def figures_of(
@@ -63,24 +26,18 @@ def figures_of(
     interval = interval_over_examples(found, truth, task, name)
     low, high = (None, None) if interval is None else (interval.low, interval.high)
     figures = [Figure(name, results[name], low, high, f"{len(truth)} examples of {data}", dense.get(name))]
-    figures += [Figure(other, results[other], dense=dense.get(other)) for other in task.metrics if other != name]
+    figures += [Figure(x, results[x], dense=dense.get(x)) for x in task.metrics if x in results and x != name]
     if "macs" in results:
         figures.append(Figure("multiply-accumulates of the layers, as a share", results["macs"], dense=1.0))
     return figures
 
 
-def figures_of_run(record: Record, task: Task) -> list[Figure]:
-    """Return the figures of a finished run's pruned model."""
-    data = Path(record.config["setting"]["dev"]["path"]).name
-    return figures_of(outputs(record), labels(record), task, data, record.results, record.results["dense"])
-
-
 def describe_pruning(cell: Mapping[str, Any], setting: Mapping[str, Any]) -> list[str]:
     """Return sentences on how a cell pruned its model."""
-    what = f"{100 * cell['fraction']:g} % of the heads"
-    if cell["neurons"]:
-        what += f" and {100 * cell['neurons']:g} % of the intermediate neurons"
-    found = [f"{what} were removed by the criterion {cell['criterion']}, on {setting['calibration']} examples."]
+    examples = f"on {setting['calibration']} examples"
+    found = [
+        f"{100 * cell['fraction']:g} % of the heads were removed by the criterion {cell['criterion']}, {examples}."
+    ]
     if cell["repair"] != "none":
         found.append(f"The remaining weights were repaired ({cell['repair']}).")
     if cell["epochs"]:

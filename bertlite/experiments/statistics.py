@@ -1,7 +1,7 @@
 """Intervals, paired tests and rank correlations.  Intervals are 95 % unless stated otherwise."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,7 +138,7 @@ def mcnemar(right_a: Array, right_b: Array) -> float:
     return float(binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
 
 
-def rank_correlations(scores: dict[str, Array]) -> tuple[list[str], Array]:
+def rank_correlations(scores: Mapping[str, Array]) -> tuple[list[str], Array]:
     """Return Spearman's correlation of every pair of score tables, over the units that both have scores for."""
     from scipy.stats import spearmanr
 

@@ -18,6 +18,7 @@ from bertlite.config import BertConfig
 from bertlite.inspection import bertlite_faults
 from bertlite.model import BertModel, BertPreTrainedModel
 from bertlite.parity import reference
+from bertlite.pruning import densify
 from bertlite.records import write_json
 from bertlite.shipping.card import is_pruned, needs_code
 from bertlite.shipping.export import choose_class
@@ -31,7 +32,7 @@ COMPARED = (*OF_TOKENS, "logits", "pooler_output")
 
 def main(args: argparse.Namespace) -> int:
     """Convert a checkpoint, and print how far it is from transformers."""
-    found = convert(args.checkpoint, args.folder)
+    found = convert(args.checkpoint, args.folder, full=args.full)
     if args.record:
         write_json(args.record, found)
     print(f"{args.folder}: {found['class']}, from a {found['model_type']!r} checkpoint")
@@ -42,8 +43,11 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def convert(checkpoint: str | PathLike[str], folder: str | PathLike[str]) -> dict[str, Any]:
+def convert(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, full: bool = False) -> dict[str, Any]:
     """Write a checkpoint of any family as a BERT's; see `write_model` for the files.
+
+    Args:
+        full: put pruned heads and neurons back, with weights of zero, for loaders that know none.
 
     Returns:
         The record: the model_type, the class, the largest differences, in float64, of the outputs from those of
@@ -70,7 +74,10 @@ def convert(checkpoint: str | PathLike[str], folder: str | PathLike[str]) -> dic
                 f" {ALLOWED:g}: nothing was written"
             )
     becomes = f" ({origin.family.becomes})" if origin.family.becomes else ""
-    write_model(out, model, source, how=[f"Its source is a {origin.kind} checkpoint{becomes}."])
+    how = [f"Its source is a {origin.kind} checkpoint{becomes}."]
+    if full:
+        how.append("Pruned heads and neurons are back in place, with weights of zero.")
+    write_model(out, densify(model) if full else model, source, how=how, pruned=model.config)
     return {
         "what": "bertlite convert",
         "model_type": origin.kind,

@@ -8,6 +8,7 @@ prune finetune --teacher CHECKPOINT` the labels too.  Needs a quiet machine: the
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from bertlite.cli.prune import add_data
 from bertlite.experiments.command import data_source
 from bertlite.experiments.data import Examples, read_examples, read_tokenizer
 from bertlite.experiments.evaluate import TASKS, evaluate, predict
-from bertlite.experiments.files import class_names, model_sha256, read_json
+from bertlite.experiments.files import class_names, model_sha256
 from bertlite.records import environment, is_finished, read_runs, write_record
 
 TASK = TASKS["classification"]
@@ -78,7 +79,7 @@ def score(checkpoint: str | Path, dev: Examples, max_length: int) -> float:
 
 def row(target: str, small: Path, tuned: Path, dev: Examples, max_length: int) -> dict[str, Any]:
     """Return what became of a target: its speed, and scores before and after distillation."""
-    report = read_json(small / "report.json")
+    report = json.loads((small / "report.json").read_text(encoding="utf-8"))
     (run,) = read_runs(tuned)
     return {
         "target": target,

@@ -20,13 +20,10 @@ from scipy.stats import ttest_1samp
 
 from bertlite.cli.parts import FOLDER, RECORD, integers, paths
 from bertlite.cli.prune import add_calibration, add_data
-from bertlite.experiments.cell import Cell, Setting
 from bertlite.experiments.command import data_source
 from bertlite.experiments.compare import provenance
 from bertlite.experiments.evaluate import TASKS, predict
-from bertlite.experiments.experiment import Experiment
-from bertlite.experiments.files import labels, outputs
-from bertlite.experiments.statistics import paired_bootstrap
+from bertlite.experiments.experiment import Cell, Experiment, Setting
 from bertlite.records import Record, Run, is_finished, read_runs, version_of, write_record
 
 TASK = TASKS["classification"]
@@ -43,17 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError(f"{heads} heads a layer: TextPruner can leave 1 to {built - 1} of {built}")
     rows = []
     for heads in args.heads:
-        systems = {
-            textpruner_name(iterations): [
-                textpruner(experiment, heads, iterations, seed, args.out[FOLDER]) for seed in args.seeds
-            ]
-            for iterations in args.iterations
-        }
+        systems = {"TextPruner": [textpruner(experiment, heads, seed, args.out[FOLDER]) for seed in args.seeds]}
         fraction = 1 - heads / built
         for name, repair in OURS.items():
             cells = [Cell(fraction=fraction, at_least=1, repair=repair, seed=seed) for seed in args.seeds]
             systems[name] = [read_runs(experiment.run(cell, args.out[FOLDER]))[0] for cell in cells]
-        rows += [row(name, fraction, runs, next(iter(systems.values()))) for name, runs in systems.items()]
+        rows += [row(name, fraction, runs) for name, runs in systems.items()]
         for line in rows[-len(systems) :]:
             print(
                 f"{100 * fraction:3.0f} % removed  {line['system']:<28} accuracy {100 * line['accuracy']:.1f}"
@@ -83,9 +75,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--heads", type=integers, default="6,4,2,1", help="left, of a layer on average (default: %(default)s)"
     )
     parser.add_argument(
-        "--iterations", type=integers, default="1,4", help="TextPruner's n_iters (default: %(default)s)"
-    )
-    parser.add_argument(
         "--seeds", type=integers, default="0,1,2", help="of the calibration examples (default: %(default)s)"
     )
     parser.add_argument(
@@ -97,14 +86,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def textpruner_name(iterations: int) -> str:
-    return "TextPruner" if iterations == 1 else f"TextPruner, {iterations} iterations"
-
-
-def textpruner(experiment: Experiment, heads: int, iterations: int, seed: int, root: Path) -> Record:
+def textpruner(experiment: Experiment, heads: int, seed: int, root: Path) -> Record:
     """Run TextPruner with its defaults, but for the settings that both must share and uneven layers."""
-    config = {"heads": heads, "iterations": iterations, "setting": {"calibration": experiment.setting.calibration}}
-    folder = root / f"textpruner-{heads}x{iterations}-{seed}-{experiment.hashes['model']['dense'][:8]}"
+    config = {"heads": heads, "setting": {"calibration": experiment.setting.calibration}}
+    folder = root / f"textpruner-{heads}-{seed}-{experiment.hashes['model']['dense'][:8]}"
     if is_finished(folder):
         return read_runs(folder)[0]
     import transformers
@@ -125,17 +110,13 @@ def textpruner(experiment: Experiment, heads: int, iterations: int, seed: int, r
                 target_ffn_size=model.config.intermediate_size,
                 target_num_of_heads=heads,
                 pruning_method="iterative",
-                n_iters=iterations,
+                n_iters=1,
                 head_even_masking=False,
             ),
             GeneralConfig(use_device="cpu", output_dir=scratch),
         )
         pruner.prune(experiment.calibration(seed), save_model=False)
         found = predict(model, experiment.dev_data, TASK)
-        run.save_predictions(
-            {"label": label, "outputs": [round(x, 6) for x in row]}
-            for label, row in zip(experiment.dev.labels, found.tolist(), strict=True)
-        )
         run.results = {
             "accuracy": TASK.metrics["accuracy"](found, np.array(experiment.dev.labels)),
             "heads_kept": pruner.head_mask.sum(1).int().tolist(),
@@ -143,11 +124,11 @@ def textpruner(experiment: Experiment, heads: int, iterations: int, seed: int, r
     return read_runs(folder)[0]
 
 
-def row(system: str, fraction: float, runs: Sequence[Record], base: Sequence[Record]) -> dict[str, Any]:
-    """Return a system's mean over seeds with its interval, and its lead over `base` on the same examples."""
+def row(system: str, fraction: float, runs: Sequence[Record]) -> dict[str, Any]:
+    """Return a system's mean over seeds with its interval."""
     values = [run.results["accuracy"] for run in runs]
     interval = ttest_1samp(values, 0).confidence_interval()  # Student's, of the mean over seeds
-    found = {
+    return {
         "system": system,
         "fraction": fraction,
         "values": values,
@@ -156,11 +137,6 @@ def row(system: str, fraction: float, runs: Sequence[Record], base: Sequence[Rec
         "high": float(interval.high),
         "heads_kept": [sum(run.results["heads_kept"]) for run in runs],
     }
-    if runs is not base:
-        ours, theirs = ([outputs(run) for run in each] for each in (runs, base))
-        better = paired_bootstrap(TASK.metrics["accuracy"], ours, theirs, labels(base[0]))
-        found |= {"difference": better.difference, "difference_low": better.low, "difference_high": better.high}
-    return found
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ pytest.importorskip("accelerate")
 import bertlite
 from bertlite.cli import main
 from bertlite.experiments.evaluate import TASKS
-from bertlite.experiments.ship import describe_pruning, figures_of, figures_of_run
+from bertlite.experiments.ship import describe_pruning, figures_of
 from bertlite.experiments.statistics import bootstrap, wilson
 from bertlite.records import read_runs
-from tests.shipping.worlds import add_pooling, save
+from tests.shipping.worlds import save
 
 
 def read(path: Path) -> Any:
@@ -44,12 +44,12 @@ def world(tmp_path_factory):
         *data,
         "--calibration",
         "12",
-        "--repair",
+        "--repairs",
         "mean",
-        "--neurons",
-        "0.2",
+        "--fractions",
+        "0.5",
     ]
-    assert main([*words, "--save-model", "--max-length", "9", "--criterion", "magnitude", "--out", str(runs)]) == 0
+    assert main([*words, "--save-model", "--max-length", "9", "--criteria", "magnitude", "--out", str(runs)]) == 0
     return folder
 
 
@@ -79,48 +79,19 @@ def test_the_card_has_the_figures_of_the_run_with_intervals(kept):
     dense = kept.results["dense"]["accuracy"]
     line = f"{interval.low:.4g} to {interval.high:.4g}, over 23 examples of dev.tsv | {dense:.4g} |"
     assert f"| accuracy | {right / 23:.4g} | {line}" in card.text
-    assert "20 % of the intermediate neurons were removed by the criterion magnitude" in card.text
+    assert "50 % of the heads were removed by the criterion magnitude, on 12 examples" in card.text
     assert "repaired (mean)" in card.text
 
 
 def test_the_report_is_of_the_run(kept):
     report = read(kept.folder / "model" / "report.json")
     assert report["heads_kept"] == kept.results["heads_kept"]
-    assert report["neurons_kept"] == kept.results["neurons_kept"]
     assert report["run"]["config"] == kept.config
     assert report["run"]["environment"]["versions"]["torch"]
     assert report["results"]["accuracy"] == kept.results["accuracy"]
     named = {figure["name"]: figure for figure in report["figures"]}
     assert named["accuracy"]["low"] <= named["accuracy"]["value"] <= named["accuracy"]["high"]
     assert named["multiply-accumulates of the layers, as a share"]["value"] == kept.results["macs"] < 1
-
-
-@pytest.mark.parametrize("form", ["physical", "full"])
-def test_what_export_writes_has_the_card_too(kept, tmp_path, form):
-    out = tmp_path / "out"
-    assert (
-        main(["prune", "export", str(kept.folder), "--form", form, "--base-model", "me/dense", "--out", str(out)]) == 0
-    )
-    assert read(out / "report.json")["heads_kept"] == kept.results["heads_kept"]
-    assert read(out / "report.json")["base_model"] == "me/dense"
-    card = (out / "README.md").read_text()
-    assert "| accuracy |" in card
-    assert ("back in place" in card) == (form == "full")
-    assert (out / "modeling_bertlite.py").exists() == (form == "physical")
-    assert read(out / "config.json")["id2label"] == {"0": "bad", "1": "good"}
-
-
-def test_pooling_stays_with_a_sentence_encoder_that_is_pruned_by_a_mask(world, tmp_path):
-    source = add_pooling(save(tmp_path / "source"))
-    from bertlite.experiments.files import mask_of, model_sha256
-
-    model = bertlite.BertModel.from_pretrained(source)
-    mask = mask_of(bertlite.prune_heads(model, {0: [1]}).config, model_sha256(model))
-    (tmp_path / "mask.json").write_text(json.dumps(mask))
-    words = ["prune", "export", str(source), "--mask", str(tmp_path / "mask.json"), "--task", "similarity"]
-    assert main([*words, "--out", str(tmp_path / "out")]) == 0
-    assert read(tmp_path / "out" / "1_Pooling" / "config.json")["pooling_mode_mean_tokens"]
-    assert read(tmp_path / "out" / "config.json")["pruned_heads"] == {"0": [1]}
 
 
 def test_the_headline_has_its_interval_whatever_it_is():
@@ -132,13 +103,6 @@ def test_the_headline_has_its_interval_whatever_it_is():
     wanted = bootstrap(task.metrics["spearman"], outputs, labels)
     assert (first.name, first.low, first.high, first.dense) == ("spearman", wanted.low, wanted.high, None)
     assert [other.low for other in others] == [None] * len(others)
-
-
-def test_the_figures_of_a_run_are_those_it_recorded(kept):
-    found = {figure.name: figure for figure in figures_of_run(kept, TASKS["classification"])}
-    for name in TASKS["classification"].metrics:
-        assert found[name].value == kept.results[name]
-        assert found[name].dense == kept.results["dense"][name]
 
 
 def test_distillation_is_named_where_it_was_used(kept):

@@ -13,8 +13,8 @@ from torch import Tensor
 import bertlite.importance
 from bertlite import BertForSequenceClassification, head_importance, neuron_importance
 from bertlite.cli import parser
-from bertlite.experiments.cell import KNOWN, Cell
-from bertlite.importance import CRITERIA, NEURON_CRITERIA, REDUCTIONS, Criterion, least_squares, repair
+from bertlite.experiments.experiment import Cell
+from bertlite.importance import CRITERIA, REDUCTIONS, Criterion, least_squares, repair
 from bertlite.importance.criteria import GATE_GRADIENTS, criteria_for
 from bertlite.importance.measurements import ScoringTask, gate_gradients
 from bertlite.importance.scores import describe_criteria
@@ -45,7 +45,6 @@ def help_of(action: str, capsys: pytest.CaptureFixture[str]) -> str:
 def cube(monkeypatch: pytest.MonkeyPatch) -> Criterion:
     added = Criterion("cube", "mean |g|³", "Nobody 2001", GATE_GRADIENTS, lambda gradients: gradients.abs() ** 3)
     monkeypatch.setitem(CRITERIA, added.name, added)
-    monkeypatch.setitem(KNOWN, added.name, added)  # a copy with one more
     return added
 
 
@@ -67,10 +66,9 @@ def test_a_new_entry_is_in_the_docstrings_and_on_the_page(cube: Criterion) -> No
 
 
 def test_a_new_entry_is_a_criterion_of_the_command_line(cube: Criterion, capsys: pytest.CaptureFixture[str]) -> None:
-    for action in ("score", "run", "curve"):
+    for action in ("score", "run"):
         assert "random or cube; options" in help_of(action, capsys)
-    assert "context_norm, random or cube (default: 0.0)" in help_of("run", capsys)
-    assert Cell("cube/batch", neurons=0.5).criterion == "cube/batch"
+    assert Cell("cube/batch").criterion == "cube/batch"
 
 
 def test_the_page_and_the_docstrings_have_every_criterion() -> None:
@@ -90,16 +88,6 @@ def test_the_page_can_be_written_again(tmp_path: Path) -> None:
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
     assert tables.library.criteria() in text
-
-
-def test_the_command_line_prunes_neurons_by_every_criterion_that_scores_them() -> None:
-    for name in NEURON_CRITERIA:
-        assert Cell(name, neurons=0.5).neurons == 0.5
-    for name in set(CRITERIA) - set(NEURON_CRITERIA):
-        with pytest.raises(
-            ValueError, match=f"'{name}' does not score neurons: .* do not have; michel, signed, fisher, taylor, "
-        ):
-            Cell(name, neurons=0.5)
 
 
 # What an entry says

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from worlds import WORDS, add_pooling
+from worlds import PRUNED, WORDS, add_pooling
+from worlds import save as write
 
 from bertlite import BertModel, BertTokenizer
 from bertlite.cli import main
@@ -92,3 +93,17 @@ def test_what_differs_is_not_written(
     assert main(["convert", str(source), "--out", str(out)]) == 2
     assert "differ by" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_a_pruned_checkpoint_becomes_one_that_every_loader_of_bert_reads(tmp_path: Path) -> None:
+    source, out = add_pooling(write(tmp_path / "source", **PRUNED)), tmp_path / "out"
+    assert main(["convert", str(source), "--full", "--out", str(out)]) == 0
+    ids = torch.randint(5, len(WORDS), (2, 9))
+    with torch.no_grad():
+        wanted = BertModel.from_pretrained(source)(ids).last_hidden_state
+        got = transformers.BertModel.from_pretrained(out).eval()(ids).last_hidden_state
+    torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+    assert not (out / "modeling_bertlite.py").exists()
+    assert (out / "1_Pooling" / "config.json").is_file()
+    assert json.loads((out / "report.json").read_text())["heads_kept"] == [2, 4, 0], "the card says what is gone"
+    assert "are back in place, with weights of zero" in (out / "README.md").read_text()

@@ -21,14 +21,14 @@ NAMES = {  # of the comparison of budgets: what a reader calls them
 def pruning(name: str) -> str:
     """Table with a line for each way of pruning and a column for each share of heads removed.
 
-    Neurons, epochs and what training differs in, such as distillation, have columns where a row has any.
+    Epochs and what training differs in, such as distillation, have a column where a row has any.
     """
     found = record(f"pruning/{name}")
     fractions = sorted({row["fraction"] for row in found["rows"]})
     lines: dict[tuple[str, ...], dict[float, str]] = {}
     for row in found["rows"]:
         lines.setdefault(describe_way(row), {})[row["fraction"]] = within(row, found["headline"])
-    names = ("criterion", "neurons", "repair", "epochs")
+    names = ("criterion", "repair", "epochs")
     used = [i for i, what in enumerate(names) if what in ("criterion", "repair") or any(way[i] for way in lines)]
     body = [
         [*(way[i] for i in used), *(cells.get(fraction, "") for fraction in fractions)] for way, cells in lines.items()
