@@ -39,6 +39,7 @@ FIELD_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
 RUN_TIME = ("attn_implementation", "extra")  # fields that config.json does not have
 OWN: dict[str, Any] = {  # fields of bertlite alone, written where they are not those of a BERT
     "pooler_act": "tanh",
+    "pooler_dropout": 0.0,
     "positions_skip_padding": False,
     "embedding_size": None,
     "pruned_neurons": {},
@@ -86,6 +87,7 @@ class BertConfig:
         position_embedding_type: "absolute", "relative_key", "relative_key_query", or "bucketed": absolute, and a bias
             of the scores for each head and bucket of distances, as in MPNet.
         pooler_act: activation of the pooler; only bertlite reads a checkpoint with another than "tanh".
+        pooler_dropout: rate of dropout before the pooler, as in RoBERTa's classifier; only bertlite reads it.
         positions_skip_padding: count positions over the tokens that are not `pad_token_id`, as RoBERTa does.
         embedding_size: width of the embeddings, which are then projected to the hidden size, as in ELECTRA small; by
             default the hidden size, without a projection.
@@ -120,6 +122,7 @@ class BertConfig:
     use_cache: bool = True
     tie_word_embeddings: bool = True
     pooler_act: str = "tanh"
+    pooler_dropout: float = 0.0
     positions_skip_padding: bool = False
     embedding_size: int | None = None
     pruned_heads: Mapping[int, Iterable[int]] = field(default_factory=dict)
@@ -300,8 +303,8 @@ def differs_from_bert(config: ConfigLike) -> bool:
 
 def check_numbers(config: ConfigLike) -> None:
     """Raise ValueError for impossible rates, ranges and counts."""
-    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
-        rate = getattr(config, name)
+    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "pooler_dropout"):
+        rate = getattr(config, name, None)
         if rate is not None and not 0 <= rate <= 1:
             raise ValueError(f"{name} is {rate}; a probability lies between 0 and 1")
     if not 0 <= config.initializer_range < math.inf:

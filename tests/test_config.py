@@ -235,6 +235,7 @@ def test_a_config_survives_JSON_and_pickle() -> None:
         "use_cache": False,
         "tie_word_embeddings": False,
         "pooler_act": "relu",
+        "pooler_dropout": 0.25,
         "positions_skip_padding": True,
         "embedding_size": 128,
         "pruned_heads": {0: (1,), 2: (0, 1, 2, 3)},

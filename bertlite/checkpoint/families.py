@@ -19,10 +19,8 @@ from bertlite.config import BertConfig, read_json_object
 
 State = dict[str, Tensor]
 Values = dict[str, Any]  # of a config.json
-POSITION_TABLE = "embeddings.position_embeddings.weight"
-TASK_TABLE = "embeddings.task_type_embeddings.weight"
-BUCKET_TABLE = "encoder.relative_attention_bias.weight"
-TRANSFORM = "cls.predictions.transform.dense.weight"
+CLASSIFIER = "BertForSequenceClassification"
+CHOICE = "BertForMultipleChoice"
 GELU = ("gelu", "gelu_python")
 
 
@@ -38,9 +36,10 @@ class Family:
         defaults: of its fields, where they are not BERT's.
         fixed: fields of the BERT for what the family always does.
         renames: (part of its tensors' names, part of BERT's); the first that fits a name is replaced.
-        adapt: changes renamed tensors in place, given the config.json.
+        adapt: changes renamed tensors in place, given the config.json and what stands before names of the base model.
         pooler: its base model has a pooler.
         pooler_act: activation between the two layers of its classifiers.
+        rates: {class of BERT: the field with the rate of dropout before its last layer}.
         lm_acts: hidden_act with which its language model head is BERT's; None: any.
         needs: fields without which it is not a BERT, as no other value is supported.
     """
@@ -52,50 +51,46 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     renames: Sequence[tuple[str, str]] = ()
-    adapt: Callable[[State, Values], None] = lambda state, values: None
+    adapt: Callable[[State, Values, str], None] = lambda state, values, base: None
     pooler: bool = True
     pooler_act: str = "tanh"
+    rates: Mapping[str, str] = field(default_factory=dict)
     lm_acts: Sequence[str] | None = None
     needs: Mapping[str, Any] = field(default_factory=dict)
 
 
-def stored_name(state: State, name: str) -> str:
-    """Return a tensor's name in a state dict with or without "bert." before the names of the base model."""
-    return name if name in state else f"bert.{name}"
-
-
-def cut_positions_(state: State, values: Values) -> None:
+def cut_positions_(state: State, values: Values, base: str) -> None:
     """Drop the rows of positions up to that of padding, which no token has: the first token then has position 0."""
-    name = stored_name(state, POSITION_TABLE)
+    name = f"{base}embeddings.position_embeddings.weight"
     if name in state:
         state[name] = state[name][values["pad_token_id"] + 1 :]
 
 
-def add_segments_(state: State, values: Values) -> None:
+def add_segments_(state: State, values: Values, base: str) -> None:
     """Add two segments whose embeddings are zero, so that it does not matter which a tokenizer puts a token in."""
-    words = stored_name(state, "embeddings.word_embeddings.weight")
-    if words in state and state[words].dim() == 2:
-        state[words.replace("word", "token_type")] = state[words].new_zeros(2, state[words].shape[1])
+    words = state.get(f"{base}embeddings.word_embeddings.weight")
+    if words is not None and words.dim() == 2:
+        state[f"{base}embeddings.token_type_embeddings.weight"] = words.new_zeros(2, words.shape[1])
 
 
-def add_first_task_(state: State, values: Values) -> None:
+def add_first_task_(state: State, values: Values, base: str) -> None:
     """Add the embedding of the first task, which every token has by default, to those of the segments."""
     if values.get("use_task_id"):
-        name = stored_name(state, TASK_TABLE)
+        name = f"{base}embeddings.task_type_embeddings.weight"
         if name not in state:
-            raise ValueError(f"{TASK_TABLE} is missing, and the config has use_task_id")
+            raise ValueError(f"{name.removeprefix(base)} is missing, and the config has use_task_id")
         tasks, segments = state.pop(name), name.replace("task", "token")
         state[segments] = state[segments] + tasks[0]
 
 
-def spread_buckets_(state: State, values: Values) -> None:
+def spread_buckets_(state: State, values: Values, base: str) -> None:
     """Give every layer its own copy of the bias by distance, which in MPNet all layers share."""
-    cut_positions_(state, values)
-    add_segments_(state, values)
-    name = stored_name(state, BUCKET_TABLE)
+    cut_positions_(state, values, base)
+    add_segments_(state, values, base)
+    name = f"{base}encoder.relative_attention_bias.weight"
     if name not in state:
-        raise ValueError(f"{BUCKET_TABLE} is missing")
-    table, base = state.pop(name), name.removesuffix(BUCKET_TABLE)
+        raise ValueError(f"{name.removeprefix(base)} is missing")
+    table = state.pop(name)
     for layer in range(values["num_hidden_layers"]):
         state[f"{base}encoder.layer.{layer}.attention.self.distance_embedding.weight"] = table.clone()
 
@@ -117,6 +112,7 @@ def roberta(prefix: str) -> Family:
         fixed={"positions_skip_padding": True},
         renames=(*LM_HEAD, *TWO_LAYERS),
         adapt=cut_positions_,
+        rates={CHOICE: "hidden_dropout_prob"},
         lm_acts=GELU,
     )
 
@@ -149,6 +145,7 @@ FAMILIES = {  # by model_type
         ),
         pooler=False,
         pooler_act="gelu",
+        rates={CHOICE: "summary_last_dropout"},
         lm_acts=GELU,
         needs={"summary_type": "first", "summary_activation": "gelu", "summary_use_proj": True},
     ),
@@ -165,6 +162,7 @@ FAMILIES = {  # by model_type
             "dropout": "hidden_dropout_prob",
             "attention_dropout": "attention_probs_dropout_prob",
         },
+        defaults={"seq_classif_dropout": 0.2},
         fixed={"type_vocab_size": 2, "layer_norm_eps": 1e-12},
         renames=(
             ("attention.q_lin.", "attention.self.query."),
@@ -183,6 +181,7 @@ FAMILIES = {  # by model_type
         adapt=add_segments_,
         pooler=False,
         pooler_act="relu",
+        rates=dict.fromkeys((CLASSIFIER, CHOICE), "seq_classif_dropout"),
     ),
     "mpnet": Family(
         "mpnet",
@@ -258,10 +257,10 @@ class Origin:
         if not self.family.pooler and not hasattr(cls, "needs_pooler"):  # which heads have
             options.setdefault("add_pooling_layer", False)
         pooled = options.get("add_pooling_layer", getattr(cls, "needs_pooler", True))
-        return options, self.config(pooled, **overrides)
+        return options, self.config(cls.__name__ if pooled else None, **overrides)
 
-    def config(self, pooled: bool = False, **overrides: Any) -> BertConfig:
-        """Return the config of the BERT; that of a model with a pooler states its activation."""
+    def config(self, pooled: str | None = None, **overrides: Any) -> BertConfig:
+        """Return the config of the BERT; that of a class with a pooler states its activation and rates of dropout."""
         family = self.family
         if family is BERT:
             return BertConfig.from_values(self.path, self.values, **overrides)
@@ -270,19 +269,16 @@ class Origin:
             values["architectures"] = [class_name(str(name)) for name in named]
         if pooled:
             values["pooler_act"] = family.pooler_act
-            values["classifier_dropout"] = values.pop("seq_classif_dropout", values.get("classifier_dropout"))
-        if isinstance(values.get("max_position_embeddings"), int):
-            values["max_position_embeddings"] -= self.first_position
+            values["classifier_dropout"] = values.get(family.rates.get(pooled, "classifier_dropout"))
+            if pooled == CLASSIFIER and TWO_LAYERS[0] in family.renames:  # dropout before both of its layers
+                rate = values["classifier_dropout"]
+                values["pooler_dropout"] = values.get("hidden_dropout_prob", 0.1) if rate is None else rate
+        if "positions_skip_padding" in family.fixed:
+            if not isinstance(pad := values["pad_token_id"], int):
+                raise ValueError(f"{self.path} has pad_token_id {pad!r}, from which {self.kind!r} counts positions")
+            if isinstance(values.get("max_position_embeddings"), int):
+                values["max_position_embeddings"] -= pad + 1
         return BertConfig.from_values(self.path, values, **overrides)
-
-    @property
-    def first_position(self) -> int:
-        """The row of the family's positions that the first token has."""
-        if not self.family.fixed.get("positions_skip_padding"):
-            return 0
-        if not isinstance(pad := self.values["pad_token_id"], int):
-            raise ValueError(f"{self.path} has pad_token_id {pad!r}, from which {self.kind!r} counts positions")
-        return pad + 1
 
     def as_bert(self, state: State, wanted: Mapping[str, Tensor]) -> tuple[State, dict[str, str]]:
         """Return the tensors under BERT's names, and {BERT's name: the family's}.
@@ -297,7 +293,7 @@ class Origin:
             return state, {}
         family = self.family
         act = self.values.get("hidden_act", "gelu")
-        if TRANSFORM in wanted and family.lm_acts is not None and act not in family.lm_acts:
+        if "cls.predictions.bias" in wanted and family.lm_acts is not None and act not in family.lm_acts:
             raise ValueError(f"the language model head of {self.kind!r} with hidden_act {act!r} is not a BERT's")
         read, unread = ("pooler.dense.", "classifier.dense.")[:: -1 if "classifier.weight" in wanted else 1]
         if any(read in name for name in state):  # a pooler, beside it a classifier's own layer: one is read
@@ -308,18 +304,17 @@ class Origin:
             if new in found:
                 raise ValueError(f"{name} is there twice, once as {own[new.removeprefix('bert.')]}")
             found[new], own[new.removeprefix("bert.")] = tensor, name
-        family.adapt(found, self.values)
+        family.adapt(found, self.values, "bert." if any(name.startswith("bert.") for name in found) else "")
         return found, own
 
     def bert_name(self, name: str) -> str:
         """Return BERT's name of a tensor."""
         while name.startswith(WRAPPER_PREFIXES):
             name = name.partition(".")[2]
-        if name.startswith(f"{self.family.prefix}."):
-            name = "bert." + name.removeprefix(f"{self.family.prefix}.")
+        name = re.sub(rf"^{self.family.prefix}\.", "bert.", name)
         name = re.sub(rf"^(bert\.)?{self.family.encoder}\.", r"\1encoder.", name)
-        part = next(((theirs, ours) for theirs, ours in self.family.renames if theirs in name), ("", ""))
-        return name.replace(*part) if part[0] else name
+        part = next((each for each in self.family.renames if each[0] in name), None)
+        return name.replace(*part) if part else name
 
     def own_faults(self, faults: Sequence[str], own: Mapping[str, str]) -> list[str]:
         """Return faults that begin with a tensor's name with the family's name for it.
@@ -335,10 +330,8 @@ class Origin:
             name = match[0].removeprefix("bert.")
             if name in own or "." not in name:
                 return own.get(name, match[0])
-            for theirs, ours in self.family.renames:
-                if ours in name and theirs in stored:
-                    name = name.replace(ours, theirs)
-                    break
+            parts = ((ours, theirs) for theirs, ours in self.family.renames if ours in name and theirs in stored)
+            name = name.replace(*part) if (part := next(parts, None)) else name
             base = f"{self.family.prefix}." if f"{self.family.prefix}." in stored else ""
             name = re.sub(r"^(?=embeddings|encoder\.|pooler\.)", base, name)
             return name.replace(f"{base}encoder.", f"{base}{self.family.encoder}.", 1)

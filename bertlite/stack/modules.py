@@ -263,9 +263,11 @@ class BertPooler(nn.Module):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.activation = nn.Tanh() if (act := own_field(config, "pooler_act")) == "tanh" else activation(act)
+        self.dropout = nn.Dropout(rate) if (rate := own_field(config, "pooler_dropout")) else None
 
     def forward(self, hidden_states: Tensor) -> Tensor:  # (B, S, D) -> (B, D)
-        return self.activation(self.dense(hidden_states[:, 0]))
+        first = hidden_states[:, 0]
+        return self.activation(self.dense(first if self.dropout is None else self.dropout(first)))
 
 
 def distance_buckets(distance: Tensor) -> Tensor:

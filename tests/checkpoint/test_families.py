@@ -160,6 +160,31 @@ def test_a_model_of_a_family_is_the_same_here(kind: str, head: str, folders: Any
         assert_same(compared(ours(**batch), mask), compared(theirs(**batch), mask))
 
 
+@pytest.mark.parametrize(
+    ("kind", "head", "rates"),
+    [
+        ("roberta", "SequenceClassification", {"classifier_dropout": 0.3}),
+        ("roberta", "MultipleChoice", {"classifier_dropout": 0.3}),  # where it does not count
+        ("electra", "SequenceClassification", {}),
+        ("electra", "MultipleChoice", {"summary_last_dropout": 0.4}),
+        ("mpnet", "SequenceClassification", {}),
+        ("distilbert", "SequenceClassification", {"dropout": 0.0, "seq_classif_dropout": 0.4}),
+    ],
+)
+def test_classifiers_in_training_drop_what_transformers_drops(
+    kind: str, head: str, rates: dict[str, float], tmp_path: Path
+) -> None:
+    theirs = theirs_of(kind, head, **rates)
+    theirs.save_pretrained(tmp_path)
+    batch, logits = batch_of(theirs, head), []
+    for model in (theirs, ours_of(tmp_path, head)):
+        torch.manual_seed(0)
+        logits.append(model.train()(**batch).logits)
+    assert_same([logits[1]], [logits[0]])
+    torch.manual_seed(1)
+    assert not torch.equal(model(**batch).logits, logits[1])
+
+
 @pytest.mark.parametrize("kind", ["roberta", "ernie", "mpnet"])
 def test_a_pooler_is_the_same(kind: str, folders: Any) -> None:
     theirs, folder = folders(kind)
