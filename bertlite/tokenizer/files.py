@@ -72,7 +72,7 @@ def read_arguments(
     Returns:
         Arguments of `BertTokenizer`; the content of special_tokens_map.json and tokenizer_config.json, which override
         tokenizer.json; and the Rust tokenizer, if it has other parts than BERT's.  If no file limits the length, the
-        positions of a BERT beside them do.
+        positions of the model beside them do.
 
     Raises:
         ValueError: a file is damaged, or part of the tokenizer is not in the files.
@@ -113,11 +113,19 @@ def read_arguments(
 
 
 def read_positions(place: Folder | Repository) -> int | None:
-    """Return how many positions a checkpoint's BERT has; None for other models, some of which count differently."""
+    """Return how many tokens a checkpoint's model has positions for; None if it is of no known family."""
     path = place.get("config.json")
-    values = {} if path is None else read_json(path)
+    if path is None:
+        return None
+    from bertlite.checkpoint.families import FAMILIES
+
+    values = read_json(path)
+    family = FAMILIES.get(str(values.get("model_type", "bert")))
     positions = values.get("max_position_embeddings")
-    return positions if isinstance(positions, int) and values.get("model_type", "bert") == "bert" else None
+    if family is None or not isinstance(positions, int):
+        return None
+    pad = {**family.defaults, **values}.get("pad_token_id")
+    return positions - (pad + 1 if "positions_skip_padding" in family.fixed and isinstance(pad, int) else 0)
 
 
 def extra_tokens(config: Mapping[str, Any]) -> list[str]:

@@ -158,7 +158,7 @@ class BertTokenizer(Vocabulary):
         """Load the tokenizer of a checkpoint.
 
         tokenizer_config.json overrides tokenizer.json, as in transformers; where neither states `do_lower_case`, it is
-        True.  Where neither limits the length, the positions of a BERT beside them do.
+        True.  Where neither limits the length, the positions of the model beside them do.
 
         Args:
             source: a hub id, a folder, or a vocab.txt or tokenizer.json, whose settings are read beside it.

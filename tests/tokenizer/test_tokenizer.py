@@ -580,9 +580,9 @@ def test_a_models_positions_limit_what_its_files_do_not(small, tmp_path) -> None
     for limit, wanted in ((int(1e30), 31), (None, 31), (23, 23)):
         path.write_text(json.dumps({**config, "model_max_length": limit}))
         assert len(BertTokenizer.from_pretrained(tmp_path).encode(text, truncation=True)) == wanted
-    (tmp_path / "config.json").write_text('{"model_type": "roberta", "max_position_embeddings": 31}')
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "max_position_embeddings": 31}')
     path.write_text(json.dumps({**config, "model_max_length": None}))
-    with pytest.raises(ValueError, match="this tokenizer has no model_max_length"):  # its positions begin at 2
+    with pytest.raises(ValueError, match="this tokenizer has no model_max_length"):
         BertTokenizer.from_pretrained(tmp_path).encode(text, truncation=True)
 
 
