@@ -1,0 +1,356 @@
+"""What works on a BERT works on a model of another family, beside transformers' own class of it."""
+
+import json
+import random
+import unicodedata
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import F64, assert_same, gradients
+from test_families import batch_of, compared, ours_of, theirs_of  # type: ignore[import-not-found]
+from torch import Tensor
+from torch.nn import functional as F
+
+from bertlite import BertTokenizer, head_importance, optimize_for_inference
+from bertlite.attention_view.maps import attention_maps
+from bertlite.attention_view.pages import page
+from bertlite.bench.accuracy import accuracy
+from bertlite.bench.engines import reason_without_backend
+from bertlite.causal import patch
+from bertlite.cli import main
+from bertlite.embed import Embedder
+from bertlite.shipping.convert import convert
+from bertlite.shipping.graphs import Graph
+
+transformers = pytest.importorskip("transformers")
+
+KINDS = ("roberta", "distilbert", "mpnet", "electra small")
+EACH = pytest.mark.parametrize("kind", KINDS)
+TEXTS = [
+    "Der Leuchtturmwärter schrieb jeden Abend das Wetter auf.",
+    "Хлеб поднимается, потому что дрожжи превращают сахар в газ.",
+    "灯塔守护人每晚记录天气。",
+    "L'été dernier, nous étions à la mer.",
+    "कल मौसम अच्छा था।",
+    "البحر هادئ اليوم",
+    "Who moved my coffee?",
+    "Nie",
+]
+PROJECTIONS = {  # of a layer's heads back to the hidden size
+    "distilbert": "transformer.layer.{}.attention.out_lin",
+    "mpnet": "encoder.layer.{}.attention.attn.o",
+}
+VOCABULARY = 300
+L, N, H = 2, 3, 16
+
+
+def projection(theirs: Any, kind: str, layer: int) -> Any:
+    return theirs.base_model.get_submodule(
+        PROJECTIONS.get(kind, "encoder.layer.{}.attention.output.dense").format(layer)
+    )
+
+
+def save_tokenizer(folder: Path, kind: str) -> None:
+    """Write a tokenizer of the family for TEXTS: Unigram as XLM-R's, else WordPiece."""
+    if kind != "roberta":
+        letters = sorted({letter for text in TEXTS for letter in unicodedata.normalize("NFD", text.lower())} - {" "})
+        roles = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
+        if kind == "mpnet":
+            roles = {"cls_token": "<s>", "pad_token": "<pad>", "sep_token": "</s>", "mask_token": "<mask>"}
+        special = dict.fromkeys([*roles.values(), "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
+        BertTokenizer([*special, *letters, *(f"##{letter}" for letter in letters)], **roles).save_pretrained(folder)
+        return
+    tokenizers = pytest.importorskip("tokenizers")
+    backend = tokenizers.Tokenizer(tokenizers.models.Unigram())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    backend.train_from_iterator(
+        TEXTS,
+        tokenizers.trainers.UnigramTrainer(
+            vocab_size=VOCABULARY, special_tokens=special, unk_token="<unk>", show_progress=False
+        ),
+    )
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        "<s> $A </s>", "<s> $A </s> </s> $B:0 </s>", [("<s>", 0), ("</s>", 2)]
+    )
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "XLMRobertaTokenizer"}')
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a function that gives a model of transformers and its folder, which has a tokenizer for TEXTS."""
+    made: dict[tuple[str, str], tuple[Any, Path]] = {}
+
+    def make(kind: str, head: str = "") -> tuple[Any, Path]:
+        if (kind, head) not in made:
+            model, folder = theirs_of(kind, head, vocab_size=VOCABULARY), tmp_path_factory.mktemp("world")
+            if kind == "mpnet":
+                with torch.no_grad():
+                    model.base_model.encoder.relative_attention_bias.weight.mul_(10)  # so that it matters
+            model.save_pretrained(folder)
+            save_tokenizer(folder, kind)
+            made[kind, head] = model, folder
+        return made[kind, head]
+
+    return make
+
+
+@EACH
+def test_heads_are_scored(kind: str, worlds: Any) -> None:
+    """A gate's gradient is that of scaling the columns of the projection, which transformers gives."""
+    theirs, folder = worlds(kind, "SequenceClassification")
+    batch, labels = batch_of(theirs), torch.tensor([0, 1, 1])
+    total = torch.zeros(L, N, dtype=F64)
+    for i, label in enumerate(labels):
+        theirs.zero_grad()
+        theirs(**{name: x[i : i + 1] for name, x in batch.items()}, labels=label[None]).loss.backward()
+        for layer in range(L):
+            weight = projection(theirs, kind, layer).weight
+            total[layer] += (weight * weight.grad).sum(0).view(N, H).sum(1).abs().detach() / len(labels)
+    scores = head_importance(ours_of(folder, "SequenceClassification"), [{**batch, "labels": labels}])
+    assert_same([scores], [total])
+
+
+@EACH
+def test_heads_are_patched(kind: str, worlds: Any) -> None:
+    theirs, folder = worlds(kind, "SequenceClassification")
+    clean = batch_of(theirs)
+    fresh = torch.randint(5, VOCABULARY, clean["input_ids"].shape)
+    corrupted = {**clean, "input_ids": fresh.where(clean["attention_mask"].bool(), clean["input_ids"])}
+    model = ours_of(folder, "SequenceClassification")
+    found = patch(model, clean, corrupted, metric=lambda out, batch: out.logits[:, 0])
+    contexts: dict[int, Tensor] = {}
+    handles = [
+        projection(theirs, kind, layer).register_forward_pre_hook(
+            lambda _, args, layer=layer: contexts.__setitem__(layer, args[0].detach())
+        )
+        for layer in range(L)
+    ]
+    with torch.no_grad():
+        assert_same([found.clean], [theirs(**clean).logits[:, 0]])
+        for handle in handles:
+            handle.remove()
+        for layer in range(L):
+            for head in range(N):
+
+                def replaced(_: Any, args: Any, layer: int = layer, head: int = head) -> Any:
+                    x = args[0].clone()
+                    x[..., head * H : (head + 1) * H] = contexts[layer][..., head * H : (head + 1) * H]
+                    return (x,)
+
+                handle = projection(theirs, kind, layer).register_forward_pre_hook(replaced)
+                assert_same([found.values[:, layer, head]], [theirs(**corrupted).logits[:, 0]])
+                handle.remove()
+
+
+@EACH
+def test_checkpointed_layers_give_the_same_gradients_bit_for_bit(kind: str, worlds: Any) -> None:
+    theirs, folder = worlds(kind)
+    model, batch = ours_of(folder, backend="sdpa"), batch_of(theirs)
+    real, found = batch["attention_mask"].bool(), []
+    for _ in range(2):
+        found.append(gradients(model, model(**batch).last_hidden_state[real].sin().sum()))
+        model.train().gradient_checkpointing_enable()
+        for part in model.modules():
+            if isinstance(part, torch.nn.Dropout):
+                part.p = 0.0
+    assert_same(found[1], found[0], atol=0)
+
+
+@EACH
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_the_native_kernels_run_it(dtype: str, kind: str, worlds: Any) -> None:
+    if reason := reason_without_backend("native", dtype):
+        pytest.skip(reason)
+    theirs, folder = worlds(kind)
+    batch = batch_of(theirs)
+    real = batch["attention_mask"].bool()
+    model = optimize_for_inference(ours_of(folder).float(), getattr(torch, dtype), "native")
+    with torch.no_grad():
+        found, right = (each(**batch).last_hidden_state[real].double() for each in (model, theirs))
+    assert accuracy(found, right, None).is_right(dtype)
+
+
+@EACH
+def test_a_job_embeds_texts_of_many_languages_each_as_alone(kind: str, worlds: Any, tmp_path: Path) -> None:
+    """Bit for bit as each text alone, with the native kernels, and as transformers' model of the ids."""
+    pq = pytest.importorskip("pyarrow.parquet")
+    theirs, folder = worlds(kind)
+    texts = [*TEXTS, *(" ".join(pair) for pair in pairwise(TEXTS))]
+    (tmp_path / "texts.txt").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    words = ["embed", str(folder), str(tmp_path / "texts.txt"), "--out", str(tmp_path / "out"), "--backend", "native"]
+    assert main([*words, "--dtype", "float32", "--max-tokens", "70", "--shard-rows", "5"]) == 0
+    shards = sorted(json.loads((tmp_path / "out" / "manifest.json").read_text())["shards"])
+    vectors = [row for path in shards for row in pq.read_table(tmp_path / "out" / path)["vector"].to_pylist()]
+    embedder = Embedder(folder, backend="native", dtype="float32")
+    for text, vector in zip(texts, vectors, strict=True):
+        assert (embedder.encode(text) == np.float32(vector)).all()
+        ids = torch.tensor(embedder.tokenize([text]))
+        with torch.no_grad():
+            mean = theirs(ids).last_hidden_state[0].mean(0)
+        torch.testing.assert_close(torch.tensor(vector, dtype=F64), mean, rtol=0, atol=1e-4)
+
+
+@EACH
+def test_the_maps_of_the_attention_page_are_those_of_transformers(kind: str, worlds: Any) -> None:
+    theirs, folder = worlds(kind)
+    tokenizer = BertTokenizer.from_pretrained(folder)
+    maps = attention_maps(ours_of(folder, backend="auto"), tokenizer, TEXTS[6])
+    ids = tokenizer(TEXTS[6], return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        wanted = theirs(ids, output_attentions=True).attentions
+    for (layer, head), weights in maps.weights.items():
+        torch.testing.assert_close(weights, wanted[layer][0, head].float(), rtol=0, atol=1e-6)
+    assert len(maps.weights) == L * N
+    assert json.dumps(maps.tokens[2], ensure_ascii=False)[1:-1] in page(maps).decode()
+
+
+@EACH
+def test_what_is_converted_loads_in_bertlite_hf_and_in_transformers_with_its_code(
+    kind: str, worlds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hf = pytest.importorskip("bertlite.hf")
+    theirs, folder = worlds(kind)
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    out = tmp_path / "converted"
+    assert max(convert(folder, out)["differences"].values()) < 1e-12
+    batch = batch_of(theirs)
+    real = batch["attention_mask"].bool()
+    options: dict[str, Any] = {"dtype": F64, "attn_implementation": "eager"}
+    models = [hf.BertModel.from_pretrained(out, **options)]
+    if "auto_map" in json.loads((out / "config.json").read_text()):  # which transformers' own class refuses
+        models.append(transformers.AutoModel.from_pretrained(out, trust_remote_code=True, **options))
+    assert len(models) == 1 + (kind in ("mpnet", "electra small"))
+    with torch.no_grad():
+        wanted = theirs(**batch).last_hidden_state[real]
+        for model in models:
+            assert_same([model.eval()(**batch).last_hidden_state[real]], [wanted])
+
+
+@EACH
+def test_a_graph_is_exported(kind: str, worlds: Any) -> None:
+    """As torch sees it, for batches and lengths of any size, padding included."""
+    theirs, folder = worlds(kind)
+    graph = Graph(ours_of(folder).float())
+    sizes = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    sample = graph.sample(2, 7)
+    program = torch.export.export(graph, (), sample, dynamic_shapes=dict.fromkeys(sample, sizes)).module()
+    batch = batch_of(theirs)
+    given = {name: batch.get(name, torch.zeros_like(batch["input_ids"])) for name in sample}
+    with torch.no_grad():
+        found = dict(zip(graph.outputs, program(**given), strict=True))
+        wanted = theirs(**batch).last_hidden_state
+    real = batch["attention_mask"].bool()
+    torch.testing.assert_close(found["last_hidden_state"][real].double(), wanted[real], rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+@EACH
+def test_a_graph_of_onnx_runs(kind: str, worlds: Any, tmp_path: Path) -> None:
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    assert main(["export", str(worlds(kind)[1]), "--out", str(tmp_path / "onnx")]) == 0  # which compares it
+
+
+@pytest.mark.parametrize(("kind", "head"), [("roberta", "SequenceClassification"), ("mpnet", "")])
+def test_it_is_pruned_to_a_budget(
+    kind: str, head: str, worlds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, folder = worlds(kind, head)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rng = random.Random(0)
+    lines = [" ".join(rng.choices(" ".join(TEXTS).split(), k=rng.randint(2, 7))) for _ in range(60)]
+    (tmp_path / "texts.txt").write_text("\n".join(lines), encoding="utf-8")
+    words = ["prune", "to", "60%", str(folder), "--texts", str(tmp_path / "texts.txt"), "--at", "2x16"]
+    assert main([*words, "--out", str(tmp_path / "small")]) == 0
+    assert json.loads((tmp_path / "small" / "report.json").read_text())["macs"] <= 0.6
+    small, given = ours_of(tmp_path / "small", head), ours_of(folder, head)
+    assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in given.parameters())
+    assert small.config.positions_skip_padding
+    tokenizer = BertTokenizer.from_pretrained(tmp_path / "small")
+    assert tokenizer(TEXTS)["input_ids"] == BertTokenizer.from_pretrained(folder)(TEXTS)["input_ids"]
+    batch = tokenizer(TEXTS, padding=True, truncation=True, return_tensors="pt")
+    alone = tokenizer(TEXTS[2], return_tensors="pt")
+    with torch.no_grad():
+        assert torch.isfinite(small(**batch)[0]).all()
+        rows, row = small(**batch)[0][2], small(**alone)[0][0]
+    assert_same([rows if head else rows[: len(row)]], [row])
+
+
+@EACH
+def test_packed_sequences_and_embeddings_have_the_positions_of_the_family(kind: str, worlds: Any) -> None:
+    theirs, folder = worlds(kind)
+    model = ours_of(folder)
+    ids = torch.randint(5, VOCABULARY, (12,))
+    ends = torch.tensor([0, 5, 6, 12], dtype=torch.int32)
+    with torch.no_grad():
+        found = ours_of(folder, backend="packed")(ids, cu_seqlens=ends).last_hidden_state
+        parts = [theirs(part[None]).last_hidden_state[0] for part in ids.split([5, 1, 6])]
+        assert_same([found], [torch.cat(parts)])
+        embeds = theirs.get_input_embeddings()(ids.view(2, 6))
+        mask = torch.tensor([[1] * 6, [1] * 4 + [0] * 2])
+        got, wanted = (each(inputs_embeds=embeds, attention_mask=mask) for each in (model, theirs))
+        assert_same(compared(got, mask), compared(wanted, mask))
+
+
+@EACH
+def test_too_many_tokens_are_an_error_that_names_the_limit(kind: str, worlds: Any) -> None:
+    _, folder = worlds(kind)
+    model = ours_of(folder)
+    model(torch.full((1, 40), 7))  # 42 rows of positions, of which two are of no token, or 40
+    with pytest.raises(ValueError, match=r"41 .*\b40\b"):
+        model(torch.full((1, 41), 7))
+
+
+def test_inspect_says_which_family_it_is_and_what_it_becomes(worlds: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    said = {
+        "roberta": "roberta, which becomes a BERT: positions without the rows up to padding's",
+        "distilbert": "distilbert, which becomes a BERT: segments of zeros; no pooler",
+    }
+    for kind, line in said.items():
+        assert main(["inspect", str(worlds(kind)[1])]) == 0
+        assert f"  {line}" in capsys.readouterr().out
+
+
+POOLINGS = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "lasttoken": "lasttoken"}
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_prompts_and_pooling_are_those_of_sentence_transformers(pooling: str, worlds: Any, tmp_path: Path) -> None:
+    """Of a folder as e5 has it, by formulas on transformers' states, and by the library where it is installed."""
+    theirs, _ = worlds("roberta")
+    out = tmp_path / "e5"
+    theirs.float().save_pretrained(out)
+    theirs.double()
+    save_tokenizer(out, "roberta")
+    (out / "1_Pooling").mkdir()
+    modes = {f"pooling_mode_{name}": name == POOLINGS[pooling] for name in POOLINGS.values()}
+    (out / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 48, **modes}))
+    types = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(types.items())
+    ]
+    (out / "modules.json").write_text(json.dumps(modules))
+    (out / "sentence_bert_config.json").write_text('{"max_seq_length": 38, "do_lower_case": false}')
+    prompts = {"query": "query: ", "passage": "passage: "}
+    (out / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
+    embedder = Embedder(out, dtype="float64")
+    assert (embedder.pooling, embedder.normalize, embedder.max_length) == (pooling, True, 38)
+    found = embedder.encode(TEXTS, prompt_name="query")
+    tokenizer = BertTokenizer.from_pretrained(out)
+    ways = {"cls": lambda x: x[0], "mean": lambda x: x.mean(0), "max": lambda x: x.amax(0)}
+    way = ways.get(pooling, lambda x: x[-1])
+    for text, vector in zip(TEXTS, found, strict=True):
+        ids = tokenizer(f"query: {text}", truncation=True, max_length=38, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            wanted = F.normalize(way(theirs(ids).last_hidden_state[0]), dim=0)
+        torch.testing.assert_close(torch.from_numpy(vector).double(), wanted, rtol=0, atol=1e-6)
+    library = pytest.importorskip("sentence_transformers")
+    loaded = library.SentenceTransformer(str(out), device="cpu")
+    np.testing.assert_allclose(loaded.encode(TEXTS, prompt_name="query"), found, atol=1e-5)
