@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # it imports transformers, which --help need not wait for
 ROOT = Path(__file__).resolve().parents[2]
 CLIENTS = (
     *("accelerate", "sentence-transformers", "peft", "datasets"),
-    *("onnx", "onnxruntime", "onnxscript", "optimum-onnx", "torchao", "captum", "bertviz", "textpruner", "opacus"),
+    *("onnx", "onnxruntime", "optimum-onnx", "opacus"),
 )
 
 

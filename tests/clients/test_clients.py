@@ -8,27 +8,15 @@ import pytest
 
 from tests.clients.checks.adapters import CLS
 from tests.clients.checks.common import CHECKS, OURS, tiny
-from tests.clients.checks.tools import WIDE
 from tests.clients.harness import STOCK_FAILS, only_ours, same_as_stock
 
 pytestmark = [
     pytest.mark.clients,
     pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning"),  # clients ask under the old name
 ]
-OPTIONAL = (
-    "ONNX",
-    "optimum",
-    "torchao",
-    "captum",
-    "bertviz",
-    "TextPruner",
-    "Opacus",
-)  # few need them, and CI installs none
+OPTIONAL = ("optimum", "Opacus")  # few need them, and CI installs none
 SLOW = ("DDP", "FSDP2", "tensor parallel", "torch.compile", "torch.export")  # clients; and checks:
-DEAR = (
-    *("fresh_process", "trains_embeddings", "smoothing", "resumes"),
-    *("onnx", "pipeline-zero-shot-classification", "pipeline-zero-shot-classification-pruned"),
-)
+DEAR = ("fresh_process", "trains_embeddings", "smoothing", "resumes")
 
 
 def marked(names: Iterable[str]) -> list[Any]:
@@ -59,12 +47,3 @@ def test_pruning_refuses_an_adapted_projection_by_name(tmp_path: Path) -> None:
     merged = model.merge_and_unload()
     merged.prune_heads({1: [2]})
     assert merged.bert.encoder.layer[1].attention.self.num_attention_heads == 3
-
-
-@pytest.mark.optional
-def test_pruning_refuses_a_quantised_projection_by_name(tmp_path: Path) -> None:
-    quantization = pytest.importorskip("torchao.quantization")
-    model = OURS.load("BertModel", tiny(tmp_path, **WIDE))
-    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
-    with pytest.raises(TypeError, match=r"encoder\.layer\.1\.attention\.self\.query is a torchao\..*quantise after"):
-        model.prune_heads({1: [2]})

@@ -14,16 +14,16 @@ pytestmark = pytest.mark.clients
 
 
 def test_the_record_says_what_came_of_each_run(tmp_path: Path) -> None:
-    assert clients.main(["--only", "both_ways,loads_pruned", "--out", str(tmp_path / "out.json")]) == 0
+    assert clients.main(["--only", "encoder_decoder-1,loads_pruned", "--out", str(tmp_path / "out.json")]) == 0
     record = json.loads((tmp_path / "out.json").read_text())
     lines = {line["name"]: line for line in record["checks"]}
-    assert set(lines) == {"both_ways", "loads_pruned"}
-    assert lines["both_ways"]["difference"] == 0
+    assert set(lines) == {"encoder_decoder-1", "loads_pruned"}
+    assert lines["encoder_decoder-1"]["difference"] == 0
     assert {line["bertlite.hf"]["result"] for line in lines.values()} == {"passes"}
     versions = record["environment"]["versions"]
     assert versions["torch"]
-    assert {name: versions[name] for name in ("peft", "captum")} == {
-        name: version_of(name) for name in ("peft", "captum")
+    assert {name: versions[name] for name in ("peft", "opacus")} == {
+        name: version_of(name) for name in ("peft", "opacus")
     }  # None of what is not installed
 
 
@@ -43,5 +43,5 @@ def test_a_failure_of_ours_is_the_exit_status(tmp_path: Path, monkeypatch: pytes
 
 
 def test_an_unknown_word_lists_the_checks() -> None:
-    with pytest.raises(SystemExit, match=r"no check matches nonsense; have: .*both_ways"):
+    with pytest.raises(SystemExit, match=r"no check matches nonsense; have: .*loads_pruned"):
         clients.main(["--only", "nonsense"])

@@ -10,6 +10,5 @@ from tests.clients.checks import (  # noqa: F401  # each enters its checks
     launch,
     pipelines,
     privacy,
-    tools,
     trainer,
 )

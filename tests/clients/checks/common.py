@@ -27,7 +27,6 @@ from bertlite.parity.command import DEMO, demo_checkpoint
 V5 = int(transformers.__version__.split(".")[0]) >= 5
 RENAMED = hasattr(transformers.PreTrainedModel, "activation_checkpointing_enable")  # in 5.23
 CHECKPOINTING = "activation_checkpointing" if RENAMED else "gradient_checkpointing"
-LINES = "sentence_transformers", "peft", "datasets"
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 48,

@@ -1,4 +1,4 @@
-"""torch.compile, torch.export and ONNX, by torch and by optimum."""
+"""torch.compile, torch.export, and ONNX by optimum."""
 
 import io
 from collections.abc import Callable
@@ -23,9 +23,8 @@ from tests.clients.checks.common import (
     tiny_batch,
 )
 
-COMPILE, EXPORT, ONNX, OPTIMUM = "torch.compile", "torch.export", "ONNX", "optimum"
+COMPILE, EXPORT, OPTIMUM = "torch.compile", "torch.export", "optimum"
 CLS = "BertForMaskedLM"
-BY_TORCH = ("onnx", "onnxruntime", "onnxscript")
 
 
 def compiled(model: nn.Module, **options: Any) -> Callable[..., Any]:
@@ -105,24 +104,6 @@ def exported(side: Side, folder: Path, pruned: bool = False) -> Observed:
         seen[f"{rows}x{length}"] = again(**batch).logits
         equal(seen[f"{rows}x{length}"], model(**batch).logits, within=ROUNDING32, what="exported and plain")
     return seen
-
-
-@dense_and_pruned(ONNX, "exported by torch, run by onnxruntime, any batch and length", *BY_TORCH)
-@torch.no_grad()
-def onnx(side: Side, folder: Path, pruned: bool = False) -> Observed:
-    model = side.load(CLS, tiny(folder, CLS, pruned)).eval()
-    file = folder / "model.onnx"
-    torch.onnx.export(
-        model,
-        (),
-        str(file),
-        kwargs=tiny_batch(),
-        output_names=["logits"],
-        dynamic_shapes=dynamic(),
-        dynamo=True,
-        verbose=False,
-    )
-    return run_by_onnxruntime(file, model)
 
 
 def run_by_onnxruntime(file: Path, model: nn.Module) -> Observed:

@@ -27,12 +27,6 @@ REVIEWS = {
     "i hated it, a waste of time": 0,
     "the worst acting ever seen": 0,
 }
-TOPICS = {"the striker scored twice": "sport", "the bank raised its rates": "money", "simmer the soup slowly": "food"}
-CLAIMS = {
-    (text, f"this example is {topic}."): 2 if topic == true else 0
-    for text, true in TOPICS.items()
-    for topic in TOPICS.values()
-}
 PLACES = ("anna lives in paris", "the train to rome was late", "tokyo is larger than cairo", "he wrote a long letter")
 
 
@@ -83,14 +77,6 @@ TASKS = {
         lambda answer: [each[0]["label"] for each in answer] == ["good", "bad"],
         names("bad", "good"),
     ),
-    "zero-shot-classification": Task(
-        "BertForSequenceClassification",
-        list(CLAIMS),
-        lambda _: torch.tensor(list(CLAIMS.values())),
-        lambda pipe: pipe("simmer the soup slowly", candidate_labels=list(TOPICS.values())),
-        lambda answer: answer["labels"][0] == "food",
-        names("contradiction", "neutral", "entailment"),
-    ),
     "token-classification": Task(
         "BertForTokenClassification",
         PLACES,
@@ -120,7 +106,6 @@ def learnt(task: str) -> Path:
 
 @dense_and_pruned(CLIENT, "feature-extraction", task="feature-extraction")
 @dense_and_pruned(CLIENT, "token-classification", task="token-classification")
-@dense_and_pruned(CLIENT, "zero-shot-classification", task="zero-shot-classification")
 @dense_and_pruned(CLIENT, "text-classification", task="text-classification")
 @dense_and_pruned(CLIENT, "fill-mask", task="fill-mask")
 def pipeline(side: Side, folder: Path, task: str, pruned: bool = False) -> Observed:

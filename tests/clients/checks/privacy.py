@@ -60,31 +60,3 @@ def per_example_gradients(side: Side, folder: Path, pruned: bool = False) -> Obs
         ).backward()
         equal({k: g[row] for k, g in got.items()}, gradients(plain), ROUNDING, f"gradients of example {row}")
     return {"gradients": got}
-
-
-@check("Opacus", "PrivacyEngine trains every parameter", "opacus", pruned=True)
-@check("Opacus", "PrivacyEngine trains every parameter", "opacus")
-def private_training(side: Side, folder: Path, pruned: bool = False) -> Observed:
-    from opacus import PrivacyEngine
-    from torch.utils.data import DataLoader, TensorDataset
-
-    cls = "BertForSequenceClassification"
-    model = side.load(cls, tiny(folder, cls, pruned)).train()
-    before, batch = {name: p.detach().clone() for name, p in model.named_parameters()}, tiny_batch(8)
-    data = TensorDataset(batch["input_ids"], batch["attention_mask"], torch.arange(8) % 2)
-    private, optimizer, loader = PrivacyEngine().make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        data_loader=DataLoader(data, batch_size=4),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        poisson_sampling=False,
-    )
-    for ids, mask, labels in loader:
-        optimizer.zero_grad()
-        private(input_ids=ids, attention_mask=mask, labels=labels).loss.backward()
-        optimizer.step()
-    still = [name for name, p in model.named_parameters() if torch.equal(p, before[name])]
-    if still:
-        raise AssertionError(f"{still} did not change")
-    return {"weights": {name: p.detach().clone() for name, p in model.named_parameters()}}
