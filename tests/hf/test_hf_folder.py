@@ -42,13 +42,6 @@ def test_what_transformers_refuses_itself_is_left_to_it(name: str, tmp_path: Pat
         hf.BertModel.from_pretrained(hostile.write(tmp_path, name))
 
 
-@pytest.mark.parametrize("name", sorted(DRAWN))
-def test_what_a_file_lacks_is_drawn_and_reported(name: str, tmp_path: Path) -> None:
-    folder = hostile.write(tmp_path, name)
-    _, info = hf.BertModel.from_pretrained(folder, output_loading_info=True)
-    assert hostile.Q0 in info["missing_keys"]
-
-
 @pytest.mark.parametrize("wrapper", ["module.", "_orig_mod."])
 def test_names_of_a_wrapper_are_refused_and_the_way_out_works(wrapper: str, tmp_path: Path) -> None:
     """transformers takes none of them for its own, and would give a random model."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import transformers
 from conftest import assert_same, full_outputs
-from pairs import EVERY, config_of, core_of, inputs_of, ours_of
+from pairs import config_of, core_of, inputs_of, ours_of
 
 import bertlite
 from bertlite import hf
@@ -14,7 +14,7 @@ from bertlite import hf
 NEURONS = {0: [36, 3], 1: range(37)}
 
 
-@EVERY
+@pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM"])
 def test_the_core_and_hf_prune_alike(name: str) -> None:
     model = ours_of(name)
     other = core_of(model)

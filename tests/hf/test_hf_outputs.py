@@ -62,16 +62,10 @@ def test_every_class_equals_transformers(name: str, backend: str, kernels_run: l
     assert type(got) is type(wanted)
     assert_same(present(got), present(wanted))
     assert kernels_run == [backend] * L
-
-
-@only_5
-@BOTH
-@EVERY
-def test_every_class_equals_transformers_5_bit_for_bit(name: str, backend: str) -> None:
-    theirs, ours = pair(name, backend, F32)
-    inputs = inputs_of(name)
-    for given in (inputs, {**inputs, **labels_of(name)}, {"input_ids": inputs["input_ids"]}):
-        assert_same(present(run(ours, given, backend)), present(run(theirs, given, backend)), atol=0)
+    if V5:  # bit for bit in float32: 4 divides where we multiply
+        theirs, ours = theirs.float(), ours.float()
+        for given in (inputs, inputs_of(name), {"input_ids": inputs["input_ids"]}):
+            assert_same(present(run(ours, given, backend)), present(run(theirs, given, backend)), atol=0)
 
 
 @BOTH
@@ -129,20 +123,13 @@ def test_parameters_and_modules_have_the_names_of_transformers(name: str) -> Non
 
 @pytest.mark.parametrize("name", [*MODELS, "BertLMHeadModel"])
 def test_the_core_and_hf_compute_the_same(name: str) -> None:
-    ours = ours_of(name)
+    """With relative positions and cross-attention too, where a decoder has them."""
+    rich = {**CROSS, "position_embedding_type": "relative_key"} if name == "BertLMHeadModel" else {}
+    ours = ours_of(name, **rich)
     core = core_of(ours)
     gate = torch.linspace(-0.5, 1.5, L * N, dtype=F64).view(L, N)
-    inputs = {**inputs_of(name), **labels_of(name), "head_mask": gate}
+    inputs = {**inputs_of(name), **labels_of(name), **(states_of() if rich else {}), "head_mask": gate}
     assert_same(dict(run(ours, inputs)), dict(run(core, inputs)), atol=0)
-
-
-@EVERY
-def test_tuples_have_the_places_of_transformers(name: str) -> None:
-    theirs, ours = pair(name)
-    inputs = {**inputs_of(name), **labels_of(name)}
-    assert_same(run(ours, inputs, return_dict=False), run(theirs, inputs, return_dict=False))
-    ours.config.return_dict = False
-    assert type(ours(**inputs_of(name))) is tuple
 
 
 def test_without_a_pooler() -> None:
@@ -206,27 +193,11 @@ def test_masks_for_every_query_are_honoured(backend: str) -> None:
         assert_same(dict(ours(**{**inputs, "attention_mask": mask})), wanted)
 
 
-@pytest.mark.parametrize("shape", [(S,), (1, S), (B, S)], ids=str)
-def test_positions_come_in_three_shapes(shape: tuple[int, ...]) -> None:
-    theirs, ours = pair("BertModel")
-    at = torch.arange(S).flip(0).expand(shape)
-    said = at.expand(B, S)  # 5.x does not take (S,)
-    assert_same(dict(ours(**inputs_of(), position_ids=at)), dict(theirs(**inputs_of(), position_ids=said)))
-
-
-@EVERY
-def test_embeddings_may_be_given(name: str) -> None:
-    theirs, ours = pair(name)
-    inputs = inputs_of(name)
-    inputs["inputs_embeds"] = ours.get_input_embeddings()(inputs.pop("input_ids")).detach()
-    assert_same(dict(ours(**inputs)), dict(theirs(**inputs)))
-
-
 # What transformers does not do
 
 
-@pytest.mark.parametrize("name", [*MODELS, "BertLMHeadModel"])
-@pytest.mark.parametrize("backend", [None, "sdpa", "eager"])
+@pytest.mark.parametrize("name", ["BertModel", "BertForMultipleChoice", "BertLMHeadModel"])
+@pytest.mark.parametrize("backend", [None, "eager"])
 def test_attentions_that_are_asked_for_are_given(name: str, backend: str | None) -> None:
     model = ours_of(name, backend)
     rows = inputs_of(name)["input_ids"].numel() // S
@@ -277,6 +248,8 @@ def test_fields_have_the_order_of_transformers(name: str, changes: dict[str, Any
     assert list(ours(**inputs).keys()) == list(theirs(**inputs).keys())
     got, expected = (model(**inputs, return_dict=False) for model in (ours, theirs))
     assert laid_out(got) == laid_out(expected)
+    ours.config.return_dict = False
+    assert type(ours(**inputs)) is tuple
 
 
 @pytest.mark.parametrize("name", [*MODELS, "BertLMHeadModel"])
@@ -317,7 +290,7 @@ def test_labels_leave_the_config_as_it_is() -> None:
 # Copies
 
 
-@pytest.mark.parametrize("name", [*MODELS, "BertLMHeadModel"])
+@pytest.mark.parametrize("name", ["BertModel", "BertForPreTraining", "BertLMHeadModel"])
 @pytest.mark.parametrize("copied", ["deepcopy", "pickle"])
 def test_a_copy_is_the_same_model_and_apart(name: str, copied: str) -> None:
     model = bertlite.prune_heads(ours_of(name, use_cache=False), {0: [1], 2: [0, 1, 2, 3]})

@@ -4,7 +4,7 @@ import copy
 import inspect
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -159,13 +159,14 @@ def test_hooks_see_what_they_see_in_the_installed_transformers(backend: str, cha
 # Parts that are another's
 
 
-def test_a_replaced_attention_is_given_the_mask_and_its_weights_are_returned() -> None:
+@pytest.mark.parametrize("form", [hf, v4], ids=["hf", "v4"])
+def test_a_replaced_attention_is_given_the_mask_and_its_weights_are_returned(form: Any) -> None:
     class Uniform(nn.Module):
         def forward(self, hidden_states: Tensor, attention_mask: Any = None, **others: Any) -> tuple[Tensor, Tensor]:
             weights = attention_mask.softmax(-1).expand(B, N, S, S)
             return weights.mean(1) @ hidden_states, weights
 
-    model = ours_of("BertModel", "eager")
+    model = randomise_(form.BertModel(config_of(backend="eager"))).to(F64).eval()
     model.encoder.layer[1].attention.self = Uniform()
     out = model(**inputs_of(), output_attentions=True)
     assert_same(
@@ -260,10 +261,30 @@ def test_a_class_of_ones_own_loads_prunes_and_saves(tmp_path: Path) -> None:
 class Elsewhere(hf.BertPreTrainedModel):
     """Runs none of our parts, as LAVIS's Q-Former and BLIP's and ALBEF's decoders do."""
 
+    _tied_weights_keys: ClassVar = {"decoder.weight": "words.weight"}  # 5 ties by this table alone
+
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.dense = nn.Linear(config.hidden_size, 3)
-        self.post_init()
+        self.words = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.pruned: list[Any] = []
+        self.init_weights()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.words
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.decoder
+
+    def _prune_heads(self, heads_to_prune: Any) -> None:
+        self.pruned.append(heads_to_prune)
+
+
+def test_a_class_of_parts_of_its_own_is_tied_and_pruned_by_itself() -> None:
+    model = Elsewhere(config_of())
+    assert model.decoder.weight is model.words.weight
+    model.prune_heads({0: [1, 3]})
+    assert model.pruned == [{0: (1, 3)}]
 
 
 @pytest.mark.parametrize(

