@@ -3,17 +3,14 @@
 import copy
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from conftest import F64, HEADED, SIZES, assert_same, distance, gradients, make, make_batch
+from conftest import F64, HEADED, assert_same, distance, gradients, make, make_batch
 from torch import Tensor, nn
 
-import bertlite
 from bertlite import (
-    BertConfig,
     BertForMaskedLM,
     BertForMultipleChoice,
     BertForNextSentencePrediction,
@@ -21,7 +18,6 @@ from bertlite import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
-    BertModel,
     prune_heads,
 )
 from bertlite.heads.outputs import LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
@@ -124,12 +120,6 @@ def test_logits_are_the_head_written_out(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("cls", HEADED)
-def test_a_head_has_a_pooler_only_if_it_reads_it(cls: Any) -> None:
-    reads = {BertForMultipleChoice, BertForNextSentencePrediction, BertForPreTraining, BertForSequenceClassification}
-    assert (build(cls).bert.pooler is not None) == (cls in reads)
-
-
-@pytest.mark.parametrize("cls", HEADED)
 def test_a_head_passes_everything_on_to_bert(cls: Any) -> None:
     model, inputs = build(cls), inputs_of(cls)
     gate = torch.linspace(-0.5, 1.5, 12, dtype=F64).view(3, 4)
@@ -149,7 +139,7 @@ def test_a_head_passes_everything_on_to_bert(cls: Any) -> None:
     assert_same(dict(model(**rest, inputs_embeds=embeds).items()), dict(model(**inputs).items()), atol=0)
 
 
-@pytest.mark.parametrize("cls", HEADED)
+@pytest.mark.parametrize("cls", [BertForMaskedLM, BertForMultipleChoice])
 def test_a_head_refuses_neither_and_both_inputs_as_bert_does(cls: Any) -> None:
     model, inputs = build(cls), inputs_of(cls)
     with pytest.raises(ValueError, match="not neither"):
@@ -164,10 +154,6 @@ def test_multiple_choice_needs_an_axis_of_choices() -> None:
         model(**make_batch())
     with pytest.raises(ValueError, match=r"inputs_embeds .* expected \(batch, choices, length, hidden_size\)"):
         model(inputs_embeds=torch.zeros(B, S, D, dtype=F64))
-
-
-def test_multiple_choice_ignores_num_labels() -> None:
-    assert build(BertForMultipleChoice, num_labels=LABELS).classifier.out_features == 1
 
 
 def test_question_answering_has_two_labels() -> None:
@@ -288,19 +274,11 @@ def test_the_labels_of_one_batch_do_not_decide_for_the_next() -> None:
     assert model.config.problem_type is None
 
 
-@pytest.mark.parametrize("cls", HEADED)
-def test_running_never_changes_the_config(cls: Any) -> None:
-    model = build(cls)
-    before = model.config
-    model(**inputs_of(cls), **LABELLED[cls], output_attentions=True, output_hidden_states=True, return_dict=False)
-    assert model.config is before is model.bert.config
-
-
-def test_pretraining_has_a_loss_only_with_both_kinds_of_labels() -> None:
-    model, labels = build(BertForPreTraining), LABELLED[BertForPreTraining]
-    for name, x in labels.items():
-        assert model(**make_batch(), **{name: x}).loss is None
-    assert model(**make_batch(), **labels).loss is not None
+def test_there_is_a_loss_only_with_both_kinds_of_labels() -> None:
+    for cls in (BertForPreTraining, BertForQuestionAnswering):
+        model = build(cls)
+        assert all(model(**make_batch(), **{name: x}).loss is None for name, x in LABELLED[cls].items())
+        assert model(**make_batch(), **LABELLED[cls]).loss is not None
 
 
 def test_answers_past_the_end_of_the_text_do_not_count() -> None:
@@ -320,12 +298,6 @@ def test_a_negative_answer_is_the_first_token() -> None:
         for first in (-1, 0)
     )
     assert_same(minus, zero, atol=0)
-
-
-def test_an_answer_needs_its_start_and_its_end() -> None:
-    model = build(BertForQuestionAnswering)
-    for name, x in LABELLED[BertForQuestionAnswering].items():
-        assert model(**make_batch(), **{name: x}).loss is None
 
 
 REFUSED: list[tuple[Any, dict[str, Tensor], str]] = [
@@ -497,51 +469,3 @@ def test_set_output_embeddings_takes_the_bias_along(cls: Any) -> None:
     head = model.cls.predictions
     x = torch.randn(1, D, dtype=F64)
     assert_same(head(x), head.transform(x) @ decoder.weight.T + decoder.bias)
-
-
-@pytest.mark.parametrize("cls", TIED)
-def test_both_ends_of_a_tie_learn(cls: Any) -> None:
-    model = build(cls)
-    grad = gradients(model, model(**make_batch(), **LABELLED[cls]).loss)["bert.embeddings.word_embeddings.weight"]
-    seen = make_batch()["input_ids"].unique()
-    unseen = [word for word in range(1, V) if word not in seen]
-    assert (grad[seen] != 0).any(-1).all()
-    assert (grad[unseen] != 0).any(-1).all()  # through the decoder alone
-
-
-# Keys
-
-
-@pytest.mark.parametrize("changes", [{}, {"hidden_act": "prelu"}, {"tie_word_embeddings": False}], ids=str)
-@pytest.mark.parametrize("cls", [BertModel, *HEADED])
-def test_state_dict_keys_are_transformers_own(cls: Any, changes: dict[str, Any]) -> None:
-    transformers = pytest.importorskip("transformers")
-    labels = {"num_labels": LABELS} if cls in WITH_LABELS else {}
-    theirs = getattr(transformers, cls.__name__)(transformers.BertConfig(**SIZES, **labels, **changes)).state_dict()
-    ours = cls(BertConfig(**SIZES, **labels, **changes)).state_dict()
-    assert list(ours) == list(theirs)
-    assert {k: x.shape for k, x in ours.items()} == {k: x.shape for k, x in theirs.items()}
-
-
-@pytest.mark.parametrize("cls", [BertModel, BertForMaskedLM])
-def test_state_dict_keys_of_relative_positions_are_those_of_transformers_4(cls: Any) -> None:
-    transformers = pytest.importorskip("transformers")
-    if int(transformers.__version__.split(".")[0]) > 4:
-        pytest.skip("transformers 5 has no relative positions")
-    changes = {"position_embedding_type": "relative_key"}
-    theirs = getattr(transformers, cls.__name__)(transformers.BertConfig(**SIZES, **changes)).state_dict()
-    ours = cls(BertConfig(**SIZES, **changes)).state_dict()
-    assert {k: x.shape for k, x in ours.items()} == {k: x.shape for k, x in theirs.items()}
-
-
-def test_every_class_is_public() -> None:
-    assert {cls.__name__ for cls in (BertModel, *HEADED)} <= set(bertlite.__all__)
-    assert all(getattr(bertlite, name) is not None for name in bertlite.__all__)
-
-
-def test_every_class_inherits_what_models_can_do() -> None:
-    for cls in HEADED:
-        assert cls.prune_heads is BertModel.prune_heads
-        assert cls.from_pretrained.__func__ is BertModel.from_pretrained.__func__  # type: ignore[attr-defined]
-        config = replace(build(cls).config, attn_implementation="eager")
-        assert cls(config).bert.config.attn_implementation == "eager"

@@ -19,7 +19,7 @@ from bertlite.stack.masks import causal_mask, read_mask
 
 B, S, N, L = 2, 11, 4, 3
 BACKEND_NAMES = ["eager", "sdpa"]
-HALF = {torch.float16: 1e-2, torch.bfloat16: 1e-1}  # see `test_backends_agree`
+HALF = {torch.float16: 1e-2, torch.bfloat16: 1e-1}  # see the test of a query with nothing to attend to
 
 
 def on(model: BertModel, backend: str) -> BertModel:
@@ -87,12 +87,6 @@ def test_every_form_of_a_padding_mask_means_the_same(
     assert all((weights[1, :, :, 7:] == 0).all() for weights in wanted.attentions)
 
 
-def test_a_batch_of_one_4d_mask_serves_every_sequence(model: BertModel, batch: dict[str, Tensor]) -> None:
-    causal = torch.ones(S, S, dtype=torch.bool).tril()
-    one = full_outputs(model, {**batch, "attention_mask": causal[None, None]})
-    assert_same(one, full_outputs(model, {**batch, "attention_mask": causal.expand(B, S, S)}))
-
-
 @pytest.mark.parametrize("backend", BACKEND_NAMES)
 def test_under_a_causal_3d_mask_a_prefix_is_computed_alone(
     backend: str, model: BertModel, batch: dict[str, Tensor], kernels_run: list[str]
@@ -137,15 +131,6 @@ def test_an_additive_mask_may_be_learned(model: BertModel, batch: dict[str, Tens
         (slopes[backend],) = torch.autograd.grad(loss, bias)
     assert slopes["eager"].abs().max() > 1e-3
     assert_same(slopes["sdpa"], slopes["eager"], atol=1e-10)  # sums over B·S·D squares of about 1
-
-
-def test_no_mask_is_a_mask_of_ones(model: BertModel, batch: dict[str, Tensor]) -> None:
-    ones = torch.ones(B, S, dtype=torch.long)
-    assert_same(
-        full_outputs(model, {**batch, "attention_mask": None}),
-        full_outputs(model, {**batch, "attention_mask": ones}),
-        atol=0,
-    )
 
 
 REFUSED = [
@@ -211,38 +196,31 @@ def blocked() -> Tensor:
     return allowed
 
 
-@pytest.mark.parametrize("dtype", [F64, torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("backend", BACKEND_NAMES)
+@pytest.mark.parametrize("dtype", [F64, torch.float32, *HALF], ids=str)
 @pytest.mark.parametrize("form", EMPTY_ROWS)
 def test_a_query_with_nothing_to_attend_to_gets_the_output_bias_alone(
-    form: str, backend: str, dtype: torch.dtype, batch: dict[str, Tensor], kernels_run: list[str]
+    form: str, dtype: torch.dtype, batch: dict[str, Tensor], kernels_run: list[str]
 ) -> None:
-    model = on(make().to(dtype), backend)
-    mask, empty = EMPTY_ROWS[form](dtype)
-    contexts: list[Tensor] = []
-    for layer in model.encoder.layer:
-        layer.attention.self.register_forward_hook(lambda module, args, out: contexts.append(out[0]))
-    out = model(**{**batch, "attention_mask": mask}, output_attentions=True)
-    assert kernels_run == [backend] * L
-    assert out.last_hidden_state.dtype == dtype
-    assert out.last_hidden_state.isfinite().all()
-    for weights, context in zip(out.attentions, contexts, strict=True):
-        assert (weights.sum(-1) == 0).equal(empty[:, None].expand(B, N, S))
-        assert (context == 0).all(-1).equal(empty)
-    grads = gradients(model, out.last_hidden_state.float().square().mean() + out.pooler_output.float().sum())
-    assert len(grads) == len(list(model.parameters()))
-    assert all(grad.isfinite().all() for grad in grads.values())
-
-
-@pytest.mark.parametrize("dtype", [F64, *HALF], ids=str)
-@pytest.mark.parametrize("form", EMPTY_ROWS)
-def test_backends_agree(form: str, dtype: torch.dtype, batch: dict[str, Tensor], kernels_run: list[str]) -> None:
     """Half precision rounds values of up to 3 at eps, 1e-3 or 8e-3, a few times over: 5e-3 and 3e-2 were measured."""
-    mask, _ = EMPTY_ROWS[form](dtype)
-    masked = {**batch, "attention_mask": mask}
-    eager, sdpa = (full_outputs(on(make().to(dtype), name), masked) for name in BACKEND_NAMES)
+    mask, empty = EMPTY_ROWS[form](dtype)
+    outs = []
+    for backend in BACKEND_NAMES:
+        model = on(make().to(dtype), backend)
+        contexts: list[Tensor] = []
+        for layer in model.encoder.layer:
+            layer.attention.self.register_forward_hook(lambda module, args, out, to=contexts: to.append(out[0]))
+        out = model(**{**batch, "attention_mask": mask}, output_attentions=True)
+        assert out.last_hidden_state.dtype == dtype
+        assert out.last_hidden_state.isfinite().all()
+        for weights, context in zip(out.attentions, contexts, strict=True):
+            assert (weights.sum(-1) == 0).equal(empty[:, None].expand(B, N, S))
+            assert (context == 0).all(-1).equal(empty)
+        grads = gradients(model, out.last_hidden_state.float().square().mean() + out.pooler_output.float().sum())
+        assert len(grads) == len(list(model.parameters()))
+        assert all(grad.isfinite().all() for grad in grads.values())
+        outs.append(out)
     assert kernels_run == ["eager"] * L + ["sdpa"] * L
-    assert_same(sdpa, eager, atol=HALF.get(dtype, 1e-12))
+    assert_same(outs[1], outs[0], atol=HALF.get(dtype, 1e-12 if dtype == F64 else 1e-5))
 
 
 @pytest.mark.parametrize("backend", BACKEND_NAMES)
@@ -260,13 +238,6 @@ def test_an_additive_mask_below_the_range_of_the_scores_is_never_nan(
     torch.testing.assert_close(rows, torch.ones_like(rows), rtol=0, atol=2e-2)  # 11 weights rounded at bfloat16's eps
     grads = gradients(model, out.last_hidden_state.float().square().mean())
     assert all(grad.isfinite().all() for grad in grads.values())
-
-
-def test_other_rows_do_not_see_a_row_that_is_empty(model: BertModel, batch: dict[str, Tensor]) -> None:
-    for backend in BACKEND_NAMES:
-        full = full_outputs(on(model, backend), {**batch, "attention_mask": torch.tensor([[1] * S, [0] * S])})
-        alone = full_outputs(model, {k: x[:1] for k, x in batch.items() if k != "attention_mask"})
-        assert_same(full.last_hidden_state[:1], alone.last_hidden_state)
 
 
 # Backends
@@ -336,19 +307,18 @@ def test_select_is_a_table() -> None:
         select("sdpa", Needs(weights=True, dropout=True))
 
 
-def test_an_unknown_backend_is_refused_by_name(model: BertModel, batch: dict[str, Tensor]) -> None:
+def test_a_named_backend_is_the_one_that_runs(batch: dict[str, Tensor], kernels_run: list[str]) -> None:
+    model = make()
+    for name in ON_CPU:
+        on(model, name)(**batch)
+        make(attn_implementation=name)(**batch)
+        assert kernels_run == [name] * 2 * L
+        kernels_run.clear()
     with pytest.raises(ValueError, match="'flash' is unknown; have: auto, eager, sdpa"):
         model.set_attn_implementation("flash")
     with pytest.raises(ValueError, match="'flash' is unknown"):
         make(attn_implementation="flash")
-    assert model.config.attn_implementation == "auto"
-
-
-def test_a_named_backend_is_the_one_that_runs(batch: dict[str, Tensor], kernels_run: list[str]) -> None:
-    for name in ON_CPU:
-        make(attn_implementation=name)(**batch)
-        assert kernels_run == [name] * L
-        kernels_run.clear()
+    assert model.config.attn_implementation == ON_CPU[-1]
 
 
 def test_dropped_attentions_come_from_eager_and_make_the_context(batch: dict[str, Tensor]) -> None:
@@ -407,12 +377,6 @@ def test_padding_changes_nothing(positions: str, backend: str, kernels_run: list
         assert_same([w[:, :, real_places, real_places] for w in got.attentions], wanted.attentions)
     assert_same(padded(0, pad).pooler_output, wanted.pooler_output)  # the pooler reads the first place
     assert kernels_run == [backend] * 5 * L
-
-
-def test_left_padding_needs_shifted_positions(model: BertModel) -> None:
-    real = make_batch(length=7, lengths=(7, 7))
-    left = {k: torch.nn.functional.pad(x, (4, 0)) for k, x in real.items()}
-    assert distance(model(**left).last_hidden_state[:, 4:], model(**real).last_hidden_state) > 1e-2
 
 
 @pytest.mark.parametrize("backend", BACKEND_NAMES)

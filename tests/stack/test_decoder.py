@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import F64, SIZES, assert_same, distance, full_outputs, gradients, make, make_batch, randomise_, tensors
+from conftest import F64, SIZES, assert_same, distance, full_outputs, gradients, make, make_batch, tensors
 from safetensors import safe_open
 from torch import Tensor, nn
 
-import bertlite
 from bertlite import (
     BertConfig,
     BertForMaskedLM,
@@ -116,12 +115,6 @@ def test_cached_decoding_is_full_decoding_with_gates(
         assert distance(model(**inputs).logits, model(**{**inputs, "head_mask": None}).logits) > 1e-2
 
 
-@BOTH
-def test_without_a_mask_too(backend: str) -> None:
-    model, ids = build(attn_implementation=backend), make_batch()["input_ids"]
-    assert_same({"logits": joined(steps(model, {"input_ids": ids}, (5, 1, 5)))}, {"logits": model(ids).logits})
-
-
 @pytest.mark.parametrize("variant", ["absolute", "cross-pruned", "relative_key_query"])
 def test_hidden_states_and_attentions_are_those_of_full_decoding(variant: str) -> None:
     model = build(**VARIANTS[variant])
@@ -196,7 +189,7 @@ def test_reordered_rows_go_on_as_themselves() -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_left_padding_is_never_nan(dtype: torch.dtype, backend: str) -> None:
     """Its first queries have nothing to attend to: under the triangle not even themselves."""
     model = build(**CROSS, attn_implementation=backend).to(dtype)
@@ -230,15 +223,6 @@ def test_a_later_token_never_changes_an_earlier_output(variant: str, backend: st
     after = model(**{**inputs, "input_ids": changed}).logits
     assert_same(after[:, :6], before[:, :6], atol=0)
     assert all(distance(after[:, i], before[:, i]) > 1e-3 for i in range(6, S))
-
-
-def test_no_gradient_comes_from_a_later_token() -> None:
-    model = build()
-    embeds = model.get_input_embeddings()(make_batch()["input_ids"]).detach().requires_grad_()
-    for i in (0, 4, 10):
-        (grad,) = torch.autograd.grad(model(inputs_embeds=embeds).logits[:, i].sum(), embeds)
-        reached = grad.abs().amax((0, 2)) > 0
-        assert reached.tolist() == [j <= i for j in range(S)]
 
 
 @BOTH
@@ -374,18 +358,6 @@ def test_masks_of_the_encoder_come_in_every_form(backend: str) -> None:
 
 
 @BOTH
-def test_what_the_mask_hides_of_the_encoder_does_not_count(backend: str) -> None:
-    model = build(**CROSS, attn_implementation=backend)
-    inputs = inputs_of(model)
-    before = model(**inputs).logits
-    noisy = inputs["encoder_hidden_states"].clone()
-    noisy[1, 5:] += 100
-    assert_same(model(**{**inputs, "encoder_hidden_states": noisy}).logits, before, atol=0)
-    noisy[0, 5] += 1
-    assert distance(model(**{**inputs, "encoder_hidden_states": noisy}).logits[0], before[0]) > 1e-2
-
-
-@BOTH
 def test_an_encoder_with_nothing_to_show_adds_its_output_bias(backend: str) -> None:
     model = build(**CROSS, attn_implementation=backend)
     inputs = inputs_of(model)
@@ -436,68 +408,6 @@ def test_cross_attention_has_no_gate_and_no_positions() -> None:
     shut = model(**inputs, head_mask=torch.zeros(N), output_attentions=True)
     assert all(x.count_nonzero() == 0 for x in shut.attentions)
     assert all(x.count_nonzero() > 0 for x in shut.cross_attentions)
-
-
-# Equal to transformers
-
-
-def theirs_of(name: str, dtype: torch.dtype, backend: str, **changes: Any) -> tuple[Any, Any]:
-    """transformers' model and ours with its weights."""
-    transformers = pytest.importorskip("transformers")
-    four = int(transformers.__version__.split(".")[0]) < 5
-    config = transformers.BertConfig(
-        **SIZES,
-        is_decoder=True,
-        attn_implementation="eager" if four and dtype == F64 else backend,  # the mask of 4's sdpa overflows in float64
-        **changes,
-    )
-    theirs = randomise_(getattr(transformers, name)(config))
-    ours = getattr(bertlite, name)(BertConfig(**SIZES, is_decoder=True, attn_implementation=backend, **changes))
-    ours.load_state_dict(theirs.state_dict())
-    return theirs.to(dtype).eval(), ours.to(dtype).eval()
-
-
-def compared(theirs: Any, ours: Any, inputs: dict[str, Any], backend: str, atol: float) -> None:
-    asked = {"output_hidden_states": True, "output_attentions": backend == "eager", "use_cache": False}
-    with torch.no_grad():
-        got, wanted = ours(**inputs, **asked), theirs(**inputs, **asked)
-    keep = [name for name, value in wanted.items() if isinstance(value, Tensor) or value]  # 5.x: attentions of ()
-    assert_same({name: got[name] for name in got if name in keep}, {name: wanted[name] for name in keep}, atol=atol)
-
-
-@BOTH
-@pytest.mark.parametrize("changes", [{}, CROSS], ids=["alone", "cross"])
-@pytest.mark.parametrize("name", ["BertModel", "BertLMHeadModel"])
-def test_decoding_equals_transformers(
-    name: str, changes: dict[str, Any], backend: str, kernels_run: list[str]
-) -> None:
-    theirs, ours = theirs_of(name, F64, backend, **changes)
-    inputs: dict[str, Any] = inputs_of(ours)
-    compared(theirs, ours, inputs, backend, 1e-12)
-    compared(theirs, ours, {k: x for k, x in inputs.items() if "attention_mask" not in k}, backend, 1e-12)
-    assert kernels_run == [backend] * L * (4 if changes else 2)
-
-
-@BOTH
-@pytest.mark.parametrize("changes", [{}, CROSS], ids=["alone", "cross"])
-def test_decoding_equals_transformers_5_bit_for_bit(changes: dict[str, Any], backend: str) -> None:
-    pytest.importorskip("transformers", minversion="5", reason="4.57 divides where 5 multiplies")
-    theirs, ours = theirs_of("BertLMHeadModel", torch.float32, backend, **changes)
-    inputs: dict[str, Any] = inputs_of(ours)
-    if changes:
-        inputs["encoder_hidden_states"] = inputs["encoder_hidden_states"].float()
-    inputs["labels"] = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, NONE)
-    compared(theirs, ours, inputs, backend, 0)
-    compared(theirs, ours, {k: x for k, x in inputs.items() if "attention_mask" not in k}, backend, 0)
-
-
-@pytest.mark.parametrize("positions", ["relative_key", "relative_key_query"])
-def test_relative_decoding_equals_transformers_4(positions: str) -> None:
-    transformers = pytest.importorskip("transformers")
-    if int(transformers.__version__.split(".")[0]) > 4:
-        pytest.skip("transformers 5 ignores position_embedding_type")
-    theirs, ours = theirs_of("BertLMHeadModel", F64, "eager", **CROSS, position_embedding_type=positions)
-    compared(theirs, ours, inputs_of(ours), "eager", 1e-12)
 
 
 # The language model
@@ -582,17 +492,6 @@ def test_an_encoder_becomes_a_decoder_only_by_name(tmp_path: Path) -> None:
     assert distance(decoder(ids).logits, encoder(ids).logits) > 1e-2
     with pytest.raises(ValueError, match=r"encoder\.layer\.0\.crossattention\.self\.query\.weight is missing"):
         BertLMHeadModel.from_pretrained(tmp_path, is_decoder=True, add_cross_attention=True)
-
-
-def test_transformers_reads_our_decoder_and_we_read_its(tmp_path: Path) -> None:
-    theirs, ours = theirs_of("BertLMHeadModel", F64, "eager", **CROSS)
-    inputs = inputs_of(ours)
-    theirs.save_pretrained(tmp_path / "theirs")
-    ours.save_pretrained(tmp_path / "ours")
-    read = BertLMHeadModel.from_pretrained(tmp_path / "theirs", attn_implementation="eager")
-    assert_same(read(**inputs).logits, ours(**inputs).logits, atol=0)
-    back = type(theirs).from_pretrained(tmp_path / "ours", attn_implementation="eager", dtype=F64)
-    assert_same(back(**inputs).logits, theirs(**inputs).logits, atol=0)
 
 
 # Pruning

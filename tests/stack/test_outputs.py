@@ -12,7 +12,7 @@ from conftest import F64, assert_same, full_outputs, gradients, make, make_batch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from bertlite import BertForPreTraining, BertForQuestionAnswering, BertForSequenceClassification, BertModel
+from bertlite import BertForSequenceClassification
 from bertlite.heads.outputs import LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
 from bertlite.stack.outputs import BertModelOutput, ModelOutput
 
@@ -150,36 +150,13 @@ def test_an_output_says_what_it_is() -> None:
     )
 
 
-def test_every_class_returns_its_kind(batch: dict[str, Tensor]) -> None:
-    for cls, kind in (
-        (BertModel, BertModelOutput),
-        (BertForPreTraining, PreTrainingOutput),
-        (BertForQuestionAnswering, QuestionAnsweringOutput),
-        (BertForSequenceClassification, LogitsOutput),
-    ):
-        assert type(make(cls)(**batch)) is kind
-
-
-def test_what_is_returned_has_the_fields_of_transformers() -> None:
-    transformers = pytest.importorskip("transformers")
-    theirs = transformers.modeling_outputs
-    for kind, named in (
-        (BertModelOutput, theirs.BaseModelOutputWithPooling),
-        (LogitsOutput, theirs.SequenceClassifierOutput),
-        (QuestionAnsweringOutput, theirs.QuestionAnsweringModelOutput),
-        (PreTrainingOutput, transformers.models.bert.modeling_bert.BertForPreTrainingOutput),
-    ):
-        assert tuple(named.__dataclass_fields__) == KINDS[kind]
-
-
 # Under torch.compile and torch.export
 
 RICH = {"position_embedding_type": "relative_key", "pruned_heads": {0: [1]}}
 ASKED = {"output_hidden_states": True, "output_attentions": True}
 
 
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
-@pytest.mark.parametrize("changes", [{}, RICH], ids=["plain", "rich"])
+@pytest.mark.parametrize(("changes", "backend"), [({}, "eager"), (RICH, "sdpa")], ids=["plain", "rich"])
 def test_a_model_compiles_without_a_break(
     changes: dict[str, Any], backend: str, batch: dict[str, Tensor], kernels_run: list[str]
 ) -> None:
@@ -198,6 +175,7 @@ def test_a_model_compiles_without_a_break(
     assert set(kernels_run) == {backend}
 
 
+@pytest.mark.slow
 def test_a_head_compiles_with_its_loss(batch: dict[str, Tensor]) -> None:
     torch._dynamo.reset()
     model = make(BertForSequenceClassification)
@@ -206,9 +184,8 @@ def test_a_head_compiles_with_its_loss(batch: dict[str, Tensor]) -> None:
     assert_same(compiled(**batch, labels=labels), model(**batch, labels=labels))
 
 
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
-def test_a_model_exports_with_dynamic_batch_and_length(backend: str) -> None:
-    model = make(attn_implementation=backend, output_hidden_states=True, output_attentions=True)
+def test_a_model_exports_with_dynamic_batch_and_length() -> None:
+    model = make(output_hidden_states=True, output_attentions=True)
     batch = make_batch(batch=3, length=9)
     rows, length = torch.export.Dim("rows", max=64), torch.export.Dim("length", min=2, max=40)
     program = torch.export.export(

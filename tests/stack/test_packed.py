@@ -156,18 +156,6 @@ def test_packed_positions_are_counted_from_the_start_of_each_sequence(model: Ber
     assert_same(model(**tokens, inputs_embeds=embeds), counted, atol=0)
 
 
-def test_a_sequence_does_not_see_its_batch(model: BertModel) -> None:
-    batch = make_batch(B, S, lengths=LENGTHS)
-    together = on(model, "packed")(**batch)
-    for i, length in enumerate(LENGTHS):
-        alone = model(**{k: x[i : i + 1, :length] for k, x in batch.items()})
-        assert_same(together.last_hidden_state[i : i + 1, :length], alone.last_hidden_state)
-        assert_same(together.pooler_output[i : i + 1], alone.pooler_output)
-    order = torch.tensor([3, 0, 4, 2, 1])
-    shuffled = model(**{k: x[order] for k, x in batch.items()})
-    assert_same(shuffled.last_hidden_state, together.last_hidden_state[order])
-
-
 @pytest.mark.parametrize("sequences", [0, 2])
 def test_no_tokens_that_come_packed_give_none(sequences: int, model: BertModel) -> None:
     out = model(torch.zeros(0).long(), cu_seqlens=torch.zeros(sequences + 1).int())
@@ -261,17 +249,6 @@ def test_dropout_is_live_in_training(model: BertModel) -> None:
         outs.append(model.train()(**inputs).last_hidden_state)
     assert_same(outs[0], outs[1], atol=0)
     assert distance(outs[0], outs[2]) > 1e-2
-
-
-def test_checkpointed_is_plain_with_dropout_too() -> None:
-    model = on(make(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.2).train(), "packed")
-    grads = []
-    for enable in (False, True):
-        if enable:
-            model.gradient_checkpointing_enable()
-        torch.manual_seed(5)
-        grads.append(gradients(model, loss_of(model, inputs_of("right"), right().bool())))
-    assert_same(*grads, atol=0)
 
 
 def test_under_autocast_it_attends_in_bfloat16() -> None:
@@ -626,7 +603,7 @@ def test_auto_pays_up_to_80_percent_of_64_places_or_more(rows: int, tokens: int,
 HALF = Needs(device="cuda", dtype=torch.float16)
 
 
-def test_what_keeps_varlen_attention_from_running_is_said() -> None:
+def test_what_keeps_varlen_attention_from_running_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch.nn.attention.varlen", reason="torch has it since 2.10")
     assert missing_for_varlen(HALF) is None
     assert missing_for_varlen(replace(HALF, dtype=torch.bfloat16, head_dim=32)) is None
@@ -637,9 +614,6 @@ def test_what_keeps_varlen_attention_from_running_is_said() -> None:
         assert f"up to 256, not {head_dim}" in str(missing_for_varlen(replace(HALF, head_dim=head_dim)))
     assert "no dropout" in str(missing_for_varlen(replace(HALF, dropout=True)))
     assert "relative positions" in str(missing_for_varlen(replace(HALF, relative=True)))
-
-
-def test_a_torch_without_varlen_attention_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
     assert "has no torch.nn.attention.varlen; 2.10 does" in str(missing_for_varlen(HALF))
 
@@ -746,6 +720,7 @@ def test_packed_is_padded_on_cuda(dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.slow
 def test_it_compiles() -> None:
     torch._dynamo.reset()
     model, inputs = on(make(), "packed"), inputs_of("right")
