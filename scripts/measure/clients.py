@@ -26,10 +26,7 @@ if TYPE_CHECKING:  # it imports transformers, which --help need not wait for
     from tests.clients.checks.common import Check, Observed, Side
 
 ROOT = Path(__file__).resolve().parents[2]
-CLIENTS = (
-    *("accelerate", "sentence-transformers", "peft", "datasets"),
-    *("onnx", "onnxruntime", "optimum-onnx", "opacus"),
-)
+CLIENTS = ("accelerate", "sentence-transformers", "peft", "datasets", "opacus")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.clients,
     pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning"),  # clients ask under the old name
 ]
-OPTIONAL = ("optimum", "Opacus")  # few need them, and CI installs none
+OPTIONAL = ("Opacus",)  # few need them, and CI installs none
 SLOW = ("DDP", "FSDP2", "tensor parallel", "torch.compile", "torch.export")  # clients; and checks:
 DEAR = ("fresh_process", "trains_embeddings", "smoothing", "resumes")
 

@@ -1,4 +1,4 @@
-"""torch.compile, torch.export, and ONNX by optimum."""
+"""torch.compile and torch.export."""
 
 import io
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tests.clients.checks.common import (
     CHECKPOINTING,
@@ -23,7 +23,7 @@ from tests.clients.checks.common import (
     tiny_batch,
 )
 
-COMPILE, EXPORT, OPTIMUM = "torch.compile", "torch.export", "optimum"
+COMPILE, EXPORT = "torch.compile", "torch.export"
 CLS = "BertForMaskedLM"
 
 
@@ -104,62 +104,3 @@ def exported(side: Side, folder: Path, pruned: bool = False) -> Observed:
         seen[f"{rows}x{length}"] = again(**batch).logits
         equal(seen[f"{rows}x{length}"], model(**batch).logits, within=ROUNDING32, what="exported and plain")
     return seen
-
-
-def run_by_onnxruntime(file: Path, model: nn.Module) -> Observed:
-    """Run an exported model on batches of several shapes, and compare its first output with the model's."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session, seen = onnxruntime.InferenceSession(str(file), options), {}
-    for rows, length in ((2, 11), (5, 3), (1, 17)):
-        batch = tiny_batch(rows, length)
-        (got, *_) = session.run(None, {name: x.numpy() for name, x in batch.items()})
-        seen[f"{rows}x{length}"] = torch.from_numpy(got)
-        with torch.no_grad():
-            wanted: Tensor = model(**batch)[0]
-        equal(seen[f"{rows}x{length}"], wanted, within=1e-4, what="onnxruntime and torch")  # other kernels: 7e-6 seen
-    return seen
-
-
-TASKS = {
-    "BertModel": "feature-extraction",
-    "BertForMaskedLM": "fill-mask",
-    "BertForSequenceClassification": "text-classification",
-}
-EXPORTER = ("optimum.exporters.onnx", "onnxruntime")
-
-
-@dense_and_pruned(OPTIMUM, "a model exported, library and task inferred", *EXPORTER, cls="BertModel")
-@check(OPTIMUM, "a classifier exported, library and task inferred", *EXPORTER, cls="BertForSequenceClassification")
-def optimum_model(side: Side, folder: Path, cls: str, pruned: bool = False) -> Observed:
-    from optimum.exporters.onnx import onnx_export_from_model
-
-    model = side.load(cls, tiny(folder, cls, pruned)).eval()
-    with side.loading():
-        onnx_export_from_model(model, folder / "onnx")
-    return run_by_onnxruntime(folder / "onnx" / "model.onnx", model)
-
-
-@dense_and_pruned(OPTIMUM, "a folder exported, library named", *EXPORTER, cls=CLS)
-@check(OPTIMUM, "a folder exported, library named", *EXPORTER, cls="BertForSequenceClassification")
-def optimum_folder(side: Side, folder: Path, cls: str, pruned: bool = False) -> Observed:
-    from optimum.exporters.onnx import main_export
-
-    path = tiny(folder, cls, pruned)
-    with side.loading():
-        main_export(str(path), folder / "onnx", task=TASKS[cls], library_name="transformers")
-    return run_by_onnxruntime(folder / "onnx" / "model.onnx", side.load(cls, path).eval())
-
-
-@dense_and_pruned(OPTIMUM, "ORTModel loads and exports a folder", *EXPORTER, "optimum.onnxruntime")
-def optimum_runtime(side: Side, folder: Path, pruned: bool = False) -> Observed:
-    from optimum.onnxruntime import ORTModelForMaskedLM
-
-    path, batch = tiny(folder, CLS, pruned), tiny_batch()
-    with side.loading():
-        logits: Tensor = ORTModelForMaskedLM.from_pretrained(path, export=True)(**batch).logits
-    with torch.no_grad():
-        equal(logits, side.load(CLS, path).eval()(**batch).logits, within=1e-4, what="optimum and torch")
-    return {"logits": logits}
