@@ -1,13 +1,11 @@
 """Proof that a bertlite model is transformers' BertModel, number by number.
 
-cases       the list of cases: model x backend x batch x dtype x feature x mode
-choice      a few cases that cover everything
+cases       the list of cases: model x backend x batch x dtype x feature x mode; a few that cover everything
 inputs      the sentences and masks of a case
 reference   transformers' BERT, and what each version of it supports
-modes       ways to run a case: one kernel of SDPA, TF32, compiled, a CUDA graph
 compare     the rules, and the comparison of two runs
 check       one case, or many, from checkpoint to report
-command     `bertlite parity`: checkpoints, table, record and plot
+command     `bertlite parity`: checkpoints, table and record
 """
 
 from bertlite.parity.cases import CASES, Case

@@ -1,10 +1,17 @@
-"""The cases of the parity check, as a list of values: model x backend x batch x dtype x feature x mode."""
+"""The cases of the parity check, as a list of values: model x backend x batch x dtype x feature x mode.
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+`choose` finds few that together cover every facet of all.  A facet is a field of a case, such as its backend, or a
+pair of them, such as its backend and its dtype.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
 from typing import TypeAlias
 
 Overrides: TypeAlias = Mapping[str, bool | int | str]  # fields of the config
+Facet: TypeAlias = tuple[str, ...]  # its name and its values, such as ("backend × dtype", "sdpa", "float64")
 
 DECODER = "BertLMHeadModel"
 HEADS = (
@@ -47,30 +54,17 @@ FEATURES: dict[str, Overrides] = {  # the config overrides of each
     "relative_key_query": {"position_embedding_type": "relative_key_query"},
 }
 GRADIENTS = ("gradients", "checkpointed")  # the features whose tensors are gradients
+COPIES = ("pruned", "pruned_layer", "head_mask")  # the features that copy the models
 KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # the kernels of SDPA: dtypes and batches of each
     "math": (DTYPES, ("full", "padded")),
     "flash": (("bfloat16", "float16"), ("full",)),
     "efficient": (("float32", "bfloat16", "float16"), ("full", "padded")),
     "cudnn": (("bfloat16", "float16"), ("full", "padded")),
 }
-MODES = {  # ways to run a case other than a plain call
-    **dict.fromkeys(KERNELS, "with this kernel of SDPA alone, on both sides"),
-    "tf32": "float32 matmuls in TensorFloat-32, on both sides",
-    "compiled": "ours through torch.compile, theirs not",
-    "graph": "ours captured as a CUDA graph and replayed, theirs not",
-    "beside": "ours on the device, compared with ours on the CPU",
-}
 CPU_KERNELS = ("math", "flash")
-PACKED_FEATURES = (
-    "gradients",
-    "checkpointed",
-    "head_mask",
-    "pruned",
-    "pruned_layer",
-    "chunked",
-    "relative_key",
-    "relative_key_query",
-)
+TF32 = "tf32"  # a mode: float32 matmuls in TensorFloat-32, on both sides
+PACKED_FEATURES = (*GRADIENTS, *COPIES, "chunked", "relative_key", "relative_key_query")
+PAIRS = (("backend", "dtype"), ("backend", "batch"), ("backend", "feature"), ("backend", "mode"), ("dtype", "mode"))
 
 
 @dataclass(frozen=True)
@@ -82,7 +76,7 @@ class Case:
     batch: str = "padded"
     dtype: str = "float64"
     feature: str = ""
-    mode: str = ""  # a key of MODES, or empty for a plain call
+    mode: str = ""  # a kernel of SDPA, used alone on both sides; TF32; or empty for a plain call
 
     @property
     def name(self) -> str:
@@ -97,92 +91,57 @@ class Case:
         return FEATURES[self.feature]
 
 
-def _cases() -> list[Case]:
-    batches = [Case("BertModel", b, batch, t) for t in DTYPES for b in BACKENDS for batch in BATCHES]
-    heads = [Case(m, b, "padded", t) for t in ("float64", "float32", "bfloat16") for m in HEADS for b in BACKENDS]
-    features = [
-        Case("BertModel", b, "padded", t, f)
-        for t in ("float64", "float32", "bfloat16", "float16")
-        for f in FEATURES
-        if f not in ("", "gradients", "checkpointed", "crossed")
-        for b in BACKENDS
-    ]
-    gradients = [
-        Case(m, b, "padded", t, f)
-        for t in ("float64", "float32", "bfloat16")
-        for m in ("BertModel", *HEADS)
-        for f in ("gradients", "checkpointed")
-        for b in BACKENDS
-        if t == "float64" or m in ("BertModel", "BertForMaskedLM")
-    ]
-    decoders = [
-        Case(DECODER, b, batch, t, f)
-        for t in DTYPES
-        for f in ("", "crossed", "gradients")
-        for b in BACKENDS
-        for batch in ("full", "padded")
-        if f != "gradients" or (t == "float64" and batch == "padded")
-    ]
+def _each(
+    models: str | Iterable[str],
+    backends: str | Iterable[str],
+    batches: str | Iterable[str],
+    dtypes: str | Iterable[str],
+    features: str | Iterable[str] = "",
+    mode: str = "",
+) -> Iterator[Case]:
+    """Yield a case for every combination of these values."""
+    fields = ([x] if isinstance(x, str) else x for x in (models, dtypes, features, backends, batches))
+    for model, dtype, feature, backend, batch in product(*fields):
+        yield Case(model, backend, batch, dtype, feature, mode)
+
+
+def _cases() -> Iterator[Case]:
+    own = [f for f in FEATURES if f not in ("", "crossed", *GRADIENTS)]
+    yield from _each("BertModel", BACKENDS, BATCHES, DTYPES)
+    yield from _each("BertModel", BACKENDS, "padded", DTYPES, own)
+    yield from _each(HEADS, BACKENDS, "padded", DTYPES[:3])
+    yield from _each(("BertModel", *HEADS), BACKENDS, "padded", "float64", GRADIENTS)
+    yield from _each(("BertModel", "BertForMaskedLM"), BACKENDS, "padded", ("float32", "bfloat16"), GRADIENTS)
+    yield from _each(DECODER, BACKENDS, ("full", "padded"), DTYPES, ("", "crossed"))
+    yield from _each(DECODER, BACKENDS, "padded", "float64", "gradients")
     # packed is compared with their sdpa at the real tokens; our packed loss for question answering leaves padding
     # out and theirs does not, so that head is not compared
-    packed = [
-        Case("BertModel", "packed", batch, t) for t in DTYPES for batch in BATCHES if batch not in MASKS_OF_QUERIES
-    ]
-    packed += [Case("BertModel", "packed", "padded", t, f) for t in DTYPES for f in PACKED_FEATURES]
-    packed += [
-        Case(m, "packed", "padded", t, f)
-        for m in HEADS
-        for t, f in (("float64", ""), ("float32", ""), ("float64", "gradients"), ("float64", "checkpointed"))
-        if m != "BertForQuestionAnswering"
-    ]
-    return [*batches, *features, *heads, *gradients, *decoders, *packed, *_kernels(CPU_KERNELS)]
+    heads = [head for head in HEADS if head != "BertForQuestionAnswering"]
+    yield from _each("BertModel", "packed", [b for b in BATCHES if b not in MASKS_OF_QUERIES], DTYPES)
+    yield from _each("BertModel", "packed", "padded", DTYPES, PACKED_FEATURES)
+    yield from _each(heads, "packed", "padded", ("float64", "float32"))
+    yield from _each(heads, "packed", "padded", "float64", GRADIENTS)
+    yield from _of_kernels(CPU_KERNELS)
 
 
-def _kernels(names: Iterable[str]) -> list[Case]:
-    return [
-        Case("BertModel", "sdpa", batch, dtype, feature, kernel)
-        for kernel in names
-        for dtype in KERNELS[kernel][0]
-        for batch in KERNELS[kernel][1]
-        for feature in ("", "gradients")
-        if not (feature and dtype == "float16")
-    ]
+def _of_kernels(names: Iterable[str]) -> Iterator[Case]:
+    for kernel in names:
+        dtypes, batches = KERNELS[kernel]
+        for batch in batches:
+            yield from _each("BertModel", "sdpa", batch, dtypes, mode=kernel)
+            yield from _each("BertModel", "sdpa", batch, [t for t in dtypes if t != "float16"], "gradients", kernel)
 
 
-def _gpu_cases() -> list[Case]:
-    """Return the cases of the CPU and those that need a GPU.
+def _gpu_cases() -> Iterator[Case]:
+    """Yield the cases of the CPU and those that need a GPU.
 
     Dropout is only in float64: a GPU draws other numbers for each dtype.
     """
-    same = [case for case in CASES if case.feature != "dropout" or case.dtype == "float64"]
-    matmuls = [
-        Case("BertModel", b, batch, "float32", f, "tf32")
-        for b in (*BACKENDS, "packed")
-        for batch in ("padded", "long")
-        for f in ("", "gradients", "pruned")
-    ]
-    beside = [
-        Case("BertModel", b, "padded", t, f, "beside")
-        for b in (*BACKENDS, "packed")
-        for t in DTYPES
-        for f in ("", "pruned", "gradients")
-        if not (f == "gradients" and t == "float16")
-    ]
-    compiled = [  # few, since each takes a while
-        *(Case("BertModel", "sdpa", "padded", t, mode="compiled") for t in DTYPES),
-        *(Case("BertModel", b, "padded", "bfloat16", mode="compiled") for b in ("eager", "packed")),
-        *(Case("BertModel", "sdpa", "padded", "bfloat16", f, "compiled") for f in ("pruned", "gradients")),
-        *(Case("BertModel", "sdpa", "emptyrow", t, mode="compiled") for t in ("float32", "bfloat16")),
-        Case("BertForMaskedLM", "sdpa", "padded", "bfloat16", mode="compiled"),
-    ]
-    graphs = [  # packed copies lengths to the host, which a graph cannot
-        Case("BertModel", b, batch, t, f, "graph")
-        for b in BACKENDS
-        for batch, f in (("full", ""), ("padded", ""), ("emptyrow", ""), ("padded", "pruned"))
-        for t in DTYPES
-    ]
-    others = (kernel for kernel in KERNELS if kernel not in CPU_KERNELS)
-    return [*same, *matmuls, *_kernels(others), *beside, *compiled, *graphs]
+    yield from (case for case in CASES if case.feature != "dropout" or case.dtype == "float64")
+    yield from _each(
+        "BertModel", (*BACKENDS, "packed"), ("padded", "long"), "float32", ("", "gradients", "pruned"), TF32
+    )
+    yield from _of_kernels(kernel for kernel in KERNELS if kernel not in CPU_KERNELS)
 
 
 def _in_order(cases: Iterable[Case]) -> tuple[Case, ...]:
@@ -191,15 +150,20 @@ def _in_order(cases: Iterable[Case]) -> tuple[Case, ...]:
     return tuple(sorted(cases, key=lambda c: (order[c.model], str(c.overrides), DTYPES.index(c.dtype))))
 
 
+CASES = _in_order(_cases())
+GPU_CASES = _in_order(_gpu_cases())
+
+
 def cases_for(device: str, shape_only: bool = False) -> tuple[Case, ...]:
     """Return the cases of a device.
 
     Args:
         shape_only: only the cases that depend on the model's shape, for another checkpoint.
     """
-    if device == "cpu":
-        return tuple(case for case in CASES if not shape_only or (_depends_on_shape(case) and not case.mode))
-    return tuple(case for case in GPU_CASES if not shape_only or _depends_on_shape(case))
+    cases = CASES if device == "cpu" else GPU_CASES
+    if not shape_only:
+        return cases
+    return tuple(case for case in cases if _depends_on_shape(case) and not (device == "cpu" and case.mode))
 
 
 def _depends_on_shape(case: Case) -> bool:
@@ -207,10 +171,67 @@ def _depends_on_shape(case: Case) -> bool:
         case.feature in ("", "head_mask", "pruned", "gradients")
         and case.batch in ("full", "padded", "long")
         and (case.batch != "long" or case.dtype == "float32")
-        and (case.mode != "compiled" or (case.dtype == "bfloat16" and not case.feature))
         and (case.model in ("BertModel", "BertForPreTraining") or (case.dtype == "float64" and not case.feature))
     )
 
 
-CASES = _in_order(_cases())
-GPU_CASES = _in_order(_gpu_cases())
+# The quick choice ----------------------------------------------------------------------------------------------------
+
+
+def facets_of(case: Case, pairs: bool = True) -> frozenset[Facet]:
+    """Return the facets of a case.
+
+    Args:
+        pairs: False, for a large checkpoint, keeps only pairs of backend and dtype, and no longest batch.
+    """
+    value = asdict(case)
+    found: set[Facet] = {*value.items()}
+    found |= {(f"{a} × {b}", value[a], value[b]) for a, b in PAIRS if pairs or b == "dtype"}
+    if not pairs:
+        return frozenset(found - {("batch", "long")})
+    if case.feature in GRADIENTS:
+        found |= {("gradients of", case.model), ("gradients in", case.dtype)}
+    return frozenset(found)
+
+
+def choose(cases: Sequence[Case], unsupported: Callable[[Case], object], pairs: bool = True) -> tuple[Case, ...]:
+    """Return few of the cases, in order, that cover every facet of them.
+
+    This is a greedy cover: the case with most new facets for its time comes next; superfluous ones are removed at the
+    end.
+
+    Args:
+        unsupported: whether the reference cannot compute a case.  Such a case is chosen only for a facet that no
+            other case has, so that the report says what is not checked.
+        pairs: see `facets_of`.
+    """
+    facets = {case: facets_of(case, pairs) for case in cases}
+    chosen: list[Case] = []
+    loaded: set[tuple[str, str, str]] = set()
+    covered: Counter[Facet] = Counter()
+    for group in ([c for c in cases if not unsupported(c)], [c for c in cases if unsupported(c)]):
+        missing = set().union(*(facets[case] for case in group)) - covered.keys()
+        while missing:
+            gains = {case: len(facets[case] & missing) / seconds_of(case, loaded) for case in group}
+            best = max(gains, key=gains.__getitem__)
+            chosen.append(best)
+            loaded.add(models_needed(best))
+            covered.update(facets[best])
+            missing -= facets[best]
+    for case in sorted(chosen, key=lambda case: -seconds_of(case, loaded)):
+        if all(covered[facet] > 1 for facet in facets[case]):
+            chosen.remove(case)
+            covered.subtract(facets[case])
+    return tuple(case for case in cases if case in chosen)
+
+
+def seconds_of(case: Case, loaded: Collection[tuple[str, str, str]]) -> float:
+    """Estimate the time of a case on one core, for MiniLM, with these models in memory."""
+    forwards = 1.0 if case.feature in GRADIENTS else 0.5 if case.feature in COPIES else 0.2
+    tokens = 15.0 if case.batch == "long" else 1.0
+    return forwards * tokens + (0.0 if models_needed(case) in loaded else 1.0)
+
+
+def models_needed(case: Case) -> tuple[str, str, str]:
+    """Return the key of the models that a case loads."""
+    return (case.model, str(case.overrides), case.dtype)

@@ -1,22 +1,29 @@
 """Is our model transformers' BertModel?  `check` compares one case, `check_all` many on one checkpoint."""
 
 import copy
+import re
+import shutil
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from tempfile import mkdtemp
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 import bertlite
 from bertlite.config import BertConfig, ConfigLike
 from bertlite.model import BertPreTrainedModel
 from bertlite.parity import reference
-from bertlite.parity.cases import DECODER, GRADIENTS, KERNELS, Case, Overrides
+from bertlite.parity.cases import DECODER, GRADIENTS, KERNELS, TF32, Case, Overrides
 from bertlite.parity.compare import (
     Report,
     Row,
@@ -31,7 +38,6 @@ from bertlite.parity.compare import (
     trace,
 )
 from bertlite.parity.inputs import Inputs, inputs_of
-from bertlite.parity.modes import LAUNCHERS, AttentionWatch, kernel_of, matmul_precision
 
 Tamper = Callable[[nn.Module], object]
 Output = Mapping[str, Tensor | tuple[Tensor, ...]]
@@ -41,6 +47,13 @@ OVERRIDES: dict[str, Overrides] = {  # three labels: with two, a loss that swaps
     "BertForTokenClassification": {"num_labels": 3},
     DECODER: {"is_decoder": True},
 }
+SDPA_KERNELS = {
+    "math": SDPBackend.MATH,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+NO_KERNEL = re.compile("No (available kernel|viable backend)")  # an error of torch
 
 
 def check(case: Case, device: str = "cpu", checkpoint: str | Path = "", tamper: Tamper | None = None) -> Report:
@@ -58,12 +71,16 @@ def check(case: Case, device: str = "cpu", checkpoint: str | Path = "", tamper: 
         ModuleNotFoundError: transformers is not installed.
         FileNotFoundError, ValueError: the checkpoint cannot be loaded.
     """
+    if reason := reference.unsupported(case):
+        return Report(case.name, not_checked=reason)
+    kernel = sdpa_kernel(SDPA_KERNELS[case.mode]) if case.mode in KERNELS else nullcontext()
     try:
-        reference.require(case)
-        with reference.silent(), matmul_precision(case.mode), kernel_of(case.mode):
+        with reference.silent(), tf32_allowed(case.mode == TF32), kernel:
             return compare_sides(case, device, checkpoint, tamper)
-    except reference.UnsupportedError as reason:
-        return Report(case.name, not_checked=str(reason))
+    except RuntimeError as error:
+        if case.mode not in KERNELS or not NO_KERNEL.match(str(error)):
+            raise
+        return Report(case.name, not_checked=f"torch {torch.__version__} has no {case.mode} kernel for it here")
 
 
 def check_all(cases: Iterable[Case], device: str, checkpoint: str | Path) -> Iterator[Report]:
@@ -72,13 +89,14 @@ def check_all(cases: Iterable[Case], device: str, checkpoint: str | Path) -> Ite
         for case in cases:
             yield check(case, device, checkpoint)
     finally:
-        forget()
+        models_for.cache_clear()
 
 
 def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tamper | None) -> Report:
     """Run a case on both sides; report the differences and the first module to differ."""
     start = time.perf_counter()
-    models = models_for(case, device, checkpoint)
+    overrides = {**OVERRIDES.get(case.model, {}), **case.overrides}
+    models = models_for(str(checkpoint), case.model, tuple(overrides.items()), case.dtype, device)
     inputs = inputs_of(case, models.ours.config, models.source, device)
     ours = prepared(case, models.ours, inputs, tamper)
     references = {"theirs": their_model(case, models.theirs(reference.backend_for(case)), inputs)}
@@ -87,20 +105,14 @@ def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tampe
     watch = AttentionWatch()
     with watch:
         mine = tensors(case, ours, inputs, mine=True)
-    if case.mode in LAUNCHERS:  # the attention in these cannot be recorded
-        mine = tensors(case, LAUNCHERS[case.mode](copy.deepcopy(ours)), inputs, mine=True)
     others = {side: tensors(case, model, inputs, mine=False) for side, model in references.items()}
-    if case.mode == "beside":
-        on_cpu = {name: x.cpu() if isinstance(x, Tensor) else x for name, x in inputs.items()}
-        others["theirs"] = tensors(case, copy.deepcopy(ours).cpu(), on_cpu, mine=True)
     report = Report(
         case.name,
         compared(case, device, mine, others),
         backend=watch.name,
         seconds=time.perf_counter() - start,
     )
-    module_by_module = case.mode not in (*LAUNCHERS, "beside") and case.backend != "packed"
-    if report.ok or not module_by_module:
+    if report.ok or case.backend == "packed":  # whose modules have the tokens of another shape
         return report
     runs = {side: partial(forward, case, model, inputs, mine=False) for side, model in references.items()}
     traces = {side: trace(model, runs[side]) for side, model in references.items()}
@@ -131,7 +143,7 @@ def rule_for(case: Case, device: str, tensor: str) -> Rule:
         and not reference.honours("prune_heads")  # 4.57 divides where 5 multiplies
         and case.backend != "packed"
         and case.feature not in OTHER_ORDER_OF_SUMS
-        and case.mode in ("", *KERNELS)
+        and case.mode != TF32
         and not (case.feature == "attentions" and case.backend == "sdpa")  # theirs are eager's
         and not tensor.startswith("grad.")
     )
@@ -161,11 +173,15 @@ def prepared(case: Case, model: BertPreTrainedModel, inputs: Inputs, tamper: Tam
 def their_model(case: Case, model: nn.Module, inputs: Inputs) -> nn.Module:
     """Return transformers' model for the case: a copy, if it is changed."""
     if case.feature in ("pruned", "pruned_layer"):
-        model = reference.prune(model, heads_of(case, reference.config_of(model)))
+        model = reference.prune(model, heads_of(case, config_of(model)))
     gate = inputs.get("head_mask")
     if isinstance(gate, Tensor) and not reference.honours("head_mask"):
         model = reference.with_gates(model, gate)
     return model.train(case.feature == "dropout")
+
+
+def config_of(model: nn.Module) -> ConfigLike:
+    return cast(ConfigLike, model.config)
 
 
 def heads_of(case: Case, config: ConfigLike) -> dict[int, tuple[int, ...]]:
@@ -197,7 +213,7 @@ def tensors(case: Case, model: nn.Module, inputs: Inputs, mine: bool) -> dict[st
     if case.feature not in GRADIENTS:
         with torch.no_grad():
             out = forward(case, model, {**inputs, **options}, mine)
-        return dict(named(case, out, inputs, reference.config_of(model)))
+        return dict(named(case, out, inputs, config_of(model)))
     model.zero_grad()
     out = forward(case, model, inputs, mine)
     loss = out["loss"] if "loss" in out else weighted_sum(without_padding(case, out, inputs))
@@ -253,26 +269,20 @@ def weighted_sum(out: Output) -> Tensor:
 # Both sides, loaded once for the cases that share them ---------------------------------------------------------------
 
 
-@dataclass
 class Models:
     """Our model, theirs for each backend, and theirs in float64, each loaded on first use."""
 
-    checkpoint: str | Path
-    model: str
-    overrides: Overrides
-    dtype: torch.dtype
-    device: str
-    folder: TemporaryDirectory[str] = field(default_factory=partial(TemporaryDirectory, prefix="bertlite-parity-"))
-    loaded: dict[str, nn.Module] = field(default_factory=dict)  # theirs, by backend
-
-    @property
-    def key(self) -> tuple[str, str, str, torch.dtype, str]:
-        return (str(self.checkpoint), self.model, str(self.overrides), self.dtype, self.device)
+    def __init__(self, checkpoint: str, model: str, overrides: Overrides, dtype: torch.dtype, device: str) -> None:
+        self.checkpoint, self.model, self.overrides = checkpoint, model, overrides
+        self.dtype, self.device = dtype, device
+        self.loaded: dict[str, nn.Module] = {}  # theirs, by backend
+        self.folder = Path(mkdtemp(prefix="bertlite-parity-"))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
     @cached_property
     def source(self) -> str | Path:
         """Return the checkpoint, or a copy that has the tensors of this class's head."""
-        return reference.complete(self.checkpoint, self.model, self.overrides, Path(self.folder.name))
+        return reference.complete(self.checkpoint, self.model, self.overrides, self.folder)
 
     @cached_property
     def ours(self) -> BertPreTrainedModel:
@@ -289,26 +299,58 @@ class Models:
 
     @cached_property
     def truth(self) -> nn.Module:
-        return reference.in_float64(self.theirs("eager"))
+        """Return theirs in float64, with the same weights."""
+        return copy.deepcopy(self.theirs("eager")).double()
 
 
-_current: Models | None = None
+@lru_cache(maxsize=1)
+def models_for(
+    checkpoint: str, model: str, overrides: tuple[tuple[str, bool | int | str], ...], dtype: str, device: str
+) -> Models:
+    """Return the models of a case; those of the case before, if they are the same."""
+    return Models(checkpoint, model, dict(overrides), getattr(torch, dtype), device)
 
 
-def models_for(case: Case, device: str, checkpoint: str | Path) -> Models:
-    """Return the models of a case; reuse those of the case before, if they are the same."""
-    global _current
-    overrides: Overrides = {**OVERRIDES.get(case.model, {}), **case.overrides}
-    wanted = Models(checkpoint, case.model, overrides, getattr(torch, case.dtype), device)
-    if _current is None or _current.key != wanted.key or not Path(_current.folder.name).exists():
-        forget()
-        _current = wanted
-    return _current
+# How a case runs -----------------------------------------------------------------------------------------------------
 
 
-def forget() -> None:
-    """Release the models that are kept between cases, and delete the files made for them."""
-    global _current
-    if _current is not None:
-        _current.folder.cleanup()
-    _current = None
+class AttentionWatch(TorchFunctionMode):
+    """A mode of torch that records which attention runs inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sdpa = self.softmax = self.packed = False
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        self.sdpa |= func is F.scaled_dot_product_attention
+        self.softmax |= func is Tensor.softmax
+        if func is F.embedding:
+            (ids, *_) = args
+            self.packed |= isinstance(ids, Tensor) and ids.dim() == 1  # all tokens in one row
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def name(self) -> str:
+        """Return the backend that ran: eager, sdpa, packed or none."""
+        attention = "sdpa" if self.sdpa else "eager" if self.softmax else ""
+        if self.packed:
+            return "packed" if attention else "packed, varlen"
+        return attention or "none"
+
+
+@contextmanager
+def tf32_allowed(allowed: bool) -> Iterator[None]:
+    """Compute float32 matmuls in TF32 or not."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before

@@ -1,4 +1,4 @@
-"""`bertlite parity`: the checkpoints, the cases, and the table, record and plot of the results."""
+"""`bertlite parity`: the checkpoints, the cases, and the table and the record of the results."""
 
 import argparse
 import importlib.util
@@ -14,13 +14,12 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from bertlite.extras import import_optional
+from bertlite.checkpoint.files import Source, locate
 from bertlite.parity import reference
-from bertlite.parity.cases import DTYPES, Case, cases_for
+from bertlite.parity.cases import DTYPES, Case, cases_for, choose
 from bertlite.parity.check import check_all
-from bertlite.parity.choice import choose
 from bertlite.parity.compare import CLOSE, FACTOR, NOT_FINITE, Report, Row
-from bertlite.parity.inputs import tokenizer_of
+from bertlite.parity.inputs import TOKENIZER
 from bertlite.progress import Progress, in_words
 from bertlite.records import environment, write_record
 
@@ -41,8 +40,6 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError(f"no case matches {','.join(args.only)!r}; `bertlite parity --list` names them")
     if torch.device(args.device).type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {args.device}: this torch ({torch.__version__}) sees no CUDA device")
-    if ".png" in args.out:
-        import_optional("matplotlib", "--out FILE.png", "plot")
     print(
         f"bertlite against transformers {reference.version()}, torch {torch.__version__}, on {args.device}", flush=True
     )
@@ -52,8 +49,6 @@ def main(args: argparse.Namespace) -> int:
     print(f"\n{table(found)}\n")
     if args.record:
         write_record(args.record, record(found, args.device, args.all, args.only))
-    if picture := args.out.get(".png"):
-        plot(found, picture)
     for path in args.out.values():
         print(f"written: {path}")
     return print_verdict([report for group in found.values() for report in group], time.monotonic() - start)
@@ -89,7 +84,7 @@ def matching(cases: Iterable[Case], only: Sequence[str]) -> tuple[Case, ...]:
 
 def quick_choice(cases: Sequence[Case], checkpoint: str | Path) -> tuple[Case, ...]:
     """Return the few of these cases that are run on a checkpoint without --all."""
-    return choose(cases, reference.supports, pairs=reference.weights_of_layers(checkpoint) <= LARGEST_IN_PAIRS)
+    return choose(cases, reference.unsupported, pairs=reference.weights_of_layers(checkpoint) <= LARGEST_IN_PAIRS)
 
 
 def print_verdict(reports: Sequence[Report], seconds: float) -> int:
@@ -139,7 +134,7 @@ def checkpoints(given: str | None, shapes: Sequence[str]) -> Iterator[dict[str, 
     else:
         name = given if given is not None and not Path(given).exists() else Path(trained).resolve().name
         work["all-MiniLM-L6-v2 (trained)" if given is None else name] = (trained, True)
-    tokenizer = None if trained is None else tokenizer_of(trained)
+    tokenizer = None if trained is None else locate(Source(trained)).get(TOKENIZER)
     with TemporaryDirectory(prefix="bertlite-shapes-") as temporary:
         for name in shapes:
             folder = reference.base_shaped(Path(temporary) / name, **SHAPES[name])
@@ -247,38 +242,3 @@ def as_record(report: Report) -> dict[str, object]:
         "first_module": report.first_module,
         "seconds": round(report.seconds, 2),
     }
-
-
-def plot(found: dict[str, list[Report]], path: Path) -> None:
-    """Draw every tensor's error, by dtype, and the allowed error; an exact match is drawn at the bottom."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    floor = 1e-18
-    fig, axes = plt.subplots(1, len(found), figsize=(6 * len(found), 4.5), sharey=True, squeeze=False)
-    for ax, (name, reports) in zip(axes[0], found.items(), strict=True):
-        for i, dtype in enumerate(DTYPES):
-            rows = [row for r in reports if f"-{dtype}" in r.name for row in r.rows]
-            for values, shift, marker, label in (
-                ([row.allowed for row in rows], 0.15, "_", "allowed"),
-                ([row.error for row in rows], -0.15, ".", "found"),
-            ):
-                heights = [max(value, floor) for value in values]
-                ax.plot(
-                    [i + shift] * len(heights),
-                    heights,
-                    marker,
-                    color="C1" if shift > 0 else "C0",
-                    alpha=0.3,
-                    linestyle="none",
-                    label=label if i == 0 else None,
-                )
-        ax.set(yscale="log", xticks=range(len(DTYPES)), xticklabels=DTYPES, title=name)
-        ax.axhline(floor, color="0.8", linewidth=0.8)
-        ax.legend(loc="lower right")
-    axes[0][0].set_ylabel(f"error of one tensor (0 is drawn at {floor:g})")
-    fig.tight_layout()
-    fig.savefig(path, dpi=120)
-    plt.close(fig)

@@ -7,6 +7,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from bertlite.checkpoint.files import Source, locate
 from bertlite.config import ConfigLike
 from bertlite.parity.cases import DECODER, Case
 
@@ -18,6 +19,7 @@ SENTENCES = (  # pairs, of unequal lengths
     ("Who moved my coffee?", "Nobody."),
     ("In 1977 two probes left for the outer planets, and both still answer when they are called.", "Slowly."),
 )
+TOKENIZER = "tokenizer.json"
 LENGTH = 24  # tokens of the longest sequence, or what the position table allows
 
 
@@ -121,7 +123,7 @@ def tokens(case: Case, config: ConfigLike, checkpoint: str | Path) -> tuple[Tens
 
 def encoded_sentences(checkpoint: str | Path, config: ConfigLike) -> list[tuple[list[int], list[int]]]:
     """Return token ids and types of SENTENCES; an empty list without a tokenizer.json for this vocabulary."""
-    path = tokenizer_of(checkpoint)
+    path = locate(Source(checkpoint)).get(TOKENIZER)
     if path is None:
         return []
     from tokenizers import Tokenizer
@@ -132,20 +134,6 @@ def encoded_sentences(checkpoint: str | Path, config: ConfigLike) -> list[tuple[
     if tokenizer.get_vocab_size() > config.vocab_size or config.type_vocab_size < 2:
         return []
     return [(e.ids, e.type_ids) for e in (tokenizer.encode(*pair) for pair in SENTENCES)]
-
-
-def tokenizer_of(checkpoint: str | Path) -> Path | None:
-    """Return the tokenizer.json beside the weights, in a folder or on the hub; None if there is none."""
-    if Path(checkpoint).exists():
-        folder = Path(checkpoint) if Path(checkpoint).is_dir() else Path(checkpoint).parent
-        return folder / "tokenizer.json" if (folder / "tokenizer.json").is_file() else None
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
-
-    try:
-        return Path(hf_hub_download(str(checkpoint), "tokenizer.json"))
-    except EntryNotFoundError:
-        return None
 
 
 def random_tokens(config: ConfigLike, longest: int) -> list[tuple[list[int], list[int]]]:

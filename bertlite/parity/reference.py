@@ -1,12 +1,8 @@
-"""transformers' own BERT, the reference, and what each version of it supports.
-
-transformers is imported inside functions: bertlite works without it.
-"""
+"""transformers' own BERT, the reference, and what each version of it supports."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,14 +14,9 @@ from bertlite.extras import import_optional
 from bertlite.parity.cases import DECODER, Case, Overrides
 from bertlite.parity.inputs import Inputs
 
-
-class UnsupportedError(Exception):
-    """The installed transformers ignores or rejects a feature of the case, so it is no reference for it."""
-
-
 HONOURS = {  # major version -> features that its BERT supports; it rejects the rest or silently ignores it
     4: {"head_mask", "prune_heads", "relative positions", "3-D masks"},
-    5: {"4-D additive masks", "hardswish", "sqrtsoftplus"},
+    5: {"4-D additive masks"},
 }
 NEEDS = {  # feature or batch -> what the reference must support for it
     "relative_key": "relative positions",
@@ -34,22 +25,24 @@ NEEDS = {  # feature or batch -> what the reference must support for it
 }
 
 
-@cache
-def version() -> str:
-    """Return the version of the installed transformers.
+def stock() -> Any:
+    """Return the module transformers.
 
     Raises:
         ModuleNotFoundError: it is not installed.
     """
-    return str(import_optional("transformers", "the parity check", "hf").__version__)
+    return import_optional("transformers", "the parity check", "hf")
+
+
+def version() -> str:
+    """Return the version of the installed transformers."""
+    return str(stock().__version__)
 
 
 @contextmanager
 def silent() -> Iterator[None]:
     """Print neither the warnings of transformers nor its progress bars, and leave its logging as it was."""
-    version()
-    from transformers.utils import logging
-
+    logging = stock().utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -66,21 +59,10 @@ def honours(feature: str) -> bool:
     return feature in HONOURS.get(int(version().split(".")[0]), ())
 
 
-def require(case: Case) -> None:
-    """Raise UnsupportedError unless the installed transformers supports a case."""
-    for part in (case.feature, case.batch):
-        need = NEEDS.get(part)
-        if need and not honours(need):
-            raise UnsupportedError(f"transformers {version()} does not honour {need}")
-
-
-def supports(case: Case) -> bool:
-    """Return whether the installed transformers supports a case."""
-    try:
-        require(case)
-    except UnsupportedError:
-        return False
-    return True
+def unsupported(case: Case) -> str:
+    """Return why the installed transformers is no reference for a case, which it ignores or rejects; or ""."""
+    needs = [need for part in (case.feature, case.batch) if (need := NEEDS.get(part)) and not honours(need)]
+    return f"transformers {version()} does not honour {needs[0]}" if needs else ""
 
 
 def backend_for(case: Case) -> str:
@@ -98,7 +80,7 @@ def stock_class(name: str) -> Any:
     Raises:
         ValueError: ours stands in its place.
     """
-    cls = getattr(import_optional("transformers", "the parity check", "hf"), name)
+    cls = getattr(stock(), name)
     if cls.__module__.startswith("bertlite."):
         raise ValueError(f"transformers.{name} is bertlite's own now: call bertlite.hf.unregister() before comparing")
     return cls
@@ -109,10 +91,7 @@ def load(
     checkpoint: str | Path, model: str, overrides: Overrides, dtype: torch.dtype, backend: str, device: str
 ) -> nn.Module:
     """Return transformers' model of this class, in eval mode."""
-    version()
-    import transformers
-
-    config = transformers.BertConfig.from_pretrained(checkpoint, **overrides)
+    config = stock().BertConfig.from_pretrained(checkpoint, **overrides)
     cls = stock_class(model)
     loaded: nn.Module = cls.from_pretrained(checkpoint, config=config, dtype=dtype, attn_implementation=backend)
     return loaded.to(device).eval()
@@ -120,21 +99,9 @@ def load(
 
 def weights_of_layers(checkpoint: str | Path) -> int:
     """Return how many weights the matrices of all layers hold."""
-    version()
-    import transformers
-
-    config = transformers.BertConfig.from_pretrained(checkpoint)
+    config = stock().BertConfig.from_pretrained(checkpoint)
     per_layer = 4 * config.hidden_size**2 + 2 * config.hidden_size * config.intermediate_size
     return int(config.num_hidden_layers * per_layer)
-
-
-def config_of(model: nn.Module) -> ConfigLike:
-    return cast(ConfigLike, model.config)
-
-
-def in_float64(model: nn.Module) -> nn.Module:
-    """Return a copy in float64: the truth that rounding errors are measured against."""
-    return copy.deepcopy(model).double()
 
 
 def complete(checkpoint: str | Path, model: str, overrides: Overrides, folder: Path) -> str | Path:
@@ -143,10 +110,7 @@ def complete(checkpoint: str | Path, model: str, overrides: Overrides, folder: P
     transformers loads the checkpoint and saves the copy; missing tensors are drawn once, so that both sides read the
     same.
     """
-    version()
-    import transformers
-
-    config = transformers.BertConfig.from_pretrained(checkpoint, **overrides)
+    config = stock().BertConfig.from_pretrained(checkpoint, **overrides)
     cls = stock_class(model)
     theirs, info = cls.from_pretrained(checkpoint, config=config, output_loading_info=True)
     missing = set(info["missing_keys"])
@@ -168,11 +132,8 @@ def base_shaped(folder: Path, **sizes: int) -> Path:
 
     Biases and LayerNorms are moved away from 0 and 1, so that a lost one shows.
     """
-    version()
-    import transformers
-
     torch.manual_seed(0)
-    model = transformers.BertForPreTraining(transformers.BertConfig(**sizes))
+    model = stock().BertForPreTraining(stock().BertConfig(**sizes))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(".bias") or "LayerNorm" in name:
@@ -220,7 +181,7 @@ def prune(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> nn.Module:
         model = copy.deepcopy(model)
         model.prune_heads({layer: list(which) for layer, which in heads.items()})  # type: ignore[operator]
         return model.to(dtype)  # 4.57 makes the smaller layers float32, whatever the model; all of ours fit in float32
-    config = config_of(model)
+    config = cast(ConfigLike, model.config)
     gate = torch.ones(config.num_hidden_layers, config.num_attention_heads)
     for layer, which in heads.items():
         gate[layer, list(which)] = 0
