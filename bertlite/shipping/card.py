@@ -1,11 +1,9 @@
-"""The model card, README.md: metadata for the hub, a text for people, and its picture."""
+"""The model card, README.md: metadata for the hub and a text for people."""
 
-import io
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from typing import Any
 
 from bertlite.checkpoint.files import Folder, Source, locate
@@ -14,7 +12,6 @@ from bertlite.config import BertConfig, differs_from_bert, kept_heads, kept_neur
 from bertlite.extras import install_hint
 
 CARD = "README.md"
-GONE, LEFT = "0.9", "C0"  # colours of the picture
 PIPELINES = {  # the hub's name of the task of a class
     "BertModel": "feature-extraction",
     "BertForMaskedLM": "fill-mask",
@@ -66,7 +63,6 @@ class Facts:
         sentences: it is a model of sentence-transformers.
         figures: measurements.
         how: sentences on how it was made; plain text, no Markdown.
-        picture: name of the picture's file; empty if none was drawn.
     """
 
     cls: str
@@ -75,7 +71,6 @@ class Facts:
     sentences: bool = False
     figures: Sequence[Figure] = ()
     how: Sequence[str] = ()
-    picture: str = ""
 
 
 def read_origin(source: Source) -> dict[str, Any]:
@@ -163,7 +158,7 @@ def body(config: BertConfig, facts: Facts) -> Iterator[str]:
     if facts.figures:
         yield from figure_table(facts.figures)
     if is_pruned(facts.left):
-        yield from layer_table(facts.left, facts.picture)
+        yield from layer_table(facts.left)
     yield from loading(config, facts)
 
 
@@ -178,12 +173,9 @@ def figure_table(figures: Sequence[Figure]) -> Iterator[str]:
         yield f"| {plain(each.name)} | {each.value:.4g} | {interval} | {dense} |"
 
 
-def layer_table(config: BertConfig, picture: str) -> Iterator[str]:
+def layer_table(config: BertConfig) -> Iterator[str]:
     """Yield the heads and neurons that each layer keeps."""
-    yield from ("", "## What is left", "")
-    if picture:
-        yield from (f"![Heads and neurons that each layer keeps]({picture})", "")
-    yield from ("| layer | heads | removed heads | neurons |", "|---|---|---|---|")
+    yield from ("", "## What is left", "", "| layer | heads | removed heads | neurons |", "|---|---|---|---|")
     for layer in range(config.num_hidden_layers):
         kept, neurons = kept_heads(config, layer), len(kept_neurons(config, layer))
         gone = ", ".join(str(head) for head in range(config.num_attention_heads) if head not in kept)
@@ -219,41 +211,3 @@ def loading(config: BertConfig, facts: Facts) -> Iterator[str]:
         "",
         "For onnxruntime and OpenVINO, without bertlite: `bertlite export FOLDER --format onnx --out GRAPHS`.",
     )
-
-
-def can_draw() -> bool:
-    """Return whether matplotlib is installed."""
-    return find_spec("matplotlib") is not None
-
-
-def draw_layers(config: BertConfig) -> bytes:
-    """Draw which heads and what share of the neurons each layer keeps, as PNG.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
-
-    layers, heads = config.num_hidden_layers, config.num_attention_heads
-    figure: Any = Figure(figsize=(0.3 * heads + 5, 0.3 * layers + 1.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(0.3 * heads, 3))
-    for layer in range(layers):
-        kept = set(kept_heads(config, layer))
-        for head in range(heads):
-            colour = LEFT if head in kept else GONE
-            left.add_patch(Rectangle((head - 0.45, layer - 0.4), 0.9, 0.8, color=colour, linewidth=0))
-    shares = [100 * len(kept_neurons(config, layer)) / config.intermediate_size for layer in range(layers)]
-    right.barh(range(layers), [100] * layers, height=0.8, color=GONE)
-    right.barh(range(layers), shares, height=0.8, color=LEFT)
-    left.set(xlim=(-0.7, heads - 0.3), ylim=(layers - 0.4, -0.6), xlabel="head", ylabel="layer", title="heads left")
-    left.set(xticks=range(heads), yticks=range(layers))
-    right.set(xlim=(0, 100), xlabel="%", title="neurons left")
-    for axes in (left, right):
-        axes.spines[:].set_visible(False)
-        axes.tick_params(length=0)
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=140)
-    return file.getvalue()

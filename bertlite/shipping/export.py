@@ -5,6 +5,7 @@ float32, the truth the model in float64, and eps float32's.  Other kernels sum i
 errors differ from torch's but are of its size; a wrong graph differs by thousands of them.
 """
 
+import argparse
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -22,15 +23,43 @@ from bertlite.heads.models import CLASSES
 from bertlite.inspection import class_of
 from bertlite.model import BertModel, BertPreTrainedModel
 from bertlite.parity.compare import distance, largest, rms
+from bertlite.progress import Progress
 from bertlite.records import sha256_of, write_json
 from bertlite.shipping.carried import MODULES, carry_modules, carry_tokenizer
-from bertlite.shipping.formats import FORMATS, Format
+from bertlite.shipping.formats import FORMATS, Format, find_format
 from bertlite.shipping.graphs import Graph
 from bertlite.tokenizer.files import read_json
 
 RECORD = "export.json"
 FACTOR = 10.0  # 1.6 was found for a model of 6 layers
 SHAPES = ((1, 1), (2, 11), (4, 5), (3, 128))  # sequences x tokens, if the model takes so many
+
+
+def main(args: argparse.Namespace) -> int:
+    """Export a checkpoint in each format, and print the errors of the graphs."""
+    for name in args.format:
+        find_format(name).require()  # before any of them is written
+    record = {}
+    with Progress(len(args.format) * (2 + len(SHAPES)), "steps", what="export") as progress:
+
+        def step(text: str) -> None:
+            progress.bar.set_description_str(f"export: {text}", refresh=False)
+            progress.advance()
+
+        for name in args.format:
+            record = export(args.checkpoint, args.folder, name, cls=args.class_name, progress=step)
+            found = record["formats"][name]
+            rows = [row for shape in found["shapes"] for row in shape["outputs"].values()]
+            worst = max(rows, key=lambda row: row["error"] / row["allowed"])
+            progress.print(
+                f"{args.folder / FORMATS[name].file}: {found['class']}, {found['bytes'] / 1e6:.1f} MB;"
+                f" at {len(found['shapes'])} shapes the largest difference from the model is"
+                f" {max(row['difference'] for row in rows):.1e}, the error {worst['error']:.1e}"
+                f" (torch's own {worst['torch']:.1e}, allowed {worst['allowed']:.1e})"
+            )
+    if args.record:
+        write_json(args.record, record)
+    return 0
 
 
 def export(
@@ -63,9 +92,7 @@ def export(
         ValueError: the graph computes other outputs than the model, in which case nothing is written; or there is no
             such format or class, or the checkpoint cannot be read.
     """
-    if format not in FORMATS:
-        raise ValueError(f"there is no format {format!r}; have: {', '.join(FORMATS)}")
-    kind, source, out = FORMATS[format], Source(checkpoint), Path(folder).expanduser()
+    kind, source, out = find_format(format), Source(checkpoint), Path(folder).expanduser()
     kind.require()
     hashes = fingerprint(source)
     own = check_target(source, out, hashes)

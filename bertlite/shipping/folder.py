@@ -21,10 +21,7 @@ from bertlite.shipping.card import (
     CARD,
     Facts,
     Figure,
-    can_draw,
-    draw_layers,
     is_hub_id,
-    is_pruned,
     make_card,
     needs_code,
     read_origin,
@@ -32,10 +29,10 @@ from bertlite.shipping.card import (
 from bertlite.shipping.carried import carry_modules, carry_tokenizer
 from bertlite.tokenizer.files import read_json
 
-REPORT, PICTURE = "report.json", "layers.png"
+REPORT = "report.json"
 WRITTEN = re.compile(  # files that a new model replaces in a folder
     rf"{SUPERSEDED.pattern}|{MODULE}\.py|modules\.json|\d+_\w+|sentence_\w+_config\.json|config_sentence_transformers"
-    rf"\.json|{REPORT}|{CARD}|{PICTURE}|tokenizer(_config)?\.json|vocab\.txt|special_tokens_map\.json"
+    rf"\.json|{REPORT}|{CARD}|tokenizer(_config)?\.json|vocab\.txt|special_tokens_map\.json"
     r"|added_tokens\.json|onnx|openvino|export\.json"
 )
 
@@ -55,8 +52,8 @@ def write_model(
     """Write a model with all files needed to run it, in one step, and return the folder.
 
     It holds config.json with the names of the labels, the weights, the tokenizer without truncation or padding,
-    sentence-transformers' modules if the source has them and the model has no head, the card README.md, report.json
-    and, if matplotlib is installed, layers.png.  A pruned model, or another that is no BERT to transformers, gets the
+    sentence-transformers' modules if the source has them and the model has no head, the card README.md and
+    report.json.  A pruned model, or another that is no BERT to transformers, gets the
     code by which transformers loads it.
     Other files that the folder holds are kept.
 
@@ -97,10 +94,7 @@ def write_model(
         sentences = cls == "BertModel" and carry_modules(source, new)
         if needs_code(config):
             export_remote_code(new)
-        picture = PICTURE if is_pruned(left) and can_draw() else ""
-        if picture:
-            (new / picture).write_bytes(draw_layers(left))
-        facts = Facts(cls, origin, left, sentences, figures, how, picture)
+        facts = Facts(cls, origin, left, sentences, figures, how)
         (new / CARD).write_text(make_card(config, facts), encoding="utf-8")
         found = {
             "what": "bertlite model",
@@ -109,7 +103,6 @@ def write_model(
             "parameters": model.num_parameters(),
             "heads_kept": [len(kept_heads(left, layer)) for layer in layers],
             "neurons_kept": [len(kept_neurons(left, layer)) for layer in layers],
-            "picture": picture or ("" if not is_pruned(left) else "not drawn: matplotlib is not installed"),
             "how": list(how),
             "figures": [figure.to_dict() for figure in figures],
             **(report or {}),

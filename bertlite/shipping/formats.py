@@ -142,3 +142,10 @@ FORMATS = {
         Format("openvino", "openvino/openvino_model.xml", ("openvino",), write_openvino, load_openvino),
     )
 }
+
+
+def find_format(name: str) -> Format:
+    """Return the format of this name; raise ValueError if there is none."""
+    if name not in FORMATS:
+        raise ValueError(f"there is no format {name!r}; have: {', '.join(FORMATS)}")
+    return FORMATS[name]

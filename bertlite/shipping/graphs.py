@@ -17,26 +17,16 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 CHOICES = 3  # in a sample of multiple choice
 
 
-class BiasAttention(nn.Module):
-    """The attention of a layer that has lost all its heads: the bias of its output, then add and normalise."""
+class OnlyBias(nn.Module):
+    """The attention of a layer without heads, or the output of one without neurons: a bias, then add and normalise."""
 
-    def __init__(self, attention: Any) -> None:
+    def __init__(self, output: Any, is_attention: bool) -> None:
         super().__init__()
-        self.bias, self.LayerNorm = attention.output.dense.bias, attention.output.LayerNorm
+        self.bias, self.LayerNorm, self.is_attention = output.dense.bias, output.LayerNorm, is_attention
 
-    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:  # (B, S, D) -> (B, S, D)
-        return self.LayerNorm(hidden_states + self.bias), None
-
-
-class BiasOutput(nn.Module):
-    """The feed-forward output of a layer that has lost all its neurons."""
-
-    def __init__(self, output: Any) -> None:
-        super().__init__()
-        self.bias, self.LayerNorm = output.dense.bias, output.LayerNorm
-
-    def forward(self, _: Tensor, residual: Tensor) -> Tensor:  # -, (B, S, D) -> (B, S, D)
-        return self.LayerNorm(residual + self.bias)
+    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Any:  # (B, S, D) -> (B, S, D)
+        out = self.LayerNorm(hidden_states + self.bias)
+        return (out, None) if self.is_attention else out
 
 
 class Graph(nn.Module):
@@ -57,11 +47,12 @@ class Graph(nn.Module):
         self.choices = isinstance(model, BertForMultipleChoice)
         self.options = {"output_attentions": False, "output_hidden_states": False}  # whatever the config says
         self.options |= {"use_cache": False} if model.config.is_decoder else {}
+        layer: Any
         for number, layer in enumerate(self.model.base_model.encoder.layer):
             if not kept_heads(model.config, number):  # ONNX cannot express an empty matrix
-                layer.attention = BiasAttention(layer.attention)
+                layer.attention = OnlyBias(layer.attention.output, is_attention=True)
             if not kept_neurons(model.config, number):
-                layer.intermediate, layer.output = nn.Identity(), BiasOutput(layer.output)
+                layer.intermediate, layer.output = nn.Identity(), OnlyBias(layer.output, is_attention=False)
         with torch.inference_mode():
             self.outputs = tuple(self.model(**self.sample(2, 2), return_dict=True, **self.options))
 

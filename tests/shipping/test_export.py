@@ -17,7 +17,7 @@ import bertlite
 import bertlite.embed
 from bertlite import BertForSequenceClassification, BertModel
 from bertlite.cli import main, parser
-from bertlite.cli.spelling import subcommands
+from bertlite.cli.words import subcommands
 from bertlite.extras import install_hint
 from bertlite.heads import models as heads
 from bertlite.shipping import formats

@@ -218,18 +218,6 @@ def test_heads_back_in_place_are_told_and_need_no_code(source, pruned, tmp_path)
     assert "auto_map" not in read(tmp_path / "out" / "config.json")
 
 
-def test_the_picture_is_drawn_where_it_can_be_and_else_the_report_says_so(source, pruned, tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    write_model(tmp_path / "out", pruned, source)
-    assert (tmp_path / "out" / "layers.png").read_bytes().startswith(b"\x89PNG")
-    assert "](layers.png)" in card_of(tmp_path / "out").text
-    monkeypatch.setattr("bertlite.shipping.folder.can_draw", lambda: False)
-    write_model(tmp_path / "out", pruned, source)
-    assert not (tmp_path / "out" / "layers.png").exists()
-    assert "layers.png" not in card_of(tmp_path / "out").text
-    assert read(tmp_path / "out" / "report.json")["picture"] == "not drawn: matplotlib is not installed"
-
-
 def test_a_folder_is_replaced_whole_and_keeps_what_is_not_of_a_model(source, pruned, tmp_path, monkeypatch):
     out = tmp_path / "out"
     write_model(out, pruned, source)
@@ -246,7 +234,7 @@ def test_a_folder_is_replaced_whole_and_keeps_what_is_not_of_a_model(source, pru
     write_model(out, make(BertModel).float(), source)
     left = {path.name for path in out.iterdir()}
     assert "notes.txt" in left
-    assert not left & {"onnx", "modeling_bertlite.py", "layers.png"}
+    assert not left & {"onnx", "modeling_bertlite.py"}
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
