@@ -7,32 +7,25 @@ from pathlib import Path
 
 from bertlite.attention_view.maps import AttentionMaps, attention_maps, check_comparable, make_record
 from bertlite.attention_view.pages import check_page, page
-from bertlite.attention_view.pictures import figure_layout, import_matplotlib, picture
 from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.model import BertModel
 from bertlite.records import write_bytes, write_json
 from bertlite.tokenizer import BertTokenizer
 
-Check = Callable[[AttentionMaps, AttentionMaps | None], object]
-Draw = Callable[[AttentionMaps, AttentionMaps | None], bytes]
-DRAWINGS: dict[str, tuple[Check, Draw]] = {".html": (check_page, page), ".png": (figure_layout, picture)}
-
 
 def main(args: argparse.Namespace) -> int:
     """Compute the maps of one or two checkpoints and write the outputs of --out and --json."""
-    drawings = {path: DRAWINGS[kind] for kind, path in args.out.items() if path != args.record}
-    if ".png" in args.out:
-        import_matplotlib()  # raises before anything is computed
+    html = args.out.get(".html")
     first, second = short_names(args.checkpoint, args.against)
 
     def check_one(maps: AttentionMaps) -> None:
-        for check, _ in drawings.values():
-            check(maps, None)
+        if html:
+            check_page(maps)
 
     def check_both(against: AttentionMaps) -> None:
         check_comparable(maps, against)
-        for check, _ in drawings.values():
-            check(maps, against)
+        if html:
+            check_page(maps, against)
 
     tokenizer = BertTokenizer.from_pretrained(args.checkpoint, revision=args.revision)
     maps = load_maps(args, args.checkpoint, first, tokenizer, check_one)
@@ -44,8 +37,8 @@ def main(args: argparse.Namespace) -> int:
             find_checkpoint(Source(args.against))  # raises if there is no model either
             warnings.warn(f"{args.against} has no tokenizer: that of {args.checkpoint} reads the text", stacklevel=1)
         against = load_maps(args, args.against, second, tokenizer, check_both)
-    for path, (_, draw) in drawings.items():
-        write_bytes(path, draw(maps, against))
+    if html:
+        write_bytes(html, page(maps, against))
     if args.record:
         write_json(args.record, make_record(maps, against))
     summary = describe(maps) if against is None else f"{first}: {describe(maps)}; {second}: {describe(against)}"

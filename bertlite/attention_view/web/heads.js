@@ -192,20 +192,3 @@ function fillWeights(caption, top, body, present) { // of the chosen token, the 
     if (found.length === 2) add(row, "td", { class: "number", text: signed(found[1] - found[0]) });
   }
 }
-
-function showShares() { // where the chosen head's attention goes, on average
-  const key = keyOf(state.layer, state.head), present = models.flatMap((model, m) => key in model.shares ? [m] : []);
-  element("shares").hidden = !present.length;
-  const bars = element("bars");
-  bars.style.setProperty("--models", present.length);
-  bars.replaceChildren();
-  data.targets.forEach((target, i) => {
-    const pair = add(bars, "div", { class: "pair" });
-    add(pair, "span", { text: target });
-    for (const m of present) {
-      const share = models[m].shares[key][i];
-      add(add(pair, "div", { class: "track" }), "div", { class: m ? "fill second" : "fill" }).style.width = `${100 * share}%`;
-      add(pair, "div", { class: "amount", text: percent(share), title: comparing ? models[m].name : "" });
-    }
-  });
-}

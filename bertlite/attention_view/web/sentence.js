@@ -1,11 +1,9 @@
-// The tokens, and lines from each to those that it attends to: two columns, or flowing text where there are many.
+// The tokens: two columns with lines from each to those that it attends to, or flowing text with shades, of many.
 
 const SVG = "http://www.w3.org/2000/svg";
 const FEWEST = 0.005; // lines of a chosen token with less are left out
-const FEWEST_OF_ALL = { lines: long ? 0.15 : 0.04, text: 0.3 }; // and those of all tokens, in each layout
-const MOST_LINES = 3000;
+const FEWEST_OF_ALL = 0.04; // and those of all tokens
 const views = []; // of each model: its nodes
-let layout = long ? "text" : "lines";
 
 function addView(model, m) {
   const box = add(element("views"), "div", { class: m ? "view second" : "view" });
@@ -36,56 +34,21 @@ function addView(model, m) {
   views.push({ model, gone, body, end, tokens, from, options, svg, targets, map: undefined });
 }
 
-function setLayout(name) {
-  layout = name;
-  element("views").className = `${name}${comparing ? " two" : ""}`;
-  for (const button of element("layouts").children) button.setAttribute("aria-pressed", button.dataset.layout === name);
-  views.forEach(drawLines);
-}
-
-function curve(view, places, from, to) { // the path of a line
-  if (layout === "lines") {
-    const [a, b] = [from + 0.5, to + 0.5];
-    return `M0 ${a} C45 ${a} 55 ${b} 100 ${b}`;
-  }
-  const [a, b] = [places[from], places[to]];
-  if (from === to) return `M${a.x - 7} ${a.top} C${a.x - 12} ${a.top - 16} ${a.x + 12} ${a.top - 16} ${a.x + 7} ${a.top}`;
-  const lift = 12 + Math.abs(a.x - b.x) / 14, middle = (a.x + b.x) / 2;
-  return `M${a.x} ${a.top} Q${middle} ${Math.min(a.top, b.top) - lift} ${b.x} ${b.top}`;
-}
-
-function linesOf(view, token) { // [from, to, weight], the heaviest last so that it lies on top
-  const found = [], { map } = view;
-  const fewest = token === null ? FEWEST_OF_ALL[layout] : layout === "text" ? 0.01 : FEWEST;
+function drawLines({ map, svg }) { // the heaviest last, so that it lies on top
+  svg.replaceChildren();
+  if (!map || long) return;
+  const { token } = state, fewest = token === null ? FEWEST_OF_ALL : FEWEST, found = [];
   const [first, end] = token === null ? [0, size] : [token, token + 1];
   for (let i = first * size; i < end * size; i++)
     if (map[i] >= fewest * data.steps) found.push([Math.floor(i / size), i % size, map[i] / data.steps]);
-  const kept = layout === "text" && token === null ? found.filter(([from, to]) => !special.has(from) && !special.has(to)) : found;
-  return kept.sort((a, b) => a[2] - b[2]).slice(-MOST_LINES);
-}
-
-function drawLines(view) {
-  const { map, svg, tokens, options } = view, token = state.token;
-  svg.replaceChildren();
-  if (!map) return;
-  let places;
-  if (layout === "lines") {
-    svg.setAttribute("viewBox", `0 0 100 ${size}`);
-    svg.setAttribute("preserveAspectRatio", "none");
-  } else { // measure all tokens at once, before anything is drawn
-    const origin = tokens.getBoundingClientRect();
-    places = options.map(option => option.getBoundingClientRect())
-      .map(box => ({ x: box.left + box.width / 2 - origin.left, top: box.top - origin.top }));
-    svg.removeAttribute("viewBox");
-    svg.removeAttribute("preserveAspectRatio");
-  }
-  const faint = layout === "text" && token === null ? 0.5 : 1, base = token === null ? 0.16 : 0.36;
-  const drawn = document.createDocumentFragment();
-  for (const [from, to, weight] of linesOf(view, token)) {
-    const path = drawn.appendChild(document.createElementNS(SVG, "path"));
-    path.setAttribute("d", curve(view, places, from, to));
-    path.setAttribute("stroke-width", (0.8 + (layout === "text" ? 3 : token === null ? 6 : 9) * weight).toFixed(2));
-    path.setAttribute("stroke-opacity", (faint * Math.min(0.95, base + 0.9 * weight)).toFixed(2));
+  svg.setAttribute("viewBox", `0 0 100 ${size}`);
+  svg.setAttribute("preserveAspectRatio", "none");
+  const base = token === null ? 0.16 : 0.36, drawn = document.createDocumentFragment();
+  for (const [from, to, weight] of found.sort((a, b) => a[2] - b[2])) {
+    const path = drawn.appendChild(document.createElementNS(SVG, "path")), [a, b] = [from + 0.5, to + 0.5];
+    path.setAttribute("d", `M0 ${a} C45 ${a} 55 ${b} 100 ${b}`);
+    path.setAttribute("stroke-width", (0.8 + (token === null ? 6 : 9) * weight).toFixed(2));
+    path.setAttribute("stroke-opacity", Math.min(0.95, base + 0.9 * weight).toFixed(2));
     if (special.has(to)) path.setAttribute("class", "to-special");
   }
   svg.append(drawn);
@@ -136,8 +99,8 @@ function describeToken() { // what the chosen token attends to, in words
   const { token, maps } = state, has = maps.map(Boolean);
   if (!has.includes(true)) return [`Layer ${state.layer}, head ${state.head} is pruned.`];
   if (token === null) {
-    const left = `lines below ${100 * FEWEST_OF_ALL[layout]}\u00a0% are left out. Point at one for its own.`;
-    return [`Every token${layout === "text" ? ", darker where more attention goes" : ""}; ${left}`];
+    const shown = long ? "darker where more attention goes" : `lines below ${100 * FEWEST_OF_ALL}\u00a0% are left out`;
+    return [`Every token; ${shown}. Point at one for its own.`];
   }
   const parts = [Object.assign(document.createElement("b"), { textContent: `\u2068${shortened(token)}\u2069` }), ` (token ${token}) attends to `];
   maps.forEach((map, m) => {

@@ -26,7 +26,6 @@ async function choose(layer, head, focus = false) {
   showSentence();
   showFigures();
   showTable();
-  showShares();
 }
 
 function addSwitch(parent, choices, chosen, use) { // choices: [value, text]
@@ -74,11 +73,6 @@ function listenToPage() {
     views.find(view => view.map)?.options.find(option => option.tabIndex === 0)?.focus();
     point(null);
   });
-  let width = 0;
-  new ResizeObserver(([{ contentRect }]) => {
-    if (contentRect.width !== width && layout === "text") views.forEach(drawLines);
-    width = contentRect.width;
-  }).observe(element("views"));
 }
 
 async function start() {
@@ -88,8 +82,6 @@ async function start() {
   style.setProperty("--count", size);
   readColours();
   models.forEach(addView);
-  addSwitch(element("layouts"), [["lines", "Columns"], ["text", "Text"]], layout, setLayout);
-  [...element("layouts").children].forEach((button, i) => { button.dataset.layout = ["lines", "text"][i]; });
   if (comparing) addSwitch(element("shown"), [[0, models[0].name], [1, models[1].name], ["change", "Change"]], "change", shown => {
     state.shown = shown;
     drawGrid();
@@ -99,7 +91,7 @@ async function start() {
   writeFacts();
   document.querySelector("main").className = comparing ? "two" : "";
   document.querySelector("main").hidden = false;
-  setLayout(layout);
+  element("views").className = `${long ? "text" : "lines"}${comparing ? " two" : ""}`;
   await choose(...data.first.head);
   const map = state.maps.find(Boolean);
   if (long && map) keep(clearestToken(map)); // since the lines of all tokens are too many to read
