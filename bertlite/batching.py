@@ -1,7 +1,6 @@
 """Batches of sequences of similar length, each within a number of tokens."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any, TypeVar, overload
 
@@ -11,24 +10,8 @@ from torch import Tensor
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Batches(Sequence[tuple[int, ...]]):
-    """Batches of sequences: batch i holds the sequences with the indices `batches[i]`."""
-
-    batches: tuple[tuple[int, ...], ...]
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    @overload
-    def __getitem__(self, i: int) -> tuple[int, ...]: ...
-    @overload
-    def __getitem__(self, i: slice) -> tuple[tuple[int, ...], ...]: ...
-    def __getitem__(self, i: int | slice) -> tuple[int, ...] | tuple[tuple[int, ...], ...]:
-        return self.batches[i]
-
-    def __iter__(self) -> Iterator[tuple[int, ...]]:
-        return iter(self.batches)
+class Batches(tuple[tuple[int, ...], ...]):
+    """Batches of sequences: batch i holds the indices of its sequences."""
 
     @overload
     def restore(self, results: Iterable[Tensor]) -> Tensor: ...
@@ -48,13 +31,13 @@ class Batches(Sequence[tuple[int, ...]]):
             ValueError: there is not one result for each sequence.
         """
         given: list[Any] = list(results)  # tensors, or lists
-        sizes, wanted = [len(each) for each in given], [len(batch) for batch in self.batches]
+        sizes, wanted = [len(each) for each in given], [len(batch) for batch in self]
         if sizes != wanted:
             if len(sizes) != len(wanted):
                 raise ValueError(f"{len(sizes)} results for {len(wanted)} batches")
             wrong = next(i for i, size in enumerate(sizes) if size != wanted[i])
             raise ValueError(f"batch {wrong} has {wanted[wrong]} sequences, and {sizes[wrong]} results")
-        order = [i for batch in self.batches for i in batch]
+        order = [i for batch in self for i in batch]
         if all(isinstance(each, Tensor) for each in given):
             back = torch.tensor(order, device=given[0].device).argsort()
             return torch.cat(given)[back]
@@ -101,4 +84,4 @@ def token_budget_batches(lengths: Iterable[int], max_tokens: int, *, packed: boo
             longest, used = n, 0
         batches[-1].append(i)
         used += n
-    return Batches(tuple(map(tuple, batches)))
+    return Batches(map(tuple, batches))

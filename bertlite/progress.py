@@ -1,10 +1,31 @@
 """The progress of long work: a bar on a terminal, occasional lines in a log; durations and counts in words."""
 
 import sys
-import time
 from typing import Any, Self, TextIO
 
+from tqdm import tqdm
+
 SECONDS_BETWEEN_LINES = 30.0
+
+
+class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
+    """A bar of tqdm without its thread, which would not survive a fork."""
+
+    monitor_interval = 0
+
+
+class Lines:
+    """A log: each drawing of a bar is a line."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.file = file
+
+    def write(self, text: str) -> None:
+        if line := text.strip():
+            print(line, file=self.file, flush=True)
+
+    def flush(self) -> None:
+        self.file.flush()
 
 
 class Progress:
@@ -33,83 +54,43 @@ class Progress:
         shown: bool = True,
         file: TextIO | None = None,
     ) -> None:
-        self.total, self.unit, self.what, self.done, self.before, self.shown = total, unit, what, done, done, shown
-        self.file = sys.stderr if file is None else file
-        self.started = self.last_line = time.monotonic()
-        self.work = what
-        self.bar: Any = None
+        self.work, self.shown, self.file = what, shown, sys.stderr if file is None else file
+        self.open_bar(what, total, unit, done)
+
+    def open_bar(self, what: str, total: float | None, unit: str, done: float) -> None:
+        self.total, self.done = total, done
+        options: dict[str, Any] = {"dynamic_ncols": True, "file": self.file}
+        if not self.file.isatty():
+            line = "{n_fmt} of {total_fmt}{unit}, {rate_fmt}, {remaining} left"
+            options = {"bar_format": f"{{desc}}{': ' if what else ''}{line}", "file": Lines(self.file), "miniters": 0}
+            options |= {"mininterval": SECONDS_BETWEEN_LINES, "delay": SECONDS_BETWEEN_LINES, "smoothing": 0}
+        options |= {"desc": what, "total": total, "unit": f" {unit}", "initial": done}
+        self.bar: Any = Bar(leave=False, disable=not self.shown, **options)
 
     def __enter__(self) -> Self:
-        self.open_bar()
         return self
 
-    def open_bar(self) -> None:
-        if self.shown and self.file.isatty():
-            from tqdm import tqdm
-
-            self.bar = tqdm(
-                total=self.total,
-                initial=self.done,
-                desc=self.what or None,
-                unit=f" {self.unit}",
-                file=self.file,
-                leave=False,
-                dynamic_ncols=True,
-            )
-
     def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.close()
+        self.bar.close()
 
     def stage(self, name: str, total: float | None = None, unit: str = "steps", done: float = 0) -> None:
         """Begin a stage, with its own unit and time left."""
-        self.__exit__()
-        self.what = f"{self.work}: {name}"
-        self.total, self.unit, self.done, self.before = total, unit, done, done
-        self.started = self.last_line = time.monotonic()
-        self.open_bar()
-        if self.shown and self.bar is None:
-            print(self.what if total is None else f"{self.what}, {total:,.0f} {unit}", file=self.file, flush=True)
+        self.bar.close()
+        what = f"{self.work}: {name}"
+        self.open_bar(what, total, unit, done)
+        if self.shown and not self.file.isatty():
+            print(what if total is None else f"{what}, {total:,.0f} {unit}", file=self.file, flush=True)
 
     def advance(self, count: float = 1) -> None:
         """Count more work as done."""
         self.done += count
-        if self.bar is not None:
-            self.bar.total = self.total
-            self.bar.update(count)
-        elif self.shown and time.monotonic() - self.last_line >= SECONDS_BETWEEN_LINES:
-            self.last_line = time.monotonic()
-            print(self.line(), file=self.file, flush=True)
+        self.bar.total = self.total
+        self.bar.update(count)
 
     def print(self, text: str) -> None:
         """Print a line of results on standard output, above the bar."""
-        if self.bar is None:
-            print(text, flush=True)
-        else:
-            self.bar.write(text, file=sys.stdout)
-
-    @property
-    def rate(self) -> float:
-        """Return the average rate in units per second."""
-        return (self.done - self.before) / max(time.monotonic() - self.started, 1e-9)
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Return how long the rest takes at this rate; None if the total or the rate is not known."""
-        if self.total is None or self.rate <= 0:
-            return None
-        return max(self.total - self.done, 0) / self.rate
-
-    def line(self) -> str:
-        """Return the progress in words: "parity: 40 of 466 cases, 3.1 a second, 2 min 17 s left"."""
-        start = f"{self.what}: " if self.what else ""
-        of = "" if self.total is None else f" of {self.total:,.0f}"
-        left = "" if self.seconds_left is None else f", {in_words(self.seconds_left)} left"
-        if self.rate < 1:
-            pace = f"{in_words(1 / max(self.rate, 1e-9))} each"
-        else:
-            pace = f"{self.rate:,.{1 if self.rate < 100 else 0}f} a second"
-        return f"{start}{self.done:,.0f}{of} {self.unit}, {pace}{left}"
+        self.bar.write(text, file=sys.stdout)
+        sys.stdout.flush()
 
 
 def in_words(seconds: float) -> str:

@@ -1,26 +1,13 @@
 """Resize the embeddings of tokens and positions."""
 
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bertlite.config import RELATIVE, BertConfig, set_config
+from bertlite.config import RELATIVE, set_config
 from bertlite.pruning import check_linear, layers_of, resize_
-
-
-class ResizableModel(Protocol):
-    """A model of bertlite, with or without a head."""
-
-    config: BertConfig
-
-    @property
-    def base_model(self) -> Any: ...
-
-    def get_input_embeddings(self) -> nn.Embedding: ...
-
-    def tie_weights(self) -> None: ...
 
 
 class Resizable:
@@ -46,19 +33,18 @@ class Resizable:
             ValueError: a number below 1, or too few tokens for the padding token.
             TypeError: the embeddings or the decoder are quantised or wrapped by an adapter.
         """
-        model: ResizableModel = self
-        size = model.config.vocab_size if new_num_tokens is None else positive("new_num_tokens", new_num_tokens)
+        size: int = self.config.vocab_size if new_num_tokens is None else positive("new_num_tokens", new_num_tokens)
         if pad_to_multiple_of is not None:
             size += -size % positive("pad_to_multiple_of", pad_to_multiple_of)
-        config = replace(model.config, vocab_size=size)
-        words, decoder = model.get_input_embeddings(), getattr(model, "get_output_embeddings", lambda: None)()
+        config = replace(self.config, vocab_size=size)
+        words, decoder = self.get_input_embeddings(), getattr(self, "get_output_embeddings", lambda: None)()
         check_embedding("word_embeddings", words)
         if decoder is not None:
             check_linear("cls.predictions.decoder", decoder)
             resize_(decoder, with_mean_rows(decoder.weight, size), with_mean_rows(decoder.bias, size))
         set_rows_(words, with_mean_rows(words.weight, size))
-        set_config(model, config)
-        model.tie_weights()
+        set_config(self, config)
+        self.tie_weights()
         return words
 
     def resize_position_embeddings(self: Any, new_num_position_embeddings: int) -> None:
@@ -78,10 +64,9 @@ class Resizable:
             ValueError: a number below 1.
             TypeError: the embeddings are quantised or wrapped by an adapter.
         """
-        model: ResizableModel = self
         size = positive("new_num_position_embeddings", new_num_position_embeddings)
-        config, old = replace(model.config, max_position_embeddings=size), model.config.max_position_embeddings
-        positions = model.base_model.embeddings.position_embeddings
+        config, old = replace(self.config, max_position_embeddings=size), self.config.max_position_embeddings
+        positions = self.base_model.embeddings.position_embeddings
         relative = [
             layer.attention.self
             for layer in layers_of(self)
@@ -95,7 +80,7 @@ class Resizable:
         for attention in relative:
             set_rows_(attention.distance_embedding, attention.distance_embedding.weight[distances + old - 1])
             attention.max_position_embeddings = size
-        set_config(model, config)
+        set_config(self, config)
 
 
 def positive(name: str, value: int) -> int:

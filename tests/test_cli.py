@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 import bertlite
 from bertlite.cli import COMMANDS, main, parser, parts, prune
 from bertlite.cli.parts import FOOT, Parser
-from bertlite.cli.spelling import subcommands
+from bertlite.cli.words import subcommands
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -82,13 +83,12 @@ def test_help_shows_examples_and_every_default(words: str) -> None:
             assert f"(default: {option.default}" in text.replace("cpu or cuda ", ""), text
 
 
-@pytest.mark.parametrize("words", ["", "prune", *LEAVES])
 @pytest.mark.parametrize("columns", [70, 100])
-def test_help_wraps_at_the_width_of_the_terminal(words: str, columns: int, monkeypatch) -> None:
+def test_help_wraps_at_the_width_of_the_terminal(columns: int, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    found = {"": parser(), "prune": prune_parser(), **LEAVES}[words]
-    lines = [line for line in found.format_help().split("\n") if not line.startswith("  bertlite ")]  # examples
-    assert [line for line in lines if len(line) > columns] == []
+    for found in (parser(), prune_parser(), *LEAVES.values()):
+        lines = [line for line in found.format_help().split("\n") if not line.startswith("  bertlite ")]  # examples
+        assert [line for line in lines if len(line) > columns] == []
 
 
 def prune_parser() -> Parser:
@@ -108,19 +108,14 @@ def test_the_version_is_printed(capsys) -> None:
 
 
 @pytest.mark.parametrize("words", LEAVES)
-def test_what_must_be_given_is_not_in_brackets(words: str) -> None:
-    needs = LEAVES[words].get_default("needs")
-    shown = LEAVES[words].format_usage()
-    assert ("[--out PATH[,PATH]]" in shown) == (not needs or ".json" in needs)  # then --json will do
-
-
-@pytest.mark.parametrize("words", LEAVES)
 def test_every_command_has_out_and_json(words: str) -> None:
     options = {name: each for each in LEAVES[words]._actions for name in each.option_strings}
-    assert options["--json"].nargs == 0
-    assert options["--json"].default is False
+    assert (options["--json"].nargs, options["--json"].default) == (0, False)
     assert options["--out"].metavar == "PATH[,PATH]"
     assert ".json: " in options["--out"].help
+    needs = LEAVES[words].get_default("needs")
+    in_brackets = "[--out PATH[,PATH]]" in LEAVES[words].format_usage()
+    assert in_brackets == (not needs or ".json" in needs)  # then --json will do
 
 
 SAME_WORDS = {  # what all commands call it, and what none does
@@ -154,24 +149,6 @@ def test_the_choices_of_the_help_are_those_of_the_work() -> None:
 
     repairs = next(each for each in LEAVES["prune run"]._actions if "--repairs" in each.option_strings)
     assert str(repairs.help).startswith(f"of {', '.join(REPAIRS)} ")
-
-
-def test_the_formats_of_the_help_are_those_of_the_work() -> None:
-    from bertlite.cli import export
-    from bertlite.shipping.formats import FORMATS
-
-    assert tuple(FORMATS) == export.FORMATS
-
-
-def test_every_model_can_be_named_for_an_export(capsys) -> None:
-    from bertlite.heads import models
-
-    names = ["BertModel", *models.__all__]
-    for name in names:
-        assert parser().parse_args(["export", "my-model", "--out", "there", "--class", name]).class_name == name
-    with pytest.raises(SystemExit):
-        parser().parse_args(["export", "my-model", "--out", "there", "--class", "BertForPoetry"])
-    assert f"there is no class 'BertForPoetry'; have: {', '.join(names)}" in capsys.readouterr().err
 
 
 # Types of arguments --------------------------------------------------------------------------------------------------
@@ -242,7 +219,7 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ("embed a b --out c --dvice=cpu", "bertlite embed: there is no option --dvice; did you mean '--device'? ("),
         ("inspect", "bertlite inspect: the following arguments are required: CHECKPOINT ("),
         ("inspect a b", "bertlite inspect: 'b' is one word too many ("),
-        ("export a --format onnx,tflite", "argument --format: there is no format 'tflite'; have: onnx, openvino ("),
+        ("evaluate a --dev d --metric acc", "argument --metric: invalid choice: 'acc' (choose from "),
         (
             "prune score a --train t --calibration 0",
             "argument --calibration: '0' is too small; it must be 1 or more (",
@@ -278,11 +255,14 @@ def test_json_is_alone_on_standard_output(named, monkeypatch, capsys, tmp_path) 
 
 def test_the_work_finds_its_paths_by_their_kinds(monkeypatch) -> None:
     seen = []
-    replace_work(monkeypatch, lambda args: seen.append((args.out, args.folder, args.record)) or 0)
-    assert main(["parity"]) == 0
-    assert main(["parity", "--out", "a.PNG,b.json"]) == 0
+    monkeypatch.setattr(
+        "bertlite.attention_view.command.main", lambda args: seen.append((args.out, args.folder, args.record)) or 0
+    )
+    assert main(["attention", "model", "text", "--json"]) == 0
+    assert main(["attention", "model", "text", "--out", "a.HTML,b.json"]) == 0
     record = Path("b.json")
-    assert seen == [({}, None, None), ({".png": Path("a.PNG"), ".json": record}, None, record)]
+    assert seen[0][:2] == ({}, None)
+    assert seen[1] == ({".html": Path("a.HTML"), ".json": record}, None, record)
 
 
 def test_a_command_that_must_write_says_so(capsys) -> None:
@@ -312,10 +292,18 @@ def test_an_error_is_printed_in_one_line(monkeypatch, capsys, error, status, mes
     assert capsys.readouterr().err == message
 
 
-@pytest.mark.parametrize("words", ["parity --list", "--help", "--print-completion bash"])
+def test_a_warning_is_one_line_without_the_place_in_the_code(monkeypatch, capsys) -> None:
+    def work(args: argparse.Namespace) -> int:
+        print(warnings.formatwarning("held out", UserWarning, "code.py", 3), end="")
+        return 0
+
+    replace_work(monkeypatch, work)
+    assert main(["parity"]) == 0
+    assert capsys.readouterr().out == "warning: held out\n"
+
+
+@pytest.mark.parametrize("words", ["parity --list", "--help"])
 def test_a_reader_may_stop_reading(words) -> None:
-    if "completion" in words:
-        pytest.importorskip("shtab")
     reader, writer = os.pipe()
     os.close(reader)
     child = subprocess.run(

@@ -1,29 +1,23 @@
-"""The commands as a user runs them: the examples of every --help; on a real terminal progress, Ctrl-C, completion."""
+"""The commands as a user runs them: the examples of every --help; progress on a terminal, Ctrl-C, completion."""
 
 import json
-import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from functools import cache
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import make
-from terminal import COLUMNS, Terminal
+from terminal import COLUMNS, on_terminal
 
 import bertlite
-from bertlite.cli import main as bertlite_main
-from bertlite.cli import parser
-from bertlite.cli.completion import SHELLS
+from bertlite.cli import main, parser
 from bertlite.cli.parts import Parser
-from bertlite.cli.spelling import subcommands
+from bertlite.cli.words import SHELLS, subcommands
 from bertlite.shipping.formats import FORMATS
 
 for library in ("transformers", "accelerate", "datasets", "matplotlib", "pyarrow"):
@@ -54,7 +48,7 @@ def leaves(top: Parser) -> Iterator[Parser]:
 
 
 EXAMPLES = [example for each in leaves(parser()) for example in each.examples]
-ORDER = {"prune to": 1, "evaluate": 2, "convert fast": 2}  # they read models that others make
+ORDER = {"prune to": 1, "evaluate": 2, "convert fast": 2, "export fast": 2}  # they read models that others make
 EXAMPLES.sort(key=lambda example: max((n for name, n in ORDER.items() if example.startswith(name)), default=0))
 FIRST = [each for each in EXAMPLES if each in {leaf.examples[0] for leaf in leaves(parser())}]  # of each command
 
@@ -107,37 +101,9 @@ def home(tmp_path_factory) -> Path:
     return make_home(tmp_path_factory.mktemp("home"))
 
 
-@pytest.fixture(scope="module")
-def terminal(home) -> Iterator[Terminal]:
-    with Terminal(home) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def terminal_with(home) -> Iterator[Callable[[tuple[str, ...]], Terminal]]:
-    """Return a terminal where only what these extras bring can be imported."""
-    with ExitStack() as stack:
-        yield cache(lambda extras: stack.enter_context(Terminal(home, extras)))
-
-
-EXTRAS = {
-    "inspect": (),
-    "attention": (),
-    "parity": ("hf",),
-    "bench": ("hf",),
-    "embed": ("embed",),
-    "export": ("onnx",),
-}
-
-
-def extras_of(words: list[str]) -> tuple[str, ...]:
-    """Return the extras that a command needs, as the page of commands says."""
-    if words[0] == "prune" or (words[0] == "bench" and not words[1].startswith("-")):
-        return ("experiments",)
-    if "openvino" in words:
-        return ("openvino",)
-    drawn = any(path.endswith(".png") for path in outputs_of(words))
-    return (*EXTRAS.get(words[0], ("cli",)), *(["plot"] if drawn else []))
+@pytest.fixture(autouse=True)
+def at_home(home, monkeypatch) -> None:
+    monkeypatch.chdir(home)
 
 
 def as_here(example: str, home: Path) -> list[str]:
@@ -160,12 +126,6 @@ def outputs_of(words: list[str]) -> list[str]:
     return words[words.index("--out") + 1].split(",") if "--out" in words else []
 
 
-def record_in(output: str) -> dict[str, Any]:
-    """Return the record that --json printed on a terminal, below what went to standard error."""
-    found: dict[str, Any] = json.loads(output[output.index("{\r\n") :])
-    return found
-
-
 def test_there_is_an_example_of_every_command() -> None:
     assert [each.prog for each in leaves(parser()) if not each.examples] == []
     assert len(EXAMPLES) == len(set(EXAMPLES))
@@ -179,10 +139,8 @@ def missing_exporter(words: list[str]) -> list[str]:
     return [package for package in packages if find_spec(package) is None]
 
 
-def test_the_first_example_of_each_command_runs(tmp_path, few_rounds, monkeypatch, capsys) -> None:
+def test_the_first_example_of_each_command_runs(home, few_rounds, monkeypatch, capsys) -> None:
     """In one test, since later ones read what earlier ones wrote."""
-    home = make_home(tmp_path)
-    monkeypatch.chdir(home)
     monkeypatch.setattr("bertlite.budget.search.CLOCK_ROUNDS", 3)
     for example in FIRST:
         words = as_here(example, home)
@@ -190,153 +148,107 @@ def test_the_first_example_of_each_command_runs(tmp_path, few_rounds, monkeypatc
             continue
         if words[0] == "bench":
             words = [*(word.replace("forward", "forward 1 x 16") for word in words), "--rounds", "3"]
-        assert bertlite_main(words) == 0, (example, capsys.readouterr().err)
+        assert main(words) == 0, (example, capsys.readouterr().err)
         assert [path for path in outputs_of(words) if not Path(path).exists()] == [], example
-    assert bertlite_main(["convert", "fast", "--full", "--out", "all-heads"]) == 0
+    assert main(["convert", "fast", "--full", "--out", "all-heads"]) == 0
     capsys.readouterr()
-    assert bertlite_main(["inspect", "all-heads", "--json"]) == 0
+    assert main(["inspect", "all-heads", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bertlite"]["outcome"] == "same"
 
 
 @pytest.mark.slow
-def test_every_example_runs_with_its_extras_alone_and_writes_what_it_names(home, terminal_with) -> None:
-    """In one test too."""
+def test_every_example_runs_on_a_terminal_and_writes_what_it_names(home) -> None:
+    """In one test too; scripts/stress/release.py runs those of a page with the extra that the page names."""
     for example in EXAMPLES:
         words = as_here(example, home)
         if missing_exporter(words):
             continue
-        done = terminal_with(extras_of(words)).run(*words)
-        assert done.status == 0, (example, done.output)
-        assert "Traceback" not in done.output, example
-        assert [path for path in outputs_of(words) if not (home / path).exists()] == [], example
+        status, output = on_terminal(*words)
+        assert status == 0, (example, output)
+        assert [path for path in outputs_of(words) if not Path(path).exists()] == [], example
         if "--json" in words:
-            assert record_in(done.output)["what"] == f"bertlite {words[0]}"
+            assert json.loads(output[output.index("{\r\n") :])["what"] == f"bertlite {words[0]}"
         if words[:2] in (["prune", "finetune"], ["prune", "run"]) or words[0] == "bench":
-            assert BAR.search(done.output), (example, done.output)
+            assert BAR.search(output), (example, output)
 
 
-def test_the_commands_that_need_no_extra_run_without_any(terminal_with) -> None:
-    """On a terminal; the slow tests run every example with its own extras alone."""
-    done = terminal_with(()).run("inspect", "google-bert/bert-base-uncased")
-    assert (done.status, "Traceback" in done.output) == (0, False), done.output
-
-
-def test_the_bar_is_gone_when_the_work_is_done(home, terminal) -> None:
-    done = terminal.run("embed", "my-model", "corpus.jsonl", "--out", "bar", "--max-tokens", "40")
-    assert "embed:   0%|" in done.output
-    assert max(map(len, re.split(r"[\r\n]+", done.output))) <= COLUMNS
-    last = done.output.rstrip().splitlines()[-2].rpartition("\r")[2]
+def test_the_bar_is_gone_when_the_work_is_done() -> None:
+    status, output = on_terminal("embed", "my-model", "corpus.jsonl", "--out", "bar", "--max-tokens", "40")
+    assert status == 0
+    assert "embed:   0%|" in output
+    assert max(map(len, re.split(r"[\r\n]+", output))) <= COLUMNS
+    last = output.rstrip().splitlines()[-2].rpartition("\r")[2]
     assert last.startswith("bar: 300 rows, 32 numbers each, complete")
 
 
-def test_a_log_has_lines_and_no_control_characters(home, terminal) -> None:
+def test_a_log_has_lines_and_no_control_characters(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("bertlite.progress.SECONDS_BETWEEN_LINES", 0.0)
     data = ["--train", "train.tsv", "--dev", "dev.tsv", "--epochs", "0.5"]
-    done = terminal.run("prune", "finetune", "my-model", *data, "--out", "logged", log=True, between=0.0)
-    assert done.status == 0, done.output
-    assert CONTROL.search(done.output) is None
-    lines = [line for line in done.output.splitlines() if line.startswith("training: ")]
-    assert len(lines) == 8
-    assert re.fullmatch(r"training: 3 of 8 steps, [\d.]+ a second, \d+ s left", lines[2])
-    assert "|" not in done.output
+    assert main(["prune", "finetune", "my-model", *data, "--out", "logged"]) == 0
+    output = "".join(capsys.readouterr())
+    assert CONTROL.search(output) is None
+    lines = [line for line in output.splitlines() if line.startswith("training: ")]
+    assert len(lines) == 9  # without a delay the first is of no step
+    assert re.fullmatch(r"training: 3 of 8 steps, +[\d.]+ ?[a-z/ ]+, \d\d:\d\d left", lines[3])
+    assert "|" not in output
 
 
-def test_a_warning_is_one_line_without_the_place_in_the_code(home, terminal) -> None:
-    data = ["--train", "train.tsv", "--dev", "dev.tsv", "--calibration", "8", "--criteria", "magnitude"]
-    done = terminal.run("prune", "run", "my-model", *data, "--out", "warned")
-    assert [line for line in done.output.splitlines() if "held out" in line] == [
-        "warning: 23 of the 23 examples of dev.tsv are also in train.tsv, so they are not held out"
-    ]
-
-
-def test_ctrl_c_ends_long_work_without_a_traceback(home, terminal) -> None:
+def test_ctrl_c_ends_long_work_without_a_traceback(home) -> None:
     grid = ["--fractions", "0.1,0.2,0.3,0.4,0.5,0.6,0.7", "--seeds", ",".join(map(str, range(40)))]
     data = ["--train", "train.tsv", "--dev", "dev.tsv", "--criteria", "michel", "--calibration", "8"]
-    done = terminal.run("prune", "run", "my-model", *data, *grid, "--out", "stopped", interrupt=BEGUN)
-    assert "^C" in done.output, "it ended before the pattern was seen: Ctrl-C was never typed"
-    assert done.status == 130
-    assert "Traceback" not in done.output
+    words = ["prune", "run", "my-model", *data, *grid, "--out", "stopped"]
+    status, output = on_terminal(*words, interrupt=BEGUN)
+    assert status == 130, output
+    assert "Traceback" not in output
     assert any((home / "stopped").glob("*/run.json"))
 
 
-def test_help_is_plain_text_on_a_terminal(terminal) -> None:
+def test_help_is_plain_text_on_a_terminal() -> None:
     """For one command; tests/test_cli.py has the help of all, off a terminal."""
-    done = terminal.run("prune", "to", "--help")
-    assert done.status == 0
-    assert done.output.startswith("usage: bertlite")
-    assert CONTROL.search(done.output.replace("\r\n", "\n")) is None
-
-
-def test_the_installed_command_runs_from_cold(home) -> None:
-    """Through a shell, without the process that the other tests fork."""
-    import pty
-
-    script = f"{shlex.quote(sys.executable)} -m bertlite inspect my-model | head -1"
-    output = []
-
-    def read(descriptor: int) -> bytes:
-        output.append(os.read(descriptor, 4096))
-        return output[-1]
-
-    here = Path.cwd()
-    try:
-        os.chdir(home)
-        status = pty.spawn(["/bin/sh", "-c", script], read, lambda _: b"")
-    finally:
-        os.chdir(here)
+    status, output = on_terminal("prune", "to", "--help")
     assert status == 0
-    assert b"my-model" in b"".join(output)
+    assert output.startswith("usage: bertlite")
+    assert CONTROL.search(output.replace("\r\n", "\n")) is None
 
 
 # Completion ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def bash_completion(tmp_path_factory) -> Path:
-    """The file that `bertlite --print-completion bash` prints."""
+COMPLETED = {
+    "bertlite p": ["parity", "prune"],
+    "bertlite prune s": ["score"],
+    "bertlite prune run --rep": ["--repairs"],
+    "bertlite prune run --task r": ["regression"],
+    "bertlite inspect my-": ["my-model"],
+    "bertlite prune score my-model --train tr": ["train.tsv"],
+    "bertlite prune zzz": [],
+}
+
+
+def test_bash_completes(capsys) -> None:
     pytest.importorskip("shtab")
     if shutil.which("bash") is None:
         pytest.skip("there is no bash")
-    path = tmp_path_factory.mktemp("bash") / "bertlite"
-    command = [sys.executable, "-m", "bertlite", "--print-completion", "bash"]
-    path.write_text(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("bertlite p", ["parity", "prune"]),
-        ("bertlite prune s", ["score"]),
-        ("bertlite prune run --rep", ["--repairs"]),
-        ("bertlite prune run --task r", ["regression"]),
-        ("bertlite inspect my-", ["my-model"]),
-        ("bertlite prune score my-model --train tr", ["train.tsv"]),
-        ("bertlite prune zzz", []),
-    ],
-)
-def test_bash_completes(line, found, bash_completion, home) -> None:
-    words = line.split()
-    script = f"""
-source {shlex.quote(str(bash_completion))}
-COMP_WORDS=({line}) COMP_CWORD={len(words) - 1} COMP_LINE={shlex.quote(line)} COMP_POINT={len(line)}
-complete -p bertlite > /dev/null
-_shtab_bertlite
-printf '%s\n' "${{COMPREPLY[@]}}"
-"""
-    done = subprocess.run(["bash", "-c", script], cwd=home, capture_output=True, text=True, check=True)
-    assert sorted(done.stdout.split()) == found
+    with pytest.raises(SystemExit):
+        main(["--print-completion", "bash"])
+    script = [capsys.readouterr().out, "complete -p bertlite > /dev/null || exit 1"]
+    for line in COMPLETED:
+        script.append(f"COMP_WORDS=({line}) COMP_CWORD={len(line.split()) - 1} COMP_LINE={shlex.quote(line)}")
+        script.append(f'COMP_POINT={len(line)} COMPREPLY=()\n_shtab_bertlite\necho "${{COMPREPLY[@]}}"')
+    done = subprocess.run(["bash", "-c", "\n".join(script)], capture_output=True, text=True, check=True)
+    assert [sorted(found.split()) for found in done.stdout.splitlines()] == [*COMPLETED.values()]
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_completion_is_printed_for_each_shell(shell, capsys) -> None:
     pytest.importorskip("shtab")
     with pytest.raises(SystemExit) as end:
-        bertlite_main(["--print-completion", shell])
+        main(["--print-completion", shell])
     assert end.value.code == 0
     assert "bertlite" in capsys.readouterr().out
 
 
 def test_without_shtab_the_message_names_the_package(monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
-    assert bertlite_main(["--print-completion", "bash"]) == 2
+    assert main(["--print-completion", "bash"]) == 2
     assert "--print-completion needs shtab, which is not installed: pip install" in capsys.readouterr().err

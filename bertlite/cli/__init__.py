@@ -1,4 +1,4 @@
-"""The `bertlite` command, with a module for the arguments of each subcommand.
+"""The `bertlite` command: commands.py and prune.py declare the arguments of its subcommands.
 
 The code that a command runs is imported when it runs, so that --help is instant.
 """
@@ -13,12 +13,21 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from bertlite import __version__
-from bertlite.cli import attention, bench, completion, convert, embed, evaluate, export, inspect, parity, prune
+from bertlite.cli import commands, prune, words
 from bertlite.cli.parts import FOLDER, PATHS, RECORD, Parser
-from bertlite.cli.spelling import check_spelling, describe_extra, leaf
 from bertlite.extras import install_hint
 
-COMMANDS = (inspect, attention, parity, prune, evaluate, embed, convert, export, bench)
+COMMANDS = (
+    commands.inspect,
+    commands.attention,
+    commands.parity,
+    prune.add,
+    commands.evaluate,
+    commands.embed,
+    commands.convert,
+    commands.export,
+    commands.bench,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,12 +68,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         SystemExit: with status 2 and a message if they are wrong; with 0 after help.
     """
     top = parser()
-    check_spelling(top, argv)
+    words.check_spelling(top, argv)
     args, extra = top.parse_known_args(argv)
+    inner, given = words.leaf(top, argv)
     if extra:
-        inner, words = leaf(top, argv)
-        inner.error(describe_extra(inner, words, extra[0]))
-    for action in leaf(top, argv)[0]._actions:  # shells expand a tilde only at the start of a word
+        inner.error(words.describe_extra(inner, given, extra[0]))
+    for action in inner._actions:  # shells expand a tilde only at the start of a word
         if action.metavar in PATHS:
             found = getattr(args, action.dest)
             expanded = [os.path.expanduser(each) for each in found] if isinstance(found, list) else found
@@ -79,10 +88,10 @@ def parser() -> Parser:
         description="The BERT you can read, prove, prune and run.  `bertlite COMMAND --help` has examples.",
     )
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    completion.add_option(top)
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in COMMANDS:
-        module.add(commands)
+    words.add_completion(top)
+    below = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add in COMMANDS:
+        add(below)
     return top
 
 

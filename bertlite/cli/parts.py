@@ -94,9 +94,33 @@ def command(
     return added
 
 
+def option(
+    group: Any, name: str, kind: Callable[[str], Any], default: Any, text: str, *, otherwise: str = "", **more: Any
+) -> None:
+    """Add an option, whose help ends with its default.
+
+    Args:
+        kind: parses the value.
+        otherwise: what holds without the option, where the default does not say it.
+        more: for argparse.
+    """
+    shown = otherwise or "%(default)s"
+    group.add_argument(name, type=kind, default=default, help=f"{text} (default: {shown})", **more)
+
+
+def choice(group: Any, name: str, known: Sequence[str], default: str | None, text: str, **more: Any) -> None:
+    """Add an option whose value is one of these names."""
+    option(group, name, str, default, text, choices=known, **more)
+
+
+def add_checkpoint(action: Any, text: str = "a hub id or a folder, with its tokenizer", **more: Any) -> None:
+    """Add CHECKPOINT."""
+    action.add_argument("checkpoint", metavar="CHECKPOINT", help=text, **more)
+
+
 def add_device(action: Any) -> None:
     """Add --device."""
-    action.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    option(action, "--device", str, "cpu", "cpu or cuda")
 
 
 # Types of arguments --------------------------------------------------------------------------------------------------
@@ -130,8 +154,15 @@ def names(text: str) -> tuple[str, ...]:
 
 def names_of(what: str, known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     """Return a parser of a list of names, each of which must be one of these."""
-    parse_one = one_of(what, known)
-    return lambda text: tuple(map(parse_one, names(text)))
+
+    def parse(text: str) -> tuple[str, ...]:
+        found = names(text)
+        for name in found:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"there is no {what} {name!r}; have: {', '.join(known)}")
+        return found
+
+    return parse
 
 
 def integers(text: str) -> tuple[int, ...]:
@@ -191,14 +222,3 @@ def list_of_range(text: str) -> str:
     low, high = int(ends[1]), int(ends[2])
     listed = map(str, range(low, high + 1)) if high - low < 16 else (str(low), str(low + 1), "…", str(high))
     return f": write {','.join(listed)}"
-
-
-def one_of(what: str, known: Sequence[str]) -> Callable[[str], str]:
-    """Return a parser of a name that must be one of these."""
-
-    def parse(text: str) -> str:
-        if text not in known:
-            raise argparse.ArgumentTypeError(f"there is no {what} {text!r}; have: {', '.join(known)}")
-        return text
-
-    return parse

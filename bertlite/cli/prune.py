@@ -1,14 +1,15 @@
 """The arguments of `bertlite prune`."""
 
-import argparse
 from collections.abc import Iterable
+from typing import Any
 
-from bertlite.cli import prune_to
 from bertlite.cli.parts import (
     FOLDER,
     Commands,
     Parser,
+    add_checkpoint,
     add_device,
+    choice,
     command,
     count,
     integer,
@@ -16,13 +17,15 @@ from bertlite.cli.parts import (
     names,
     number,
     numbers,
-    one_of,
+    option,
+    shapes,
 )
 from bertlite.importance.criteria import CRITERIA, NORMALISERS, REDUCTIONS, TARGETS
 
 WORK = "bertlite.experiments.command"
 TASKS = ("classification", "tokens", "regression", "similarity")
 METRICS = ("accuracy", "f1", "macro-f1", "mcc", "spearman", "loss")
+WAYS = ("auto", "latency", "macs")
 SUMMARY = "make a checkpoint faster or smaller (`prune to 2x`), or compare ways to prune"
 DESCRIPTION = """\
 Make a checkpoint faster or smaller by `to`; the other actions are experiments that compare ways to prune.  Each run
@@ -35,11 +38,8 @@ def add(commands: Commands) -> None:
     """Add `prune` and its actions."""
     prune = commands.add_parser("prune", help=SUMMARY, description=DESCRIPTION)
     actions = prune.add_subparsers(dest="action", required=True, metavar="ACTION")
-    prune_to.add(actions)
-    add_finetune(actions)
-    add_score(actions)
-    add_run(actions)
-    add_compare(actions)
+    for add_one in (add_to, add_finetune, add_score, add_run, add_compare):
+        add_one(actions)
 
 
 def add_action(
@@ -50,14 +50,16 @@ def add_action(
     out: dict[str, str],
     examples: tuple[str, ...],
     needs: tuple[str, ...] = (FOLDER,),
+    work: str = WORK,
+    description: str = "",
 ) -> Parser:
     """Add an action of `prune` and return the parser of its arguments."""
     return command(
         actions,
         name,
-        WORK,
+        work,
         summary=summary,
-        description=f"{summary[0].upper()}{summary[1:]}.",
+        description=description or f"{summary[0].upper()}{summary[1:]}.",
         examples=tuple(f"prune {name} {example}" for example in examples),
         record=record,
         out=out,
@@ -75,102 +77,128 @@ def criterion_help() -> str:
     normalisers = [name for name in NORMALISERS if name not in ("none", "cost")]
     return (
         f"{either(CRITERIA)}; options follow after slashes: {either(REDUCTIONS)}; {either(TARGETS)};"
-        f" {either(normalisers)}; inverted (default: %(default)s)"
+        f" {either(normalisers)}; inverted"
     )
 
 
-def add_data(
-    action: argparse.ArgumentParser, train: bool = True, dev: bool = True, task: str | None = "classification"
-) -> None:
+# Arguments that several actions have ---------------------------------------------------------------------------------
+
+
+def add_data(action: Any, train: bool = True, dev: bool = True, task: str | None = "classification") -> None:
     """Add the arguments that name checkpoint and data; without a default, the task is the checkpoint's."""
-    action.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder or a hub id, with its tokenizer")
+    add_checkpoint(action)
     group = action.add_argument_group(
         "data", ".csv, .tsv, .jsonl or .parquet files, or hub data sets (NAME or NAME:CONFIGURATION)"
     )
-    if train:
-        group.add_argument("--train", required=True, metavar="DATA", help="examples for calibration and training")
-        group.add_argument(
-            "--train-split", metavar="NAME", help="split for training, which a hub data set needs (default: none)"
-        )
-    if dev:
-        group.add_argument("--dev", required=True, metavar="DATA", help="examples for evaluation")
-        group.add_argument(
-            "--dev-split", metavar="NAME", help="split for evaluation, which a hub data set needs (default: none)"
-        )
-    add_task(group, "what the checkpoint does with the data", task)
-    group.add_argument(
-        "--text",
-        type=names,
-        default="sentence",
-        metavar="A[,B]",
-        help="name of the column with the text, or of both columns of pairs (default: %(default)s)",
-    )
-    group.add_argument(
-        "--label", default="label", metavar="NAME", help="name of the column with the label (default: %(default)s)"
-    )
-    group.add_argument(
-        "--columns",
-        type=names,
-        default=(),
-        metavar="A,B,…",
-        help="names of all columns, for .csv and .tsv files without a header (default: those of the header)",
-    )
-    group.add_argument(
-        "--classes",
-        type=names,
-        default=(),
-        metavar="A,B,…",
-        help="names of the labels 0, 1, … in the data (default: the model's names of its classes, or numbers)",
-    )
-    group.add_argument(
-        "--max-length", type=count, default=128, metavar="TOKENS", help="truncate longer texts (default: %(default)s)"
-    )
+    parts = {"train": ("calibration and training", "training"), "dev": ("evaluation", "evaluation")}
+    for name in [name for name, asked in (("train", train), ("dev", dev)) if asked]:
+        use, split = parts[name]
+        group.add_argument(f"--{name}", required=True, metavar="DATA", help=f"examples for {use}")
+        text = f"split for {split}, which a hub data set needs"
+        option(group, f"--{name}-split", str, None, text, otherwise="none", metavar="NAME")
+    known, usual = (TASKS, "") if task else ((*TASKS, "masked"), "that of its class")
+    text = "what the checkpoint does with the data: %(choices)s"
+    choice(group, "--task", known, task, text, otherwise=usual, metavar="TASK")
+    add_columns(group)
+    option(group, "--label", str, "label", "name of the column with the label", metavar="NAME")
+    classes = "names of the labels 0, 1, … in the data"
+    usual = "the model's names of its classes, or numbers"
+    option(group, "--classes", names, (), classes, otherwise=usual, metavar="A,B,…")
     add_device(group)
 
 
-def add_task(group: argparse._ActionsContainer, what: str, default: str | None = "classification") -> None:
-    """Add --task; without a default it is the checkpoint's, which may be masked words too."""
-    known = TASKS if default else (*TASKS, "masked")
-    group.add_argument(
-        "--task",
-        type=one_of("task", known),
-        choices=known,
-        default=default,
-        metavar="TASK",
-        help=f"{what}: %(choices)s (default: {default or 'that of its class'})",
-    )
+def add_columns(group: Any) -> None:
+    """Add the arguments that say how texts are read from a file."""
+    text = "name of the column with the text, or of both columns of pairs"
+    option(group, "--text", names, "sentence", text, metavar="A[,B]")
+    text = "names of all columns, for .csv and .tsv files without a header"
+    option(group, "--columns", names, (), text, otherwise="those of the header", metavar="A,B,…")
+    option(group, "--max-length", count, 128, "truncate longer texts", metavar="TOKENS")
 
 
-def add_training(action: argparse.ArgumentParser) -> None:
+def add_training(action: Parser) -> None:
     """Add the arguments of training, except --epochs."""
     group = action.add_argument_group("training")
-    group.add_argument("--lr", type=number, default=5e-5, help="peak learning rate (default: %(default)s)")
-    group.add_argument("--batch-size", type=count, default=32, help="examples in a batch (default: %(default)s)")
-    group.add_argument("--train-examples", type=count, metavar="N", help="size of a random sample (default: all)")
+    option(group, "--lr", number, 5e-5, "peak learning rate")
+    option(group, "--batch-size", count, 32, "examples in a batch")
+    option(group, "--train-examples", count, None, "size of a random sample", otherwise="all", metavar="N")
 
 
-def add_metric(action: argparse._ActionsContainer) -> None:
+def add_metric(action: Parser) -> None:
     """Add --metric."""
-    action.add_argument(
-        "--metric",
-        type=one_of("metric", METRICS),
-        choices=METRICS,
-        metavar="METRIC",
-        help="what the table shows: %(choices)s (default: GLUE's own for its data sets, such as mcc for CoLA; else"
-        " accuracy, f1 of tokens, or spearman); f1 is that of class 1 of two, and of words that are not of the first"
-        " class",
+    text = (
+        "what the table shows: %(choices)s; f1 is that of class 1 of two, and of words that are not of the first class"
     )
+    usual = "GLUE's own for its data sets, such as mcc for CoLA; else accuracy, f1 of tokens, or spearman"
+    choice(action, "--metric", METRICS, None, text, otherwise=usual, metavar="METRIC")
 
 
-def add_calibration(action: argparse.ArgumentParser) -> None:
+def add_calibration(action: Any) -> None:
     """Add --calibration."""
-    action.add_argument(
-        "--calibration",
-        type=count,
-        default=512,
-        metavar="N",
-        help="training examples for criteria and repair (default: %(default)s)",
+    option(action, "--calibration", count, 512, "training examples for criteria and repair", metavar="N")
+
+
+# The actions ---------------------------------------------------------------------------------------------------------
+
+
+def add_to(actions: Commands) -> None:
+    """Add `to`."""
+    action = add_action(
+        actions,
+        "to",
+        "prune a checkpoint to a speed, a time or a share of its MACs",
+        record="the report",
+        out={FOLDER: "the pruned checkpoint with its tokenizer, a card and report.json"},
+        examples=(
+            "2x runs/dense/model --texts texts.txt --out fast",
+            "30% runs/dense/model --texts train.tsv --dev dev.tsv --label label --out small",
+            "15ms my-model --at 1x32 --texts texts.txt --out quick",
+            "2x my-model --backend auto --texts texts.txt --out served",
+        ),
+        work="bertlite.budget.command",
+        description="""\
+Prune a checkpoint to a budget of time or work, without training.
+
+TARGET is a speed (2x the given model's), a share of the MACs of the unpruned model (40%), or the time of a forward
+(15ms).  It is stated for one batch, --at or --lengths.  Heads and neurons are removed together; a layer may lose its
+whole attention or feed-forward network.  What is left is chosen and fitted by least squares, layer by layer, to the
+outputs of the given model.  A speed or a time is measured at the end: the target is met if it is reached and exceeded
+by at most 10 %.  Where other work makes the clock too noisy, sizes are chosen by MACs.
+
+No labels are needed: the divergence from the given model's predictions takes the place of the loss.  With --label, the
+loss itself is used.  A killed search continues where it stopped when the same command is given again.""",
     )
+    action.add_argument("target", metavar="TARGET", help="2x, 40%% or 15ms")
+    add_checkpoint(action)
+    group = action.add_argument_group("texts of the kind that the model will see")
+    text = ".txt with a text on each line, .csv, .tsv, .jsonl or .parquet"
+    group.add_argument("--texts", required=True, metavar="FILE", help=text)
+    text = "texts that the model was not trained on, with the same columns; the report is measured on them"
+    usual = "a fifth of the texts, at most 256, which is held out"
+    option(group, "--dev", str, None, text, otherwise=usual, metavar="FILE")
+    option(group, "--label", str, None, "name of the column with the label", otherwise="none", metavar="NAME")
+    add_columns(group)
+    option(group, "--calibration", count, 1024, "texts to fit to", metavar="N")
+    work = action.add_argument_group("work that the target is for")
+    text, usual = "a batch of B sequences of S tokens", "8x128 without --lengths"
+    option(work, "--at", shapes, None, text, otherwise=usual, metavar="BxS")
+    text = "a length in tokens on each line; the batch has --batch-size of their quantiles"
+    option(work, "--lengths", str, None, text, otherwise="none", metavar="FILE")
+    option(work, "--batch-size", count, 32, "sequences of --lengths")
+    text = "what runs the timed models: a backend of optimize_for_inference, or plain, none"
+    option(work, "--backend", str, "plain", text)
+    text = "of these models: float32, bfloat16, float16 or, with a backend, int8"
+    option(work, "--dtype", str, None, text, otherwise="the checkpoint's")
+    add_device(work)
+    text = (
+        "the cost of a size: latency, its measured time on this machine, or macs; auto is latency for a speed or a"
+        " time of plain models, else macs"
+    )
+    choice(action, "--allocate", WAYS, "auto", text)
+    action.add_argument(
+        "--fresh-times", action="store_true", help="measure the times of layers again, although they are kept"
+    )
+    option(action, "--seed", integer, 0, "seed of the texts drawn")
 
 
 def add_finetune(actions: Commands) -> None:
@@ -188,22 +216,14 @@ def add_finetune(actions: Commands) -> None:
     )
     add_data(action)
     add_training(action)
-    action.add_argument("--epochs", type=number, default=3.0, help="passes over the data (default: %(default)s)")
-    action.add_argument(
-        "--num-labels", type=count, help="outputs of the head (default: the classes of the data; 1 for regression)"
-    )
-    action.add_argument("--seed", type=integer, default=0, help="seed of training (default: %(default)s)")
-    action.add_argument(
-        "--teacher",
-        metavar="CHECKPOINT",
-        help="model with the same classes whose predictions are also learnt (default: none)",
-    )
-    action.add_argument(
-        "--distil",
-        type=number,
-        metavar="SHARE",
-        help="weight of the distance to the teacher's predictions in the loss (default: 0.5 with --teacher)",
-    )
+    option(action, "--epochs", number, 3.0, "passes over the data")
+    usual = "the classes of the data; 1 for regression"
+    option(action, "--num-labels", count, None, "outputs of the head", otherwise=usual)
+    option(action, "--seed", integer, 0, "seed of training")
+    text = "model with the same classes whose predictions are also learnt"
+    option(action, "--teacher", str, None, text, otherwise="none", metavar="CHECKPOINT")
+    text = "weight of the distance to the teacher's predictions in the loss"
+    option(action, "--distil", number, None, text, otherwise="0.5 with --teacher", metavar="SHARE")
 
 
 def add_score(actions: Commands) -> None:
@@ -219,13 +239,8 @@ def add_score(actions: Commands) -> None:
     )
     add_data(action, dev=False)
     add_calibration(action)
-    action.add_argument("--criteria", type=names, default="michel", metavar="A,B,…", help=criterion_help())
-    action.add_argument(
-        "--seed",
-        type=integer,
-        default=0,
-        help="seed of the calibration sample and of random scores (default: %(default)s)",
-    )
+    option(action, "--criteria", names, "michel", criterion_help(), metavar="A,B,…")
+    option(action, "--seed", integer, 0, "seed of the calibration sample and of random scores")
 
 
 def add_run(actions: Commands) -> None:
@@ -245,26 +260,18 @@ def add_run(actions: Commands) -> None:
     add_data(action)
     add_training(action)
     add_calibration(action)
-    action.add_argument("--criteria", type=names, default="michel,random", metavar="A,B,…", help=criterion_help())
-    for name, default, kind, what in (
-        ("fractions", "0.3,0.5,0.6,0.7,0.8,0.9", numbers, "shares of the heads to remove"),
-        ("repairs", "refit", names, "of none, mean, scale, refit"),
-        ("epochs", "0", numbers, "epochs of retraining"),
-        ("seeds", "0", integers, "seeds of calibration and retraining"),
-        ("random-seeds", "0,1,2,3,4", integers, "seeds of the random criterion"),
+    option(action, "--criteria", names, "michel,random", criterion_help(), metavar="A,B,…")
+    for name, kind, default, text in (
+        ("--fractions", numbers, "0.3,0.5,0.6,0.7,0.8,0.9", "shares of the heads to remove"),
+        ("--repairs", names, "refit", "of none, mean, scale, refit"),
+        ("--epochs", numbers, "0", "epochs of retraining"),
+        ("--seeds", integers, "0", "seeds of calibration and retraining"),
+        ("--random-seeds", integers, "0,1,2,3,4", "seeds of the random criterion"),
     ):
-        helps = f"{what} (default: %(default)s)"
-        action.add_argument(f"--{name}", type=kind, default=default, metavar="A,B,…", help=helps)
-    action.add_argument(
-        "--at-least", type=integer, default=1, metavar="N", help="heads that every layer keeps (default: %(default)s)"
-    )
-    action.add_argument(
-        "--distil",
-        type=number,
-        default=0.0,
-        metavar="SHARE",
-        help="weight of the distance to the dense model's predictions in retraining's loss (default: %(default)s)",
-    )
+        option(action, name, kind, default, text, metavar="A,B,…")
+    option(action, "--at-least", integer, 1, "heads that every layer keeps", metavar="N")
+    text = "weight of the distance to the dense model's predictions in retraining's loss"
+    option(action, "--distil", number, 0.0, text, metavar="SHARE")
     action.add_argument("--save-model", action="store_true", help="save the pruned models")
     add_metric(action)
 
@@ -284,10 +291,6 @@ def add_compare(actions: Commands) -> None:
         needs=(),
     )
     action.add_argument("roots", nargs="+", metavar="FOLDER", help="folders with runs, at any depth")
-    action.add_argument(
-        "--against",
-        metavar="CRITERION",
-        help="test every other criterion against this one, or each against the dense models with `dense` (default: no"
-        " tests)",
-    )
+    text = "test every other criterion against this one, or each against the dense models with `dense`"
+    option(action, "--against", str, None, text, otherwise="no tests", metavar="CRITERION")
     add_metric(action)

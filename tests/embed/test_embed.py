@@ -656,15 +656,14 @@ def test_the_forecast_is_right_on_texts_of_very_different_lengths(checkpoint, tm
         return plain(self, ids, *rest)
 
     monkeypatch.setattr(Embedder, "embed", timed)
-    clock = SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr("bertlite.embed.job.time", clock)
-    monkeypatch.setattr("bertlite.progress.time", clock)
+    monkeypatch.setattr("bertlite.embed.job.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     class Bar(Progress):
         def advance(self, count: float = 1) -> None:
             super().advance(count)
             if self.done:
-                shown.append((now[0], self.seconds_left, self.done / self.total))
+                share = self.done / self.total
+                shown.append((now[0], now[0] / share - now[0], share))
 
     monkeypatch.setattr("bertlite.embed.command.Progress", Bar)
     job = Job(embedder, Rows((path,)), tmp_path / "out", shard_rows=40)

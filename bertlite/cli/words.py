@@ -1,11 +1,15 @@
-"""Misspelt commands and options: the error names the nearest one."""
+"""The words of a command line: misspelt ones are answered with the nearest, and a shell can complete them."""
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any
 
-from bertlite.cli.parts import Parser
+from bertlite.cli.parts import PATHS, Parser
+from bertlite.extras import import_optional
+
+SHELLS = ("bash", "zsh", "tcsh")
 
 
 def check_spelling(top: Parser, argv: Sequence[str]) -> None:
@@ -67,3 +71,44 @@ def subcommands(parser: Parser) -> dict[str, Parser]:
 def options_of(parser: Parser) -> list[str]:
     """Return the long options of a parser."""
     return [name for action in parser._actions for name in action.option_strings if name.startswith("--")]
+
+
+# Completion ----------------------------------------------------------------------------------------------------------
+
+
+def add_completion(top: Parser) -> None:
+    """Add --print-completion to the parser of all commands."""
+    top.add_argument(
+        "--print-completion",
+        action=PrintCompletion,
+        choices=SHELLS,
+        metavar="SHELL",
+        help=f"print a script that completes commands, options and paths in {', '.join(SHELLS)}; needs the package"
+        " shtab (default: none is printed)",
+    )
+
+
+class PrintCompletion(argparse.Action):
+    """Print the script for a shell and exit."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        shtab = import_optional("shtab", option_string or "", "cli")
+        assert isinstance(parser, Parser)
+        complete_paths_(parser, shtab.FILE)
+        print(shtab.complete(parser, shell=str(values)))
+        parser.exit(0)
+
+
+def complete_paths_(parser: Parser, how: Mapping[str, Any]) -> None:
+    """Let shtab complete the arguments that are paths, of all commands below this parser."""
+    for action in parser._actions:
+        if action.metavar in (*PATHS, "PATH[,PATH]"):
+            action.complete = how  # type: ignore[attr-defined]  # where shtab looks for it
+    for below in subcommands(parser).values():
+        complete_paths_(below, how)

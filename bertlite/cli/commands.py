@@ -1,0 +1,323 @@
+"""The arguments of every command but `prune`."""
+
+import argparse
+
+from bertlite.cli.parts import (
+    FOLDER,
+    Commands,
+    Parser,
+    add_checkpoint,
+    add_device,
+    choice,
+    command,
+    count,
+    counts,
+    integers,
+    names,
+    number,
+    option,
+    shapes,
+)
+from bertlite.cli.prune import add_data, add_metric
+
+ENGINES = ("local", "ray")
+DTYPES = "float32, bfloat16, float16 or, on the CPU, int8"
+
+
+def inspect(commands: Commands) -> None:
+    """Add `inspect`."""
+    action = command(
+        commands,
+        "inspect",
+        "bertlite.inspection",
+        summary="list the contents of a checkpoint and the libraries that load it",
+        description="""\
+List the contents of a checkpoint, layer by layer, and tell if bertlite, transformers 4 and transformers 5 load it
+correctly.  No model is run, and the weights are not read.  Exits 1 if bertlite would not load it.""",
+        examples=("inspect google-bert/bert-base-uncased", "inspect my-model --json"),
+        record="the report",
+    )
+    add_checkpoint(action, "a hub id, a folder, or a weights file with its config.json beside it")
+    option(action, "--revision", str, None, "a branch, tag or commit of the hub", otherwise="main")
+
+
+def attention(commands: Commands) -> None:
+    """Add `attention`."""
+    action = command(
+        commands,
+        "attention",
+        "bertlite.attention_view.command",
+        summary="draw the attention weights of a model for a text",
+        description="""\
+Draw the attention weights that each head of a model gives to the tokens of a text, as an interactive HTML page.  Heads
+are numbered as in the unpruned model; pruned ones are blank.  --against compares two checkpoints, such as a dense and
+a pruned one, head by head.""",
+        examples=(
+            'attention google-bert/bert-base-uncased "The cat sat on the mat." --out maps.html',
+            'attention my-model "Who sat?" --pair "The cat sat." --layers 0,1,11 --heads 3 --out maps.html,maps.json',
+            'attention google-bert/bert-base-uncased "The cat sat on the mat." --against my-model --out compared.html',
+        ),
+        record="the tokens and all weights",
+        out={".html": "a page"},
+        needs=(".html", ".json"),
+    )
+    add_checkpoint(action)
+    action.add_argument("text", metavar="TEXT", help="the text for the model")
+    option(action, "--revision", str, None, "a branch, tag or commit of the hub", otherwise="main")
+    option(action, "--pair", str, None, "a second text, after the first one's [SEP]", otherwise="none", metavar="TEXT")
+    option(
+        action,
+        "--against",
+        str,
+        None,
+        "compare with this checkpoint, of the same tokenizer (or without one), layers and heads",
+        otherwise="none",
+        metavar="CHECKPOINT",
+    )
+    option(action, "--layers", integers, None, "layers to draw", otherwise="all", metavar="A,B")
+    option(action, "--heads", integers, None, "heads of these layers", otherwise="all", metavar="A,B")
+
+
+def parity(commands: Commands) -> None:
+    """Add `parity`."""
+    action = command(
+        commands,
+        "parity",
+        "bertlite.parity.command",
+        summary="prove that a checkpoint runs here as in transformers",
+        description="""\
+Run a checkpoint in bertlite and in transformers and compare everything they return: outputs, hidden states,
+attentions, losses and gradients.  Unless --all is given, code chooses few cases that together have every backend,
+dtype, kind of mask, head and feature; they take about a minute.  Exits 1 if anything differs.""",
+        examples=(
+            "parity google-bert/bert-base-uncased",
+            "parity my-model --all --out record.json",
+            "parity my-model --only float64,eager -v",
+        ),
+        record="every comparison, the git commit, the versions and the machine",
+    )
+    add_checkpoint(
+        action,
+        "a hub id or a folder, such as google-bert/bert-base-uncased; by default the real MiniLM checkpoint of the"
+        " demo dependency and one of bert-base's shape that transformers makes",
+        nargs="?",
+    )
+    option(
+        action,
+        "--shapes",
+        str,
+        None,
+        "also check models of these shapes with random weights: base, large, or base,large",
+        otherwise="base beside the demo's checkpoint and none beside another",
+        metavar="NAMES",
+    )
+    option(action, "--device", str, "cpu", "cpu or cuda, which adds every kernel of SDPA, and TF32", otherwise="cpu")
+    action.add_argument(
+        "--all", action="store_true", help="run every case; it takes minutes (default: the quick choice)"
+    )
+    option(
+        action,
+        "--only",
+        names,
+        (),
+        "only cases with one of these in their names; see --list",
+        otherwise="whatever their names",
+        metavar="A,B",
+    )
+    action.add_argument(
+        "-v", "--verbose", action="store_true", help="print every case as it comes (default: those that differ)"
+    )
+    action.add_argument("--list", action="store_true", help="print the names of all cases and stop")
+
+
+def evaluate(commands: Commands) -> None:
+    """Add `evaluate`."""
+    action = command(
+        commands,
+        "evaluate",
+        "bertlite.experiments.evaluate_command",
+        summary="compute the metrics of a checkpoint on labelled examples, alone or against another's",
+        description="""\
+Compute the metrics of a checkpoint on labelled examples, one of them with a 95 % interval over the examples.  The task
+follows from the checkpoint's class: sequence or token classification, regression, similarity of two texts, or masked
+words, which need no labels.  With --against, the two checkpoints are compared on the same examples: the difference has
+an interval and a p-value, and the exit status is 1 if CHECKPOINT is significantly worse.""",
+        examples=(
+            "evaluate fast --dev dev.tsv --against runs/dense/model --metric mcc",
+            "evaluate runs/dense/model --dev dev.tsv",
+        ),
+        record="the metrics, intervals and the comparison",
+    )
+    add_data(action, train=False, task=None)
+    option(
+        action,
+        "--against",
+        str,
+        None,
+        "compare with this checkpoint, of the same task",
+        otherwise="none",
+        metavar="CHECKPOINT",
+    )
+    add_metric(action)
+
+
+def embed(commands: Commands) -> None:
+    """Add `embed`."""
+    action = command(
+        commands,
+        "embed",
+        "bertlite.embed.command",
+        summary="turn the texts of files of any size into vectors",
+        description="""\
+Write one vector for every row of the input into Parquet files: id, vector and, with --keep-text, text.  Started again
+after a kill, it writes the missing files.  Under torchrun the processes divide the work.""",
+        examples=(
+            "embed sentence-transformers/all-MiniLM-L6-v2 corpus.jsonl --out vectors",
+            "embed my-model a.txt b.txt --pooling mean --normalize --max-length 128 --out vectors-128",
+        ),
+        record="the manifest and the work done by this command",
+        out={FOLDER: "the Parquet files and manifest.json"},
+        needs=(FOLDER,),
+    )
+    add_checkpoint(action)
+    action.add_argument(
+        "input", nargs="+", metavar="INPUT", help="text (one row a line), csv, tsv, jsonl or Parquet files"
+    )
+    option(action, "--format", str, None, "text, csv, tsv, jsonl or parquet", otherwise="by the files' suffixes")
+    option(action, "--text", str, "text", "name of the column with the text", dest="column", metavar="NAME")
+    option(action, "--id", str, None, "name of the column with the id", otherwise="rows are numbered", metavar="NAME")
+    action.add_argument("--keep-text", action="store_true", help="write the texts too")
+    option(
+        action, "--pooling", str, None, "cls, mean, max or lasttoken", otherwise="that of the checkpoint, else mean"
+    )
+    action.add_argument(
+        "--normalize",
+        action=argparse.BooleanOptionalAction,
+        help="give vectors length 1 (default: as the checkpoint states, else not)",
+    )
+    prompt = "put this before each text"
+    option(action, "--prompt", str, None, prompt, otherwise="the checkpoint's prompt", metavar="TEXT")
+    prompt = "put the checkpoint's prompt of this name before each text"
+    option(action, "--prompt-name", str, None, prompt, otherwise="the one that it names", metavar="NAME")
+    option(action, "--dtype", str, None, DTYPES, otherwise="the checkpoint's")
+    option(
+        action, "--backend", str, "auto", "of optimize_for_inference; auto packs the weights where that is possible"
+    )
+    add_device(action)
+    option(
+        action, "--max-length", count, None, "truncate longer texts", otherwise="the checkpoint's", metavar="TOKENS"
+    )
+    option(action, "--max-tokens", count, 4096, "tokens in a batch")
+    option(action, "--shard-rows", count, 10_000, "rows in a file")
+    choice(action, "--engine", ENGINES, "local", "local, run here; or ray, run on Ray")
+    option(action, "--workers", count, None, "actors of --engine ray", otherwise="2")
+
+
+def convert(commands: Commands) -> None:
+    """Add `convert`."""
+    action = command(
+        commands,
+        "convert",
+        "bertlite.shipping.convert",
+        summary="write a checkpoint of another family as a BERT's",
+        description="""\
+Write a checkpoint of another family, such as RoBERTa, XLM-R, DistilBERT, MPNet or ELECTRA, as a BERT's, with its
+tokenizer and sentence-transformers' modules.  Where transformers is installed, the result is first compared with
+transformers' own class in float64, and not written if they differ.""",
+        examples=(
+            "convert sentence-transformers/all-MiniLM-L6-v2 --out minilm-as-bert",
+            "convert fast --full --out all-heads",
+        ),
+        record="the family, and the differences from transformers",
+        out={FOLDER: "the model, its tokenizer and a card"},
+        needs=(FOLDER,),
+    )
+    add_checkpoint(action)
+    text = "put pruned heads and neurons back, with weights of zero, for loaders that know none"
+    action.add_argument("--full", action="store_true", help=text)
+
+
+def export(commands: Commands) -> None:
+    """Add `export`."""
+    action = command(
+        commands,
+        "export",
+        "bertlite.shipping.export",
+        summary="write a checkpoint as ONNX or OpenVINO IR",
+        description="""\
+Write a dense or pruned checkpoint as ONNX or OpenVINO IR, for batches and lengths of any size, in float32.  The graph
+is run beside the model at several shapes with padding, and kept only if its error is as small as torch's own.  The
+folder also gets what sentence-transformers and optimum need; it may be the checkpoint's own.""",
+        examples=(
+            "export sentence-transformers/all-MiniLM-L6-v2 --out minilm-onnx",
+            "export fast --format openvino --out fast-openvino",
+        ),
+        record="what was written, and how it compares with the model",
+        out={FOLDER: "the graph, config.json, the tokenizer and export.json"},
+        needs=(FOLDER,),
+    )
+    add_checkpoint(action)
+    option(action, "--format", names, "onnx", "onnx, openvino or both", metavar="A[,B]")
+    option(
+        action,
+        "--class",
+        str,
+        None,
+        "class to load, such as BertForMaskedLM",
+        otherwise="that of config.json, and BertModel for models of sentence-transformers",
+        dest="class_name",
+        metavar="NAME",
+    )
+
+
+def bench(commands: Commands) -> None:
+    """Add `bench`."""
+    action = command(
+        commands,
+        "bench",
+        "bertlite.bench.command",
+        summary="measure speed beside other libraries, or pruned models beside the dense one",
+        description="""\
+Without RUN, time bertlite and its peers in turn: forward passes on full batches and on texts of real lengths, and
+pruned models.  Every engine is first compared with float64; an engine with wrong results is named and not timed.
+Every ratio is taken round by round and printed with its quartiles.  Peers that are not installed are listed.
+
+With RUN, measure time and memory of pruned models and of the dense one that they come from, all optimised
+by optimize_for_inference; --backend plain leaves them unoptimised.""",
+        examples=(
+            'bench --only forward --engines "bertlite onednn",OpenVINO --out speed.json,speed.png',
+            "bench --only pruned --rounds 7",
+            "bench runs/half --shapes 1x16,8x128 --out runs/speed",
+            "bench runs/half --backend plain --out runs/speed-plain",
+        ),
+        record="the times, ratios and errors of every section",
+        out={
+            ".png": "the ratios of the forward passes",
+            FOLDER: "exported models, which the next run uses again; with RUN the results",
+        },
+    )
+    action.add_argument("runs", nargs="*", metavar="RUN", help="folders of runs that pruned one dense model")
+    option(action, "--rounds", count, 15, "runs of each candidate, 7 or more")
+    add_device(action)
+    add_bench_groups(action)
+
+
+def add_bench_groups(action: Parser) -> None:
+    """Add the arguments that are used without RUN, and those that are used with it."""
+    peers = action.add_argument_group("without RUN")
+    all_of = {"otherwise": "all", "metavar": "A,B"}
+    option(peers, "--only", names, None, "sections whose name contains one of these", **all_of)
+    baseline = "engines whose name contains one of these; the baseline always runs"
+    option(peers, "--engines", names, None, baseline, **all_of)
+    shape = "shapes with random weights: bert-base, MiniLM"
+    option(peers, "--models", names, None, shape, otherwise="bert-base", metavar="A,B")
+    threads = "threads of all engines, a section for each number"
+    option(peers, "--threads", counts, None, threads, otherwise="as many as torch has", metavar="N,M")
+    limit = "time limit of a section, which then ends with fewer rounds, but at least 7"
+    option(peers, "--seconds", number, None, limit, otherwise="60", metavar="LIMIT")
+    pruned = action.add_argument_group("with RUN")
+    sizes = "sequences x tokens of the inputs"
+    option(pruned, "--shapes", shapes, None, sizes, otherwise="1x16,8x128", metavar="BxS,…")
+    option(pruned, "--dtype", str, None, DTYPES, otherwise="the checkpoint's")
+    backend = "of optimize_for_inference, or plain, the models without it"
+    option(pruned, "--backend", str, None, backend, otherwise="auto, the same for all")
