@@ -49,13 +49,3 @@ unwrapped = lookup("_C._functorch.get_unwrapped", lambda tensor: None)
 # where torch.export, DDP and vmap look for tensors
 register_pytree = lookup("utils._pytree.register_pytree_node", lambda *args, **options: None)
 MappingKey = lookup("utils._pytree.MappingKey", str)
-
-# operators of oneDNN; None is what `missing_for_onednn` names
-reorder_linear_weight = lookup("ops.mkldnn._reorder_linear_weight")
-linear_pointwise = lookup("ops.mkldnn._linear_pointwise")
-packed_address = lookup("ops.mkldnn.data_ptr")
-packed_size = lookup("ops.mkldnn._nbytes")
-qlinear_prepack = lookup("ops.onednn.qlinear_prepack")
-qlinear_pointwise = lookup("ops.onednn.qlinear_pointwise")
-bfloat16_is_supported = lookup("ops.mkldnn._is_mkldnn_bf16_supported", lambda: False)
-float16_is_supported = lookup("ops.mkldnn._is_mkldnn_fp16_supported", lambda: False)

@@ -132,8 +132,8 @@ def test_checkpointing_to_the_host_gives_the_memory_of_the_gpu_back():
 def test_an_optimised_model_says_where_it_is(model):
     quick = optimize_for_inference(model.float().cuda(), torch.bfloat16)
     assert (quick.backend, quick.device.type, quick.dtype) == ("plain", "cuda", torch.bfloat16)
-    with pytest.raises(ValueError, match="backend 'onednn' is for the CPU"):
-        optimize_for_inference(model.float().cuda(), backend="onednn")
+    with pytest.raises(ValueError, match="they are for the CPU, and the model is on cuda"):
+        optimize_for_inference(model.float().cuda(), backend="native")
 
 
 def test_weights_are_loaded_onto_the_gpu(tmp_path):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bertlite import BertModel, KeyValueCache, optimize_for_inference, prune_heads, prune_neurons
-from bertlite.inference.support import require_onednn
+from bertlite.inference.native.library import missing_platform
 
 L, N, NEURONS, WORDS, LONGEST = 3, 4, SIZES["intermediate_size"], SIZES["vocab_size"], SIZES["max_position_embeddings"]
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -166,10 +166,8 @@ def test_packed_sequences_are_each_as_if_alone(model, batch, backend, dtype, fir
 @EXAMPLES
 @given(models(), inputs(), st.sampled_from([torch.float32, torch.bfloat16, torch.int8]), st.booleans())
 def test_an_optimised_model_is_right_or_refuses(model, batch, dtype, first):
-    try:
-        require_onednn(dtype)
-    except RuntimeError as reason:
-        pytest.skip(str(reason))
+    if reason := missing_platform():
+        pytest.skip(reason)
     mask = batch["attention_mask"]
     floats = torch.float32 if dtype == torch.int8 else dtype
     quick = optimize_for_inference(prune_heads(model, {}).to(floats), dtype)
@@ -185,7 +183,6 @@ def test_an_optimised_model_is_right_or_refuses(model, batch, dtype, first):
 
 @cache
 def optimised() -> Any:
-    require_onednn(torch.float32)
     return optimize_for_inference(prune_heads(trained(), {1: [0]}).float())
 
 

@@ -116,7 +116,7 @@ def as_here(example: str, home: Path) -> list[str]:
         words += ["--only", "BertModel-sdpa-padded-float64"]
     if words[0] == "bench" and words[1].startswith("-"):
         words = [f"{word},exported" if word.endswith((".png", ".json")) else word for word in words]
-        words = [word.replace("bertlite onednn", "bertlite onednn float32") for word in words]
+        words = [word.replace("bertlite native", "bertlite native float32") for word in words]
         words += ["--seconds", "0.01"]
         words += [] if "--out" in words else ["--out", "exported"]
     return words

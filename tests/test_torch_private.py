@@ -13,8 +13,7 @@ import torch
 from conftest import make, make_batch
 
 import bertlite
-from bertlite import optimize_for_inference, torch_private
-from bertlite.inference.support import missing_for_onednn
+from bertlite import torch_private
 from bertlite.stack.packing import is_mapped
 
 PACKAGE = Path(bertlite.__file__).parent
@@ -46,7 +45,6 @@ def test_without_a_name_everything_computes_the_same(path, without):
     model, batch = make().float(), make_batch()
     packed = make(attn_implementation="packed").float()
     wanted = [run(**batch).last_hidden_state for run in (model, packed)]
-    operators = len(missing_for_onednn(torch.int8))
     without(path)
     for run, want in zip((model, packed), wanted, strict=True):
         assert torch.equal(run(**batch).last_hidden_state, want)
@@ -54,10 +52,6 @@ def test_without_a_name_everything_computes_the_same(path, without):
     with pytest.raises(ValueError, match="attention_mask holds 2"):
         model(**{**batch, "attention_mask": batch["attention_mask"] * 2})
     torch_private.assert_async(torch.tensor(True), "it is so")
-    if torch_private.FALLBACKS[path] is None and path.startswith("ops."):
-        assert len(missing_for_onednn(torch.int8)) >= max(operators, 1)
-        with pytest.raises(RuntimeError, match=r"has no .*which backend 'onednn' needs"):
-            optimize_for_inference(model, torch.int8, "onednn")
 
 
 def test_what_takes_the_place_of_an_assertion_waits_and_raises(without):

@@ -10,7 +10,6 @@ import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,10 @@ from torch import Tensor
 
 import bertlite
 from bertlite.bench.work import Forward
-from bertlite.inference import optimize
-from bertlite.inference.support import SLOW, missing_for_onednn, slowness_of_int8
 from bertlite.parity import reference
 
 FLOATS = ("float32", "bfloat16")
 ALL = (*FLOATS, "int8")
-# of optimize_for_inference, by device
-OWN_BACKENDS: dict[str, tuple[str, ...]] = {"cpu": ("onednn", "native"), "cuda": ()}
-ALWAYS_PACKED = ("native",)  # backends that leave padding out whatever the attention
 
 
 @dataclass(frozen=True)
@@ -71,22 +65,6 @@ def bertlite_engine(attention: str, backend: str | None = None) -> Callable[[Pat
         return forward_of(bertlite.optimize_for_inference(model, getattr(torch, dtype), backend))
 
     return build
-
-
-def reason_without_backend(backend: str, dtype: str) -> str | None:
-    """Return the reason why `optimize_for_inference` lacks a backend here, or a dtype in it; None if it has both."""
-    if backend not in optimize.BACKENDS:
-        return f"this version of bertlite has no backend {backend!r}"
-    if backend != "onednn":
-        return None
-    missing = missing_for_onednn(getattr(torch, dtype))
-    if missing:
-        return f"torch {torch.__version__} has no {', '.join(missing)}"
-    if dtype == "int8" and slowness_of_int8() > SLOW:
-        return (
-            f"torch's 8-bit matmul takes {slowness_of_int8():.0f} times as long as that of float32 on this processor"
-        )
-    return None
 
 
 def forward_of(model: Callable[..., Any]) -> Forward:
@@ -274,17 +252,5 @@ ENGINES = (
     Engine("OpenVINO", openvino_engine, ("int8",), ("transformers", "openvino", "nncf"), ("cpu",)),
     Engine("bertlite sdpa", bertlite_engine("sdpa"), FLOATS),
     Engine("bertlite packed", bertlite_engine("packed"), FLOATS),
-    *(
-        Engine(
-            f"bertlite {backend}{' packed' * (attention == 'packed')}",
-            bertlite_engine(attention, backend),
-            ALL if device == "cpu" else FLOATS,
-            (),
-            (device,),
-            partial(reason_without_backend, backend),
-        )
-        for device, backends in OWN_BACKENDS.items()
-        for backend in backends
-        for attention in (("sdpa",) if backend in ALWAYS_PACKED else ("sdpa", "packed"))
-    ),
+    Engine("bertlite native", bertlite_engine("sdpa", "native"), ALL, devices=("cpu",)),
 )

@@ -13,7 +13,7 @@ import torch
 from bertlite import optimize_for_inference
 from bertlite.bench.work import full
 from bertlite.importance import macs
-from bertlite.inference.optimize import BACKENDS
+from bertlite.inference.optimize import BACKENDS, check_backend
 from bertlite.records import quartiles
 from bertlite.timing import alternate, ratios
 
@@ -34,8 +34,7 @@ def prepared_models(
         ValueError: there is no such backend, or it does not run these models in this dtype.
         RuntimeError: this torch lacks its operators, or its kernels cannot be compiled.
     """
-    if backend not in (PLAIN, *BACKENDS):
-        raise ValueError(f"backend {backend!r} is unknown; have: {PLAIN}, {', '.join(BACKENDS)}")
+    check_backend(backend, (PLAIN, *BACKENDS))
     prepared = {}
     for name, model in models.items():
         prepared[name] = prepare(model, dtype, backend)
@@ -48,7 +47,7 @@ def prepare(model: Any, dtype: torch.dtype | None, backend: str) -> Any:
     if backend != PLAIN:
         return optimize_for_inference(model, dtype, backend)
     if dtype == torch.int8:
-        raise ValueError("backend 'plain' has no int8, which needs packed weights: use 'auto', or another dtype")
+        raise ValueError("backend 'plain' has no int8, which needs the native kernels: use 'auto', or another dtype")
     return model if dtype in (None, model.dtype) else copy.deepcopy(model).to(dtype)
 
 

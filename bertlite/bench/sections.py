@@ -19,7 +19,8 @@ from torch import Tensor
 
 import bertlite
 from bertlite.bench.accuracy import Accuracy, accuracies, accuracies_of
-from bertlite.bench.engines import ALL, ENGINES, FLOATS, OWN_BACKENDS, forward_of, reason_without_backend
+from bertlite.bench.engines import ALL, ENGINES, FLOATS, forward_of
+from bertlite.bench.measure import PLAIN, prepare
 from bertlite.bench.work import Forward, Work, full, works
 from bertlite.parity import reference
 from bertlite.timing import Timings, alternate, summary
@@ -200,7 +201,10 @@ def ratio_pairs(times: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def pruned(bench: Bench) -> dict[str, Any]:
-    """Time optimised models without half of their heads, of their neurons, and of both, beside the whole one."""
+    """Time models without half of their heads, of their neurons, and of both, beside the whole one.
+
+    On the CPU they are optimised.
+    """
     work, config = full(8, 128), bench.config
     batch = work.inputs(config.vocab_size, bench.device)
     runs: dict[str, Forward] = {}
@@ -210,7 +214,7 @@ def pruned(bench: Bench) -> dict[str, Any]:
         for backend, dtype in own_engines(bench):
             name = f"bertlite {backend} {what} {dtype}"
             try:
-                mine[name] = forward_of(bertlite.optimize_for_inference(model, getattr(torch, dtype), backend))
+                mine[name] = forward_of(prepare(model, getattr(torch, dtype), backend))
             except (ValueError, RuntimeError) as error:  # this model cannot be run, or there is no compiler
                 bench.missing[name] = str(error)
         found |= accuracies_of(model, mine, batch)
@@ -222,7 +226,7 @@ def pruned(bench: Bench) -> dict[str, Any]:
         if (whole := re.sub("half.* ", f"{WHOLE} ", name)) != name and whole in candidates
     ]
     times = time_runs(candidates, bench)
-    return section_of(f"bertlite optimised, {work.name}, pruned", bench, times, over, found)
+    return section_of(f"bertlite, {work.name}, pruned", bench, times, over, found)
 
 
 def pruned_models(bench: Bench) -> dict[str, bertlite.BertModel]:
@@ -241,17 +245,9 @@ def pruned_models(bench: Bench) -> dict[str, bertlite.BertModel]:
 
 
 def own_engines(bench: Bench) -> list[tuple[str, str]]:
-    """Return the backends and dtypes of `optimize_for_inference` that are chosen and run here."""
-    chosen = []
-    for backend in OWN_BACKENDS[torch.device(bench.device).type]:
-        for dtype in ALL if bench.device == "cpu" else FLOATS:
-            name = f"bertlite {backend} {dtype}"
-            if not any(part in name for part in bench.only):
-                continue
-            if reason := reason_without_backend(backend, dtype):
-                bench.missing[name] = reason
-            else:
-                chosen.append((backend, dtype))
+    """Return the backend of this device and the dtypes that are chosen; ValueError if none is."""
+    backend, dtypes = ("native", ALL) if bench.device == "cpu" else (PLAIN, FLOATS)
+    chosen = [(backend, each) for each in dtypes if any(part in f"bertlite {backend} {each}" for part in bench.only)]
     if not chosen:
         raise ValueError("the pruned section times bertlite's own engines, and --engines chooses none that runs here")
     return chosen

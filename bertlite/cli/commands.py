@@ -201,7 +201,7 @@ after a kill, it writes the missing files.  Under torchrun the processes divide 
     option(action, "--prompt-name", str, None, prompt, otherwise="the one that it names", metavar="NAME")
     option(action, "--dtype", str, None, DTYPES, otherwise="the checkpoint's")
     option(
-        action, "--backend", str, "auto", "of optimize_for_inference; auto packs the weights where that is possible"
+        action, "--backend", str, "auto", "of optimize_for_inference; auto takes the native kernels if possible"
     )
     add_device(action)
     option(
@@ -285,7 +285,7 @@ Every ratio is taken round by round and printed with its quartiles.  Peers that 
 With RUN, measure time and memory of pruned models and of the dense one that they come from, all optimised
 by optimize_for_inference; --backend plain leaves them unoptimised.""",
         examples=(
-            'bench --only forward --engines "bertlite onednn",OpenVINO --out speed.json,speed.png',
+            'bench --only forward --engines "bertlite native",OpenVINO --out speed.json,speed.png',
             "bench --only pruned --rounds 7",
             "bench runs/half --shapes 1x16,8x128 --out runs/speed",
             "bench runs/half --backend plain --out runs/speed-plain",

@@ -20,7 +20,7 @@ from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source, find_checkpoint, locate
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference import InferenceModel, optimize_for_inference
-from bertlite.inference.optimize import BACKENDS, parse_compute_dtype
+from bertlite.inference.optimize import check_backend, parse_compute_dtype
 from bertlite.inference.pooling import POOLINGS, pool, read_settings
 from bertlite.model import BertModel
 from bertlite.records import sha256_of
@@ -49,8 +49,8 @@ class Embedder:
         Ray Data:  dataset.map_batches(Embedder, fn_constructor_args=(model,), compute=ActorPoolStrategy(size=2))
         Spark:     predict_batch_udf(lambda: embedder, return_type=ArrayType(FloatType()), batch_size=1024)
 
-    Padding is not computed, and on the CPU the weights are packed by `optimize_for_inference`.  If they cannot be
-    packed (on a GPU, in float64, or if torch lacks oneDNN) a warning is logged when the model is loaded.
+    Padding is not computed, and on the CPU `optimize_for_inference` takes the native kernels.  Where there are none,
+    or not for this dtype (float16, float64), a warning says so when the model is loaded.
 
     Args:
         model: a hub id or a folder.
@@ -65,8 +65,8 @@ class Embedder:
         dtype: what the model computes in; by default the checkpoint's own dtype.  "int8" rounds the layers' matrices
             and their inputs to 8 bits, only on the CPU.
         device: "cpu", "cuda" or "cuda:1".
-        backend: of `optimize_for_inference`.  "auto" packs the weights if possible; any other backend is used, or
-            raises when the model is loaded.
+        backend: of `optimize_for_inference`.  "auto" takes the native kernels if possible; "native" raises if it is
+            not, when the model is loaded, as does "int8".
         max_length: in tokens; longer texts are truncated.  By default the checkpoint's, at most the number of the
             model's positions.
         max_tokens: tokens in a batch; a longer text is a batch of its own.
@@ -106,8 +106,7 @@ class Embedder:
         if torch.device(device).type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device {device!r}: this torch ({torch.__version__}) sees no CUDA device")
         self.dtype = parse_compute_dtype(dtype)
-        if backend not in BACKENDS:
-            raise ValueError(f"backend {backend!r} is unknown; have: {', '.join(BACKENDS)}")
+        check_backend(backend)
         self.backend = backend
         self.source = Source(model, revision, None, None, cache_dir, token, local_files_only)
         self.device, self.max_tokens, self.text, self.vector = device, max_tokens, text, vector
@@ -370,10 +369,9 @@ def lower_case_(tokenizer: BertTokenizer) -> None:
 def pack_weights(
     model: BertModel, dtype: torch.dtype | None = None, backend: str = "auto"
 ) -> BertModel | InferenceModel:
-    """Return a model with packed weights, in its own dtype if none is named.
+    """Return a model that `optimize_for_inference` made, in its own dtype if none is named.
 
-    With the backend "auto" it is the model itself on a GPU, which packs none, and, with a warning in the log, if the
-    weights cannot be packed; int8 raises.
+    With "auto" it is the model itself on a GPU and, with a warning in the log, if that raises; int8 raises.
     """
     if backend != "auto":
         return optimize_for_inference(model, dtype, backend)
@@ -384,5 +382,5 @@ def pack_weights(
     except (ValueError, RuntimeError) as error:  # for this device or dtype; for this torch or processor
         if dtype == torch.int8:
             raise
-        log.warning("embedding runs without packed weights: %s", str(error).partition(";")[0])
+        log.warning("embedding runs the plain model: %s", str(error).partition(";")[0])
         return model

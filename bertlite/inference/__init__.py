@@ -1,11 +1,11 @@
-"""Models that only run, faster: matmuls with packed weights, fused with the operations after them.
+"""Models that only run, faster: all layers in one call of C++ kernels.
 
-linear      FixedLinear, and with a weight packed for oneDNN PackedLinear and Int8Linear
-fusion      layers with as few matmuls as they can have, and the copy of a model that is built of them
-native/     all layers in one call of C++ kernels
-runtime     InferenceModel, which only runs that copy
-support     checks of what this torch can compute and of what the model is made of
-optimize    optimize_for_inference
+native/       the kernels, and the copy of a model whose layers they run
+runtime       InferenceModel, which only runs that copy
+support       checks of what a model is made of
+verification  the comparison of the copy with the model
+optimize      optimize_for_inference
+pooling       one vector for the tokens of a sequence
 """
 
 from bertlite.inference.optimize import optimize_for_inference

@@ -1,19 +1,22 @@
 """`optimize_for_inference`: a copy of a model that runs faster, and only runs."""
 
+from collections.abc import Sequence
+
 import torch
 
 from bertlite.checkpoint.checks import parse_dtype
-from bertlite.inference.fusion import fused_copy
-from bertlite.inference.linear import PackedLinear
-from bertlite.inference.native.calls import Kernels
-from bertlite.inference.native.choice import kernels_are_faster
-from bertlite.inference.native.conversion import kernels_if_any, native_copy, plain_copy, require_native, warn_once
+from bertlite.inference.native.choice import kernels_if_faster, require_kernels
+from bertlite.inference.native.conversion import native_copy, plain_copy
 from bertlite.inference.runtime import InferenceModel
-from bertlite.inference.support import SLOW, check_unaltered, missing_for_onednn, require_onednn, slowness_of_int8
+from bertlite.inference.support import check_unaltered
 from bertlite.inference.verification import verify as verify_copy
 from bertlite.model import BertPreTrainedModel
 
-BACKENDS = ("auto", "native", "onednn")
+BACKENDS = ("auto", "native")
+REMOVED = {  # and what to do instead
+    "onednn": "'native' takes its place; where that cannot run, 'auto' returns the plain model",
+    "inductor": "call torch.compile on the model itself",
+}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
 
@@ -27,15 +30,13 @@ def optimize_for_inference(
 
     Args:
         model: BertModel or one of the task heads, pruned or not, on the CPU or a GPU.
-        dtype: to compute in: float32, bfloat16, float16, or on the CPU int8; by default the model's own.  With int8
-            the matrices of the layers are 8-bit integers and their inputs are quantised at every call: "native" scales
-            by the smallest and largest number of each token, "onednn" by the largest magnitude of the batch.  All else
-            is float32, except attention, which is bfloat16 if the backend has it.
-        backend: "native" runs all layers in one call of C++ kernels, which are compiled once, on Linux and x86-64;
-            "onednn" packs the weights for oneDNN's kernels, on the CPU.  "auto" on the CPU is "native" if that can run
-            the model, else "onednn", with a warning if only a compiler is missing.  It is "plain", a copy of the
-            model, on a GPU and, with a warning, where these are slower than the model, which is measured on a kind of
-            processor without a record; int8 is then float32.
+        dtype: to compute in: float32 or bfloat16, on a GPU also float16, on the CPU also int8; by default the model's
+            own.  With int8 the matrices of the layers are 8-bit integers, their inputs are quantised at every call by
+            the smallest and largest number of each token, attention is bfloat16 and all else float32.
+        backend: "native" runs all layers in one call of C++ kernels, which are compiled once.  "auto" on the CPU is
+            "native" too, if the kernels can run the model and are faster, which is measured on a kind of processor
+            without a record; int8 is always theirs.  Else it is "plain", a copy of the model in the dtype, with one
+            warning that says why, as what to install; on a GPU without.
         verify: compare outputs for a few random tokens with the model's.  The allowed difference, of rounding in this
             dtype, is measured on the model itself.
 
@@ -45,63 +46,42 @@ def optimize_for_inference(
     Raises:
         ValueError: the backend does not exist, or not for this model, device and dtype; or the model's outputs are not
             finite.
-        RuntimeError: this build of torch lacks the operators, or the native kernels cannot be compiled; or the copy
-            was verified and differs.
+        RuntimeError: "native" or int8 was asked for and the kernels cannot be compiled; or the copy was verified and
+            differs.
         TypeError: `model` is not a bertlite model, or has modules that a copy would not reproduce: linear layers that
             are not plain nn.Linear, layers of other classes, hooks within the encoder.
-
-    Source: the operators are those that torch.compile uses for linear layers on the CPU
-    (torch/_inductor/fx_passes/mkldnn_fusion.py and quantization.py of torch 2.13).
     """
     if not isinstance(model, BertPreTrainedModel):
         raise TypeError(f"model is a {type(model).__module__}.{type(model).__qualname__}; load it with bertlite")
     check_unaltered(model)
     dtype = dtype or model.dtype
-    check_request(backend, dtype, model.device)
-    kernels = require_native(model, dtype) if backend == "native" else None
-    if backend == "auto":
-        kernels = kernels_if_any(model, dtype)
-        backend = choose_backend(kernels, dtype, model.device)
-    if kernels is not None and backend == "native":
-        copied = native_copy(model, dtype, kernels)
-    elif backend == "onednn":
-        require_onednn(dtype)
-        copied = fused_copy(model, dtype, PackedLinear)
-    else:
-        copied = plain_copy(model, dtype)
-        dtype = copied.dtype
+    check_backend(backend)
+    check_dtype(dtype, model.device)
+    required = backend == "native" or dtype == torch.int8
+    kernels = require_kernels(model, dtype) if required else kernels_if_faster(model, dtype)
+    copied = plain_copy(model, dtype) if kernels is None else native_copy(model, dtype, kernels)
+    found = "plain" if kernels is None else "native"
     if verify:
-        verify_copy(model, copied.eval(), backend, dtype)
-    return InferenceModel(copied, backend, dtype)
+        verify_copy(model, copied.eval(), found, dtype)
+    return InferenceModel(copied, found, dtype)
 
 
-def choose_backend(kernels: Kernels | None, dtype: torch.dtype, device: torch.device) -> str:
-    """Return what "auto" takes, with a warning if the plain model is faster than what else there is on the CPU."""
-    if device.type != "cpu":
-        return "plain"
-    if kernels is not None and kernels_are_faster(kernels, dtype):
-        return "native"
-    slow_integers = dtype == torch.int8 and not missing_for_onednn(dtype) and slowness_of_int8() > SLOW
-    if kernels is None and not slow_integers:
-        return "onednn"
-    other = "onednn" if kernels is None else "native"
-    warn_once(
-        f"optimize_for_inference returns a copy of the plain model, which is faster than backend {other!r} on this"
-        f" processor in {dtype}; backend={other!r} takes that nevertheless"
-    )
-    return "plain"
+def check_backend(backend: str, known: Sequence[str] = BACKENDS) -> None:
+    """Raise ValueError if a backend does not exist, or no longer."""
+    if backend in REMOVED:
+        raise ValueError(f"backend {backend!r} was removed: {REMOVED[backend]}")
+    if backend not in known:
+        raise ValueError(f"backend {backend!r} is unknown; have: {', '.join(known)}")
 
 
-def check_request(backend: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Raise ValueError if a backend does not exist, or not for this device and dtype."""
-    if backend not in BACKENDS:
-        raise ValueError(f"backend {backend!r} is unknown; have: {', '.join(BACKENDS)}")
+def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
+    """Raise ValueError if nothing is computed in a dtype, or not on this device."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype} is not among {', '.join(map(str, DTYPES))}; give one of them")
-    on_cpu = device.type == "cpu"
-    if not on_cpu and (dtype == torch.int8 or backend == "onednn"):
-        asked = "int8" if dtype == torch.int8 else f"backend {backend!r}"
-        raise ValueError(f"{asked} is for the CPU and the model is on {device}; use 'auto' and bfloat16 or float16")
+    if dtype == torch.int8 and device.type != "cpu":
+        raise ValueError(f"int8 is for the CPU and the model is on {device}; use bfloat16 or float16")
+    if dtype == torch.float16 and device.type == "cpu":
+        raise ValueError("float16 is for GPUs and the model is on the CPU; use dtype=torch.bfloat16 or torch.float32")
 
 
 def parse_compute_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:

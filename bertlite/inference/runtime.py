@@ -33,9 +33,9 @@ if hasattr(os, "register_at_fork"):  # which Windows lacks, like forks
 class InferenceModel(nn.Module):
     """A model that only runs, made by `optimize_for_inference`.
 
-    It is called like the model it was made from and returns the same types, without gradients.  It pickles; weights
-    packed for oneDNN are packed again where it is unpickled.  In a process forked from the one that made it, its first
-    run sets torch to one thread, as torch's operators would wait for threads that a fork does not copy.
+    It is called like the model it was made from and returns the same types, without gradients, whatever its backend.
+    It pickles.  In a process forked from the one that made it, its first run sets torch to one thread, as torch's
+    operators would wait for threads that a fork does not copy.
     """
 
     def __init__(self, model: BertPreTrainedModel, backend: str, dtype: torch.dtype) -> None:
@@ -81,13 +81,13 @@ class InferenceModel(nn.Module):
         """Write the model with its packed weights to a folder, for `load`; the folder is replaced in one step.
 
         Raises:
-            RuntimeError: the backend is not "native", the only one whose packed weights can be saved.
+            RuntimeError: the backend is not "native": there are no packed weights.
             ValueError: the folder holds a checkpoint of another format, or the config describes other layers.
             OSError: the folder cannot be written.
         """
         if self.backend != "native":
             raise RuntimeError(
-                f"backend {self.backend!r} packs its weights anew in every process: save the model it was made from"
+                f"backend {self.backend!r} has no packed weights, which save(folder) is for: save the model itself"
             )
         save_native(self.model, Path(folder).expanduser())
 

@@ -1,15 +1,9 @@
-"""Checks before a model is optimised: the operators of this torch, and the modules of the model."""
+"""Checks of the modules of a model before it is optimised."""
 
-import time
-import warnings
-from functools import cache
 from operator import attrgetter
 
-import torch
 from torch import nn
 
-from bertlite import torch_private
-from bertlite.inference.linear import Int8Linear, PackedLinear
 from bertlite.model import BertPreTrainedModel
 from bertlite.stack.body import has_hooks
 from bertlite.stack.modules import (
@@ -21,10 +15,6 @@ from bertlite.stack.modules import (
     BertSelfOutput,
 )
 
-OPERATORS = ("reorder_linear_weight", "linear_pointwise", "packed_address", "packed_size")  # of torch_private
-INT8_OPERATORS = ("qlinear_prepack", "qlinear_pointwise")
-DTYPE_CHECKS = {torch.bfloat16: "bfloat16_is_supported", torch.float16: "float16_is_supported"}
-SLOW = 20  # times as long as float32 that an 8-bit matmul may take
 DROPOUT = (nn.Dropout, nn.Identity)
 ATTENTION_PARTS: dict[str, tuple[type[nn.Module], ...]] = {
     "": (BertAttention,),
@@ -44,53 +34,6 @@ LAYER_PARTS: dict[str, tuple[type[nn.Module], ...]] = {  # the classes of a laye
     "output": (BertOutput,),
     "output.dropout": DROPOUT,
 }
-
-
-def require_onednn(dtype: torch.dtype) -> None:
-    """Raise RuntimeError unless this torch has the operators that backend 'onednn' needs for a dtype."""
-    missing = missing_for_onednn(dtype)
-    if missing:
-        raise RuntimeError(
-            f"torch {torch.__version__} has no {', '.join(missing)}, which backend 'onednn' needs for {dtype}; use"
-            " another dtype, or a newer torch, built with oneDNN as those of PyPI for x86-64 are"
-        )
-
-
-def missing_for_onednn(dtype: torch.dtype) -> list[str]:
-    """Return what this torch lacks for a dtype: operators, or else the dtype itself."""
-    needed = (*OPERATORS, *INT8_OPERATORS) if dtype == torch.int8 else OPERATORS
-    available = torch.backends.mkldnn.is_available()
-    missing = [name for name in needed if not available or getattr(torch_private, name) is None]
-    if missing:
-        return missing
-    if dtype in DTYPE_CHECKS and not getattr(torch_private, DTYPE_CHECKS[dtype])():
-        return [f"{dtype} on this processor"]
-    if dtype == torch.int8 and not has_signed_matmul():
-        return ["matmul of signed 8-bit integers"]
-    return []
-
-
-def has_signed_matmul() -> bool:
-    """Return whether oneDNN multiplies signed 8-bit integers; in torch 2.6 it takes only unsigned ones."""
-    try:
-        with warnings.catch_warnings(action="ignore"):  # torch 2.13 announces once that quantize_per_tensor will go
-            Int8Linear(torch.ones(1, 1), None)(torch.ones(1, 1))
-    except RuntimeError:
-        return False
-    return True
-
-
-@cache
-def slowness_of_int8() -> float:
-    """Return the time of a small 8-bit matmul over that in float32, which is far above 1 if torch has no kernel."""
-    x, weight = torch.ones(2, 128, 128)
-    seconds = []
-    for linear in (Int8Linear(weight, None), PackedLinear(weight, None)):
-        linear(x)  # compiles the kernel
-        start = time.perf_counter()
-        linear(x)
-        seconds.append(time.perf_counter() - start)
-    return seconds[0] / seconds[1]
 
 
 def check_unaltered(model: BertPreTrainedModel) -> None:

@@ -26,8 +26,7 @@ RUNS = 4  # of the plain model: one without noise, the others with it, since lar
 # How many times the noise outputs may differ by.  The noise of floats is a whole step of the dtype, four times the
 # mean error of rounding to it; that of 8-bit integers is this error itself.  MiniLM is off by 0.2 to 1.3 times the
 # noise, and without one of its layers by 5.8 times that of int8, 7.9 times that of bfloat16, or more; random models of
-# any size of weights are off by up to 1.1 times.  With one scale for a whole batch, as "onednn" rounds to int8, a
-# missing layer may be within the noise.
+# any size of weights are off by up to 1.1 times.
 ALLOWED = {torch.float32: 64.0, torch.bfloat16: 4.0, torch.float16: 4.0, torch.int8: 3.5}
 STEPS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}  # of float32 in matmuls, by torch's setting
 Outputs = dict[str, Tensor]
@@ -51,7 +50,7 @@ def verify(model: BertPreTrainedModel, converted: BertPreTrainedModel, backend: 
     repeated = {name: torch.cat([x] * RUNS) for name, x in inputs.items()}
     real = inputs["attention_mask"].flatten(0, -2).bool()
     with torch.autocast(model.device.type, enabled=False):
-        runs = run(shaken_copy(model, dtype, whole_batch=backend == "onednn"), repeated, "the model itself")
+        runs = run(shaken_copy(model, dtype), repeated, "the model itself")
         ours = real_outputs(run(converted, inputs, f"backend {backend!r}"), real)
     plain, *shaken = (real_outputs({name: x.chunk(RUNS)[i] for name, x in runs.items()}, real) for i in range(RUNS))
     for name, x in plain.items():
@@ -118,17 +117,16 @@ def rms(x: Tensor) -> float:
 # Rounding noise
 
 
-def shaken_copy(model: BertPreTrainedModel, dtype: torch.dtype, whole_batch: bool) -> BertPreTrainedModel:
+def shaken_copy(model: BertPreTrainedModel, dtype: torch.dtype) -> BertPreTrainedModel:
     """Return a copy that shares the model's tensors, in eval mode, and computes all runs but the first with noise.
 
     Args:
         dtype: of the noise.  int8 is that of the matrices in the layers; the rest is float32 then.
-        whole_batch: 8-bit inputs are rounded with one scale for the whole batch, not for each token.
     """
     copied = copy.deepcopy(model, {id(x): x for x in (*model.parameters(), *model.buffers())}).eval()
     random = torch.Generator(model.device).manual_seed(1)
     floats = Noise(random, step_of(model, dtype))
-    integers = IntegerNoise(random, 2.0**-8, whole_batch)  # attention may be in bfloat16
+    integers = IntegerNoise(random, 2.0**-8)  # attention may be in bfloat16
     layers = set(copied.base_model.encoder.modules())
     for part in copied.modules():
         if isinstance(part, nn.Linear):
@@ -175,17 +173,12 @@ class Noise:
         return self.step * out
 
 
-@dataclass(frozen=True)
 class IntegerNoise(Noise):
     """Noise of 8-bit integers: off by what rounding to whole steps errs by, 1/√12 of a step in the mean square."""
-
-    whole_batch: bool
 
     def input_error(self, x: Tensor) -> Tensor:
         if not x.numel():
             return x
-        if self.whole_batch:
-            return x.abs().amax() / 127 / sqrt(12)
         low, high = x.aminmax(dim=-1, keepdim=True)
         return (high.clamp(min=0) - low.clamp(max=0)) / 255 / sqrt(12)
 

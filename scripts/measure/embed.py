@@ -1,7 +1,7 @@
 """Time texts to vectors: `Embedder.encode` beside sentence-transformers with torch and OpenVINO, and other engines.
 
     python -m scripts.measure.embed MODEL TEXT --out scripts/results/embed.json
-    python -m scripts.measure.embed MODEL TEXT --backend native,onednn --only float32,bfloat16
+    python -m scripts.measure.embed MODEL TEXT --only float32,bfloat16
 
 Every line of TEXT that is neither empty nor a heading is a text, as in WikiText-2; --texts of them are taken, spread
 evenly over the file.  Each engine has its own settings for batches, and the same number of threads; its vectors are
@@ -22,9 +22,10 @@ from typing import Any
 import torch
 
 from bertlite.bench.accuracy import accuracy
-from bertlite.bench.engines import ALL, ENGINES, FLOATS, Engine, openvino_settings, reason_without_backend
+from bertlite.bench.engines import ALL, ENGINES, FLOATS, Engine, openvino_settings
 from bertlite.cli.parts import names
 from bertlite.embed import Embedder
+from bertlite.inference.native.library import NativeKernelsError
 from bertlite.inference.pooling import pool
 from bertlite.records import environment, sha256_of, version_of, write_record
 from bertlite.timing import alternate, check_rounds, summary, with_spread
@@ -44,7 +45,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a folder with a sentence-transformers model in float32")
     parser.add_argument("text", type=Path, help="a text file, a paragraph in each line")
-    parser.add_argument("--backend", type=names, default=("onednn",), metavar="A,B", help="of bertlite (onednn)")
     parser.add_argument("--only", type=names, default=("",), metavar="A,B", help="engines with these in the name")
     parser.add_argument("--texts", type=int, default=600, help="number of texts (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=9, help="runs of each candidate (default: %(default)s)")
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not texts:
         print(f"{args.text} holds no paragraph", file=sys.stderr)
         return 2
-    engines, missing = build(args.model, args.backend, args.only, texts)
+    engines, missing = build(args.model, args.only, texts)
     truth = Embedder(args.model, dtype="float64")
     right = torch.as_tensor(truth.encode(texts)).double()
     found = {name: accuracy(torch.as_tensor(each(texts)).double(), right, None) for name, each in engines.items()}
@@ -94,19 +94,16 @@ def paragraphs(path: Path, count: int) -> list[str]:
     return [found[i * len(found) // count] for i in range(count)]
 
 
-def build(
-    model: str, backends: Sequence[str], only: Sequence[str], texts: list[str]
-) -> tuple[dict[str, Encode], dict[str, str]]:
+def build(model: str, only: Sequence[str], texts: list[str]) -> tuple[dict[str, Encode], dict[str, str]]:
     """Return the engines by name and dtype, the peers first, and the reason why each of the others is missing."""
     others = [(engine, dtype) for engine in ENGINES if engine.name in OTHERS for dtype in engine.dtypes]
     builders: dict[str, Callable[[], Encode]] = {
         **{f"{TORCH} {dtype}": partial(with_torch, model, dtype) for dtype in FLOATS},
         **{f"{OPENVINO} {dtype}": partial(with_openvino, model, dtype, texts) for dtype in ALL},
         **{f"{engine.name} {dtype}": partial(with_engine, model, engine, dtype) for engine, dtype in others},
-        **{f"bertlite {each} {dtype}": partial(ours, model, each, dtype) for each in backends for dtype in ALL},
+        **{f"bertlite native {dtype}": partial(ours, model, dtype) for dtype in ALL},
     }
-    reasons = {f"bertlite {each} {dtype}": reason_without_backend(each, dtype) for each in backends for dtype in ALL}
-    reasons |= {f"{engine.name} {dtype}": engine.reason_missing("cpu", dtype) for engine, dtype in others}
+    reasons = {f"{engine.name} {dtype}": engine.reason_missing("cpu", dtype) for engine, dtype in others}
     chosen = [name for name in builders if any(part in name for part in only)]
     engines, missing = {}, {name: reason for name in chosen if (reason := reasons.get(name))}
     for name in chosen:
@@ -115,11 +112,16 @@ def build(
                 engines[name] = builders[name]()
             except ImportError as error:
                 missing[name] = f"not installed: {error}"
+            except NativeKernelsError as error:
+                missing[name] = str(error)
     return engines, missing
 
 
-def ours(model: str, backend: str, dtype: str) -> Encode:
-    return Embedder(model, backend=backend, dtype=dtype).encode
+def ours(model: str, dtype: str) -> Encode:
+    """Return `encode` of bertlite with the native kernels, loaded; NativeKernelsError if there are none here."""
+    embedder = Embedder(model, backend="native", dtype=dtype)
+    embedder.load()
+    return embedder.encode
 
 
 def with_torch(model: str, dtype: str) -> Encode:

@@ -22,7 +22,6 @@ from bertlite.parity.command import DEMO, demo_checkpoint
 from bertlite.records import environment, sha256_of, write_record
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
-BACKENDS = {"native": DTYPES, "onednn": (torch.float32, torch.bfloat16)}
 MAX_LENGTH = 128
 
 
@@ -68,9 +67,7 @@ def measure(name: str, checkpoint: str, source: DataSource) -> dict[str, Any]:
         "checkpoint": sha256_of(Path(checkpoint) / "model.safetensors"),
         "plain": points(model),
         "points": {
-            f"{backend} {dtype_name(dtype)}": points(optimize_for_inference(model, dtype, backend))
-            for backend, dtypes in BACKENDS.items()
-            for dtype in dtypes
+            f"native {dtype_name(dtype)}": points(optimize_for_inference(model, dtype, "native")) for dtype in DTYPES
         },
     }
 

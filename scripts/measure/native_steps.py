@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from bertlite import BertConfig, BertModel, optimize_for_inference
+from bertlite import BertConfig, BertModel
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference import InferenceModel
 from bertlite.inference.native.calls import Kernels
@@ -29,7 +29,6 @@ from bertlite.inference.native.library import (
     processor_flags,
     usable_sets,
 )
-from bertlite.inference.support import missing_for_onednn, slowness_of_int8
 from bertlite.records import environment, write_record
 from bertlite.timing import alternate, check_rounds, summary, with_spread
 
@@ -44,10 +43,8 @@ STEPS = {  # what is changed: flags of the compiler
     "256 tokens at a time": ("-DBERTLITE_TOKENS=256", "-DBERTLITE_FEW_TOKENS=48"),
 }
 TORCH = "products by torch's brgemm"
-ONEDNN = "backend onednn"
 WORKS = {"1 x 16": (1, 16), "1 x 128": (1, 128), "8 x 128": (8, 128)}
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
-TOO_SLOW = 20  # times as long as float32 that an 8-bit matmul of oneDNN may take
 HAS_BRGEMM = INSTRUCTION_SETS["avx512_bf16"].needs  # which it needs; with AMX it is what the kernels use anyway
 
 
@@ -103,8 +100,6 @@ def measure(
         name: partial(InferenceModel(native_copy(model, dtype, each), "native", dtype), ids)
         for name, each in kernels.items()
     }
-    if not missing_for_onednn(dtype) and (dtype != torch.int8 or slowness_of_int8() < TOO_SLOW):
-        candidates[ONEDNN] = partial(optimize_for_inference(model, dtype, "onednn"), ids)
     times = alternate(candidates, rounds, burst=0.05)
     return summary(f"{shape}, {dtype}", times, [(name, AS_IT_IS) for name in candidates if name != AS_IT_IS])
 

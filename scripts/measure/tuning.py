@@ -13,24 +13,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bertlite import BertConfig, BertForSequenceClassification, BertModel, optimize_for_inference
+from bertlite import BertConfig, BertForSequenceClassification, BertModel
 from bertlite.bench.work import Work, ragged
 from bertlite.cli.parts import names_of
 from bertlite.records import environment, quartiles, write_record
 from bertlite.timing import alternate, check_rounds, ratios, with_spread
 
-SLOWEST = 5.0  # seconds of one run, beyond which a dtype is not measured
-ROWS = (128, 256, 512, 1024, 2048, 0)  # candidates; 0 is all rows at once
 CALLS = (0, 256, 1024, 4096, 16384)
 FILLS = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 POSITIONS = (16, 32, 64, 128, 256, 512)
-TOKENS = (64, 128, 256, 512, 1024, 2048, 4096)
 NEVER = sys.maxsize  # as MIN_POSITIONS or the like: no batch is so large
 VOCABULARY = 1000
 
@@ -101,13 +97,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def show(name: str, found: Mapping[str, Any]) -> None:
     """Print the measurement of a constant: the value in the code, and ratios."""
-    if "not_measured" in found:
-        print(f"{name}: not measured here, {found['not_measured']}")
-        return
-    if "in_code" not in found:  # a value for each dtype
-        for kind, each in found.items():
-            show(f"{name}[{kind}]", each)
-        return
     print(f"{name}: {found['in_code']} in the code")
     for candidate, ratio in found["ratios"].items():
         print(f"    {candidate:>8}  {with_spread(ratio)}  {found['ratio']}", flush=True)
@@ -165,31 +154,6 @@ def by_value(in_code: float, ratio: str, points: Mapping[float, Ratio]) -> dict[
     return {"in_code": in_code, "ratio": ratio, "ratios": {str(value): found for value, found in points.items()}}
 
 
-def rows_per_block(sizes: Sizes) -> dict[str, Any]:
-    """Measure the rows that a feed-forward network takes at a time, for each dtype on the CPU."""
-    tokens = sizes.sequences(32) * 128
-    model = BertModel(sizes.config(num_hidden_layers=1)).eval()
-    table, found = value_of("ROWS_PER_BLOCK"), {}
-    for dtype in (torch.float32, torch.bfloat16, torch.int8):
-        x = torch.randn(tokens, sizes.hidden).to(torch.float32 if dtype == torch.int8 else dtype)
-        runs = {}
-        try:
-            for rows in sorted({*ROWS, table[dtype]}):
-                with constants_set(holders("ROWS_PER_BLOCK"), {"ROWS_PER_BLOCK": {**table, dtype: rows}}):
-                    layer: Any = optimize_for_inference(model, dtype, "onednn").model.base_model.encoder.layer[0]
-                runs[rows] = partial(layer.feed_forward, x)
-        except RuntimeError as error:  # this torch or this processor lacks the operators
-            found[str(dtype)] = {"not_measured": str(error)}
-            continue
-        began = perf_counter()
-        runs[table[dtype]]()
-        if (took := perf_counter() - began) > SLOWEST:
-            found[str(dtype)] = {"not_measured": f"one run takes {took:.0f} s: no fast kernel for it here"}
-            continue
-        found[str(dtype)] = compare_values(runs, table[dtype], sizes.rounds)
-    return found
-
-
 def call_cost(sizes: Sizes) -> dict[str, Any]:
     """Measure what one more call of attention costs, on packed batches with the lengths of two data sets."""
     model = BertModel(sizes.config(attn_implementation="packed")).eval()
@@ -236,7 +200,6 @@ def min_positions(sizes: Sizes) -> dict[str, Any]:
 
 
 CONSTANTS: dict[str, Callable[[Sizes], dict[str, Any]]] = {
-    "ROWS_PER_BLOCK": rows_per_block,
     "CALL_COST": call_cost,
     "MAX_FILL": max_fill,
     "MIN_POSITIONS": min_positions,

@@ -11,10 +11,9 @@ from bertlite import BertConfig, BertModel, cli
 from bertlite.bench import engines, sections
 from bertlite.bench.accuracy import ERRORS, Accuracy, accuracies, accuracy
 from bertlite.bench.command import section_lines
-from bertlite.bench.engines import ENGINES, reason_without_backend
+from bertlite.bench.engines import ENGINES
 from bertlite.bench.sections import BASELINE, Bench, ratio_pairs
 from bertlite.bench.work import LENGTHS, full, lengths_like, ragged, works
-from bertlite.inference import optimize
 
 
 def test_lengths_are_quantiles_of_the_data():
@@ -113,22 +112,15 @@ def test_an_engine_that_is_wrong_is_not_timed(kept, few_rounds, monkeypatch, cap
 def test_pruned_models_stand_beside_the_whole(kept, few_rounds, monkeypatch):
     works = (None, None, full(2, 19))
     monkeypatch.setattr(sections, "works", lambda: works)
-    found = sections.pruned(Bench(3, kept=kept, only=("onednn float",)))
+    found = sections.pruned(Bench(3, kept=kept, only=("native float",)))
     assert set(found["ratios"]) == {
-        f"bertlite onednn whole float32 / bertlite onednn half {of} float32"
+        f"bertlite native whole float32 / bertlite native half {of} float32"
         for of in ("the heads", "the neurons", "of both")
     }
     assert found["wrong"] == []
     assert all(0 < error < 1e-5 for error in found["errors"].values())
     with pytest.raises(ValueError, match="--engines chooses none that runs here"):
         sections.pruned(Bench(3, kept=kept, only=("OpenVINO",)))
-
-
-def test_a_backend_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setattr(optimize, "BACKENDS", ("auto", "onednn"))
-    assert reason_without_backend("native", "float32") == "this version of bertlite has no backend 'native'"
-    monkeypatch.setattr(optimize, "BACKENDS", ("auto", "onednn", "native"))
-    assert reason_without_backend("native", "float32") is None
 
 
 def test_an_engine_that_cannot_be_built_is_named(kept, few_rounds, monkeypatch):
@@ -142,7 +134,7 @@ def test_an_engine_that_cannot_be_built_is_named(kept, few_rounds, monkeypatch):
 
 
 def test_openvino_stands_over_all_of_its_dtype():
-    names = [BASELINE, "OpenVINO int8", "CTranslate2 int8", "bertlite onednn float32"]
+    names = [BASELINE, "OpenVINO int8", "CTranslate2 int8", "bertlite native float32"]
     pairs = ratio_pairs(dict.fromkeys(names))
     assert [pair for pair in pairs if pair[0] == BASELINE] == [(BASELINE, name) for name in names[1:]]
     assert [pair for pair in pairs if pair[0] != BASELINE] == [("OpenVINO int8", "CTranslate2 int8")]
@@ -169,19 +161,18 @@ def test_a_gpu_is_given_more_to_do():
     assert set(works("cuda")) > set(works())
 
 
-def test_the_command_measures_records_and_draws(kept, few_rounds, tmp_path, monkeypatch):
-    monkeypatch.setattr(engines, "slowness_of_int8", lambda: 1.0)  # on a small model it may be slow
+def test_the_command_measures_records_and_draws(kept, few_rounds, tmp_path):
     pytest.importorskip("matplotlib")
     record, picture = tmp_path / "speed.json", tmp_path / "speed.png"
-    words = ["bench", "--only", "forward 1 x 16", "--engines", "bertlite onednn", "--rounds", "3", "--out"]
+    words = ["bench", "--only", "forward 1 x 16", "--engines", "bertlite native", "--rounds", "3", "--out"]
     assert cli.main([*words, f"{record},{kept},{picture}"]) == 0
     assert picture.stat().st_size > 1000
     section = json.loads(record.read_text())["sections"]["forward 1 x 16"]
-    ours = [f"bertlite onednn {dtype}" for dtype in ("float32", "bfloat16", "int8")]
+    ours = [f"bertlite native {dtype}" for dtype in ("float32", "bfloat16", "int8")]
     assert set(section["seconds"]) == {BASELINE, *ours}
     spread = section["ratios"][f"{BASELINE} / {ours[0]}"]
     assert 0 < spread["low"] <= spread["median"] <= spread["high"]
-    assert 0 < section["errors"][BASELINE] < 1e-5 < section["errors"]["bertlite onednn int8"]
+    assert 0 < section["errors"][BASELINE] < 1e-5 < section["errors"]["bertlite native int8"]
     assert (section["model"], section["threads"]) == ("bert-base", torch.get_num_threads())
 
 

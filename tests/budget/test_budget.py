@@ -23,7 +23,7 @@ from bertlite.cli import main
 from bertlite.config import kept_heads, kept_neurons
 from bertlite.experiments.data import DataSource, Examples, read_examples
 from bertlite.importance import macs
-from bertlite.inference.support import missing_for_onednn
+from bertlite.inference.native.library import missing_platform
 from scripts.measure import budget_clock
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "fine", "bad", "poor", "film", "plot", "the", "a", "is"]
@@ -463,8 +463,8 @@ def test_the_interval_of_a_pace_tells_or_does_not() -> None:
 
 
 def test_the_clock_runs_what_is_asked_for(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if missing := missing_for_onednn(torch.float32):
-        pytest.skip(missing)
+    if reason := missing_platform():
+        pytest.skip(reason)
     backends: list[Any] = []
 
     def clock(models: Any, work: Any, device: str) -> Any:
@@ -474,11 +474,11 @@ def test_the_clock_runs_what_is_asked_for(world: Path, tmp_path: Path, monkeypat
 
     monkeypatch.setattr(search, "clock", clock)
     out = tmp_path / "fast"
-    assert prune(world, out, "1.7x", "--at", "1x16", "--backend", "onednn", "--dtype", "float32") == 0
-    assert {*backends} == {("onednn", torch.float32)}
+    assert prune(world, out, "1.7x", "--at", "1x16", "--backend", "native", "--dtype", "float32") == 0
+    assert {*backends} == {("native", torch.float32)}
     settings = report_of(out)["settings"]
-    assert (settings["allocate"], settings["backend"], settings["dtype"]) == ("macs", "onednn", "float32")
-    assert "speed at 1 x 16, backend onednn, float32" in (out / "README.md").read_text(encoding="utf-8")
+    assert (settings["allocate"], settings["backend"], settings["dtype"]) == ("macs", "native", "float32")
+    assert "speed at 1 x 16, backend native, float32" in (out / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -486,7 +486,7 @@ def test_the_clock_runs_what_is_asked_for(world: Path, tmp_path: Path, monkeypat
     [
         (("--backend", "nativ"), "backend 'nativ' is unknown"),
         (("--dtype", "int8"), "backend 'plain' has no int8"),
-        (("--backend", "onednn", "--allocate", "latency"), "only --backend plain runs: use macs"),
+        (("--backend", "native", "--allocate", "latency"), "only --backend plain runs: use macs"),
     ],
 )
 def test_what_cannot_be_timed_is_refused_at_once(

@@ -18,7 +18,6 @@ from bertlite import BertModel, BertTokenizer, optimize_for_inference, prune_hea
 from bertlite.embed import Embedder
 from bertlite.heads.models import BertForSequenceClassification
 from bertlite.importance import head_importance
-from bertlite.inference.support import require_onednn
 
 THREADS, ROUNDS = 4, 5
 BATCHES = [
@@ -43,10 +42,6 @@ def loaded(folder: Path, backend: str) -> nn.Module:
     prune_heads(make(), {1: [0, 2]}).float().save_pretrained(folder)
     if backend != "optimised":
         return BertModel.from_pretrained(folder, attn_implementation=backend)
-    try:
-        require_onednn(torch.float32)
-    except RuntimeError as reason:
-        pytest.skip(str(reason))
     return optimize_for_inference(BertModel.from_pretrained(folder))
 
 

@@ -34,6 +34,8 @@ from bertlite.embed.job import Job, TokenCount, run
 from bertlite.embed.rows import Rows
 from bertlite.extras import install_hint
 from bertlite.inference import InferenceModel
+from bertlite.inference.native import choice
+from bertlite.inference.native.library import missing_platform
 from bertlite.parity.command import demo_checkpoint
 from bertlite.progress import Progress
 from scripts.measure import embed as measure_embed
@@ -105,7 +107,7 @@ def test_a_vector_is_that_of_the_text_alone(pooling, checkpoint) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_a_vector_never_depends_on_its_batch(dtype, tmp_path, set_threads) -> None:
     """Bit for bit with the native kernels, whatever other texts there are, in any order, with any threads."""
-    if reason := bench_engines.reason_without_backend("native", dtype):
+    if reason := missing_platform():
         pytest.skip(reason)
     folder = write_checkpoint(tmp_path, pruned={0: [1], 2: range(5)}, hidden_size=80, num_attention_heads=5)
     texts = [*texts_of(60), "", "abc " * 50]
@@ -254,9 +256,9 @@ def test_a_half_precision_embedder_is_close_and_returns_float32(checkpoint) -> N
 
 
 def without_packed_weights(monkeypatch) -> None:
-    """Let torch lack oneDNN, and this processor the kernels."""
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    monkeypatch.setattr("bertlite.inference.native.conversion.missing_for_native", lambda *_: "none here")
+    """Let this processor have no kernels."""
+    choice.warn_once.cache_clear()
+    monkeypatch.setattr(choice, "missing_for_native", lambda *_: "none here")
 
 
 def test_the_fast_paths_are_taken(checkpoint, kernels_run, caplog) -> None:
@@ -266,7 +268,7 @@ def test_the_fast_paths_are_taken(checkpoint, kernels_run, caplog) -> None:
         assert type(found) is InferenceModel
         kernels_run.clear()  # of the plain model, beside which the new one is verified
         assert embedder.encode(texts_of(9)).shape == (9, 48)
-        assert set(kernels_run) == ({"packed"} if found.backend == "onednn" else set())
+        assert set(kernels_run) == ({"packed"} if found.backend == "plain" else set())
     assert not caplog.messages
 
 
@@ -277,11 +279,14 @@ def test_a_model_without_packed_weights_is_logged(checkpoint, monkeypatch, caplo
     assert type(double.load()[1]) is BertModel
     without_packed_weights(monkeypatch)
     lacking = Embedder(checkpoint)
-    assert np.abs(lacking.encode(texts_of(9)) - wanted).max() < 2e-6
-    assert type(lacking.load()[1]) is BertModel
-    start = "embedding runs without packed weights: "
+    with pytest.warns(RuntimeWarning, match="plain model, without the native kernels: none here"):
+        assert np.abs(lacking.encode(texts_of(9)) - wanted).max() < 2e-6
+    assert lacking.load()[1].backend == "plain"
+    start = "embedding runs the plain model: "
     assert caplog.messages[0].startswith(f"{start}dtype torch.float64 is not among torch.float32")
-    assert caplog.messages[1].startswith(f"{start}torch {torch.__version__} has no reorder_linear_weight")
+    half = Embedder(checkpoint, dtype="float16")
+    assert half.load()[1].dtype == torch.float16
+    assert caplog.messages[1].startswith(f"{start}float16 is for GPUs and the model is on the CPU")
     elsewhere = BertModel.from_pretrained(checkpoint).to("meta")
     assert pack_weights(elsewhere) is elsewhere
     assert len(caplog.messages) == 2  # on a GPU there is nothing to pack
@@ -360,7 +365,8 @@ def test_settings_that_make_no_sense_are_refused(checkpoint, tmp_path) -> None:
         ({"max_length": 41}, "max_length is 41; this model takes 3 to 40 tokens"),
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"dtype": "int4"}, "int4"),
-        ({"backend": "fast"}, "backend 'fast' is unknown; have: auto, native, onednn"),
+        ({"backend": "fast"}, "backend 'fast' is unknown; have: auto, native"),
+        ({"backend": "onednn"}, "backend 'onednn' was removed: 'native' takes its place"),
     ):
         with pytest.raises(ValueError, match=message):
             Embedder(checkpoint, **options)
@@ -369,7 +375,7 @@ def test_settings_that_make_no_sense_are_refused(checkpoint, tmp_path) -> None:
 
 
 def test_8_bit_integers_give_vectors_near_those_of_floats(checkpoint) -> None:
-    wanted, rounded = Embedder(checkpoint).encode(texts_of(9)), Embedder(checkpoint, dtype="int8", backend="onednn")
+    wanted, rounded = Embedder(checkpoint).encode(texts_of(9)), Embedder(checkpoint, dtype="int8")
     got = rounded.encode(texts_of(9))
     assert rounded.settings["dtype"] == "int8"
     assert got.dtype == np.float32
@@ -380,8 +386,16 @@ def test_8_bit_integers_give_vectors_near_those_of_floats(checkpoint) -> None:
 
 def test_8_bit_integers_that_are_not_to_be_had_are_an_error(checkpoint, monkeypatch) -> None:
     without_packed_weights(monkeypatch)
-    with pytest.raises(RuntimeError, match=r"torch\.int8"):
+    with pytest.raises(ValueError, match="native kernels cannot run this model: none here; use 'auto' in float32 or"):
         Embedder(checkpoint, dtype="int8").load()
+
+
+def test_8_bit_integers_are_what_the_settings_say_where_they_are_slow_too(checkpoint, monkeypatch) -> None:
+    """Whoever asks for int8 gets its numbers: no time decides that."""
+    monkeypatch.setattr(choice, "kernels_are_faster", lambda *_: False)
+    rounded = Embedder(checkpoint, dtype="int8")
+    found = rounded.load()[1]
+    assert (found.backend, found.compute_dtype, rounded.settings["dtype"]) == ("native", torch.int8, "int8")
 
 
 def test_a_model_that_does_more_than_pool_is_refused(checkpoint, tmp_path) -> None:
@@ -411,12 +425,12 @@ def test_a_backend_that_is_named_is_taken(checkpoint, monkeypatch) -> None:
 
     monkeypatch.setattr(embedder_module, "optimize_for_inference", optimise)
     Embedder(checkpoint, backend="native", dtype="bfloat16").encode(["a"])
-    Embedder(checkpoint, backend="onednn", dtype="int8").encode(["a"])
+    Embedder(checkpoint, backend="native", dtype="int8").encode(["a"])
     Embedder(checkpoint, dtype=torch.int8).encode(["a"])
     Embedder(checkpoint).encode(["a"])
     assert asked == [
         (torch.bfloat16, torch.bfloat16, "native"),
-        (torch.float32, torch.int8, "onednn"),
+        (torch.float32, torch.int8, "native"),
         (torch.float32, torch.int8, "auto"),
         (torch.float32, None, "auto"),
     ]
@@ -424,7 +438,7 @@ def test_a_backend_that_is_named_is_taken(checkpoint, monkeypatch) -> None:
 
 def test_a_backend_that_is_named_raises_rather_than_fall_back(checkpoint) -> None:
     with pytest.raises(ValueError, match=r"dtype torch\.float64 is not among"):
-        Embedder(checkpoint, backend="onednn", dtype="float64").encode(["a"])
+        Embedder(checkpoint, backend="native", dtype="float64").encode(["a"])
 
 
 def test_the_benchmark_compares_the_same_paragraphs(checkpoint, tmp_path, monkeypatch, capsys) -> None:
@@ -442,7 +456,6 @@ def test_the_benchmark_compares_the_same_paragraphs(checkpoint, tmp_path, monkey
 
     monkeypatch.setattr(measure_embed, "with_torch", peer)
     monkeypatch.setattr(measure_embed, "with_openvino", without)
-    monkeypatch.setattr(bench_engines, "slowness_of_int8", lambda: 1.0)  # on a small model it may be slow
     stand_in = bench_engines.Engine("CTranslate2", bench_engines.bertlite_engine("eager"), ("float32",))
     monkeypatch.setattr(measure_embed, "ENGINES", (stand_in,))
     arguments = [str(checkpoint), str(text), "--texts", "5", "--rounds", "7", "--out", str(path)]
@@ -456,18 +469,18 @@ def test_the_benchmark_compares_the_same_paragraphs(checkpoint, tmp_path, monkey
         "longest": max(lengths),
     }
     errors = record["errors"]
-    assert 0 < errors["bertlite onednn float32"] < 1e-5 < errors["bertlite onednn bfloat16"] < 0.05
+    assert 0 < errors["bertlite native float32"] < 1e-5 < errors["bertlite native bfloat16"] < 0.05
     assert 0 < errors["CTranslate2 float32"] < 1e-5
     assert record["wrong"] == ["sentence-transformers OpenVINO bfloat16"]  # it pools otherwise
     assert record["missing"] == {"sentence-transformers OpenVINO int8": "not installed: no module named optimum"}
     ratios = record["ratios"]
-    assert ratios["sentence-transformers OpenVINO float32 / bertlite onednn float32"]["median"] > 0
-    ratio = ratios["sentence-transformers torch float32 / bertlite onednn int8"]["median"]
+    assert ratios["sentence-transformers OpenVINO float32 / bertlite native float32"]["median"] > 0
+    ratio = ratios["sentence-transformers torch float32 / bertlite native int8"]["median"]
     shown = capsys.readouterr().out
-    assert f"/ bertlite onednn int8: {ratio:.2f}" in shown
+    assert f"/ bertlite native int8: {ratio:.2f}" in shown
     assert "WRONG  sentence-transformers OpenVINO bfloat16: error" in shown
-    assert measure_embed.main([*arguments, "--backend", "no-such", "--only", "no-such"]) == 2
-    assert "this version of bertlite has no backend 'no-such'" in capsys.readouterr().err
+    assert measure_embed.main([*arguments, "--only", "no-such"]) == 2
+    assert "none matches --only" in capsys.readouterr().err
     text.write_text("\n = heading = \n")
     assert measure_embed.main([str(checkpoint), str(text)]) == 2
     assert "holds no paragraph" in capsys.readouterr().err

@@ -872,11 +872,11 @@ def test_all_models_take_the_backend_that_is_chosen_for_the_first(experiment, mo
 
     def note(model, dtype, backend):
         asked.append((dtype, backend))
-        return SimpleNamespace(backend="onednn")
+        return SimpleNamespace(backend="native")
 
     monkeypatch.setattr(measure, "optimize_for_inference", note)
     measure.prepared_models(dict.fromkeys(("dense", "small", "smaller"), experiment.dense), torch.bfloat16)
-    assert asked == [(torch.bfloat16, "auto"), (torch.bfloat16, "onednn"), (torch.bfloat16, "onednn")]
+    assert asked == [(torch.bfloat16, "auto"), (torch.bfloat16, "native"), (torch.bfloat16, "native")]
 
 
 def test_a_plain_model_of_another_dtype_is_a_copy(experiment):
@@ -1159,7 +1159,7 @@ def test_bench_measures_runs_beside_their_dense_model(runs, world, few_rounds, t
     assert f"backend {taken.backend}, float32" in printed
 
 
-@pytest.mark.parametrize(("dtype", "backend"), [("bfloat16", "plain"), ("float32", "onednn")])
+@pytest.mark.parametrize(("dtype", "backend"), [("bfloat16", "plain"), ("float32", "native")])
 def test_bench_times_what_its_options_name(dtype, backend, runs, tmp_path, monkeypatch):
     timed = {}
 
@@ -1185,9 +1185,9 @@ def test_bench_times_what_its_options_name(dtype, backend, runs, tmp_path, monke
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ("--backend onnx", "backend 'onnx' is unknown; have: plain, auto, native, onednn"),
+        ("--backend onnx", "backend 'onnx' is unknown; have: plain, auto, native"),
         ("--dtype int4", "dtype is 'int4'; have: "),
-        ("--dtype int8 --backend plain", "backend 'plain' has no int8, which needs packed weights: use 'auto'"),
+        ("--dtype int8 --backend plain", "backend 'plain' has no int8, which needs the native kernels: use 'auto'"),
         ("--dtype float64", "dtype torch.float64 is not among"),
     ],
 )

@@ -1,126 +1,101 @@
-"""bertlite/inference/optimize.py and support.py: an optimised model is near the model, or is refused with a reason."""
+"""bertlite/inference/optimize.py and support.py: what is taken, what a plain copy is, and what is refused."""
 
 import copy
-import gc
-from contextlib import nullcontext
-from dataclasses import replace
-from typing import Any
+import warnings
 
 import pytest
 import torch
-from conftest import SIZES
-from optimised import full, of_kind, onednn, skip_without
+from conftest import assert_same, make, make_batch
 from torch import nn
 
 import bertlite
-from bertlite import BertConfig, BertModel, inference, optimize_for_inference
-from bertlite.inference import optimize
-from bertlite.inference.linear import FixedLinear
-from bertlite.inference.native import conversion
-from bertlite.parity.compare import as_well
+from bertlite import BertModel, inference, optimize_for_inference
+from bertlite.inference import InferenceModel
+from bertlite.inference.native import choice
+from bertlite.inference.native.library import NativeKernelsError
 
 
-@pytest.fixture(params=["whole", "pruned"])
-def any_model(request, model):
-    return of_kind(request.param, model)
+@pytest.fixture
+def no_kernels(monkeypatch):
+    """Let this machine have no compiler, and let nothing have been said yet."""
+
+    def fail(**_):
+        raise NativeKernelsError("no C++ compiler was found: install one, as by `apt-get install g++`")
+
+    monkeypatch.setattr(choice, "load_kernels", fail)
+    choice.warn_once.cache_clear()
+    yield
+    choice.warn_once.cache_clear()
 
 
-@onednn
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_its_error_is_no_larger_than_the_models_own(any_model, batch, dtype):
-    skip_without(dtype)
-    truth = full(any_model, batch)
-    theirs = full(copy.deepcopy(any_model).to(dtype), batch)
-    ours = full(optimize_for_inference(any_model, dtype, "onednn"), batch)
-    assert type(ours) is type(theirs)
-    for name in ("last_hidden_state", "pooler_output"):
-        assert ours[name].dtype == dtype
-        error, allowed, _ = as_well(ours[name], theirs[name], truth[name])
-        assert error <= allowed, name
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_without_kernels_auto_is_a_plain_copy_and_says_once_what_to_install(dtype, no_kernels):
+    model, batch = make().float().train(), make_batch()
+    with pytest.warns(RuntimeWarning, match="plain model, without the native kernels: no .* install one, as by `apt"):
+        quick = optimize_for_inference(model, dtype)
+    assert type(quick) is InferenceModel
+    assert (quick.backend, quick.compute_dtype, quick.dtype) == ("plain", dtype, dtype)
+    assert not any(part.training for part in quick.modules())
+    assert not any(parameter.requires_grad for parameter in quick.parameters())
+    assert not {x.data_ptr() for x in quick.parameters()} & {x.data_ptr() for x in model.parameters()}
+    out = quick(**batch).last_hidden_state
+    assert not out.requires_grad
+    assert torch.equal(out, copy.deepcopy(model).eval().to(dtype)(**batch).last_hidden_state)
+    assert model.training
+    with warnings.catch_warnings(action="error"):
+        optimize_for_inference(model, dtype)
+    with pytest.raises(NativeKernelsError, match="no C"):
+        optimize_for_inference(model, dtype, "native")
+    with pytest.raises(NativeKernelsError, match="no C"):
+        optimize_for_inference(model, torch.int8)
 
 
-@onednn
-def test_int8_is_near(any_model, batch):
-    skip_without(torch.int8)
-    truth = full(any_model, batch).last_hidden_state
-    ours = full(optimize_for_inference(any_model, torch.int8, "onednn"), batch).last_hidden_state
-    assert ours.dtype == torch.float32
-    cosine = torch.cosine_similarity(ours.double(), truth, dim=-1)
-    assert cosine.min() > 0.99
-    assert (ours - truth).abs().max() > 1e-4  # it did round
-
-
-@onednn
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
-def test_no_matrix_is_held_twice(dtype):
-    skip_without(dtype)
-    model = BertModel(replace(BertConfig(**SIZES), hidden_size=128, intermediate_size=192))
-    quick = optimize_for_inference(model, dtype, "onednn")
-    matrices = sum(p.numel() for n, p in model.named_parameters() if "Linear" in type(owner(model, n)).__name__)
-    theirs = {x.data_ptr() for x in model.parameters()}
-    linears = [part for part in quick.modules() if isinstance(part, FixedLinear)]
-    assert not any(isinstance(part, nn.Linear) for part in quick.modules())
-    assert not theirs & {x.data_ptr() for x in quick.parameters()}
-    assert sum(p.weight.numel() + p.bias.numel() for p in linears) == matrices
-    held = sum(torch.ops.mkldnn._nbytes(p.weight) for p in linears)
-    kinds = {torch.float32: 4, torch.bfloat16: 2, torch.int8: 1}
-    pooler = 128 * 128 * (3 if dtype == torch.int8 else 0)  # stays in float32
-    assert held <= 1.1 * (kinds[dtype] * matrices + pooler)
-    del model
-    gc.collect()
-    names = [name for name, _ in quick.named_parameters()]
-    assert all("embeddings" in name or "LayerNorm" in name for name in names), names
-
-
-def owner(model: nn.Module, name: str) -> nn.Module:
-    return model.get_submodule(name.rpartition(".")[0])
-
-
-@onednn
-def test_a_torch_whose_matmuls_take_unsigned_integers_alone_is_refused(model, monkeypatch):
-    """As 2.6 is: before the first run, and for int8 alone."""
-
-    def refuse(*_: Any) -> Any:
-        raise RuntimeError("qlinear with mkldnn tensor: data type of input should be uint8 (unsigned char).")
-
-    monkeypatch.setattr("bertlite.inference.linear.Int8Linear.matmul", refuse)
-    with pytest.raises(
-        RuntimeError, match=r"has no .*matmul of signed 8-bit integers, which backend 'onednn' needs for"
-    ):
-        optimize_for_inference(model.float(), torch.int8, "onednn")
-    optimize_for_inference(model.float(), torch.float32, "onednn")
-
-
-@onednn
-@pytest.mark.parametrize("slowness", [1.0, 500.0])
-def test_auto_takes_no_8_bit_matmuls_that_torch_has_no_kernel_for(slowness, monkeypatch):
-    skip_without(torch.int8)
-    conversion.warn_once.cache_clear()
-    monkeypatch.setattr(optimize, "slowness_of_int8", lambda: slowness)
-    with (
-        nullcontext() if slowness == 1 else pytest.warns(RuntimeWarning, match="faster than backend 'onednn' on this")
-    ):
-        quick = optimize_for_inference(BertModel(BertConfig(**SIZES, hidden_act="mish")), torch.int8)
-    wanted = ("onednn", torch.int8) if slowness == 1 else ("plain", torch.float32)
-    assert (quick.backend, quick.compute_dtype) == wanted
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"is_decoder": True}, "this model is a decoder"),
+        ({"hidden_act": "mish"}, "no activation 'mish'; have"),
+    ],
+)
+def test_a_model_that_the_kernels_cannot_run_is_left_as_it_is(changes, reason):
+    choice.warn_once.cache_clear()
+    model = make(**changes).float()
+    with pytest.raises(ValueError, match=rf"native kernels cannot run this model: .*{reason}.*use 'auto' in float32"):
+        optimize_for_inference(model, backend="native")
+    with pytest.raises(ValueError, match=reason):
+        optimize_for_inference(model, torch.int8)
+    with pytest.warns(RuntimeWarning, match=reason):
+        quick = optimize_for_inference(model)
+    assert quick.backend == "plain"
+    assert_same(quick(**make_batch()), model(**make_batch()), atol=0)
     with pytest.raises(TypeError, match="was made by optimize_for_inference, and its layers can only run"):
         bertlite.prune_heads(quick.model, {0: [0]})
 
 
-def test_requests_that_cannot_be_met(model, monkeypatch):
-    with pytest.raises(ValueError, match="backend 'fast' is unknown; have: auto, native, onednn"):
-        optimize_for_inference(model, torch.float32, "fast")
-    with pytest.raises(ValueError, match=r"dtype torch.float64 is not among torch.float32"):
-        optimize_for_inference(model)
-    with pytest.raises(ValueError, match="int8 is for the CPU and the model is on meta; use 'auto' and bfloat16"):
-        optimize_for_inference(copy.deepcopy(model).to("meta"), torch.int8)
-    with pytest.raises(ValueError, match="'onednn' is for the CPU and the model is on meta"):
-        optimize_for_inference(copy.deepcopy(model).to("meta"), torch.float32, "onednn")
+def test_requests_that_cannot_be_met(model):
+    elsewhere = copy.deepcopy(model).to("meta")
+    for dtype, backend, message in (
+        (torch.float32, "fast", "backend 'fast' is unknown; have: auto, native"),
+        (torch.float32, "onednn", "backend 'onednn' was removed: 'native' takes its place; where that cannot"),
+        (torch.float32, "inductor", "backend 'inductor' was removed: call torch.compile on the model itself"),
+        (None, "auto", r"dtype torch.float64 is not among torch.float32"),
+        (torch.float16, "auto", "float16 is for GPUs and the model is on the CPU; use dtype=torch.bfloat16 or"),
+        (torch.float16, "native", "float16 is for GPUs"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            optimize_for_inference(model, dtype, backend)
+    with pytest.raises(ValueError, match="int8 is for the CPU and the model is on meta; use bfloat16 or float16"):
+        optimize_for_inference(elsewhere, torch.int8)
+    with pytest.raises(ValueError, match="they are for the CPU, and the model is on meta"):
+        optimize_for_inference(elsewhere, torch.float32, "native")
     with pytest.raises(TypeError, match=r"model is a torch.nn.modules.linear.Linear; load it with bertlite"):
         optimize_for_inference(nn.Linear(2, 2))
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    with pytest.raises(RuntimeError, match=r"torch .* has no reorder_linear_weight, .*another dtype"):
-        optimize_for_inference(model, torch.float32, "onednn")
+
+
+def test_on_another_device_the_model_is_copied_without_a_word(model):
+    with warnings.catch_warnings(action="error"):
+        quick = optimize_for_inference(copy.deepcopy(model).to("meta"), torch.float16, verify=False)
+    assert (quick.backend, quick.dtype, quick.device.type) == ("plain", torch.float16, "meta")
 
 
 def test_a_wrapped_matrix_is_refused(model):
@@ -132,6 +107,13 @@ def test_a_wrapped_matrix_is_refused(model):
         optimize_for_inference(model, torch.float32)
 
 
+def test_a_head_without_outputs_is_converted():
+    model = make(bertlite.BertForSequenceClassification, num_labels=1).float()
+    model.classifier = nn.Linear(48, 0)
+    assert optimize_for_inference(model, verify=False)(**make_batch()).logits.shape == (2, 0)
+
+
 def test_the_room_offers_it_too():
     assert inference.optimize_for_inference is bertlite.optimize_for_inference
     assert inference.optimize_for_inference.__module__ == "bertlite.inference.optimize"
+    assert BertModel.__module__ == "bertlite.model"

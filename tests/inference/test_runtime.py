@@ -1,4 +1,4 @@
-"""bertlite/inference/runtime.py: an optimised model runs, pickles and compiles, and refuses all else."""
+"""bertlite/inference/runtime.py: an optimised model runs and pickles, and refuses all else."""
 
 import copy
 import multiprocessing
@@ -9,25 +9,36 @@ import sys
 import pytest
 import torch
 from conftest import assert_same
-from optimised import full, onednn, skip_without
+from natively import kernels_or_skip, make_native
 
 from bertlite import optimize_for_inference
+from bertlite.inference import InferenceModel
+from bertlite.inference.native.conversion import native_copy, plain_copy
+
+BOTH = pytest.mark.parametrize("backend", ["native", "plain"])
+OUTPUT = "last_hidden_state"
 
 
-@onednn
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
-def test_it_pickles(model, batch, dtype):
-    skip_without(dtype)
-    quick = optimize_for_inference(model, dtype)
+def quickened(backend: str) -> InferenceModel:
+    """Return a small model in float32, as a backend runs it."""
+    model = make_native().float()
+    copied = plain_copy(model, model.dtype) if backend == "plain" else None
+    return InferenceModel(copied or native_copy(model, model.dtype, kernels_or_skip()), backend, model.dtype)
+
+
+@BOTH
+def test_it_pickles_and_copies(backend, batch):
+    quick = quickened(backend)
     again = pickle.loads(pickle.dumps(quick))
-    assert_same(full(again, batch), full(quick, batch), atol=0)
-    assert_same(full(copy.deepcopy(quick), batch), full(quick, batch), atol=0)
+    assert again.backend == backend
+    assert_same(again(**batch), quick(**batch), atol=0)
+    assert_same(copy.deepcopy(quick)(**batch), quick(**batch), atol=0)
 
 
-@onednn
-def test_a_spawned_process_runs_it(model, batch, tmp_path):
-    quick = optimize_for_inference(model, torch.float32)
-    torch.save((quick, batch, full(quick, batch).last_hidden_state), tmp_path / "model.pt")
+@BOTH
+def test_a_spawned_process_runs_it(backend, batch, tmp_path):
+    quick = quickened(backend)
+    torch.save((quick, batch, quick(**batch)[OUTPUT]), tmp_path / "model.pt")
     code = (
         "import sys, torch\n"
         "quick, batch, wanted = torch.load(sys.argv[1], weights_only=False)\n"
@@ -40,17 +51,15 @@ def test_a_spawned_process_runs_it(model, batch, tmp_path):
     assert ran.stdout.strip() == "InferenceModel"
 
 
-@onednn
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
-def test_a_forked_process_runs_it(model, batch, dtype):
-    skip_without(dtype)
-    quick = optimize_for_inference(model, dtype)
-    wanted = full(quick, batch).last_hidden_state
+@BOTH
+def test_a_forked_process_runs_it(backend, batch):
+    quick = quickened(backend)
+    wanted = quick(**batch)[OUTPUT]
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
 
     def work():
-        there.send_bytes(full(quick, batch).last_hidden_state.numpy().tobytes())
+        there.send_bytes(quick(**batch)[OUTPUT].numpy().tobytes())
 
     child = context.Process(target=work)
     child.start()
@@ -60,24 +69,24 @@ def test_a_forked_process_runs_it(model, batch, dtype):
     assert child.exitcode == 0
 
 
-@onednn
-def test_it_says_what_it_is(model):
-    quick = optimize_for_inference(model.float(), backend="onednn")
-    assert (quick.backend, quick.dtype, quick.device.type) == ("onednn", torch.float32, "cpu")
-    assert quick.config == model.config
+@BOTH
+def test_it_says_what_it_is(backend):
+    quick = quickened(backend)
+    assert (quick.backend, quick.dtype, quick.device.type) == (backend, torch.float32, "cpu")
+    assert quick.config == quick.model.config
     assert not quick.training
     assert not any(part.training for part in quick.modules())
-    assert "onednn" in repr(quick)
+    assert backend in repr(quick)
     assert quick.eval() is quick
     assert quick.requires_grad_(False) is quick
 
 
-@onednn
-def test_no_gradients(model, batch):
-    assert not optimize_for_inference(model.float())(**batch).last_hidden_state.requires_grad
+def test_a_plain_copy_has_no_packed_weights_to_save(tmp_path):
+    with pytest.raises(RuntimeError, match=r"backend 'plain' has no packed weights, .* save the model itself"):
+        quickened("plain").save(tmp_path / "other")
+    assert not any(tmp_path.iterdir())
 
 
-@onednn
 @pytest.mark.parametrize(
     "ask",
     [

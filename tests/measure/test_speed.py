@@ -128,12 +128,12 @@ def test_limits_are_recorded(kept, few_rounds, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(ceiling, "SIZE", {"cpu": 64})
     monkeypatch.setattr(sections, "machine", lambda device, threads: (ceiling.find_ceilings(device), 1e9))
     record, picture = (tmp_path / name for name in ("speed.json", "speed.png"))
-    words = ["--only", "forward 1 x 16", "--engines", "bertlite onednn float32", "--rounds", "3", "--out"]
+    words = ["--only", "forward 1 x 16", "--engines", "bertlite native float32", "--rounds", "3", "--out"]
     assert main([*words, f"{record},{kept},{picture}"]) == 0
     assert picture.stat().st_size > 1000
     found = json.loads(record.read_text())
     section = found["sections"]["forward 1 x 16"]
-    reached = section["of_limit"]["bertlite onednn float32"]
+    reached = section["of_limit"]["bertlite native float32"]
     assert 0 < reached["low"] <= reached["median"] <= reached["high"]
     assert section["ceilings"]["float32"]["library"] in ("torch", "oneDNN, packed", "OpenVINO")
     assert {name.split()[0] for name in section["seconds"]} == {"transformers", "bertlite"}  # no matmul

@@ -1,4 +1,4 @@
-"""Whether the kernels are faster than the plain model on this processor: by a record, or else measured once.
+"""Whether the kernels can run a model, and are faster than it on this processor: by a record, or else measured once.
 
 What is measured is one layer of a small model, in milliseconds; the times are kept in a file beside the kernels.
 """
@@ -9,6 +9,7 @@ import json
 import math
 import sys
 import time
+import warnings
 from functools import cache
 from pathlib import Path
 
@@ -23,16 +24,57 @@ from bertlite.inference.native.library import (
     INSTRUCTION_SETS,
     NativeKernelsError,
     cache_folder,
+    load_kernels,
     own_folder,
     processor_flags,
 )
-from bertlite.model import BertModel
+from bertlite.inference.native.support import missing_for_native
+from bertlite.model import BertModel, BertPreTrainedModel
 from bertlite.records import cpu_name, write_json
 
 RECORDED = frozenset({"avx512_bf16"})  # the best sets of processors for which scripts/results/speed.json shows it
 TOKENS = 64
 FEWEST, MOST = 3, 30  # rounds, after one that warms up
 LIMIT = 0.1  # seconds after which no further round begins
+
+
+def require_kernels(model: BertPreTrainedModel, dtype: torch.dtype) -> Kernels:
+    """Return the kernels, or raise.
+
+    Raises:
+        ValueError: they cannot run this model in this dtype.
+        NativeKernelsError: they are not available on this machine.
+    """
+    missing = missing_for_native(model, dtype)
+    if missing is not None:
+        raise ValueError(f"the native kernels cannot run this model: {missing}; use 'auto' in float32 or bfloat16")
+    return load_kernels()
+
+
+def kernels_if_faster(model: BertPreTrainedModel, dtype: torch.dtype) -> Kernels | None:
+    """Return the kernels if they run this model, and faster than torch's operators; else None, with one warning.
+
+    A compiler that failed in this process is run again only with other settings.  On a GPU nothing is warned of.
+    """
+    if model.device.type != "cpu":
+        return None
+    reason = missing_for_native(model, dtype)
+    if reason is None:
+        try:
+            kernels = load_kernels(retry=False)
+        except NativeKernelsError as error:
+            reason = str(error)
+        else:
+            if kernels_are_faster(kernels, dtype):
+                return kernels
+            reason = f"they are slower on this processor in {dtype}; backend='native' takes them nevertheless"
+    warn_once(f"optimize_for_inference returns a copy of the plain model, without the native kernels: {reason}")
+    return None
+
+
+@cache
+def warn_once(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 
 def kernels_are_faster(kernels: Kernels, dtype: torch.dtype) -> bool:
@@ -46,7 +88,7 @@ def kernels_are_faster(kernels: Kernels, dtype: torch.dtype) -> bool:
 
 @cache
 def seconds_of_layer(kernels: Kernels, dtype: torch.dtype, threads: int) -> dict[str, float]:
-    """Return the times of one layer by the kernels and by the plain model, those of int8 beside float32.
+    """Return the times of one layer by the kernels and by the plain model.
 
     They are measured once for each processor, torch, dtype and number of threads, and for each version of the kernels.
     """

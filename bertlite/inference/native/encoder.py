@@ -8,8 +8,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from bertlite.inference.linear import TensorBytes
 from bertlite.inference.native.calls import Batch, Kernels
+from bertlite.inference.native.linear import TensorBytes
 from bertlite.inference.native.weights import NativeWeights, Shape
 from bertlite.stack.layer_inputs import LayerInputs
 from bertlite.stack.masks import Mask, values_readable

@@ -200,9 +200,7 @@ def kernels_for(name: str) -> Kernels:
         kernels = Kernels(str(path))
     except (OSError, AttributeError) as error:
         if is_whole(path):  # not a library, or one without the functions
-            raise NativeKernelsError(
-                f"{path} cannot be loaded: {error}; delete it, or use backend='onednn'"
-            ) from error
+            raise NativeKernelsError(f"{path} cannot be loaded: {error}; delete it") from error
         raise NativeKernelsError(
             f"the compiled kernels cannot be written or read: {error}; set BERTLITE_CACHE to a folder where they can"
         ) from error
@@ -300,8 +298,7 @@ def compile_kernels(wanted: InstructionSet, path: Path) -> None:
         print(f" {time.monotonic() - start:.0f} s", file=sys.stderr)
         if done.returncode or not built.exists():
             raise CompilationError(
-                f"{shlex.join(command)}\nfailed:\n{done.stderr[-2000:]}\nSet CXX to GCC 11 or newer, or use"
-                " backend='onednn'."
+                f"{shlex.join(command)}\nfailed:\n{done.stderr[-2000:]}\nSet CXX to GCC 11 or newer."
             )
         with built.open("rb+") as file:
             file.write(hashlib.sha256(file.read()).digest())  # at the end, where the loader does not look
@@ -321,8 +318,7 @@ def find_compiler() -> list[str]:
             return command
     tried = own[0] if own else "c++, g++ or clang++"
     raise NativeKernelsError(
-        f"no C++ compiler was found ({tried}): install one, as by `apt-get install g++` or `conda install gxx`, or use"
-        " backend='onednn'"
+        f"no C++ compiler was found ({tried}): install one, as by `apt-get install g++` or `conda install gxx`"
     )
 
 

@@ -3,39 +3,43 @@
 Shapes:  … is (B, S) or, packed, (T,) · I inputs · O outputs
 """
 
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertlite.checkpoint.saving import dtype_name
-from bertlite.inference.linear import FixedLinear, TensorBytes
 from bertlite.inference.native.calls import ACTIVATIONS, Kernels, Linear, Matrix
 from bertlite.inference.native.weights import BLOCK, BYTES, aligned, round_up
 
+if TYPE_CHECKING:
+    import numpy as np
 
-class NativeLinear(FixedLinear):
+
+class NativeLinear(nn.Module):
     """A linear layer in float32 or bfloat16, and an activation, whose weight is packed for the native kernels."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, act: str | None = None, *, kernels: Kernels) -> None:
-        self.kernels, self.numbers = kernels, dtype_name(weight.dtype)
-        super().__init__(weight, bias)
-        self.inputs = weight.shape[1]
-        self.activate(act or "linear")
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype, kernels: Kernels) -> None:
+        super().__init__()
+        self.kernels, self.dtype, self.numbers = kernels, dtype, dtype_name(dtype)
+        self.outputs, self.inputs = linear.weight.shape
+        self.weight = self.pack(linear.weight.detach())
+        self.bias = None if linear.bias is None else linear.bias.detach().to(dtype, copy=True)
+        self.activate("linear")
 
     def pack(self, weight: Tensor) -> Tensor:
         """Return the weight in blocks, (blocks, words of inputs, BLOCK, numbers in a word)."""
-        per_word, floats = 4 // BYTES[self.numbers], weight.float().contiguous()
-        outputs, inputs = floats.shape
-        shape = torch.Size((-(-outputs // BLOCK), -(-inputs // per_word), BLOCK, per_word))
-        packed = aligned(shape.numel() * BYTES[self.numbers]).view(weight.dtype).view(shape)
-        threads = torch.get_num_threads()
-        self.kernels.pack(self.numbers, floats.data_ptr(), (outputs, inputs), packed.data_ptr(), 0, 0, threads)
+        floats, per_word = weight.to(self.dtype).float().contiguous(), 4 // BYTES[self.numbers]
+        shape = torch.Size((-(-self.outputs // BLOCK), -(-self.inputs // per_word), BLOCK, per_word))
+        packed = aligned(shape.numel() * BYTES[self.numbers]).view(self.dtype).view(shape)
+        sizes, threads = (self.outputs, self.inputs), torch.get_num_threads()
+        self.kernels.pack(self.numbers, floats.data_ptr(), sizes, packed.data_ptr(), 0, 0, threads)
         return packed
 
-    def unpack(self, weight: Tensor) -> TensorBytes:
-        rows = weight.transpose(1, 2).flatten(0, 1).flatten(1)
-        return TensorBytes.of(rows[: self.outputs, : self.inputs])
+    def unpack(self) -> Tensor:
+        """Return the weight as nn.Linear has it, (O, I)."""
+        return self.weight.transpose(1, 2).flatten(0, 1).flatten(1)[: self.outputs, : self.inputs]
 
     def activate(self, act: str) -> None:
         """Apply an activation to the outputs from now on."""
@@ -47,7 +51,7 @@ class NativeLinear(FixedLinear):
         self.struct = Linear(matrix, ACTIVATIONS[act])
 
     def forward(self, x: Tensor) -> Tensor:  # (…, I) -> (…, O)
-        x = x.to(self.weight.dtype).contiguous()
+        x = x.to(self.dtype).contiguous()
         out = x.new_empty(*x.shape[:-1], self.outputs)
         rows = out.shape[:-1].numel()
         if rows:
@@ -56,9 +60,29 @@ class NativeLinear(FixedLinear):
         return out
 
     def __getstate__(self) -> dict[str, object]:
-        return {**super().__getstate__(), "struct": None}
+        state = super().__getstate__()  # type: ignore[no-untyped-call]
+        return {**state, "weight": TensorBytes.of(self.unpack()), "struct": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.kernels, self.numbers = state["kernels"], state["numbers"]
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.weight = self.pack(state["weight"].tensor())
         self.activate(self.activation)
+
+
+@dataclass(frozen=True)
+class TensorBytes:
+    """The bytes of a temporary tensor, which pickle can send to another process.
+
+    For a tensor, multiprocessing sends a file descriptor, which is closed when the tensor is freed and may belong to
+    another tensor before the other process opens it.
+    """
+
+    array: "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]"
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "TensorBytes":
+        return cls(tensor.contiguous().view(torch.uint8).numpy(), tensor.dtype)
+
+    def tensor(self) -> Tensor:
+        return torch.from_numpy(self.array).view(self.dtype)

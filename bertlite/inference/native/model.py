@@ -21,10 +21,9 @@ from bertlite.stack.masks import values_readable
 from bertlite.stack.modules import BertEmbeddings, BertPooler
 from bertlite.stack.outputs import BertModelOutput, Encoded
 
-RARE = {  # arguments of a forward that is left to BertBody
-    *("inputs_embeds", "head_mask", "encoder_hidden_states", "encoder_attention_mask", "past_key_values"),
-    *("use_cache", "output_attentions", "output_hidden_states"),
-}
+INPUTS = {"inputs_embeds", "head_mask", "encoder_hidden_states", "encoder_attention_mask", "past_key_values"}
+STATES = {"output_attentions", "output_hidden_states"}
+RARE = INPUTS | STATES | {"use_cache"}  # arguments of a forward that is left to BertBody, unless they ask for nothing
 PLAIN = (nn.Embedding, nn.LayerNorm, nn.Dropout)  # the parts of embeddings that the kernels replace
 
 
@@ -97,7 +96,7 @@ class NativeBertModel(BertModel):
         """Run BERT; arguments and results are those of BertBody."""
         given = (input_ids, attention_mask, token_type_ids, position_ids)
         out = None
-        if others.keys() <= RARE and not any(x is not None for x in others.values()) and self.is_plain(*given[:2]):
+        if others.keys() <= RARE and not self.asks_for_more(others) and self.is_plain(*given[:2]):
             out = self.run_at_once(*given, cu_seqlens, first_token_only, return_encoded)
         if out is None:
             out = super().forward(
@@ -106,14 +105,19 @@ class NativeBertModel(BertModel):
             )  # fmt: skip
         return pick(out, return_encoded or (self.config.return_dict if return_dict is None else return_dict))
 
+    def asks_for_more(self, others: dict[str, Any]) -> bool:
+        """Return whether a forward is given, or asked for, what one call of the kernels does not take or return."""
+        if any(x is not None and (x is not False or name in INPUTS) for name, x in others.items()):
+            return True
+        return any(getattr(self.config, name) and others.get(name) is None for name in STATES)
+
     def is_plain(self, ids: Any, mask: Any) -> bool:
         """Return whether the kernels compute what the modules would, and nobody looks at these."""
-        config, embeddings, pooler = self.config, self.embeddings, self.pooler
+        embeddings, pooler = self.embeddings, self.pooler
         name = self.attention_name()
         return (
             len(self.encoder.weights.shape.layers) > 0
             and (name == "auto" or packs(name) or (name in ("sdpa", "eager") and mask is None))
-            and not (config.output_attentions or config.output_hidden_states)
             and values_readable(ids)
             and type(embeddings) is NativeEmbeddings
             and embeddings.is_intact()

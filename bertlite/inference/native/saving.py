@@ -27,11 +27,11 @@ from bertlite.checkpoint.saving import SUPERSEDED, bytes_of, write_safetensors, 
 from bertlite.checkpoint.skeleton import assign_tensors_, make_skeleton
 from bertlite.config import BertConfig, set_config
 from bertlite.heads.models import CLASSES
-from bertlite.inference.linear import FixedLinear, TensorBytes
 from bertlite.inference.native.calls import NUMBERS
 from bertlite.inference.native.conversion import run_natively_
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.library import load_kernels
+from bertlite.inference.native.linear import NativeLinear
 from bertlite.inference.native.model import NativeBertModel
 from bertlite.inference.native.support import missing_for_native
 from bertlite.inference.native.weights import NativeWeights, Shape
@@ -88,9 +88,8 @@ def plain_tensors(model: BertPreTrainedModel) -> State:
     """Return the tensors outside the layers, unpacked, by their names in a checkpoint."""
     state: State = {name: tensor.detach() for name, tensor in model.named_parameters()}
     for name, part in model.named_modules():
-        if isinstance(part, FixedLinear):
-            weight = part.unpack(part.weight)
-            state[f"{name}.weight"] = weight.tensor() if isinstance(weight, TensorBytes) else weight
+        if isinstance(part, NativeLinear):
+            state[f"{name}.weight"] = part.unpack().contiguous()
             if part.bias is not None:
                 state[f"{name}.bias"] = part.bias
     if model.config.tie_word_embeddings:

@@ -5,21 +5,25 @@ A head is padded with zeros to whole vectors.
 Shapes:  D hidden · N heads · H head dim, padded · I neurons · P positions
 """
 
+import ctypes
+import mmap
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from bertlite.config import RELATIVE, ConfigLike, kept_heads, pruned_neurons
-from bertlite.inference.linear import ask_for_huge_pages
 from bertlite.inference.native.calls import ACTIVATIONS, Kernels, Layer, Matrix, Model
 from bertlite.stack.modules import BertLayer, distance_buckets
 
 ALIGNMENT = 64  # bytes: a cache line
 BLOCK = 64  # outputs in a block, BLOCK of kernels/tiles.h
 LANES = 16  # the longest vector of kernels/vectors.h, in floats
+MADV_COLLAPSE = 25  # advice of madvise(2), since Linux 6.1
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # of one number of a weight
 MATRICES = ("qkv", "output", "up", "down")
 VECTORS = ("attention_norm_weight", "attention_norm_bias", "output_norm_weight", "output_norm_bias")
@@ -218,3 +222,16 @@ def aligned(size: int) -> Tensor:
     data = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
     start = -data.data_ptr() % ALIGNMENT
     return data[start : start + size]
+
+
+def ask_for_huge_pages(start: int, size: int) -> None:
+    """Ask Linux for huge pages for so many bytes from an address, now and later: a small batch reads them faster."""
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    if sys.platform == "linux" and first < start + size:
+        for advice in (mmap.MADV_HUGEPAGE, MADV_COLLAPSE):
+            libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(start + size - first), advice)
+
+
+@cache
+def libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)

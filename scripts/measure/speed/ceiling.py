@@ -13,10 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from bertlite import torch_private
 from bertlite.bench.engines import openvino_settings
-from bertlite.inference.linear import PackedLinear
-from bertlite.inference.support import INT8_OPERATORS, missing_for_onednn
 from bertlite.timing import alternate
 
 SIZE = {"cpu": 2048, "cuda": 8192}  # of the square matrices
@@ -62,38 +59,33 @@ def copy_rate(device: str) -> float:
 def matmuls(dtype: str, device: str) -> dict[str, Callable[[], Any]]:
     """Return the matmuls of a dtype, by the library that runs each."""
     kind = torch.device(device).type
-    size = SIZE[kind]
-    runs: dict[str, Callable[[], Any]] = {}
+    size, runs = SIZE[kind], dict[str, Callable[[], Any]]()
     if dtype != "int8":
         x, weight = torch.randn(2, size, size, device=device).to(getattr(torch, dtype))
-        runs["torch"] = partial(F.linear, x, weight)
-        if kind == "cpu" and not missing_for_onednn(getattr(torch, dtype)):
-            runs["oneDNN, packed"] = partial(PackedLinear(weight, None).matmul, x)
-    elif kind == "cpu" and not missing_operators():
-        runs["oneDNN, packed"] = onednn_int8(size)
-    if kind == "cpu":
-        with suppress(ModuleNotFoundError):  # it is one of the peers, which the record lists if they are missing
-            runs["OpenVINO"] = openvino(dtype, size)
-    return {library: no_grad(run) for library, run in runs.items()}
+        runs["torch"] = torch.inference_mode()(partial(F.linear, x, weight))
+    for library, make in (("oneDNN, packed", onednn), ("OpenVINO", openvino)) if kind == "cpu" else ():
+        with suppress(ModuleNotFoundError, AttributeError, RuntimeError):  # it is not here, or not in this dtype
+            run = torch.inference_mode()(make(dtype, size))
+            run()
+            runs[library] = run
+    return runs
 
 
-def missing_operators() -> list[str]:
-    """Return the operators of 8-bit matmuls that this torch lacks."""
-    return [name for name in INT8_OPERATORS if getattr(torch_private, name) is None]
+def onednn(dtype: str, size: int) -> Callable[[], Any]:
+    """Return the matmul that torch.compile uses, by a packed weight; in int8 of unsigned inputs by a signed weight.
 
-
-def no_grad(run: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a function that does the same without gradients."""
-    return torch.inference_mode()(run)
-
-
-def onednn_int8(size: int) -> Callable[[], Any]:
-    """Return the matmul of unsigned 8-bit inputs by a signed weight, which all processors with VNNI have."""
+    Raises:
+        AttributeError, RuntimeError: this torch or this processor lacks it.
+    """
+    if dtype != "int8":
+        x, weight = torch.randn(2, size, size).to(getattr(torch, dtype))
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        return partial(torch.ops.mkldnn._linear_pointwise.default, x, packed, None, "none", [], "")
     x = torch.randint(0, 255, (size, size), dtype=torch.uint8)
-    packed = torch_private.qlinear_prepack(torch.randint(-127, 127, (size, size), dtype=torch.int8), None)
+    packed = torch.ops.onednn.qlinear_prepack(torch.randint(-127, 127, (size, size), dtype=torch.int8), None)
     scales, zeros = torch.full((size,), 0.01), torch.zeros(size, dtype=torch.int64)
     return partial(
-        torch_private.qlinear_pointwise.default,
+        torch.ops.onednn.qlinear_pointwise.default,
         x, 0.01, 128, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "",
     )  # fmt: skip
 

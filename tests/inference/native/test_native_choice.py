@@ -10,8 +10,7 @@ from conftest import assert_same, make_batch
 from natively import kernels_or_skip, make_native, native
 
 from bertlite import optimize_for_inference
-from bertlite.inference import optimize
-from bertlite.inference.native import choice, conversion
+from bertlite.inference.native import choice
 from bertlite.inference.native.choice import kernels_are_faster
 from bertlite.inference.native.library import INSTRUCTION_SETS
 
@@ -36,9 +35,9 @@ class Planted:
 def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("BERTLITE_CACHE", str(tmp_path))
     monkeypatch.setattr(choice, "processor_flags", lambda: INSTRUCTION_SETS["avx2"].needs)
-    conversion.warn_once.cache_clear()
+    choice.warn_once.cache_clear()
     yield tmp_path / "native"
-    conversion.warn_once.cache_clear()
+    choice.warn_once.cache_clear()
 
 
 @pytest.fixture
@@ -49,20 +48,20 @@ def measured(monkeypatch) -> list[torch.dtype]:
     return found
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_auto_takes_the_plain_model_where_the_kernels_are_slower_and_says_so_once(dtype, monkeypatch, capfd):
     kernels = Planted(0.05)
-    monkeypatch.setattr(optimize, "kernels_if_any", lambda *_: kernels)
+    monkeypatch.setattr(choice, "load_kernels", lambda **_: kernels)
     model, batch = make_native().float(), make_batch()
-    with pytest.warns(RuntimeWarning, match=f"plain model, which is faster than backend 'native' .* in {dtype}; b"):
+    with pytest.warns(RuntimeWarning, match=f"plain model, .*: they are slower on this processor in {dtype}; b"):
         quick = optimize_for_inference(model, dtype)
-    floats = torch.float32 if dtype == torch.int8 else dtype
-    assert (quick.backend, quick.compute_dtype) == ("plain", floats)
-    assert_same(quick(**batch), model.to(floats)(**batch), atol=0)
+    assert (quick.backend, quick.compute_dtype) == ("plain", dtype)
+    assert_same(quick(**batch), model.to(dtype)(**batch), atol=0)
     with warnings.catch_warnings(action="error"):
         assert optimize_for_inference(model, dtype).backend == "plain"
     assert capfd.readouterr().err.count("measured once: native") == 1
     assert optimize_for_inference(model.float(), dtype, "native").backend == "native"
+    assert optimize_for_inference(model, torch.int8).compute_dtype == torch.int8  # which no plain model has
 
 
 def test_kernels_that_are_faster_are_taken():

@@ -1,5 +1,7 @@
 """bertlite/inference/native/model.py: a plain forward is one call of the kernels, with the bits of many calls."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from conftest import assert_same, make_batch
@@ -60,6 +62,19 @@ def test_a_plain_forward_is_one_call_with_the_bits_of_many(name, changes, dtype,
     hook.remove()
     assert counted["body"] == 1
     assert_same(ours, apart, atol=0)
+
+
+@pytest.mark.parametrize("stated", [{}, {"output_attentions": True}], ids=str)
+def test_arguments_that_ask_for_nothing_change_nothing(stated, counted):
+    quick = natively(make_native(attn_implementation="sdpa"), torch.float32)
+    wanted = quick(input_ids=BATCH["input_ids"])
+    quick.model.config = replace(quick.config, **stated)
+    counted.update(kernels=0, body=0)
+    nothing = {"use_cache": False, "output_attentions": False, "output_hidden_states": False, "head_mask": None}
+    assert_same(quick(input_ids=BATCH["input_ids"], **nothing), wanted, atol=0)
+    assert counted == {"kernels": 1, "body": 0}
+    assert quick(input_ids=BATCH["input_ids"], output_hidden_states=True).hidden_states
+    assert counted["body"] == 1
 
 
 @dtypes

@@ -16,8 +16,7 @@ from conftest import make_batch
 from natively import make_native, why_no_kernels
 
 from bertlite import optimize_for_inference
-from bertlite.inference import optimize
-from bertlite.inference.native import conversion, library, self_test
+from bertlite.inference.native import choice, library, self_test
 from bertlite.inference.native.library import (
     INSTRUCTION_SETS,
     NativeKernelsError,
@@ -43,10 +42,10 @@ def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("BERTLITE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(library, "PREBUILT", tmp_path / "no wheel")
     monkeypatch.setattr(library, "compiler_failures", {})
-    for each in (library.best_kernels, kernels_for, conversion.warn_once):
+    for each in (library.best_kernels, kernels_for, choice.warn_once):
         each.cache_clear()
     yield tmp_path / "cache" / "native"
-    for each in (library.best_kernels, kernels_for, conversion.warn_once):
+    for each in (library.best_kernels, kernels_for, choice.warn_once):
         each.cache_clear()
 
 
@@ -65,7 +64,7 @@ def copying(tmp_path, whole) -> str:
     return script(tmp_path / "copying", f"echo run >> {tmp_path}/runs\nsleep 1\ncp {whole} $out\n")
 
 
-def test_without_a_compiler_auto_takes_onednn_and_says_so_once(cache, monkeypatch, tmp_path):
+def test_without_a_compiler_auto_takes_the_plain_model_and_says_so_once(cache, monkeypatch, tmp_path):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     model = make_native().float()
@@ -73,11 +72,9 @@ def test_without_a_compiler_auto_takes_onednn_and_says_so_once(cache, monkeypatc
         NativeKernelsError, match=r"no C\+\+ compiler was found .*: install one, as by `apt-get install g\+\+`"
     ):
         optimize_for_inference(model, backend="native")
-    with pytest.warns(
-        RuntimeWarning, match=r"takes backend 'onednn', which is slower than 'native': no C\+\+ compiler"
-    ):
+    with pytest.warns(RuntimeWarning, match=r"copy of the plain model, without the native kernels: no C\+\+ compiler"):
         quick = optimize_for_inference(model)
-    assert quick.backend == "onednn"
+    assert quick.backend == "plain"
     with warnings.catch_warnings(action="error"):
         optimize_for_inference(model)
     assert quick(**make_batch()).last_hidden_state.isfinite().all()
@@ -96,7 +93,7 @@ def test_what_a_compiler_says_is_passed_on(cache, monkeypatch, tmp_path):
     )
     with pytest.raises(
         NativeKernelsError,
-        match=r"(?s)broken .*failed:.*native.cpp:7: no such letter.*Set CXX to GCC 11 or newer, or use backend=",
+        match=r"(?s)broken .*failed:.*native.cpp:7: no such letter.*Set CXX to GCC 11 or newer",
     ):
         load_kernels()
     assert list(cache.rglob("*.so")) == []
@@ -110,10 +107,10 @@ def test_auto_runs_a_compiler_that_fails_once_until_a_setting_changes(cache, mon
     monkeypatch.setenv("CXX", script(tmp_path / "broken", failing))
     monkeypatch.setenv("BERTLITE_NATIVE", "baseline")
     model = make_native().float()
-    with pytest.warns(RuntimeWarning, match=r"(?s)takes backend 'onednn'.*no such letter"):
-        assert optimize_for_inference(model).backend == "onednn"
+    with pytest.warns(RuntimeWarning, match=r"(?s)copy of the plain model.*no such letter"):
+        assert optimize_for_inference(model).backend == "plain"
     for _ in range(3):
-        assert optimize_for_inference(model).backend == "onednn"
+        assert optimize_for_inference(model).backend == "plain"
     assert runs() == 1
     with pytest.raises(NativeKernelsError, match="no such letter"):
         optimize_for_inference(model, backend="native")  # who asks for it by name may have mended the compiler
@@ -128,17 +125,17 @@ def test_auto_runs_a_compiler_that_fails_once_until_a_setting_changes(cache, mon
         monkeypatch.setenv(name, value)
         done += 0 if value else len(usable_sets()) - 1  # each is tried
         with warnings.catch_warnings(action="ignore"):
-            assert [optimize_for_inference(model).backend for _ in range(2)] == ["onednn", "onednn"]
+            assert [optimize_for_inference(model).backend for _ in range(2)] == ["plain", "plain"]
         assert runs() == done, name
 
 
 def test_a_compiler_that_was_mended_is_taken(cache, monkeypatch, tmp_path, copying):
     monkeypatch.setenv("CXX", script(tmp_path / "broken", "exit 3\n"))
     model = make_native().float()
-    with pytest.warns(RuntimeWarning, match="takes backend 'onednn'"):
+    with pytest.warns(RuntimeWarning, match="copy of the plain model"):
         optimize_for_inference(model)
     monkeypatch.setenv("CXX", copying)
-    monkeypatch.setattr(optimize, "kernels_are_faster", lambda *_: True)  # on any processor
+    monkeypatch.setattr(choice, "kernels_are_faster", lambda *_: True)  # on any processor
     assert optimize_for_inference(model).backend == "native"
 
 
@@ -189,7 +186,7 @@ def link_for_lock(folder: Path, monkeypatch) -> None:
 FAULTS = {  # what is wrong, the message, and how it comes about
     "no symbols": (r"\.so cannot be loaded: .*bertlite_run.*; delete it", without_symbols),
     "no library": (
-        r"\.so cannot be loaded: .*; delete it, or use backend='onednn'",
+        r"\.so cannot be loaded: .*; delete it",
         lambda folder, patch: patch.setenv("CXX", script(folder / "text", "echo text > $out\n")),
     ),
     "no quotation": (
@@ -222,7 +219,7 @@ def no_home() -> Path:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_keeps_the_kernels_away_is_named_and_auto_takes_onednn(fault, cache, whole, monkeypatch, tmp_path):
+def test_what_keeps_the_kernels_away_is_named_and_auto_is_plain(fault, cache, whole, monkeypatch, tmp_path):
     if whole is None:
         pytest.skip(str(why_no_kernels()))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -234,8 +231,8 @@ def test_what_keeps_the_kernels_away_is_named_and_auto_takes_onednn(fault, cache
     model = make_native().float()
     with pytest.raises(NativeKernelsError, match=message):
         optimize_for_inference(model, backend="native")
-    with pytest.warns(RuntimeWarning, match="takes backend 'onednn'") as warned:
-        assert {optimize_for_inference(model).backend for _ in range(2)} == {"onednn"}
+    with pytest.warns(RuntimeWarning, match="copy of the plain model") as warned:
+        assert {optimize_for_inference(model).backend for _ in range(2)} == {"plain"}
     assert len(warned) == 1
     assert (tmp_path / "inner" / "precious").read_text() == "precious"
 
@@ -330,7 +327,7 @@ def test_the_best_set_of_a_processor_is_taken(name, monkeypatch):
 
 
 @pytest.mark.parametrize(("system", "machine"), [("darwin", "x86_64"), ("linux", "riscv64"), ("win32", "AMD64")])
-def test_other_machines_are_refused_and_run_onednn_without_a_warning(system, machine, monkeypatch):
+def test_other_machines_are_refused(system, machine, monkeypatch):
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(platform, "machine", lambda: machine)
     with pytest.raises(NativeKernelsError, match=f"on x86-64 or ARM, and macOS on ARM, not for {system} on {machine}"):

@@ -13,13 +13,11 @@ from torch import Tensor, nn
 
 import bertlite
 from bertlite import BertConfig, BertModel, optimize_for_inference
-from bertlite.inference import optimize
-from bertlite.inference.linear import FixedLinear
-from bertlite.inference.native import calls
+from bertlite.inference.native import calls, choice
 from bertlite.inference.native.calls import Batch
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.library import INSTRUCTION_SETS
-from bertlite.inference.support import missing_for_onednn
+from bertlite.inference.native.linear import NativeLinear
 from bertlite.parity.command import demo_checkpoint
 from bertlite.parity.compare import distance, largest, rms
 
@@ -154,46 +152,13 @@ def test_a_token_that_is_not_finite_spoils_its_own_sequence_alone(name, bad, dty
     assert torch.equal(got[1], wanted[1])
 
 
-# What is refused ----------------------------------------------------------------------------------------------------
-
-REFUSED = {
-    "torch.float16": (SIZES := {"hidden_size": 80, "num_attention_heads": 5}, torch.float16, "not in float16"),
-    "a decoder": ({**SIZES, "is_decoder": True}, torch.float32, "this model is a decoder"),
-    "cross-attention": ({**SIZES, "is_decoder": True, "add_cross_attention": True}, torch.float32, "is a decoder"),
-    "an activation": (
-        {**SIZES, "hidden_act": "mish"},
-        torch.float32,
-        "no activation 'mish'; have: linear, relu, gelu",
-    ),
-    "an activation with parameters": ({**SIZES, "hidden_act": "prelu"}, torch.float32, "no activation 'prelu'"),
-}
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_a_model_that_the_kernels_cannot_run_is_refused_and_left_to_onednn(what, recwarn):
-    changes, dtype, reason = REFUSED[what]
-    model = make(**changes).float()
-    with pytest.raises(
-        ValueError, match=f"backend 'native' cannot run this model: .*{reason}.*use backend='onednn' or 'auto'"
-    ):
-        optimize_for_inference(model, dtype, "native")
-    if missing := missing_for_onednn(dtype):
-        pytest.skip(f"onednn has no {', '.join(missing)} here")
-    quick = optimize_for_inference(model, dtype)
-    assert quick.backend == "onednn"
-    assert not [w for w in recwarn if "optimize_for_inference" in str(w.message)], "nothing is missing here"
-    assert quick(**make_batch()).last_hidden_state.isfinite().all()
-
-
-def test_a_model_elsewhere_is_refused():
-    with pytest.raises(ValueError, match="they are for the CPU, and the model is on meta"):
-        optimize_for_inference(make_native().float().to("meta"), backend="native")
+# What is taken and what is refused -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", ["auto", "native"])
 @dtypes
 def test_it_is_taken_where_it_can_run_the_model(backend, dtype, monkeypatch):
-    monkeypatch.setattr(optimize, "kernels_are_faster", lambda *_: True)  # on any processor
+    monkeypatch.setattr(choice, "kernels_are_faster", lambda *_: True)  # on any processor
     quick = optimize_for_inference(make_native().float(), dtype, backend)
     assert (quick.backend, quick.compute_dtype, quick.device.type) == ("native", dtype, "cpu")
     assert quick.dtype == (torch.float32 if dtype == torch.int8 else dtype)
@@ -216,7 +181,7 @@ def test_no_matrix_is_held_twice(dtype):
     assert not theirs & {x.data_ptr() for x in quick.parameters()}
     names = [name for name, _ in quick.named_parameters()]
     assert all("embeddings" in name for name in names), names
-    linears = [name for name, part in quick.named_modules() if isinstance(part, FixedLinear)]
+    linears = [name for name, part in quick.named_modules() if isinstance(part, NativeLinear)]
     assert linears == ["model.pooler.dense"]
     encoder = quick.model.encoder
     assert isinstance(encoder, NativeEncoder)
