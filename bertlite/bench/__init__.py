@@ -1,5 +1,5 @@
 """The benchmark of speed: bertlite beside its peers, and pruned models beside the dense one.
 
-`work` has the batches, `engines` the ways to run them, `accuracy` tells which are right, `sections` the
-measurements, `runs` those of pruned models, `command` prints them; `bertlite.timing` times.
+`work` has the batches, `engines` the ways to run them, `accuracy` tells which are right, `sections` times them,
+`measure` and `runs` time pruned models, `command` prints; `bertlite.timing` times.
 """

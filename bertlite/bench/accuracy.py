@@ -3,10 +3,8 @@
 Shapes:  B sequences · S positions · D hidden
 """
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertlite.bench.work import Forward
-from bertlite.parity import reference
 
 ERRORS = {"float32": 1e-4, "bfloat16": 0.05, "int8": 0.2}  # above these an engine is wrong
 COSINES = {"float32": 1 - 1e-6, "bfloat16": 0.99, "int8": 0.9}  # and below these, at a single token
@@ -40,19 +37,12 @@ class Accuracy:
         return near and self.error < self.error_unmasked
 
 
-def accuracies(folder: Path, runs: Mapping[str, Forward], batch: Mapping[str, Tensor]) -> dict[str, Accuracy]:
-    """Return the accuracy of engines on a batch; transformers' model of the checkpoint in float64 is right."""
-    device = str(batch["input_ids"].device)
-    return compare(reference.load(folder, "BertModel", {}, torch.float64, "eager", device), runs, batch)
+def accuracies(truth: nn.Module, runs: Mapping[str, Forward], batch: Mapping[str, Tensor]) -> dict[str, Accuracy]:
+    """Return the accuracy of engines on a batch.
 
-
-def accuracies_of(model: nn.Module, runs: Mapping[str, Forward], batch: Mapping[str, Tensor]) -> dict[str, Accuracy]:
-    """Return the accuracy of engines on a batch; a copy of the model in float64 is right."""
-    return compare(copy.deepcopy(model).double(), runs, batch)
-
-
-def compare(truth: nn.Module, runs: Mapping[str, Forward], batch: Mapping[str, Tensor]) -> dict[str, Accuracy]:
-    """Return the accuracy of engines on a batch, by the model that is right."""
+    Args:
+        truth: the model in float64.
+    """
     real = batch["attention_mask"].cpu().bool()
     with torch.no_grad():
         right = states(truth(**batch))[real]

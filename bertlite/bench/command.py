@@ -1,20 +1,21 @@
 """The work of `bertlite bench`: time the engines section by section, print and record what was found."""
 
 import argparse
-import math
+import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from bertlite.bench.engines import ENGINES
-from bertlite.bench.sections import Bench, Section, sections
-from bertlite.extras import import_optional
+from bertlite.bench.sections import MODELS, Bench, Section, forward_sections, section_lines
 from bertlite.progress import Progress
 from bertlite.records import environment, version_of, warn_untraceable, write_json
-from bertlite.timing import check_rounds, with_spread
+from bertlite.timing import check_rounds
 
 PEERS = ("onnx", "onnxruntime", "openvino", "nncf", "ctranslate2")
 SECONDS = 60.0  # time limit of a section
@@ -25,65 +26,88 @@ FPMATH = "ONEDNN_DEFAULT_FPMATH_MODE"  # lets oneDNN compute float32 in bfloat16
 
 def main(args: argparse.Namespace) -> int:
     """Measure the engines, or the runs that are named, and return the exit status."""
-    check_rounds(args.rounds, name="--rounds")
     for name in PEERS_ALONE if args.runs else RUNS_ALONE:
         if getattr(args, name):
             how = "with RUN" if args.runs else "without RUN"
             raise ValueError(f"--{name} is not used {how}: leave it out, or see `bertlite bench --help`")
-    check_device(args.device)
+    check_rounds(args.rounds, name="--rounds")
+    if torch.device(args.device).type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device {args.device}: this torch ({torch.__version__}) sees no CUDA device")
     if not args.runs:
-        return measure_engines(args)
-    if args.folder is None or ".png" in args.out:
+        run_sections(args, forward_sections(args.device), new_record(args.device))
+        return 0
+    if args.folder is None:
         raise ValueError("with RUN the results and their figures are a folder: add --out FOLDER")
     from bertlite.bench import runs  # it needs the extra experiments
 
     return runs.main(args)
 
 
-def check_device(device: str) -> None:
-    """Refuse a CUDA device that is not there.
-
-    Raises:
-        ValueError: torch sees none.
-    """
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device {device}: this torch ({torch.__version__}) sees no CUDA device")
-
-
-def measure_engines(args: argparse.Namespace) -> int:
-    """Run sections, print, record and draw them."""
-    known = sections(args.device, args.models or ("bert-base",), args.threads or (None,))
-    chosen = select("section", args.only, list(known))
-    picture = args.out.get(".png")
-    if picture and not any(name.startswith("forward") for name in chosen):
-        raise ValueError("the plot shows the forward sections, and --only chooses none: leave out --only or the .png")
-    record = {"what": "bertlite bench", "environment": environment_of(args.device), "sections": {}}
-    seconds = SECONDS if args.seconds is None else args.seconds
-    bench = Bench(args.rounds, args.device, chosen_engines(args.engines), seconds, args.folder)
-    run_sections({name: known[name] for name in chosen}, bench, record, args.record)
-    if picture:
-        plot(record, picture)
-    for path in args.out.values():
-        print(f"written: {path}")
-    return 0
-
-
-def environment_of(device: str) -> dict[str, Any]:
-    """Return the environment of a record, with the versions of the peers."""
+def new_record(device: str) -> dict[str, Any]:
+    """Return a record without sections, whose environment names the versions of the peers."""
     found = environment(device)
     found["versions"] |= {name: version_of(name) for name in PEERS}
-    return found
+    return {"what": "bertlite bench", "environment": found, "sections": {}}
 
 
-def chosen_engines(wanted: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the parts of the names of the engines to time.
+def run_sections(args: argparse.Namespace, known: Mapping[str, Section], record: dict[str, Any]) -> None:
+    """Run sections for each model and number of threads, print the lines of each, and write the record after each.
 
     Raises:
-        ValueError: no engine matches, or the environment lets float32 be computed in lower precision.
+        ValueError: a section, an engine or a model matches nothing; or the environment lets float32 be computed in
+            lower precision, or the time limit is none.
     """
     require_float32(os.environ)
-    select("engine", wanted, [f"{engine.name} {dtype}" for engine in ENGINES for dtype in engine.dtypes])
-    return tuple(wanted or ("",))
+    seconds = SECONDS if args.seconds is None else args.seconds
+    if not seconds > 0:
+        raise ValueError(f"--seconds is {seconds}; a section needs more than 0")
+    select("engine", args.engines, [f"{engine.name} {dtype}" for engine in ENGINES for dtype in engine.dtypes])
+    models, threads = args.models or ("bert-base",), args.threads or (None,)
+    if unknown := [name for name in models if name not in MODELS]:
+        raise ValueError(f"there is no model {unknown[0]!r}; have: {', '.join(MODELS)}")
+    named = {
+        (model, number): {f"{name}{suffix(model, number)}": section for name, section in known.items()}
+        for model, number in itertools.product(models, threads)
+    }
+    chosen = select("section", args.only, [name for group in named.values() for name in group])
+    if args.record:
+        warn_untraceable(record)
+    with (
+        TemporaryDirectory(prefix="bertlite-base-") as temporary,
+        Progress(len(chosen) * args.rounds, "rounds", what="bench") as progress,
+    ):
+        done, missing, kept = 0, record.setdefault("missing", {}), args.folder or Path(temporary)
+        for (model, number), group in named.items():
+            with torch_threads(number):
+                only = tuple(args.engines or ("",))
+                bench = Bench(args.rounds, kept, model, args.device, only, seconds, progress.advance, missing)
+                for name in [name for name in group if name in chosen]:
+                    record["sections"][name], done = group[name](bench), done + args.rounds
+                    progress.advance(done - progress.done)  # with the rounds that the time limit left out
+                    progress.print("\n".join(section_lines(name, record["sections"][name])))
+                    if args.record:
+                        write_json(args.record, record)
+    for name, reason in missing.items():
+        print(f"missing: {name}: {reason}")
+    for path in args.out.values():
+        print(f"written: {path}")
+
+
+def suffix(model: str, threads: int | None) -> str:
+    """Return the suffix of a section's name: its model and threads, if not the default ones."""
+    number = "" if threads is None else f" {threads} thread{'s' * (threads > 1)}"
+    return f"{'' if model == 'bert-base' else f' {model}'}{number}"
+
+
+@contextmanager
+def torch_threads(number: int | None) -> Iterator[None]:
+    """Let torch have a number of threads within the block; None is as many as it has."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def require_float32(variables: Mapping[str, str]) -> None:
@@ -103,83 +127,3 @@ def select(kind: str, wanted: Sequence[str] | None, known: Sequence[str]) -> lis
         if not any(part in name for name in known):
             raise ValueError(f"no {kind} matches {part!r}; have: {', '.join(known)}")
     return [name for name in known if not wanted or any(part in name for part in wanted)]
-
-
-def section_lines(name: str, found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines that show the times of a section with their ratios, and the error of each engine."""
-    yield f"\n{name}: {found['what']}"
-    width = max(map(len, found["seconds"]), default=0)
-    for candidate, row in found["seconds"].items():
-        low, median, high = (1e3 * row[which] for which in ("low", "median", "high"))
-        error = found.get("errors", {}).get(candidate)
-        rounding = "" if error is None else f"   error {error:.1e}"
-        yield f"  {candidate:<{width}} {median:9.2f} ms   ({low:.2f} to {high:.2f}){rounding}"
-    for candidate in found.get("wrong", ()):
-        yield f"  WRONG  {candidate}: error {found['errors'][candidate]:.1e}, so it is not timed"
-    for ratio, value in found["ratios"].items():
-        yield f"  {ratio:<{2 * width + 3}} {with_spread(value)}"
-
-
-def run_sections(
-    chosen: Mapping[str, Section],
-    bench: Bench,
-    record: dict[str, Any],
-    path: Path | None,
-    lines: Callable[[str, Mapping[str, Any]], Iterator[str]] = section_lines,
-) -> None:
-    """Run sections, print the lines of each, and write the record after each."""
-    if path:
-        warn_untraceable(record)
-    with bench.stack, Progress(len(chosen) * bench.rounds, "rounds", what="bench") as progress:
-        bench.after_round = progress.advance
-        for i, (name, section) in enumerate(chosen.items(), start=1):
-            record["sections"][name] = section(bench)
-            record["missing"] = {**record.get("missing", {}), **bench.missing}
-            progress.advance(i * bench.rounds - progress.done)  # with the rounds that the time limit left out
-            progress.print("\n".join(lines(name, record["sections"][name])))
-            if path:
-                write_json(path, record)
-    for name, reason in bench.missing.items():
-        print(f"missing: {name}: {reason}")
-
-
-def plot(record: Mapping[str, Any], path: Path) -> None:
-    """Draw how many times faster than transformers' sdpa in float32 each engine is, batch by batch.
-
-    Batches of the first model and number of threads of the record are shown, two beside each other.
-    """
-    import_optional("matplotlib", "--out FILE.png", "plot").use("Agg")
-    from matplotlib import pyplot as plt
-
-    found = {name: each for name, each in record["sections"].items() if name.startswith("forward")}
-    first = next(iter(found.values()))
-    found = {
-        name: each
-        for name, each in found.items()
-        if all(each.get(key) == first.get(key) for key in ("model", "threads"))
-    }
-    lines = math.ceil(len(found) / 2)
-    fig, axes = plt.subplots(lines, 2, figsize=(10, 3.5 * lines), squeeze=False)
-    for ax in axes.flat[len(found) :]:
-        ax.remove()
-    for ax, (name, each) in zip(axes.flat, found.items(), strict=False):
-        ratios = {
-            pair.partition(" / ")[2]: value
-            for pair, value in each["ratios"].items()
-            if pair.startswith("transformers")
-        }
-        engines = sorted(ratios, key=lambda engine: ratios[engine]["median"])
-        medians = [ratios[engine]["median"] for engine in engines]
-        spread = [
-            [abs(ratios[engine][end] - ratios[engine]["median"]) for engine in engines] for end in ("low", "high")
-        ]
-        colours = ["C0" if engine.startswith("bertlite") else "0.6" for engine in engines]
-        bars = ax.barh(engines, medians, xerr=spread, color=colours, error_kw={"elinewidth": 0.8})
-        ax.bar_label(bars, fmt="%.2f", padding=4)
-        ax.axvline(1, color="black", linewidth=0.8)
-        ax.set(title=each.get("work", name.removeprefix("forward ")), xlabel="times transformers sdpa float32")
-        ax.margins(x=0.15)  # room for the numbers
-        ax.spines[["top", "right"]].set_visible(False)
-    fig.tight_layout()
-    fig.savefig(path, dpi=120)
-    plt.close(fig)

@@ -1,11 +1,8 @@
-"""Measurements of pruned models: time beside the dense model's, and memory."""
+"""The time of pruned models beside the dense model's."""
 
 import copy
-import multiprocessing
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -96,62 +93,3 @@ def latency(
                 }
             )
     return lines
-
-
-def peak_memory(
-    model: Any,
-    batch: int,
-    length: int,
-    device: str = "cpu",
-    *,
-    dtype: torch.dtype | None = None,
-    backend: str = PLAIN,
-) -> int:
-    """Return the peak memory of loading a model in a new process, optimising it and running it once, in bytes.
-
-    On a GPU it is the memory that torch allocates; on the CPU the growth of the process, which includes the buffers
-    of kernels.
-
-    Args:
-        dtype, backend: as for `prepared_models`.
-    """
-    from tempfile import TemporaryDirectory
-
-    spawn = multiprocessing.get_context("spawn")
-    with TemporaryDirectory() as folder, ProcessPoolExecutor(1, spawn) as pool:
-        model.save_pretrained(folder)
-        how = (device, dtype, backend, torch.get_num_threads())
-        return pool.submit(memory_growth, type(model), folder, batch, length, *how).result()
-
-
-def memory_growth(
-    cls: Any,
-    folder: str,
-    batch: int,
-    length: int,
-    device: str,
-    dtype: torch.dtype | None,
-    backend: str,
-    threads: int,
-) -> int:
-    """Return the growth of this process's peak memory by loading, optimising and running a model, in bytes."""
-    torch.set_num_threads(threads)
-    before = peak_resident()
-    model = prepare(cls.from_pretrained(folder, device=device), dtype, backend)
-    with torch.inference_mode():
-        model(**full(batch, length).inputs(model.config.vocab_size, device))
-    return torch.cuda.max_memory_allocated(device) if device.startswith("cuda") else peak_resident() - before
-
-
-def peak_resident() -> int:
-    """Return the peak resident memory of this process in bytes.
-
-    On Linux it is read from /proc, since getrusage there includes the peak of the parent process.
-    """
-    try:
-        (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
-        return 1024 * int(line.split()[1])
-    except OSError:
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

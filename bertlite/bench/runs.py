@@ -1,11 +1,11 @@
-"""Pruned models beside the dense one that they come from: time, memory and quality, from the folders of runs."""
+"""Pruned models beside the dense one that they come from: time, size and quality, from the folders of runs."""
 
 import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertlite import prune_heads
-from bertlite.bench.measure import PLAIN, latency, peak_memory, prepared_models
+from bertlite.bench.measure import PLAIN, latency, prepared_models
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.experiments import plots
 from bertlite.experiments.compare import dense_result, describe_way, interval_of, task_of, way_of
@@ -43,12 +43,8 @@ def main(args: argparse.Namespace) -> int:
             run.log(**line)
         results = {"dense": {task.headline: dense_result(records)[task.headline]}}
         results |= {run_label(record): headline_with_interval(record, task) for record in records}
-        batch, length = shapes[-1]
         for name, model in models.items():
-            results[name] |= {
-                "parameters": model.num_parameters(),
-                "peak_memory": peak_memory(model, batch, length, args.device, dtype=dtype, backend=backend),
-            }
+            results[name]["parameters"] = model.num_parameters()
         run.results = {"headline": task.headline, "backend": backend, "dtype": dtype_name(dtype)}
         run.results |= {"models": results, "latency": lines}
         for shape in shapes:

@@ -54,13 +54,6 @@ class Work:
         ids = torch.randint(1, vocabulary, shape, generator=generator).masked_fill(~mask, 0)
         return {"input_ids": ids.to(device), "attention_mask": mask.long().to(device)}
 
-    def operations(self, config: Any) -> float:
-        """Count the floating-point operations of the layers' matmuls and attention, over tokens without padding."""
-        hidden, inner = config.hidden_size, config.intermediate_size
-        matrices = 2 * self.tokens * (4 * hidden**2 + 2 * hidden * inner)
-        attention = 4 * hidden * sum(n * n for n in self.lengths)
-        return float(config.num_hidden_layers * (matrices + attention))
-
 
 def lengths_like(dataset: str, batch: int, width: int) -> tuple[int, ...]:
     """Return `batch` lengths that represent a data set: its quantiles, shuffled.

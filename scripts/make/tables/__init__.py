@@ -62,7 +62,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed": partial(speed.speed, "speed"),
     "peers": speed.peers,
     "avxtwo": speed.limited,
-    "limits": partial(speed.limits, "speed"),
     "checkpointing": partial(speed.checkpointing, "checkpointing"),
     "embed": speed.embed,
     "batches": speed.batches,
@@ -78,8 +77,6 @@ TABLES: dict[str, Callable[[], str]] = {
     # of the records that scripts/measure/gpu_checks.py writes
     "gpuparity": partial(proof.parity, "parity-cuda.json"),
     "gpuspeed": partial(speed.speed, "speed-cuda"),
-    "gpudemands": speed.demands,
-    "gpulimits": partial(speed.limits, "speed-cuda"),
     "gpubase": partial(speed.checkpointing, "checkpointing-cuda-base"),
     "gpularge": partial(speed.checkpointing, "checkpointing-cuda-large"),
 }

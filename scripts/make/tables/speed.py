@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bertlite.bench.sections import WHOLE
 from bertlite.timing import with_spread
 from scripts.make.tables import read
 from scripts.make.tables.read import SPREAD, Record, cell, measured_on, milliseconds, record, table
@@ -11,6 +10,7 @@ from scripts.make.tables.read import SPREAD, Record, cell, measured_on, millisec
 DTYPES = ("float32", "bfloat16", "int8")
 ENGINES = ("OpenVINO", "CTranslate2", "bertlite native")  # of the short table
 HEADLINES = ("1 x 16", "8 x 128")  # and the texts of a data set: the batches of the short tables
+WHOLE = "whole"
 HALVES = ("half the heads", "half the neurons", "half of both")
 
 Sections = Mapping[str, dict[str, Any]]
@@ -160,28 +160,6 @@ def halves(record: Record) -> str:
     head = ["model", "threads", "engine", WHOLE, *HALVES]
     title = f"The same models pruned, 8 x 128, times faster than the {WHOLE} one:"
     return f"\n\n{title}\n\n{table(head, body)}" if body else ""
-
-
-def limits(name: str) -> str:
-    """Table of the fraction of the machine's limit that each engine reaches."""
-    forward = forward_sections(record(name))
-    body = [
-        [engine, *(cell(section["of_limit"], engine, ".0%") for section in forward.values())]
-        for engine in engines_of(forward)
-    ]
-    return table(["", *heads_of(forward)], [line for line in body if any(line[1:])])
-
-
-def demands() -> str:
-    """Table of the kernels, copies, launches and waits of each engine on a GPU, and of its memory."""
-    forward = forward_sections(record("speed-cuda"))
-    kinds = next(iter(next(iter(forward.values()))["demands"].values()))
-    body = [
-        [name, engine, *(f"{counts[kind]:g}" for kind in kinds), f"{section['peak_bytes'][engine] / 2**20:,.0f}"]
-        for name, section in forward.items()
-        for engine, counts in section["demands"].items()
-    ]
-    return table(["work", "engine", *kinds, "MiB"], body)
 
 
 def checkpointing(name: str) -> str:

@@ -1,31 +1,24 @@
-"""Make our own records of speed: `bertlite bench` beside the limits of the machine, starting, and training.
+"""Make our own records of speed: `bertlite bench`, pruned models, starting, and training.
 
-    python -m scripts.measure.speed --models bert-base,MiniLM --threads 2,1 --out speed.json,speed.png,exported
+    python -m scripts.measure.speed --only forward,pruned --models bert-base,MiniLM --out speed.json,speed.png,exported
+    python -m scripts.measure.speed --only training --out speed.json
     python -m scripts.measure.speed --only import,loading,cold,packing --rounds 7 --out scripts/results/startup.json
 
-To the sections of `bertlite bench` come import, loading, cold start, packing and a training step.  In the rounds of a
-forward pass the fastest matmul of the machine runs too, and each engine's share of that limit is printed.  The record
-is written after each section.  Other sections in the file stay, if they were measured in the same environment.
+To the sections of `bertlite bench` come models without half of their heads and neurons, training steps, import,
+loading, cold start and packing.  The record is written after each section.  Other sections in the file stay, if they
+were measured in the same environment.
 """
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertlite.bench.command import (
-    SECONDS,
-    check_device,
-    chosen_engines,
-    environment_of,
-    plot,
-    run_sections,
-    section_lines,
-    select,
-)
-from bertlite.bench.sections import Bench
-from bertlite.cli.parts import FOLDER, RECORD, add_device, count, counts, names, number, paths
+from bertlite.bench.command import new_record, run_sections
+from bertlite.cli.commands import add_peers
+from bertlite.cli.parts import FOLDER, RECORD, add_device, count, paths
 from bertlite.timing import check_rounds
 from scripts.measure.speed.sections import sections
 
@@ -35,12 +28,9 @@ PICTURE = ".png"
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     check_rounds(args.rounds, name="--rounds")
-    check_device(args.device)
-    known = sections(args.device, args.models, args.threads)
-    chosen = select("section", args.only, list(known))
-    bench = Bench(args.rounds, args.device, chosen_engines(args.engines), args.seconds, args.out.get(FOLDER))
-    record = open_record(args.out.get(RECORD), environment_of(args.device))
-    run_sections({name: known[name] for name in chosen}, bench, record, args.out.get(RECORD), lines)
+    args.record, args.folder = args.out.get(RECORD), args.out.get(FOLDER)
+    record = open_record(args.record, new_record(args.device))
+    run_sections(args, sections(args.device), record)
     if PICTURE in args.out:
         plot(record, args.out[PICTURE])
     return 0
@@ -48,14 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=names, metavar="A,B", help="sections whose name contains one of these")
-    parser.add_argument("--engines", type=names, metavar="A,B", help="engines whose name contains one of these")
-    parser.add_argument("--models", type=names, default=("bert-base",), metavar="A,B", help="bert-base, MiniLM")
-    parser.add_argument("--threads", type=counts, default=(None,), metavar="N,M", help="a section for each number")
+    add_peers(parser)
     parser.add_argument("--rounds", type=count, default=15, help="runs of each candidate (default: %(default)s)")
-    parser.add_argument(
-        "--seconds", type=number, default=SECONDS, help="time limit of a section (default: %(default)s)"
-    )
     parser.add_argument(
         "--out",
         type=paths((RECORD, PICTURE, FOLDER)),
@@ -67,18 +51,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def open_record(path: Path | None, where: dict[str, Any]) -> dict[str, Any]:
+def open_record(path: Path | None, new: dict[str, Any]) -> dict[str, Any]:
     """Return the record to write; sections that are in the file stay, if they were measured in the same environment.
 
     Raises:
         ValueError: they were measured on another machine, with other versions or from another commit.
     """
-    new = {"what": "scripts/measure/speed", "environment": where, "sections": {}}
     if path is None or not path.exists():
         return new
     old: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    there = old.get("environment", {})
-    differing = [name for name in {**where, **there} if there.get(name) != where.get(name)]
+    here, there = new["environment"], old.get("environment", {})
+    differing = [name for name in {**here, **there} if there.get(name) != here.get(name)]
     if differing:
         raise ValueError(
             f"{path} was measured in another environment, which differs in {', '.join(differing)}: write to another"
@@ -87,18 +70,41 @@ def open_record(path: Path | None, where: dict[str, Any]) -> dict[str, Any]:
     return old
 
 
-def lines(name: str, found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of a section, and what `bertlite bench` does not measure."""
-    yield from section_lines(name, found)
-    for candidate, reached in found.get("of_limit", {}).items():
-        yield f"  {candidate}: {reached['median']:.0%} of the limit"
-    for dtype, ceiling in found.get("ceilings", {}).items():
-        if isinstance(ceiling, Mapping):
-            yield f"  the limit in {dtype}: {ceiling['median'] / 1e9:.0f} GFLOP/s, by {ceiling['library']}"
-    for candidate, peak in found.get("peak_bytes", {}).items():
-        yield f"  {candidate}: {peak / 2**20:.0f} MiB"
-    for candidate, kinds in found.get("demands", {}).items():
-        yield f"  {candidate}: {', '.join(f'{number:g} {kind}' for kind, number in kinds.items())}"
+def plot(record: Mapping[str, Any], path: Path) -> None:
+    """Draw how many times faster than transformers' sdpa in float32 each engine is, batch by batch.
+
+    Batches of the first model and number of threads of the record are shown, two beside each other.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    found = [each for name, each in record["sections"].items() if name.startswith("forward")]
+    found = [each for each in found if all(each[key] == found[0][key] for key in ("model", "threads"))]
+    lines = math.ceil(len(found) / 2)
+    fig, axes = plt.subplots(lines, 2, figsize=(10, 3.5 * lines), squeeze=False)
+    for ax in axes.flat[len(found) :]:
+        ax.remove()
+    for ax, each in zip(axes.flat, found, strict=False):
+        pairs = [pair.partition(" / ") for pair in each["ratios"] if pair.startswith("transformers")]
+        ratios = sorted(((name, each["ratios"][f"{base} / {name}"]) for base, _, name in pairs), key=median_of)
+        engines, medians = [name for name, _ in ratios], [found["median"] for _, found in ratios]
+        spread = [[abs(found[end] - found["median"]) for _, found in ratios] for end in ("low", "high")]
+        colours = ["C0" if engine.startswith("bertlite") else "0.6" for engine in engines]
+        bars = ax.barh(engines, medians, xerr=spread, color=colours, error_kw={"elinewidth": 0.8})
+        ax.bar_label(bars, fmt="%.2f", padding=4)
+        ax.axvline(1, color="black", linewidth=0.8)
+        ax.set(title=each["work"], xlabel="times transformers sdpa float32")
+        ax.margins(x=0.15)  # room for the numbers
+        ax.spines[["top", "right"]].set_visible(False)
+    fig.tight_layout()
+    fig.savefig(path, dpi=120)
+    plt.close(fig)
+
+
+def median_of(named: tuple[str, Mapping[str, float]]) -> float:
+    return named[1]["median"]
 
 
 if __name__ == "__main__":

