@@ -19,10 +19,10 @@ from bertlite import BertTokenizer, head_importance, optimize_for_inference
 from bertlite.attention_view.maps import attention_maps
 from bertlite.attention_view.pages import page
 from bertlite.bench.accuracy import accuracy
-from bertlite.bench.engines import reason_without_backend
 from bertlite.causal import patch
 from bertlite.cli import main
 from bertlite.embed import Embedder
+from bertlite.inference.native.library import missing_platform
 from bertlite.shipping.convert import convert
 from bertlite.shipping.graphs import Graph
 
@@ -165,7 +165,7 @@ def test_checkpointed_layers_give_the_same_gradients_bit_for_bit(kind: str, worl
 @EACH
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_the_native_kernels_run_it(dtype: str, kind: str, worlds: Any) -> None:
-    if reason := reason_without_backend("native", dtype):
+    if reason := missing_platform():
         pytest.skip(reason)
     theirs, folder = worlds(kind)
     batch = batch_of(theirs)
