@@ -1,7 +1,6 @@
 """The comparison of ways to prune: each meets its share, Kwon's are those of the paper, tasks are made as they say."""
 
 import copy
-from argparse import Namespace
 from itertools import combinations, pairwise, product
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,7 @@ from torch import Tensor
 
 from bertlite import BertForSequenceClassification, prune_heads, prune_neurons
 from bertlite.importance import head_importance, macs, neuron_importance, output_metrics, prune_to_macs
-from bertlite.records import Run
 from scripts.measure.budgets import kwon, methods, tasks
-from scripts.measure.budgets.__main__ import finished
 from scripts.measure.budgets.methods import METHODS, Subject, cheapest
 
 L, N, W, H = 3, 4, 37, 12
@@ -79,15 +76,6 @@ def test_the_commands_own_method_is_what_is_compared() -> None:
         found = METHODS[name](Subject(model, data(), 16), 0.4).state_dict()
         wanted = prune_to_macs(model, data(), 0.4, 16, target=target).state_dict()
         assert all(torch.equal(x, wanted[key]) for key, x in found.items())
-
-
-def test_the_record_of_what_is_finished_has_whole_models_alone(tmp_path: Path) -> None:
-    args = Namespace(tasks=("a",), seeds=(0, 1, 2), methods=("x", "y"), shares=(0.5,), calibration=8)
-    for seed, method, calibration in ((0, "x", 8), (0, "y", 8), (1, "x", 8), (1, "y", 9), (3, "x", 8), (3, "y", 8)):
-        config = {"task": "a", "method": method, "share": 0.5, "seed": seed, "calibration": calibration}
-        with Run("budget", config, folder=tmp_path / f"{seed}{method}"):
-            pass
-    assert [(run.config["seed"], run.config["method"]) for run in finished(args, tmp_path)] == [(0, "x"), (0, "y")]
 
 
 def test_what_several_methods_need_is_measured_once_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:

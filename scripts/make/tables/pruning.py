@@ -10,9 +10,7 @@ NAMES = {  # of the comparison of budgets: what a reader calls them
     "joint (prune to)": "`bertlite prune to`",
     "joint, with labels (prune to --label)": "`bertlite prune to --label`",
     "joint, chosen at once": "`prune to`, if all is chosen before anything is fitted",
-    "joint, plain error": "`prune to`, if errors of all outputs count alike",
     "fisher for each MAC, refit": "Fisher information for each MAC, `repair`",
-    "fisher for each MAC": "Fisher information for each MAC",
     "sublayer by sublayer, rescored (as K-prune)": "scored anew and fitted sublayer by sublayer, as K-prune does",
     "Kwon 2022, with mask tuning": "Kwon et al. 2022, with mask tuning",
 }

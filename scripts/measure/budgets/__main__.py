@@ -8,9 +8,9 @@ is not done again.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,55 +36,31 @@ LENGTH = 128  # tokens of the sequence whose MACs are counted
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     folder: Path = args.out[FOLDER]
-    if args.finished:
-        return report(args, finished(args, folder))
     total = len(args.tasks) * len(args.seeds) * len(args.shares) * len(args.methods)
     runs = []
     with Progress(total, "prunings", what="budgets") as progress:
         for name in args.tasks:
             files = tasks.write_task(name, args.data, folder / "data")
             for seed in args.seeds:
-                bench = Bench(name, files, tuned(args, name, files, seed, progress), args.max_length, args.calibration)
-                for method in args.methods:
-                    for share in args.shares:
-                        runs.append(bench.run(method, share, seed, folder))
-                        progress.advance()
-                        print_run(runs[-1], progress)
-    return report(args, runs)
-
-
-def finished(args: argparse.Namespace, folder: Path) -> list[Record]:
-    """Return the prunings that are asked for and there, of models that every method has pruned to every share."""
-    found: dict[tuple[str, int], list[Record]] = {}
-    for run in read_runs(folder, name="budget"):
-        if is_chosen(args, run.config):
-            found.setdefault((run.config["task"], run.config["seed"]), []).append(run)
-    whole = len(args.methods) * len(args.shares)
-    return [run for runs in found.values() if len(runs) == whole for run in runs]
-
-
-def is_chosen(args: argparse.Namespace, config: dict[str, Any]) -> bool:
-    """Return whether the arguments ask for a pruning."""
-    asked = {"task": args.tasks, "seed": args.seeds, "method": args.methods, "share": args.shares}
-    return config["calibration"] == args.calibration and all(config[name] in each for name, each in asked.items())
-
-
-def report(args: argparse.Namespace, runs: Sequence[Record]) -> int:
-    """Print and write what was lost."""
+                bench = Bench(name, files, tuned(args, name, files, seed), args.max_length, args.calibration)
+                for method, share in product(args.methods, args.shares):
+                    runs.append(bench.run(method, share, seed, folder))
+                    progress.advance()
+                    found = {**runs[-1].config, **runs[-1].results}
+                    progress.print("{task} {method} {share:.0%} {score:.4f} (dense {dense:.4f})".format_map(found))
     rows = summary(runs)
-    print(table(rows))
-    write_record(
-        args.out[RECORD],
-        {
-            "what": "ways to prune to a share of the MACs, without training",
-            "calibration": args.calibration,
-            "tuning": {"epochs": args.epochs, "lr": args.lr, "train_examples": args.train_examples},
-            "length": LENGTH,
-            **provenance(runs),
-            "rows": rows,
-            "runs": [{**run.config, **run.results, "model": run.facts["model"]["dense"]} for run in runs],
-        },
-    )
+    for row in rows:
+        print(f"{row['share']:4.0%} {row['method']}: {row['lost']:.1f} lost (at worst {row['lost_at_worst']:.1f})")
+    record = {
+        "what": "ways to prune to a share of the MACs, without training",
+        "calibration": args.calibration,
+        "tuning": {"epochs": args.epochs, "lr": args.lr, "train_examples": args.train_examples},
+        "length": LENGTH,
+        **provenance(runs),
+        "rows": rows,
+        "runs": [{**run.config, **run.results, "model": run.facts["model"]["dense"]} for run in runs],
+    }
+    write_record(args.out[RECORD], record)
     return 0
 
 
@@ -96,14 +72,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder of the checkpoint that is fine-tuned")
     parser.add_argument("--data", required=True, type=Path, metavar="FOLDER", help="folder of the four data sets")
-    for name, known in (("tasks", tasks.TASKS), ("methods", METHODS)):
-        parser.add_argument(
-            f"--{name}",
-            type=names_of(name.removesuffix("s"), tuple(known)) if name == "tasks" else methods_named,
-            default=tuple(known),
-            metavar="A,B,…",
-            help="(default: all)" if name == "tasks" else "those whose name has one of these in it (default: all)",
-        )
+    parser.add_argument("--tasks", type=names_of("task", tuple(tasks.TASKS)), default=tuple(tasks.TASKS))
+    parser.add_argument("--methods", type=methods_named, default=tuple(METHODS), help="parts of names, split at ;")
     parser.add_argument(
         "--seeds", type=integers, default=(0, 1, 2), help="fine-tuned models of a task (default: 0,1,2)"
     )
@@ -113,9 +83,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lr", type=number, default=5e-5, help="of fine-tuning (default: %(default)s)")
     parser.add_argument("--train-examples", type=count, metavar="N", help="a sample to fine-tune on (default: all)")
     parser.add_argument("--max-length", type=count, default=64, metavar="TOKENS", help="(default: %(default)s)")
-    parser.add_argument(
-        "--finished", action="store_true", help="run nothing; write the record of models that are finished"
-    )
     parser.add_argument(
         "--out", type=paths((RECORD, FOLDER)), required=True, metavar="FOLDER,FILE.json", help="runs, and the record"
     )
@@ -141,7 +108,7 @@ def task_of(name: str) -> Task:
     return TASKS["regression" if tasks.TASKS[name][1] == 1 else "classification"]
 
 
-def tuned(args: argparse.Namespace, name: str, files: dict[str, Path], seed: int, progress: Progress) -> Path:
+def tuned(args: argparse.Namespace, name: str, files: dict[str, Path], seed: int) -> Path:
     """Return the folder of a fine-tuned model, trained unless it is there."""
     folder = args.out[FOLDER] / name / f"dense-{seed}"
     if not is_finished(folder):
@@ -153,7 +120,7 @@ def tuned(args: argparse.Namespace, name: str, files: dict[str, Path], seed: int
         model = task.load(args.checkpoint, num_labels=tasks.TASKS[name][1])
         setting = {"task": name, "train_examples": args.train_examples, **asdict(recipe)}
         with Run("finetune", setting, folder=folder, seed=seed) as run:
-            finetune_(model, task.encode(examples, tokenizer), task, recipe, progress=progress.bar is None)
+            finetune_(model, task.encode(examples, tokenizer), task, recipe)
             model.save_pretrained(folder / "model")
             tokenizer.save(str(folder / "model" / "tokenizer.json"))
             run.results = {"sha256": model_sha256(model)}
@@ -199,15 +166,6 @@ class Bench:
         return read_runs(folder)[0]
 
 
-def print_run(run: Record, progress: Progress) -> None:
-    result, config = run.results, run.config
-    progress.print(
-        f"{config['task']:<11} {config['method']:<44} {100 * config['share']:3.0f} %  {100 * result['score']:5.1f}"
-        f" (dense {100 * result['dense']:.1f})  kl {result['kl']:.4f}  MACs {100 * result['macs']:.1f} %"
-    )
-    sys.stdout.flush()
-
-
 def summary(runs: Sequence[Record]) -> list[dict[str, Any]]:
     """Return a row for each method and share: points lost, over all models, by task and at worst."""
     rows = []
@@ -231,21 +189,6 @@ def summary(runs: Sequence[Record]) -> list[dict[str, Any]]:
             row |= {"low": float(interval.low), "high": float(interval.high)}
         rows.append(row)
     return rows
-
-
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Write the points lost as Markdown: a line for each method, a column for each share."""
-    shares = sorted({row["share"] for row in rows}, reverse=True)
-    lines = ["| | " + " | ".join(f"{100 * share:g} % of the MACs" for share in shares) + " |"]
-    lines.append("|---" * (len(shares) + 1) + "|")
-    for method in dict.fromkeys(row["method"] for row in rows):
-        cells = []
-        for share in shares:
-            for row in rows:
-                if (row["method"], row["share"]) == (method, share):
-                    cells.append(f"{row['lost']:.1f} (at worst {row['lost_at_worst']:.1f})")
-        lines.append(f"| {method} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Shapes:  L layers · n units of a layer · X examples
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from bertlite import prune_heads, prune_neurons
 from bertlite.importance import rank_by_macs
 from bertlite.importance.allocation import Choice
 from bertlite.importance.batches import Batch, eval_mode
+from bertlite.importance.layerwise import SUBLAYERS
 from bertlite.importance.least_squares import start_runs
 from bertlite.importance.measurements import ScoringTask, gate_gradients
 from bertlite.importance.moments import gather, total
@@ -75,18 +75,11 @@ def tune_(model: Any, teacher: Any, batches: Sequence[Batch]) -> int:
         for layer, (block, other) in enumerate(zip(layers_of(model), layers_of(teacher), strict=True)):
             for run in runs:
                 run.step_dense(other)
-            parts = (
-                (
-                    partial(attention_fit, block),
-                    block.attention.output.dense,
-                    block.attention.self.attention_head_size,
-                ),
-                (partial(feed_forward_fit, block), block.output.dense, 1),
-            )
-            for place, (fit, dense, width) in enumerate(parts):
+            for place, sublayer in enumerate(SUBLAYERS):
+                dense, width = sublayer.dense(block), sublayer.width(block)
                 if not dense.weight.numel() or (layer == 0 and place == 0):
                     continue
-                moments = total(gather(fit(run) for run in runs))
+                moments = total(gather(sublayer.fit(run, block) for run in runs))
                 weight, units = dense.weight.double(), dense.weight.shape[1] // width
                 products = moments.cc * (weight.T @ weight)
                 ata = products.unflatten(1, (units, width)).unflatten(0, (units, width)).sum((1, 3))
@@ -103,36 +96,14 @@ def tune_(model: Any, teacher: Any, batches: Sequence[Batch]) -> int:
     return done
 
 
-def attention_fit(block: Any, run: Any) -> tuple[Tensor, Tensor, Tensor]:
-    found: tuple[Tensor, Tensor, Tensor] = run.attention_fit(block)
-    return found
-
-
-def feed_forward_fit(block: Any, run: Any) -> tuple[Tensor, Tensor, Tensor]:
-    found: tuple[Tensor, Tensor, Tensor] = run.feed_forward_fit(block)
-    return found
-
-
 def prune(model: Any, choice: tuple[Choice, Choice]) -> Any:
     """Return a copy without these heads and neurons."""
     return prune_neurons(prune_heads(model, choice[0]), choice[1])
 
 
-def kwon(
-    model: Any,
-    batches: Sequence[Batch],
-    grads: dict[str, Tensor],
-    share: float,
-    length: int,
-    *,
-    rearranged: bool = True,
-    tuned: bool = True,
-) -> Any:
-    """Return the model pruned by the method, up to a stage of it, by the gradients of `both_gradients`."""
-    choice = search(model, grads, share, length)
-    if rearranged:
-        choice = rearrange(choice[0], grads["heads"]), rearrange(choice[1], grads["neurons"])
-    pruned = prune(model, choice)
-    if tuned:
-        tune_(pruned, prune(model, search(model, grads, share**0.5, length)), batches)
+def kwon(model: Any, batches: Sequence[Batch], grads: dict[str, Tensor], share: float, length: int) -> Any:
+    """Return the model pruned by the method, by the gradients of `both_gradients`."""
+    heads, neurons = search(model, grads, share, length)
+    pruned = prune(model, (rearrange(heads, grads["heads"]), rearrange(neurons, grads["neurons"])))
+    tune_(pruned, prune(model, search(model, grads, share**0.5, length)), batches)
     return pruned

@@ -39,7 +39,7 @@ class Subject:
     def __init__(self, model: Any, batches: Sequence[Batch], length: int) -> None:
         self.model, self.batches, self.length = model, batches, length
         self.examples = sum(count_examples(batch) for batch in batches)
-        self.measured: dict[str | None, tuple[Curves, list[Metrics] | None]] = {}  # by target
+        self.measured: dict[str, tuple[Curves, list[Metrics]]] = {}  # by target
 
     @cached_property
     def fisher(self) -> tuple[Tensor, Tensor]:
@@ -66,10 +66,10 @@ class Subject:
     def taylors(self) -> tuple[Tensor, Tensor]:
         return group_scores(self.model, self.batches, taylor=True)
 
-    def curves(self, target: str | None) -> tuple[Curves, list[Metrics] | None]:
-        """Return what sizes lose by a target, or with all outputs counting alike, and the metrics that weigh it."""
+    def curves(self, target: str) -> tuple[Curves, list[Metrics]]:
+        """Return what sizes lose by a target, and the metrics that weigh it."""
         if target not in self.measured:
-            metrics = None if target is None else output_metrics(self.model, self.batches, target=target)
+            metrics = output_metrics(self.model, self.batches, target=target)
             self.measured[target] = [*loss_curves(self.model, self.batches, metrics)], metrics
         return self.measured[target]
 
@@ -83,10 +83,10 @@ Method = Callable[[Subject, float], Any]  # the subject, the share of the MACs -
 # Choosing by importance
 
 
-def importance(subject: Subject, share: float, *, repair: bool) -> Any:
+def fisher(subject: Subject, share: float) -> Any:
     """Choose by Fisher information for each MAC, over all layers; then fit by least squares."""
     pruned = subject.without(*rank_by_macs(subject.model.config, share, subject.length, *subject.fisher))
-    return repair_(pruned, subject.model, subject.batches) if repair else pruned
+    return repair_(pruned, subject.model, subject.batches)
 
 
 def group_scores(model: Any, batches: Sequence[Batch], taylor: bool) -> tuple[Tensor, Tensor]:
@@ -132,8 +132,8 @@ def torch_pruning(subject: Subject, share: float, *, taylor: bool) -> Any:
     return subject.without(rank_heads(heads, high), rank_neurons(neurons, high))
 
 
-def kwon_2022(subject: Subject, share: float, **stages: bool) -> Any:
-    return kwon(subject.model, subject.batches, subject.gradients, share, subject.length, **stages)
+def kwon_2022(subject: Subject, share: float) -> Any:
+    return kwon(subject.model, subject.batches, subject.gradients, share, subject.length)
 
 
 # Sublayer by sublayer
@@ -226,8 +226,8 @@ def cheapest(heads: Tensor, neurons: Tensor, costs: tuple[int, int], budget: flo
 # Joint selection
 
 
-def joint(subject: Subject, share: float, target: str | None = None) -> Any:
-    """Choose jointly, layer by layer, all outputs counting alike or weighed by what they do to a target."""
+def joint(subject: Subject, share: float, target: str) -> Any:
+    """Choose jointly, layer by layer, errors weighed by what they do to a target."""
     curves, metrics = subject.curves(target)
     sizes = sizes_within(subject.model.config, curves, share, subject.length)
     pruned = copy.deepcopy(subject.model)
@@ -250,13 +250,9 @@ def chosen_once(subject: Subject, share: float) -> Any:
 METHODS: dict[str, Method] = {
     "magnitude (as Torch-Pruning)": partial(torch_pruning, taylor=False),
     "taylor (as Torch-Pruning)": partial(torch_pruning, taylor=True),
-    "Kwon 2022, search": partial(kwon_2022, rearranged=False, tuned=False),
-    "Kwon 2022, with rearrangement": partial(kwon_2022, tuned=False),
     "Kwon 2022, with mask tuning": kwon_2022,
-    "fisher for each MAC": partial(importance, repair=False),
-    "fisher for each MAC, refit": partial(importance, repair=True),
+    "fisher for each MAC, refit": fisher,
     "sublayer by sublayer, rescored (as K-prune)": rescored,
-    "joint, plain error": joint,
     "joint, chosen at once": chosen_once,
     "joint (prune to)": partial(joint, target="kl"),
     "joint, with labels (prune to --label)": partial(joint, target="loss"),
