@@ -9,7 +9,7 @@ from typing import Any
 
 from bertlite.bench.measure import PLAIN, prepare, prepared_models
 from bertlite.budget.judge import judge
-from bertlite.budget.search import Plan, Search, State
+from bertlite.budget.search import Outcome, Search, State
 from bertlite.budget.target import Target, check_work, read_work
 from bertlite.budget.texts import batches_of, read_texts, split
 from bertlite.checkpoint import families
@@ -34,6 +34,10 @@ NOT_UNSEEN = (
     "These texts were held out of those fitted to; if the given model was trained on them, they do not show what"
     " unseen texts would: give --dev FILE."
 )
+MADE = (
+    "bertlite prune to {target} removed heads and intermediate neurons and fitted the rest to what the given model"
+    " computes on {count} texts; no weight was trained."
+)
 VERDICTS = {
     "right": "met",
     "slow": "missed, the model is too slow",
@@ -53,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
     work = read_work(shape, args.lengths, args.batch_size)
     config = read_config(args.checkpoint)
     texts, dev = read_both(args, config)
-    if is_done(args.folder):
+    if args.folder.exists() and any(args.folder.iterdir()):
         raise FileExistsError(f"{args.folder} is there already: name another folder")
     check_work(work, config)
     model = class_of(config).from_pretrained(args.checkpoint, device=args.device)
@@ -61,11 +65,20 @@ def main(args: argparse.Namespace) -> int:
     timed = prepared_models({"given": model}, dtype, args.backend)["given"]  # raises if it cannot be timed
     backend = PLAIN if args.backend == PLAIN else timed.backend
     tokenizer = BertTokenizer.from_pretrained(args.checkpoint)
+    longest = min(args.max_length, config.max_position_embeddings)
     fit, held_out = split(texts, args.calibration, HELD_OUT, args.seed, dev)
-    settings = settings_of(args, target, work.lengths, by, backend, texts, model)
+    same = ("calibration", "max_length", "label", "seed", "device", "dtype")  # what determines the result
+    settings = {name: getattr(args, name) for name in same} | {
+        "target": target.text,
+        "lengths": list(work.lengths),
+        "allocate": by,
+        "backend": backend,
+        "texts": texts.sha256,
+        "model": model_sha256(model),
+    }
     search = Search(
         model,
-        encoded(fit, tokenizer, model, args),
+        batches_of(fit, tokenizer, model, longest),
         target,
         work,
         by,
@@ -76,10 +89,10 @@ def main(args: argparse.Namespace) -> int:
         gradients="loss" if texts.labels else "kl",
         seed=args.seed,
         device=args.device,
-        fresh_times=args.fresh_times,
     )
     with search.progress:
         found = search.run()
+    judged = judge(found.model, model, batches_of(held_out, tokenizer, model, longest))
     note = None if dev else NOT_UNSEEN
     report = {
         "what": "bertlite prune to",
@@ -88,21 +101,33 @@ def main(args: argparse.Namespace) -> int:
         "checkpoint": args.checkpoint,
         "settings": settings,
         "texts": {"fitted to": len(fit), "held out": len(held_out), "of": held_out.name, "note": note},
-        **facts_of(found.model, found.plan),
-        **judge(found.model, model, encoded(held_out, tokenizer, model, args)),
-        **found.times,
-        "met": None if found.verdict is None else found.verdict == "right",
-        "verdict": VERDICTS[found.verdict],
+        **facts_of(found),
+        **judged,
         "environment": environment(args.device),
         "wall_seconds": round(time.perf_counter() - began, 1),
     }
-    how = [describe(report), *([note] if note else [])]
+    how = [MADE.format(target=target.text, count=len(fit)), *([note] if note else [])]
     write_model(args.folder, found.model, args.checkpoint, figures=figures_of(report), how=how, report=report)
     shutil.rmtree(search.state.folder)
     if args.record:
         write_record(args.record, report)
     print_report(report, args.folder)
     return 0 if report["met"] else 1
+
+
+def facts_of(found: Outcome) -> dict[str, Any]:
+    """Return the sizes and the times of the pruned model, and whether it meets the target."""
+    heads, neurons = units_kept(found.model.config)
+    return {
+        "heads_kept": heads,
+        "neurons_kept": neurons,
+        "parameters": found.model.num_parameters(),
+        "macs": found.plan.macs,
+        "expected_loss": found.plan.loss,
+        **found.times,
+        "met": None if found.verdict is None else found.verdict == "right",
+        "verdict": VERDICTS[found.verdict],
+    }
 
 
 def read_both(args: argparse.Namespace, config: BertConfig) -> tuple[Examples, Examples | None]:
@@ -136,10 +161,6 @@ def way_to_allocate(args: argparse.Namespace, target: Target) -> str:
     return str(args.allocate)
 
 
-def is_done(folder: Path) -> bool:
-    return folder.exists() and any(folder.iterdir())
-
-
 def read_config(checkpoint: str) -> BertConfig:
     """Read the config of a checkpoint.
 
@@ -150,50 +171,6 @@ def read_config(checkpoint: str) -> BertConfig:
     if config.is_decoder:
         raise ValueError(f"{checkpoint} is a decoder; `prune to` takes encoders")
     return config
-
-
-def encoded(texts: Examples, tokenizer: BertTokenizer, model: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the batches of texts on the model's device."""
-    longest = min(args.max_length, model.config.max_position_embeddings)
-    return batches_of(texts, tokenizer, model, longest)
-
-
-def settings_of(
-    args: argparse.Namespace,
-    target: Target,
-    lengths: tuple[int, ...],
-    by: str,
-    backend: str,
-    texts: Examples,
-    model: Any,
-) -> dict[str, Any]:
-    """Return the settings that determine the result of a search."""
-    return {
-        "target": target.text,
-        "lengths": list(lengths),
-        "allocate": by,
-        "calibration": args.calibration,
-        "max_length": args.max_length,
-        "label": args.label,
-        "seed": args.seed,
-        "device": args.device,
-        "backend": backend,
-        "dtype": args.dtype,
-        "texts": texts.sha256,
-        "model": model_sha256(model),
-    }
-
-
-def facts_of(pruned: Any, plan: Plan) -> dict[str, Any]:
-    """Return the sizes of the pruned model."""
-    heads, neurons = units_kept(pruned.config)
-    return {
-        "heads_kept": heads,
-        "neurons_kept": neurons,
-        "parameters": pruned.num_parameters(),
-        "macs": plan.macs,
-        "expected_loss": plan.loss,
-    }
 
 
 def figures_of(report: dict[str, Any]) -> list[Figure]:
@@ -226,14 +203,6 @@ def timed_work(report: dict[str, Any]) -> str:
     settings = report["settings"]
     how = [] if settings["backend"] == PLAIN else [f"backend {settings['backend']}"]
     return ", ".join([report["work"], *how, *([settings["dtype"]] if settings["dtype"] else [])])
-
-
-def describe(report: dict[str, Any]) -> str:
-    """Return the sentence that says how the model was made."""
-    return (
-        f"bertlite prune to {report['target']} removed heads and intermediate neurons and fitted the rest to what"
-        f" the given model computes on {report['texts']['fitted to']} texts; no weight was trained."
-    )
 
 
 def print_report(report: dict[str, Any], folder: Path) -> None:

@@ -161,8 +161,6 @@ class Search:
     gradients: str = "kl"
     seed: int = 0
     device: str = "cpu"
-    tables: Path | None = None
-    fresh_times: bool = False
     time_correction: float = 1.0  # pace of a finished model over that of its plan
 
     def metrics(self) -> list[Metrics]:
@@ -192,18 +190,17 @@ class Search:
         if self.by != "latency":
             return None
         self.progress.stage("times of layers of each size")
-        sizes = {n for _, neurons in losses for n in neurons}
-        found = time_table(
-            self.model, self.work, sizes, device=self.device, folder=self.tables, fresh=self.fresh_times
-        )
-        if found.spread <= WIDE:
-            return found
-        warnings.warn(
-            f"the times of single layers vary by {found.spread:.0%} on this machine, so sizes are chosen by MACs: try"
-            " again when it has no other work",
-            stacklevel=2,
-        )
-        return None
+        if not self.state.has("times"):
+            found = time_table(self.model, self.work, {n for _, neurons in losses for n in neurons}, self.device)
+            if found.spread > WIDE:
+                warnings.warn(
+                    f"the times of single layers vary by {found.spread:.0%} on this machine, so sizes are chosen by"
+                    " MACs: try again when it has no other work",
+                    stacklevel=2,
+                )
+                return None
+            self.state.save("times", vars(found))
+        return TimeTable(**self.state.once("times", dict))
 
     def plan(self, losses: list[BySize], table: TimeTable | None) -> Plan:
         """Choose sizes whose measured time meets the target; by MACs alone where the clock is too noisy.
@@ -287,7 +284,7 @@ class Search:
 
     def time(self, pruned: Any, correction: float = 1.0) -> tuple[Timings, Pace]:
         """Time a pruned model beside the dense one, again until its pace is clear or CLOCK_REPEATS are used up."""
-        models = self.beside_dense(pruned)
+        models = {"dense": self.timed, "pruned": self.prepare(pruned)}
         times: Timings = {name: [] for name in models}
         for _ in range(CLOCK_REPEATS):
             for name, seconds in clock(models, self.work, self.device).items():
@@ -300,10 +297,6 @@ class Search:
     def paces(self, pruned: Sequence[float], dense: Sequence[float]) -> list[float]:
         """Return the pace of each round: the time of a forward over the target, above 1 is too slow; 0 for MACs."""
         return [own / self.target.seconds(whole) for own, whole in zip(pruned, dense, strict=True)]
-
-    def beside_dense(self, pruned: Any) -> dict[str, Any]:
-        """Return the dense and a pruned model as they are timed."""
-        return {"dense": self.timed, "pruned": self.prepare(pruned)}
 
     def pruned(self, sizes: Sizes, metrics: Sequence[Metrics], attempt: int) -> Any:
         """Return the model pruned to these sizes and fitted, layer by layer."""
@@ -339,12 +332,14 @@ class Search:
                 break
             if not math.isnan(plan.pace):  # else a misread clock chose too small or too large a model: search anew
                 self.time_correction *= pace.median / plan.pace
-        return Outcome(model, plan, quartiles_of(times), verdict)
+        seconds, dense = quartiles(times["pruned"]), quartiles(times["dense"])
+        speedup = quartiles(ratios(times, "dense", "pruned"))
+        return Outcome(model, plan, {"seconds": seconds, "dense_seconds": dense, "speedup": speedup}, verdict)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished search: the model, its plan, its measured times (`quartiles_of`), and the verdict on its pace."""
+    """A finished search: the model, its plan, quartiles of the measured times, and the verdict on its pace."""
 
     model: Any
     plan: Plan
@@ -392,12 +387,3 @@ def put_layer_(model: Any, layer: int, found: Mapping[str, Any]) -> None:
     ):
         part.weight.copy_(weight)
         part.bias.copy_(bias)
-
-
-def quartiles_of(times: Timings) -> dict[str, Any]:
-    """Return the seconds of the dense and the pruned model, and how many times as fast the pruned one is."""
-    return {
-        "seconds": quartiles(times["pruned"]),
-        "dense_seconds": quartiles(times["dense"]),
-        "speedup": quartiles(ratios(times, "dense", "pruned")),
-    }

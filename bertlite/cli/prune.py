@@ -195,9 +195,6 @@ loss itself is used.  A killed search continues where it stopped when the same c
         " time of plain models, else macs"
     )
     choice(action, "--allocate", WAYS, "auto", text)
-    action.add_argument(
-        "--fresh-times", action="store_true", help="measure the times of layers again, although they are kept"
-    )
     option(action, "--seed", integer, 0, "seed of the texts drawn")
 
 
