@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bertlite.bench.measure import PLAIN, prepare, prepared_models
+from bertlite.bench.work import Work
 from bertlite.budget.judge import judge
 from bertlite.budget.search import Outcome, Search, State
 from bertlite.budget.target import Target, check_work, read_work
@@ -51,15 +52,11 @@ def main(args: argparse.Namespace) -> int:
     began = time.perf_counter()
     target = Target.parse(args.target)
     by = way_to_allocate(args, target)
-    if args.at is not None and len(args.at) > 1:
-        raise ValueError(f"--at names {len(args.at)} shapes; a target is stated for one")
-    shape = args.at[0] if args.at else None if args.lengths else (8, 128)
-    work = read_work(shape, args.lengths, args.batch_size)
     config = read_config(args.checkpoint)
+    work = read_work_of(args, config)
     texts, dev = read_both(args, config)
     if args.folder.exists() and any(args.folder.iterdir()):
         raise FileExistsError(f"{args.folder} is there already: name another folder")
-    check_work(work, config)
     model = class_of(config).from_pretrained(args.checkpoint, device=args.device)
     dtype = parse_compute_dtype(args.dtype)
     timed = prepared_models({"given": model}, dtype, args.backend)["given"]  # raises if it cannot be timed
@@ -113,6 +110,20 @@ def main(args: argparse.Namespace) -> int:
         write_record(args.record, report)
     print_report(report, args.folder)
     return 0 if report["met"] else 1
+
+
+def read_work_of(args: argparse.Namespace, config: BertConfig) -> Work:
+    """Return the batch that the target is for.
+
+    Raises:
+        ValueError: several shapes are given, or sequences are longer than the model's positions.
+    """
+    if args.at is not None and len(args.at) > 1:
+        raise ValueError(f"--at names {len(args.at)} shapes; a target is stated for one")
+    shape = args.at[0] if args.at else None if args.lengths else (8, 128)
+    work = read_work(shape, args.lengths, args.batch_size)
+    check_work(work, config)
+    return work
 
 
 def facts_of(found: Outcome) -> dict[str, Any]:
