@@ -65,14 +65,17 @@ def main(args: argparse.Namespace) -> int:
     longest = min(args.max_length, config.max_position_embeddings)
     fit, held_out = split(texts, args.calibration, HELD_OUT, args.seed, dev)
     same = ("calibration", "max_length", "label", "seed", "device", "dtype")  # what determines the result
-    settings = {name: getattr(args, name) for name in same} | {
-        "target": target.text,
-        "lengths": list(work.lengths),
-        "allocate": by,
-        "backend": backend,
-        "texts": texts.sha256,
-        "model": model_sha256(model),
-    }
+    hashes = {"texts": texts.sha256, "model": model_sha256(model)}
+    settings = (
+        {name: getattr(args, name) for name in same}
+        | hashes
+        | {
+            "target": target.text,
+            "lengths": list(work.lengths),
+            "allocate": by,
+            "backend": backend,
+        }
+    )
     search = Search(
         model,
         batches_of(fit, tokenizer, model, longest),
@@ -89,7 +92,6 @@ def main(args: argparse.Namespace) -> int:
     )
     with search.progress:
         found = search.run()
-    judged = judge(found.model, model, batches_of(held_out, tokenizer, model, longest))
     note = None if dev else NOT_UNSEEN
     report = {
         "what": "bertlite prune to",
@@ -99,7 +101,7 @@ def main(args: argparse.Namespace) -> int:
         "settings": settings,
         "texts": {"fitted to": len(fit), "held out": len(held_out), "of": held_out.name, "note": note},
         **facts_of(found),
-        **judged,
+        **judge(found.model, model, batches_of(held_out, tokenizer, model, longest)),
         "environment": environment(args.device),
         "wall_seconds": round(time.perf_counter() - began, 1),
     }
