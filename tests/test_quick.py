@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,12 +25,9 @@ def test_every_line_of_the_quick_choice_names_tests():
 @pytest.mark.parametrize(
     ("given", "asked"),
     [
-        ("", "-m not slow"),
-        ("--all", ""),
-        ("--quick", "-m not slow @tests/quick.txt"),
+        ("-m slow", "-m not slow -m slow"),  # pytest takes the last
         ("--quick --all", "@tests/quick.txt"),
         ("--all --with 4.57.6", "4.57.6"),
-        ("-m slow", "-m not slow -m slow"),  # pytest takes the last
     ],
 )
 def test_slow_tests_are_run_if_asked(given, asked, tmp_path):
@@ -57,18 +53,3 @@ def test_the_quick_choice_touches_every_room():
     packages = {path.parent.name for path in (ROOT / "bertlite").glob("*/__init__.py")}
     assert packages - rooms == {"attention_view", "cli"}
     assert {"tests/test_attention_view.py", "tests/test_cli.py"} <= set(CHOSEN)
-
-
-@pytest.mark.slow
-def test_the_quick_choice_is_a_part_of_the_tests():
-    """As pytest collects it, through the file that scripts/test passes."""
-    shown = subprocess.run(
-        [sys.executable, "-m", "pytest", "@tests/quick.txt", "--collect-only", "-qq", "-p", "no:cacheprovider"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert shown.returncode == 0, shown.stdout[-2000:]
-    counts = dict(re.findall(r"^(tests/\S+\.py): (\d+)$", shown.stdout, re.MULTILINE))
-    assert set(counts) == {line.partition("::")[0] for line in CHOSEN}
