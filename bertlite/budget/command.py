@@ -35,6 +35,7 @@ NOT_UNSEEN = (
     "These texts were held out of those fitted to; if the given model was trained on them, they do not show what"
     " unseen texts would: give --dev FILE."
 )
+SETTINGS = ("calibration", "max_length", "label", "seed", "device", "dtype")  # options that determine the result
 MADE = (
     "bertlite prune to {target} removed heads and intermediate neurons and fitted the rest to what the given model"
     " computes on {count} texts; no weight was trained."
@@ -64,18 +65,15 @@ def main(args: argparse.Namespace) -> int:
     tokenizer = BertTokenizer.from_pretrained(args.checkpoint)
     longest = min(args.max_length, config.max_position_embeddings)
     fit, held_out = split(texts, args.calibration, HELD_OUT, args.seed, dev)
-    same = ("calibration", "max_length", "label", "seed", "device", "dtype")  # what determines the result
-    hashes = {"texts": texts.sha256, "model": model_sha256(model)}
-    settings = (
-        {name: getattr(args, name) for name in same}
-        | hashes
-        | {
-            "target": target.text,
-            "lengths": list(work.lengths),
-            "allocate": by,
-            "backend": backend,
-        }
-    )
+    settings = {
+        **{name: getattr(args, name) for name in SETTINGS},
+        "target": target.text,
+        "lengths": list(work.lengths),
+        "allocate": by,
+        "backend": backend,
+        "texts": texts.sha256,
+        "model": model_sha256(model),
+    }
     search = Search(
         model,
         batches_of(fit, tokenizer, model, longest),
@@ -105,13 +103,19 @@ def main(args: argparse.Namespace) -> int:
         "environment": environment(args.device),
         "wall_seconds": round(time.perf_counter() - began, 1),
     }
-    how = [MADE.format(target=target.text, count=len(fit)), *([note] if note else [])]
-    write_model(args.folder, found.model, args.checkpoint, figures=figures_of(report), how=how, report=report)
+    write_result(args, found.model, report)
     shutil.rmtree(search.state.folder)
+    return 0 if report["met"] else 1
+
+
+def write_result(args: argparse.Namespace, model: Any, report: dict[str, Any]) -> None:
+    """Write the model with its card and report, and print the report."""
+    texts = report["texts"]
+    how = [MADE.format(target=report["target"], count=texts["fitted to"]), *([texts["note"]] if texts["note"] else [])]
+    write_model(args.folder, model, args.checkpoint, figures=figures_of(report), how=how, report=report)
     if args.record:
         write_record(args.record, report)
     print_report(report, args.folder)
-    return 0 if report["met"] else 1
 
 
 def read_work_of(args: argparse.Namespace, config: BertConfig) -> Work:
