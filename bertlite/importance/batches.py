@@ -27,35 +27,18 @@ def eval_mode(*models: BertLike) -> Iterator[None]:
     Training mode, requires_grad and the random state are restored, also after an error.
     """
     trained = [(parameter, parameter.requires_grad) for model in models for parameter in model.parameters()]
-    with restored_modes(*models), torch.enable_grad():
+    modes: list[tuple[nn.Module, bool]] = [(module, module.training) for model in models for module in model.modules()]
+    gpus = {parameter.device.index for parameter, _ in trained if parameter.is_cuda}
+    with torch.random.fork_rng(sorted(gpus)), torch.enable_grad():
         try:
             for model in models:
                 model.eval().requires_grad_(False)
             yield
         finally:
-            for parameter, wanted in trained:
-                parameter.requires_grad_(wanted)
-
-
-@contextmanager
-def training_mode(model: BertLike) -> Iterator[None]:
-    """Put a model in training mode; modes and the random state are restored."""
-    with restored_modes(model):
-        model.train()
-        yield
-
-
-@contextmanager
-def restored_modes(*models: BertLike) -> Iterator[None]:
-    """Restore the training mode of every module, and the random state, on the way out."""
-    modes: list[tuple[nn.Module, bool]] = [(module, module.training) for model in models for module in model.modules()]
-    gpus = {parameter.device.index for model in models for parameter in model.parameters() if parameter.is_cuda}
-    with torch.random.fork_rng(sorted(gpus)):
-        try:
-            yield
-        finally:
             for module, mode in modes:
                 module.training = mode
+            for parameter, wanted in trained:
+                parameter.requires_grad_(wanted)
 
 
 def check_model(model: object) -> None:

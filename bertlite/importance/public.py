@@ -8,7 +8,6 @@ from bertlite.importance.allocation import (
     rank_neurons,
 )
 from bertlite.importance.criteria import CRITERIA, NEURON_CRITERIA, NORMALISERS, REDUCTIONS, TARGETS, Criterion
-from bertlite.importance.gates import SubsetGates, train_gates
 from bertlite.importance.layerwise import loss_curves, output_metrics, prune_layerwise_, prune_to_macs
 from bertlite.importance.least_squares import METHODS, repair, repair_
 from bertlite.importance.schedules import Step, distillation_loss, iterative
@@ -23,7 +22,6 @@ __all__ = [
     "TARGETS",
     "Criterion",
     "Step",
-    "SubsetGates",
     "choose_sizes",
     "distillation_loss",
     "head_importance",
@@ -40,5 +38,4 @@ __all__ = [
     "rank_neurons",
     "repair",
     "repair_",
-    "train_gates",
 ]
