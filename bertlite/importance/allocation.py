@@ -24,7 +24,6 @@ def rank_heads(
     *,
     uniform: bool = False,
     at_least: int = 0,
-    at_most: int | None = None,
     protect: Mapping[int, Iterable[int]] | None = None,
 ) -> Choice:
     """Choose the heads to remove: those with the lowest scores.
@@ -34,13 +33,13 @@ def rank_heads(
         amount: how many of the heads that the model has: an int, or a float between 0 and 1 as a share, rounded.
         uniform: take from the layers with most heads left, so that layers end with equal numbers; by default, wherever
             scores are lowest.
-        at_least, at_most: heads that each layer keeps; a layer that has fewer than `at_least` before loses none.
+        at_least: heads that each layer keeps; a layer that has fewer before loses none.
         protect: {layer: heads} that are kept.
 
     Raises:
         ValueError: the target cannot be met, the scores are not (layers, heads), or a layer or head is unknown.
     """
-    return rank(scores, amount, uniform, at_least, at_most, protect, "head")
+    return rank(scores, amount, uniform, at_least, protect, "head")
 
 
 def rank_neurons(
@@ -49,11 +48,10 @@ def rank_neurons(
     *,
     uniform: bool = False,
     at_least: int = 0,
-    at_most: int | None = None,
     protect: Mapping[int, Iterable[int]] | None = None,
 ) -> Choice:
     """Choose the intermediate neurons to remove; arguments as for `rank_heads`, with scores (layers, neurons)."""
-    return rank(scores, amount, uniform, at_least, at_most, protect, "neuron")
+    return rank(scores, amount, uniform, at_least, protect, "neuron")
 
 
 def rank(
@@ -61,32 +59,17 @@ def rank(
     amount: int | float,
     uniform: bool,
     at_least: int,
-    at_most: int | None,
     protect: Mapping[int, Iterable[int]] | None,
     unit: str,
 ) -> Choice:
     check_scores(scores, unit)
-    if at_least < 0 or (at_most is not None and at_most < at_least):
-        raise ValueError(f"at_least is {at_least} and at_most {at_most}; expected 0 <= at_least <= at_most")
+    check_at_least(at_least, unit)
     protected = normalise_units(protect or {}, len(scores), scores.shape[1], unit)
     free, table = ascending(scores, protected), scores.tolist()
     left = {layer: int((~row.isnan()).sum()) for layer, row in enumerate(scores)}
     total = count_of(amount, sum(left.values()), unit)
     chosen: Choice = {}
-
-    def remove_lowest(layer: int) -> None:
-        chosen.setdefault(layer, []).append(free[layer].pop(0))
-        left[layer] -= 1
-
-    for layer in left:
-        while at_most is not None and left[layer] > at_most:
-            if not free[layer]:
-                raise ValueError(f"layer {layer} cannot come down to {at_most} {unit}s: {left[layer]} are protected")
-            remove_lowest(layer)
-    removed = sum(map(len, chosen.values()))
-    if removed > total:
-        raise ValueError(f"at_most {at_most} {unit}s a layer removes {removed}, more than the {total} to remove")
-    for step in range(removed, total):
+    for step in range(total):
         layers = [layer for layer in left if free[layer] and left[layer] > at_least]
         if not layers:
             raise ValueError(
@@ -96,8 +79,15 @@ def rank(
         if uniform:
             fullest = max(left[layer] for layer in layers)
             layers = [layer for layer in layers if left[layer] == fullest]
-        remove_lowest(min(layers, key=lambda layer: table[layer][free[layer][0]]))
+        lowest = min(layers, key=lambda layer: table[layer][free[layer][0]])
+        chosen.setdefault(lowest, []).append(free[lowest].pop(0))
+        left[lowest] -= 1
     return {layer: sorted(chosen[layer]) for layer in sorted(chosen)}
+
+
+def check_at_least(at_least: int, unit: str) -> None:
+    if at_least < 0:
+        raise ValueError(f"at_least is {at_least}; it is a number of {unit}s, 0 or more")
 
 
 def check_scores(scores: Tensor, unit: str = "head", shape: tuple[int, int] | None = None) -> None:
@@ -220,13 +210,8 @@ def rank_by_macs(
 
 
 def kept_first(scores: Tensor, at_least: int) -> tuple[Tensor, int]:
-    """Return the scores that are not nan in the order in which heads are kept, and how many must be kept.
-
-    Raises:
-        ValueError: `at_least` is below 0.
-    """
-    if at_least < 0:
-        raise ValueError(f"at_least is {at_least}; it is a number of heads, 0 or more")
+    """Return the scores that are not nan in the order in which heads are kept, and how many must be kept."""
+    check_at_least(at_least, "head")
     rows = [descending(row) for row in scores]
     fixed = torch.cat([row[:at_least] for row in rows]) if rows else descending(scores)
     others = torch.cat([row[at_least:] for row in rows]).sort(descending=True).values if rows else fixed[:0]
@@ -238,9 +223,7 @@ def descending(scores: Tensor) -> Tensor:
     return scores[~scores.isnan()].double().sort(descending=True).values
 
 
-def choose_sizes(
-    losses: Sequence[BySize], costs: Sequence[BySize], budget: float, *, cells: int = CELLS
-) -> list[tuple[int, int]]:
+def choose_sizes(losses: Sequence[BySize], costs: Sequence[BySize], budget: float) -> list[tuple[int, int]]:
     """Choose how many heads and neurons each layer keeps: the sizes with the lowest total loss within a budget.
 
     The losses of sublayers are assumed to add up.  The choice is that of a knapsack, exact but for rounding.
@@ -251,7 +234,6 @@ def choose_sizes(
             network}, in MACs or seconds.  Sizes that have both a loss and a cost can be chosen; with 0 among them,
             whole sublayers may go.
         budget: what all sublayers may cost together.
-        cells: of the part of the budget beyond the cheapest choice, to which costs are rounded up.
 
     Returns:
         For each layer the heads and the neurons to keep.
@@ -269,12 +251,12 @@ def choose_sizes(
                 raise ValueError(f"layer {layer}: no number of {unit}s has both a loss and a cost")
             options.append(sizes)
             groups.append([(cost[size], -loss[size]) for size in sizes])
-    picked = knapsack(groups, budget, cells)
+    picked = knapsack(groups, budget)
     chosen = [sizes[i] for sizes, i in zip(options, picked, strict=True)]
     return list(zip(chosen[::2], chosen[1::2], strict=True))
 
 
-def knapsack(options: Sequence[Sequence[tuple[float, float]]], budget: float, cells: int = CELLS) -> list[int]:
+def knapsack(options: Sequence[Sequence[tuple[float, float]]], budget: float) -> list[int]:
     """Choose one (cost, value) of each group, by its index, for the highest sum of values within the budget."""
     for cost, _ in (option for each in options for option in each):
         if not 0 <= cost < math.inf:
@@ -283,16 +265,16 @@ def knapsack(options: Sequence[Sequence[tuple[float, float]]], budget: float, ce
     slack = budget - sum(cheapest)
     if not slack >= -ROUNDING * budget:
         raise ValueError(f"the budget is {budget}; the cheapest choice takes {sum(cheapest):.6g}")
-    best = torch.zeros(cells + 1, dtype=torch.float64)  # value, by the cells that may be spent
+    best = torch.zeros(CELLS + 1, dtype=torch.float64)  # value, by the cells that may be spent
     spendings, steps = [], []
     for each, least in zip(options, cheapest, strict=True):
-        spendings.append([cells_of(cost - least, max(slack, 0.0), cells) for cost, _ in each])
-        after = torch.full((len(each), cells + 1), -torch.inf, dtype=torch.float64)
+        spendings.append([cells_of(cost - least, max(slack, 0.0)) for cost, _ in each])
+        after = torch.full((len(each), CELLS + 1), -torch.inf, dtype=torch.float64)
         for i, (spent, (_, value)) in enumerate(zip(spendings[-1], each, strict=True)):
-            after[i, spent:] = best[: cells + 1 - spent] + value
+            after[i, spent:] = best[: CELLS + 1 - spent] + value
         best, taken = after.max(0)
         steps.append(taken)
-    left, picked = cells, []
+    left, picked = CELLS, []
     for costs, taken in zip(reversed(spendings), reversed(steps), strict=True):
         i = int(taken[left])
         left -= costs[i]
@@ -300,8 +282,8 @@ def knapsack(options: Sequence[Sequence[tuple[float, float]]], budget: float, ce
     return picked[::-1]
 
 
-def cells_of(cost: float, slack: float, cells: int) -> int:
-    """Return how many cells of the slack a cost takes; cells + 1 if it does not fit."""
+def cells_of(cost: float, slack: float) -> int:
+    """Return how many cells of the slack a cost takes; CELLS + 1 if it does not fit."""
     if not cost:
         return 0
-    return math.ceil(cost / slack * cells - ROUNDING) if cost <= slack else cells + 1
+    return math.ceil(cost / slack * CELLS - ROUNDING) if cost <= slack else CELLS + 1

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 REDUCTIONS = ("example", "token", "batch")  # what a mean is over
 REDUCTIONS_OF = {"head": REDUCTIONS, "neuron": ("example", "batch")}  # all tokens of an example share a neuron's gate
 TARGETS = ("loss", "kl")
-NORMALISERS = ("none", "layer_l2", "layer_sum", "minmax", "cost")
+NORMALISERS = ("none", "layer_l2", "layer_sum", "minmax")
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,6 @@ class Criterion:
             WEIGHTS: of the unit in one layer's output projection, (D, n, W) -> (n,).
             NOISE: uniform in 0 to 1, (L, N) -> (L, N).
         kl_needs_teacher: under target "kl" it needs a teacher, as it is 0 for the dense model itself.
-        may_ignore_tokens: it can ignore the attention weights of some tokens.
     """
 
     name: str
@@ -76,7 +75,6 @@ class Criterion:
     measurement: Measurement
     statistic: "Callable[[Tensor], Tensor]"
     kl_needs_teacher: bool = False
-    may_ignore_tokens: bool = False
 
     @property
     def needs_loss(self) -> bool:
@@ -153,7 +151,6 @@ CRITERIA = table(
             "Voita et al. 2019, arXiv:1905.09418",
             ATTENTIONS,
             lambda weights: weights.amax(-1),
-            may_ignore_tokens=True,
         ),
         Criterion(
             "entropy",

@@ -53,7 +53,6 @@ class ScoringTask:
     loss: Loss | None = None
     teacher: BertLike | None = None
     seed: int = 0
-    ignored_tokens: frozenset[int] = frozenset()
 
     @property
     def models(self) -> list[BertLike]:
@@ -203,10 +202,6 @@ def attentions(task: ScoringTask, criterion: Criterion, batch: Batch) -> Tensor:
     """Return the criterion's statistic of the attention weights, (R, S, L, N), nan for pruned heads."""
     found = run(task.model, batch, output_attentions=True).attentions
     weights = torch.stack(scatter_heads(found, task.model.config, fill=torch.nan)).double().cpu()  # (L, R, N, S, S)
-    if task.ignored_tokens and criterion.may_ignore_tokens:
-        ids = batch["input_ids"].reshape(-1, weights.shape[-1]).cpu()
-        ignored = torch.isin(ids, torch.tensor(sorted(task.ignored_tokens)))
-        weights = weights.masked_fill(ignored[None, :, None, None], 0)
     return criterion.statistic(weights).permute(1, 3, 0, 2)
 
 

@@ -56,9 +56,7 @@ def head_importance(
     loss: Loss | None = None,
     teacher: BertLike | None = None,
     normaliser: str = "none",
-    cost: Tensor | None = None,
     seed: int = 0,
-    ignored_tokens: Iterable[int] = (),
 ) -> Tensor:
     """Score each head by one criterion of the literature: the higher, the more it matters.
 
@@ -78,8 +76,7 @@ def head_importance(
             mean token vector of a BertModel, from a normal distribution of variance 1 about it.
         loss: (output, batch) -> (B,) for target "loss"; by default the model's own loss of each example.
         teacher: for target "kl", the dense model; by default `model` itself.
-        normaliser: see `normalise`; `cost` is for "cost".
-        ignored_tokens: ids of tokens that "confidence" ignores as keys; Voita et al. ignore [SEP].
+        normaliser: see `normalise`.
 
     Returns:
         (L, N), float64 on the CPU.  A pruned head is nan, not 0: "gone" and "unimportant" are different answers.
@@ -88,8 +85,8 @@ def head_importance(
         ValueError: an unknown name, no batches, labels that are missing or do not fit the model, or a combination
             without a meaning; before anything is computed.
     """
-    task = ScoringTask(model, HEADS, reduction, target, loss, teacher, seed, frozenset(ignored_tokens))
-    return score(task, criterion, batches, normaliser, cost)
+    task = ScoringTask(model, HEADS, reduction, target, loss, teacher, seed)
+    return score(task, criterion, batches, normaliser)
 
 
 @with_criteria("neuron")
@@ -103,7 +100,6 @@ def neuron_importance(
     loss: Loss | None = None,
     teacher: BertLike | None = None,
     normaliser: str = "none",
-    cost: Tensor | None = None,
     seed: int = 0,
 ) -> Tensor:
     """Score each intermediate (feed-forward) neuron by one criterion: the higher, the more it matters.
@@ -120,26 +116,21 @@ def neuron_importance(
         (L, I), float64 on the CPU, nan where a neuron is pruned.
     """
     task = ScoringTask(model, NEURONS, reduction, target, loss, teacher, seed)
-    return score(task, criterion, batches, normaliser, cost)
+    return score(task, criterion, batches, normaliser)
 
 
-def normalise(scores: Tensor, normaliser: str, cost: Tensor | None = None) -> Tensor:
+def normalise(scores: Tensor, normaliser: str) -> Tensor:
     """Make scores comparable across layers; nan stays nan and is ignored.
 
     Args:
         normaliser: "none"; "layer_l2" and "layer_sum" divide each layer by its norm or its sum; "minmax" maps the
-            whole to 0…1; "cost" divides by `cost`.
-        cost: what each unit costs, in MACs or milliseconds; broadcasts to the scores.
+            whole to 0…1.
 
     Raises:
-        ValueError: an unknown name, or a cost that is missing, does not fit or is not above 0.
+        ValueError: an unknown name.
     """
     if normaliser not in NORMALISERS:
         raise ValueError(f"normaliser {normaliser!r} is unknown; have: {', '.join(NORMALISERS)}")
-    if normaliser == "cost":
-        return scores / checked_cost(cost, scores)
-    if cost is not None:
-        raise ValueError(f"a cost was given, but the normaliser is {normaliser!r}; use 'cost'")
     if normaliser == "layer_l2":
         return scores / (scores.square().nansum(1, keepdim=True).sqrt() + TINY)
     if normaliser == "layer_sum":
@@ -150,26 +141,14 @@ def normalise(scores: Tensor, normaliser: str, cost: Tensor | None = None) -> Te
     return scores
 
 
-def checked_cost(cost: Tensor | None, scores: Tensor) -> Tensor:
-    if cost is None:
-        raise ValueError("normaliser 'cost' divides by what each unit costs; pass cost=")
-    try:
-        full = torch.as_tensor(cost).broadcast_to(scores.shape)
-    except RuntimeError:
-        raise ValueError(f"cost has shape {tuple(cost.shape)}, which does not fit {tuple(scores.shape)}") from None
-    if not bool((full > 0).all()):
-        raise ValueError(f"cost holds {float(full[~(full > 0)][0])}; every cost must be above 0")
-    return full
-
-
-def score(task: ScoringTask, criterion: str, batches: Iterable[Batch], normaliser: str, cost: Tensor | None) -> Tensor:
+def score(task: ScoringTask, criterion: str, batches: Iterable[Batch], normaliser: str) -> Tensor:
     """Score all units of a model, (L, N), nan where one is pruned."""
     entry = check_task(task, criterion)
     present = task.structure.present(task.model)
-    normalise(torch.ones(present.shape), normaliser, cost)  # raises before any work
+    normalise(torch.ones(present.shape), normaliser)  # raises before any work
     with eval_mode(*task.models):
         scores = SCORES[entry.measurement](task, entry, batches)
-    return normalise(scores.double().masked_fill(~present, torch.nan), normaliser, cost)
+    return normalise(scores.double().masked_fill(~present, torch.nan), normaliser)
 
 
 def check_task(task: ScoringTask, criterion: str) -> Criterion:

@@ -224,16 +224,6 @@ def test_attention_criteria_are_means_over_real_tokens() -> None:
     assert (head_importance(model, data(), "entropy") < 0).all()
 
 
-def test_confidence_can_leave_tokens_out() -> None:
-    model, batches = model_of(), data()
-    common = int(batches[0]["input_ids"][0, 0])
-    without = head_importance(model, batches, "confidence", ignored_tokens=[common])
-    assert (without <= head_importance(model, batches, "confidence")).all()
-    assert distance(without, head_importance(model, batches, "confidence")) > 1e-3
-    everything = head_importance(model, batches, "confidence", ignored_tokens=range(V))
-    assert_same(everything, torch.zeros(L, N, dtype=F64))
-
-
 def test_magnitude_is_the_norm_of_a_heads_block() -> None:
     model = model_of()
     scores = head_importance(model, criterion="magnitude")
@@ -558,8 +548,6 @@ def test_normalisers() -> None:
         got = normalise(scores, name)
         assert torch.equal(got.isnan(), scores.isnan())
         torch.testing.assert_close(got, each, rtol=0, atol=1e-7, equal_nan=True)
-    cost = torch.tensor([[1.0], [2], [4]])
-    assert torch.equal(normalise(scores, "cost", cost)[2], torch.tensor([0.25, 0.5, 1.25], dtype=F64))
     assert_same(head_importance(model_of(), data(), normaliser="layer_l2").square().sum(1), torch.ones(L, dtype=F64))
 
 
@@ -573,10 +561,6 @@ def test_normalisers() -> None:
         ({"reduction": "sentence"}, "reduction 'sentence' is unknown for heads; have: example, token, batch"),
         ({"target": "logits"}, "target 'logits' is unknown"),
         ({"normaliser": "l2"}, "normaliser 'l2' is unknown; have: none, layer_l2"),
-        ({"normaliser": "cost"}, "pass cost="),
-        ({"normaliser": "cost", "cost": torch.ones(5)}, r"cost has shape \(5,\), which does not fit \(3, 4\)"),
-        ({"normaliser": "cost", "cost": torch.zeros(4)}, "cost holds 0.0"),
-        ({"cost": torch.ones(4)}, "the normaliser is 'none'"),
         ({"criterion": "taylor", "reduction": "token"}, "no parts by token"),
         ({"teacher": "model"}, "target is 'loss'"),
         ({"target": "kl", "loss": lambda out, batch: out.logits.sum(-1)}, "leave one of them out"),
