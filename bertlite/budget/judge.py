@@ -11,7 +11,7 @@ from bertlite.experiments.compare import comparison
 from bertlite.experiments.evaluate import TASKS, interval_over_examples
 from bertlite.experiments.statistics import Array
 from bertlite.importance.batches import inputs_of
-from bertlite.importance.predictions import predictions
+from bertlite.importance.predictions import divergence, predictions
 
 
 @torch.inference_mode()
@@ -28,7 +28,7 @@ def judge(model: Any, dense: Any, batches: Sequence[Mapping[str, Tensor]]) -> di
         inputs = inputs_of(batch)
         outs = [each(**inputs, return_dict=True) for each in (model, dense)]
         q, p = (predictions(each, out, batch) for each, out in zip((model, dense), outs, strict=True))
-        divergences.append(torch.stack([a.divergence(b) for a, b in zip(p, q, strict=True)]).sum(0).double().cpu())
+        divergences.append(divergence(p, q).double().cpu())
         logits = [out.get("logits") for out in outs]
         if logits[0] is not None and logits[0].dim() == 2:
             outputs.append([x.double().cpu() for x in logits])

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertlite.importance.batches import Batch, count_examples
-from bertlite.importance.measurements import sum_terms
-from bertlite.importance.predictions import predictions
+from bertlite.importance.batches import Batch, per_example
+from bertlite.importance.predictions import divergence, predictions
 from bertlite.pruning import BertLike
 
 Metric = Callable[[Any, Batch], Tensor]  # (model output, batch) -> (B,)
@@ -61,13 +60,11 @@ def logit_difference(pair: Pair) -> Metric:
     return difference
 
 
-def divergence(pair: Pair) -> Metric:
+def kl(pair: Pair) -> Metric:
     """Return a metric: the KL divergence of the prediction from the clean one, in nats."""
     with torch.no_grad():
         dense = predictions(pair.model, pair.clean_out, pair.clean)
-    return lambda out, batch: sum_terms(
-        p.divergence(q) for p, q in zip(dense, predictions(pair.model, out, batch), strict=True)
-    )
+    return lambda out, batch: divergence(dense, predictions(pair.model, out, batch))
 
 
 def cosine(pair: Pair) -> Metric:
@@ -88,7 +85,7 @@ def cosine(pair: Pair) -> Metric:
 
 METRICS: dict[str, Callable[[Pair], Metric]] = {
     "logit_difference": logit_difference,
-    "kl": divergence,
+    "kl": kl,
     "cosine": cosine,
 }
 FLAT_AT_CLEAN = ("kl", "cosine")  # at the clean run they are at their optimum, where their gradient is 0
@@ -114,23 +111,10 @@ def check_metric(metric: str | Metric | None) -> None:
 
 
 def metric_of(metric: str | Metric | None, pair: Pair) -> tuple[str, Metric]:
-    """Return the name and the function of a metric for a pair."""
+    """Return the name and the function of a metric for a pair; it raises ValueError for numbers that are not (B,)."""
     if callable(metric):
-        return getattr(metric, "__name__", "given"), metric
-    name = default_metric(pair) if metric is None else metric
-    return name, METRICS[name](pair)
-
-
-def measured(metric: Metric, out: Any, batch: Batch) -> Tensor:
-    """Return the metric of each example, (B,).
-
-    Raises:
-        ValueError: the metric does not have this shape.
-    """
-    found = metric(out, batch)
-    if not isinstance(found, Tensor) or tuple(found.shape) != (count_examples(batch),):
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise ValueError(
-            f"the metric returned {shape}; expected one number for each of {count_examples(batch)} examples"
-        )
-    return found
+        name, measure = getattr(metric, "__name__", "given"), metric
+    else:
+        name = default_metric(pair) if metric is None else metric
+        measure = METRICS[name](pair)
+    return name, lambda out, batch: per_example("metric", measure(out, batch), batch)

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertlite.causal.metrics import FLAT_AT_CLEAN, Metric, Pair, check_metric, measured, metric_of
+from bertlite.causal.metrics import FLAT_AT_CLEAN, Metric, Pair, check_metric, metric_of
 from bertlite.causal.sites import read_rows, read_values, run_edited, site_of
-from bertlite.importance.batches import Batch, eval_mode, input_shape, real_tokens
+from bertlite.importance.batches import Batch, count_examples, eval_mode, input_shape, real_tokens
 from bertlite.pruning import BertLike
 
 DIRECTIONS = ("denoise", "noise")
 Batches = Batch | Iterable[Batch]
-Spot = tuple[int, int, int]  # level, unit, column of `positions`
+Spot = Sequence[int]  # level, unit, column of `positions`
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def patch(
     with eval_mode(model), torch.no_grad():
         for runs in exchange.runs():
             name = runs.metric
-            ends.append(torch.stack(runs.metrics()).double().cpu())
+            ends.append(torch.stack(runs.ends()).double().cpu())
             found.append(runs.patched(exchange.spots()))
     clean_value, corrupted_value = torch.cat(ends, 1)
     return Patching(exchange.tidy(torch.cat(found)), clean_value, corrupted_value, direction, name)
@@ -172,14 +172,10 @@ def attribution_patch(
         whole = torch.cat(estimates)
         means = whole.mean(0)
         count = min(verify, int((~means.isnan()).sum()))
-        largest = means.abs().nan_to_num(nan=-1).flatten().topk(count).indices.tolist()
-        spots = [as_spot(*torch.unravel_index(torch.tensor(at), means.shape)) for at in largest]
+        largest = means.abs().nan_to_num(nan=-1).flatten().topk(count).indices
+        spots = torch.stack(torch.unravel_index(largest, means.shape), 1).tolist()
         exact = verified(exchange, spots) if spots else torch.full(means.shape, torch.nan, dtype=torch.float64)
     return Attribution(exchange.tidy(whole), exchange.tidy(exact), direction, name)
-
-
-def as_spot(level: Tensor, unit: Tensor, column: Tensor) -> Spot:
-    return int(level), int(unit), int(column)
 
 
 @torch.no_grad()
@@ -187,8 +183,7 @@ def verified(exchange: "Exchange", spots: Sequence[Spot]) -> Tensor:
     """Measure the mean change of the metric, (L, U, P), by patching some spots; nan elsewhere."""
     changes = []
     for runs in exchange.runs():
-        batch, out = runs.base
-        before = measured(runs.measure, out, batch).double().cpu()
+        before = runs.measure(runs.out, runs.batch).double().cpu()
         changes.append(runs.patched(spots) - before[:, None, None, None])
     return torch.cat(changes).mean(0)
 
@@ -228,86 +223,73 @@ class Exchange:
         for one, other in self.pairs:
             check_aligned(one, other, positions)
 
-    def runs(self) -> Iterator["PairOfRuns"]:
+    def runs(self) -> Iterator["PatchedRun"]:
         """Run both batches of each pair, and choose its metric."""
         for clean, corrupted in self.pairs:
             with torch.no_grad():
                 clean_out, clean_values = read_values(self.model, clean, self.site)
                 corrupted_out, corrupted_values = read_values(self.model, corrupted, self.site)
-            values = clean_values if self.direction == "denoise" else corrupted_values
             pair = Pair(self.model, clean, corrupted, clean_out, corrupted_out)
-            yield PairOfRuns(self, pair, values, *metric_of(self.metric, pair))
+            denoise = self.direction == "denoise"
+            batch, out = (corrupted, corrupted_out) if denoise else (clean, clean_out)
+            values = clean_values if denoise else corrupted_values
+            yield PatchedRun(self, pair, batch, out, values, *metric_of(self.metric, pair))
 
     @property
-    def columns(self) -> int:
-        """The number of patched positions, each alone; 1 for all of them together."""
-        return 1 if self.positions is None else len(self.positions)
+    def shape(self) -> tuple[int, ...]:
+        """(L, U, P), with P = 1 for all positions together."""
+        return *self.site.present(self.model).shape, 1 if self.positions is None else len(self.positions)
 
     def spots(self) -> list[Spot]:
         """Return every level, unit that is not pruned, and column."""
         units = self.site.present(self.model).nonzero().tolist()
-        return [(level, unit, column) for level, unit in units for column in range(self.columns)]
+        return [(level, unit, column) for level, unit in units for column in range(self.shape[-1])]
 
     def tidy(self, scores: Tensor) -> Tensor:
         """Return scores, (…, L, U, P), without axes that were not requested."""
-        scores = self.site.shaped(scores)
+        scores = scores if self.site.of_heads else scores.squeeze(-2)
         return scores[..., 0] if self.positions is None else scores
 
 
 @dataclass(frozen=True)
-class PairOfRuns:
-    """Both runs of a pair.
+class PatchedRun:
+    """The run of a pair that is patched.
 
     Args:
-        pair: with its outputs.
-        values: of each level, to be put into the other run.
+        batch, out: of this run, unpatched.
+        values: of each level in the other run.
         metric: its name.
     """
 
     exchange: Exchange
     pair: Pair
+    batch: Batch
+    out: Any
     values: list[Tensor]
     metric: str
     measure: Metric
 
-    @property
-    def base(self) -> tuple[Batch, Any]:
-        """The batch that is patched, and its unpatched output."""
-        pair = self.pair
-        if self.exchange.direction == "denoise":
-            return pair.corrupted, pair.corrupted_out
-        return pair.clean, pair.clean_out
-
-    def metrics(self) -> tuple[Tensor, Tensor]:
+    def ends(self) -> tuple[Tensor, Tensor]:
         """Return the metric of the unpatched clean and corrupted runs, (B,) each."""
         pair = self.pair
-        return (
-            measured(self.measure, pair.clean_out, pair.clean),
-            measured(self.measure, pair.corrupted_out, pair.corrupted),
-        )
-
-    def unmeasured(self, examples: int) -> Tensor:
-        """Return a tensor of nan for all spots, (B, L, U, P)."""
-        shape = (examples, *self.exchange.site.present(self.pair.model).shape, self.exchange.columns)
-        return torch.full(shape, torch.nan, dtype=torch.float64)
+        return self.measure(pair.clean_out, pair.clean), self.measure(pair.corrupted_out, pair.corrupted)
 
     def patched(self, spots: Sequence[Spot]) -> Tensor:
         """Return the metric of the run patched at each of some spots, (B, L, U, P); nan elsewhere."""
-        model, (batch, out) = self.pair.model, self.base
-        site, positions = self.exchange.site, self.exchange.positions
-        found = self.unmeasured(len(measured(self.measure, out, batch)))
+        model, site, positions = self.pair.model, self.exchange.site, self.exchange.positions
+        found = torch.full((count_examples(self.batch), *self.exchange.shape), torch.nan, dtype=torch.float64)
         for level, unit, column in spots:
             index = site.kept(model.config, level).index(unit)
             where = slice(None) if positions is None else slice(positions[column], positions[column] + 1)
             edit = partial(put, level, index, where, self.values[level])
-            after = measured(self.measure, run_edited(model, batch, site, edit), batch)
-            found[:, level, unit, column] = after.double().cpu()
+            found[:, level, unit, column] = (
+                self.measure(run_edited(model, self.batch, site, edit), self.batch).double().cpu()
+            )
         return found
 
     def first_order(self) -> Tensor:
         """Return difference times gradient of every unit, (B, L, U, P), nan for pruned ones."""
-        model, (batch, _) = self.pair.model, self.base
-        site, positions = self.exchange.site, self.exchange.positions
+        model, site, positions = self.pair.model, self.exchange.site, self.exchange.positions
         own: dict[int, Tensor] = {}
         probes: dict[int, Tensor] = {}
 
@@ -316,18 +298,16 @@ class PairOfRuns:
             return x + probes[level]
 
         with torch.enable_grad():
-            metrics = measured(self.measure, run_edited(model, batch, site, probe), batch)
+            metrics = self.measure(run_edited(model, self.batch, site, probe), self.batch)
             if not metrics.requires_grad:
                 raise ValueError(f"the metric does not depend on any {site.name}, or has no gradient")
-            levels = sorted(probes)
-            asked = [probes[level] for level in levels]
+            asked = [*probes.values()]
             grads = torch.autograd.grad(metrics.sum(), asked, allow_unused=True, materialize_grads=True)
         columns = slice(None) if positions is None else list(positions)
-        examples = len(metrics)
-        found = self.unmeasured(examples)
-        for level, grad in zip(levels, grads, strict=True):
+        found = torch.full((len(metrics), *self.exchange.shape), torch.nan, dtype=torch.float64)
+        for level, grad in zip(probes, grads, strict=True):
             each = ((self.values[level] - own[level]).double() * grad.double()).sum(-1)[:, columns]  # (R, S or P, u)
-            each = each.reshape(examples, -1, *each.shape[1:]).sum(1)  # the rows of an example add up
+            each = each.reshape(len(metrics), -1, *each.shape[1:]).sum(1)  # the rows of an example add up
             each = each.sum(1, keepdim=True) if positions is None else each
             found[:, level, list(site.kept(model.config, level))] = each.transpose(1, 2).cpu()
         return found

@@ -1,7 +1,7 @@
 """Shapley values of heads: the mean increase of the loss when a head is ablated, over orders of ablating all.
 
 Sources: Shapley 1953; sampling of orders, Castro et al. 2009; antithetic orders, Mitchell et al. 2022
-(arXiv:2104.12199); truncation, Ghorbani & Zou 2019 (arXiv:1904.02868); heads as players, Held & Yang 2023 (EACL).
+(arXiv:2104.12199); heads as players, Held & Yang 2023 (EACL).
 
 Shapes:  L layers · N heads as built · P players, the heads that are not pruned · K losses, of examples
 """
@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import factorial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bertlite.causal.ablation import Ablator
-from bertlite.importance.batches import Batch, Loss, eval_mode
+from bertlite.causal.ablation import ablation_losses
+from bertlite.importance.batches import Batch, Loss
 from bertlite.importance.structures import HEADS
 from bertlite.pruning import BertLike
 
@@ -28,7 +29,7 @@ class ShapleyValues:
     """Each head's share in the increase of the loss without any head.
 
     Args:
-        values: (L, N), float64, nan for pruned heads; they add up to `empty - whole`, except for truncation.
+        values: (L, N), float64, nan for pruned heads; they add up to `empty - whole`.
         standard_errors: (L, N), over the orders that were drawn, on these examples; 0 if every coalition was run.
         whole, empty: the mean loss with every head, and with every head ablated.
         runs: how many times the model was run on all batches.
@@ -46,12 +47,9 @@ def shapley_values(
     batches: Iterable[Batch],
     *,
     orders: int = 32,
-    antithetic: bool = True,
-    tolerance: float = 0.0,
     exact: bool = False,
     method: str = "zero",
     reference: Iterable[Batch] | None = None,
-    by_position: bool = False,
     target: str = "loss",
     loss: Loss | None = None,
     teacher: BertLike | None = None,
@@ -63,56 +61,43 @@ def shapley_values(
 
     Args:
         model: of bertlite or bertlite.hf; restored afterwards, run in eval mode.
-        orders: how many are drawn; each takes one run of the model for each head.
-        antithetic: every second order is the previous one reversed, for smaller errors; `orders` must be even.
-        tolerance: an order ends early once the mean loss is this close to that without any head; the remaining heads
-            get 0.  0 never ends one early.
+        orders: how many are drawn, in pairs of which one is the other reversed, for smaller errors; each takes one run
+            of the model for each head.
         exact: run every coalition rather than orders; for at most 16 heads.
-        method, reference, by_position: how heads are ablated; as for `ablate`.
+        method, reference: how heads are ablated; as for `ablate`.
         target, loss, teacher: as for `head_importance`.
         seed: of the orders and of resampling.
 
     Raises:
-        ValueError: as `ablate`; or fewer than two independent orders, too many heads, or a tolerance below 0.
+        ValueError: as `ablate`; or fewer than two pairs of orders, or too many heads.
     """
-    step = 2 if antithetic else 1
-    if not exact and (orders < 2 * step or orders % step):
-        raise ValueError(f"orders is {orders}; give {2 * step} or more{', in pairs' if antithetic else ''}")
-    if not tolerance >= 0:
-        raise ValueError(f"tolerance is {tolerance}; it must be 0 or more")
-    ablator = Ablator(
-        model, batches, method, reference, by_position, target=target, loss=loss, teacher=teacher, seed=seed
-    )
-    players = HEADS.present(model).nonzero().tolist()
-    with eval_mode(*ablator.task.models), torch.no_grad():
-        prepared = ablator.prepared(seed)
-        counted = ~ablator.losses(prepared, {}).isnan()
+    if not exact and (orders < 4 or orders % 2):
+        raise ValueError(f"orders is {orders}; give 4 or more, in pairs")
+    options: dict[str, Any] = {"target": target, "loss": loss, "teacher": teacher}
+    with ablation_losses(model, batches, method, reference, seed, **options) as losses_without:
+        players = HEADS.present(model).nonzero().tolist()
+        counted = ~losses_without({}).isnan()
 
         def losses(gone: Sequence[int]) -> Tensor:
             by_layer: dict[int, list[int]] = {}
             for player in gone:
                 by_layer.setdefault(players[player][0], []).append(players[player][1])
-            return ablator.losses(prepared, by_layer)[counted]
+            return losses_without(by_layer)[counted]
 
         whole, empty = losses(()), losses(range(len(players)))
         if not len(whole):
             raise ValueError("no example has a label that counts: every loss is nan")
         if exact:
-            samples, runs = exact_increases(losses, len(players)).mean(0)[None], 2 ** len(players)
+            values, runs = exact_increases(losses, len(players)).mean(0), 2 ** len(players)
+            errors = torch.zeros_like(values)
         else:
-            drawn, runs = [], 2
-            for order in draw_orders(len(players), orders, antithetic, seed):
-                added, count = increases_along(losses, order, whole, empty, tolerance)
-                drawn.append(added.mean(0))
-                runs += count
-            samples = torch.stack(drawn).unflatten(0, (-1, step)).mean(1)  # a pair is one sample
-    errors = torch.zeros_like(samples[0]) if exact else samples.std(0) / len(samples) ** 0.5
+            drawn = draw_orders(len(players), orders, seed)
+            increases = torch.stack([increases_along(losses, order, whole, empty).mean(0) for order in drawn])
+            pairs = increases.unflatten(0, (-1, 2)).mean(1)  # a pair is one sample
+            values, errors = pairs.mean(0), pairs.std(0) / len(pairs) ** 0.5
+            runs = 2 + orders * max(len(players) - 1, 0)
     return ShapleyValues(
-        values=by_head(model, samples.mean(0)),
-        standard_errors=by_head(model, errors),
-        whole=float(whole.mean()),
-        empty=float(empty.mean()),
-        runs=runs,
+        by_head(model, values), by_head(model, errors), float(whole.mean()), float(empty.mean()), runs
     )
 
 
@@ -123,35 +108,28 @@ def by_head(model: BertLike, values: Tensor) -> Tensor:
     return found
 
 
-def draw_orders(players: int, count: int, antithetic: bool, seed: int) -> Iterator[list[int]]:
-    """Yield seeded random orders of the players; with `antithetic` every second order is the previous one reversed."""
+def draw_orders(players: int, count: int, seed: int) -> Iterator[list[int]]:
+    """Yield seeded random orders of the players, every second one the previous one reversed."""
     generator = torch.Generator().manual_seed(seed)
     order: list[int] = []
     for i in range(count):
-        order = order[::-1] if antithetic and i % 2 else torch.randperm(players, generator=generator).tolist()
+        order = order[::-1] if i % 2 else torch.randperm(players, generator=generator).tolist()
         yield order
 
 
-def increases_along(
-    losses: Losses, order: Sequence[int], whole: Tensor, empty: Tensor, tolerance: float = 0.0
-) -> tuple[Tensor, int]:
-    """Return the increase of the losses as each player leaves in this order, (K, P), and the number of runs.
+def increases_along(losses: Losses, order: Sequence[int], whole: Tensor, empty: Tensor) -> Tensor:
+    """Return the increase of the losses as each player leaves in this order, (K, P).
 
     Args:
         whole, empty: (K,), the losses of all players and of none.
-        tolerance: once the mean loss is this close to that of no players, the remaining ones add 0.
     """
     added = whole.new_zeros(len(whole), len(order))
-    before, runs = whole, 0
+    before = whole
     for i, player in enumerate(order):
-        if tolerance and abs(float((before - empty).nanmean())) < tolerance:
-            break
-        last = i == len(order) - 1
-        after = empty if last else losses(order[: i + 1])
-        runs += not last
+        after = empty if i == len(order) - 1 else losses(order[: i + 1])
         added[:, player] = after - before
         before = after
-    return added, runs
+    return added
 
 
 def exact_increases(losses: Losses, players: int) -> Tensor:

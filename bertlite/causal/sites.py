@@ -8,7 +8,6 @@ Shapes:  L levels, layers but for the residual stream, which has one more · R r
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,71 +23,36 @@ Edit = Callable[[int, Tensor], Tensor | None]  # level, (R, S, u, W) -> the repl
 
 @dataclass(frozen=True)
 class Site:
-    """A kind of value in a forward, one at each level.
-
-    Args:
-        modules: the module of each level that has the value.
-        reads_input: the value is the module's input, rather than its output.
-        units: how many units a level is built with.
-        kept: the units that a level still has.
-    """
+    """A kind of value in a forward, one at each level: one unit, or its heads."""
 
     name: str
-    modules: Callable[[BertLike], list[nn.Module]]
-    reads_input: bool
-    units: Callable[[ConfigLike], int]
-    kept: Callable[[ConfigLike, int], tuple[int, ...]]
+    modules: Callable[[BertLike], list[nn.Module]]  # of each level, the one that has the value
+    of_heads: bool = False  # the value is the module's input, and has a part for each head; else it is the output
 
-    def levels(self, model: BertLike) -> int:
-        return len(self.modules(model))
+    def kept(self, config: ConfigLike, level: int) -> tuple[int, ...]:
+        """Return the units that a level still has."""
+        return kept_heads(config, level) if self.of_heads else (0,)
 
     def present(self, model: BertLike) -> Tensor:
         """Return (L, U) bool: the units that are not pruned."""
-        there = torch.zeros(self.levels(model), self.units(model.config), dtype=torch.bool)
+        units = model.config.num_attention_heads if self.of_heads else 1
+        there = torch.zeros(len(self.modules(model)), units, dtype=torch.bool)
         for level in range(len(there)):
             there[level, list(self.kept(model.config, level))] = True
         return there
 
-    def shaped(self, scores: Tensor) -> Tensor:
-        """Return scores, (…, L, U, P), without the axis of units where a level is one unit."""
-        return scores if self.name == "head" else scores.squeeze(-2)
 
-
-def one_unit(config: ConfigLike, level: int) -> tuple[int, ...]:
-    return (0,)
+def projections(model: BertLike) -> list[nn.Module]:
+    return [layer.attention.output.dense for layer in layers_of(model)]
 
 
 SITES = {
     site.name: site
     for site in (
-        Site(
-            "head",
-            lambda model: [layer.attention.output.dense for layer in layers_of(model)],
-            True,
-            lambda config: config.num_attention_heads,
-            kept_heads,
-        ),
-        Site(
-            "attention",
-            lambda model: [layer.attention.output.dense for layer in layers_of(model)],
-            False,
-            lambda config: 1,
-            one_unit,
-        ),
-        Site(
-            "feed_forward",
-            lambda model: [layer.output.dense for layer in layers_of(model)],
-            False,
-            lambda config: 1,
-            one_unit,
-        ),
-        Site(
-            "residual",
-            lambda model: [model.base_model.embeddings, *layers_of(model)],
-            False,
-            lambda config: 1,
-            one_unit,
-        ),
+        Site("head", projections, of_heads=True),
+        Site("attention", projections),
+        Site("feed_forward", lambda model: [layer.output.dense for layer in layers_of(model)]),
+        Site("residual", lambda model: [model.base_model.embeddings, *layers_of(model)]),
     )
 }
 
@@ -126,30 +90,42 @@ def read_rows(model: BertLike, batches: Iterable[Batch], labelled: bool = False)
 
 
 @contextmanager
-def edited(
-    model: BertLike, site: Site, edit: Edit, real: Tensor | None = None, rows_only: bool = False
-) -> Iterator[None]:
+def edited(model: BertLike, site: Site, edit: Edit, real: Tensor | None = None) -> Iterator[None]:
     """Let every forward pass its values at a site through `edit`.
 
     Args:
         real: (R, S) bool of the rows that will run, from which packed tokens are put in rows and back; without it
             values are those of rows, or (1, T, u, W) of packed tokens.
-        rows_only: without `real`, raise ValueError for packed tokens.
 
     Raises:
         RuntimeError: at the end, if a module did not run, or was not called as a module.
     """
     levels_run: set[int] = set()
     hooks = []
+
+    def add_hook(level: int, module: nn.Module) -> None:
+        count = len(site.kept(model.config, level))
+
+        def change(x: Tensor) -> Tensor:
+            levels_run.add(level)
+            return edited_value(level, edit, count, real, x) if count else x
+
+        def change_input(module: nn.Module, args: tuple[Any, ...]) -> Any:
+            return change(args[0]), *args[1:]
+
+        def change_output(module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
+            return (change(out[0]), *out[1:]) if isinstance(out, tuple) else change(out)
+
+        hooks.append(
+            module.register_forward_pre_hook(change_input)
+            if site.of_heads
+            else module.register_forward_hook(change_output)
+        )
+
     with whole_layers(model):
         try:
             for level, module in enumerate(site.modules(model)):
-                count = len(site.kept(model.config, level))
-                change = partial(change_value, level, edit, count, real, rows_only, levels_run)
-                if site.reads_input:
-                    hooks.append(module.register_forward_pre_hook(partial(change_input, change)))
-                else:
-                    hooks.append(module.register_forward_hook(partial(change_output, change)))
+                add_hook(level, module)
             yield
         finally:
             for hook in hooks:
@@ -159,43 +135,18 @@ def edited(
         raise RuntimeError(f"the {site.name} of level {missed[0]} was not computed by its module, so no hook reads it")
 
 
-def change_input(change: Callable[[Tensor], Tensor | None], module: nn.Module, args: tuple[Any, ...]) -> Any:
-    new = change(args[0])
-    return None if new is None else (new, *args[1:])
-
-
-def change_output(
-    change: Callable[[Tensor], Tensor | None], module: nn.Module, args: tuple[Any, ...], out: Any
-) -> Any:
-    new = change(out[0] if isinstance(out, tuple) else out)
-    if new is None:
-        return None
-    return (new, *out[1:]) if isinstance(out, tuple) else new
-
-
-def change_value(
-    level: int, edit: Edit, count: int, real: Tensor | None, rows_only: bool, levels_run: set[int], x: Tensor
-) -> Tensor | None:  # (…, u·W) -> (…, u·W)
+def edited_value(level: int, edit: Edit, count: int, real: Tensor | None, x: Tensor) -> Tensor:  # (…, u·W) -> (…, u·W)
     """Pass a module's input or output through an edit, as rows of units."""
-    levels_run.add(level)
-    if not count:
-        return None
     packed, rows = x.dim() == 2, x
-    if packed and real is not None:
-        rows = x.new_zeros(*real.shape, x.shape[-1]).index_put((real,), x)
-    elif packed and rows_only:
-        raise ValueError("packed tokens have no positions; use attn_implementation='sdpa', or one value for all")
-    elif packed:
-        rows = x[None]
+    if packed:
+        rows = x[None] if real is None else x.new_zeros(*real.shape, x.shape[-1]).index_put((real,), x)
     if real is not None and rows.shape[:2] != real.shape:
         raise ValueError(f"level {level} computed {tuple(rows.shape[:2])} tokens of {tuple(real.shape)}; run them all")
     new = edit(level, rows.unflatten(-1, (count, -1)))
     if new is None:
-        return None
+        return x
     new = new.flatten(-2)
-    if packed:
-        new = new[0] if real is None else new[real]
-    return new
+    return (new[0] if real is None else new[real]) if packed else new
 
 
 def run_edited(model: BertLike, batch: Batch, site: Site, edit: Edit) -> Any:
@@ -214,7 +165,7 @@ def read_values(model: BertLike, batch: Batch, site: Site) -> tuple[Any, list[Te
 
     out = run_edited(model, batch, site, keep)
     none = torch.zeros(*real.shape, 0, 1, device=real.device)  # of a layer without heads
-    return out, [found.get(level, none) for level in range(site.levels(model))]
+    return out, [found.get(level, none) for level in range(len(site.modules(model)))]
 
 
 def activations_at(model: BertLike, batch: Batch, site: str = "head") -> Tensor:

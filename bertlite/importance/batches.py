@@ -119,6 +119,18 @@ def split_examples(batch: Batch) -> Iterator[Batch]:
         }
 
 
+def per_example(what: str, numbers: object, batch: Batch) -> Tensor:
+    """Return what a loss or metric gave.
+
+    Raises:
+        ValueError: it is not (B,).
+    """
+    if isinstance(numbers, Tensor) and tuple(numbers.shape) == (count_examples(batch),):
+        return numbers
+    shape = tuple(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
+    raise ValueError(f"the {what} returned {shape}; expected one number for each of {count_examples(batch)} examples")
+
+
 def example_losses(model: BertLike, out: Any, batch: Batch) -> Tensor:
     """Compute the model's own loss of each example alone: (B,), nan for an example without labels."""
     head, real = head_of(model), real_tokens(batch)

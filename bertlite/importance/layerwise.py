@@ -219,7 +219,7 @@ def output_metrics(model: BertLike, batches: Iterable[Batch], *, target: str = "
     with eval_mode(model):
         for batch in read * draws:
             objective = task.objective(batch, generator)
-            grads, real = output_gradients(model, batch, objective, task)
+            grads, real = output_gradients(model, batch, objective)
             tokens += int(real.sum())
             found = [grad[real].double() for grad in grads]
             products = [grad.T @ grad for grad in found]
@@ -228,9 +228,7 @@ def output_metrics(model: BertLike, batches: Iterable[Batch], *, target: str = "
     return list(zip(each[::2], each[1::2], strict=True))
 
 
-def output_gradients(
-    model: BertLike, batch: Batch, objective: Callable[[Any], Tensor], task: ScoringTask
-) -> tuple[list[Tensor], Tensor]:
+def output_gradients(model: BertLike, batch: Batch, objective: Callable[[Any], Tensor]) -> tuple[list[Tensor], Tensor]:
     """Return the gradients of the summed loss of a batch at the outputs of all sublayers, (rows, S, D) each."""
     probes: list[Tensor] = []
 
@@ -245,7 +243,7 @@ def output_gradients(
     finally:
         for hook in hooks:
             hook.remove()
-    losses = task.losses(objective, out, batch)
+    losses = objective(out)
     return list(torch.autograd.grad(losses[~losses.detach().isnan()].sum(), probes)), real_tokens(batch)
 
 

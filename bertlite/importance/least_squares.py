@@ -27,7 +27,7 @@ from bertlite.importance.moments import (
     gather,
     total,
 )
-from bertlite.importance.predictions import predictions
+from bertlite.importance.predictions import divergence, predictions
 from bertlite.importance.structures import EVERY_TOKEN, run
 from bertlite.pruning import BertLike, Model, check_linear, layers_of
 from bertlite.stack.modules import BertLayer
@@ -127,7 +127,7 @@ def mean_divergence(model: BertLike, dense: BertLike, batches: Sequence[Batch]) 
     found = []
     for batch in batches:
         p, q = (predictions(each, run(each, batch), batch) for each in (dense, model))
-        found.append(torch.stack([a.divergence(b) for a, b in zip(p, q, strict=True)]).sum(0).double())
+        found.append(divergence(p, q).double())
     return float(torch.cat(found).mean())
 
 

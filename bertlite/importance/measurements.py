@@ -9,6 +9,7 @@ Shapes:  L layers · N units as built · B examples · S positions · R rows, B 
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from bertlite.importance.batches import (
     Loss,
     count_examples,
     example_losses,
+    per_example,
     read_batches,
     real_tokens,
     split_examples,
@@ -34,7 +36,7 @@ from bertlite.importance.criteria import (
     Criterion,
     Measurement,
 )
-from bertlite.importance.predictions import predictions
+from bertlite.importance.predictions import divergence, predictions, sum_terms
 from bertlite.importance.replay import recorded_layers, replayed_layers
 from bertlite.importance.structures import EVERY_TOKEN, Structure, run, whole_layers
 from bertlite.pruning import BertLike, layers_of, scatter_heads
@@ -73,36 +75,17 @@ class ScoringTask:
         log-likelihood of labels drawn from that prediction.
         """
         if self.target == "loss":
-            return lambda out: example_losses(self.model, out, batch) if self.loss is None else self.loss(out, batch)
+            loss = self.loss or partial(example_losses, self.model)
+            return lambda out: per_example("loss", loss(out, batch), batch)
         teacher = self.model if self.teacher is None else self.teacher
         with torch.no_grad():
             dense = predictions(teacher, run(teacher, batch), batch)
         if generator is None:
-            return lambda out: sum_terms(
-                p.divergence(q) for p, q in zip(dense, predictions(self.model, out, batch), strict=True)
-            )
+            return lambda out: divergence(dense, predictions(self.model, out, batch))
         drawn = [p.draw(generator) for p in dense]
         return lambda out: sum_terms(
             p.nll(labels) for p, labels in zip(predictions(self.model, out, batch), drawn, strict=True)
         )
-
-    def losses(self, objective: Objective, out: Any, batch: Batch) -> Tensor:
-        """Return the objective of each example, (B,).
-
-        Raises:
-            ValueError: the loss does not have this shape.
-        """
-        losses = objective(out)
-        if not isinstance(losses, Tensor) or tuple(losses.shape) != (count_examples(batch),):
-            shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-            raise ValueError(
-                f"the loss returned {shape}; expected one number for each of {count_examples(batch)} examples"
-            )
-        return losses
-
-
-def sum_terms(terms: Iterable[Tensor]) -> Tensor:
-    return torch.stack(list(terms)).sum(0)
 
 
 def mean(values: Iterable[Tensor]) -> Tensor:
@@ -132,7 +115,7 @@ def gate_gradients(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tens
         shape = (layers, *real.shape) if task.reduction == "token" else (layers, count_examples(batch))
         gate = torch.ones(*shape[:2], built, *shape[2:], dtype=dtype, device=model.device, requires_grad=True)
         objective = task.objective(batch, generator)
-        losses = task.losses(objective, structure.run_gated(model, batch, gate), batch)
+        losses = objective(structure.run_gated(model, batch, gate))
         if not losses.requires_grad:
             raise ValueError(f"the loss does not depend on any {structure.unit}: it has no gradient")
         counted = ~losses.detach().isnan()
@@ -160,7 +143,7 @@ def weight_gradients(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Te
     for whole in read:
         for batch in split_examples(whole) if task.reduction == "example" else [whole]:
             out = run(model, batch)
-            losses = task.losses(task.objective(batch, generator), out, batch)
+            losses = task.objective(batch, generator)(out)
             if losses.isnan().all():
                 continue
             grads = torch.autograd.grad(losses.nanmean(), weights, allow_unused=True, materialize_grads=True)
@@ -182,13 +165,13 @@ def loss_increases(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tens
         objective = task.objective(batch)
         gate = torch.ones(len(present), count_examples(batch), present.shape[1], device=model.device)
         with recorded_layers(model) as known:
-            whole = task.losses(objective, structure.run_gated(model, batch, gate), batch)
+            whole = objective(structure.run_gated(model, batch, gate))
         increase = torch.full((count_examples(batch), *present.shape), torch.nan, dtype=torch.float64)
         for layer in range(len(present)):
             with replayed_layers(model, known, layer):
                 for unit in present[layer].nonzero()[:, 0].tolist():
                     gate[layer, :, unit] = 0
-                    without = task.losses(objective, structure.run_gated(model, batch, gate), batch)
+                    without = objective(structure.run_gated(model, batch, gate))
                     increase[:, layer, unit] = (without - whole).double().cpu()
                     gate[layer, :, unit] = 1
         increase = increase[~whole.isnan().cpu()]

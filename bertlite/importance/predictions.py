@@ -3,7 +3,7 @@
 Shapes:  B examples · P predictions of each, with one label each · C parameters of a prediction
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,6 +107,15 @@ class Prediction:
 
     def disagreement(self, other: "Prediction") -> Tensor:  # (B,)
         return self.total(self.family.disagreement(self.values, other.values))
+
+
+def sum_terms(terms: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(terms)).sum(0)
+
+
+def divergence(dense: Sequence[Prediction], other: Sequence[Prediction]) -> Tensor:
+    """Return the KL divergence of predictions from the dense model's, (B,), in nats."""
+    return sum_terms(p.divergence(q) for p, q in zip(dense, other, strict=True))
 
 
 def predictions(model: BertLike, out: Any, batch: Batch) -> list[Prediction]:
