@@ -12,7 +12,7 @@ import torch
 from bertlite.bench.work import Work
 from bertlite.config import kept_heads, kept_neurons
 from bertlite.importance.allocation import BySize
-from bertlite.importance.replay import own_forward
+from bertlite.importance.structures import own_forward
 from bertlite.pruning import layers_of, with_fields, with_pruned
 from bertlite.records import quartiles
 from bertlite.timing import alternate

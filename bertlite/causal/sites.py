@@ -6,12 +6,13 @@ Shapes:  L levels, layers but for the residual stream, which has one more · R r
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from bertlite.config import ConfigLike, kept_heads
 from bertlite.importance.batches import Batch, check_model, eval_mode, read_batches, real_tokens
@@ -100,10 +101,9 @@ def edited(model: BertLike, site: Site, edit: Edit, real: Tensor | None = None) 
     Raises:
         RuntimeError: at the end, if a module did not run, or was not called as a module.
     """
-    levels_run: set[int] = set()
-    hooks = []
+    modules, levels_run = site.modules(model), set[int]()
 
-    def add_hook(level: int, module: nn.Module) -> None:
+    def add_hook(level: int, module: nn.Module) -> RemovableHandle:
         count = len(site.kept(model.config, level))
 
         def change(x: Tensor) -> Tensor:
@@ -116,21 +116,15 @@ def edited(model: BertLike, site: Site, edit: Edit, real: Tensor | None = None) 
         def change_output(module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
             return (change(out[0]), *out[1:]) if isinstance(out, tuple) else change(out)
 
-        hooks.append(
-            module.register_forward_pre_hook(change_input)
-            if site.of_heads
-            else module.register_forward_hook(change_output)
-        )
+        if site.of_heads:
+            return module.register_forward_pre_hook(change_input)
+        return module.register_forward_hook(change_output)
 
-    with whole_layers(model):
-        try:
-            for level, module in enumerate(site.modules(model)):
-                add_hook(level, module)
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-    missed = sorted(set(range(len(hooks))) - levels_run)
+    with whole_layers(model), ExitStack() as hooks:
+        for level, module in enumerate(modules):
+            hooks.enter_context(add_hook(level, module))
+        yield
+    missed = sorted(set(range(len(modules))) - levels_run)
     if missed:
         raise RuntimeError(f"the {site.name} of level {missed[0]} was not computed by its module, so no hook reads it")
 

@@ -6,8 +6,7 @@ least squares shrinks their outputs, so that every sentence looks like the mean 
 Shapes:  D outputs of a projection · W inputs · K examples · … is (rows, S) or, packed, (T,)
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,9 +17,8 @@ from torch.nn import functional as F
 from bertlite.importance.batches import Batch
 from bertlite.importance.moments import FOLDS
 from bertlite.importance.predictions import Prediction, predictions
-from bertlite.importance.replay import own_forward
-from bertlite.importance.structures import EVERY_TOKEN, run, whole_layers
-from bertlite.pruning import BertLike, layers_of
+from bertlite.importance.structures import EVERY_TOKEN, own_forward, run, started_at
+from bertlite.pruning import BertLike
 
 SHARES = (0.25, 0.5, 0.75, 1.0)  # of the way from the old projection to its fit; 0 is always a candidate
 DEVIATIONS = 2.0  # standard errors that a mean change must exceed
@@ -117,17 +115,3 @@ def between(old: Linear, new: Linear, share: float) -> Linear:
 
 def options_of(model: BertLike) -> dict[str, Any]:
     return {**EVERY_TOKEN, **({"use_cache": False} if model.config.is_decoder else {})}
-
-
-@contextmanager
-def started_at(model: BertLike, layer: int, below: Any) -> Iterator[None]:
-    """Let every layer below `layer` return `below`, recorded before; run layers whole."""
-
-    def known(*args: Any, **options: Any) -> Any:
-        return below
-
-    with ExitStack() as stack:
-        stack.enter_context(whole_layers(model))
-        for block in list(layers_of(model))[:layer]:
-            stack.enter_context(own_forward(block, known))
-        yield

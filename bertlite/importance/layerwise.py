@@ -10,6 +10,7 @@ Shapes:  L layers · D hidden · W inputs of an output projection, of n units wi
 import copy
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -236,13 +237,11 @@ def output_gradients(model: BertLike, batch: Batch, objective: Callable[[Any], T
         probes.append(torch.zeros_like(out, requires_grad=True))
         return out + probes[-1]
 
-    parts = [part(block) for block in layers_of(model) for part in (ATTENTION.dense, FEED_FORWARD.dense)]
-    hooks = [part.register_forward_hook(probe) for part in parts]
-    try:
+    with ExitStack() as hooks:
+        for block in layers_of(model):
+            for sublayer in SUBLAYERS:
+                hooks.enter_context(sublayer.dense(block).register_forward_hook(probe))
         out = run(model, batch, **EVERY_TOKEN)
-    finally:
-        for hook in hooks:
-            hook.remove()
     losses = objective(out)
     return list(torch.autograd.grad(losses[~losses.detach().isnan()].sum(), probes)), real_tokens(batch)
 

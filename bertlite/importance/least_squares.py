@@ -6,7 +6,7 @@ Shapes:  T real tokens · D hidden · W width of a projection's input: N·H of t
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -231,13 +231,8 @@ def first_call(module: nn.Module, run: Callable[[], Any]) -> tuple[Any, ...]:
         calls.append(args)
         raise StopForward
 
-    hook = module.register_forward_pre_hook(stop)
-    try:
+    with module.register_forward_pre_hook(stop), suppress(StopForward):
         run()
-    except StopForward:
-        pass
-    finally:
-        hook.remove()
     (args,) = calls
     return args
 
@@ -250,12 +245,10 @@ def recorded_inputs(*parts: nn.Module) -> Iterator[Callable[[], list[tuple[Tenso
     def record(calls: list[tuple[Tensor, ...]], module: nn.Module, args: tuple[Tensor, ...]) -> None:
         calls.append(args)
 
-    hooks = [part.register_forward_pre_hook(partial(record, each)) for part, each in zip(parts, calls, strict=True)]
-    try:
+    with ExitStack() as hooks:
+        for part, each in zip(parts, calls, strict=True):
+            hooks.enter_context(part.register_forward_pre_hook(partial(record, each)))
         yield lambda: [tuple(torch.cat(chunks, -2) for chunks in zip(*each, strict=True)) for each in calls]
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def refit_(

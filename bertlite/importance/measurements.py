@@ -8,6 +8,7 @@ Shapes:  L layers · N units as built · B examples · S positions · R rows, B 
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -37,8 +38,7 @@ from bertlite.importance.criteria import (
     Measurement,
 )
 from bertlite.importance.predictions import divergence, predictions, sum_terms
-from bertlite.importance.replay import recorded_layers, replayed_layers
-from bertlite.importance.structures import EVERY_TOKEN, Structure, run, whole_layers
+from bertlite.importance.structures import EVERY_TOKEN, Structure, recorded_layers, run, started_at, whole_layers
 from bertlite.pruning import BertLike, layers_of, scatter_heads
 
 Objective = Callable[[Any], Tensor]  # model output -> (B,)
@@ -157,7 +157,7 @@ def weight_gradients(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Te
 def loss_increases(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tensor]:
     """Yield (K, L, N) of every batch: the increase of the target when one unit's gate is 0.
 
-    The layers below a unit's, and its own layer's contexts, are computed once.
+    The layers below a unit's are computed once.
     """
     model, structure = task.model, task.structure
     present = structure.present(model)
@@ -168,7 +168,7 @@ def loss_increases(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tens
             whole = objective(structure.run_gated(model, batch, gate))
         increase = torch.full((count_examples(batch), *present.shape), torch.nan, dtype=torch.float64)
         for layer in range(len(present)):
-            with replayed_layers(model, known, layer):
+            with started_at(model, layer, known[layer - 1] if layer else None):
                 for unit in present[layer].nonzero()[:, 0].tolist():
                     gate[layer, :, unit] = 0
                     without = objective(structure.run_gated(model, batch, gate))
@@ -195,13 +195,10 @@ def contexts(task: ScoringTask, criterion: Criterion, batch: Batch) -> Tensor:
     def record(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         found.append(out[0] if isinstance(out, tuple) else out)
 
-    hooks = [structure.source(block).register_forward_hook(record) for block in layers_of(task.model)]
-    try:
-        with whole_layers(task.model):
-            run(task.model, batch, **EVERY_TOKEN)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with whole_layers(task.model), ExitStack() as hooks:
+        for block in layers_of(task.model):
+            hooks.enter_context(structure.source(block).register_forward_hook(record))
+        run(task.model, batch, **EVERY_TOKEN)
     real, values = real_tokens(batch), []
     for layer, x in enumerate(found):
         rows = x if x.dim() == 3 else x.new_zeros(*real.shape, x.shape[-1]).index_put((real,), x)  # it was packed

@@ -5,9 +5,9 @@ Shapes:  L layers · N units as built · B examples · S positions · I neurons 
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any
 
 import torch
@@ -70,17 +70,12 @@ def run_with_head_gates(model: BertLike, batch: Batch, gate: Tensor) -> Any:
 
 def run_with_neuron_gates(model: BertLike, batch: Batch, gate: Tensor) -> Any:
     gate = row_gates(gate, batch)
-    hooks = []
-    with whole_layers(model):
-        try:
-            for layer, block in enumerate(layers_of(model)):
-                own = gate[layer][:, list(kept_neurons(model.config, layer))]
-                hook = partial(scale_neurons, own, real_tokens(batch))
-                hooks.append(block.intermediate.register_forward_hook(hook))
-            return run(model, batch, **EVERY_TOKEN)
-        finally:
-            for handle in hooks:
-                handle.remove()
+    with whole_layers(model), ExitStack() as hooks:
+        for layer, block in enumerate(layers_of(model)):
+            own = gate[layer][:, list(kept_neurons(model.config, layer))]
+            hook = partial(scale_neurons, own, real_tokens(batch))
+            hooks.enter_context(block.intermediate.register_forward_hook(hook))
+        return run(model, batch, **EVERY_TOKEN)
 
 
 @contextmanager
@@ -94,6 +89,52 @@ def whole_layers(model: BertLike) -> Iterator[None]:
     finally:
         for block, size, checkpointing in before:
             block.chunk_size_feed_forward, block.checkpointing = size, checkpointing
+
+
+@contextmanager
+def own_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Replace the forward of one module within the block."""
+    before = module.__dict__.get("forward")
+    module.__dict__["forward"] = update_wrapper(forward, module.forward, assigned=())  # called as the one it replaces
+    try:
+        yield
+    finally:
+        del module.__dict__["forward"]
+        if before is not None:
+            module.__dict__["forward"] = before
+
+
+@contextmanager
+def recorded_layers(model: BertLike) -> Iterator[list[Any]]:
+    """Record what every layer returns in the forward of the block; run layers whole."""
+    found: list[Any] = []
+
+    def recording(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> Any:
+            found.append(forward(*args, **options))
+            return found[-1]
+
+        return run
+
+    with ExitStack() as stack:
+        stack.enter_context(whole_layers(model))
+        for layer in layers_of(model):
+            stack.enter_context(own_forward(layer, recording(layer.forward)))
+        yield found
+
+
+@contextmanager
+def started_at(model: BertLike, layer: int, below: Any) -> Iterator[None]:
+    """Let every layer below `layer` return `below`, recorded before; run layers whole."""
+
+    def known(*args: Any, **options: Any) -> Any:
+        return below
+
+    with ExitStack() as stack:
+        stack.enter_context(whole_layers(model))
+        for block in list(layers_of(model))[:layer]:
+            stack.enter_context(own_forward(block, known))
+        yield
 
 
 def scale_neurons(gate: Tensor, real: Tensor, module: nn.Module, args: tuple[Any, ...], activation: Tensor) -> Tensor:
