@@ -74,7 +74,7 @@ def either(options: Iterable[str]) -> str:
 
 
 def criterion_help() -> str:
-    normalisers = [name for name in NORMALISERS if name not in ("none", "cost")]
+    normalisers = [name for name in NORMALISERS if name != "none"]
     return (
         f"{either(CRITERIA)}; options follow after slashes: {either(REDUCTIONS)}; {either(TARGETS)};"
         f" {either(normalisers)}; inverted"
@@ -260,7 +260,7 @@ def add_run(actions: Commands) -> None:
     option(action, "--criteria", names, "michel,random", criterion_help(), metavar="A,B,…")
     for name, kind, default, text in (
         ("--fractions", numbers, "0.3,0.5,0.6,0.7,0.8,0.9", "shares of the heads to remove"),
-        ("--repairs", names, "refit", "of none, mean, scale, refit"),
+        ("--repairs", names, "refit", "of none, mean, refit"),
         ("--epochs", numbers, "0", "epochs of retraining"),
         ("--seeds", integers, "0", "seeds of calibration and retraining"),
         ("--random-seeds", integers, "0,1,2,3,4", "seeds of the random criterion"),

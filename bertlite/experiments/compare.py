@@ -147,7 +147,8 @@ def task_of(runs: Sequence[Record]) -> Task:
 
 def sort_key(way: Way) -> tuple[Any, ...]:
     """Return the sort key of a way of pruning among the rows of a table."""
-    cell = {**dict(way), "repair": REPAIRS.index(dict(way)["repair"])}
+    cell = dict(way)
+    cell["repair"] = [*REPAIRS, cell["repair"]].index(cell["repair"])  # those of older runs last
     return tuple(cell[name] for name in ("epochs", "repair", "calibration", "at_least", "criterion", "fraction"))
 
 

@@ -91,7 +91,7 @@ class Cell:
     """One way of pruning.
 
     Args:
-        criterion: a name of `bertlite.importance.CRITERIA`, followed by options such as "taylor/batch/layer_l2"
+        criterion: a name of `bertlite.importance.CRITERIA`, followed by options such as "fisher/batch/layer_l2"
             or "michel/kl/inverted".
         fraction: share of the heads to remove, those with the lowest scores.
         at_least: heads that every layer keeps.
@@ -127,7 +127,7 @@ def parse_criterion(criterion: str) -> dict[str, Any]:
     if name not in CRITERIA:
         raise ValueError(f"there is no criterion {name!r}; have: {', '.join(CRITERIA)}")
     found: dict[str, Any] = {"criterion": name, INVERTED: False}
-    kinds = {"reduction": REDUCTIONS, "target": TARGETS, "normaliser": [n for n in NORMALISERS if n != "cost"]}
+    kinds = {"reduction": REDUCTIONS, "target": TARGETS, "normaliser": NORMALISERS}
     for part in parts:
         kind = next((kind for kind, names in kinds.items() if part in names), None)
         if part == INVERTED:

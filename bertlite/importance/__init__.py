@@ -1,4 +1,4 @@
-"""Which heads and neurons a BERT can do without: scores, choices, schedules and repair.
+"""Which heads and neurons a BERT can do without: scores, choices and repair.
 
 Heads and neurons have their numbers in the unpruned model, and a choice is {layer: [units]}, what
 `bertlite.prune_heads` and `bertlite.prune_neurons` take.

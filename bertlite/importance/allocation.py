@@ -63,7 +63,8 @@ def rank(
     unit: str,
 ) -> Choice:
     check_scores(scores, unit)
-    check_at_least(at_least, unit)
+    if at_least < 0:
+        raise ValueError(f"at_least is {at_least}; it is a number of {unit}s, 0 or more")
     protected = normalise_units(protect or {}, len(scores), scores.shape[1], unit)
     free, table = ascending(scores, protected), scores.tolist()
     left = {layer: int((~row.isnan()).sum()) for layer, row in enumerate(scores)}
@@ -85,27 +86,12 @@ def rank(
     return {layer: sorted(chosen[layer]) for layer in sorted(chosen)}
 
 
-def check_at_least(at_least: int, unit: str) -> None:
-    if at_least < 0:
-        raise ValueError(f"at_least is {at_least}; it is a number of {unit}s, 0 or more")
-
-
-def check_scores(scores: Tensor, unit: str = "head", shape: tuple[int, int] | None = None) -> None:
+def check_scores(scores: Tensor, unit: str) -> None:
     """Raise ValueError for scores of another shape, and for infinite ones."""
-    if scores.dim() != 2 or (shape is not None and tuple(scores.shape) != shape):
-        wanted = f"(layers, {unit}s)" if shape is None else f"{shape}: they are another model's"
-        raise ValueError(f"the scores of {unit}s have shape {tuple(scores.shape)}; expected {wanted}")
+    if scores.dim() != 2:
+        raise ValueError(f"the scores of {unit}s have shape {tuple(scores.shape)}; expected (layers, {unit}s)")
     if scores.isinf().any():
         raise ValueError(f"the scores of {unit}s hold infinity; to keep or remove some, use protect= or name them")
-
-
-def check_units(scores: Tensor, kept: Sequence[Sequence[int]], unit: str) -> None:
-    """Raise ValueError if the scores are of other units than the model keeps."""
-    for layer, units in enumerate(kept):
-        if (~scores[layer].isnan()).nonzero()[:, 0].tolist() != list(units):
-            raise ValueError(
-                f"layer {layer} has scores for other {unit}s than the config has: they are another model's"
-            )
 
 
 def count_of(amount: int | float, count: int, unit: str) -> int:
@@ -147,80 +133,6 @@ def macs(config: ConfigLike, length: int) -> int:
     heads = sum(len(kept_heads(config, layer)) for layer in layers)
     neurons = sum(len(kept_neurons(config, layer)) for layer in layers)
     return heads * head_macs(config, length) + neurons * neuron_macs(config, length)
-
-
-def rank_by_macs(
-    config: ConfigLike,
-    budget: float,
-    length: int,
-    head_scores: Tensor,
-    neuron_scores: Tensor | None = None,
-    *,
-    at_least: int = 0,
-) -> tuple[Choice, Choice]:
-    """Choose heads and neurons to remove so that the encoder stays within a budget of multiply-accumulates.
-
-    Every number of heads is tried, with as many neurons as the budget then allows, and the one with the highest sum of
-    scores kept (Kwon et al. 2022, section 4.1).  Both scores must be in one unit, such as "fisher" on the same data.
-    Without neuron scores all neurons are kept.
-
-    Args:
-        config: of the model that was scored.
-        budget: a share, above 0 and up to 1, of the MACs of the unpruned model.
-        length: of the sequence that MACs are counted for, in tokens.
-        at_least: heads that each layer keeps; a layer that has fewer before loses none.
-
-    Raises:
-        ValueError: the budget cannot be met.
-    """
-    layers, built = config.num_hidden_layers, config.num_attention_heads
-    check_scores(head_scores, "head", (layers, built))
-    check_units(head_scores, [kept_heads(config, layer) for layer in range(layers)], "head")
-    if neuron_scores is not None:
-        check_scores(neuron_scores, "neuron", (layers, config.intermediate_size))
-        check_units(neuron_scores, [kept_neurons(config, layer) for layer in range(layers)], "neuron")
-    if not 0 < budget <= 1:
-        raise ValueError(f"the budget is {budget}; expected a share above 0 and up to 1 of the unpruned model's MACs")
-    per_head, per_neuron = head_macs(config, length), neuron_macs(config, length)
-    limit = budget * layers * (built * per_head + config.intermediate_size * per_neuron) + ROUNDING * per_neuron
-    heads, fixed_heads = kept_first(head_scores, at_least)
-    if neuron_scores is None:
-        fixed = per_neuron * sum(len(kept_neurons(config, layer)) for layer in range(layers))
-        room = math.floor((limit - fixed) / per_head)
-        if room < fixed_heads:
-            least = (fixed + fixed_heads * per_head) / limit * budget
-            rest = f" and {fixed_heads} heads" if fixed_heads else ""
-            raise ValueError(
-                f"a budget of {budget} cannot be met by removing heads alone: the neurons{rest} take {least:.3f}"
-            )
-        return rank_heads(head_scores, max(0, len(heads) - room), at_least=at_least), {}
-    neurons = descending(neuron_scores)
-    kept_value = torch.cat([neurons.new_zeros(1), neurons.cumsum(0)])
-    best_value, best_heads, best_neurons = -math.inf, 0, 0
-    if fixed_heads * per_head > limit:
-        least = fixed_heads * per_head / limit * budget
-        raise ValueError(f"a budget of {budget} cannot be met: at_least {at_least} heads a layer take {least:.3f}")
-    for count in range(fixed_heads, min(len(heads), math.floor(limit / per_head)) + 1):
-        affordable = min(len(neurons), math.floor((limit - count * per_head) / per_neuron))
-        value = float(heads[:count].sum() + kept_value[affordable])
-        if value > best_value:
-            best_value, best_heads, best_neurons = value, count, affordable
-    removed = rank_heads(head_scores, len(heads) - best_heads, at_least=at_least)
-    return removed, rank_neurons(neuron_scores, len(neurons) - best_neurons)
-
-
-def kept_first(scores: Tensor, at_least: int) -> tuple[Tensor, int]:
-    """Return the scores that are not nan in the order in which heads are kept, and how many must be kept."""
-    check_at_least(at_least, "head")
-    rows = [descending(row) for row in scores]
-    fixed = torch.cat([row[:at_least] for row in rows]) if rows else descending(scores)
-    others = torch.cat([row[at_least:] for row in rows]).sort(descending=True).values if rows else fixed[:0]
-    return torch.cat([fixed, others]), len(fixed)
-
-
-def descending(scores: Tensor) -> Tensor:
-    """Return all scores that are not nan, the highest first."""
-    return scores[~scores.isnan()].double().sort(descending=True).values
 
 
 def choose_sizes(losses: Sequence[BySize], costs: Sequence[BySize], budget: float) -> list[tuple[int, int]]:

@@ -41,7 +41,6 @@ class Measurement:
 
 HEADS_AND_NEURONS = ("head", "neuron")
 GATE_GRADIENTS = Measurement("gradients of gates", needs_loss=True, units=HEADS_AND_NEURONS)
-WEIGHT_GRADIENTS = Measurement("gradients of weights", needs_loss=True, by_token=False, units=HEADS_AND_NEURONS)
 LOSS_INCREASES = Measurement("increases of the loss", needs_loss=True, by_token=False, units=HEADS_AND_NEURONS)
 ATTENTIONS = Measurement("attention weights")
 CONTEXTS = Measurement("contexts", units=HEADS_AND_NEURONS)
@@ -60,13 +59,11 @@ class Criterion:
         measurement: what is measured.
         statistic: computes the score from it, of all units at once:
             GATE_GRADIENTS: ∂L/∂ξ, (K, L, N) -> (K, L, N).
-            WEIGHT_GRADIENTS: Σ W·∂L/∂W of the unit's weights in the output projection, (K, L, N) -> (K, L, N).
             LOSS_INCREASES: of the loss without the unit, (K, L, N) -> (K, L, N).
             ATTENTIONS: (L, R, N, S, S) -> (L, R, N, S).
             CONTEXTS: of one layer, (R, S, n, H) -> (R, S, n); a neuron's activation is a context with H = 1.
             WEIGHTS: of the unit in one layer's output projection, (D, n, W) -> (n,).
             NOISE: uniform in 0 to 1, (L, N) -> (L, N).
-        kl_needs_teacher: under target "kl" it needs a teacher, as it is 0 for the dense model itself.
     """
 
     name: str
@@ -74,7 +71,6 @@ class Criterion:
     source: str
     measurement: Measurement
     statistic: "Callable[[Tensor], Tensor]"
-    kl_needs_teacher: bool = False
 
     @property
     def needs_loss(self) -> bool:
@@ -110,26 +106,11 @@ CRITERIA = table(
             lambda gradients: gradients.abs(),
         ),
         Criterion(
-            "signed",
-            "minus the mean g: the increase of the loss to first order, below 0 for a harmful unit",
-            "",
-            GATE_GRADIENTS,
-            lambda gradients: gradients.neg(),
-            kl_needs_teacher=True,
-        ),
-        Criterion(
             "fisher",
             "mean g²",
             "Kwon et al. 2022, arXiv:2204.09656",
             GATE_GRADIENTS,
             lambda gradients: gradients.square(),
-        ),
-        Criterion(
-            "taylor",
-            "|Σ W·∂L/∂W| over the unit's weights in the output projection; of one batch, equal to |g|",
-            "",
-            WEIGHT_GRADIENTS,
-            lambda sums: sums.abs(),
         ),
         Criterion(
             "leave_one_out",
@@ -151,13 +132,6 @@ CRITERIA = table(
             "Voita et al. 2019, arXiv:1905.09418",
             ATTENTIONS,
             lambda weights: weights.amax(-1),
-        ),
-        Criterion(
-            "entropy",
-            "minus the mean entropy of the attention weights, in nats",
-            "",
-            ATTENTIONS,
-            lambda weights: weights.xlogy(weights).sum(-1),
         ),
         Criterion(
             "context_norm",

@@ -11,51 +11,25 @@ import copy
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bertlite.config import ConfigLike, kept_heads, kept_neurons
+from bertlite.config import ConfigLike
 from bertlite.importance.allocation import BySize, choose_sizes, head_macs, neuron_macs
 from bertlite.importance.batches import Batch, check_model, count_examples, eval_mode, real_tokens
-from bertlite.importance.least_squares import PairedRun, check_pair, start_runs, warn_of_few
+from bertlite.importance.least_squares import PairedRun, check_pair, refit_, start_runs, warn_of_few
 from bertlite.importance.measurements import ScoringTask
-from bertlite.importance.moments import Moments, choose_ridge, fit_matrix, gather, power, total
+from bertlite.importance.moments import Moments, gather, power, total
 from bertlite.importance.selection import Elimination, eliminate
-from bertlite.importance.structures import EVERY_TOKEN, HEADS, run
-from bertlite.pruning import BertLike, Model, layers_of, prune_heads_, prune_neurons_
-from bertlite.stack.modules import BertLayer
+from bertlite.importance.structures import EVERY_TOKEN, HEADS, STRUCTURES, Structure, run
+from bertlite.pruning import BertLike, Model, layers_of
 
 GRID = 48  # sizes of a feed-forward network that are tried: multiples of 1/48 of its neurons
 DRAWS, MOST_DRAWS = 1024, 8  # labels to estimate second moments of gradients from; at most so many of each example
 RIDGE = 1e-3  # of the joint selection, as a share of the mean power of the inputs
 Sizes = Sequence[tuple[int, int]]  # of each layer, the heads and the neurons that it keeps
-
-
-@dataclass(frozen=True)
-class Sublayer:
-    """The attention or the feed-forward network of a layer."""
-
-    unit: str  # "head" or "neuron"
-    fit: Callable[[PairedRun, BertLayer], tuple[Tensor, Tensor, Tensor]]
-    dense: Callable[[BertLayer], nn.Linear]  # its output projection
-    kept: Callable[[Any, int], tuple[int, ...]]
-    prune_: Callable[[Any, dict[int, list[int]]], object]
-
-    def width(self, block: BertLayer) -> int:
-        """Return how many inputs of the output projection belong to one unit."""
-        return block.attention.self.attention_head_size if self.unit == "head" else 1
-
-
-ATTENTION = Sublayer(
-    "head", PairedRun.attention_fit, lambda block: block.attention.output.dense, kept_heads, prune_heads_
-)
-FEED_FORWARD = Sublayer(
-    "neuron", PairedRun.feed_forward_fit, lambda block: block.output.dense, kept_neurons, prune_neurons_
-)
-SUBLAYERS = (ATTENTION, FEED_FORWARD)
 
 
 def prune_layerwise_(
@@ -92,11 +66,11 @@ def prune_layerwise_(
         for layer, (block, other) in enumerate(zip(layers_of(model), layers_of(dense), strict=True)):
             for each in runs:
                 each.step_dense(other)
-            for sublayer, count, place in zip(SUBLAYERS, sizes[layer], range(2), strict=True):
+            for place, (structure, count) in enumerate(zip(STRUCTURES, sizes[layer], strict=True)):
                 if layer < start:
                     continue
                 metric = None if metrics is None else metrics[layer][place]
-                shrink_(model, layer, sublayer, count, runs, ridge, metric)
+                shrink_(model, layer, structure, count, runs, ridge, metric)
             for each in runs:
                 each.step_pruned(block)
             if layer >= start:
@@ -106,7 +80,7 @@ def prune_layerwise_(
 def shrink_(
     model: BertLike,
     layer: int,
-    sublayer: Sublayer,
+    structure: Structure,
     count: int,
     runs: Sequence[PairedRun],
     ridge: float | None,
@@ -114,26 +88,20 @@ def shrink_(
 ) -> None:
     """Keep `count` units of a sublayer, chosen jointly, and fit its output projection."""
     block = list(layers_of(model))[layer]
-    folds = gather(sublayer.fit(each, block) for each in runs)
-    units, width = sublayer.kept(model.config, layer), sublayer.width(block)
+    folds = gather(each.fit(structure, block) for each in runs)
+    units, width = structure.kept(model.config, layer), structure.width(block)
     if count < len(units):
-        weight = sublayer.dense(block).weight.double()
+        weight = structure.dense(block).weight.double()
         if count:
             removed = eliminate(*problem(total(folds), weight, metric), width).removed(count)
         else:
             removed = [*range(len(units))]
-        sublayer.prune_(model, {layer: [units[i] for i in removed]})
+        structure.prune_(model, {layer: [units[i] for i in removed]})
         stay = torch.ones(len(units), dtype=torch.bool, device=weight.device)
         stay[removed] = False
         rows = stay.repeat_interleave(width).nonzero()[:, 0]
         folds = [fold.of_inputs(rows) for fold in folds]
-    part = sublayer.dense(block)
-    weight, moments = part.weight.double(), total(folds)
-    if weight.numel():
-        chosen = choose_ridge(folds, weight, fit_matrix) if ridge is None else ridge
-        weight = fit_matrix(moments, weight, chosen)
-    part.weight.copy_(weight)
-    part.bias.copy_(moments.bias(weight))
+    refit_(structure.dense(block), folds, ridge)
 
 
 def problem(moments: Moments, weight: Tensor, metric: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -157,10 +125,10 @@ def check_sizes(model: BertLike, sizes: Sizes, start: int = 0) -> None:
     if len(sizes) != model.config.num_hidden_layers:
         raise ValueError(f"there are sizes for {len(sizes)} layers; the model has {model.config.num_hidden_layers}")
     for layer, counts in list(enumerate(sizes))[start:]:
-        for sublayer, count in zip(SUBLAYERS, counts, strict=True):
-            have = len(sublayer.kept(model.config, layer))
+        for structure, count in zip(STRUCTURES, counts, strict=True):
+            have = len(structure.kept(model.config, layer))
             if not 0 <= count <= have:
-                raise ValueError(f"layer {layer} cannot keep {count} {sublayer.unit}s: it has {have}")
+                raise ValueError(f"layer {layer} cannot keep {count} {structure.unit}s: it has {have}")
 
 
 Metrics = tuple[Tensor, Tensor]  # of a layer's attention and feed-forward outputs, (D, D) each
@@ -184,11 +152,11 @@ def loss_curves(
             for each in runs:
                 each.step_dense(block)
             curves = []
-            for sublayer, place in zip(SUBLAYERS, range(2), strict=True):
-                folds = gather(sublayer.fit(each, block) for each in runs)
-                moments, weight = total(folds), sublayer.dense(block).weight.double()
+            for place, structure in enumerate(STRUCTURES):
+                moments = total(gather(each.fit(structure, block) for each in runs))
+                weight = structure.dense(block).weight.double()
                 metric = None if metrics is None else metrics[layer][place]
-                found = eliminate(*problem(moments, weight, metric), sublayer.width(block))
+                found = eliminate(*problem(moments, weight, metric), structure.width(block))
                 if metric is None:
                     spread = moments.yy.sum() - (moments.y.square() / moments.count).sum()
                     scale = 1 / float(spread.clamp(min=1e-300))
@@ -239,8 +207,8 @@ def output_gradients(model: BertLike, batch: Batch, objective: Callable[[Any], T
 
     with ExitStack() as hooks:
         for block in layers_of(model):
-            for sublayer in SUBLAYERS:
-                hooks.enter_context(sublayer.dense(block).register_forward_hook(probe))
+            for structure in STRUCTURES:
+                hooks.enter_context(structure.dense(block).register_forward_hook(probe))
         out = run(model, batch, **EVERY_TOKEN)
     losses = objective(out)
     return list(torch.autograd.grad(losses[~losses.detach().isnan()].sum(), probes)), real_tokens(batch)

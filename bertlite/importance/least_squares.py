@@ -4,36 +4,30 @@ Shapes:  T real tokens · D hidden · W width of a projection's input: N·H of t
 """
 
 import copy
+import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from bertlite.config import pruned_neurons
 from bertlite.importance.batches import Batch, check_model, eval_mode, inputs_of, read_batches, real_tokens
-from bertlite.importance.held_out import HeldOut, Linear, between
-from bertlite.importance.moments import (
-    Fit,
-    Moments,
-    choose_ridge,
-    fit_factors,
-    fit_matrix,
-    fit_nothing,
-    gather,
-    total,
-)
-from bertlite.importance.predictions import divergence, predictions
-from bertlite.importance.structures import EVERY_TOKEN, run
+from bertlite.importance.moments import FOLDS, Moments, choose_ridge, fit_matrix, gather, total
+from bertlite.importance.predictions import Prediction, divergence, predictions
+from bertlite.importance.structures import EVERY_TOKEN, HEADS, STRUCTURES, Structure, own_forward, run, started_at
 from bertlite.pruning import BertLike, Model, check_linear, layers_of
 from bertlite.stack.modules import BertLayer
 
-METHODS = ("mean", "scale", "refit")
+METHODS = ("mean", "refit")
 FEW = 2  # tokens for each input of a matrix: with fewer, its fit is unreliable
+SHARES = (0.25, 0.5, 0.75, 1.0)  # of the way from the old bias to its fit; 0 is always a candidate
+DEVIATIONS = 2.0  # standard errors that a mean change must exceed
 WORSE, ROUNDING = 1.01, 1e-6  # a divergence, in nats, may grow by this factor and amount before a warning
 
 
@@ -56,13 +50,13 @@ def repair_(
     Args:
         dense: the model before pruning, or any with its shape; not changed.
         batches: inputs, such as a few hundred sentences; labels are ignored.
-        method: "mean" fits only the bias, which adds the mean of what was removed; "scale" also a factor for each head
-            (Kwon et al. 2022) or neuron; "refit" the whole matrix and the bias (K-prune, Park et al. 2024).
-        ridge: the regularisation of factors or matrix towards their old values, as a share of the inputs' mean power.
-            By default cross-validation over sentences chooses it for each projection, from 1e-5 to 10 or infinity,
-            which changes only the bias.  "mean" and "scale" then go only so far towards the fit as predictions for
-            held-out sentences get significantly closer to the dense model's, with no more labels that differ.  With a
-            ridge given, they go all the way ("mean" has no matrix to regularise and takes 0).
+        method: "refit" fits the whole matrix and the bias (K-prune, Park et al. 2024); "mean", for a few dozen
+            sentences, only the bias, which adds the mean of what was removed.
+        ridge: the regularisation of the matrix towards its old values, as a share of the inputs' mean power.  By
+            default cross-validation over sentences chooses it for each projection, from 1e-5 to 10 or infinity, which
+            changes only the bias; and "mean" goes only so far towards the fit as predictions for held-out sentences
+            get significantly closer to the dense model's, with no more labels that differ.  With a ridge given it goes
+            all the way (it has no matrix to regularise and takes 0).
 
     Returns:
         The model given.  In a layer without heads only the bias is fitted.  Warns if "refit" has fewer than two tokens
@@ -79,28 +73,24 @@ def repair_(
         raise ValueError(f"method {method!r} is unknown; have: {', '.join(METHODS)}")
     if ridge is not None and not ridge >= 0:
         raise ValueError(f"ridge is {ridge}; it must be 0 or more")
-    read, feed_forward = read_batches(pruned, batches), bool(pruned_neurons(pruned.config))
+    read = read_batches(pruned, batches)
+    structures = STRUCTURES if pruned_neurons(pruned.config) else (HEADS,)
     with eval_mode(pruned, dense), torch.no_grad():
         before = mean_divergence(pruned, dense, read)
         runs = start_runs(pruned, dense, read)
         if method == "refit":
-            parts = [block.attention.output.dense for block in layers_of(pruned)]
-            parts += [block.output.dense for block in layers_of(pruned)] if feed_forward else []
-            warn_of_few(runs, (part.in_features for part in parts))
-        held_out = HeldOut.of(pruned, dense, read, runs) if method != "refit" and ridge is None else None
-        for layer, (own, other) in enumerate(zip(layers_of(pruned), layers_of(dense), strict=True)):
+            warn_of_few(runs, (each.dense(block).in_features for block in layers_of(pruned) for each in structures))
+        held_out = HeldOut.of(pruned, dense, read, runs) if method == "mean" and ridge is None else None
+        ridge = math.inf if method == "mean" else ridge
+        for layer, (block, other) in enumerate(zip(layers_of(pruned), layers_of(dense), strict=True)):
             choose_share = None if held_out is None else partial(held_out.choose_share, layer)
             for each in runs:
                 each.step_dense(other)
-            heads = gather(each.attention_fit(own) for each in runs)
-            refit_(
-                own.attention.output.dense, heads, method, own.attention.self.attention_head_size, ridge, choose_share
-            )
-            if feed_forward:
-                neurons = gather(each.feed_forward_fit(own) for each in runs)
-                refit_(own.output.dense, neurons, method, 1, ridge, choose_share)
+            for structure in structures:
+                folds = gather(each.fit(structure, block) for each in runs)
+                refit_(structure.dense(block), folds, ridge, choose_share)
             for each in runs:
-                each.step_pruned(own)
+                each.step_pruned(block)
         after = mean_divergence(pruned, dense, read)
     if after > WORSE * before + ROUNDING:
         warnings.warn(
@@ -117,7 +107,7 @@ def warn_of_few(runs: "Sequence[PairedRun]", widths: Iterable[int]) -> None:
     if 0 < tokens < FEW * widest:
         warnings.warn(
             f"matrices with {widest} inputs are fitted to {tokens} tokens, too few for other texts:"
-            f" give {FEW * widest} tokens or more, or repair by 'mean' or 'scale'",
+            f" give {FEW * widest} tokens or more, or repair by 'mean'",
             stacklevel=3,
         )
 
@@ -163,7 +153,7 @@ class PairedRun:
     dense_x: Tensor
     dense_arguments: tuple[Any, ...]
     below: Any = None  # the output of the pruned model's last layer that ran
-    targets: tuple[Tensor, ...] = ()  # the inputs of the dense layer's two LayerNorms
+    targets: Sequence[Tensor] = ()  # the inputs of the dense layer's two LayerNorms
 
     @classmethod
     def start(cls, pruned: BertLike, dense: BertLike, batch: Batch, before: int) -> "PairedRun":
@@ -172,30 +162,35 @@ class PairedRun:
         return cls(before, real, sentence, *first_layer_inputs(pruned, batch), *first_layer_inputs(dense, batch))
 
     def step_dense(self, block: BertLayer) -> None:
-        with recorded_inputs(block.attention.output.LayerNorm, block.output.LayerNorm) as inputs:
+        targets: list[Tensor] = []
+
+        def record(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            targets.append(args[0])
+
+        with ExitStack() as hooks:
+            for structure in STRUCTURES:
+                hooks.enter_context(structure.output(block).LayerNorm.register_forward_pre_hook(record))
             out = block(self.dense_x, *self.dense_arguments)
-        self.targets = tuple(target for (target,) in inputs())
+        self.targets = targets[0], torch.cat(targets[1:], -2)  # a feed-forward network may run in chunks
         self.dense_x = out[0] if isinstance(out, tuple) else out
 
     def step_pruned(self, block: BertLayer) -> None:
         self.below = out = block(self.x, *self.arguments)
         self.x = out[0] if isinstance(out, tuple) else out
 
-    def attention_fit(self, block: BertLayer) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the input of the attention's output projection, (T, W), its wanted output, (T, D), and sentences."""
-        attend = partial(block, self.x, *self.arguments)
-        inputs, residual = first_call(block.attention.output, attend)
-        return self.fit(inputs, residual, self.targets[0])
+    def fit(self, structure: Structure, block: BertLayer) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the input of an output projection, (T, W), its wanted output, (T, D), and sentences."""
+        calls: list[tuple[Tensor, Tensor]] = []
 
-    def feed_forward_fit(self, block: BertLayer) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the same for the output projection of the feed-forward network."""
-        with recorded_inputs(block.output) as calls:
+        def record(module: nn.Module, args: tuple[Tensor, Tensor]) -> None:
+            calls.append(args)
+            if sum(inputs.shape[-2] for inputs, _ in calls) == self.x.shape[-2]:  # it may run in chunks
+                raise StopForward
+
+        with structure.output(block).register_forward_pre_hook(record), suppress(StopForward):
             block(self.x, *self.arguments)
-        ((inputs, residual),) = calls()
-        return self.fit(inputs, residual, self.targets[1])
-
-    def fit(self, inputs: Tensor, residual: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        wanted = self.flat(target).double() - self.flat(residual).double()
+        inputs, residual = (torch.cat(chunks, -2) for chunks in zip(*calls, strict=True))
+        wanted = self.flat(self.targets[STRUCTURES.index(structure)]).double() - self.flat(residual).double()
         return self.flat(inputs).double(), wanted, self.sentence
 
     def flat(self, x: Tensor) -> Tensor:
@@ -237,45 +232,104 @@ def first_call(module: nn.Module, run: Callable[[], Any]) -> tuple[Any, ...]:
     return args
 
 
-@contextmanager
-def recorded_inputs(*parts: nn.Module) -> Iterator[Callable[[], list[tuple[Tensor, ...]]]]:
-    """Record the arguments of modules; yield a function that returns them, chunks joined."""
-    calls: list[list[tuple[Tensor, ...]]] = [[] for _ in parts]
-
-    def record(calls: list[tuple[Tensor, ...]], module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        calls.append(args)
-
-    with ExitStack() as hooks:
-        for part, each in zip(parts, calls, strict=True):
-            hooks.enter_context(part.register_forward_pre_hook(partial(record, each)))
-        yield lambda: [tuple(torch.cat(chunks, -2) for chunks in zip(*each, strict=True)) for each in calls]
-
-
 def refit_(
-    dense: nn.Linear,
+    part: nn.Linear,
     folds: Sequence[Moments],
-    method: str,
-    width: int,
     ridge: float | None,
-    choose_share: Callable[[nn.Linear, Sequence[Linear]], float] | None = None,
+    choose_share: Callable[[nn.Linear, Sequence[Tensor]], float] | None = None,
 ) -> None:
-    """Fit a projection's bias and, by the method, its matrix, or factors of blocks of `width` columns.
-
-    With `choose_share`, it goes only that share of the way to the fit.
-    """
-    old, moments = (dense.weight.double(), dense.bias.double()), total(folds)
-    fits: dict[str, Fit] = {"mean": fit_nothing, "scale": partial(fit_factors, width=width), "refit": fit_matrix}
-    fit = fits[method]
-    if ridge is None:
-        ridge = choose_ridge(folds, old[0], fit) if method != "mean" and old[0].numel() else 0.0
-
-    def fitted(moments: Moments) -> Linear:
-        weight = fit(moments, old[0], ridge)
-        return weight, moments.bias(weight)
-
-    new = fitted(moments)
+    """Fit a projection's matrix and bias; with `choose_share`, the bias goes only that share of the way."""
+    weight, moments = part.weight.double(), total(folds)
+    if weight.numel():
+        weight = fit_matrix(moments, weight, choose_ridge(folds, weight) if ridge is None else ridge)
+    bias = moments.bias(weight)
     if choose_share is not None:
-        share = choose_share(dense, [fitted(moments - fold) for fold in folds])
-        new = between(old, new, share)
-    dense.weight.copy_(new[0])
-    dense.bias.copy_(new[1])
+        share = choose_share(part, [(moments - fold).bias(weight) for fold in folds])
+        bias = between(part.bias.double(), bias, share)
+    part.weight.copy_(weight)
+    part.bias.copy_(bias)
+
+
+def between(old: Tensor, new: Tensor, share: float) -> Tensor:
+    return old + share * (new - old)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Batches with the dense model's predictions, to which a pruned model's are compared.
+
+    The input of a LayerNorm can come closer to the dense model's while predictions move away: when few units are left,
+    least squares shrinks their outputs, so that every sentence looks like the mean sentence.
+
+    Args:
+        folds: the numbers of the folds that sentences are in.
+    """
+
+    model: BertLike
+    batches: Sequence[Batch]
+    dense: Sequence[list[Prediction]]
+    runs: Sequence[PairedRun]
+    folds: Tensor
+
+    @classmethod
+    def of(cls, model: BertLike, dense: BertLike, batches: Sequence[Batch], runs: Sequence[PairedRun]) -> "HeldOut":
+        folds = torch.cat([each.sentence % FOLDS for each in runs]).unique()
+        if len(folds) < 2:
+            raise ValueError(
+                "one sentence is too little to judge a repair by: give more, a few hundred, or pass ridge="
+            )
+        known = [predictions(dense, run(dense, batch, **options_of(dense)), batch) for batch in batches]
+        return cls(model, batches, known, runs, folds)
+
+    def choose_share(self, layer: int, part: nn.Linear, others: Sequence[Tensor]) -> float:
+        """Return the share of the way to its fit that a projection's bias goes, 0 or one of SHARES.
+
+        Sentences of each fold are predicted with the fit to the other folds.  A share above 0 must shrink the mean
+        distance to the dense model's predictions by more than DEVIATIONS standard errors, and must not increase the
+        number of most likely labels that differ from the dense model's.
+
+        Args:
+            layer: of the projection; layers below have run, layers above are as they were.
+            others: for each fold, the bias (D,) fitted to the sentences of the other folds.
+        """
+        old = part.bias.double()
+        before = self.distances(layer, part, [old] * len(others))
+        best, least = 0.0, 0.0
+        for share in SHARES:
+            fits = [between(old, fit, share) for fit in others]
+            change, differing = self.distances(layer, part, fits) - before
+            bound = float(change.mean() + DEVIATIONS * change.std() / len(change) ** 0.5)
+            if bound < least and not differing.sum() > 0:
+                best, least = share, bound
+        return best
+
+    def distances(self, layer: int, part: nn.Linear, fits: Sequence[Tensor]) -> Tensor:
+        """Return distances to the dense model's predictions, and how many labels differ: (2, K).
+
+        Each sentence is predicted with the bias of its fold.
+        """
+        found = []
+        for batch, dense, known in zip(self.batches, self.dense, self.runs, strict=True):
+            with started_at(self.model, layer, known.below), own_forward(part, self.by_fold(known, part.weight, fits)):
+                own = predictions(self.model, run(self.model, batch, **options_of(self.model)), batch)
+            pairs = [*zip(dense, own, strict=True)]
+            parts = [[p.distance(q) for p, q in pairs], [p.disagreement(q) for p, q in pairs]]
+            found.append(torch.stack([torch.stack(each).sum(0).double() for each in parts]))
+        return torch.cat(found, 1)
+
+    def by_fold(self, known: PairedRun, weight: Tensor, fits: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+        """Return the forward of a projection with a bias for each fold's sentences."""
+
+        def forward(x: Tensor) -> Tensor:
+            number = known.first + torch.arange(len(x), device=x.device) if x.dim() == 3 else known.sentence
+            out = x.new_empty(*x.shape[:-1], len(weight))
+            for fold, bias in zip(self.folds.tolist(), fits, strict=True):
+                own = number % FOLDS == fold
+                out[own] = F.linear(x[own], weight, bias.to(x.dtype))
+            return out
+
+        return forward
+
+
+def options_of(model: BertLike) -> dict[str, Any]:
+    return {**EVERY_TOKEN, **({"use_cache": False} if model.config.is_decoder else {})}

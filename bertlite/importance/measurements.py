@@ -24,7 +24,6 @@ from bertlite.importance.batches import (
     per_example,
     read_batches,
     real_tokens,
-    split_examples,
 )
 from bertlite.importance.criteria import (
     ATTENTIONS,
@@ -32,7 +31,6 @@ from bertlite.importance.criteria import (
     GATE_GRADIENTS,
     LOSS_INCREASES,
     NOISE,
-    WEIGHT_GRADIENTS,
     WEIGHTS,
     Criterion,
     Measurement,
@@ -131,28 +129,6 @@ def gate_gradients(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tens
         yield grad.cpu()
 
 
-def weight_gradients(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tensor]:
-    """Yield (1, L, N) of every batch, or of every example: Σ W·∂L/∂W.
-
-    W is the unit's block of the output projection.
-    """
-    model, structure = task.model, task.structure
-    generator = torch.Generator().manual_seed(task.seed)
-    read = task.labelled(batches)
-    weights = [structure.dense(layer).weight.requires_grad_() for layer in layers_of(model)]
-    for whole in read:
-        for batch in split_examples(whole) if task.reduction == "example" else [whole]:
-            out = run(model, batch)
-            losses = task.objective(batch, generator)(out)
-            if losses.isnan().all():
-                continue
-            grads = torch.autograd.grad(losses.nanmean(), weights, allow_unused=True, materialize_grads=True)
-            products = [(weight * grad).double().sum(0) for weight, grad in zip(weights, grads, strict=True)]
-            counts = [len(structure.kept(model.config, layer)) for layer in range(len(products))]
-            sums = [x.reshape(n, -1).sum(1) if n else x for x, n in zip(products, counts, strict=True)]
-            yield structure.scatter(model, sums)[None]
-
-
 @torch.no_grad()
 def loss_increases(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tensor]:
     """Yield (K, L, N) of every batch: the increase of the target when one unit's gate is 0.
@@ -248,7 +224,6 @@ def noise(task: ScoringTask) -> Tensor:
 Score = Callable[[ScoringTask, Criterion, Iterable[Batch]], Tensor]
 SCORES: dict[Measurement, Score] = {  # by what a criterion is computed from: the function that returns (L, N)
     GATE_GRADIENTS: lambda task, criterion, batches: mean(map(criterion.statistic, gate_gradients(task, batches))),
-    WEIGHT_GRADIENTS: lambda task, criterion, batches: mean(map(criterion.statistic, weight_gradients(task, batches))),
     LOSS_INCREASES: lambda task, criterion, batches: mean(map(criterion.statistic, loss_increases(task, batches))),
     ATTENTIONS: lambda task, criterion, batches: mean(token_statistics(attentions, task, criterion, batches)),
     CONTEXTS: lambda task, criterion, batches: mean(token_statistics(contexts, task, criterion, batches)),

@@ -1,10 +1,10 @@
-"""Least squares from sums over tokens: fitting a linear layer, whole or by factors, without keeping the tokens.
+"""Least squares from sums over tokens: fitting a linear layer without keeping the tokens.
 
-Shapes:  T tokens · W inputs of the layer · D outputs · n units of w inputs each, W = n · w
+Shapes:  T tokens · W inputs of the layer · D outputs
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -88,27 +88,6 @@ def total(folds: Sequence[Moments]) -> Moments:
     return whole
 
 
-Fit = Callable[[Moments, Tensor, float], Tensor]  # moments, old weight (D, W), ridge -> new weight
-
-
-def fit_nothing(moments: Moments, weight: Tensor, ridge: float) -> Tensor:
-    """Return the weight unchanged: only the bias is fitted."""
-    return weight
-
-
-def fit_factors(moments: Moments, weight: Tensor, ridge: float, width: int) -> Tensor:
-    """Return the weight with each unit's inputs multiplied by the unit's best factor."""
-    if not weight.numel() or ridge == math.inf:
-        return weight
-    gram, wanted = moments.centred
-    residual = wanted - gram @ weight.T
-    products = gram * (weight.T @ weight)
-    units = weight.shape[1] // width
-    blocks = products.unflatten(1, (units, width)).unflatten(0, (units, width)).sum((1, 3))
-    right = (residual * weight.T).sum(1).unflatten(0, (units, width)).sum(1)
-    return weight * (1 + ridge_solve(blocks, right[:, None], ridge)[:, 0]).repeat_interleave(width)
-
-
 def fit_matrix(moments: Moments, weight: Tensor, ridge: float) -> Tensor:
     """Return the weight of least squares."""
     if not weight.numel() or ridge == math.inf:
@@ -117,7 +96,7 @@ def fit_matrix(moments: Moments, weight: Tensor, ridge: float) -> Tensor:
     return weight + ridge_solve(gram, wanted - gram @ weight.T, ridge).T
 
 
-def choose_ridge(folds: Sequence[Moments], weight: Tensor, fit: Fit) -> float:
+def choose_ridge(folds: Sequence[Moments], weight: Tensor) -> float:
     """Return the ridge of RIDGES whose fit does best on held-out sentences.
 
     The search goes up or down from 1e-3 while the error falls: it has one minimum.
@@ -133,7 +112,7 @@ def choose_ridge(folds: Sequence[Moments], weight: Tensor, fit: Fit) -> float:
     def held_out(index: int) -> float:
         error = 0.0
         for fold, rest in zip(folds, rests, strict=True):
-            found = fit(rest, weight, RIDGES[index])
+            found = fit_matrix(rest, weight, RIDGES[index])
             error += fold.error(found, rest.bias(found))
         return error
 

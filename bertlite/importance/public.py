@@ -3,14 +3,13 @@
 from bertlite.importance.allocation import (
     choose_sizes,
     macs,
-    rank_by_macs,
     rank_heads,
     rank_neurons,
 )
 from bertlite.importance.criteria import CRITERIA, NEURON_CRITERIA, NORMALISERS, REDUCTIONS, TARGETS, Criterion
+from bertlite.importance.distillation import distillation_loss
 from bertlite.importance.layerwise import loss_curves, output_metrics, prune_layerwise_, prune_to_macs
 from bertlite.importance.least_squares import METHODS, repair, repair_
-from bertlite.importance.schedules import Step, distillation_loss, iterative
 from bertlite.importance.scores import head_importance, neuron_importance, normalise
 
 __all__ = [
@@ -21,11 +20,9 @@ __all__ = [
     "REDUCTIONS",
     "TARGETS",
     "Criterion",
-    "Step",
     "choose_sizes",
     "distillation_loss",
     "head_importance",
-    "iterative",
     "loss_curves",
     "macs",
     "neuron_importance",
@@ -33,7 +30,6 @@ __all__ = [
     "output_metrics",
     "prune_layerwise_",
     "prune_to_macs",
-    "rank_by_macs",
     "rank_heads",
     "rank_neurons",
     "repair",

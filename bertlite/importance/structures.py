@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from bertlite.config import ConfigLike, kept_heads, kept_neurons
 from bertlite.importance.batches import Batch, input_shape, inputs_of, real_tokens
-from bertlite.pruning import BertLike, layers_of
-from bertlite.stack.modules import BertLayer
+from bertlite.pruning import BertLike, layers_of, prune_heads_, prune_neurons_
+from bertlite.stack.modules import BertLayer, BertOutput, BertSelfOutput
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,17 @@ class Structure:
     built: Callable[[ConfigLike], int]
     kept: Callable[[ConfigLike, int], tuple[int, ...]]
     run_gated: Callable[[BertLike, Batch, Tensor], Any]  # model, batch, (L, B, N) -> output
-    dense: Callable[[BertLayer], nn.Linear]  # the projection of a layer's units to its output
-    source: Callable[[BertLayer], nn.Module]  # the module that returns its input
+    source: Callable[[BertLayer], nn.Module]  # the module that returns a layer's units
+    output: Callable[[BertLayer], BertOutput | BertSelfOutput]  # the module that projects them to the layer's output
+    prune_: Callable[[Any, dict[int, list[int]]], object]
+
+    def dense(self, layer: BertLayer) -> nn.Linear:
+        """Return the projection of a layer's units to its output."""
+        return self.output(layer).dense
+
+    def width(self, layer: BertLayer) -> int:
+        """Return how many inputs of that projection belong to one unit."""
+        return layer.attention.self.attention_head_size if self.unit == "head" else 1
 
     def shape(self, model: BertLike) -> tuple[int, int]:  # (L, N)
         return model.config.num_hidden_layers, self.built(model.config)
@@ -148,14 +157,17 @@ HEADS = Structure(
     built=lambda config: config.num_attention_heads,
     kept=kept_heads,
     run_gated=run_with_head_gates,
-    dense=lambda layer: layer.attention.output.dense,
     source=lambda layer: layer.attention.self,
+    output=lambda layer: layer.attention.output,
+    prune_=prune_heads_,
 )
 NEURONS = Structure(
     unit="neuron",
     built=lambda config: config.intermediate_size,
     kept=kept_neurons,
     run_gated=run_with_neuron_gates,
-    dense=lambda layer: layer.output.dense,
     source=lambda layer: layer.intermediate,
+    output=lambda layer: layer.output,
+    prune_=prune_neurons_,
 )
+STRUCTURES = (HEADS, NEURONS)  # in the order in which a layer runs them

@@ -305,8 +305,6 @@ def test_a_block_refuses_what_does_not_fit() -> None:
     pruned = mean_contexts(prune_heads(model, {1: [0]}), others())
     with pytest.raises(ValueError, match="the contexts lack head 0 of layer 1"), ablated(model, {1: [3, 0]}, pruned):
         pass
-    with ablated(prune_heads(model, {1: [0]}), {1: [0]}, pruned) as nothing:
-        assert nothing is None
 
 
 # Shapley values
@@ -383,22 +381,22 @@ def test_values_are_those_of_every_coalition_counted_out(method: str) -> None:
     assert found.standard_errors.nan_to_num().abs().max() == 0
     assert torch.equal(found.standard_errors.isnan(), wanted.isnan())
     assert float(found.values.nansum()) == pytest.approx(found.empty - found.whole, abs=1e-12)
-    sampled = shapley_values(model, batches, orders=60, method=method)
+    sampled = shapley_values(model, batches, orders=24, method=method)
     gaps = (sampled.values - wanted).abs() / sampled.standard_errors
     assert float(gaps.nan_to_num().max()) < 4  # standard errors
     assert float(sampled.values.nansum()) == pytest.approx(sampled.empty - sampled.whole, abs=1e-12)
     assert float(sampled.standard_errors.nan_to_num().max()) > 1e-6
-    assert sampled.runs == 2 + 60 * 4
+    assert sampled.runs == 2 + 24 * 4
 
 
 def test_standard_errors_say_how_far_other_orders_lead() -> None:
     model, batches = prune_heads(classifier(), {**PRUNED, 2: [1, 2]}), data(3, size=3)
-    drawn = [shapley_values(model, batches, orders=8, seed=seed) for seed in range(24)]
+    drawn = [shapley_values(model, batches, orders=6, seed=seed) for seed in range(16)]
     spread = torch.stack([each.values for each in drawn]).std(0)
     said = torch.stack([each.standard_errors.square() for each in drawn]).mean(0).sqrt()
     ratio = (said / spread)[~spread.isnan()]
-    assert float(ratio.min()) > 0.6  # of 24 draws
-    assert float(ratio.max()) < 1.6
+    assert float(ratio.min()) > 0.5  # of 16 draws
+    assert float(ratio.max()) < 2
 
 
 @pytest.mark.parametrize(
@@ -434,8 +432,8 @@ def test_what_cannot_be_shared_out_is_refused(options: dict[str, Any], text: str
 
 
 def test_the_model_is_left_as_found() -> None:
-    model = worn(classifier())
+    model = worn(prune_heads(classifier(), PRUNED))
     with left_as_found(model):
         for method in METHODS:
-            ablate(model, data(3), method)
-            shapley_values(model, data(3), orders=4, method=method)
+            ablate(model, data(3, size=3), method)
+            shapley_values(model, data(3, size=3), orders=4, method=method)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -438,7 +439,7 @@ def test_what_cannot_be_patched_is_refused(config: Any) -> None:
 def test_a_compiled_model_is_refused() -> None:
     model, (clean, corrupted) = classifier(), pair()
     with pytest.raises(ValueError, match=r"the model is compiled.* pass the one that was compiled"):
-        patch(torch.compile(model), clean, corrupted)
+        patch(SimpleNamespace(_orig_mod=model), clean, corrupted)  # as torch.compile wraps a model
 
 
 def test_a_module_that_does_not_run_is_an_error() -> None:

@@ -708,7 +708,7 @@ def test_similarity_is_pruned_without_labels(world, tmp_path):
         ({"criterion": "mitchell"}, "there is no criterion 'mitchell'; have: michel, "),
         ({"criterion": "michel/twice"}, "criterion 'michel/twice': there is no option 'twice'; have: example, "),
         ({"fraction": 1.5}, "fraction is 1.5; it is a share, 0 to 1"),
-        ({"repair": "glue"}, "there is no repair 'glue'; have: none, mean, scale, refit"),
+        ({"repair": "glue"}, "there is no repair 'glue'; have: none, mean, refit"),
         ({"epochs": -1.0}, r"epochs is -1\.0; it must be 0 or more"),
     ],
 )
@@ -786,8 +786,8 @@ def test_examples_that_are_in_both_files_are_counted(setting, world, tmp_path):
 
 
 def test_options_are_read_from_the_name():
-    assert parse_criterion("taylor/batch/layer_l2") == {
-        "criterion": "taylor",
+    assert parse_criterion("fisher/batch/layer_l2") == {
+        "criterion": "fisher",
         "reduction": "batch",
         "normaliser": "layer_l2",
         "inverted": False,

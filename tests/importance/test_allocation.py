@@ -10,7 +10,7 @@ from conftest import F64, SIZES
 from torch import Tensor
 
 from bertlite import BertConfig, with_pruned
-from bertlite.importance import macs, rank_by_macs, rank_heads, rank_neurons
+from bertlite.importance import macs, rank_heads, rank_neurons
 from bertlite.importance.allocation import Choice, choose_sizes, knapsack
 
 NAN = math.nan
@@ -30,14 +30,6 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 def count(choice: Choice) -> int:
     return sum(map(len, choice.values()))
-
-
-def value(scores: Tensor, gone: Choice) -> float:
-    """Sum the scores of the units that are kept."""
-    stays = ~scores.isnan()
-    for layer, units in gone.items():
-        stays[layer, units] = False
-    return float(scores[stays].sum())
 
 
 # rank_heads
@@ -123,7 +115,7 @@ def test_scores_that_are_none_are_refused() -> None:
         rank_heads(torch.tensor([[1.0, math.inf]]), 1)
 
 
-# rank_by_macs
+# macs
 
 CONFIG = BertConfig(**{**SIZES, "intermediate_size": 5, "num_hidden_layers": 2})
 LENGTH = 11
@@ -136,76 +128,6 @@ def test_macs_are_the_products_of_the_layers() -> None:
     assert macs(CONFIG, LENGTH) == 2 * products
     smaller = with_pruned(CONFIG, {0: [1], 1: [0, 2]}, {1: [0, 1, 2]})
     assert macs(smaller, LENGTH) == 2 * products - 3 * (4 * S * D * H + 2 * S * S * H) - 3 * 2 * S * D
-
-
-@pytest.mark.parametrize(
-    ("budget", "least"),
-    [*product([1.0, 0.83, 0.5, 0.31, 0.12, 0.02], [0]), *product([1.0, 0.7, 0.55], [1, 2, 4])],
-)
-def test_within_a_budget_of_macs_no_choice_keeps_more(budget: float, least: int) -> None:
-    """All subsets of heads counted out; layer 0 has the lowest scores and would go whole."""
-    heads, neurons = draw(2, 4), draw(2, 5, seed=1)
-    heads[0] *= 0.01
-    limit, best = budget * macs(CONFIG, LENGTH), -math.inf
-    kept_neurons = [value(neurons, rank_neurons(neurons, others)) for others in range(11)]  # the lowest are best
-    costs = {  # by the number of heads and of neurons that are gone
-        (few, others): macs(with_pruned(CONFIG, rank_heads(heads, few), rank_neurons(neurons, others)), LENGTH)
-        for few, others in product(range(9), range(11))
-    }
-    for mask in product([False, True], repeat=8):
-        gone = {layer: [i for i in range(4) if mask[4 * layer + i]] for layer in range(2)}
-        if max(map(len, gone.values())) <= 4 - least:
-            worth = [kept for others, kept in enumerate(kept_neurons) if costs[sum(mask), others] <= limit]
-            best = max(best, value(heads, gone) + max(worth, default=-math.inf))
-    if best == -math.inf:
-        with pytest.raises(ValueError, match=f"cannot be met: at_least {least} heads a layer take 0"):
-            rank_by_macs(CONFIG, budget, LENGTH, heads, neurons, at_least=least)
-        return
-    found = rank_by_macs(CONFIG, budget, LENGTH, heads, neurons, at_least=least)
-    assert macs(with_pruned(CONFIG, *found), LENGTH) <= limit
-    assert all(len(units) <= 4 - least for units in found[0].values())
-    assert abs(value(heads, found[0]) + value(neurons, found[1]) - best) < 1e-12
-
-
-def test_heads_alone_come_within_a_budget_of_macs() -> None:
-    heads = draw(2, 4)
-    one = macs(CONFIG, LENGTH) - macs(with_pruned(CONFIG, {0: [0]}), LENGTH)
-    for few in range(9):
-        share = 1 - few * one / macs(CONFIG, LENGTH)
-        assert rank_by_macs(CONFIG, share, LENGTH, heads) == (rank_heads(heads, few), {})
-    with pytest.raises(ValueError, match="cannot be met by removing heads alone: the neurons take 0"):
-        rank_by_macs(CONFIG, 0.01, LENGTH, heads)
-    with pytest.raises(ValueError, match=r"the budget is 1\.2; expected a share"):
-        rank_by_macs(CONFIG, 1.2, LENGTH, heads)
-
-
-def test_a_budget_of_macs_counts_what_is_pruned_already() -> None:
-    config, heads = with_pruned(CONFIG, {0: [1, 2]}), draw(2, 4)
-    with pytest.raises(ValueError, match="layer 0 has scores for other heads than the config has"):
-        rank_by_macs(config, 0.9, LENGTH, heads)
-    heads[0, [1, 2]] = NAN
-    gone = rank_by_macs(config, 0.5, LENGTH, heads)[0]
-    assert macs(with_pruned(config, gone), LENGTH) <= 0.5 * macs(CONFIG, LENGTH)
-    assert not {1, 2} & set(gone.get(0, ()))
-    with pytest.raises(ValueError, match=r"\(2, 3\); expected \(2, 4\): they are another model's"):
-        rank_by_macs(config, 0.9, LENGTH, torch.zeros(2, 3))
-
-
-def test_heads_alone_leave_every_layer_its_heads() -> None:
-    heads = draw(2, 4)
-    heads[0] *= 0.01
-    heads[1, 2] = NAN
-    config = with_pruned(CONFIG, {1: [2]})
-    one = macs(CONFIG, LENGTH) - macs(with_pruned(CONFIG, {0: [0]}), LENGTH)
-    for few in range(4):
-        share = 1 - (few + 1) * one / macs(CONFIG, LENGTH)
-        wanted = rank_heads(heads, few, at_least=2)
-        assert rank_by_macs(config, share, LENGTH, heads, at_least=2) == (wanted, {})
-    share = 1 - 5 * one / macs(CONFIG, LENGTH)
-    with pytest.raises(ValueError, match=r"by removing heads alone: the neurons and 4 heads take 0"):
-        rank_by_macs(config, share, LENGTH, heads, at_least=2)
-    with pytest.raises(ValueError, match="at_least is -1"):
-        rank_by_macs(config, share, LENGTH, heads, at_least=-1)
 
 
 # choose_sizes

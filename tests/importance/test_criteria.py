@@ -107,11 +107,7 @@ def test_an_entry_says_what_a_criterion_needs(name: str, labelled: Any) -> None:
             head_importance(model, [], name)
     else:
         assert head_importance(model, [], name).isfinite().all()
-    if criterion.kl_needs_teacher:
-        with pytest.raises(ValueError, match=f"no gradient for criterion '{name}'"):
-            head_importance(model, unlabelled, name, target="kl")
-    else:
-        assert head_importance(model, unlabelled, name, target="kl").isfinite().all()
+    assert head_importance(model, unlabelled, name, target="kl").isfinite().all()
 
 
 @pytest.mark.parametrize("name", CRITERIA)
@@ -127,14 +123,6 @@ def test_an_entry_says_what_a_criterion_scores_and_averages(name: str, labelled:
                     ValueError, match=r"is unknown for neurons|does not score neurons|has no parts by token"
                 ):
                     function(model, batches, name, reduction=reduction)
-
-
-@pytest.mark.parametrize("name", ["confidence", "entropy"])
-def test_an_entry_says_whether_tokens_may_be_left_out(name: str, labelled: Any) -> None:
-    model, batches = labelled
-    common = int(batches[0]["input_ids"][0, 0])
-    without = head_importance(model, batches, name, ignored_tokens=[common])
-    assert torch.equal(without, head_importance(model, batches, name)) != CRITERIA[name].may_ignore_tokens
 
 
 # The package

@@ -11,7 +11,7 @@ import torch
 from conftest import F64, make, make_batch
 from torch import Tensor
 
-from bertlite import BertForSequenceClassification, prune_heads, prune_neurons
+from bertlite import BertForSequenceClassification, prune_heads, prune_neurons, rank_heads, rank_neurons, with_pruned
 from bertlite.importance import head_importance, macs, neuron_importance, output_metrics, prune_to_macs
 from scripts.measure.budgets import kwon, methods, tasks
 from scripts.measure.budgets.methods import METHODS, Subject, cheapest
@@ -32,6 +32,25 @@ def test_every_method_meets_the_share_and_leaves_the_model_alone(name: str) -> N
     found = METHODS[name](Subject(model, data(), 16), 0.4)
     assert 0.3 < macs(found.config, 16) / macs(model.config, 16) <= 0.4
     assert all(torch.equal(x, before[key]) for key, x in model.state_dict().items())
+
+
+@pytest.mark.parametrize("share", [1.0, 0.83, 0.31, 0.02])
+def test_within_a_share_of_the_macs_no_choice_keeps_more(share: float) -> None:
+    config = make(num_hidden_layers=2, intermediate_size=5).config
+    scores = [torch.rand(2, count, generator=torch.Generator().manual_seed(count), dtype=F64) for count in (4, 5)]
+    ranked = [scores[0].flatten().sort().values, scores[1].flatten().sort().values]  # the lowest are best to remove
+    best = min(
+        float(ranked[0][:few].sum() + ranked[1][:others].sum())
+        for few, others in product(range(9), range(11))
+        if macs(with_pruned(config, rank_heads(scores[0], few), rank_neurons(scores[1], others)), 11)
+        <= share * macs(config, 11)
+    )
+    found = kwon.within_budget(config, share, 11, scores[0], scores[1])
+    assert macs(with_pruned(config, *found), 11) <= share * macs(config, 11)
+    gone = sum(
+        float(each[i, units].sum()) for each, choice in zip(scores, found, strict=True) for i, units in choice.items()
+    )
+    assert gone == pytest.approx(best, abs=1e-12)
 
 
 def test_scores_of_the_sublayers_that_are_left_are_those_of_the_library() -> None:

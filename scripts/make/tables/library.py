@@ -57,8 +57,6 @@ def cells(criterion: Criterion) -> list[str]:
     needs = "nothing"
     if criterion.needs_data:
         needs = 'batches, and labels or `target="kl"`' if criterion.needs_loss else "batches"
-    if criterion.kl_needs_teacher:
-        needs += " with a `teacher`"
     return [
         f"`{criterion.name}`",
         (criterion.description + source).replace("|", "\\|"),

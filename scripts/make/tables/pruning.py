@@ -3,6 +3,8 @@
 from typing import Any
 
 from bertlite.experiments.compare import describe_way
+from bertlite.experiments.experiment import REPAIRS
+from bertlite.importance.criteria import CRITERIA
 from bertlite.timing import with_spread
 from scripts.make.tables.read import Record, measured_on, record, table
 
@@ -25,7 +27,8 @@ def pruning(name: str) -> str:
     fractions = sorted({row["fraction"] for row in found["rows"]})
     lines: dict[tuple[str, ...], dict[float, str]] = {}
     for row in found["rows"]:
-        lines.setdefault(describe_way(row), {})[row["fraction"]] = within(row, found["headline"])
+        if row["repair"] in REPAIRS and row["criterion"].split("/")[0] in CRITERIA:  # others are gone
+            lines.setdefault(describe_way(row), {})[row["fraction"]] = within(row, found["headline"])
     names = ("criterion", "repair", "epochs")
     used = [i for i, what in enumerate(names) if what in ("criterion", "repair") or any(way[i] for way in lines)]
     body = [

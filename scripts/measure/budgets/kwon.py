@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from bertlite import prune_heads, prune_neurons
-from bertlite.importance import rank_by_macs
-from bertlite.importance.allocation import Choice
+from bertlite.importance import rank_heads, rank_neurons
+from bertlite.importance.allocation import Choice, head_macs, neuron_macs
 from bertlite.importance.batches import Batch, eval_mode
-from bertlite.importance.layerwise import SUBLAYERS
 from bertlite.importance.least_squares import start_runs
 from bertlite.importance.measurements import ScoringTask, gate_gradients
 from bertlite.importance.moments import gather, total
-from bertlite.importance.structures import HEADS, NEURONS
+from bertlite.importance.structures import HEADS, NEURONS, STRUCTURES
 from bertlite.pruning import layers_of
 
 LARGEST = 10.0
@@ -41,7 +40,33 @@ def both_gradients(model: Any, batches: Sequence[Batch]) -> dict[str, Tensor]:
 def search(model: Any, grads: dict[str, Tensor], share: float, length: int) -> tuple[Choice, Choice]:
     """Return the heads and the neurons to remove: those with the least squared gradients within the budget."""
     scores = [grads[name].square().mean(0) for name in ("heads", "neurons")]
-    return rank_by_macs(model.config, share, length, scores[0], scores[1])
+    return within_budget(model.config, share, length, *scores)
+
+
+def within_budget(config: Any, share: float, length: int, heads: Tensor, neurons: Tensor) -> tuple[Choice, Choice]:
+    """Choose heads and neurons to remove so that those kept have the highest sum of scores within a share of the MACs.
+
+    Every number of heads is tried, with as many neurons as then fit (section 4.1).
+    """
+    costs = head_macs(config, length), neuron_macs(config, length)
+    budget = (
+        share
+        * config.num_hidden_layers
+        * (config.num_attention_heads * costs[0] + config.intermediate_size * costs[1])
+    )
+    sums = [
+        torch.cat(
+            [torch.zeros(1, dtype=torch.float64), each.double().flatten().sort(descending=True).values.cumsum(0)]
+        )
+        for each in (heads, neurons)
+    ]
+    numbers = [
+        (count, min(neurons.numel(), int((budget - count * costs[0]) / costs[1] + 1e-9)))
+        for count in range(heads.numel() + 1)
+        if count * costs[0] <= budget * (1 + 1e-12)
+    ]
+    best = max(numbers, key=lambda pair: float(sums[0][pair[0]] + sums[1][pair[1]]))
+    return rank_heads(heads, heads.numel() - best[0]), rank_neurons(neurons, neurons.numel() - best[1])
 
 
 def rearrange(choice: Choice, grads: Tensor) -> Choice:
@@ -75,11 +100,11 @@ def tune_(model: Any, teacher: Any, batches: Sequence[Batch]) -> int:
         for layer, (block, other) in enumerate(zip(layers_of(model), layers_of(teacher), strict=True)):
             for run in runs:
                 run.step_dense(other)
-            for place, sublayer in enumerate(SUBLAYERS):
-                dense, width = sublayer.dense(block), sublayer.width(block)
+            for place, structure in enumerate(STRUCTURES):
+                dense, width = structure.dense(block), structure.width(block)
                 if not dense.weight.numel() or (layer == 0 and place == 0):
                     continue
-                moments = total(gather(sublayer.fit(run, block) for run in runs))
+                moments = total(gather(run.fit(structure, block) for run in runs))
                 weight, units = dense.weight.double(), dense.weight.shape[1] // width
                 products = moments.cc * (weight.T @ weight)
                 ata = products.unflatten(1, (units, width)).unflatten(0, (units, width)).sum((1, 3))

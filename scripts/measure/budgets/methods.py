@@ -17,20 +17,19 @@ from bertlite.importance import (
     neuron_importance,
     output_metrics,
     prune_layerwise_,
-    rank_by_macs,
     rank_heads,
     rank_neurons,
     repair_,
 )
 from bertlite.importance.allocation import Choice, head_macs, neuron_macs
 from bertlite.importance.batches import Batch, count_examples, eval_mode
-from bertlite.importance.layerwise import SUBLAYERS, Curves, Metrics, sizes_within
+from bertlite.importance.layerwise import Curves, Metrics, sizes_within
 from bertlite.importance.least_squares import refit_, start_runs
 from bertlite.importance.moments import gather
 from bertlite.importance.predictions import predictions
-from bertlite.importance.structures import EVERY_TOKEN, HEADS, NEURONS, run
+from bertlite.importance.structures import EVERY_TOKEN, HEADS, NEURONS, STRUCTURES, run
 from bertlite.pruning import layers_of
-from scripts.measure.budgets.kwon import both_gradients, kwon
+from scripts.measure.budgets.kwon import both_gradients, kwon, within_budget
 
 
 class Subject:
@@ -85,7 +84,7 @@ Method = Callable[[Subject, float], Any]  # the subject, the share of the MACs -
 
 def fisher(subject: Subject, share: float) -> Any:
     """Choose by Fisher information for each MAC, over all layers; then fit by least squares."""
-    pruned = subject.without(*rank_by_macs(subject.model.config, share, subject.length, *subject.fisher))
+    pruned = subject.without(*within_budget(subject.model.config, share, subject.length, *subject.fisher))
     return repair_(pruned, subject.model, subject.batches)
 
 
@@ -151,11 +150,10 @@ def rescored(subject: Subject, share: float) -> Any:
         for layer, (block, other) in enumerate(zip(layers_of(pruned), layers_of(model), strict=True)):
             for each in runs:
                 each.step_dense(other)
-            for place, sublayer in enumerate(SUBLAYERS):
+            for place, structure in enumerate(STRUCTURES):
                 removed = choose_of_rest(subject, pruned, share, 2 * layer + place)[place].get(layer, [])
-                sublayer.prune_(pruned, {layer: removed})
-                folds = gather(sublayer.fit(each, block) for each in runs)
-                refit_(sublayer.dense(block), folds, "refit", sublayer.width(block), None)
+                structure.prune_(pruned, {layer: removed})
+                refit_(structure.dense(block), gather(each.fit(structure, block) for each in runs), None)
             for each in runs:
                 each.step_pruned(block)
     return pruned
@@ -193,9 +191,9 @@ def fisher_of_rest(subject: Subject, pruned: Any, done: int) -> tuple[Tensor, Te
     blocks = list(layers_of(pruned))
     with ExitStack() as hooks, torch.enable_grad():
         for place in places:
-            sublayer, block = SUBLAYERS[place % 2], blocks[place // 2]
-            gate = partial(gated, place, sublayer.width(block))
-            hooks.callback(sublayer.dense(block).register_forward_pre_hook(gate).remove)
+            structure, block = STRUCTURES[place % 2], blocks[place // 2]
+            gate = partial(gated, place, structure.width(block))
+            hooks.enter_context(structure.dense(block).register_forward_pre_hook(gate))
         for batch, labels in zip(subject.batches, subject.drawn, strict=True):
             found = predictions(pruned, run(pruned, batch, **EVERY_TOKEN), batch)
             losses = sum(p.nll(drawn) for p, drawn in zip(found, labels, strict=True))

@@ -1,77 +1,10 @@
-"""Score, prune and tune in steps; and a distillation loss."""
+"""A distillation loss."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-from bertlite.config import kept_heads
-from bertlite.importance.allocation import Choice, check_scores, check_units, count_of, rank_heads
-from bertlite.pruning import Model, prune_heads
-
-Score = Callable[[Model], Tensor]  # model -> (L, N), such as lambda m: head_importance(m, batches)
-Choose = Callable[[Tensor, int], Choice]  # scores, how many to remove
-
-
-@dataclass(frozen=True)
-class Step(Generic[Model]):
-    """One step of a schedule."""
-
-    model: Model  # pruned; the next step prunes a copy of it
-    removed: Choice  # in this step
-    scores: Tensor  # (L, N), of the model before this step
-
-
-def iterative(
-    model: Model,
-    score: Score[Model],
-    amount: int | float,
-    *,
-    steps: int,
-    choose: Choose = rank_heads,
-    tune: Callable[[Model], object] | None = None,
-) -> Iterator[Step[Model]]:
-    """Prune in equal steps; score before each step and yield after it.
-
-        for step in iterative(model, lambda m: head_importance(m, batches), 36, steps=6, tune=finetune):
-            print(evaluate(step.model))
-
-    Args:
-        amount: heads to remove over all the steps, or their share of the heads that the model has.
-        tune: trains the pruned model in place after every step, before it is yielded.
-
-    Raises:
-        ValueError: more steps than heads to remove, no step, or more heads than there are; or, at a step, scores that
-            are not nan exactly where a head is pruned.
-    """
-    count = sum(len(kept_heads(model.config, layer)) for layer in range(model.config.num_hidden_layers))
-    total = count_of(amount, count, "head")
-    if not 1 <= steps <= max(total, 1):
-        raise ValueError(f"{total} heads cannot be removed in {steps} steps: give 1 to {max(total, 1)}")
-    return run_steps(model, score, total, steps, choose, tune)
-
-
-def run_steps(
-    model: Model,
-    score: Score[Model],
-    total: int,
-    steps: int,
-    choose: Choose,
-    tune: Callable[[Model], object] | None,
-) -> Iterator[Step[Model]]:
-    shape = (model.config.num_hidden_layers, model.config.num_attention_heads)
-    for step in range(steps):
-        scores = score(model)
-        check_scores(scores, "head", shape)
-        check_units(scores, [kept_heads(model.config, layer) for layer in range(shape[0])], "head")
-        removed = choose(scores, (step + 1) * total // steps - step * total // steps)
-        model = prune_heads(model, removed)
-        if tune is not None:
-            tune(model)
-        yield Step(model, removed, scores)
 
 
 def distillation_loss(

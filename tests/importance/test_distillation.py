@@ -1,6 +1,5 @@
-"""Schedules: what is scored, pruned and tuned when; and how far a student is from its teacher."""
+"""How far a student is from its teacher."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -8,104 +7,8 @@ import torch
 from conftest import F64, assert_same, make, make_batch
 from torch import Tensor
 
-from bertlite import (
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-    BertModel,
-    kept_heads,
-    prune_heads,
-)
-from bertlite.importance import distillation_loss, head_importance, iterative, rank_heads
-
-L, N = 3, 4
-
-
-def data() -> list[dict[str, Tensor]]:
-    return [{**make_batch(2, 11, seed), "labels": torch.tensor([seed, 4])} for seed in (1, 2)]
-
-
-def model_of() -> Any:
-    return make(BertForSequenceClassification, num_labels=6)
-
-
-def score(model: Any) -> Tensor:
-    return head_importance(model, data())
-
-
-def heads_of(model: Any) -> int:
-    return sum(len(kept_heads(model.config, layer)) for layer in range(L))
-
-
-def test_every_step_scores_and_prunes_the_model_of_the_step_before() -> None:
-    model, current, gone = model_of(), model_of(), 0
-    before = copy.deepcopy(model.state_dict())
-    for step, amount in zip(iterative(model, score, 7, steps=3), (2, 2, 3), strict=True):
-        assert step.removed == rank_heads(score(current), amount)
-        assert_same(step.scores.nan_to_num(nan=-1), score(current).nan_to_num(nan=-1), atol=0)
-        current = prune_heads(current, step.removed)
-        assert_same(step.model.state_dict(), current.state_dict(), atol=0)
-        gone += amount
-        assert heads_of(step.model) == L * N - gone
-    assert gone == 7
-    assert_same(model.state_dict(), before, atol=0)
-
-
-def test_scoring_anew_matters() -> None:
-    (*_, last) = iterative(model_of(), score, 9, steps=9)
-    (once,) = iterative(model_of(), score, 0.75, steps=1)
-    assert once.removed == rank_heads(score(model_of()), 9)
-    (nothing,) = iterative(model_of(), score, 0, steps=1)
-    assert nothing.removed == {}
-    assert last.model.config.pruned_heads != once.model.config.pruned_heads
-
-
-def test_a_pruned_model_is_pruned_further() -> None:
-    model = prune_heads(model_of(), {1: [0, 1, 2, 3]})
-    (*_, last) = iterative(model, score, 0.5, steps=2)
-    assert heads_of(last.model) == 4
-    assert kept_heads(last.model.config, 1) == ()
-
-
-def test_tuning_is_called_with_each_pruned_model_before_it_is_given_and_scored() -> None:
-    seen: list[tuple[int, Any]] = []
-
-    def tune(model: Any) -> None:
-        seen.append((heads_of(model), model))
-        model.classifier.bias.data += 1
-
-    models = []
-    for step in iterative(model_of(), score, 4, steps=2, tune=tune):
-        assert seen[-1] == (heads_of(step.model), step.model)
-        models.append(step.model)
-    assert [heads for heads, _ in seen] == [10, 8]
-    assert_same(models[1].classifier.bias, model_of().classifier.bias + 2)
-    assert_same(models[0].classifier.bias, model_of().classifier.bias + 1)  # the next step prunes a copy
-
-
-def test_how_heads_are_chosen_is_the_callers() -> None:
-    (step,) = iterative(model_of(), score, 6, steps=1, choose=lambda s, n: rank_heads(s, n, uniform=True))
-    assert [len(kept_heads(step.model.config, layer)) for layer in range(L)] == [2, 2, 2]
-
-
-def test_what_cannot_be_done_is_refused_before_scoring() -> None:
-    def never(model: Any) -> Tensor:
-        pytest.fail("it scored")
-
-    for amount, steps, message in (
-        (13, 1, "13 of 12 heads cannot be removed"),
-        (4, 5, "4 heads cannot be removed in 5 steps: give 1 to 4"),
-        (4, 0, "4 heads cannot be removed in 0 steps"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            iterative(model_of(), never, amount, steps=steps)
-    with pytest.raises(ValueError, match=r"shape \(4, 3\); expected \(3, 4\): they are another model's"):
-        [*iterative(model_of(), lambda model: torch.zeros(4, 3), 1, steps=1)]
-    with pytest.raises(ValueError, match="layer 1 has scores for other heads than the config has"):
-        [*iterative(prune_heads(model_of(), {1: [0]}), lambda model: torch.zeros(L, N), 1, steps=1)]
-
-
-# Distillation
+from bertlite import BertForQuestionAnswering, BertForSequenceClassification, BertForTokenClassification, BertModel
+from bertlite.importance import distillation_loss
 
 
 def outputs(cls: Any, seed: int, **options: Any) -> Any:
