@@ -14,7 +14,6 @@ B = CᵀY + λX₀.  Given the inverse P of A for the kept inputs, and the fit X
 Shapes:  W inputs · w inputs of one unit: a head's, or 1 of a neuron · n = W / w units · D outputs
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -80,78 +79,16 @@ def eliminate(gram: Tensor, wanted: Tensor, width: int = 1, *, at_once: int = AT
     return Elimination(tuple(order), torch.tensor(losses, dtype=torch.float64))
 
 
-def exchange(
-    gram: Tensor, wanted: Tensor, removed: Iterable[int], width: int = 1, *, most: int = 100, tries: int = 12
-) -> list[int]:
-    """Improve a choice of units to remove: exchange one for another while that lowers the loss.
-
-    The units whose return lowers the loss most are tried first; the unit whose removal then raises it least replaces
-    them.
-
-    Args:
-        removed: the choice to improve.
-        most: exchanges, at most.
-        tries: units that are tried before an exchange is given up.
-
-    Returns:
-        Equally many units, in ascending order, whose loss is at most that of the choice given.
-    """
-    check_problem(gram, wanted, width)
-    gone = sorted({*removed})
-    for _ in range(most):
-        better = exchange_once(gram, wanted, gone, width, tries)
-        if better is None:
-            break
-        gone = better
-    return gone
-
-
-def exchange_once(gram: Tensor, wanted: Tensor, gone: list[int], width: int, tries: int) -> list[int] | None:
-    """Return a better choice that differs in one unit, or None."""
-    kept = [unit for unit in range(len(gram) // width) if unit not in {*gone}]
-    if not gone or not kept:
-        return None
-    K, S = (inputs_of_units(torch.tensor(each, device=gram.device), width) for each in (kept, gone))
-    P = inverse(gram[K][:, K])
-    between = gram[S][:, K]
-    unexplained = gram[S][:, S] - between @ P @ between.T
-    missing = wanted[S] - between @ (P @ wanted[K])
-    gains = removal_costs_of(blocks_of(unexplained, width), missing.unflatten(0, (-1, width)))
-    for position in gains.argsort(descending=True)[:tries].tolist():
-        back = gone[position]
-        trial = [*kept, back]
-        rows = inputs_of_units(torch.tensor(trial, device=gram.device), width)
-        P = inverse(gram[rows][:, rows])
-        costs = removal_costs(P, P @ wanted[rows], width)  # the last one is the gain of `back`
-        if float(costs.min()) < float(costs[-1]) * (1 - 1e-9):
-            out = trial[int(costs.argmin())]
-            return sorted([*(unit for unit in gone if unit != back), out])
-    return None
-
-
-def removal_costs(P: Tensor, X: Tensor, width: int, left: Tensor | None = None) -> Tensor:
-    """Return the loss added by removing each unit alone, (n,); infinite for units removed before."""
+def removal_costs(P: Tensor, X: Tensor, width: int, left: Tensor) -> Tensor:
+    """Return the loss added by removing each unit alone, tr(X_Sᵀ P_SS⁻¹ X_S), (n,); infinite for removed ones."""
     if width == 1:
-        costs = X.square().sum(1) / P.diagonal()
-        return costs if left is None else costs.masked_fill(~left, torch.inf)
-    blocks, own = blocks_of(P, width), X.unflatten(0, (-1, width))
-    if left is None:
-        return removal_costs_of(blocks, own)
-    return torch.full_like(X[:, 0].unflatten(0, (-1, width))[:, 0], torch.inf).masked_scatter_(
-        left, removal_costs_of(blocks[left], own[left])
-    )
-
-
-def removal_costs_of(blocks: Tensor, X: Tensor) -> Tensor:  # (n, w, w), (n, w, D) -> (n,)
-    """Return tr(Xᵀ block⁻¹ X) of each unit."""
-    return (X * torch.linalg.solve(blocks, X)).sum((1, 2))
-
-
-def blocks_of(matrix: Tensor, width: int) -> Tensor:  # (W, W) -> (n, w, w)
-    """Return the blocks on the diagonal."""
-    units = len(matrix) // width
-    each = torch.arange(units, device=matrix.device)
-    return matrix.unflatten(1, (units, width)).unflatten(0, (units, width))[each, :, each]
+        return (X.square().sum(1) / P.diagonal()).masked_fill(~left, torch.inf)
+    each = left.nonzero()[:, 0]
+    units = len(left), width
+    blocks = P.unflatten(1, units).unflatten(0, units)[each, :, each]  # (n, w, w), on the diagonal
+    own = X.unflatten(0, units)[each]
+    costs = torch.full(left.shape, torch.inf, dtype=X.dtype, device=X.device)
+    return costs.masked_scatter_(left, (own * torch.linalg.solve(blocks, own)).sum((1, 2)))
 
 
 def inputs_of_units(units: Tensor, width: int) -> Tensor:

@@ -228,7 +228,7 @@ def test_it_stays_nearer_than_the_lowest_scores_and_a_refit() -> None:
     others = data(count=40, seed=9)
     heads = head_importance(model, batches, "fisher", target="kl")
     neurons = neuron_importance(model, batches, "fisher", target="kl")
-    choice = rank_heads(heads, 0.6), rank_neurons(neurons, 0.6)
+    choice = rank_heads(heads, 0.5), rank_neurons(neurons, 0.5)
     plain = repair(prune_neurons(prune_heads(model, choice[0]), choice[1]), model, batches)
 
     def divergence(found: Any) -> float:
@@ -236,7 +236,7 @@ def test_it_stays_nearer_than_the_lowest_scores_and_a_refit() -> None:
             p, q = (torch.cat([each(**b).logits.log_softmax(-1) for b in others]) for each in (model, found))
         return float((p.exp() * (p - q)).sum(-1).mean())
 
-    assert divergence(prune_to_macs(model, batches, 0.4, 16)) < 0.8 * divergence(plain)
+    assert divergence(prune_to_macs(model, batches, 0.5, 16)) < 0.8 * divergence(plain)
 
 
 def test_sizes_that_have_a_loss_begin_with_none_and_end_with_all() -> None:

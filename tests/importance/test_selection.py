@@ -8,7 +8,7 @@ import torch
 from conftest import F64
 from torch import Tensor
 
-from bertlite.importance.selection import Elimination, eliminate, exchange
+from bertlite.importance.selection import Elimination, eliminate
 
 T, D = 61, 5
 
@@ -83,30 +83,15 @@ def test_the_first_unit_is_that_of_exhaustive_search(width: int) -> None:
         assert float(found.losses[1]) == pytest.approx(loss, rel=1e-8)
 
 
-def test_elimination_with_exchanges_comes_near_exhaustive_search_and_never_falls_behind_elimination() -> None:
-    greedy_ratios, ratios = [], []
+def test_elimination_comes_near_exhaustive_search() -> None:
+    ratios = []
     for seed in range(7):
         c, y, gram, wanted = problem(8, seed)
         greedy = eliminate(gram, wanted)
-        for remove in (2, 4, 6):
-            best, _ = exhaustive(c, y, remove)
-            better = exchange(gram, wanted, greedy.removed(8 - remove))
-            assert len(better) == remove
-            loss, before = added_loss(c, y, better), greedy.loss(8 - remove)
-            assert best * (1 - 1e-9) <= loss <= before * (1 + 1e-9)
-            assert exchange(gram, wanted, better) == better
-            ratios.append(loss / best)
-            greedy_ratios.append(before / best)
-    optimal = [sum(each < 1 + 1e-9 for each in found) / len(found) for found in (greedy_ratios, ratios)]
-    assert 0.3 < optimal[0] < 0.8 < optimal[1]
-
-
-def test_exchanges_find_the_best_choice_from_a_bad_one() -> None:
-    for seed in range(5):
-        c, y, gram, wanted = problem(12, seed)
-        loss, _ = exhaustive(c, y, 1, 2)
-        worst = eliminate(gram, wanted, 2).order[-1]
-        assert added_loss(c, y, exchange(gram, wanted, [worst], 2), 2) == pytest.approx(loss, rel=1e-8)
+        ratios += [greedy.loss(8 - remove) / exhaustive(c, y, remove)[0] for remove in (2, 4, 6)]
+    assert min(ratios) > 1 - 1e-9
+    assert sum(ratio < 1 + 1e-9 for ratio in ratios) / len(ratios) > 0.3
+    assert sorted(ratios)[len(ratios) // 2] < 1.2
 
 
 def test_a_copy_of_another_input_costs_nothing() -> None:
