@@ -61,11 +61,6 @@ function addToken(parent, i, attributes = {}) { // the token at position i, kept
   return node;
 }
 
-function addNamed(parent, i) { // the token, with its place where others are spelled the same
-  addToken(parent, i);
-  if (repeated.has(names[i])) add(parent, "span", { class: "place", text: `(${i})` });
-}
-
 // Weights -------------------------------------------------------------------------------------------------------------
 
 async function decode(text) { // base64 of zlib: the low bytes of all steps, then the high ones

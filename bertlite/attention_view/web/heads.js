@@ -1,4 +1,4 @@
-// The map of all heads, the map of the chosen head, the table of weights and the bars.
+// The map of all heads, and the map of the chosen head.
 
 const cells = new Map(); // {"layer.head": cell}
 const figures = []; // of the chosen head: its canvas, and what it shows
@@ -122,7 +122,7 @@ function showFigures() {
     figure.hidden = !value;
     if (!value) continue;
     draw(canvas, value, shown);
-    canvas.setAttribute("aria-label", `${named}, layer ${state.layer}, head ${state.head}: the weights of ${size} tokens; the table has them as text`);
+    canvas.setAttribute("aria-label", `${named}, layer ${state.layer}, head ${state.head}: the weights of ${size} tokens; the list beside the tokens has them as numbers`);
   }
   element("map").hidden = figures.every(({ figure }) => figure.hidden);
   showCross();
@@ -141,54 +141,5 @@ function showCross() { // the row of the chosen token, and the column that is po
     const cell = !value || token === null || to === null ? ""
       : `${nameOf(token)} → ${nameOf(to)} ${shown === "change" ? `${signed(value(token, to))} points` : percent(value(token, to))}`;
     caption.textContent = cell || (comparing ? named : "Rows attend to columns");
-  }
-}
-
-// Weights as text -----------------------------------------------------------------------------------------------------
-
-function showTable() {
-  const box = element("table-box"), { token, maps } = state;
-  box.replaceChildren();
-  const present = maps.flatMap((map, m) => map ? [m] : []);
-  element("weights").hidden = !present.length;
-  if (!present.length) return;
-  const table = add(box, "table"), caption = add(table, "caption"), top = add(add(table, "thead"), "tr"), body = add(table, "tbody");
-  if (token === null) fillStrongest(caption, top, body, present);
-  else fillWeights(caption, top, body, present);
-}
-
-function fillStrongest(caption, top, body, present) { // of each token, where most of its attention goes
-  caption.textContent = "Where each token attends to most";
-  add(top, "th", { scope: "col", text: "Token" });
-  for (const m of present) {
-    add(top, "th", { scope: "col", class: comparing ? "model" : "", text: comparing ? models[m].name : "attends to" });
-    add(top, "th", { scope: "col", class: "number", text: "weight" });
-  }
-  for (let from = 0; from < size; from++) {
-    const row = add(body, "tr");
-    addNamed(add(row, "th", { scope: "row" }), from);
-    for (const m of present) {
-      const [[to, weight]] = largest(state.maps[m], from, 1);
-      addNamed(add(row, "td", { class: comparing ? "to" : "" }), to);
-      add(row, "td", { class: "number", text: percent(weight) });
-    }
-  }
-}
-
-function fillWeights(caption, top, body, present) { // of the chosen token, the largest weights
-  const { token, maps } = state;
-  caption.append("Largest weights of ");
-  addToken(caption, token);
-  caption.append(` (token ${token})`);
-  add(top, "th", { scope: "col", text: "Attends to" });
-  for (const m of present) add(top, "th", { scope: "col", class: "number", text: comparing ? models[m].name : "weight" });
-  if (present.length === 2) add(top, "th", { scope: "col", class: "number", text: "change, points" });
-  const weights = to => present.map(m => weightOf(maps[m], token, to));
-  const order = [...data.tokens.keys()].sort((a, b) => Math.max(...weights(b)) - Math.max(...weights(a)));
-  for (const to of order.slice(0, 12)) {
-    const row = add(body, "tr"), found = weights(to);
-    addNamed(add(row, "th", { scope: "row" }), to);
-    for (const weight of found) add(row, "td", { class: "number", text: percent(weight) });
-    if (found.length === 2) add(row, "td", { class: "number", text: signed(found[1] - found[0]) });
   }
 }

@@ -25,9 +25,9 @@ function addView(model, m) {
   const svg = tokens.appendChild(document.createElementNS(SVG, "svg"));
   svg.setAttribute("class", "curves");
   svg.setAttribute("aria-hidden", "true");
-  const to = add(tokens, "div", { class: "to", "aria-hidden": "true" });
+  const to = add(tokens, "div", { class: "to", role: "list", "aria-label": label.replace("Tokens", "Weights") });
   const targets = data.tokens.map((_, i) => {
-    const row = add(to, "div"), bar = add(row, "span", { class: "bar" });
+    const row = add(to, "div", { role: "listitem" }), bar = add(row, "span", { class: "bar" });
     addToken(row, i);
     return { row, bar, amount: add(row, "span", { class: "amount" }) };
   });
@@ -142,7 +142,6 @@ function point(token) { // show one token's lines, or every token's for null
   state.token = token;
   showSentence();
   showCross();
-  showTable();
 }
 
 function keep(token) { // keep it shown when the pointer leaves; once more lets go

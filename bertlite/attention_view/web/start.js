@@ -25,7 +25,6 @@ async function choose(layer, head, focus = false) {
   element("pointed").textContent = sentenceOf(labelOf(layer, head));
   showSentence();
   showFigures();
-  showTable();
 }
 
 function addSwitch(parent, choices, chosen, use) { // choices: [value, text]
