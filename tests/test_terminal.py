@@ -17,7 +17,7 @@ from terminal import COLUMNS, on_terminal
 import bertlite
 from bertlite.cli import main, parser
 from bertlite.cli.parts import Parser
-from bertlite.cli.words import SHELLS, subcommands
+from bertlite.cli.words import subcommands
 from bertlite.shipping.formats import FORMATS
 
 for library in ("transformers", "accelerate", "datasets", "matplotlib", "pyarrow"):
@@ -144,7 +144,7 @@ def test_the_first_example_of_each_command_runs(home, few_rounds, monkeypatch, c
     monkeypatch.setattr("bertlite.budget.search.CLOCK_ROUNDS", 3)
     for example in FIRST:
         words = as_here(example, home)
-        if missing_exporter(words):
+        if words[0] == "export":  # by tests/shipping/test_export.py
             continue
         if words[0] == "bench":
             words = [*(word.replace("forward", "forward 1 x 16") for word in words), "--rounds", "3"]
@@ -239,16 +239,10 @@ def test_bash_completes(capsys) -> None:
     assert [sorted(found.split()) for found in done.stdout.splitlines()] == [*COMPLETED.values()]
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-def test_completion_is_printed_for_each_shell(shell, capsys) -> None:
+@pytest.mark.parametrize("shell", ["zsh", "tcsh"])
+def test_completion_is_printed_for_other_shells(shell, capsys) -> None:
     pytest.importorskip("shtab")
     with pytest.raises(SystemExit) as end:
         main(["--print-completion", shell])
     assert end.value.code == 0
     assert "bertlite" in capsys.readouterr().out
-
-
-def test_without_shtab_the_message_names_the_package(monkeypatch, capsys) -> None:
-    monkeypatch.setitem(sys.modules, "shtab", None)
-    assert main(["--print-completion", "bash"]) == 2
-    assert "--print-completion needs shtab, which is not installed: pip install" in capsys.readouterr().err

@@ -88,10 +88,10 @@ def parser() -> Parser:
         description="The BERT you can read, prove, prune and run.  `bertlite COMMAND --help` has examples.",
     )
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    words.add_completion(top)
     below = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for add in COMMANDS:
         add(below)
+    words.add_completion(top)
     return top
 
 

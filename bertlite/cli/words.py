@@ -2,14 +2,11 @@
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any
+from importlib.util import find_spec
 
 from bertlite.cli.parts import PATHS, Parser
-from bertlite.extras import import_optional
-
-SHELLS = ("bash", "zsh", "tcsh")
 
 
 def check_spelling(top: Parser, argv: Sequence[str]) -> None:
@@ -77,38 +74,16 @@ def options_of(parser: Parser) -> list[str]:
 
 
 def add_completion(top: Parser) -> None:
-    """Add --print-completion to the parser of all commands."""
-    top.add_argument(
-        "--print-completion",
-        action=PrintCompletion,
-        choices=SHELLS,
-        metavar="SHELL",
-        help=f"print a script that completes commands, options and paths in {', '.join(SHELLS)}; needs the package"
-        " shtab (default: none is printed)",
-    )
+    """Add --print-completion to the parser of all commands, where shtab is installed."""
+    if find_spec("shtab") is None:
+        return
+    import shtab
 
-
-class PrintCompletion(argparse.Action):
-    """Print the script for a shell and exit."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        shtab = import_optional("shtab", option_string or "", "cli")
-        assert isinstance(parser, Parser)
-        complete_paths_(parser, shtab.FILE)
-        print(shtab.complete(parser, shell=str(values)))
-        parser.exit(0)
-
-
-def complete_paths_(parser: Parser, how: Mapping[str, Any]) -> None:
-    """Let shtab complete the arguments that are paths, of all commands below this parser."""
-    for action in parser._actions:
-        if action.metavar in (*PATHS, "PATH[,PATH]"):
-            action.complete = how  # type: ignore[attr-defined]  # where shtab looks for it
-    for below in subcommands(parser).values():
-        complete_paths_(below, how)
+    shtab.add_argument_to(top, "--print-completion", help="print a script that completes commands in a shell")
+    todo = [top]
+    while todo:
+        parser = todo.pop()
+        todo += subcommands(parser).values()
+        for action in parser._actions:
+            if action.metavar in (*PATHS, "PATH[,PATH]"):
+                action.complete = shtab.FILE  # type: ignore[attr-defined]  # where shtab looks for it

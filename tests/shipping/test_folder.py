@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import make, make_batch
+from conftest import make
 from worlds import PRUNED, add_pooling, in_hub_cache, save
 
 import bertlite
@@ -106,15 +106,6 @@ def test_labels_have_the_names_of_the_data_unless_the_model_has_its_own(source, 
     assert not (tmp_path / "two").exists()
 
 
-def test_what_is_written_is_the_model(source, pruned, tmp_path):
-    write_model(tmp_path / "out", pruned, source)
-    again = BertForSequenceClassification.from_pretrained(tmp_path / "out")
-    batch = {name: x.clamp(max=1) if name == "token_type_ids" else x for name, x in make_batch().items()}
-    with torch.no_grad():
-        assert torch.equal(again(**batch).logits, pruned(**batch).logits)
-    assert again.config.pruned_neurons[2] == (0, 5)
-
-
 # The card and the report ---------------------------------------------------------------------------------------------
 
 
@@ -149,15 +140,6 @@ def test_the_hub_reads_the_card(source, pruned, tmp_path):
     assert report["base_model"] == "someone/dense"
 
 
-def test_every_block_of_the_card_runs(source, pruned, tmp_path):
-    pytest.importorskip("transformers")
-    write_model(tmp_path / "out", pruned, source)
-    code = "\n".join(part.partition("```")[0] for part in card_of(tmp_path / "out").text.split("```python\n")[1:])
-    assert "from transformers import" in code
-    done = elsewhere(code + "\nassert type(model).__module__ == 'bertlite.hf.modeling'", tmp_path / "out", tmp_path)
-    assert done.returncode == 0, done.stderr
-
-
 def test_a_hub_id_is_the_base_model_and_an_argument_comes_first(source, pruned, tmp_path, monkeypatch):
     in_hub_cache(source, tmp_path / "hub", "someone/else")
     where = {"cache_dir": tmp_path / "hub", "local_files_only": True}
@@ -180,7 +162,7 @@ def test_a_source_without_a_card_or_with_a_broken_one_is_no_fault(pruned, tmp_pa
         assert "license" not in card_of(tmp_path / name).data.to_dict()
 
 
-@pytest.mark.parametrize("base", [5, 1.5, ["a/b", 7], {"name": "a/b"}, "/home/me/model", "a\n# b", [["a/b"]], True])
+@pytest.mark.parametrize("base", [5, ["a/b", 7], {"name": "a/b"}, "/home/me/model", "a\n# b"])
 def test_a_base_model_that_is_no_hub_id_is_left_out_with_a_warning(base, source, pruned, tmp_path):
     copy = save(tmp_path / "source")
     (copy / "README.md").write_text(f"---\nlicense: mit\nbase_model: {json.dumps(base)}\n---\n")
@@ -280,6 +262,7 @@ def test_modules_outside_the_folder_are_refused(tmp_path, path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.clients
 def test_sentence_transformers_loads_a_pruned_folder(tmp_path):
     pytest.importorskip("sentence_transformers")
@@ -304,7 +287,7 @@ json.dump([type(model[0].auto_model).__module__, model.max_seq_length, vectors.t
 # Code for transformers -----------------------------------------------------------------------------------------------
 
 REMOTE = """
-import json, sys, torch, transformers
+import json, os, sys, torch, transformers
 seen = {}
 for name, auto, folder, inputs in json.loads(sys.argv[1]):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -313,6 +296,9 @@ for name, auto, folder, inputs in json.loads(sys.argv[1]):
         out = model(**{key: torch.tensor(value) for key, value in inputs.items()})
     seen[name] = [type(model).__module__, type(model).__name__, tokenizer.model_max_length, out[0].tolist()]
 json.dump(seen, open("seen.json", "w"))
+os.chdir(folder)
+exec(sys.argv[2])
+assert type(model).__module__ == "bertlite.hf.modeling"
 """
 
 
@@ -324,7 +310,7 @@ def elsewhere(code: str, folder: Path, cache: Path, *words: str) -> "subprocess.
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
 
 
-def test_transformers_loads_every_pruned_head_with_trust(tmp_path):
+def test_transformers_loads_every_pruned_head_with_trust_and_the_code_of_the_card_runs(tmp_path):
     pytest.importorskip("transformers")
     asked, wanted = [], {}
     for auto, name in AUTO_CLASSES.items():
@@ -340,7 +326,9 @@ def test_transformers_loads_every_pruned_head_with_trust(tmp_path):
             wanted[name] = model(**inputs).to_tuple()[0]
         asked.append((name, auto, str(tmp_path / name), {key: value.tolist() for key, value in inputs.items()}))
     assert len(asked) == 8
-    done = elsewhere(REMOTE, tmp_path, tmp_path, json.dumps(asked))
+    code = "\n".join(part.partition("```")[0] for part in card_of(tmp_path / name).text.split("```python\n")[1:])
+    assert "from transformers import" in code
+    done = elsewhere(REMOTE, tmp_path, tmp_path, json.dumps(asked), code)
     assert done.returncode == 0, done.stderr[-2000:]
     seen = read(tmp_path / "seen.json")
     for name, out in wanted.items():
