@@ -219,7 +219,7 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ("inspect x --jsn", "bertlite inspect: there is no option --jsn; did you mean '--json'? ("),
         ("embed a b --out c --dvice=cpu", "bertlite embed: there is no option --dvice; did you mean '--device'? ("),
         ("inspect", "bertlite inspect: the following arguments are required: CHECKPOINT ("),
-        ("inspect a b", "bertlite inspect: 'b' is one word too many ("),
+        ("inspect a b", "bertlite: unrecognized arguments: b ("),
         ("evaluate a --dev d --metric acc", "argument --metric: invalid choice: 'acc' (choose from "),
         (
             "prune score a --train t --calibration 0",

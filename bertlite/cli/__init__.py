@@ -69,11 +69,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """
     top = parser()
     words.check_spelling(top, argv)
-    args, extra = top.parse_known_args(argv)
-    inner, given = words.leaf(top, argv)
-    if extra:
-        inner.error(words.describe_extra(inner, given, extra[0]))
-    for action in inner._actions:  # shells expand a tilde only at the start of a word
+    args = top.parse_args(argv)
+    for action in words.leaf(top, argv)[0]._actions:  # shells expand a tilde only at the start of a word
         if action.metavar in PATHS:
             found = getattr(args, action.dest)
             expanded = [os.path.expanduser(each) for each in found] if isinstance(found, list) else found

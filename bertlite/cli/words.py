@@ -30,19 +30,6 @@ def check_spelling(top: Parser, argv: Sequence[str]) -> None:
             parser.error(f"there is no option {name}; {nearest(name, known)}")
 
 
-def describe_extra(parser: Parser, words: Sequence[str], extra: str) -> str:
-    """Return the message for a word that the parser does not expect, such as the second of a list with spaces."""
-    lists = {name for action in parser._actions if "," in str(action.metavar) for name in action.option_strings}
-    before = list(words[: words.index(extra)]) if extra in words else []
-    while before and not before[-1].startswith("-"):
-        before.pop()
-    if before and before[-1] in lists:
-        start = len(before)
-        items = ",".join(words[start : words.index(extra) + 1])
-        return f"{extra!r} is one word too many; a list has commas: {before[-1]} {items}"
-    return f"{extra!r} is one word too many"
-
-
 def leaf(top: Parser, argv: Sequence[str]) -> tuple[Parser, list[str]]:
     """Return the parser of the command that these words name, and the words after it."""
     parser, words = top, list(argv)
