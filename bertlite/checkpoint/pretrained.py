@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 
-from bertlite.checkpoint.checks import NONFINITE, fit_tensors_, implausible_sizes, nonfinite_tensors, parse_dtype
-from bertlite.checkpoint.families import Origin
+from bertlite.checkpoint.checks import (
+    DTYPES,
+    NONFINITE,
+    fit_tensors_,
+    implausible_sizes,
+    nonfinite_tensors,
+    parse_dtype,
+)
+from bertlite.checkpoint.families import BERT, Origin
 from bertlite.checkpoint.faults import raise_faults
 from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.checkpoint.hub import push_folder
@@ -152,6 +159,8 @@ def load_model(
     options, config = origin.build(cls, options, overrides)
     state = read_tensors(files)
     raise_faults(f"{files.weights} does not fit {files.config.name}:", implausible_sizes(state, config))
+    if asked is not None and origin.family is not BERT:  # which may add tensors: not in a narrower dtype
+        state = {name: t.to(asked) if t.dtype in DTYPES.values() else t for name, t in state.items()}
     model = make_skeleton(cls, config, options)
     wanted: State = model.state_dict()
     try:
