@@ -87,7 +87,8 @@ def parity(commands: Commands) -> None:
         description="""\
 Run a checkpoint in bertlite and in transformers and compare everything they return: outputs, hidden states,
 attentions, losses and gradients.  Unless --all is given, code chooses few cases that together have every backend,
-dtype, kind of mask, head and feature; they take about a minute.  Exits 1 if anything differs.""",
+dtype, kind of mask, head and feature; they take about a minute.  A checkpoint of another family, such as XLM-R, is
+compared with transformers' own class of it.  Exits 1 if anything differs.""",
         examples=(
             "parity google-bert/bert-base-uncased",
             "parity my-model --all --out record.json",
@@ -98,7 +99,7 @@ dtype, kind of mask, head and feature; they take about a minute.  Exits 1 if any
     add_checkpoint(
         action,
         "a hub id or a folder, such as google-bert/bert-base-uncased; by default the real MiniLM checkpoint of the"
-        " demo dependency and one of bert-base's shape that transformers makes",
+        " demo dependency, one of bert-base's shape that transformers makes, and a small one of each other family",
         nargs="?",
     )
     option(
@@ -111,6 +112,9 @@ dtype, kind of mask, head and feature; they take about a minute.  Exits 1 if any
         metavar="NAMES",
     )
     option(action, "--device", str, "cpu", "cpu or cuda, which adds every kernel of SDPA, and TF32", otherwise="cpu")
+    action.add_argument(
+        "--families", action="store_true", help="only the other families, with random weights (default: them too)"
+    )
     action.add_argument(
         "--all", action="store_true", help="run every case; it takes minutes (default: the quick choice)"
     )
@@ -310,7 +314,7 @@ def add_peers(action: argparse.ArgumentParser) -> None:
     option(peers, "--only", names, None, "sections whose name contains one of these", **all_of)
     baseline = "engines whose name contains one of these; the baseline always runs"
     option(peers, "--engines", names, None, baseline, **all_of)
-    shape = "shapes with random weights: bert-base, MiniLM"
+    shape = "shapes with random weights: bert-base, MiniLM, bge-m3, all-mpnet"
     option(peers, "--models", names, None, shape, otherwise="bert-base", metavar="A,B")
     threads = "threads of all engines, a section for each number"
     option(peers, "--threads", counts, None, threads, otherwise="as many as torch has", metavar="N,M")

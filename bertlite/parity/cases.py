@@ -69,7 +69,10 @@ PAIRS = (("backend", "dtype"), ("backend", "batch"), ("backend", "feature"), ("b
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison with transformers: a model, a backend, a batch, a dtype, a feature and a way to run it."""
+    """One comparison with transformers: a model, a backend, a batch, a dtype, a feature and a way to run it.
+
+    The backend may also be "native", `optimize_for_inference`'s; `family` is that of a checkpoint of another family.
+    """
 
     model: str = "BertModel"
     backend: str = "sdpa"
@@ -77,10 +80,11 @@ class Case:
     dtype: str = "float64"
     feature: str = ""
     mode: str = ""  # a kernel of SDPA, used alone on both sides; TF32; or empty for a plain call
+    family: str = ""
 
     @property
     def name(self) -> str:
-        parts = (self.model, self.backend, self.batch, self.dtype, self.feature, self.mode)
+        parts = (self.family, self.model, self.backend, self.batch, self.dtype, self.feature, self.mode)
         return "-".join(part for part in parts if part)
 
     def __str__(self) -> str:

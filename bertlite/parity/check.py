@@ -20,9 +20,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 import bertlite
+from bertlite.checkpoint.families import Origin
+from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.config import BertConfig, ConfigLike
+from bertlite.inference import optimize_for_inference
 from bertlite.model import BertPreTrainedModel
-from bertlite.parity import reference
+from bertlite.parity import families, reference
 from bertlite.parity.cases import DECODER, GRADIENTS, KERNELS, TF32, Case, Overrides
 from bertlite.parity.compare import (
     Report,
@@ -102,20 +105,26 @@ def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tampe
     references = {"theirs": their_model(case, models.theirs(reference.backend_for(case)), inputs)}
     if reads_truth(case, device):
         references["truth"] = their_model(case, models.truth, inputs)
+    if case.family:
+        inputs = families.family_inputs(references["theirs"], inputs, models.ours.config.pad_token_id or 0)
     watch = AttentionWatch()
     with watch:
         mine = tensors(case, ours, inputs, mine=True)
     others = {side: tensors(case, model, inputs, mine=False) for side, model in references.items()}
+    if case.family and case.feature in GRADIENTS:
+        mine, others = families.gradients_as_ours(models.origin, mine, others, models.ours)
     report = Report(
         case.name,
         compared(case, device, mine, others),
         backend=watch.name,
         seconds=time.perf_counter() - start,
     )
-    if report.ok or case.backend == "packed":  # whose modules have the tokens of another shape
+    if report.ok or case.backend in ("packed", "native"):  # whose modules have the tokens of another shape
         return report
     runs = {side: partial(forward, case, model, inputs, mine=False) for side, model in references.items()}
     traces = {side: trace(model, runs[side]) for side, model in references.items()}
+    if case.family:
+        traces = {side: families.modules_as_ours(models.origin, found) for side, found in traces.items()}
     our_trace = trace(ours, partial(forward, case, ours, inputs, mine=True))
     first = first_divergence(our_trace, traces["theirs"], traces.get("truth"), rule_for(case, device, "forward"))
     return replace(report, first_module=first, seconds=time.perf_counter() - start)
@@ -142,6 +151,7 @@ def rule_for(case: Case, device: str, tensor: str) -> Rule:
         and device == "cpu"
         and not reference.honours("prune_heads")  # 4.57 divides where 5 multiplies
         and case.backend != "packed"
+        and not case.family
         and case.feature not in OTHER_ORDER_OF_SUMS
         and case.mode != TF32
         and not (case.feature == "attentions" and case.backend == "sdpa")  # theirs are eager's
@@ -155,10 +165,12 @@ def reads_truth(case: Case, device: str) -> bool:
     return rule_for(case, device, "grad." if case.feature in GRADIENTS else "") is as_well
 
 
-def prepared(case: Case, model: BertPreTrainedModel, inputs: Inputs, tamper: Tamper | None) -> BertPreTrainedModel:
+def prepared(case: Case, model: BertPreTrainedModel, inputs: Inputs, tamper: Tamper | None) -> nn.Module:
     """Return our model for the case: a copy, if it is changed."""
     if tamper is not None or case.feature in ("pruned", "pruned_layer", "checkpointed", "dropout"):
         model = copy.deepcopy(model)
+    if case.backend == "native":
+        return optimize_for_inference(model, backend="native")
     model.set_attn_implementation(case.backend)
     if case.feature in ("pruned", "pruned_layer"):
         model.prune_heads(heads_of(case, model.config))
@@ -209,7 +221,7 @@ def forward(case: Case, model: nn.Module, inputs: Inputs, mine: bool) -> Output:
 
 def tensors(case: Case, model: nn.Module, inputs: Inputs, mine: bool) -> dict[str, Tensor]:
     """Return everything one side computes, by name: outputs, hidden states, attentions and loss, or gradients."""
-    options = {"output_hidden_states": True, "output_attentions": case.feature == "attentions"}
+    options = {"output_hidden_states": case.backend != "native", "output_attentions": case.feature == "attentions"}
     if case.feature not in GRADIENTS:
         with torch.no_grad():
             out = forward(case, model, {**inputs, **options}, mine)
@@ -219,7 +231,8 @@ def tensors(case: Case, model: nn.Module, inputs: Inputs, mine: bool) -> dict[st
     loss = out["loss"] if "loss" in out else weighted_sum(without_padding(case, out, inputs))
     assert isinstance(loss, Tensor)
     loss.backward()
-    grads = {f"grad.{name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+    every = model.named_parameters(remove_duplicate=not case.family)  # tied ones have another first name there
+    grads = {f"grad.{name}": p.grad for name, p in every if p.grad is not None}
     model.zero_grad()
     return grads
 
@@ -236,9 +249,12 @@ def named(case: Case, out: Output, inputs: Inputs, config: ConfigLike) -> Iterat
 
 
 def without_padding(case: Case, out: Output, inputs: Inputs) -> dict[str, Tensor | tuple[Tensor, ...]]:
-    """Return an output; for a packed case with zeros for padding, and no pooler output where theirs reads padding."""
+    """Return an output; for a packed case, a native one and a family with zeros for padding, and without the pooler's
+    output where theirs reads padding.
+    """
     mask = inputs.get("attention_mask")
-    if case.backend != "packed" or not isinstance(mask, Tensor):
+    whole = case.backend not in ("packed", "native") and not case.family
+    if whole or not isinstance(mask, Tensor):
         return dict(out)
     padding = mask.flatten(0, -2) == 0  # (B, S); choices are sequences of their own
 
@@ -283,6 +299,10 @@ class Models:
     def source(self) -> str | Path:
         """Return the checkpoint, or a copy that has the tensors of this class's head."""
         return reference.complete(self.checkpoint, self.model, self.overrides, self.folder)
+
+    @cached_property
+    def origin(self) -> Origin:
+        return Origin.read(find_checkpoint(Source(self.source)).config)
 
     @cached_property
     def ours(self) -> BertPreTrainedModel:

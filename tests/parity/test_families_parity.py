@@ -1,0 +1,73 @@
+"""The sections of the other families: transformers' own class of each beside ours, and the faults they must find."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from bertlite.checkpoint.families import FAMILIES
+from bertlite.cli import main
+from bertlite.parity import Case, check
+from bertlite.parity.families import KINDS, cases_of, save_random
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a function that gives the folder of a family's small model."""
+    made: dict[str, Path] = {}
+
+    def make(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = save_random(tmp_path_factory.mktemp("family"), kind, "small")
+        return made[kind]
+
+    return make
+
+
+CASES = [
+    pytest.param(case, marks=[] if case in cases_of(kind, thin=True) else pytest.mark.slow, id=case.name)
+    for kind in KINDS
+    for case in dict.fromkeys((*cases_of(kind, thin=True), *cases_of(kind)))
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_small_model_of_a_family_is_transformers_model(case: Case, folders: Any) -> None:
+    report = check(case, "cpu", folders(case.family))
+    assert report.ok, f"\n{report}"
+    assert report.backend.partition(",")[0] in (case.backend, "none", "eager"), report.backend
+
+
+def test_every_family_has_cases_with_every_backend_and_padding() -> None:
+    assert {kind.partition("/")[0] for kind in KINDS} == FAMILIES.keys() - {"bert"}
+    for kind in KINDS:
+        for thin in (True, False):
+            cases = cases_of(kind, thin)
+            assert {case.backend for case in cases} == {"eager", "sdpa", "packed", "native"}
+            assert {case.batch for case in cases} == {"full", "padded", "left"}
+            assert {case.dtype for case in cases} == {"float64", "float32"}
+            assert {case.feature for case in cases} == {"", "gradients"}
+
+
+@pytest.mark.parametrize("kind", ["roberta", "distilbert", "mpnet"])
+def test_a_fault_is_found_and_named_by_our_module(kind: str, folders: Any) -> None:
+    def tamper(model: Any) -> None:
+        model.encoder.layer[1].attention.self.key.weight.data[3, 5] += 1e-6
+
+    report = check(Case("BertModel", "eager", "left", "float64", family=kind), "cpu", folders(kind), tamper)
+    assert report.failed
+    assert report.first_module == "encoder.layer.1.attention.self.key"
+
+
+def test_a_folder_of_a_family_is_compared_with_its_own_class(
+    folders: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "record.json"
+    assert main(["parity", str(folders("xlm-roberta")), "--out", str(out)]) == 0
+    (section,) = json.loads(out.read_text())["families"].values()
+    assert section["model_type"] == "xlm-roberta"
+    assert all(case["ok"] and case["name"].startswith("xlm-roberta-") for case in section["cases"])
+    assert "equal: " in capsys.readouterr().out
