@@ -18,6 +18,8 @@ from torch import Tensor
 
 import bertlite
 from bertlite.bench.work import Forward
+from bertlite.checkpoint.families import read_config
+from bertlite.checkpoint.files import Source
 from bertlite.parity import reference
 
 FLOATS = ("float32", "bfloat16")
@@ -134,7 +136,7 @@ def onnxruntime_engine(folder: Path, dtype: str, device: str) -> Forward:
 
     def optimise(path: Path) -> None:
         plain = export_once(folder, "plain.onnx", write)
-        config = bertlite.BertConfig.from_json_file(folder / "config.json")
+        config = read_config(Source(folder))
         graph = optimizer.optimize_model(
             str(plain), "bert", num_heads=config.num_attention_heads, hidden_size=config.hidden_size, opt_level=0
         )

@@ -16,16 +16,31 @@ import bertlite
 from bertlite.bench.accuracy import Accuracy, accuracies
 from bertlite.bench.engines import ENGINES
 from bertlite.bench.work import Forward, Work, works
+from bertlite.checkpoint.families import read_config
+from bertlite.checkpoint.files import Source
 from bertlite.parity import reference
 from bertlite.timing import Timings, alternate, summary, with_spread
 
 BASELINE = "transformers sdpa float32"
-MODELS: dict[str, tuple[str, dict[str, int]]] = {  # shape: folder, and what differs from bert-base
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # shape: folder, and what differs from bert-base
     "bert-base": ("base", {}),
     "MiniLM": (
         "minilm",
         {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
     ),
+    "bge-m3": (  # with as many words as BERT
+        "bge-m3",
+        {
+            "model_type": "xlm-roberta",
+            "vocab_size": 30522,
+            "max_position_embeddings": 8194,
+            "hidden_size": 1024,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "intermediate_size": 4096,
+        },
+    ),
+    "all-mpnet": ("all-mpnet", {"model_type": "mpnet", "max_position_embeddings": 514}),
 }
 BURST = 0.05  # seconds that an engine runs for in each round at least
 
@@ -61,7 +76,7 @@ class Bench:
 
     @cached_property
     def config(self) -> bertlite.BertConfig:
-        return bertlite.BertConfig.from_json_file(self.folder / "config.json")
+        return read_config(Source(self.folder))
 
     @cached_property
     def runs(self) -> dict[str, Forward]:
@@ -94,7 +109,7 @@ def forward_sections(device: str) -> dict[str, Section]:
 
 def forward(work: Work, bench: Bench) -> dict[str, Any]:
     """Time one batch in every engine that is right."""
-    batch = work.inputs(bench.config.vocab_size, bench.device)
+    batch = work.inputs(bench.config.vocab_size, bench.device, bench.config.pad_token_id or 0)
     runs = {name: run for name, run in bench.runs.items() if work.filled < 1 or "packed" not in name}
     truth = reference.load(bench.folder, "BertModel", {}, torch.float64, "eager", bench.device)
     found = accuracies(truth, runs, batch)

@@ -46,12 +46,16 @@ class Work:
             return "none"
         return "longest" if self.width == max(self.lengths) else "fixed"
 
-    def inputs(self, vocabulary: int, device: str = "cpu") -> dict[str, Tensor]:
-        """Return random words with an attention mask, which full batches have too, as tokenizers make it."""
+    def inputs(self, vocabulary: int, device: str = "cpu", pad: int = 0) -> dict[str, Tensor]:
+        """Return random words with an attention mask, which full batches have too, as tokenizers make it.
+
+        Args:
+            pad: the id of padding, above which the words' are.
+        """
         generator = torch.Generator().manual_seed(0)
         shape = (len(self.lengths), self.width)
         mask = torch.arange(self.width) < torch.tensor(self.lengths)[:, None]
-        ids = torch.randint(1, vocabulary, shape, generator=generator).masked_fill(~mask, 0)
+        ids = torch.randint(pad + 1, vocabulary, shape, generator=generator).masked_fill(~mask, pad)
         return {"input_ids": ids.to(device), "attention_mask": mask.long().to(device)}
 
 

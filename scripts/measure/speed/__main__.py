@@ -1,6 +1,7 @@
 """Make our own records of speed: `bertlite bench`, pruned models, starting, and training.
 
     python -m scripts.measure.speed --only forward,pruned --models bert-base,MiniLM --out speed.json,speed.png,exported
+    python -m scripts.measure.speed --only "forward 32 x,forward 1 x" --models bge-m3,all-mpnet --out speed.json
     python -m scripts.measure.speed --only training --out speed.json
     python -m scripts.measure.speed --only import,loading,cold,packing --rounds 7 --out scripts/results/startup.json
 

@@ -38,7 +38,7 @@ def pruned(bench: Bench) -> dict[str, Any]:
     On the CPU they are optimised.
     """
     work, backend = full(8, 128), "native" if bench.device == "cpu" else PLAIN
-    batch = work.inputs(bench.config.vocab_size, bench.device)
+    batch = work.inputs(bench.config.vocab_size, bench.device, bench.config.pad_token_id or 0)
     runs: dict[str, Forward] = {}
     found: dict[str, Accuracy] = {}
     for what, model in pruned_models(bench).items():
