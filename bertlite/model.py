@@ -14,12 +14,12 @@ from torch import nn
 from bertlite.checkpoint.names import rename_legacy_keys_
 from bertlite.checkpoint.pretrained import Pretrained
 from bertlite.checkpoint.skeleton import init_weights
-from bertlite.config import BertConfig, ConfigLike, set_config
-from bertlite.pruning import cut_attentions_, prune_heads_, with_pruned
+from bertlite.config import BertConfig, set_config
+from bertlite.pruning import prune_heads_
 from bertlite.resizing import Resizable
 from bertlite.stack.attention import check_backend
 from bertlite.stack.body import BertBody, config_of
-from bertlite.stack.modules import BertAttention, BertLayer
+from bertlite.stack.modules import BertLayer
 from bertlite.stack.outputs import BertModelOutput
 
 
@@ -44,23 +44,10 @@ class Checkpointing:
             )
 
 
-class SharedConfig:
-    """The config of a model, held by the model and by its attentions, which can enter heads that they have lost."""
-
-    def __init__(self, config: BertConfig) -> None:
-        self.config = config
-
-    def prune_heads(self, attention: BertAttention, heads: Iterable[int]) -> None:
-        layer, before = attention.layer_idx, self.config
-        after = with_pruned(before, {layer: heads})
-        cut_attentions_([(layer, attention)], before, after)
-        self.config = after
-
-
 class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
     """Base of all models: loads, saves, resizes embeddings, prunes heads, checkpoints layers."""
 
-    _shared_config: SharedConfig
+    _config: BertConfig
     base_model_prefix: ClassVar[str] = "bert"
     base_class: ClassVar[type[Any]]  # BertModel, for the heads
     main_input_name: ClassVar[str] = "input_ids"
@@ -76,11 +63,7 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
         self.tie_weights()
 
     def _give_config(self, config: BertConfig) -> None:
-        shared = getattr(self.base_model, "_shared_config", None)
-        if shared is None:
-            self.base_model._shared_config = SharedConfig(config)
-        else:
-            shared.config = config
+        self.base_model._config = config
 
     config = property(config_of, _give_config)
 
@@ -207,11 +190,6 @@ class BertModel(BertBody[BertModelOutput], BertPreTrainedModel):
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config, add_pooling_layer=add_pooling_layer)
-
-    def build(self, config: ConfigLike, add_pooling_layer: bool = True) -> None:
-        super().build(config, add_pooling_layer)
-        for layer in self._layers():
-            layer.attention.shared_config = self._shared_config
 
     @property
     def build_options(self) -> dict[str, Any]:

@@ -113,14 +113,8 @@ def prune_heads_(model: Model, heads: Heads) -> Model:
         TypeError: a projection is not a plain nn.Linear (LoRA, quantised): merge first, or prune first.
     """
     before, after = model.config, with_pruned(model.config, heads)
-    if cut_attentions_(enumerate(attentions_of(model)), before, after):
-        set_config(model, after)
-    return model
-
-
-def cut_attentions_(attentions: Iterable[tuple[int, BertAttention]], before: ConfigLike, after: ConfigLike) -> bool:
-    """Remove the heads that one config has and another has not from numbered layers; return whether there are any."""
-    changed = [each for each in attentions if kept_heads(before, each[0]) != kept_heads(after, each[0])]
+    numbered = enumerate(attentions_of(model))
+    changed = [each for each in numbered if kept_heads(before, each[0]) != kept_heads(after, each[0])]
     for layer, attention in changed:
         check_linear_parts(attention_parts(layer, attention))
     for layer, attention in changed:
@@ -128,7 +122,9 @@ def cut_attentions_(attentions: Iterable[tuple[int, BertAttention]], before: Con
         kept = [i for i, head in enumerate(kept_heads(before, layer)) if head in remaining]
         cut_heads_(attention, kept)
         attention.pruned_heads = set(after.pruned_heads[layer])
-    return bool(changed)
+    if changed:
+        set_config(model, after)
+    return model
 
 
 def cut_heads_(attention: BertAttention, kept: Sequence[int]) -> None:

@@ -20,7 +20,6 @@ from bertlite import (
     BertForSequenceClassification,
     BertModel,
     densify,
-    drop_layers_,
     kept_heads,
     kept_neurons,
     prune_heads,
@@ -30,7 +29,6 @@ from bertlite import (
     scatter_heads,
     with_pruned,
 )
-from bertlite.stack.modules import BertAttention
 
 B, S, D, N, H, L, WIDTH = 2, 11, 48, 4, 12, 3, 37
 ALL, EVERY = [0, 1, 2, 3], range(37)
@@ -648,41 +646,3 @@ def test_heads_are_pruned_by_the_name_that_transformers_4_has_for_it() -> None:
     model._prune_heads({0: [1]})
     assert model.config == wanted.config
     assert_same(dict(model.state_dict()), dict(wanted.state_dict()), atol=0)
-
-
-@pytest.mark.parametrize("copied", [lambda model: model, copy.deepcopy, pickled], ids=["itself", "deepcopy", "pickle"])
-@pytest.mark.parametrize("cls", [BertModel, BertForMaskedLM])
-def test_an_attention_prunes_itself_and_its_model_knows(
-    cls: Any, copied: Callable[[Any], Any], batch: dict[str, Tensor], tmp_path: Path
-) -> None:
-    dense = make(cls)
-    model, before = copied(dense), dense.config
-    wanted = prune_heads(dense, {1: [0, 2], 2: ALL})
-    attention = model.base_model.encoder.layer[1].attention
-    attention.prune_heads([2])
-    attention.prune_heads({2, 0})
-    model.prune_heads({2: [0, 3]})
-    model.base_model.encoder.layer[2].attention.prune_heads([1, 2])
-    assert model.config == model.base_model.config == wanted.config
-    assert (dense.config == before) == (model is not dense)
-    assert attention.pruned_heads == {0, 2}
-    assert_same(model.state_dict(), wanted.state_dict(), atol=0)
-    gate = gate_of({1: [1]})
-    assert_same(model(**batch, head_mask=gate)[0], wanted(**batch, head_mask=gate)[0], atol=0)
-    model.save_pretrained(tmp_path)
-    assert_same(cls.from_pretrained(tmp_path).state_dict(), wanted.state_dict(), atol=0)
-    drop_layers_(model, [0])
-    attention.prune_heads([3])
-    assert model.config.pruned_heads == {0: (0, 2, 3), 1: tuple(ALL)}
-
-
-def test_an_attention_that_cannot_prune_itself_says_so() -> None:
-    model = make(is_decoder=True, add_cross_attention=True)
-    before, config = copy.deepcopy(model.state_dict()), model.config
-    layer = model.encoder.layer[1]
-    with pytest.raises(ValueError, match="layer 1 has no head 4: it was built with 4 heads, 0 to 3"):
-        layer.attention.prune_heads([4])
-    for attention in (layer.crossattention, BertAttention(config, 1)):
-        with pytest.raises(ValueError, match=r"use model.prune_heads\({layer: heads}\)"):
-            attention.prune_heads([1])
-    assert_unchanged(model, before, config)

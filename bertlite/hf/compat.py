@@ -9,9 +9,28 @@ from transformers import DynamicCache, EncoderDecoderCache, PretrainedConfig
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, create_causal_mask
 from transformers.utils import TransformersKwargs
 
+from bertlite.config import check_values, normalise_heads, normalise_neurons, pruned_neurons
+
 V5 = int(transformers.__version__.split(".")[0]) >= 5
 IGNORED = (*TransformersKwargs.__annotations__, "cache_position")  # arguments that every forward takes and may ignore
 EMBEDS = "inputs_embeds" if V5 else "input_embeds"  # the name of an argument of the mask functions
+
+
+def complete_config_(config: Any) -> None:
+    """Add the fields that transformers 5 lacks to a config, in place, and check its values.
+
+    Raises:
+        ValueError: a value is impossible for a BERT, or would be ignored.
+    """
+    if getattr(config, "position_embedding_type", None) is None:
+        config.position_embedding_type = "absolute"
+    check_values(config)
+    heads = getattr(config, "pruned_heads", None) or {}
+    gone = normalise_heads(heads, config.num_hidden_layers, config.num_attention_heads)
+    config.pruned_heads = {layer: list(which) for layer, which in gone.items()}
+    if pruned_neurons(config):  # a field that transformers does not know, but keeps
+        neurons = normalise_neurons(config.pruned_neurons, config.num_hidden_layers, config.intermediate_size)
+        config.pruned_neurons = {layer: list(which) for layer, which in neurons.items()}
 
 
 def new_cache(config: PretrainedConfig, crossed: bool) -> Any:

@@ -17,9 +17,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from transformers.models.bert import modeling_bert as stock
 
 from bertlite import pruning
-from bertlite.config import kept_neurons
+from bertlite.config import kept_neurons, normalise_heads
 from bertlite.hf.cache import past_of
-from bertlite.hf.config import complete_config_, heads_by_layer
+from bertlite.hf.compat import complete_config_
 from bertlite.hf.masks import gate_of, read_inputs, takes_inputs
 from bertlite.hf.parts import BertIntermediate, BertOutput, BertSelfOutput, WithoutStock
 from bertlite.stack import modules
@@ -81,7 +81,8 @@ class Attention(Attends, modules.BertAttention, WithoutStock, stock.BertAttentio
         config: Any = self.self.config
         layer: Any = self.self.layer_idx
         number = 0 if layer is None else layer
-        gone = self.pruned_heads.union(*heads_by_layer({number: heads}, config).values())
+        named = normalise_heads({number: heads}, config.num_hidden_layers, config.num_attention_heads)
+        gone = self.pruned_heads.union(*named.values())
         if gone == self.pruned_heads:
             return
         pruning.check_linear_parts(pruning.attention_parts(number, self))

@@ -25,13 +25,12 @@ from bertlite import pruning
 from bertlite.checkpoint.checks import NONFINITE, nonfinite_tensors
 from bertlite.checkpoint.faults import raise_faults
 from bertlite.checkpoint.skeleton import is_misaligned
-from bertlite.config import embeds_size, set_config
+from bertlite.config import embeds_size, normalise_heads, set_config
 from bertlite.heads import layers as head_layers
 from bertlite.heads import models as heads
 from bertlite.heads.body import HeadBody
 from bertlite.hf import compat, layers4, layers5, parts
 from bertlite.hf.calls import StockCalls, check_unused
-from bertlite.hf.config import complete_config_, heads_by_layer
 from bertlite.hf.folder import check_folder
 from bertlite.hf.masks import OURS
 from bertlite.hf.signatures import in_stocks_order
@@ -64,7 +63,7 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
         transformers.PreTrainedModel.__init__(self, config)
         if isinstance(self, HeadBody | BertBody):
-            complete_config_(self.config)
+            compat.complete_config_(self.config)
             self.build(self.config, *args, **options)
             self.post_init()
 
@@ -92,7 +91,7 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
         The model gets a config of its own, so that another model made from the same one is left alone.  A class of
         one's own, whose base model has a `_prune_heads`, is pruned by that.
         """
-        heads = heads_by_layer(heads_to_prune, self.config)
+        heads = normalise_heads(heads_to_prune, self.config.num_hidden_layers, self.config.num_attention_heads)
         if self.prunes_itself:
             after = pruning.with_pruned(self.config, heads)
             self.base_model._prune_heads(heads)

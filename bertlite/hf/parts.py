@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.bert import modeling_bert as stock
 
-from bertlite.hf.config import complete_config_
+from bertlite.hf.compat import complete_config_
 from bertlite.stack import modules
 
 

@@ -324,4 +324,4 @@ def pick(out: ModelOutput, return_dict: bool) -> Any:
 
 def config_of(model: Any) -> Any:
     """Return the config: one value for a model and the BertModel inside it, whichever of the two is given another."""
-    return model._modules.get(model.base_model_prefix, model)._shared_config.config  # faster than `getattr`
+    return model._modules.get(model.base_model_prefix, model)._config  # faster than `getattr`

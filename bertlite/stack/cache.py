@@ -46,9 +46,3 @@ class KeyValueCache:
 
     def kept(self, layer: int) -> tuple[Tensor, Tensor] | None:
         return self.cross.get(layer)
-
-    def reorder(self, rows: Tensor) -> None:
-        """Keep these rows of the batch, in this order, as a beam search does after each step."""
-        for kept in (self.own, self.cross):
-            for layer, pair in kept.items():
-                kept[layer] = tuple(x.index_select(0, rows) for x in pair)  # type: ignore[assignment]  # still a pair

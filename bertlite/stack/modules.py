@@ -5,7 +5,7 @@ Shapes:  B sequences · S positions · D hidden · N heads kept · H head dim;  
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -141,8 +141,6 @@ class Caller(nn.Module):
 class BertAttention(Caller):
     """Attention, to oneself or to an encoder, and its output projection; its attribute is `self` in checkpoints."""
 
-    shared_config: Any = None  # the `bertlite.model.SharedConfig` of its model
-
     def __init__(self, config: ConfigLike, layer: int, cross: bool = False) -> None:
         super().__init__()
         self.layer_idx = layer
@@ -155,12 +153,6 @@ class BertAttention(Caller):
     ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, D), (B, N, S, K)
         context, weights = self.call(self.self, hidden_states, inputs)
         return self.output(context, hidden_states), weights
-
-    def prune_heads(self, heads: Iterable[int]) -> None:
-        """Remove heads of this layer, as `model.prune_heads({layer: heads})` does."""
-        if self.shared_config is None:
-            raise ValueError("this attention is no self-attention of a model; use model.prune_heads({layer: heads})")
-        self.shared_config.prune_heads(self, heads)
 
 
 class BertIntermediate(nn.Module):

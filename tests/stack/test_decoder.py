@@ -176,18 +176,6 @@ def test_a_cache_holds_the_heads_that_each_layer_kept() -> None:
     assert [tuple(cache.cross[layer][1].shape) for layer in range(L)] == [(B, K, N, H)] * L
 
 
-def test_reordered_rows_go_on_as_themselves() -> None:
-    model = build(**CROSS)
-    inputs, rows = inputs_of(model), torch.tensor([1, 1, 0])
-    cache = steps(model, inputs, (6,))[0].past_key_values
-    cache.reorder(rows)
-    chosen = {k: x[rows] for k, x in inputs.items()}
-    rest = {k: x[:, 6:] if k in PER_TOKEN else x for k, x in chosen.items()}
-    wanted = model(**chosen).logits[:, 6:]
-    assert_same(model(**rest, past_key_values=cache).logits, wanted)
-    assert distance(wanted[0], wanted[2]) > 1e-2
-
-
 @BOTH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_left_padding_is_never_nan(dtype: torch.dtype, backend: str) -> None:
