@@ -83,26 +83,6 @@ def registered_mask(
     raise ValueError(f"transformers {transformers.__version__} makes no mask for {name!r}; use eager or sdpa, or 5.x")
 
 
-def zeros_(tensor: Tensor) -> None:
-    """Fill with zeros at initialisation; the function of 5.x skips loaded tensors."""
-    if V5:
-        from transformers import initialization
-
-        initialization.zeros_(tensor)
-    else:
-        tensor.data.zero_()
-
-
-def fill_buffers_(embeddings: Any) -> None:
-    """Fill the buffers of embeddings at initialisation; 5.x makes models on the meta device."""
-    if V5:
-        from transformers import initialization
-
-        positions = embeddings.position_ids
-        initialization.copy_(positions, torch.arange(positions.shape[-1], device=positions.device)[None])
-        initialization.zeros_(embeddings.token_type_ids)
-
-
 def auto_classes() -> list[Any]:
     """Return every AutoModel… class of this version."""
     from transformers.models.auto import modeling_auto

@@ -120,6 +120,8 @@ class ReadsCalls:
 class Layer(ReadsCalls, modules.BertLayer, WithoutStock, stock.BertLayer):
     """A layer that transformers turns checkpointing on and off for, in the way of its version."""
 
+    feed_forward_chunk: Any  # of transformers' class, for code that replaces it
+
     def __init__(self, config: Any, layer_idx: int | None = None) -> None:
         nn.Module.__init__(self)
         complete_config_(config)
@@ -142,9 +144,6 @@ class Layer(ReadsCalls, modules.BertLayer, WithoutStock, stock.BertLayer):
 
     def feed_forward(self, x: Tensor) -> Tensor:
         return self.feed_forward_chunk(x)
-
-    def feed_forward_chunk(self, attention_output: Tensor) -> Tensor:
-        return modules.BertLayer.feed_forward(self, attention_output)
 
 
 class Encoder(ReadsCalls, modules.BertEncoder, WithoutStock, stock.BertEncoder):

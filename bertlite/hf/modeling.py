@@ -50,15 +50,8 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
     `bertlite.hf.parts`, and their constructors do not run either.
     """
 
-    config_class = BertConfig
-    base_model_prefix = "bert"
     base_class: ClassVar[type[Any]]  # BertModel, for the heads
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
-    _supports_attention_backend = compat.V5  # 4.57 takes it as a promise to run batches that are packed by position
-    _no_split_modules = ["BertEmbeddings", "BertLayer"]
+    _supports_flash_attn = _supports_flex_attn = True  # with 4.57 too
 
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
         transformers.PreTrainedModel.__init__(self, config)
@@ -111,14 +104,6 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
         if requested_attention in OURS:
             return requested_attention
         return super().get_correct_attn_implementation(requested_attention, is_init_check)
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        transformers.PreTrainedModel._init_weights(self, module)
-        if isinstance(module, head_layers.BertLMPredictionHead):
-            compat.zeros_(module.bias)
-        elif isinstance(module, parts.BertEmbeddings):
-            compat.fill_buffers_(module)
 
     if compat.V5:  # where code of transformers 4 calls this alone
 
@@ -188,11 +173,7 @@ class BertModel(StockCalls, BertPreTrainedModel, stock.BertModel):
     """
 
     output_type = BaseModelOutputWithPoolingAndCrossAttentions
-    _can_record_outputs = {"hidden_states": layers.BertLayer, "attentions": layers.BertSelfAttention}
     encoder_class = layers.BertEncoder
-
-    def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
-        super().__init__(config, add_pooling_layer=add_pooling_layer)
 
     def build(self, config: Any, add_pooling_layer: bool = True) -> None:
         self.embeddings = parts.BertEmbeddings(config)
@@ -200,12 +181,6 @@ class BertModel(StockCalls, BertPreTrainedModel, stock.BertModel):
         self.pooler = parts.BertPooler(config) if add_pooling_layer else None
         self.attn_implementation = config._attn_implementation  # as in 4.57
         self.position_embedding_type = config.position_embedding_type
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.embeddings.word_embeddings
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.embeddings.word_embeddings = value
 
 
 BertPreTrainedModel.base_class = BertModel

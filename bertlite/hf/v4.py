@@ -12,8 +12,7 @@ transformers 4.57 both are the same classes.
 from bertlite.heads.body import HeadBody
 from bertlite.hf import *  # noqa: F403  # all that is not made anew below
 from bertlite.hf import compat, modeling
-from bertlite.hf.layers4 import BertAttention as BertAttention
-from bertlite.hf.layers4 import BertEncoder, BertLayer, BertSelfAttention
+from bertlite.hf.layers4 import BertAttention, BertEncoder, BertLayer, BertSelfAttention  # noqa: F401
 from bertlite.hf.signatures import ORDER_OF_4, in_order
 
 if compat.V5:
@@ -23,7 +22,6 @@ if compat.V5:
         """BertModel with layers of transformers 4."""
 
         encoder_class = BertEncoder
-        _can_record_outputs = {"hidden_states": BertLayer, "attentions": BertSelfAttention}
 
     globals().update(
         (name, type(name, (head,), {"base_class": BertModel, "__module__": __name__}))
