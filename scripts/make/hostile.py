@@ -40,16 +40,18 @@ def config_of(**changes: Any) -> Write:
 
     def write(folder: Path) -> None:
         save_file(state(), folder / "model.safetensors", {"format": "pt"})
-        text = json.dumps({**SIZES, "model_type": "bert", **changes})
-        (folder / "config.json").write_text(text.replace('"1e400"', "1e400"))
+        config = json.dumps({**SIZES, "model_type": "bert", **changes})
+        (folder / "config.json").write_text(config.replace('"1e400"', "1e400"))
 
     return write
 
 
-def config_text(text: str) -> Write:
+def edited(change: Callable[[bytes], bytes], file: str = "model.safetensors", base: Write | None = None) -> Write:
+    """Make a writer of a sound checkpoint, or of what `base` writes, one file of which is changed."""
+
     def write(folder: Path) -> None:
-        config_of()(folder)
-        (folder / "config.json").write_text(text)
+        (base or config_of())(folder)
+        (folder / file).write_bytes(change((folder / file).read_bytes()))
 
     return write
 
@@ -57,23 +59,16 @@ def config_text(text: str) -> Write:
 def tensors(change: Callable[[State], Any], **config: Any) -> Write:
     """Make a writer of a checkpoint whose tensors are changed, in place or by returning others."""
 
-    def write(folder: Path) -> None:
-        config_of(**config)(folder)
+    def rewrite(_: bytes) -> bytes:
         changed = state()
         changed = change(changed) or changed
-        save_file({name: t.contiguous() for name, t in changed.items()}, folder / "model.safetensors")
+        return save({name: t.contiguous() for name, t in changed.items()})
 
-    return write
+    return edited(rewrite, base=config_of(**config))
 
 
-def blob(change: Callable[[bytes], bytes]) -> Write:
-    """Make a writer of a checkpoint whose weights file is changed byte by byte."""
-
-    def write(folder: Path) -> None:
-        config_of()(folder)
-        (folder / "model.safetensors").write_bytes(change(save(state())))
-
-    return write
+def text(content: str, file: str = "config.json", base: Write | None = None) -> Write:
+    return edited(lambda _: content.encode(), file, base)
 
 
 def header(change: Callable[[dict[str, Any]], Any]) -> Write:
@@ -82,10 +77,10 @@ def header(change: Callable[[dict[str, Any]], Any]) -> Write:
     def rewrite(whole: bytes) -> bytes:
         (size,) = struct.unpack("<Q", whole[:8])
         entries = json.loads(whole[8 : 8 + size])
-        text = json.dumps(change(entries) or entries).encode()
-        return struct.pack("<Q", len(text)) + text + whole[8 + size :]
+        changed = json.dumps(change(entries) or entries).encode()
+        return struct.pack("<Q", len(changed)) + changed + whole[8 + size :]
 
-    return blob(rewrite)
+    return edited(rewrite)
 
 
 def entry(**fields: Any) -> Write:
@@ -107,14 +102,6 @@ def shards(
         for change, (file, part) in zip((one, two), parts.items(), strict=True):
             save_file(change({name: whole[name] for name in part}), folder / file)
         (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": table}))
-
-    return write
-
-
-def index_text(text: str) -> Write:
-    def write(folder: Path) -> None:
-        shards()(folder)
-        (folder / INDEX).write_text(text)
 
     return write
 
@@ -156,11 +143,6 @@ def raw_pickle(held: Any, path: Path) -> None:
 
 def old_pickle(held: Any, path: Path) -> None:
     torch.save(held, path, _use_new_zipfile_serialization=False)
-
-
-def disguised_pickle(held: Any, path: Path) -> None:
-    """Write a pickle under the name of a safetensors file."""
-    torch.save(held, path)
 
 
 def lying_pickle(held: Any, path: Path) -> None:
@@ -210,19 +192,19 @@ ABSURD = 10**12
 DAMAGED = "is damaged or cut short"
 CASES: dict[str, tuple[Callable[[Path], Any], str]] = {  # what is written, and what the error says
     # weights files
-    "empty": (blob(lambda whole: b""), "is empty: fetch it again"),
-    "git-lfs pointer": (blob(lambda whole: POINTER), "is a git-lfs pointer, not the weights: run git lfs pull"),
-    "web page": (blob(lambda whole: b"<!DOCTYPE html><html>" * 9), DAMAGED),
-    "cut in the length": (blob(lambda whole: whole[:5]), DAMAGED),
-    "cut in the header": (blob(lambda whole: whole[:99]), DAMAGED),
-    "cut in half": (blob(lambda whole: whole[: len(whole) // 2]), DAMAGED),
-    "one byte short": (blob(lambda whole: whole[:-1]), DAMAGED),
-    "one byte long": (blob(lambda whole: whole + b"\0"), DAMAGED),
-    "header of 2**64 bytes": (blob(lambda whole: b"\xff" * 8 + whole[8:]), DAMAGED),
-    "header of 2 GiB": (blob(lambda whole: struct.pack("<Q", 2**31) + whole[8:]), DAMAGED),
-    "header of nothing": (blob(lambda whole: bytes(8) + whole[8:]), DAMAGED),
-    "header that is no text": (blob(lambda whole: whole[:8] + b"\xff" * 99 + whole[107:]), DAMAGED),
-    "header that is too deep": (blob(lambda whole: struct.pack("<Q", len(DEEP)) + DEEP.encode()), DAMAGED),
+    "empty": (edited(lambda whole: b""), "is empty: fetch it again"),
+    "git-lfs pointer": (edited(lambda whole: POINTER), "is a git-lfs pointer, not the weights: run git lfs pull"),
+    "web page": (edited(lambda whole: b"<!DOCTYPE html><html>" * 9), DAMAGED),
+    "cut in the length": (edited(lambda whole: whole[:5]), DAMAGED),
+    "cut in the header": (edited(lambda whole: whole[:99]), DAMAGED),
+    "cut in half": (edited(lambda whole: whole[: len(whole) // 2]), DAMAGED),
+    "one byte short": (edited(lambda whole: whole[:-1]), DAMAGED),
+    "one byte long": (edited(lambda whole: whole + b"\0"), DAMAGED),
+    "header of 2**64 bytes": (edited(lambda whole: b"\xff" * 8 + whole[8:]), DAMAGED),
+    "header of 2 GiB": (edited(lambda whole: struct.pack("<Q", 2**31) + whole[8:]), DAMAGED),
+    "header of nothing": (edited(lambda whole: bytes(8) + whole[8:]), DAMAGED),
+    "header that is no text": (edited(lambda whole: whole[:8] + b"\xff" * 99 + whole[107:]), DAMAGED),
+    "header that is too deep": (edited(lambda whole: struct.pack("<Q", len(DEEP)) + DEEP.encode()), DAMAGED),
     "header that is a list": (header(lambda entries: [entries]), DAMAGED),
     "unknown dtype": (entry(dtype="F13"), DAMAGED),
     "more bytes than the dtype says": (entry(dtype="F16"), DAMAGED),
@@ -259,12 +241,12 @@ CASES: dict[str, tuple[Callable[[Path], Any], str]] = {  # what is written, and 
         f"{Q0} is there twice",
     ),
     # configs
-    "config that is empty": (config_text(""), "config.json is not JSON"),
-    "config without fields": (config_text("{}"), "does not state vocab_size"),
-    "config that is a list": (config_text("[1]"), "holds a JSON list"),
-    "config that is too deep": (config_text(DEEP), "config.json is not JSON"),
-    "config with an endless number": (config_text(f'{{"hidden_size": {"9" * 5000}}}'), "config.json is not JSON"),
-    "config that is a pointer": (config_text(POINTER.decode()), "config.json is not JSON"),
+    "config that is empty": (text(""), "config.json is not JSON"),
+    "config without fields": (text("{}"), "does not state vocab_size"),
+    "config that is a list": (text("[1]"), "holds a JSON list"),
+    "config that is too deep": (text(DEEP), "config.json is not JSON"),
+    "config with an endless number": (text(f'{{"hidden_size": {"9" * 5000}}}'), "config.json is not JSON"),
+    "config that is a pointer": (text(POINTER.decode()), "config.json is not JSON"),
     "config of another model": (config_of(model_type="esm"), "describes a 'esm' model"),
     "size that is a text": (config_of(hidden_size="48"), "hidden_size is '48'"),
     "size that is negative": (config_of(vocab_size=-97), "vocab_size is -97"),
@@ -318,15 +300,15 @@ CASES: dict[str, tuple[Callable[[Path], Any], str]] = {  # what is written, and 
         shards(one=lambda held: {name: t for name, t in held.items() if name != "embeddings.LayerNorm.bias"}),
         f"{ONE} lacks embeddings.LayerNorm.bias",
     ),
-    "index that is no JSON": (index_text("{"), DAMAGED),
-    "index that is too deep": (index_text(DEEP), DAMAGED),
-    "index of nothing": (index_text('{"weight_map": {}}'), "names no file"),
-    "index of lists": (index_text('{"weight_map": {"a": ["b"]}}'), DAMAGED),
+    "index that is no JSON": (text("{", INDEX, shards()), DAMAGED),
+    "index that is too deep": (text(DEEP, INDEX, shards()), DAMAGED),
+    "index of nothing": (text('{"weight_map": {}}', INDEX, shards()), "names no file"),
+    "index of lists": (text('{"weight_map": {"a": ["b"]}}', INDEX, shards()), DAMAGED),
     # pickles
     "pickle with code": (pickled(torch.save), "nothing in it was run"),
     "pickle of 2018 with code": (pickled(old_pickle), "nothing in it was run"),
     "pickle of code alone": (pickled(raw_pickle), "nothing in it was run"),
-    "pickle that says it is safe": (pickled(disguised_pickle, "model.safetensors"), DAMAGED),
+    "pickle that says it is safe": (pickled(torch.save, "model.safetensors"), DAMAGED),
     "pickle that promises too much": (pickled(lying_pickle), DAMAGED),
 }
 

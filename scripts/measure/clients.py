@@ -31,13 +31,7 @@ CLIENTS = ("accelerate", "sentence-transformers", "peft", "datasets", "opacus")
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--only",
-        type=names,
-        default=("",),
-        metavar="A,B",
-        help="checks whose client or name contains one of these (default: all)",
-    )
+    parser.add_argument("--only", type=names, default=("",), metavar="A,B", help="checks of a client or name (all)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the record (default: see above)")
     args = parser.parse_args(argv)
     os.environ["HF_HUB_OFFLINE"] = "1"

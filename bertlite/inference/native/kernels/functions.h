@@ -22,7 +22,7 @@ inline Vector exp(Vector x) {
 inline Vector sigmoid(Vector x) { return broadcast(1) / (broadcast(1) + exp(zeros() - x)); }
 
 // x times the normal distribution function of x.  The distribution function is 1/2 + x P(x^2) / Q(x^2), fitted by
-// scripts/make/gelu.py to a relative error of 2.1e-8 up to |x| = 5.6, beyond which it is 0 or 1 in float32.
+// least squares with Lawson's weights to a relative error of 2.1e-8 up to |x| = 5.6; beyond, it is 0 or 1 in float32.
 inline Vector gelu(Vector x) {
     Vector bounded = max(broadcast(-5.6f), min(broadcast(5.6f), x));
     Vector z = bounded * bounded;
