@@ -22,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,8 +45,7 @@ class Run:
     Args:
         name: kind of experiment, such as "prune".
         config: all settings of the run; JSON-ready.
-        root: where the folder is made, as DATE-NAME-XXXX.
-        folder: the folder itself instead; an unfinished run in it is replaced.
+        folder: of the run; an unfinished run in it is replaced.
         seed: of all random draws.
         data, model: {name: sha256} of the data and models that were read; see `sha256_of`.
         kept: names of files to keep when an unfinished run is replaced, to continue its work.
@@ -61,8 +59,7 @@ class Run:
         name: str,
         config: Mapping[str, Any],
         *,
-        root: str | Path = "runs",
-        folder: str | Path | None = None,
+        folder: str | Path,
         seed: int | None = None,
         data: Mapping[str, str] | None = None,
         model: Mapping[str, str] | None = None,
@@ -70,9 +67,7 @@ class Run:
         kept: Collection[str] = (),
     ) -> None:
         self.kept = kept
-        today = datetime.now(UTC)
-        made = f"{today:%Y-%m-%d}-{name}-{uuid.uuid4().hex[:4]}"
-        self.folder = (Path(root) / made if folder is None else Path(folder)).expanduser()
+        self.folder = Path(folder).expanduser()
         self.results: dict[str, Any] = {}
         self.facts = {
             "name": name,
@@ -82,7 +77,7 @@ class Run:
             "data": dict(data or {}),
             "model": dict(model or {}),
             "environment": environment(device),
-            "started": today.isoformat(timespec="seconds"),
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
         }
 
     def __enter__(self) -> Self:
