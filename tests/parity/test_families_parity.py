@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 from bertlite.checkpoint.families import FAMILIES
 from bertlite.cli import main
 from bertlite.parity import Case, check
-from bertlite.parity.families import KINDS, cases_of, save_random
+from bertlite.parity.families import FAMILY_HEADS, KINDS, cases_of, save_random
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,7 @@ def test_a_small_model_of_a_family_is_transformers_model(case: Case, folders: An
 
 def test_every_family_has_cases_with_every_backend_and_padding() -> None:
     assert {kind.partition("/")[0] for kind in KINDS} == FAMILIES.keys() - {"bert"}
+    assert {case.model for kind in KINDS for case in cases_of(kind, thin=True)} == {"BertModel", *FAMILY_HEADS}
     for kind in KINDS:
         for thin in (True, False):
             cases = cases_of(kind, thin)
