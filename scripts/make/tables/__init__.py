@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from scripts.make.tables import families, library, proof, pruning, speed
+from scripts.make.tables import library, proof, pruning, speed
 from scripts.make.tables.read import ROOT
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "notebooks" / "docs").glob("*.md")))
@@ -57,7 +57,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "budgetclock": pruning.budget_clock,
     "parity": partial(proof.parity, "parity-[0-9]*.json"),
     "clients": proof.clients,
-    "families": families.families,
     "trust": proof.trust,
     "startup": speed.startup,
     "speed": partial(speed.speed, "speed"),
