@@ -107,6 +107,16 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     return {name: grad for name, grad in zip(names, grads, strict=True) if grad is not None}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="run every eighth test")
+
+
+@pytest.hookimpl(trylast=True)  # after those that are marked slow have left
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):  # some of every room
+        items[:] = items[::8]
+
+
 @pytest.fixture(autouse=True)
 def the_same_random_numbers() -> None:
     """Let every test draw the same numbers, whatever ran before it."""

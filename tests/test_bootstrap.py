@@ -1,4 +1,4 @@
-"""scripts/bootstrap: what it installs and when, with an interpreter that only writes down what it is asked."""
+"""scripts/bootstrap and scripts/test: what they ask of an interpreter that only writes it down."""
 
 import os
 import re
@@ -119,3 +119,27 @@ def test_what_it_cannot_make_is_refused(checkout, words):
     assert status == 1
     assert "usage: scripts/bootstrap [parity | TRANSFORMERS_VERSION]" in said or "no environment for" in said
     assert not (checkout.folder / ".venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ("-m slow", "-m not slow -m slow"),  # pytest takes the last
+        ("--quick --all", "--quick"),
+        ("--all --with 4.57.6", "4.57.6"),
+    ],
+)
+def test_slow_tests_are_run_if_asked(given, asked, tmp_path):
+    """By scripts/test, beside an interpreter that prints what it is asked."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "test", tmp_path / "scripts")
+    for name in ("scripts/bootstrap", ".venv/bin/python", ".venv-4.57.6/bin/python"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('#!/bin/sh\necho "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    command = [tmp_path / "scripts" / "test", *given.split()]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for common in ("-m pytest", "-n auto --dist worksteal"):
+        assert common in said
+        said = said.replace(common, "")
+    assert said.split() == asked.split()

@@ -24,8 +24,12 @@ from bertlite import BertConfig, BertModel, optimize_for_inference, prune_heads,
 from bertlite.records import environment, write_record
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 5003, "hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 6,
-    "intermediate_size": 520, "max_position_embeddings": 128,
+    "vocab_size": 5003,
+    "hidden_size": 192,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "intermediate_size": 520,
+    "max_position_embeddings": 128,
 }
 SHAPES = ((1, 11), (5, 64), (3, 120))  # few: oneDNN keeps up to 1024 kernels, of every shape that it has met
 BACKENDS = ("eager", "sdpa", "packed", "auto")
