@@ -1,18 +1,21 @@
 """The commands as a user runs them: the examples of every --help; progress on a terminal, Ctrl-C, completion."""
 
+import _thread
 import json
+import os
 import re
 import shlex
 import shutil
+import struct
 import subprocess
-import sys
+import threading
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from conftest import make
-from terminal import COLUMNS, on_terminal
 
 import bertlite
 from bertlite.cli import main, parser
@@ -24,7 +27,7 @@ for library in ("transformers", "accelerate", "datasets", "matplotlib", "pyarrow
     if find_spec(library) is None:
         pytest.skip(f"an example needs {library}", allow_module_level=True)
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals")
+fcntl, pty, termios = map(pytest.importorskip, ("fcntl", "pty", "termios"))  # which Windows does not have
 WORDS = [
     "[PAD]",
     "[UNK]",
@@ -33,6 +36,7 @@ WORDS = [
     "[MASK]",
     *("good", "bad", "film", "plot", "the", "a", "is", "who", "cat", "sat"),
 ]
+COLUMNS, LINES = 100, 40
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 BAR = re.compile(r"\d+%\|.*\| *[\d.]+/[\d.]+ \[\d\d:\d\d<\d\d:\d\d, +[\d.]+ ?[a-z/ ]+\]")  # a rate, and the time left
 BEGUN = r"run: .*\| *[1-9]\d*/\d+ \["  # a bar with a cell that is done
@@ -124,6 +128,44 @@ def as_here(example: str, home: Path) -> list[str]:
 
 def outputs_of(words: list[str]) -> list[str]:
     return words[words.index("--out") + 1].split(",") if "--out" in words else []
+
+
+def on_terminal(*words: str, interrupt: str = "") -> tuple[object, str]:
+    """Return the exit status of a command and what the terminal was sent.
+
+    Args:
+        interrupt: a pattern; when the terminal has shown it, Ctrl-C is typed.
+    """
+    reader, writer = pty.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+    output = b""
+
+    def read() -> None:
+        nonlocal output
+        typed = False
+        while True:
+            try:
+                part = os.read(reader, 65536)
+            except OSError:  # Linux says so when a terminal is closed
+                return
+            output += part
+            if interrupt and not typed and re.search(interrupt.encode(), output):
+                typed = True
+                _thread.interrupt_main()
+
+    screen = threading.Thread(target=read)
+    screen.start()
+    status: object = None
+    try:
+        with open(writer, "w", buffering=1) as terminal, redirect_stdout(terminal), redirect_stderr(terminal):
+            try:
+                status = main(words)
+            except SystemExit as end:
+                status = end.code
+    finally:
+        screen.join()
+        os.close(reader)
+    return status, output.decode()
 
 
 def test_there_is_an_example_of_every_command() -> None:

@@ -111,7 +111,7 @@ compared with transformers' own class of it.  Exits 1 if anything differs.""",
         otherwise="base beside the demo's checkpoint and none beside another",
         metavar="NAMES",
     )
-    option(action, "--device", str, "cpu", "cpu or cuda, which adds every kernel of SDPA, and TF32", otherwise="cpu")
+    option(action, "--device", str, "cpu", "cpu or cuda, which adds every kernel of SDPA", otherwise="cpu")
     action.add_argument(
         "--families", action="store_true", help="only the other families, with random weights (default: them too)"
     )

@@ -62,7 +62,6 @@ KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # the kernels o
     "cudnn": (("bfloat16", "float16"), ("full", "padded")),
 }
 CPU_KERNELS = ("math", "flash")
-TF32 = "tf32"  # a mode: float32 matmuls in TensorFloat-32, on both sides
 PACKED_FEATURES = (*GRADIENTS, *COPIES, "chunked", "relative_key", "relative_key_query")
 PAIRS = (("backend", "dtype"), ("backend", "batch"), ("backend", "feature"), ("backend", "mode"), ("dtype", "mode"))
 
@@ -79,7 +78,7 @@ class Case:
     batch: str = "padded"
     dtype: str = "float64"
     feature: str = ""
-    mode: str = ""  # a kernel of SDPA, used alone on both sides; TF32; or empty for a plain call
+    mode: str = ""  # a kernel of SDPA, used alone on both sides; or empty for a plain call
     family: str = ""
 
     @property
@@ -142,9 +141,6 @@ def _gpu_cases() -> Iterator[Case]:
     Dropout is only in float64: a GPU draws other numbers for each dtype.
     """
     yield from (case for case in CASES if case.feature != "dropout" or case.dtype == "float64")
-    yield from _each(
-        "BertModel", (*BACKENDS, "packed"), ("padded", "long"), "float32", ("", "gradients", "pruned"), TF32
-    )
     yield from _of_kernels(kernel for kernel in KERNELS if kernel not in CPU_KERNELS)
 
 

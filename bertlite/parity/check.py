@@ -6,7 +6,7 @@ import shutil
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from bertlite.config import BertConfig, ConfigLike
 from bertlite.inference import optimize_for_inference
 from bertlite.model import BertPreTrainedModel
 from bertlite.parity import families, reference
-from bertlite.parity.cases import DECODER, GRADIENTS, KERNELS, TF32, Case, Overrides
+from bertlite.parity.cases import DECODER, GRADIENTS, KERNELS, Case, Overrides
 from bertlite.parity.compare import (
     Report,
     Row,
@@ -63,7 +63,7 @@ def check(case: Case, device: str = "cpu", checkpoint: str | Path = "", tamper: 
     """Run one case on both sides and compare everything they return.
 
     Args:
-        device: "cpu" or "cuda"; TF32 is off.
+        device: "cpu" or "cuda".
         checkpoint: a hub id, a folder or a file of a BERT.
         tamper: changes our model first, to prove that the check notices.
 
@@ -78,7 +78,7 @@ def check(case: Case, device: str = "cpu", checkpoint: str | Path = "", tamper: 
         return Report(case.name, not_checked=reason)
     kernel = sdpa_kernel(SDPA_KERNELS[case.mode]) if case.mode in KERNELS else nullcontext()
     try:
-        with reference.silent(), tf32_allowed(case.mode == TF32), kernel:
+        with reference.silent(), kernel:
             return compare_sides(case, device, checkpoint, tamper)
     except RuntimeError as error:
         if case.mode not in KERNELS or not NO_KERNEL.match(str(error)):
@@ -153,7 +153,6 @@ def rule_for(case: Case, device: str, tensor: str) -> Rule:
         and case.backend != "packed"
         and not case.family
         and case.feature not in OTHER_ORDER_OF_SUMS
-        and case.mode != TF32
         and not (case.feature == "attentions" and case.backend == "sdpa")  # theirs are eager's
         and not tensor.startswith("grad.")
     )
@@ -362,15 +361,3 @@ class AttentionWatch(TorchFunctionMode):
         if self.packed:
             return "packed" if attention else "packed, varlen"
         return attention or "none"
-
-
-@contextmanager
-def tf32_allowed(allowed: bool) -> Iterator[None]:
-    """Compute float32 matmuls in TF32 or not."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before

@@ -16,7 +16,7 @@ import bertlite
 from bertlite.activations import activation
 from bertlite.cli import main
 from bertlite.parity import CASES, Case, check, command, compare, first_divergence, reference, trace
-from bertlite.parity.cases import KERNELS, TF32, cases_for
+from bertlite.parity.cases import KERNELS, cases_for
 from bertlite.parity.check import models_for, rule_for
 from bertlite.parity.command import demo_checkpoint
 from bertlite.parity.compare import FACTOR, NOT_FINITE, Report, Row, as_well, closely, exactly, relatively
@@ -122,7 +122,7 @@ def test_a_gpu_is_asked_all_that_a_cpu_is_and_more():
     """But not dropout, which draws other numbers for each dtype there."""
     beyond = [case for case in CASES if case not in cases_for("cuda")]
     assert {(case.feature, case.dtype == "float64") for case in beyond} == {("dropout", False)}
-    assert {case.mode for case in cases_for("cuda")} == {"", *KERNELS, TF32}
+    assert {case.mode for case in cases_for("cuda")} == {"", *KERNELS}
     assert {case.mode for case in CASES} == {"", "math", "flash"}
     assert len(set(cases_for("cuda"))) == len(cases_for("cuda"))
     assert {case.mode for case in cases_for("cuda", shape_only=True)} >= set(KERNELS)
