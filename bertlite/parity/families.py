@@ -78,7 +78,8 @@ def save_random(folder: Path, kind: str, shape: str) -> Path:
     model_type = kind.partition("/")[0]
     family, values = FAMILIES[model_type], dict(SHAPES[shape])
     values["embedding_size"] //= 1 + (kind == PROJECTED)
-    values["max_position_embeddings"] += 2 * ("positions_skip_padding" in family.fixed)  # the rows up to padding's
+    if "positions_skip_padding" in family.fixed:  # as RoBERTa: two more rows, up to padding's, and one segment
+        values |= {"max_position_embeddings": values["max_position_embeddings"] + 2, "type_vocab_size": 1}
     theirs = {ours: name for name, ours in family.fields.items()}
     sizes = {theirs.get(name, name): value for name, value in values.items()}
     return reference.base_shaped(folder, model_type, use_task_id=True, **sizes)

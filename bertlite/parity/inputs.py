@@ -131,9 +131,11 @@ def encoded_sentences(checkpoint: str | Path, config: ConfigLike) -> list[tuple[
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_padding()  # the file may have both
     tokenizer.no_truncation()
-    if tokenizer.get_vocab_size() > config.vocab_size or config.type_vocab_size < 2:
+    if tokenizer.get_vocab_size() > config.vocab_size:
         return []
-    return [(e.ids, e.type_ids) for e in (tokenizer.encode(*pair) for pair in SENTENCES)]
+    last = config.type_vocab_size - 1
+    encoded = (tokenizer.encode(*pair) for pair in SENTENCES)
+    return [(each.ids, [min(segment, last) for segment in each.type_ids]) for each in encoded]
 
 
 def random_tokens(config: ConfigLike, longest: int) -> list[tuple[list[int], list[int]]]:

@@ -1,6 +1,8 @@
 """The sections of the other families: transformers' own class of each beside ours, and the faults they must find."""
 
 import json
+import shutil
+import string
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +10,13 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from bertlite.checkpoint.families import FAMILIES
+from bertlite import BertTokenizer
+from bertlite.checkpoint.families import FAMILIES, read_config
+from bertlite.checkpoint.files import Source
 from bertlite.cli import main
 from bertlite.parity import Case, check
 from bertlite.parity.families import FAMILY_HEADS, KINDS, cases_of, save_random
+from bertlite.parity.inputs import encoded_sentences
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +71,16 @@ def test_a_fault_is_found_and_named_by_our_module(kind: str, folders: Any) -> No
 def test_a_folder_of_a_family_is_compared_with_its_own_class(
     folders: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "record.json"
-    assert main(["parity", str(folders("xlm-roberta")), "--out", str(out)]) == 0
+    folder, out = tmp_path / "mine", tmp_path / "record.json"
+    shutil.copytree(folders("xlm-roberta"), folder)
+    roles = {f"{name}_token": f"<{token}>" for name, token in (("cls", "s"), ("pad", "pad"), ("sep", "/s"))}
+    roles |= {f"{name}_token": f"<{name}>" for name in ("unk", "mask")}
+    letters = [*string.ascii_lowercase, *(f"##{letter}" for letter in string.ascii_lowercase)]
+    BertTokenizer([*roles.values(), *letters], **roles).save_pretrained(folder)
+    rows = encoded_sentences(folder, read_config(Source(folder)))  # of one segment, though a pair has two
+    assert len(rows) == 4
+    assert {segment for _, segments in rows for segment in segments} == {0}
+    assert main(["parity", str(folder), "--only", "BertModel", "--out", str(out)]) == 0
     (section,) = json.loads(out.read_text())["families"].values()
     assert section["model_type"] == "xlm-roberta"
     assert all(case["ok"] and case["name"].startswith("xlm-roberta-") for case in section["cases"])
