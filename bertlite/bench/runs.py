@@ -7,7 +7,6 @@ from typing import Any
 from bertlite import prune_heads
 from bertlite.bench.measure import PLAIN, latency, prepared_models
 from bertlite.checkpoint.saving import dtype_name
-from bertlite.experiments import plots
 from bertlite.experiments.compare import dense_result, describe_way, interval_of, task_of, way_of
 from bertlite.experiments.evaluate import TASKS, Task
 from bertlite.experiments.experiment import Setting
@@ -47,22 +46,12 @@ def main(args: argparse.Namespace) -> int:
             results[name]["parameters"] = model.num_parameters()
         run.results = {"headline": task.headline, "backend": backend, "dtype": dtype_name(dtype)}
         run.results |= {"models": results, "latency": lines}
-        for shape in shapes:
-            points = [line | results[line["model"]] for line in lines if (line["batch"], line["length"]) == shape]
-            name = f"{task.headline}-against-latency-{shape[0]}x{shape[1]}"
-            title = f"{shape[0]} sequences of {shape[1]} tokens, {how_measured(run.results)}"
-            plots.save(plots.against_latency(points, task.headline, title), run.folder / name)
     print_latency(run.results)
     print(f"run: {args.folder}")
     if args.record:
         (written,) = read_runs(args.folder)
         write_json(args.record, {"what": "bertlite bench", "runs": [{"folder": str(args.folder), **written.facts}]})
     return 0
-
-
-def how_measured(results: Mapping[str, Any]) -> str:
-    """Return the backend and the dtype of results, in words."""
-    return f"backend {results['backend']}, {results['dtype']}"
 
 
 def print_latency(results: Mapping[str, Any]) -> None:
@@ -75,7 +64,7 @@ def print_latency(results: Mapping[str, Any]) -> None:
             f" {with_spread(line['speedup']):>22} {100 * line['macs']:4.0f} %"
             f" {results['models'][line['model']][headline]:9.4f}"
         )
-    print(how_measured(results))
+    print(f"backend {results['backend']}, {results['dtype']}")
 
 
 def dense_and_pruned(records: Sequence[Record], device: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Results of many runs together: means with intervals, paired tests, tables."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from bertlite.experiments.statistics import (
 )
 from bertlite.records import Record, commit_of
 
+Key = TypeVar("Key", bound=Hashable)
 Way = tuple[tuple[str, Any], ...]  # a way of pruning: the fields of a cell but its seed, and of the setting
 METRIC_OF = {"cola": "mcc", "mrpc": "f1", "qqp": "f1"}  # of GLUE's configurations, if not the task's headline
 UNBALANCED = 0.6  # share of one label above which accuracy is misleading
@@ -37,12 +38,17 @@ def way_of(run: Record, **changes: Any) -> Way:
     return tuple(sorted(way.items()))
 
 
-def group_by_way(runs: Iterable[Record]) -> dict[Way, list[Record]]:
-    """Group runs by their way of pruning; those of a group differ in the seed or in the dense model."""
-    found: dict[Way, list[Record]] = defaultdict(list)
+def grouped(runs: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key, list[Record]]:
+    """Group runs by what `key` returns, in their order."""
+    found: dict[Key, list[Record]] = defaultdict(list)
     for run in runs:
-        found[way_of(run)].append(run)
+        found[key(run)].append(run)
     return dict(found)
+
+
+def model_of(run: Record) -> str:
+    """Return the hash of the dense model that a run began with."""
+    return str(run.facts["model"]["dense"])
 
 
 def summarise(runs: Sequence[Record], against: str | None = None, metric: str | None = None) -> list[dict[str, Any]]:
@@ -66,7 +72,7 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
     """
     task = task_of(runs)
     metric = metric_of(runs, metric)
-    groups = group_by_way(runs)
+    groups = grouped(runs, way_of)  # of a group, seeds or dense models differ
     if against not in (None, DENSE) and not any(dict(way)["criterion"] == against for way in groups):
         have = [DENSE, *sorted({dict(way)["criterion"] for way in groups})]
         raise ValueError(f"no run has the criterion {against!r}; have: {', '.join(have)}")
@@ -93,7 +99,7 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
         }
         other = groups.get(way_of(group[0], criterion=against)) if against is not None else None
         if against == DENSE:
-            dense = {model: [outputs(each[0], DENSE)] for model, each in runs_by_model(group).items()}
+            dense = {model: [outputs(each[0], DENSE)] for model, each in grouped(group, model_of).items()}
             row |= comparison(by_model(group), dense, labels(group[0]), task, metric)
         elif other is not None and other is not group:
             row |= comparison(by_model(group), by_model(other), labels(group[0]), task, metric)
@@ -152,17 +158,9 @@ def sort_key(way: Way) -> tuple[Any, ...]:
     return tuple(cell[name] for name in ("epochs", "repair", "calibration", "at_least", "criterion", "fraction"))
 
 
-def runs_by_model(group: Sequence[Record]) -> dict[str, list[Record]]:
-    """Return runs by the hash of the dense model that they began with."""
-    found: dict[str, list[Record]] = defaultdict(list)
-    for run in group:
-        found[run.facts["model"]["dense"]].append(run)
-    return dict(found)
-
-
 def by_model(group: Sequence[Record]) -> dict[str, list[Array]]:
     """Return the outputs of runs by the hash of the dense model that they began with."""
-    return {model: [outputs(run) for run in runs] for model, runs in runs_by_model(group).items()}
+    return {model: [outputs(run) for run in runs] for model, runs in grouped(group, model_of).items()}
 
 
 def interval_of(group: Sequence[Record], task: Task, metric: str | None = None) -> tuple[Interval | None, str]:
@@ -267,7 +265,7 @@ def describe_training(row: dict[str, Any]) -> str:
 
 def dense_result(runs: Sequence[Record]) -> dict[str, float]:
     """Return the metrics of the dense model; where the runs began with several, their mean."""
-    dense = {run.facts["model"]["dense"]: run.results["dense"] for run in runs}
+    dense = {model_of(run): run.results["dense"] for run in runs}
     rows = {name: np.array([found[name] for found in dense.values()], float) for name in runs[0].results["dense"]}
     return {name: float(np.mean(row)) for name, row in rows.items()}
 

@@ -44,24 +44,20 @@ class Predictions:
         Raises:
             ValueError: the two have different classes or labels, as one reads fewer words.
         """
-        pair = f"{other.checkpoint} and {self.checkpoint}"
-        found = self
-        if self.classes and other.classes and self.classes != other.classes:
+        pair, outputs, labels = f"{other.checkpoint} and {self.checkpoint}", self.outputs, self.labels
+        if self.classes and other.classes:
             if {*self.classes} != {*other.classes}:
                 names = (", ".join(each.classes) for each in (other, self))
                 raise ValueError(f"{pair} have different classes, {' and '.join(names)}: compare models of one task")
             order = [self.classes.index(name) for name in other.classes]
-            labels = self.labels.astype(int)
-            labels = np.where(labels == NO_LABEL, NO_LABEL, np.argsort(order)[labels])
-            found = replace(self, classes=other.classes, outputs=self.outputs[..., order], labels=labels)
-        if found.outputs.shape[-1] != other.outputs.shape[-1]:
-            sizes = (each.outputs.shape[-1] for each in (other, self))
-            raise ValueError(
-                f"{pair} have heads of {' and '.join(map(str, sizes))} outputs: compare models of one task"
-            )
-        if not np.array_equal(found.labels, other.labels):
+            outputs = outputs[..., order]
+            labels = np.where(labels == NO_LABEL, NO_LABEL, np.argsort(order)[labels.astype(int)])
+        sizes = [each.shape[-1] for each in (other.outputs, outputs)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(f"{pair} have heads of {sizes[0]} and {sizes[1]} outputs: compare models of one task")
+        if not np.array_equal(labels, other.labels):
             raise ValueError(f"{pair} do not read the same words: give them one tokenizer, or raise --max-length")
-        return found
+        return replace(self, classes=other.classes, outputs=outputs, labels=labels)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -129,28 +129,3 @@ def rank_correlation(names: Sequence[str], correlations: Array, title: str = "",
     axes.set_xticklabels(names, rotation=45, ha="right")
     figure.colorbar(image, ax=axes, label=f"Spearman's correlation of {of} scores", shrink=0.7)
     return figure
-
-
-def against_latency(points: Sequence[SummaryRow], headline: str, title: str = "") -> Any:
-    """Draw the headline against the measured speed-up.
-
-    Each point has "model", the headline, its interval and "speedup".
-    """
-    figure, axes = pyplot().subplots(figsize=(7, 4.5))
-    for i, point in enumerate(points):
-        speed = point["speedup"]
-        x, y = speed["median"], point[headline]
-        axes.errorbar(
-            x,
-            y,
-            xerr=[[x - speed["low"]], [speed["high"] - x]],
-            yerr=[[max(0.0, y - point["low"])], [max(0.0, point["high"] - y)]] if "low" in point else None,
-            fmt="o",
-            capsize=2,
-            color=f"C{i % 10}",
-        )
-        axes.annotate(point["model"], (x, y), textcoords="offset points", xytext=(5, 5), fontsize=8)
-    axes.axvline(1, color="black", linewidth=0.8, linestyle=":")
-    axes.set(xlabel="measured speed-up over the dense model", ylabel=headline, title=title)
-    axes.grid(alpha=0.3)
-    return figure
