@@ -17,7 +17,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,14 +50,13 @@ from bertlite.importance.batches import Batch
 from bertlite.importance.criteria import CRITERIA
 from bertlite.importance.structures import HEADS
 from bertlite.progress import Progress
-from bertlite.records import Run, is_finished, read_runs, sha256_of
+from bertlite.records import Record, Run, is_finished, sha256_of
 from bertlite.shipping.folder import write_model
 
 REPAIRS = ("none", *METHODS)
 INVERTED = "inverted"  # remove the heads with the highest scores
 SEEDED = "random"  # the criterion that has seeds of its own
 MODEL = "model"  # the folder of a run's model
-REPEATED = 1e-3  # allowed difference of a repeated run's outputs from those recorded
 COUNTED = 128  # tokens of a sequence to count multiply-accumulates for
 OPTIONS = {"calibration": "calibration", "retrain": "train-examples"}  # of the command, for fields of a Setting
 
@@ -281,16 +279,16 @@ class Experiment:
         """Run the cell unless it is finished, and return its folder.
 
         Args:
-            save_model: keep the pruned model and its tokenizer in the folder, as `model`; a finished run makes them
-                again.
+            save_model: keep the pruned model and its tokenizer in the folder, as `model`.
 
         Raises:
-            ValueError: the cell cannot be run, or the repeated model of a finished run gives other outputs.
+            FileExistsError: the cell is finished and did not keep the model that is asked for.
+            ValueError: the cell cannot be run.
         """
         folder = self.folder(cell, root)
         if is_finished(folder):
             if save_model and not (folder / MODEL).exists():
-                self.save_model(self.repeated(cell, folder), folder)
+                raise FileExistsError(f"{folder} is finished and did not keep its model: name another folder")
             return folder
         self.check(cell)
         config = {"cell": asdict(cell), "setting": asdict(self.setting)}
@@ -309,16 +307,15 @@ class Experiment:
                 "parameters": pruned.num_parameters(),
                 "macs": macs(pruned.config, COUNTED) / macs(self.dense.config, COUNTED),
             }
-        if save_model:
-            self.save_model(pruned, folder)
+            if save_model:
+                self.save_model(pruned, Record(folder, {**run.facts, "results": run.results}))
         return folder
 
-    def save_model(self, pruned: Any, folder: Path) -> None:
+    def save_model(self, pruned: Any, record: Record) -> None:
         """Save the pruned model of a run in its folder, with all files needed to run it."""
-        (record,) = read_runs(folder)
         found, truth, results = outputs(record), labels(record), record.results
         write_model(
-            folder / MODEL,
+            record.folder / MODEL,
             pruned,
             self.setting.model,
             class_names=self.setting.train.classes if self.task.name == "classification" else (),
@@ -326,21 +323,6 @@ class Experiment:
             how=describe_pruning(record.config["cell"], record.config["setting"]),
             report=report_of(record.facts, results),
         )
-
-    def repeated(self, cell: Cell, folder: Path) -> Any:
-        """Make the model of a finished run again.
-
-        Raises:
-            ValueError: its outputs differ from those that the run recorded.
-        """
-        pruned, (record,) = self.pruned(cell), read_runs(folder)
-        difference = float(np.nanmax(np.abs(predict(pruned, self.dev_data, self.task) - outputs(record))))
-        if not difference <= REPEATED:
-            raise ValueError(
-                f"{folder} cannot be repeated here: its outputs differ by {difference:.1e}, more than {REPEATED:g};"
-                " remove the folder to run it anew"
-            )
-        return pruned
 
 
 def sweep(
