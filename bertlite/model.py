@@ -50,7 +50,6 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
     _config: BertConfig
     base_model_prefix: ClassVar[str] = "bert"
     base_class: ClassVar[type[Any]]  # BertModel, for the heads
-    main_input_name: ClassVar[str] = "input_ids"
 
     def __init__(self, config: BertConfig, **options: Any) -> None:
         super().__init__()
@@ -129,8 +128,6 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
     def prune_heads(self, heads: Mapping[int, Iterable[int]]) -> None:
         """Remove heads from this model: `bertlite.prune_heads_`."""
         prune_heads_(self, heads)
-
-    _prune_heads = prune_heads
 
     def gradient_checkpointing_enable(
         self,

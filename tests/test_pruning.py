@@ -638,11 +638,3 @@ def test_attentions_of_another_model_are_refused(model: BertModel, batch: dict[s
         scatter_heads(attentions, with_pruned(model.config, {1: [0]}))
     with pytest.raises(ValueError, match="layer 0 has attentions of shape"):
         scatter_heads([x[0] for x in attentions], model.config)
-
-
-def test_heads_are_pruned_by_the_name_that_transformers_4_has_for_it() -> None:
-    model = make()
-    wanted = prune_heads(model, {0: [1]})
-    model._prune_heads({0: [1]})
-    assert model.config == wanted.config
-    assert_same(dict(model.state_dict()), dict(wanted.state_dict()), atol=0)
