@@ -40,7 +40,7 @@ EXPLAINED = Path(__file__).with_name("mutants.toml")
 TESTS = {  # {module or room: the files of tests/ that must notice its mutants}
     "stack": ("stack/test_attention.py", "test_model.py", "stack/test_packed.py", "stack/test_decoder.py"),
     "pruning": ("test_pruning.py", "test_compact.py", "checkpoint/test_checkpoint.py"),
-    "checkpoint": ("checkpoint/test_checkpoint.py", "checkpoint/test_hostile_files.py"),
+    "checkpoint": ("checkpoint/test_checkpoint.py", "checkpoint/test_hostile_files.py", "checkpoint/test_faults.py"),
 }
 SEEN = "seen.json"
 LOOPS = 3  # times as long as without a mutant: it has been noticed

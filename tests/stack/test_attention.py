@@ -318,6 +318,8 @@ def test_a_named_backend_is_the_one_that_runs(batch: dict[str, Tensor], kernels_
         model.set_attn_implementation("flash")
     with pytest.raises(ValueError, match="'flash' is unknown"):
         make(attn_implementation="flash")
+    with pytest.raises(ValueError, match="'flash' is unknown"):
+        select("flash", Needs())
     assert model.config.attn_implementation == ON_CPU[-1]
 
 

@@ -650,6 +650,8 @@ def test_on_cuda_packed_is_varlen_attention_or_why_not_is_said() -> None:
     with pytest.warns(UserWarning, match="runs as groups of padded sequences: .* not float32") as said:
         assert select("packed", replace(HALF, dtype=torch.float32)).name == "packed"
     assert [each.filename for each in said] == [__file__]
+    with pytest.raises(ValueError, match="'varlen' cannot give attentions"):
+        select("varlen", replace(HALF, weights=True))
     for needs, reason in ((Needs(), "on CUDA, not on cpu"), (replace(HALF, dropout=True), "has no dropout")):
         with pytest.raises(ValueError, match=f"backend 'varlen' cannot run here: .*{reason}.*; use 'packed'"):
             select("varlen", needs)
