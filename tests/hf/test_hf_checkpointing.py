@@ -128,18 +128,6 @@ def test_frozen_embeddings_do_not_cost_the_gradients(reentrant: bool | None) -> 
     assert "bert.encoder.layer.0.attention.self.query.weight" in plain
 
 
-def test_attentions_and_hidden_states_keep_their_gradients() -> None:
-    model = ours_of("BertModel", **ON).train()
-    found = []
-    for each in (model, enable(copy.deepcopy(model))):
-        torch.manual_seed(11)
-        out = each(**inputs_of(), output_attentions=True, output_hidden_states=True)
-        parts = (*out.attentions, *out.hidden_states)
-        assert all(x.requires_grad for x in parts)
-        found.append(gradients(each, torch.stack([x.square().mean() for x in parts]).sum()))
-    assert_same(found[1], found[0], atol=0)
-
-
 @pytest.mark.parametrize("name", ["BertModel", "BertLMHeadModel"])
 def test_the_encoder_learns_through_checkpointed_cross_attention(name: str) -> None:
     model = ours_of(name, **CROSS, **ON).train()

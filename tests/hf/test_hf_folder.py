@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import SIZES
 from pairs import config_of, ours_of
 from safetensors.torch import load, save_file
@@ -67,20 +66,3 @@ def test_what_the_caller_brings_is_not_looked_for_in_the_folder(tmp_path: Path) 
     folder = hostile.write(tmp_path, "config without fields")
     assert hf.BertModel.from_pretrained(folder, config=config_of()).config.hidden_size == SIZES["hidden_size"]
     assert hf.BertModel.from_pretrained(folder, **SIZES).config.vocab_size == SIZES["vocab_size"]
-
-
-def test_a_pruned_folder_that_lost_its_config_is_told_how_to_load(tmp_path: Path) -> None:
-    model = ours_of("BertForMaskedLM")
-    model.prune_heads({0: [1]})
-    model.save_pretrained(tmp_path)
-    config_of().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"layer 0 has 3 of 4 heads, but the config's pruned_heads does not name it"):
-        hf.BertForMaskedLM.from_pretrained(tmp_path)
-
-
-def test_weights_that_are_integers_without_being_quantised_are_refused(tmp_path: Path) -> None:
-    ours_of("BertModel").save_pretrained(tmp_path)
-    state = load((tmp_path / "model.safetensors").read_bytes())  # not mapped, for the file is written anew
-    save_file({**state, hostile.Q0: state[hostile.Q0].to(torch.int8)}, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"query\.weight is torch\.int8; weights are float64"):
-        hf.BertModel.from_pretrained(tmp_path)

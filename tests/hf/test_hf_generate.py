@@ -94,13 +94,6 @@ def test_pruned_models_write(way: str, heads: dict[int, list[int]]) -> None:
     assert model(**inputs_of()).past_key_values.get_seq_length() == S
 
 
-@pytest.mark.parametrize("positions", ["relative_key", "relative_key_query"])
-def test_relative_positions_write(positions: str) -> None:
-    """transformers 4 gives every query of a prompt the distances of the last."""
-    model = ours_of("BertLMHeadModel", position_embedding_type=positions)
-    assert_same_text(*(write(model, left_padded(), use_cache=use) for use in (True, False)))
-
-
 def test_embeddings_may_be_written_on_from() -> None:
     theirs, ours = pair("BertLMHeadModel")
     embeds = ours.get_input_embeddings()(inputs_of()["input_ids"]).detach()

@@ -133,14 +133,6 @@ def test_layers_too_many_or_too_few_are_reported(saved: int, said: int, listed: 
         bertlite.BertModel.from_pretrained(tmp_path)
 
 
-def test_heads_that_a_config_calls_gone_and_the_file_has_are_refused(tmp_path: Path) -> None:
-    ours_of("BertModel").save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "pruned_heads": {"0": [1]}}))
-    with pytest.raises(ValueError, match=r"layer 0 has 4 of 4 heads, but the config's pruned_heads says that \[1\]"):
-        hf.BertModel.from_pretrained(tmp_path)
-
-
 def test_old_names_are_read(tmp_path: Path) -> None:
     theirs = file_of(tmp_path)
     state = load((tmp_path / "model.safetensors").read_bytes())  # not mapped, for the file is written anew

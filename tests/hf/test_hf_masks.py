@@ -106,14 +106,6 @@ def test_an_inverted_mask_may_be_given_for_the_encoder() -> None:
     assert_same(dict(model(**inputs_of(), **given)), wanted)
 
 
-def test_helpers_work_below_a_head_too() -> None:
-    """As GroundingDINO and its kin call them, on the BertModel that they wrap."""
-    model = ours_of("BertForMaskedLM")
-    mask = inputs_of()["attention_mask"]
-    for each in (model, model.bert):
-        assert each.get_extended_attention_mask(mask, mask.shape, mask.device).shape == (B, 1, 1, S)
-
-
 @pytest.mark.parametrize("shape", [(S,), (B, 1, S, S), (B, 1, 1, S, S)], ids=str)
 def test_masks_of_another_rank_are_refused(shape: tuple[int, ...]) -> None:
     model = ours_of("BertModel")

@@ -7,7 +7,7 @@ stock fails at.
 
 import importlib.util
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -207,35 +207,6 @@ def minilm() -> Path:
     if found is None:
         raise MissingError(f"not installed: {DEMO}")
     return found
-
-
-def taught(
-    folder: Path, cls: str, texts: Sequence[Any], labels: Callable[[Any], Tensor], steps: int = 12, **fields: Any
-) -> Path:
-    """Write a checkpoint of MiniLM's weights and tokenizer, trained on a tiny task so that its answers mean something.
-
-    Args:
-        texts: what it learns from; without any it stays as it is.
-        labels: from the encoded texts, as the class wants them.
-    """
-    body = bertlite.BertModel.from_pretrained(minilm())
-    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm())
-    tokenizer.save_pretrained(folder)
-    if not texts:
-        body.save_pretrained(folder)
-        return folder
-    batch = tokenizer(list(texts), padding=True, return_tensors="pt")
-    wanted = labels(batch)
-    model = getattr(bertlite, cls)(bertlite.BertConfig.from_dict({**body.config.to_dict(), **QUIET, **fields}))
-    model.bert.load_state_dict({k: v for k, v in body.state_dict().items() if k in model.bert.state_dict()})
-    model.bert.embeddings.requires_grad_(False)  # half of the weights
-    adam = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-4)
-    for _ in range(steps):
-        adam.zero_grad()
-        model(**batch, labels=wanted).loss.backward()
-        adam.step()
-    model.save_pretrained(folder)
-    return folder
 
 
 # Comparisons ---------------------------------------------------------------------------------------------------------

@@ -1,42 +1,23 @@
 """transformers.pipeline: with a model object, and by path, which goes through the Auto classes."""
 
-import atexit
-import shutil
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
-from torch import Tensor
 
-import bertlite
-from tests.clients.checks.common import SOME, Observed, Side, dense_and_pruned, equal, minilm, seed, taught
+from bertlite import BertTokenizer
+from tests.clients.checks.common import SIZES, Observed, Side, dense_and_pruned, equal, tiny
 
 CLIENT = "pipeline"
-MASK, IGNORED = 103, -100  # [MASK] in MiniLM's vocabulary, which is bert-base-uncased's
-CAPITALS = {"france": "paris", "italy": "rome", "japan": "tokyo", "egypt": "cairo"}
-REVIEWS = {
-    "what a wonderful film": 1,
-    "i enjoyed every minute of it": 1,
-    "simply the best of the year": 1,
-    "a dull and boring story": 0,
-    "i hated it, a waste of time": 0,
-    "the worst acting ever seen": 0,
-}
-PLACES = ("anna lives in paris", "the train to rome was late", "tokyo is larger than cairo", "he wrote a long letter")
+WORDS = [f"word{i}" for i in range(SIZES["vocab_size"] - 5)]
 
 
 @dataclass(frozen=True)
 class Task:
     cls: str
-    texts: Sequence[Any]
-    labels: Callable[[Any], Tensor]
     ask: Callable[[Any], Any]
-    right: Callable[[Any], bool]  # whether the answer is the one that was taught
     fields: dict[str, Any] = field(default_factory=dict)
 
 
@@ -44,64 +25,27 @@ def names(*labels: str) -> dict[str, Any]:
     return {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
 
 
-def masked(batch: Any) -> Tensor:
-    """Mask the last token before [SEP], in place; return the labels."""
-    ids = batch["input_ids"]
-    place = (torch.arange(len(ids)), batch["attention_mask"].sum(1) - 2)
-    labels = torch.full_like(ids, IGNORED)
-    labels[place] = ids[place]
-    ids[place] = MASK
-    return labels
-
-
-def capitals(batch: Any) -> Tensor:
-    """Label the name of a capital 1, another token 0, and padding not at all."""
-    words = transformers.AutoTokenizer.from_pretrained(minilm())
-    known = torch.tensor(words.convert_tokens_to_ids(list(CAPITALS.values())))
-    return torch.isin(batch["input_ids"], known).long().masked_fill(batch["attention_mask"] == 0, IGNORED)
-
-
 TASKS = {
-    "fill-mask": Task(
-        "BertForMaskedLM",
-        [f"the capital of {land} is {town}" for land, town in CAPITALS.items()],
-        masked,
-        lambda pipe: pipe("the capital of italy is [MASK]", top_k=3),
-        lambda answer: answer[0]["token_str"] == "rome",
-    ),
+    "fill-mask": Task("BertForMaskedLM", lambda pipe: pipe("word3 word80 [MASK] word17", top_k=3)),
     "text-classification": Task(
         "BertForSequenceClassification",
-        list(REVIEWS),
-        lambda _: torch.tensor(list(REVIEWS.values())),
-        lambda pipe: pipe(["a wonderful film, i enjoyed it", "boring, a waste of time"], top_k=None),
-        lambda answer: [each[0]["label"] for each in answer] == ["good", "bad"],
-        names("bad", "good"),
+        lambda pipe: pipe(["word5 word9", "word1 word2 word3"], top_k=None),
+        names("bad", "good", "neither"),
     ),
     "token-classification": Task(
         "BertForTokenClassification",
-        PLACES,
-        capitals,
-        lambda pipe: pipe("from paris to tokyo by train", aggregation_strategy="simple", ignore_labels=["O"]),
-        lambda answer: [each["word"] for each in answer] == ["paris", "tokyo"],
+        lambda pipe: pipe("word1 word44 word6 word7 word8 word9", aggregation_strategy="simple", ignore_labels=[]),
         names("O", "CITY"),
     ),
-    "feature-extraction": Task(
-        "BertModel",
-        [],
-        lambda _: torch.tensor([]),
-        lambda pipe: pipe(["a wonderful film", "simmer the soup slowly"]),
-        lambda answer: [len(each[0]) for each in answer] == [5, 7],
-    ),
+    "feature-extraction": Task("BertModel", lambda pipe: pipe(["word5 word9", "word1 word2 word3"])),
 }
 
 
-@cache
-def learnt(task: str) -> Path:
-    """Train the checkpoint of a task, once in a process; return its folder."""
-    it, seen = TASKS[task], tempfile.mkdtemp(prefix="bertlite-clients-")
-    atexit.register(shutil.rmtree, seen, ignore_errors=True)
-    seed()
-    return taught(Path(seen), it.cls, it.texts, it.labels, **it.fields)
+def worded(folder: Path, cls: str, pruned: bool = False, **fields: Any) -> Path:
+    """Write a small random checkpoint with a tokenizer."""
+    path = tiny(folder, cls, pruned, **fields)
+    BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]).save_pretrained(path)
+    return path
 
 
 @dense_and_pruned(CLIENT, "feature-extraction", task="feature-extraction")
@@ -110,11 +54,7 @@ def learnt(task: str) -> Path:
 @dense_and_pruned(CLIENT, "fill-mask", task="fill-mask")
 def pipeline(side: Side, folder: Path, task: str, pruned: bool = False) -> Observed:
     it = TASKS[task]
-    path = learnt(task)
-    if pruned:
-        model = bertlite.prune_heads(getattr(bertlite, it.cls).from_pretrained(path), SOME)
-        path = Path(shutil.copytree(path, folder / "pruned"))
-        model.save_pretrained(path)
+    path = worded(folder, it.cls, pruned, **it.fields)
     model = side.load(it.cls, path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     by_object = transformers.pipeline(task, model=model, tokenizer=tokenizer, device="cpu")
@@ -123,6 +63,4 @@ def pipeline(side: Side, folder: Path, task: str, pruned: bool = False) -> Obser
     side.owns(by_path.model)
     answer = it.ask(by_object)
     equal(it.ask(by_path), answer, what="the answers by path and by model")
-    if not it.right(answer):
-        raise AssertionError(f"taught otherwise: {str(answer)[:300]}")
     return {"answer": answer}
