@@ -32,7 +32,7 @@ PRUNED_HEADS, PRUNED_NEURONS = {0: [1, 3], 1: [0, 1, 2, 3]}, {1: [0, 5, 36]}
 HEADS = [cls.__name__ for cls in HEADED]
 CLASSIFIER = "BertForSequenceClassification"
 EVERY_ROOM = pytest.mark.parametrize("room", ROOMS)
-BACKENDS = [("bertlite", "eager"), ("bertlite", "sdpa"), ("hf", "eager"), ("hf", "auto")]
+BACKENDS = [("bertlite", "eager"), ("bertlite", "sdpa"), ("hf", "auto")]
 PACKED = [("bertlite", "packed"), ("hf", "packed")]
 EVERY_BACKEND = pytest.mark.parametrize(("room", "backend"), [*BACKENDS, *PACKED])
 
