@@ -15,7 +15,6 @@ from pairs import (
     DECODER,
     EVERY,
     F64,
-    HEADS,
     MODELS,
     TIED,
     V5,
@@ -27,7 +26,6 @@ from pairs import (
     core_of,
     inputs_of,
     labels_of,
-    only_4,
     only_5,
     ours_of,
     pair,
@@ -140,29 +138,6 @@ def test_without_a_pooler() -> None:
     assert len(ours(**inputs_of(), return_dict=False)) == len(theirs(**inputs_of(), return_dict=False)) == 2 - V5
     assert ours.pooler is None
     assert ours(**inputs_of()).pooler_output is None
-
-
-@pytest.mark.parametrize("positions", ["relative_key", "relative_key_query"])
-@only_4
-def test_relative_positions_equal_those_of_transformers_4(positions: str) -> None:
-    for changes in ({}, {**CROSS, "use_cache": False}):
-        theirs, ours = pair("BertModel", position_embedding_type=positions, **changes)
-        inputs = {**inputs_of(), **(states_of() if changes else {})}
-        assert_same(present(run(ours, inputs)), present(run(theirs, inputs)))
-
-
-@only_4
-@pytest.mark.parametrize("shape", [(N,), (L, N), (L, 1, N, 1, 1)], ids=str)
-@pytest.mark.parametrize("name", ["BertModel", *HEADS])
-def test_head_masks_equal_those_of_transformers_4(name: str, shape: tuple[int, ...]) -> None:
-    theirs, ours = pair(name)
-    gate = torch.rand(shape, generator=torch.Generator().manual_seed(6), dtype=F64)
-    inputs = {**inputs_of(name), "head_mask": gate}
-    if len(shape) == 5:  # its models take the two short forms alone, and its encoder this one
-        gated = theirs(**{**inputs, "head_mask": gate[:, 0, :, 0, 0]})
-        assert_same(dict(ours(**inputs)), dict(gated))
-    else:
-        assert_same(dict(run(ours, inputs)), dict(run(theirs, inputs)))
 
 
 @EVERY
