@@ -12,6 +12,7 @@ that the gradient of its table does not hide the layers.  "ragged" is the same b
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from bertlite.records import environment, write_record
 from bertlite.timing import FEWEST, alternate, check_rounds, peak_bytes, summary, with_spread
 
 Step = Callable[[], None]
-OURS: dict[str, dict[str, Any] | None] = {  # options of gradient_checkpointing_enable; None does not checkpoint
+OPTIONS: dict[str, dict[str, Any] | None] = {  # options of gradient_checkpointing_enable; None does not checkpoint
     "plain": None,
     "every layer": {},
     "every 2nd layer": {"every_n_layers": 2},
@@ -32,7 +33,6 @@ OURS: dict[str, dict[str, Any] | None] = {  # options of gradient_checkpointing_
     "every layer, offloaded": {"offload": True},
 }
 VOCABULARY = 1000
-THEIRS = {"plain": False, "every layer": True}
 BASE = "transformers, plain"
 
 
@@ -80,48 +80,25 @@ def candidates(args: argparse.Namespace, inputs: Mapping[str, Tensor]) -> dict[s
     """Return the steps to compare; one model of each library serves all its settings."""
     import transformers
 
-    sizes = {
-        "vocab_size": VOCABULARY,
-        "num_hidden_layers": args.layers,
-        "hidden_size": args.hidden,
-        "num_attention_heads": args.hidden // 64,
-        "intermediate_size": 4 * args.hidden,
-    }
-    dtype = getattr(torch, args.dtype)
-    theirs = transformers.BertModel(transformers.BertConfig(**sizes, attn_implementation="sdpa"))
+    sizes = {"vocab_size": VOCABULARY, "num_hidden_layers": args.layers, "hidden_size": args.hidden}
+    sizes |= {"num_attention_heads": args.hidden // 64, "intermediate_size": 4 * args.hidden}
+    theirs = transformers.BertModel(transformers.BertConfig(**sizes))
     ours = bertlite.BertModel(bertlite.BertConfig(**sizes))
     for model in (theirs, ours):
-        model.to(args.device, dtype).train()
-
-    def their_step(on: bool) -> Step:
-        def run() -> None:
-            name = "activation" if hasattr(theirs, "activation_checkpointing_enable") else "gradient"
-            getattr(theirs, f"{name}_checkpointing_{'enable' if on else 'disable'}")()
-            step(theirs, inputs)
-
-        return run
-
-    def our_step(backend: str, options: Mapping[str, Any] | None) -> Step:
-        def run() -> None:
-            ours.set_attn_implementation(backend)
-            ours.gradient_checkpointing_disable()
-            if options is not None:
-                ours.gradient_checkpointing_enable(**options)
-            step(ours, inputs)
-
-        return run
-
-    return {
-        **{f"transformers, {name}": their_step(on) for name, on in THEIRS.items()},
-        **{
-            f"bertlite {backend}, {name}": our_step(backend, options)
-            for backend in ("sdpa", "packed")
-            for name, options in OURS.items()
-        },
+        model.to(args.device, getattr(torch, args.dtype)).train()
+    settings: dict[str, tuple[Any, str, Mapping[str, Any] | None]] = {
+        **{f"transformers, {name}": (theirs, "sdpa", OPTIONS[name]) for name in ("plain", "every layer")},
+        **{f"bertlite {each}, {name}": (ours, each, OPTIONS[name]) for each in ("sdpa", "packed") for name in OPTIONS},
     }
+    return {name: partial(step, inputs, *setting) for name, setting in settings.items()}
 
 
-def step(model: Any, inputs: Mapping[str, Tensor]) -> None:
+def step(inputs: Mapping[str, Tensor], model: Any, backend: str, options: Mapping[str, Any] | None) -> None:
+    model.set_attn_implementation(backend)
+    kind = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"  # transformers 5's name
+    getattr(model, f"{kind}_checkpointing_disable")()
+    if options is not None:
+        getattr(model, f"{kind}_checkpointing_enable")(**options)
     model.zero_grad(set_to_none=False)  # gradients stay where they are, and out of the peak
     out = model(**inputs).last_hidden_state
     (out.float().square() * inputs["attention_mask"][..., None]).sum().backward()
