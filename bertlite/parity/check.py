@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 import bertlite
-from bertlite.checkpoint.families import Origin
+from bertlite.checkpoint.families import Origin, read_config
 from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.config import BertConfig, ConfigLike
 from bertlite.inference import optimize_for_inference
@@ -45,11 +45,7 @@ from bertlite.parity.inputs import Inputs, inputs_of
 Tamper = Callable[[nn.Module], object]
 Output = Mapping[str, Tensor | tuple[Tensor, ...]]
 OTHER_ORDER_OF_SUMS = ("head_mask", "pruned", "pruned_layer", "relative_key", "relative_key_query")
-OVERRIDES: dict[str, Overrides] = {  # three labels: with two, a loss that swaps them could pass
-    "BertForSequenceClassification": {"num_labels": 3},
-    "BertForTokenClassification": {"num_labels": 3},
-    DECODER: {"is_decoder": True},
-}
+LABELLED = ("BertForSequenceClassification", "BertForTokenClassification")
 SDPA_KERNELS = {
     "math": SDPBackend.MATH,
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -98,8 +94,8 @@ def check_all(cases: Iterable[Case], device: str, checkpoint: str | Path) -> Ite
 def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tamper | None) -> Report:
     """Run a case on both sides; report the differences and the first module to differ."""
     start = time.perf_counter()
-    overrides = {**OVERRIDES.get(case.model, {}), **case.overrides}
-    models = models_for(str(checkpoint), case.model, tuple(overrides.items()), case.dtype, device)
+    overrides = tuple(overrides_for(case, checkpoint).items())
+    models = models_for(str(checkpoint), case.model, overrides, case.dtype, device)
     inputs = inputs_of(case, models.ours.config, models.source, device)
     ours = prepared(case, models.ours, inputs, tamper)
     references = {"theirs": their_model(case, models.theirs(reference.backend_for(case)), inputs)}
@@ -128,6 +124,16 @@ def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tampe
     our_trace = trace(ours, partial(forward, case, ours, inputs, mine=True))
     first = first_divergence(our_trace, traces["theirs"], traces.get("truth"), rule_for(case, device, "forward"))
     return replace(report, first_module=first, seconds=time.perf_counter() - start)
+
+
+def overrides_for(case: Case, checkpoint: str | Path) -> Overrides:
+    """Return the fields of the config to change; a head that the checkpoint has keeps its labels.
+
+    A new one has three: with two, a loss that swaps them could pass.
+    """
+    own = read_config(Source(checkpoint)).extra.get("architectures") or ()
+    labels = {"num_labels": 3} if case.model in LABELLED and case.model not in own else {}
+    return {**labels, **({"is_decoder": True} if case.model == DECODER else {}), **case.overrides}
 
 
 def compared(
@@ -210,9 +216,9 @@ def heads_of(case: Case, config: ConfigLike) -> dict[int, tuple[int, ...]]:
 def forward(case: Case, model: nn.Module, inputs: Inputs, mine: bool) -> Output:
     arguments = dict(inputs) if mine else reference.inputs_for(case, inputs)
     dtype = next(model.parameters()).dtype
-    for name in ("inputs_embeds", "encoder_hidden_states"):
+    for name in ("inputs_embeds", "encoder_hidden_states", "labels"):
         value = arguments.get(name)
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and value.is_floating_point():
             arguments[name] = value.to(dtype)
     torch.manual_seed(0)  # for the dropout case
     return model(**arguments)

@@ -1,5 +1,6 @@
 """The inputs of the parity cases: real sentences if the checkpoint has a tokenizer, else seeded numbers."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -20,6 +21,7 @@ SENTENCES = (  # pairs, of unequal lengths
     ("In 1977 two probes left for the outer planets, and both still answer when they are called.", "Slowly."),
 )
 TOKENIZER = "tokenizer.json"
+FLOATS = ("regression", "multi_label_classification")  # problem types whose labels are floats
 LENGTH = 24  # tokens of the longest sequence, or what the position table allows
 
 
@@ -90,6 +92,9 @@ def labels_of(
             return {"labels": words, "next_sentence_label": torch.arange(batch) % 2}
         case "BertForNextSentencePrediction":
             return {"labels": torch.arange(batch) % 2}
+        case "BertForSequenceClassification" if config.num_labels == 1 or config.problem_type in FLOATS:
+            shape = (batch,) if config.num_labels == 1 else (batch, config.num_labels)
+            return {"labels": (torch.arange(math.prod(shape)) % 2).view(shape).float()}
         case "BertForSequenceClassification":
             return {"labels": torch.arange(batch) % config.num_labels}
         case "BertForTokenClassification":

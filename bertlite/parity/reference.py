@@ -92,7 +92,8 @@ def class_for(name: str, config: Any) -> Any:
     """Return transformers' class that does what BERT's of this name does, for the family that a config is of."""
     if config.model_type == "bert":
         return stock_class(name)
-    auto = stock_class("AutoModel" + name.removeprefix("BertModel").removeprefix("Bert"))
+    kind = "ForCausalLM" if name == DECODER else name.removeprefix("BertModel").removeprefix("Bert")
+    auto = stock_class(f"AutoModel{kind}")
     return auto._model_mapping[type(config)]
 
 

@@ -369,6 +369,15 @@ def test_says_what_the_reference_cannot_vouch_for(case, tiny):
         assert "does not honour relative positions" in check(case, "cpu", tiny).not_checked
 
 
+@pytest.mark.parametrize("changes", [{"num_labels": 2}, {"num_labels": 1}, {"problem_type": "regression"}], ids=str)
+def test_a_head_of_the_checkpoint_keeps_its_labels(changes, tmp_path):
+    sizes = {"num_labels": 4, "type_vocab_size": 2, **SIZES, **changes}
+    bertlite.BertForSequenceClassification(bertlite.BertConfig(**sizes)).save_pretrained(tmp_path)
+    report = check(Case("BertForSequenceClassification", "eager"), checkpoint=tmp_path)
+    assert report.ok, f"\n{report}"
+    models_for.cache_clear()
+
+
 def test_float32_is_held_to_zero_only_where_the_order_of_sums_is_theirs():
     plain = Case("BertModel", "sdpa", "padded", "float32")
     pruned = Case("BertModel", "sdpa", "padded", "float32", "pruned")
