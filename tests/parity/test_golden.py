@@ -10,7 +10,7 @@ from conftest import assert_same, distance, full_outputs
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bertlite import BertConfig, BertModel, densify, prune_heads
+from bertlite import BertConfig, BertModel, prune_heads
 from scripts.make import golden
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -77,26 +77,6 @@ def test_each_case_depends_on_what_it_is_about(name: str) -> None:
     assert all(distance(wrong, wanted) > 1e-2 for wrong in without)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case["prune_heads"]])
-def test_pruning_in_one_call_or_by_config_or_by_gates_is_the_same(name: str) -> None:
-    wanted, inputs = outputs_of(name), tensors_of(name, "inputs")
-    gone: dict[int, set[int]] = {}
-    for heads in CASES[name]["prune_heads"]:
-        for layer, chosen in heads.items():
-            gone.setdefault(int(layer), set()).update(chosen)
-    once = prune_heads(build(name), gone)
-    assert_same(visible(once, inputs), wanted)
-    config = BertConfig(**CASES[name]["config"], pruned_heads=gone)
-    built = BertModel(config).double().eval()
-    built.load_state_dict(once.state_dict())
-    assert_same(visible(built, inputs), wanted)
-    gate = torch.ones(L, 4, dtype=torch.float64)
-    for layer, chosen in gone.items():
-        gate[layer, sorted(chosen)] = 0
-    gated = full_outputs(build(name), inputs, head_mask=gate)
-    assert_same(gated.last_hidden_state, wanted["last_hidden_state"])
-
-
 @BOTH
 def test_a_pruned_folder_of_transformers_4_loads(backend: str, kernels_run: list[str]) -> None:
     model = BertModel.from_pretrained(GOLDEN / "pruned", attn_implementation=backend, dtype=torch.float64)
@@ -106,15 +86,6 @@ def test_a_pruned_folder_of_transformers_4_loads(backend: str, kernels_run: list
     assert kernels_run == [backend] * L
     narrow = BertModel.from_pretrained(GOLDEN / "pruned")
     assert {p.dtype for p in narrow.parameters()} == {torch.float32}  # the file's own
-
-
-def test_a_pruned_folder_of_transformers_4_can_be_pruned_further_and_densified() -> None:
-    model = BertModel.from_pretrained(GOLDEN / "pruned", dtype=torch.float64)
-    whole, inputs = build("pruned-twice"), tensors_of("pruned-twice", "inputs")
-    further = prune_heads(whole, {0: [0, 1, 3], 1: [0, 1, 2], 2: [2]})
-    assert_same(visible(prune_heads(model, {0: [0]}), inputs), visible(further, inputs))
-    dense = full_outputs(densify(model), inputs)
-    assert_same(dense.last_hidden_state, outputs_of("pruned-twice")["last_hidden_state"])
 
 
 def test_transformers_5_cannot_compute_these() -> None:
