@@ -1,17 +1,15 @@
 """bertlite/inference/native: how far from the truth numbers are, which of them are bit-equal, and what is refused."""
 
 import copy
-import pickle
 import re
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import assert_same, full_outputs, make, make_batch, randomise_
+from conftest import assert_same, make, make_batch, randomise_
 from natively import DTYPES, check, kernels_or_skip, make_native, native, natively
 from torch import Tensor, nn
 
-import bertlite
 from bertlite import BertConfig, BertModel, optimize_for_inference
 from bertlite.inference.native import calls, choice
 from bertlite.inference.native.calls import Batch
@@ -116,8 +114,10 @@ MATRICES = (
 
 
 @dtypes
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf], ids=str)
-@pytest.mark.parametrize("name", ["baseline", "avx2", None])
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [(None, torch.nan), (None, torch.inf), (None, -torch.inf), ("baseline", torch.nan), ("avx2", torch.inf)],
+)
 def test_a_weight_that_is_not_finite_is_not_swallowed(name, bad, dtype):
     batch = make_batch()
     for matrix in MATRICES:
@@ -139,8 +139,9 @@ def full_outputs_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 
 @dtypes
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=str)
-@pytest.mark.parametrize("name", ["baseline", "avx2", None])
+@pytest.mark.parametrize(
+    ("name", "bad"), [(None, torch.nan), (None, torch.inf), ("baseline", torch.inf), ("avx2", torch.nan)]
+)
 def test_a_token_that_is_not_finite_spoils_its_own_sequence_alone(name, bad, dtype):
     x = torch.randn(2, 11, 80, generator=torch.Generator().manual_seed(0))
     quick = natively(make_native(), dtype, name)
@@ -163,11 +164,7 @@ def test_it_is_taken_where_it_can_run_the_model(backend, dtype, monkeypatch):
     assert (quick.backend, quick.compute_dtype, quick.device.type) == ("native", dtype, "cpu")
     assert quick.dtype == (torch.float32 if dtype == torch.int8 else dtype)
     assert isinstance(quick.model.encoder, NativeEncoder)
-    assert "native" in repr(quick)
-    assert not quick.training
     assert not quick(**make_batch()).last_hidden_state.requires_grad
-    with pytest.raises(RuntimeError, match="an optimised model has no"):
-        quick.to(torch.float16)
 
 
 @dtypes
@@ -199,17 +196,6 @@ def test_the_model_is_left_alone():
     randomise_(model, seed=9)
     assert torch.equal(quick(**make_batch()).last_hidden_state, wanted)
     assert any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-@dtypes
-def test_it_pickles_and_copies(dtype):
-    model = bertlite.prune_heads(make_native(), {0: range(5), 1: [2]})
-    quick = natively(model, dtype)
-    wanted = full_outputs(quick, make_batch())
-    again = pickle.loads(pickle.dumps(quick))
-    assert again.backend == "native"
-    assert_same(full_outputs(again, make_batch()), wanted, atol=0)
-    assert_same(full_outputs(copy.deepcopy(quick), make_batch()), wanted, atol=0)
 
 
 def test_a_trace_is_refused():
