@@ -1,20 +1,24 @@
 """Pruned models beside the dense one that they come from: time, size and quality, from the folders of runs."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from bertlite import prune_heads
-from bertlite.bench.measure import PLAIN, latency, prepared_models
+import torch
+
+from bertlite import optimize_for_inference, prune_heads
+from bertlite.bench.work import full
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.experiments.compare import dense_result, describe_way, interval_of, task_of, way_of
 from bertlite.experiments.evaluate import TASKS, Task
 from bertlite.experiments.experiment import Setting
 from bertlite.experiments.files import model_sha256, pruned_heads
+from bertlite.importance import macs
 from bertlite.inference.optimize import parse_compute_dtype
 from bertlite.progress import Progress
-from bertlite.records import Record, Run, read_runs, write_json
-from bertlite.timing import with_spread
+from bertlite.records import Record, Run, quartiles, read_runs, write_json
+from bertlite.timing import alternate, ratios, with_spread
 
 SHAPES = ((1, 16), (8, 128))
 
@@ -26,7 +30,7 @@ def main(args: argparse.Namespace) -> int:
     task, models = task_of(records), dense_and_pruned(records, args.device)
     dtype = parse_compute_dtype(args.dtype) or models["dense"].dtype
     prepared = prepared_models(models, dtype, asked)
-    backend = PLAIN if asked == PLAIN else prepared["dense"].backend
+    backend = prepared["dense"].backend
     config = {
         "runs": [str(record.folder) for record in records],
         "shapes": shapes,
@@ -52,6 +56,73 @@ def main(args: argparse.Namespace) -> int:
         (written,) = read_runs(args.folder)
         write_json(args.record, {"what": "bertlite bench", "runs": [{"folder": str(args.folder), **written.facts}]})
     return 0
+
+
+def prepared_models(
+    models: Mapping[str, Any], dtype: torch.dtype | None = None, backend: str = "auto"
+) -> dict[str, Any]:
+    """Return the models to measure: all optimised in one dtype and with one backend.
+
+    Args:
+        dtype, backend: of `optimize_for_inference`; None is the models' own dtype.  The choice of "auto" for the first
+            model is the backend of all.
+
+    Raises:
+        ValueError: there is no such backend, or it does not run these models in this dtype.
+        RuntimeError: the kernels cannot be compiled.
+    """
+    prepared = {}
+    for name, model in models.items():
+        prepared[name] = optimize_for_inference(model, dtype, backend)
+        backend = prepared[name].backend
+    return prepared
+
+
+def latency(
+    models: Mapping[str, Any],
+    shapes: Iterable[tuple[int, int]],
+    rounds: int = 21,
+    device: str = "cpu",
+    after_round: Callable[[], object] = lambda: None,
+) -> list[dict[str, Any]]:
+    """Time each model beside the first, the dense one.
+
+    Args:
+        shapes: (sequences, tokens) of the inputs.
+        after_round: called after each timed round.
+
+    Returns:
+        One line for each shape and model: "batch", "length", "model", "seconds" (quartiles), "speedup", the median
+        over rounds of the dense model's seconds over this one's, with its quartiles, and "macs", the share of the
+        dense encoder's multiply-accumulates.
+
+    Raises:
+        ValueError: fewer rounds than `bertlite.timing.FEWEST`.
+    """
+    dense = next(iter(models))
+    lines = []
+    for batch, length in shapes:
+        inputs = full(batch, length).inputs(models[dense].config.vocab_size, device)
+        with torch.inference_mode():
+            found = alternate(
+                {name: partial(model, **inputs) for name, model in models.items()},
+                rounds,
+                device,
+                after_round=after_round,
+            )
+        for name, seconds in found.items():
+            share = macs(models[name].config, length) / macs(models[dense].config, length)
+            lines.append(
+                {
+                    "batch": batch,
+                    "length": length,
+                    "model": name,
+                    "seconds": quartiles(seconds),
+                    "speedup": quartiles(ratios(found, dense, name)),
+                    "macs": share,
+                }
+            )
+    return lines
 
 
 def print_latency(results: Mapping[str, Any]) -> None:

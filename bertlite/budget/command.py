@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bertlite.bench.measure import PLAIN, prepare, prepared_models
 from bertlite.bench.work import Work
 from bertlite.budget.judge import judge
 from bertlite.budget.search import Outcome, Search, State
@@ -20,7 +19,7 @@ from bertlite.experiments.compare import show_interval
 from bertlite.experiments.data import DataSource, Examples
 from bertlite.experiments.experiment import warn_of_overlap
 from bertlite.experiments.files import model_sha256, units_kept
-from bertlite.inference.optimize import parse_compute_dtype
+from bertlite.inference.optimize import PLAIN, optimize_for_inference, parse_compute_dtype
 from bertlite.inspection import class_of
 from bertlite.progress import Progress, short_time
 from bertlite.records import environment, write_record
@@ -60,8 +59,7 @@ def main(args: argparse.Namespace) -> int:
         raise FileExistsError(f"{args.folder} is there already: name another folder")
     model = class_of(config).from_pretrained(args.checkpoint, device=args.device)
     dtype = parse_compute_dtype(args.dtype)
-    timed = prepared_models({"given": model}, dtype, args.backend)["given"]  # raises if it cannot be timed
-    backend = PLAIN if args.backend == PLAIN else timed.backend
+    timed = optimize_for_inference(model, dtype, args.backend)  # raises if it cannot be timed
     tokenizer = BertTokenizer.from_pretrained(args.checkpoint)
     longest = min(args.max_length, config.max_position_embeddings)
     fit, held_out = split(texts, args.calibration, HELD_OUT, args.seed, dev)
@@ -70,7 +68,7 @@ def main(args: argparse.Namespace) -> int:
         "target": target.text,
         "lengths": list(work.lengths),
         "allocate": by,
-        "backend": backend,
+        "backend": timed.backend,
         "texts": texts.sha256,
         "model": model_sha256(model),
     }
@@ -83,7 +81,7 @@ def main(args: argparse.Namespace) -> int:
         State(args.folder.with_name(f".{args.folder.name}.unfinished"), settings),
         Progress(None, "steps", what="prune to"),
         timed,
-        partial(prepare, dtype=dtype, backend=backend),
+        partial(optimize_for_inference, dtype=dtype, backend=timed.backend),
         gradients="loss" if texts.labels else "kl",
         seed=args.seed,
         device=args.device,

@@ -284,7 +284,7 @@ Every engine is first compared with float64; an engine with wrong results is nam
 Every ratio is taken round by round and printed with its quartiles.  Peers that are not installed are listed.
 
 With RUN, time pruned models and the dense one that they come from, all optimised
-by optimize_for_inference; --backend plain leaves them unoptimised.""",
+by optimize_for_inference; --backend plain measures them as they are.""",
         examples=(
             'bench --only "8 x 128" --engines "bertlite native",OpenVINO --rounds 7 --out speed.json',
             "bench runs/half --shapes 1x16,8x128 --out runs/speed",
@@ -303,7 +303,7 @@ by optimize_for_inference; --backend plain leaves them unoptimised.""",
     sizes = "sequences x tokens of the inputs"
     option(pruned, "--shapes", shapes, None, sizes, otherwise="1x16,8x128", metavar="BxS,…")
     option(pruned, "--dtype", str, None, DTYPES, otherwise="the checkpoint's")
-    backend = "of optimize_for_inference, or plain, the models without it"
+    backend = "of optimize_for_inference; plain is the models themselves"
     option(pruned, "--backend", str, None, backend, otherwise="auto, the same for all")
 
 

@@ -66,7 +66,7 @@ class Embedder:
             and their inputs to 8 bits, only on the CPU.
         device: "cpu", "cuda" or "cuda:1".
         backend: of `optimize_for_inference`.  "auto" takes the native kernels if possible; "native" raises if it is
-            not, when the model is loaded, as does "int8".
+            not, when the model is loaded, as does "int8"; "plain" is the model itself.
         max_length: in tokens; longer texts are truncated.  By default the checkpoint's, at most the number of the
             model's positions.
         max_tokens: tokens in a batch; a longer text is a batch of its own.

@@ -1,7 +1,5 @@
 """`optimize_for_inference`: a copy of a model that runs faster, and only runs."""
 
-from collections.abc import Sequence
-
 import torch
 
 from bertlite.checkpoint.checks import parse_dtype
@@ -12,9 +10,10 @@ from bertlite.inference.support import check_unaltered
 from bertlite.inference.verification import verify as verify_copy
 from bertlite.model import BertPreTrainedModel
 
-BACKENDS = ("auto", "native")
+PLAIN = "plain"  # the backend that is the model itself
+BACKENDS = ("auto", "native", PLAIN)
 REMOVED = {  # and what to do instead
-    "onednn": "'native' takes its place; where that cannot run, 'auto' returns the plain model",
+    "onednn": "'native' takes its place, and 'plain' is the model itself",
     "inductor": "call torch.compile on the model itself",
 }
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
@@ -35,8 +34,8 @@ def optimize_for_inference(
             the smallest and largest number of each token, attention is bfloat16 and all else float32.
         backend: "native" runs all layers in one call of C++ kernels, which are compiled once.  "auto" on the CPU is
             "native" too, if the kernels can run the model and are faster, which is measured on a kind of processor
-            without a record; int8 is always theirs.  Else it is "plain", a copy of the model in the dtype, with one
-            warning that says why, as what to install; on a GPU without.
+            without a record; int8 is always theirs.  Else it is "plain", with one warning that says why, as what to
+            install; on a GPU without.  "plain" is a copy of the model, in any float dtype.
         verify: compare outputs for a few random tokens with the model's.  The allowed difference, of rounding in this
             dtype, is measured on the model itself.
 
@@ -53,25 +52,31 @@ def optimize_for_inference(
     """
     if not isinstance(model, BertPreTrainedModel):
         raise TypeError(f"model is a {type(model).__module__}.{type(model).__qualname__}; load it with bertlite")
-    check_unaltered(model)
     dtype = dtype or model.dtype
     check_backend(backend)
+    if backend == PLAIN:
+        if dtype == torch.int8:
+            raise ValueError(
+                "backend 'plain' has no int8, which needs the native kernels: use 'auto', or a float dtype"
+            )
+        return InferenceModel(plain_copy(model, dtype), PLAIN, dtype)
+    check_unaltered(model)
     check_dtype(dtype, model.device)
     required = backend == "native" or dtype == torch.int8
     kernels = require_kernels(model, dtype) if required else kernels_if_faster(model, dtype)
     copied = plain_copy(model, dtype) if kernels is None else native_copy(model, dtype, kernels)
-    found = "plain" if kernels is None else "native"
+    found = PLAIN if kernels is None else "native"
     if verify:
         verify_copy(model, copied.eval(), found, dtype)
     return InferenceModel(copied, found, dtype)
 
 
-def check_backend(backend: str, known: Sequence[str] = BACKENDS) -> None:
+def check_backend(backend: str) -> None:
     """Raise ValueError if a backend does not exist, or no longer."""
     if backend in REMOVED:
         raise ValueError(f"backend {backend!r} was removed: {REMOVED[backend]}")
-    if backend not in known:
-        raise ValueError(f"backend {backend!r} is unknown; have: {', '.join(known)}")
+    if backend not in BACKENDS:
+        raise ValueError(f"backend {backend!r} is unknown; have: {', '.join(BACKENDS)}")
 
 
 def check_dtype(dtype: torch.dtype, device: torch.device) -> None:

@@ -1,13 +1,21 @@
-"""Checks of the modules of a model before it is optimised."""
+"""Checks of a model before it is optimised: of its modules, and of what the native kernels can run."""
 
-from operator import attrgetter
+from collections.abc import Iterator
 
+import torch
 from torch import nn
 
+from bertlite.activations import Activation
+from bertlite.checkpoint.saving import dtype_name
+from bertlite.config import BertConfig
+from bertlite.inference.native.calls import ACTIVATIONS, NUMBERS
+from bertlite.inference.native.library import missing_platform
 from bertlite.model import BertPreTrainedModel
 from bertlite.stack.body import has_hooks
 from bertlite.stack.modules import (
+    DISTANCE_BUCKETS,
     BertAttention,
+    BertEncoder,
     BertIntermediate,
     BertLayer,
     BertOutput,
@@ -16,20 +24,13 @@ from bertlite.stack.modules import (
 )
 
 DROPOUT = (nn.Dropout, nn.Identity)
-ATTENTION_PARTS: dict[str, tuple[type[nn.Module], ...]] = {
-    "": (BertAttention,),
-    ".self": (BertSelfAttention,),
-    ".self.dropout": DROPOUT,
-    ".output": (BertSelfOutput,),
-    ".output.dropout": DROPOUT,
-}
 LAYER_PARTS: dict[str, tuple[type[nn.Module], ...]] = {  # the classes of a layer's modules; linear ones have no choice
     "": (BertLayer,),
-    **{
-        f"{attention}{name}": kinds
-        for attention in ("attention", "crossattention")
-        for name, kinds in ATTENTION_PARTS.items()
-    },
+    "attention": (BertAttention,),
+    "attention.self": (BertSelfAttention,),
+    "attention.self.dropout": DROPOUT,
+    "attention.output": (BertSelfOutput,),
+    "attention.output.dropout": DROPOUT,
     "intermediate": (BertIntermediate,),
     "output": (BertOutput,),
     "output.dropout": DROPOUT,
@@ -47,12 +48,14 @@ def check_unaltered(model: BertPreTrainedModel) -> None:
     check_kind(f"{prefix}.layer", body.encoder.layer, (nn.ModuleList,))
     for i, layer in enumerate(body.encoder.layer):
         for name, kinds in LAYER_PARTS.items():
-            if not name.startswith("cross") or hasattr(layer, "crossattention"):
-                path = f"{prefix}.layer.{i}.{name}".rstrip(".")
-                check_kind(path, attrgetter(name)(layer) if name else layer, kinds)
+            check_kind(f"{prefix}.layer.{i}.{name}".rstrip("."), layer.get_submodule(name), kinds)
     for name, part in model.named_modules():
         if isinstance(part, nn.Linear) or name.endswith((".dense", ".query", ".key", ".value")):
-            check_unwrapped(name, part)
+            if type(part) is not nn.Linear:
+                raise TypeError(
+                    f"{name} is a {kind_of(part)}, not a plain nn.Linear: merge adapters first, and start from the"
+                    " model that is not quantised"
+                )
         elif not name.startswith(f"{prefix}."):
             continue
         if change := own_code(part):
@@ -71,15 +74,6 @@ def check_kind(name: str, part: nn.Module, kinds: tuple[type[nn.Module], ...]) -
         )
 
 
-def check_unwrapped(name: str, part: nn.Module) -> None:
-    """Raise TypeError unless a matrix is in a plain nn.Linear."""
-    if type(part) is not nn.Linear:
-        raise TypeError(
-            f"{name} is a {kind_of(part)}, not a plain nn.Linear: merge adapters first, and start from the model"
-            " that is not quantised"
-        )
-
-
 def own_code(part: nn.Module) -> str | None:
     """Return the code that a module runs beside its class: hooks, or a method of its own; None if none."""
     if has_hooks(part):
@@ -90,3 +84,88 @@ def own_code(part: nn.Module) -> str | None:
 
 def kind_of(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+# What the native kernels can run
+
+
+def missing_for_native(model: BertPreTrainedModel, dtype: torch.dtype) -> str | None:
+    """Return the reason why the native kernels cannot run a model in a dtype; None if they can."""
+    config = model.config
+    devices = {parameter.device.type: parameter.device for parameter in model.parameters()}
+    devices.pop("cpu", None)
+    faults = {
+        f"they compute in {', '.join(NUMBERS)}, not in {dtype_name(dtype)}": dtype_name(dtype) not in NUMBERS,
+        f"they are for the CPU, and the model is on {', '.join(map(str, devices.values()))}": bool(devices),
+        "they run encoders, and this model is a decoder": bool(config.is_decoder or config.add_cross_attention),
+        f"they have no activation {config.hidden_act!r}; have: {', '.join(ACTIVATIONS)}": config.hidden_act
+        not in ACTIVATIONS,
+    }
+    platform = missing_platform()
+    return (
+        platform or next((fault for fault, holds in faults.items() if holds), None) or next(differences(model), None)
+    )
+
+
+def differences(model: BertPreTrainedModel) -> Iterator[str]:
+    """Yield what the modules of the encoder have that the kernels, which go by the config, would not honour."""
+    encoder = model.base_model.encoder
+    if type(encoder) is not BertEncoder:
+        yield f"encoder is a {kind_of(encoder)}, not a plain BertEncoder"
+    if change := own_code(encoder):
+        yield f"encoder has {change}"
+    config = model.config
+    wanted = (config.hidden_size // config.num_attention_heads, config.position_embedding_type)
+    for i, layer in enumerate(model._layers()):
+        own = layer.attention.self
+        if (own.attention_head_size, own.position_embedding_type) != wanted:
+            yield f"encoder.layer.{i}.attention.self has {own.position_embedding_type} positions or another head dim"
+        elif config.position_embedding_type != "absolute":
+            found, shape = tuple(own.distance_embedding.weight.shape), distances_shape(own, config)
+            if found != shape:
+                yield f"encoder.layer.{i}.attention.self.distance_embedding has a weight of {found}, not of {shape}"
+        norms = {"attention.output": layer.attention.output.LayerNorm, "output": layer.output.LayerNorm}
+        for name, norm in norms.items():
+            fault = norm_fault(norm, model.config.hidden_size, model.config.layer_norm_eps)
+            if fault is not None:
+                yield f"encoder.layer.{i}.{name}.LayerNorm {fault}"
+        act = layer.intermediate.intermediate_act_fn
+        if type(act) is not Activation or act.name != config.hidden_act:
+            place = f"encoder.layer.{i}.intermediate.intermediate_act_fn"
+            yield f"{place} is {act!r}, and the config has {config.hidden_act!r}"
+        for name, shape in matrix_shapes(layer, model.config.hidden_size).items():
+            found = tuple(layer.get_parameter(f"{name}.weight").shape)
+            if found != shape:
+                yield f"encoder.layer.{i}.{name} has a weight of {found}, not of {shape}"
+
+
+def distances_shape(attention: BertSelfAttention, config: BertConfig) -> tuple[int, int]:
+    """Return the shape of a table of distances, by head or of vectors."""
+    if config.position_embedding_type == "bucketed":
+        return DISTANCE_BUCKETS, attention.num_attention_heads
+    return 2 * config.max_position_embeddings - 1, attention.attention_head_size
+
+
+def norm_fault(norm: nn.Module, hidden_size: int, eps: float) -> str | None:
+    """Say in what a norm differs from the LayerNorm of the kernels; None if in nothing."""
+    if type(norm) is not nn.LayerNorm:
+        return f"is a {kind_of(norm)}, not a plain LayerNorm"
+    missing = [name for name in ("weight", "bias") if getattr(norm, name) is None]
+    if missing:
+        return f"has no {' and no '.join(missing)}"
+    if norm.normalized_shape != (hidden_size,):
+        return f"is for shape {tuple(norm.normalized_shape)}, not ({hidden_size},)"
+    return None if norm.eps == eps else f"has eps {norm.eps}, and the config {eps}"
+
+
+def matrix_shapes(layer: BertLayer, hidden_size: int) -> dict[str, tuple[int, int]]:
+    """Return the shapes that the matrices of a layer have if its counts of heads and neurons are true."""
+    own, neurons = layer.attention.self, layer.intermediate.dense.weight.shape[0]
+    width = own.num_attention_heads * own.attention_head_size
+    heads = {f"attention.self.{name}": (width, hidden_size) for name in ("query", "key", "value")}
+    return {
+        **heads,
+        "attention.output.dense": (hidden_size, width),
+        "intermediate.dense": (neurons, hidden_size),
+        "output.dense": (hidden_size, neurons),
+    }

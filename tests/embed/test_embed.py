@@ -365,7 +365,7 @@ def test_settings_that_make_no_sense_are_refused(checkpoint, tmp_path) -> None:
         ({"max_length": 41}, "max_length is 41; this model takes 3 to 40 tokens"),
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"dtype": "int4"}, "int4"),
-        ({"backend": "fast"}, "backend 'fast' is unknown; have: auto, native"),
+        ({"backend": "fast"}, "backend 'fast' is unknown; have: auto, native, plain"),
         ({"backend": "onednn"}, "backend 'onednn' was removed: 'native' takes its place"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -20,7 +20,7 @@ from conftest import SIZES, make
 pytest.importorskip("accelerate")
 
 import bertlite
-from bertlite.bench import measure
+from bertlite.bench import runs as measure
 from bertlite.cli import main
 from bertlite.experiments import compare, files, plots, statistics
 from bertlite.experiments.data import (
@@ -834,13 +834,6 @@ def test_all_models_take_the_backend_that_is_chosen_for_the_first(experiment, mo
     assert asked == [(torch.bfloat16, "auto"), (torch.bfloat16, "native"), (torch.bfloat16, "native")]
 
 
-def test_a_plain_model_of_another_dtype_is_a_copy(experiment):
-    plain = measure.prepared_models({"dense": experiment.dense}, None, "plain")
-    assert plain["dense"] is experiment.dense
-    cast = measure.prepared_models({"dense": experiment.dense}, torch.bfloat16, "plain")["dense"]
-    assert (cast.dtype, experiment.dense.dtype) == (torch.bfloat16, torch.float32)
-
-
 # Comparisons, figures and the command -------------------------------------------------------------------------------
 
 
@@ -1120,7 +1113,7 @@ def test_bench_times_what_its_options_name(dtype, backend, runs, tmp_path, monke
     assert len(timed) == 2
     for model in timed.values():
         assert model.dtype == getattr(torch, dtype)
-        assert getattr(model, "backend", "plain") == backend
+        assert model.backend == backend
     (run,) = read_runs(out)
     assert (run.results["backend"], run.results["dtype"]) == (backend, dtype)
 
@@ -1128,7 +1121,7 @@ def test_bench_times_what_its_options_name(dtype, backend, runs, tmp_path, monke
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ("--backend onnx", "backend 'onnx' is unknown; have: plain, auto, native"),
+        ("--backend onnx", "backend 'onnx' is unknown; have: auto, native, plain"),
         ("--dtype int4", "dtype is 'int4'; have: "),
         ("--dtype int8 --backend plain", "backend 'plain' has no int8, which needs the native kernels: use 'auto'"),
         ("--dtype float64", "dtype torch.float64 is not among"),

@@ -76,12 +76,17 @@ def test_a_model_that_the_kernels_cannot_run_is_left_as_it_is(changes, reason):
 def test_requests_that_cannot_be_met(model):
     elsewhere = copy.deepcopy(model).to("meta")
     for dtype, backend, message in (
-        (torch.float32, "fast", "backend 'fast' is unknown; have: auto, native"),
-        (torch.float32, "onednn", "backend 'onednn' was removed: 'native' takes its place; where that cannot"),
+        (torch.float32, "fast", "backend 'fast' is unknown; have: auto, native, plain"),
+        (torch.float32, "onednn", "backend 'onednn' was removed: 'native' takes its place, and 'plain' is"),
         (torch.float32, "inductor", "backend 'inductor' was removed: call torch.compile on the model itself"),
         (None, "auto", r"dtype torch.float64 is not among torch.float32"),
         (torch.float16, "auto", "float16 is for GPUs and the model is on the CPU; use dtype=torch.bfloat16 or"),
         (torch.float16, "native", "float16 is for GPUs"),
+        (
+            torch.int8,
+            "plain",
+            "backend 'plain' has no int8, which needs the native kernels: use 'auto'",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             optimize_for_inference(model, dtype, backend)
@@ -91,6 +96,18 @@ def test_requests_that_cannot_be_met(model):
         optimize_for_inference(elsewhere, torch.float32, "native")
     with pytest.raises(TypeError, match=r"model is a torch.nn.modules.linear.Linear; load it with bertlite"):
         optimize_for_inference(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16, torch.float64], ids=str)
+def test_plain_is_a_copy_in_any_float_dtype_with_whatever_was_put_into_it(dtype):
+    model, batch = make().float().train(), make_batch()
+    model.encoder.layer[1].output = nn.Identity()
+    model.encoder.layer[1].output.forward = lambda x, residual: residual + 1
+    with warnings.catch_warnings(action="error"):
+        quick = optimize_for_inference(model, dtype, "plain")
+    assert (quick.backend, quick.compute_dtype, quick.dtype) == ("plain", *(dtype or torch.float32,) * 2)
+    assert_same(quick(**batch), copy.deepcopy(model).eval().to(quick.dtype)(**batch), atol=0)
+    assert model.dtype == torch.float32
 
 
 def test_on_another_device_the_model_is_copied_without_a_word(model):

@@ -13,7 +13,6 @@ from natively import kernels_or_skip, make_native
 
 from bertlite import optimize_for_inference, prune_heads
 from bertlite.inference import InferenceModel
-from bertlite.inference.native.conversion import native_copy, plain_copy
 
 BOTH = pytest.mark.parametrize("backend", ["native", "plain"])
 OUTPUT = "last_hidden_state"
@@ -21,9 +20,9 @@ OUTPUT = "last_hidden_state"
 
 def quickened(backend: str) -> InferenceModel:
     """Return a small model in float32, as a backend runs it."""
-    model = prune_heads(make_native().float(), {0: range(5), 1: [2]})
-    copied = plain_copy(model, model.dtype) if backend == "plain" else None
-    return InferenceModel(copied or native_copy(model, model.dtype, kernels_or_skip()), backend, model.dtype)
+    if backend == "native":
+        kernels_or_skip()
+    return optimize_for_inference(prune_heads(make_native().float(), {0: range(5), 1: [2]}), backend=backend)
 
 
 @BOTH

@@ -7,5 +7,8 @@ weights     a model's weights as it reads them
 encoder     NativeEncoder, in place of BertEncoder
 conversion  the copy of a model that has it, or the reason why not
 saving      packed weights saved, and mapped again
-support     checks of what it can run
+model       the forward in one call
+linear      a linear layer outside the encoder
+choice      whether they are taken
+self_test   one small layer, before they are trusted
 """

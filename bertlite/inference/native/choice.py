@@ -28,7 +28,7 @@ from bertlite.inference.native.library import (
     own_folder,
     processor_flags,
 )
-from bertlite.inference.native.support import missing_for_native
+from bertlite.inference.support import missing_for_native
 from bertlite.model import BertModel, BertPreTrainedModel
 from bertlite.records import cpu_name, write_json
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bertlite.activations import Activation
 from bertlite.inference.native.calls import ACTIVATIONS, Batch, Ids, Kernels, Model
 from bertlite.inference.native.encoder import NativeEncoder
-from bertlite.inference.native.support import norm_fault
+from bertlite.inference.support import norm_fault
 from bertlite.model import BertModel, BertPreTrainedModel
 from bertlite.stack.attention import packs
 from bertlite.stack.body import has_hooks, has_hooks_within, pick

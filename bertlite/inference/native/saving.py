@@ -33,8 +33,8 @@ from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.library import load_kernels
 from bertlite.inference.native.linear import NativeLinear
 from bertlite.inference.native.model import NativeBertModel
-from bertlite.inference.native.support import missing_for_native
 from bertlite.inference.native.weights import NativeWeights, Shape
+from bertlite.inference.support import missing_for_native
 from bertlite.model import BertModel, BertPreTrainedModel
 
 FORMAT = 2  # of the folder and of the packed weights in it

@@ -12,7 +12,6 @@ from torch import Tensor
 import bertlite
 from bertlite.bench.accuracy import Accuracy, accuracies
 from bertlite.bench.engines import ALL, FLOATS, forward_of
-from bertlite.bench.measure import PLAIN, prepare
 from bertlite.bench.sections import Bench, Section, forward_sections, section_of, time_right_runs
 from bertlite.bench.work import Forward, full, ragged
 from bertlite.timing import alternate, peak_bytes, summary
@@ -37,7 +36,7 @@ def pruned(bench: Bench) -> dict[str, Any]:
 
     On the CPU they are optimised.
     """
-    work, backend = full(8, 128), "native" if bench.device == "cpu" else PLAIN
+    work, backend = full(8, 128), "native" if bench.device == "cpu" else "plain"
     batch = work.inputs(bench.config.vocab_size, bench.device, bench.config.pad_token_id or 0)
     runs: dict[str, Forward] = {}
     found: dict[str, Accuracy] = {}
@@ -46,7 +45,7 @@ def pruned(bench: Bench) -> dict[str, Any]:
         for dtype in ALL if bench.device == "cpu" else FLOATS:
             name = f"bertlite {backend} {what} {dtype}"
             try:
-                mine[name] = forward_of(prepare(model, getattr(torch, dtype), backend))
+                mine[name] = forward_of(bertlite.optimize_for_inference(model, getattr(torch, dtype), backend))
             except (ValueError, RuntimeError) as error:  # this model cannot be run, or there is no compiler
                 bench.missing[name] = str(error)
         found |= accuracies(copy.deepcopy(model).double(), mine, batch)
