@@ -11,7 +11,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -275,7 +275,7 @@ def tokenized_shards(job: Job, todo: set[int]) -> Iterator[tuple[int, list[Row],
     def tokenize(shard: int, rows: list[Row]) -> tuple[int, list[Row], list[list[int]]]:
         return shard, rows, job.embedder.tokenize([text for _, text in rows])
 
-    waiting = None
+    waiting: Future[tuple[int, list[Row], list[list[int]]]] | None = None
     with ThreadPoolExecutor(1) as thread:
         for shard, rows in job.shards() if todo else ():
             if shard in todo:
