@@ -37,19 +37,8 @@ def world(tmp_path_factory):
     dense, runs = folder / "dense", folder / "runs"
     words = ["prune", "finetune", str(folder / "base"), *data, "--epochs", "1", "--max-length", "9"]
     assert main([*words, "--out", str(dense)]) == 0
-    words = [
-        "prune",
-        "run",
-        str(dense / "model"),
-        *data,
-        "--calibration",
-        "12",
-        "--repairs",
-        "mean",
-        "--fractions",
-        "0.5",
-    ]
-    assert main([*words, "--save-model", "--max-length", "9", "--criteria", "magnitude", "--out", str(runs)]) == 0
+    options = "--calibration 12 --repairs mean --fractions 0.5 --save-model --max-length 9 --criteria magnitude"
+    assert main(["prune", "run", str(dense / "model"), *data, *options.split(), "--out", str(runs)]) == 0
     return folder
 
 
