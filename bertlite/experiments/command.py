@@ -18,7 +18,6 @@ from bertlite.experiments.compare import (
     dense_result,
     describe_way,
     markdown_table,
-    metric_of,
     note_on_balance,
     provenance,
     show_interval,
@@ -219,6 +218,7 @@ def score(args: argparse.Namespace) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Run every combination of criterion, share, repair, epochs and seed."""
+    metric = TASKS[args.task].metric(args.metric)
     cells = grid(
         args.criteria,
         args.fractions,
@@ -231,8 +231,7 @@ def run(args: argparse.Namespace) -> int:
     experiment = Experiment(read_setting(args), args.device)
     folders = sweep(experiment, cells, args.folder, save_model=args.save_model, progress=True)
     records = [record for folder in folders for record in read_runs(folder)]
-    task_of(records)
-    print_rows(records, summarise(records, metric=args.metric), metric_of(records, args.metric))
+    print_rows(records, summarise(records, metric=metric), metric)
     print(f"run: {folders[0]}" if len(folders) == 1 else f"runs: {args.folder}")
     write_answer(args, runs=run_facts(records))
     return 0
@@ -255,7 +254,8 @@ def compare(args: argparse.Namespace) -> int:
     """Compare finished runs: print a table and tests, write rows, draw figures."""
     records = [record for root in args.roots for record in read_runs(root, name="prune")]
     rows = summarise(records, args.against, args.metric)
-    task, metric = task_of(records), metric_of(records, args.metric)
+    task = task_of(records)
+    metric = task.metric(args.metric)
     dense = dense_result(records)
     print_rows(records, rows, metric)
     for row in rows:

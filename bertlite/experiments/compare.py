@@ -22,7 +22,6 @@ from bertlite.records import Record, commit_of
 
 Key = TypeVar("Key", bound=Hashable)
 Way = tuple[tuple[str, Any], ...]  # a way of pruning: the fields of a cell but its seed, and of the setting
-METRIC_OF = {"cola": "mcc", "mrpc": "f1", "qqp": "f1"}  # of GLUE's configurations, if not the task's headline
 UNBALANCED = 0.6  # share of one label above which accuracy is misleading
 NO_DIFFERENCE = {"difference_low": None, "difference_high": None}
 TRAINING = ("distil", "lr", "batch_size", "warmup", "weight_decay", "clip")  # fields of a recipe that cells share
@@ -57,7 +56,7 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
     Args:
         against: a criterion: compare every other row with the runs that differ only in the criterion.  Or "dense":
             compare every row with the dense models.
-        metric: of the interval and the comparison; by default `metric_of` the runs.
+        metric: of the interval and the comparison; by default the task's headline.
 
     Returns:
         Rows with the fields of a `Cell` but its seed, "calibration" (examples), the fields of training where the runs
@@ -71,7 +70,7 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
             task has no such metric.
     """
     task = task_of(runs)
-    metric = metric_of(runs, metric)
+    metric = task.metric(metric)
     groups = grouped(runs, way_of)  # of a group, seeds or dense models differ
     if against not in (None, DENSE) and not any(dict(way)["criterion"] == against for way in groups):
         have = [DENSE, *sorted({dict(way)["criterion"] for way in groups})]
@@ -105,23 +104,6 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
             row |= comparison(by_model(group), by_model(other), labels(group[0]), task, metric)
         rows.append(row)
     return rows
-
-
-def metric_of(runs: Sequence[Record], asked: str | None = None) -> str:
-    """Return the chosen metric, by default that of the data: GLUE's for its data sets, else the task's.
-
-    Raises:
-        ValueError: the task has no such metric.
-    """
-    setting = runs[0].config["setting"]
-    return metric_for(setting["dev"]["path"], TASKS[setting["task"]], asked)
-
-
-def metric_for(data: str, task: Task, asked: str | None = None) -> str:
-    """Return the chosen metric of a task, by default that of the data; see `metric_of`."""
-    name, _, configuration = data.partition(":")
-    known = METRIC_OF.get(configuration if name.rpartition("/")[2] == "glue" else "")
-    return task.metric(asked or known)
 
 
 def note_on_balance(truth: Array, metric: str) -> str | None:

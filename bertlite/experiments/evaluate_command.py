@@ -16,7 +16,7 @@ from bertlite.checkpoint.families import Origin
 from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.checkpoint.reading import read_tensors
 from bertlite.experiments.command import data_source
-from bertlite.experiments.compare import comparison, metric_for, note_on_balance
+from bertlite.experiments.compare import comparison, note_on_balance
 from bertlite.experiments.data import NO_LABEL, EncodedExamples, Examples, read_examples, read_tokenizer
 from bertlite.experiments.evaluate import TASKS, Task, evaluate, interval_over_examples, predict
 from bertlite.experiments.files import class_names
@@ -63,7 +63,7 @@ class Predictions:
 def main(args: argparse.Namespace) -> int:
     """Print and write the metrics of a checkpoint, and their difference from another's; return 1 if they are worse."""
     task = task_of(args.checkpoint, args.task)
-    metric = metric_for(args.dev, task, args.metric)
+    metric = task.metric(args.metric)
     dev, ours = predict_examples(args, args.checkpoint, task)
     record: dict[str, Any] = {
         "what": "bertlite evaluate",

@@ -905,6 +905,13 @@ def test_several_models_are_compared_over_models_and_examples(runs):
         compare.summarise([made[0], made[3]], against="random")
 
 
+def test_a_metric_that_the_task_has_not_is_refused_before_any_work(world, tmp_path, capsys):
+    command = ["prune", "run", *data_arguments(world), "--metric", "spearman", "--out", str(tmp_path / "x")]
+    assert main(command) == 2
+    assert "classification has no metric 'spearman'; have: accuracy, f1, macro-f1, mcc" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
 def test_a_row_may_be_of_another_metric(runs):
     made = of_models(runs, 2)
     (row,) = compare.summarise(made, against="dense", metric="mcc")
@@ -916,23 +923,13 @@ def test_a_row_may_be_of_another_metric(runs):
         compare.summarise(made, metric="spearman")
 
 
-def test_the_metric_of_the_data_is_the_default(runs):
-    made = of_models(runs, 1)
-    assert compare.metric_of(made) == "accuracy"
-    for path, wanted in (
-        ("nyu-mll/glue:cola", "mcc"),
-        ("glue:mrpc", "f1"),
-        ("glue:sst2", "accuracy"),
-        ("x:cola", "accuracy"),
-    ):
-        made[0].config["setting"]["dev"]["path"] = path
-        assert compare.metric_of(made) == wanted
-        assert compare.metric_of(made, "macro-f1") == "macro-f1"
-    assert compare.note_on_balance(files.labels(made[0]), "accuracy") is None
-    for line in made[0].predictions[:150]:
+def test_where_most_examples_have_one_label_accuracy_is_doubted(runs):
+    (made,) = of_models(runs, 1)
+    assert compare.note_on_balance(files.labels(made), "accuracy") is None
+    for line in made.predictions[:150]:
         line["label"] = 1
-    assert "of the examples have the same label" in compare.note_on_balance(files.labels(made[0]), "accuracy")
-    assert compare.note_on_balance(files.labels(made[0]), "mcc") is None
+    assert "of the examples have the same label" in compare.note_on_balance(files.labels(made), "accuracy")
+    assert compare.note_on_balance(files.labels(made), "mcc") is None
 
 
 def test_predictions_that_never_change_have_no_interval(runs):
