@@ -129,7 +129,7 @@ def add_metric(action: Parser) -> None:
     text = (
         "what the table shows: %(choices)s; f1 is that of class 1 of two, and of words that are not of the first class"
     )
-    usual = "GLUE's own for its data sets, such as mcc for CoLA; else accuracy, f1 of tokens, or spearman"
+    usual = "accuracy, f1 of tokens, or spearman"
     choice(action, "--metric", METRICS, None, text, otherwise=usual, metavar="METRIC")
 
 
