@@ -33,8 +33,6 @@ class Engine:
     Args:
         build: (folder of the checkpoint, dtype, device) -> function that runs a batch.
         needs: packages that it imports.
-        reason_without: dtype -> the reason why it cannot compute in it here, None if it can; called if all packages
-            are installed.
     """
 
     name: str
@@ -42,16 +40,15 @@ class Engine:
     dtypes: tuple[str, ...]
     needs: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu", "cuda")
-    reason_without: Callable[[str], str | None] = lambda dtype: None
 
-    def reason_missing(self, device: str, dtype: str) -> str | None:
-        """Return the reason why it cannot run here in a dtype; None if it can."""
+    def reason_missing(self, device: str) -> str | None:
+        """Return the reason why it cannot run on a device here; None if it can be built."""
         absent = [name for name in self.needs if importlib.util.find_spec(name) is None]
         if absent:
             return f"not installed: {', '.join(absent)}"
         if torch.device(device).type not in self.devices:
             return f"runs on {' and '.join(self.devices)} only"
-        return self.reason_without(dtype)
+        return None
 
 
 def bertlite_engine(attention: str, backend: str | None = None) -> Callable[[Path, str, str], Forward]:
@@ -225,31 +222,12 @@ def ctranslate2_engine(folder: Path, dtype: str, device: str) -> Forward:
     return run
 
 
-def reason_without_ctranslate2(dtype: str) -> str | None:
-    """Return the reason why CTranslate2 cannot compute in a dtype on this processor; None if it can."""
-    import ctranslate2
-
-    known = ctranslate2.get_supported_compute_types("cpu")
-    return None if dtype in known else f"CTranslate2 has on this processor only {', '.join(sorted(known))}"
-
-
 ENGINES = (
-    Engine(
-        "transformers sdpa", transformers_engine("sdpa"), FLOATS, ("transformers",)
-    ),  # first: others are compared with it
+    Engine("transformers sdpa", transformers_engine("sdpa"), FLOATS, ("transformers",)),  # the baseline
     Engine("transformers eager", transformers_engine("eager"), ("float32",), ("transformers",)),
     Engine("transformers compiled", transformers_engine("sdpa", compiled=True), FLOATS, ("transformers",)),
-    Engine(
-        "transformers flash_attention_2",
-        transformers_engine("flash_attention_2"),
-        ("bfloat16",),
-        ("transformers", "flash_attn"),
-        ("cuda",),
-    ),
     Engine("onnxruntime", onnxruntime_engine, ("float32", "int8"), ("transformers", "onnx", "onnxruntime"), ("cpu",)),
-    Engine(
-        "CTranslate2", ctranslate2_engine, ALL, ("transformers", "ctranslate2"), ("cpu",), reason_without_ctranslate2
-    ),
+    Engine("CTranslate2", ctranslate2_engine, ("float32", "int8"), ("transformers", "ctranslate2"), ("cpu",)),
     Engine("OpenVINO", openvino_engine, FLOATS, ("transformers", "openvino"), ("cpu",)),
     Engine("OpenVINO", openvino_engine, ("int8",), ("transformers", "openvino", "nncf"), ("cpu",)),
     Engine("bertlite sdpa", bertlite_engine("sdpa"), FLOATS),

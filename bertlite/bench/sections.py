@@ -86,7 +86,7 @@ class Bench:
             name = f"{engine.name} {dtype}"
             if name != BASELINE and not any(part in name for part in self.only):
                 continue
-            reason = engine.reason_missing(self.device, dtype)
+            reason = engine.reason_missing(self.device)
             if reason is None:
                 try:
                     built[name] = engine.build(self.folder, dtype, self.device)

@@ -103,7 +103,7 @@ def build(model: str, only: Sequence[str], texts: list[str]) -> tuple[dict[str, 
         **{f"{engine.name} {dtype}": partial(with_engine, model, engine, dtype) for engine, dtype in others},
         **{f"bertlite native {dtype}": partial(ours, model, dtype) for dtype in ALL},
     }
-    reasons = {f"{engine.name} {dtype}": engine.reason_missing("cpu", dtype) for engine, dtype in others}
+    reasons = {f"{engine.name} {dtype}": engine.reason_missing("cpu") for engine, dtype in others}
     chosen = [name for name in builders if any(part in name for part in only)]
     engines, missing = {}, {name: reason for name in chosen if (reason := reasons.get(name))}
     for name in chosen:

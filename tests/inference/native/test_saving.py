@@ -24,7 +24,7 @@ from bertlite import (
 from bertlite.checkpoint.reading import read_weights
 from bertlite.checkpoint.saving import write_safetensors, write_sorted_json
 from bertlite.inference import InferenceModel
-from bertlite.inference.native.library import INSTRUCTION_SETS, usable_sets
+from bertlite.inference.native.library import INSTRUCTION_SETS
 from bertlite.inference.native.saving import hash_of
 from bertlite.inference.native.weights import NativeWeights
 
@@ -39,35 +39,35 @@ SIZES = {
 IDS = torch.randint(1, 61, (3, 17), generator=torch.Generator().manual_seed(0))
 
 
-def pruned(cls, **changes):
+def pruned(cls, options=None, **changes):
     torch.manual_seed(0)
-    model = cls(BertConfig(**{**SIZES, **changes})).eval()
+    model = cls(BertConfig(**{**SIZES, **changes}), **(options or {})).eval()
     return prune_neurons(prune_heads(model, {0: [0, 2], 1: [0, 1, 2]}), {2: range(37)})
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
-@pytest.mark.parametrize("cls", [BertModel, BertForMaskedLM, BertForSequenceClassification])
-def test_what_is_loaded_gives_the_same_bit_for_bit(cls, dtype, tmp_path):
-    quick = optimize_for_inference(pruned(cls), dtype, "native")
+MODELS = {
+    "a model": (BertModel, {}, {}),
+    "a tied decoder": (BertForMaskedLM, {}, {}),
+    "an untied decoder": (BertForMaskedLM, {"tie_word_embeddings": False}, {}),
+    "a classifier": (BertForSequenceClassification, {}, {}),
+    "no pooler": (BertModel, {}, {"add_pooling_layer": False}),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_is_loaded_gives_the_same_bit_for_bit(kind, dtype, tmp_path):
+    cls, changes, options = MODELS[kind]
+    model = pruned(cls, options, **changes)
+    if kind == "an untied decoder":
+        model.cls.predictions.decoder.weight.data.normal_()
+    quick = optimize_for_inference(model, dtype, "native")
     quick.save(tmp_path / "quick")
     again = InferenceModel.load(tmp_path / "quick")
     assert (again.backend, again.compute_dtype, again.config) == ("native", dtype, quick.config)
-    for wanted, got in zip(quick(IDS).to_tuple(), again(IDS).to_tuple(), strict=True):
-        assert torch.equal(got, wanted)
-
-
-def test_an_untied_decoder_keeps_its_own_matrix(tmp_path):
-    model = pruned(BertForMaskedLM, tie_word_embeddings=False)
-    model.cls.predictions.decoder.weight.data.normal_()
-    quick = optimize_for_inference(model, torch.float32, "native")
-    quick.save(tmp_path)
-    assert torch.equal(InferenceModel.load(tmp_path)(IDS).logits, quick(IDS).logits)
-
-
-def test_a_model_without_a_pooler_has_none_again(tmp_path):
-    quick = optimize_for_inference(BertModel(BertConfig(**SIZES), add_pooling_layer=False), torch.float32, "native")
-    quick.save(tmp_path)
-    assert InferenceModel.load(tmp_path)(IDS).pooler_output is None
+    outs = [each(IDS).to_tuple() for each in (quick, again)]
+    assert len(outs[0]) == len(outs[1])
+    assert all(map(torch.equal, *outs))
 
 
 def test_another_process_maps_it(tmp_path):
@@ -97,26 +97,6 @@ def test_every_set_of_instructions_packs_the_same_bytes(name, dtype):
     )
     assert ours.at == wanted.at
     assert torch.equal(ours.data, wanted.data)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("saver", "loader"), [("baseline", "best"), ("best", "avx2"), ("avx2", "baseline")])
-def test_what_one_set_of_instructions_saved_another_runs(saver, loader, dtype, tmp_path, monkeypatch):
-    best = usable_sets()[0].name
-
-    def use(name):
-        path = kernels_or_skip(best if name == "best" else name).path
-        monkeypatch.setenv("BERTLITE_NATIVE", best if name == "best" else name)
-        return path
-
-    use(saver)
-    optimize_for_inference(pruned(BertModel), dtype, "native").save(tmp_path)
-    path = use(loader)
-    again = InferenceModel.load(tmp_path)
-    assert again.model.encoder.kernels.path == path
-    own = optimize_for_inference(pruned(BertModel), dtype, "native")
-    for wanted, got in zip(own(IDS).to_tuple(), again(IDS).to_tuple(), strict=True):
-        assert torch.equal(got, wanted)
 
 
 def test_saving_replaces_what_was_there_and_nothing_else(tmp_path):
