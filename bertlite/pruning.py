@@ -113,7 +113,7 @@ def prune_heads_(model: Model, heads: Heads) -> Model:
         TypeError: a projection is not a plain nn.Linear (LoRA, quantised): merge first, or prune first.
     """
     before, after = model.config, with_pruned(model.config, heads)
-    numbered = enumerate(attentions_of(model))
+    numbered = enumerate(layer.attention for layer in layers_of(model))
     changed = [each for each in numbered if kept_heads(before, each[0]) != kept_heads(after, each[0])]
     for layer, attention in changed:
         check_linear_parts(attention_parts(layer, attention))
@@ -227,7 +227,8 @@ def compact(model: Model) -> Model:
 
     See `compact_`.
     """
-    done = {id(tensor): tensor.detach().clone() for tensor in masked_tensors(model)}  # deepcopy fails on masked ones
+    masked = (getattr(module, name) for module, name in pruning_masks(model))  # on which deepcopy fails
+    done = {id(tensor): tensor.detach().clone() for tensor in masked}
     return compact_(copy.deepcopy(model, done))
 
 
@@ -291,11 +292,6 @@ def pruning_masks(model: BertLike) -> list[tuple[nn.Module, str]]:
         for hook in module._forward_pre_hooks.values()
         if isinstance(hook, torch_prune.BasePruningMethod)
     ]
-
-
-def masked_tensors(model: BertLike) -> list[Tensor]:
-    """Return the tensors that torch.nn.utils.prune computes from a parameter and its mask."""
-    return [getattr(module, name) for module, name in pruning_masks(model)]
 
 
 def densify(model: Model) -> Model:
@@ -389,10 +385,6 @@ def check_not_optimised(model: BertLike) -> None:
             "the model was made by optimize_for_inference, and its layers can only run: change the original"
             " model, and optimise the result again"
         )
-
-
-def attentions_of(model: BertLike) -> Iterator[BertAttention]:
-    return (layer.attention for layer in layers_of(model))
 
 
 def head_rows(heads: Iterable[int], head_size: int, device: torch.device) -> Tensor:

@@ -1,12 +1,13 @@
 """bertlite/timing.py: candidates are timed in turn, when nothing else runs, and ratios round by round."""
 
 import itertools
-import time
 
 import pytest
 
 from bertlite import timing
 from bertlite.timing import FEWEST, LONGEST_SPIN, SETTLE, alternate, summary, wait_until_idle, with_spread
+
+COSTS = {"short": 0.003, "long": 0.03}  # seconds of a call
 
 
 def test_candidates_run_in_turn():
@@ -24,28 +25,6 @@ def test_rounds_end_when_their_time_is_over():
     assert len(alternate({"a": lambda: None}, 2, warm=0, seconds=0, fewest=2)["a"]) == 2
 
 
-def test_a_short_candidate_runs_several_times_in_a_round():
-    ran = []
-
-    def short():
-        ran.append("short")
-        time.sleep(0.002)
-
-    def long():
-        ran.append("long")
-        time.sleep(0.03)
-
-    times = alternate({"short": short, "long": long}, 2, warm=1, fewest=2, burst=0.02)
-    bursts = [(name, len(list(group))) for name, group in itertools.groupby(ran)]
-    assert bursts[:2] == [("short", 1), ("long", 1)]  # the warm round, which says how many calls a round has
-    assert {calls for name, calls in bursts[2:] if name == "long"} == {1}
-    (calls,) = {calls for name, calls in bursts[2:] if name == "short"}
-    assert 5 <= calls <= 11  # a call that does not count, and as many as take 20 ms
-    assert 0.002 <= min(times["short"]) <= max(times["short"]) < 0.02  # of one call
-    with pytest.raises(ValueError, match="a burst needs a warm round"):
-        alternate({"a": short}, 2, warm=0, fewest=2, burst=0.02)
-
-
 class Clock:
     """The module time of a process whose threads use the processor for some seconds, and then no more."""
 
@@ -60,6 +39,19 @@ class Clock:
 
     def sleep(self, seconds):
         self.now += seconds
+
+
+def test_a_short_candidate_runs_several_times_in_a_round(monkeypatch):
+    clock, ran = Clock(busy=0.0), []
+    monkeypatch.setattr(timing, "time", clock)
+    runs = {name: lambda name=name, took=took: (ran.append(name), clock.sleep(took)) for name, took in COSTS.items()}
+    times = alternate(runs, 2, warm=1, fewest=2, burst=0.02)
+    bursts = [(name, len(list(group))) for name, group in itertools.groupby(ran)]
+    assert bursts[:2] == [("short", 1), ("long", 1)]  # the warm round, which says how many calls a round has
+    assert bursts[2:] == [("short", 8), ("long", 1)] * 2  # a call that does not count, and as many as take 20 ms
+    assert times == {name: pytest.approx([took] * 2) for name, took in COSTS.items()}  # of one call
+    with pytest.raises(ValueError, match="a burst needs a warm round"):
+        alternate(runs, 2, warm=0, fewest=2, burst=0.02)
 
 
 def test_a_candidate_waits_until_the_threads_of_the_one_before_no_longer_spin(monkeypatch):
