@@ -197,16 +197,6 @@ def test_a_pruned_model_is_one_built_from_the_pruned_config(
     assert not [str(w.message) for w in recwarn]
 
 
-def test_a_layer_without_heads_is_its_output_bias(model: BertModel, batch: dict[str, Tensor]) -> None:
-    pruned = prune_heads(model, {0: ALL})
-    x = pruned.embeddings(batch["input_ids"], batch["token_type_ids"])
-    output = pruned.encoder.layer[0].attention.output
-    seen: list[Tensor] = []
-    output.register_forward_hook(lambda module, args, out: seen.append(out))
-    pruned(**batch)
-    assert_same(seen[0], output.LayerNorm(output.dense.bias + x))
-
-
 # Pure and in place
 
 

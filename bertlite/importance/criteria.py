@@ -4,7 +4,7 @@ To add one, add its entry to CRITERIA: the library, `bertlite prune` and the doc
 Nothing here imports torch, so that `--help` is quick.
 
 Shapes:  L layers · N units as built, heads or neurons · n units of one layer that are not pruned · W weights of a unit
-         in each of D rows · K examples, tokens or batches · R rows · S positions · H head dim
+         in each of D rows · K examples, tokens or batches · R rows · S positions
 """
 
 from collections.abc import Callable, Iterable
@@ -43,7 +43,6 @@ HEADS_AND_NEURONS = ("head", "neuron")
 GATE_GRADIENTS = Measurement("gradients of gates", needs_loss=True, units=HEADS_AND_NEURONS)
 LOSS_INCREASES = Measurement("increases of the loss", needs_loss=True, by_token=False, units=HEADS_AND_NEURONS)
 ATTENTIONS = Measurement("attention weights")
-CONTEXTS = Measurement("contexts", units=HEADS_AND_NEURONS)
 WEIGHTS = Measurement("weights", needs_data=False, units=HEADS_AND_NEURONS)
 NOISE = Measurement("random numbers", needs_data=False, units=HEADS_AND_NEURONS)
 
@@ -61,7 +60,6 @@ class Criterion:
             GATE_GRADIENTS: ∂L/∂ξ, (K, L, N) -> (K, L, N).
             LOSS_INCREASES: of the loss without the unit, (K, L, N) -> (K, L, N).
             ATTENTIONS: (L, R, N, S, S) -> (L, R, N, S).
-            CONTEXTS: of one layer, (R, S, n, H) -> (R, S, n); a neuron's activation is a context with H = 1.
             WEIGHTS: of the unit in one layer's output projection, (D, n, W) -> (n,).
             NOISE: uniform in 0 to 1, (L, N) -> (L, N).
     """
@@ -132,13 +130,6 @@ CRITERIA = table(
             "Voita et al. 2019, arXiv:1905.09418",
             ATTENTIONS,
             lambda weights: weights.amax(-1),
-        ),
-        Criterion(
-            "context_norm",
-            "mean norm of the context; of a neuron, the mean absolute activation",
-            "",
-            CONTEXTS,
-            lambda contexts: contexts.norm(dim=-1),
         ),
         Criterion(
             "random",

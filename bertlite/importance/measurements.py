@@ -8,13 +8,12 @@ Shapes:  L layers · N units as built · B examples · S positions · R rows, B 
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertlite.importance.batches import (
     Batch,
@@ -27,7 +26,6 @@ from bertlite.importance.batches import (
 )
 from bertlite.importance.criteria import (
     ATTENTIONS,
-    CONTEXTS,
     GATE_GRADIENTS,
     LOSS_INCREASES,
     NOISE,
@@ -36,7 +34,7 @@ from bertlite.importance.criteria import (
     Measurement,
 )
 from bertlite.importance.predictions import divergence, predictions, sum_terms
-from bertlite.importance.structures import EVERY_TOKEN, Structure, recorded_layers, run, started_at, whole_layers
+from bertlite.importance.structures import Structure, recorded_layers, run, started_at
 from bertlite.pruning import BertLike, layers_of, scatter_heads
 
 Objective = Callable[[Any], Tensor]  # model output -> (B,)
@@ -157,43 +155,15 @@ def loss_increases(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tens
 # Measured at every token
 
 
-def attentions(task: ScoringTask, criterion: Criterion, batch: Batch) -> Tensor:
-    """Return the criterion's statistic of the attention weights, (R, S, L, N), nan for pruned heads."""
-    found = run(task.model, batch, output_attentions=True).attentions
-    weights = torch.stack(scatter_heads(found, task.model.config, fill=torch.nan)).double().cpu()  # (L, R, N, S, S)
-    return criterion.statistic(weights).permute(1, 3, 0, 2)
-
-
-def contexts(task: ScoringTask, criterion: Criterion, batch: Batch) -> Tensor:
-    """Return the criterion's statistic of contexts or activations, (R, S, L, N), nan for pruned units."""
-    structure, found = task.structure, list[Tensor]()
-
-    def record(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
-        found.append(out[0] if isinstance(out, tuple) else out)
-
-    with whole_layers(task.model), ExitStack() as hooks:
-        for block in layers_of(task.model):
-            hooks.enter_context(structure.source(block).register_forward_hook(record))
-        run(task.model, batch, **EVERY_TOKEN)
-    real, values = real_tokens(batch), []
-    for layer, x in enumerate(found):
-        rows = x if x.dim() == 3 else x.new_zeros(*real.shape, x.shape[-1]).index_put((real,), x)  # it was packed
-        count = len(structure.kept(task.model.config, layer))
-        size = rows.shape[-1] // count if count else 1
-        values.append(criterion.statistic(rows.unflatten(-1, (count, size))))
-    return structure.scatter(task.model, values)
-
-
-TokenStatistic = Callable[[ScoringTask, Criterion, Batch], Tensor]
-
-
 @torch.no_grad()
-def token_statistics(
-    measure: TokenStatistic, task: ScoringTask, criterion: Criterion, batches: Iterable[Batch]
-) -> Iterator[Tensor]:
-    """Yield (K, L, N) of every batch: means over tokens that are not padding."""
+def attentions(task: ScoringTask, criterion: Criterion, batches: Iterable[Batch]) -> Iterator[Tensor]:
+    """Yield (K, L, N) of every batch: means of the criterion's statistic over tokens that are not padding."""
     for batch in read_batches(task.model, batches):
-        real, statistic = real_tokens(batch).cpu(), measure(task, criterion, batch)
+        found = run(task.model, batch, output_attentions=True).attentions
+        weights = (
+            torch.stack(scatter_heads(found, task.model.config, fill=torch.nan)).double().cpu()
+        )  # (L, R, N, S, S)
+        real, statistic = real_tokens(batch).cpu(), criterion.statistic(weights).permute(1, 3, 0, 2)  # (R, S, L, N)
         if task.reduction == "token":
             yield statistic[real]
         elif task.reduction == "batch":
@@ -209,11 +179,12 @@ def token_statistics(
 
 def weight_statistic(task: ScoringTask, criterion: Criterion) -> Tensor:
     """Return the criterion's statistic of each unit's weights in the output projection, (L, N)."""
-    structure, config, found = task.structure, task.model.config, []
+    structure, found = task.structure, torch.full(task.structure.shape(task.model), torch.nan, dtype=torch.float64)
     for layer, block in enumerate(layers_of(task.model)):
-        count, weight = len(structure.kept(config, layer)), structure.dense(block).weight.double()
-        found.append(criterion.statistic(weight.unflatten(1, (count, -1))) if count else weight.new_zeros(0))
-    return structure.scatter(task.model, found)
+        kept, weight = list(structure.kept(task.model.config, layer)), structure.dense(block).weight.detach().double()
+        if kept:
+            found[layer, kept] = criterion.statistic(weight.unflatten(1, (len(kept), -1))).cpu()
+    return found
 
 
 def noise(task: ScoringTask) -> Tensor:
@@ -225,8 +196,7 @@ Score = Callable[[ScoringTask, Criterion, Iterable[Batch]], Tensor]
 SCORES: dict[Measurement, Score] = {  # by what a criterion is computed from: the function that returns (L, N)
     GATE_GRADIENTS: lambda task, criterion, batches: mean(map(criterion.statistic, gate_gradients(task, batches))),
     LOSS_INCREASES: lambda task, criterion, batches: mean(map(criterion.statistic, loss_increases(task, batches))),
-    ATTENTIONS: lambda task, criterion, batches: mean(token_statistics(attentions, task, criterion, batches)),
-    CONTEXTS: lambda task, criterion, batches: mean(token_statistics(contexts, task, criterion, batches)),
+    ATTENTIONS: lambda task, criterion, batches: mean(attentions(task, criterion, batches)),
     WEIGHTS: lambda task, criterion, batches: weight_statistic(task, criterion),
     NOISE: lambda task, criterion, batches: criterion.statistic(noise(task)),
 }

@@ -27,7 +27,6 @@ class Structure:
     built: Callable[[ConfigLike], int]
     kept: Callable[[ConfigLike, int], tuple[int, ...]]
     run_gated: Callable[[BertLike, Batch, Tensor], Any]  # model, batch, (L, B, N) -> output
-    source: Callable[[BertLayer], nn.Module]  # the module that returns a layer's units
     output: Callable[[BertLayer], BertOutput | BertSelfOutput]  # the module that projects them to the layer's output
     prune_: Callable[[Any, dict[int, list[int]]], object]
 
@@ -48,14 +47,6 @@ class Structure:
         for layer in range(there.shape[0]):
             there[layer, list(self.kept(model.config, layer))] = True
         return there
-
-    def scatter(self, model: BertLike, values: list[Tensor]) -> Tensor:
-        """Return values of each layer's units, (…, kept), as one (…, L, N) in float64, nan for pruned units."""
-        shape = (*values[0].shape[:-1], *self.shape(model))
-        scattered = torch.full(shape, torch.nan, dtype=torch.float64)
-        for layer, each in enumerate(values):
-            scattered[..., layer, list(self.kept(model.config, layer))] = each.detach().double().cpu()
-        return scattered
 
 
 EVERY_TOKEN = {"output_hidden_states": True}  # or else the last layer may compute only [CLS]
@@ -157,7 +148,6 @@ HEADS = Structure(
     built=lambda config: config.num_attention_heads,
     kept=kept_heads,
     run_gated=run_with_head_gates,
-    source=lambda layer: layer.attention.self,
     output=lambda layer: layer.attention.output,
     prune_=prune_heads_,
 )
@@ -166,7 +156,6 @@ NEURONS = Structure(
     built=lambda config: config.intermediate_size,
     kept=kept_neurons,
     run_gated=run_with_neuron_gates,
-    source=lambda layer: layer.intermediate,
     output=lambda layer: layer.output,
     prune_=prune_neurons_,
 )

@@ -363,18 +363,9 @@ def test_values_are_those_of_every_coalition_counted_out(method: str) -> None:
     model, batches = prune_heads(classifier(), gone), data(3)
     players = [(0, 0), (0, 1), (2, 0), (2, 1), (2, 2)]  # layer, index among those kept
     losses = coalition_losses(model, batches, method)
-    total, count = torch.zeros(5, dtype=F64), 0
-    known: dict[frozenset[int], Tensor] = {}
-    for order in permutations(range(5)):
-        for i, player in enumerate(order):
-            before, after = frozenset(order[:i]), frozenset(order[: i + 1])
-            for each in (before, after):
-                if each not in known:
-                    known[each] = losses([players[k] for k in each]).mean()
-            total[player] += known[after] - known[before]
-        count += 1
+    counted = exact_increases(lambda gone: losses(players[k] for k in gone), 5).mean(0)
     wanted = torch.full((L, N), torch.nan, dtype=F64)
-    wanted[0, [0, 2]], wanted[2, [0, 1, 3]] = total[:2] / count, total[2:] / count
+    wanted[0, [0, 2]], wanted[2, [0, 1, 3]] = counted[:2], counted[2:]
     found = shapley_values(model, batches, exact=True, method=method)
     same(found.values, wanted)
     assert found.runs == 32

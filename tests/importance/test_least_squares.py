@@ -121,67 +121,6 @@ def test_every_layer_is_the_least_squares_fit_given_the_repaired_ones_below(meth
             torch.testing.assert_close(got, best, rtol=0, atol=1e-8)
 
 
-def test_the_mean_repair_is_the_mean_of_what_is_gone_folded_into_the_bias() -> None:
-    model, batches = make(), data()
-    fixed = repair(prune_heads(model, {0: [1, 3]}), model, batches, "mean", ridge=0)
-    inputs, _ = seen_by(model, block_of(model, 0).attention.output, batches)
-    gone = torch.cat([torch.arange(12, 24), torch.arange(36, 48)])
-    own = block_of(model, 0).attention.output.dense
-    assert_same(
-        block_of(fixed, 0).attention.output.dense.bias, own.bias + own.weight[:, gone] @ inputs[:, gone].mean(0)
-    )
-
-
-def test_a_layer_without_heads_gets_the_mean_of_the_dense_attention() -> None:
-    model, batches = make(), data()
-    for method in METHODS:
-        fixed = repair(prune_heads(model, {0: range(N)}), model, batches, method, ridge=DEFAULT)
-        inputs, _ = seen_by(model, block_of(model, 0).attention.output, batches)
-        own = block_of(model, 0).attention.output.dense
-        assert_same(block_of(fixed, 0).attention.output.dense.bias, own(inputs).mean(0))
-
-
-def test_a_head_that_others_can_stand_in_for_is_not_missed() -> None:
-    """With head 1 a copy of head 0, refit gives the dense model again."""
-    model, batches = make(), data()
-    own = block_of(model, 0).attention.self
-    for part in (own.query, own.key, own.value):
-        part.weight.data[H : 2 * H], part.bias.data[H : 2 * H] = part.weight.data[:H], part.bias.data[:H]
-    pruned = prune_heads(model, {0: [1]})
-    fixed = repair(pruned, model, batches, ridge=0)
-    (held,) = data(seed=9, count=5)
-    assert distance(pruned(**held).last_hidden_state, model(**held).last_hidden_state) > 0.1
-    assert_same(fixed(**held).last_hidden_state, model(**held).last_hidden_state, atol=1e-9)
-
-
-@pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("layer", range(L))
-def test_the_freer_the_fit_the_smaller_the_error(layer: int, part: str) -> None:
-    model, batches = make(), data()
-    pruned = prune_heads(model, {layer: [0, 2]})
-    if part == "neurons":
-        pruned = prune_neurons(model, {layer: range(0, W, 2)})
-    find = PARTS[part]
-    inputs, wanted = problem(pruned, model, batches, layer, part)  # repaired or not, the layers below are the same
-    none = error(find(pruned, layer).dense, inputs, wanted)
-    for ridge in (0.0, DEFAULT):
-        mean, refit = (
-            error(find(repair(pruned, model, batches, m, ridge=ridge), layer).dense, inputs, wanted) for m in METHODS
-        )
-        assert 0 <= refit < mean < none
-
-
-def test_a_ridge_holds_to_what_was_and_in_the_end_leaves_the_mean() -> None:
-    model, batches = make(), data()
-    pruned = prune_heads(model, {1: [0, 2]})
-    mean = repair(pruned, model, batches, "mean", ridge=0).state_dict()
-    assert_same(repair(pruned, model, batches, ridge=1e14).state_dict(), mean, atol=1e-9)
-    name = "encoder.layer.1.attention.output.dense.weight"
-    fitted = (repair(pruned, model, batches, ridge=ridge).state_dict()[name] for ridge in (0.0, 0.1, 10.0))
-    far = [distance(each, mean[name]) for each in fitted]
-    assert far[0] > far[1] > far[2] > 0
-
-
 def test_repair_brings_the_output_nearer_on_other_data() -> None:
     model, batches = make(), data(count=70)
     pruned = prune_heads(model, {0: [1], 2: [2]})
@@ -297,14 +236,6 @@ def test_repair_leaves_both_models_alone_and_in_place_it_changes_projections_alo
     changed = {k for k, x in pruned.state_dict().items() if not torch.equal(x, before[k])}
     assert changed <= {f"encoder.layer.{i}.attention.output.dense.{p}" for i in range(L) for p in ("weight", "bias")}
     assert len(changed) == (3 if method == "mean" else 5)  # layer 1 has no heads, only a bias
-
-
-def test_the_feed_forward_network_is_fitted_where_neurons_are_pruned() -> None:
-    dense = make()
-    pruned = prune_neurons(dense, NEURONS)
-    fixed = repair(pruned, dense, data())
-    changed = {k for k, x in fixed.state_dict().items() if x.numel() and distance(x, pruned.state_dict()[k]) > 1e-9}
-    assert {f"encoder.layer.{i}.output.dense.bias" for i in range(L)} <= changed
 
 
 def test_a_repair_that_leaves_predictions_further_away_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

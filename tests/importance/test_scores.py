@@ -235,21 +235,6 @@ def test_magnitude_is_the_norm_of_a_heads_block() -> None:
     assert_same(neurons[1, 5], model.base_model.encoder.layer[1].output.dense.weight[:, 5].detach().norm())
 
 
-@pytest.mark.parametrize("layer", range(L))
-def test_context_norm_is_the_mean_length_of_a_heads_context(layer: int) -> None:
-    """Over all tokens, also in the last layer, of which the model reads [CLS] alone."""
-    model, (single,) = model_of(), data(count=1, size=1)
-    seen: list[Tensor] = []
-    hook = block_of(model, layer).attention.self.register_forward_hook(lambda m, a, out: seen.append(out[0]))
-    model.bert(**{name: x for name, x in single.items() if name != "labels"})
-    hook.remove()
-    assert seen[0].shape == (1, S, N * H)
-    assert_same(
-        head_importance(model, [single], "context_norm")[layer],
-        seen[0].detach().unflatten(-1, (N, H)).norm(dim=-1).mean((0, 1)),
-    )
-
-
 def test_random_is_random_by_its_seed() -> None:
     model = model_of()
     one, two = (head_importance(model, criterion="random", seed=seed) for seed in (1, 2))
@@ -320,7 +305,7 @@ def test_a_loss_of_ones_own() -> None:
 
 
 @pytest.mark.parametrize("target", ["loss", "kl"])
-@pytest.mark.parametrize("criterion", ["michel", "fisher", "leave_one_out", "confidence", "context_norm"])
+@pytest.mark.parametrize("criterion", ["michel", "fisher", "leave_one_out", "confidence"])
 def test_by_example_the_batch_size_does_not_matter(criterion: str, target: str) -> None:
     model = model_of()
     alone = head_importance(model, data(size=1), criterion, target=target)
@@ -408,14 +393,14 @@ def test_the_model_is_left_as_found(criterion: str) -> None:
 
 
 @pytest.mark.parametrize("score", [head_importance, neuron_importance])
-@pytest.mark.parametrize("criterion", ["michel", "leave_one_out", "context_norm"])
+@pytest.mark.parametrize("criterion", ["michel", "leave_one_out"])
 def test_the_model_is_left_as_found_after_an_error(criterion: str, score: Any) -> None:
     def fails(*args: Any) -> Tensor:
         torch.rand(3)
         raise BoomError
 
     model = worn(model_of())
-    if criterion == "context_norm" or score is neuron_importance:
+    if score is neuron_importance:
         model.classifier.register_forward_hook(fails)
     with left_as_found(model), pytest.raises(BoomError):
         score(model, data(), criterion, loss=fails)
@@ -485,39 +470,13 @@ def test_leave_one_out_is_what_pruning_the_neuron_costs(backend: str, cls: Any) 
         assert abs(float(scores[layer, neuron]) - rise) < 1e-12
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "packed"])
-def test_context_norm_of_a_neuron_is_its_mean_absolute_activation(backend: str) -> None:
-    """Over real tokens, also in the last layer, of which the model reads [CLS] alone, and also in chunks."""
-    model, (batch,) = prune_neurons(model_of(), NEURON_GONE), data(size=5)
-    model.eval()
-    real = batch["attention_mask"].bool()
-    inputs: list[Tensor] = []
-    hooks = [
-        block_of(model, i).output.dense.register_forward_pre_hook(lambda m, args: inputs.append(args[0]))
-        for i in range(L)
-    ]
-    with torch.no_grad():
-        model.bert(**{name: x for name, x in batch.items() if name != "labels"})
-    for hook in hooks:
-        hook.remove()
-    assert [x.shape[-1] for x in inputs] == [W - 2, 2, W]
-    other = prune_neurons(model_of(attn_implementation=backend, chunk_size_feed_forward=4), NEURON_GONE)
-    for reduction in ("example", "batch"):
-        scores = neuron_importance(other, [batch], "context_norm", reduction=reduction)
-        for layer, x in enumerate(inputs):
-            rows = [x[i][real[i]].abs() for i in range(5)]
-            if reduction == "batch":
-                rows = [torch.cat(rows)]
-            assert_same(scores[layer][scores[layer].isfinite()], torch.stack([r.mean(0) for r in rows]).mean(0))
-
-
 @pytest.mark.parametrize("criterion", NEURON_CRITERIA)
 def test_neurons_of_a_model_in_bfloat16_have_scores(criterion: str) -> None:
     model = model_of(intermediate_size=7)
     wanted = neuron_importance(model, data(), criterion)
     found = neuron_importance(model.bfloat16(), data(), criterion)
     assert found.isfinite().all()
-    if criterion in ("michel", "context_norm", "magnitude"):  # means of one sign: 8 bits leave a few per cent
+    if criterion in ("michel", "magnitude"):  # means of one sign: 8 bits leave a few per cent
         assert float((found - wanted).norm() / wanted.norm()) < 0.05
 
 
