@@ -17,7 +17,7 @@ import bertlite
 
 PACKAGE = Path(bertlite.__file__).parent
 ORDER = (  # a room imports from the rows above its own; inside a room modules import each other, without a cycle
-    ("activations", "batching", "extras", "progress", "records", "torch_private"),
+    ("activations", "batching", "criteria", "extras", "progress", "records", "torch_private"),
     ("config", "rows", "timing"),
     ("stack",),
     ("checkpoint",),

@@ -20,7 +20,7 @@ from bertlite.cli.parts import (
     option,
     shapes,
 )
-from bertlite.importance.criteria import CRITERIA, NORMALISERS, REDUCTIONS, TARGETS
+from bertlite.criteria import CRITERIA, NORMALISERS, REDUCTIONS, TARGETS
 
 WORK = "bertlite.experiments.command"
 TASKS = ("classification", "tokens", "regression", "similarity")

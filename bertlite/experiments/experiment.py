@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from bertlite import prune_heads
+from bertlite.criteria import CRITERIA
 from bertlite.experiments.data import (
     DataSource,
     EncodedExamples,
@@ -47,7 +48,6 @@ from bertlite.experiments.statistics import Array
 from bertlite.importance import METHODS, NORMALISERS, REDUCTIONS, TARGETS, head_importance, macs, rank_heads, repair_
 from bertlite.importance.allocation import Choice
 from bertlite.importance.batches import Batch
-from bertlite.importance.criteria import CRITERIA
 from bertlite.importance.structures import HEADS
 from bertlite.progress import Progress
 from bertlite.records import Record, Run, is_finished, sha256_of

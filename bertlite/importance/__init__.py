@@ -2,20 +2,35 @@
 
 Heads and neurons have their numbers in the unpruned model, and a choice is {layer: [units]}, what
 `bertlite.prune_heads` and `bertlite.prune_neurons` take.
-
-The public names are imported when they are first asked for, so that the table of criteria can be read without torch.
 """
 
-from typing import TYPE_CHECKING, Any
+from bertlite.criteria import CRITERIA, NEURON_CRITERIA, NORMALISERS, REDUCTIONS, TARGETS, Criterion
+from bertlite.importance.allocation import choose_sizes, macs, rank_heads, rank_neurons
+from bertlite.importance.distillation import distillation_loss
+from bertlite.importance.layerwise import loss_curves, output_metrics, prune_layerwise_, prune_to_macs
+from bertlite.importance.least_squares import METHODS, repair, repair_
+from bertlite.importance.scores import head_importance, neuron_importance, normalise
 
-if TYPE_CHECKING:
-    from bertlite.importance.public import *  # noqa: F403
-else:  # type checkers would take the function to mean that every name exists
-
-    def __getattr__(name: str) -> Any:
-        from bertlite.extras import import_public
-
-        return import_public(__name__, name)
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), "__all__", *__getattr__("__all__")})
+__all__ = [
+    "CRITERIA",
+    "METHODS",
+    "NEURON_CRITERIA",
+    "NORMALISERS",
+    "REDUCTIONS",
+    "TARGETS",
+    "Criterion",
+    "choose_sizes",
+    "distillation_loss",
+    "head_importance",
+    "loss_curves",
+    "macs",
+    "neuron_importance",
+    "normalise",
+    "output_metrics",
+    "prune_layerwise_",
+    "prune_to_macs",
+    "rank_heads",
+    "rank_neurons",
+    "repair",
+    "repair_",
+]

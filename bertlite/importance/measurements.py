@@ -15,6 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bertlite.criteria import (
+    ATTENTIONS,
+    GATE_GRADIENTS,
+    LOSS_INCREASES,
+    NOISE,
+    WEIGHTS,
+    Criterion,
+    Measurement,
+)
 from bertlite.importance.batches import (
     Batch,
     Loss,
@@ -23,15 +32,6 @@ from bertlite.importance.batches import (
     per_example,
     read_batches,
     real_tokens,
-)
-from bertlite.importance.criteria import (
-    ATTENTIONS,
-    GATE_GRADIENTS,
-    LOSS_INCREASES,
-    NOISE,
-    WEIGHTS,
-    Criterion,
-    Measurement,
 )
 from bertlite.importance.predictions import divergence, predictions, sum_terms
 from bertlite.importance.structures import Structure, recorded_layers, run, started_at

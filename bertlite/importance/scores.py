@@ -9,8 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from bertlite.importance.batches import Batch, Loss, check_model, eval_mode
-from bertlite.importance.criteria import (
+from bertlite.criteria import (
     CRITERIA,
     NORMALISERS,
     REDUCTIONS_OF,
@@ -19,6 +18,7 @@ from bertlite.importance.criteria import (
     check_scores_unit,
     criteria_for,
 )
+from bertlite.importance.batches import Batch, Loss, check_model, eval_mode
 from bertlite.importance.measurements import SCORES, ScoringTask
 from bertlite.importance.structures import HEADS, NEURONS
 from bertlite.pruning import BertLike

@@ -1,5 +1,6 @@
 """The table of criteria: what an entry says is true, and everything that speaks of criteria draws from it."""
 
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,9 @@ from torch import Tensor
 import bertlite.importance
 from bertlite import BertForSequenceClassification, head_importance, neuron_importance
 from bertlite.cli import parser
+from bertlite.criteria import GATE_GRADIENTS, criteria_for
 from bertlite.experiments.experiment import Cell
-from bertlite.importance import CRITERIA, REDUCTIONS, Criterion, least_squares, repair
-from bertlite.importance.criteria import GATE_GRADIENTS, criteria_for
+from bertlite.importance import CRITERIA, REDUCTIONS, Criterion
 from bertlite.importance.measurements import ScoringTask, gate_gradients
 from bertlite.importance.scores import describe_criteria
 from bertlite.importance.structures import HEADS
@@ -129,25 +130,13 @@ def test_an_entry_says_what_a_criterion_scores_and_averages(name: str, labelled:
 
 
 def test_the_table_is_read_without_torch() -> None:
-    code = "import bertlite.importance.criteria, sys; print('torch' in sys.modules)"
+    code = "import bertlite.criteria, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
 
-def test_public_names_are_found_when_they_are_asked_for() -> None:
-    assert repair is least_squares.repair
-    assert set(bertlite.importance.__all__) <= set(dir(bertlite.importance))  # type: ignore[attr-defined]  # as `from … import *` sees it
-    with pytest.raises(AttributeError, match=r"module 'bertlite.importance' has no attribute 'head_importances'"):
-        bertlite.importance.head_importances  # type: ignore[attr-defined]  # noqa: B018
-
-
 def test_no_module_has_the_name_of_a_public_function() -> None:
     """Or `import bertlite.importance.NAME as module` would give the function."""
-    import pkgutil
-    from importlib import import_module
-
-    import bertlite.importance
-
     modules = {each.name for each in pkgutil.iter_modules(bertlite.importance.__path__)}
     assert "scores" in modules
-    assert modules.isdisjoint(import_module("bertlite.importance.public").__all__)
+    assert modules.isdisjoint(bertlite.importance.__all__)

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from bertlite.criteria import CRITERIA
 from bertlite.experiments.compare import describe_way
 from bertlite.experiments.experiment import REPAIRS
-from bertlite.importance.criteria import CRITERIA
 from bertlite.timing import with_spread
 from scripts.make.tables.read import Record, measured_on, record, table
 
