@@ -28,7 +28,6 @@ def alternate(
     *,
     warm: int = 2,
     seconds: float = math.inf,
-    fewest: int | None = None,
     burst: float = 0.0,
     after_round: Callable[[], object] = lambda: None,
 ) -> Timings:
@@ -36,24 +35,22 @@ def alternate(
 
     Args:
         warm: rounds before the timed ones, which do not count.
-        seconds: time limit, after which no further round begins, if there have been `fewest`.
-        fewest: the smallest number of rounds, by default FEWEST.
+        seconds: time limit, after which no further round begins, if there have been FEWEST.
         burst: the shortest time of a candidate in a round, in seconds.  A shorter one is called several times, after a
             call that does not count, and its time is that of one call.  The warm rounds set the number of calls.
         after_round: called after each timed round.
 
     Raises:
-        ValueError: `rounds` is below `fewest`.
+        ValueError: `rounds` is below FEWEST.
     """
-    fewest = FEWEST if fewest is None else fewest
-    check_rounds(rounds, fewest)
+    check_rounds(rounds)
     if burst and not warm:
         raise ValueError("a burst needs a warm round, which sets the number of its calls: give warm=1")
     times: Timings = {name: [] for name in candidates}
     calls = dict.fromkeys(candidates, 1)
     began = time.perf_counter()
     for i in range(warm + rounds):
-        if i - warm >= fewest and time.perf_counter() - began > seconds:
+        if i - warm >= FEWEST and time.perf_counter() - began > seconds:
             break
         for name, run in candidates.items():
             wait_until_idle()
@@ -92,11 +89,10 @@ def wait_until_idle(longest: float = LONGEST_SPIN) -> None:
             return
 
 
-def check_rounds(rounds: int, fewest: int | None = None, name: str = "rounds") -> None:
-    """Raise ValueError if there are fewer rounds than `fewest`, by default FEWEST."""
-    fewest = FEWEST if fewest is None else fewest
-    if rounds < fewest:
-        raise ValueError(f"{name} is {rounds}; a median with its spread needs {fewest} or more")
+def check_rounds(rounds: int, name: str = "rounds") -> None:
+    """Raise ValueError if there are fewer rounds than FEWEST."""
+    if rounds < FEWEST:
+        raise ValueError(f"{name} is {rounds}; a median with its spread needs {FEWEST} or more")
 
 
 def summary(what: str, times: Timings, over: Sequence[tuple[str, str]]) -> dict[str, Any]:

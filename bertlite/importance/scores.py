@@ -68,7 +68,8 @@ def head_importance(
         model: of bertlite or bertlite.hf; its weights, gradients, training mode and random state are restored.
         batches: inputs and labels of the model; scored in eval mode.
         reduction: what the mean is over: "example", the same however the examples are batched; "token" (Michel et
-            al.'s code); or "batch", one gradient for each batch (run_bertology, TextPruner).
+            al.'s code); or "batch", one gradient for each batch (run_bertology, TextPruner), where g is the Taylor
+            criterion Σ W·∂L/∂W of the head's weights in the output projection.
         target: "loss", or "kl", without labels: the divergence of the prediction from the dense model's.  KL has no
             gradient at the dense model, so its curvature, the Fisher information, takes its place: L is -log p(y) with
             y drawn by `seed` from the teacher's prediction, and mean g² is to second order twice the KL of closing the
