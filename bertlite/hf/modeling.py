@@ -57,6 +57,7 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
         transformers.PreTrainedModel.__init__(self, config)
         if isinstance(self, HeadBody | BertBody):
             compat.complete_config_(self.config)
+            self.num_labels = self.config.num_labels  # which clients read of heads
             self.build(self.config, *args, **options)
             self.post_init()
 
@@ -201,9 +202,6 @@ class BertLMPredictionHead(head_layers.BertLMPredictionHead, parts.WithoutStock,
         self.decoder = nn.Linear(embeds_size(config), config.vocab_size)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if compat.V5 else self.decoder.bias
 
-    def _tie_weights(self) -> None:  # which 4.57 calls; 5 reads `TiedDecoder._tied_weights_keys`
-        self.decoder.bias = self.bias
-
 
 class BertOnlyMLMHead(head_layers.BertOnlyMLMHead, parts.WithoutStock, stock.BertOnlyMLMHead):
     def __init__(self, config: Any) -> None:
@@ -222,18 +220,9 @@ class BertPreTrainingHeads(head_layers.BertPreTrainingHeads, parts.WithoutStock,
         self.seq_relationship = nn.Linear(config.hidden_size, 2)
 
 
-class TiedDecoder:
-    """Heads whose decoder is the word embeddings, and whose bias is one vector under two names, unless untied."""
-
-    _tied_weights_keys = {
-        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-        "cls.predictions.decoder.bias": "cls.predictions.bias",
-    }
-
-
 @in_stocks_order
 class BertForPreTraining(
-    TiedDecoder, heads.PreTrainingBody[BertForPreTrainingOutput], BertPreTrainedModel, stock.BertForPreTraining
+    heads.PreTrainingBody[BertForPreTrainingOutput], BertPreTrainedModel, stock.BertForPreTraining
 ):
     head_class = BertPreTrainingHeads
     output_type = BertForPreTrainingOutput
@@ -241,7 +230,6 @@ class BertForPreTraining(
 
 @in_stocks_order
 class BertLMHeadModel(
-    TiedDecoder,
     heads.CausalLMBody[CausalLMOutputWithCrossAttentions],
     BertPreTrainedModel,
     stock.BertLMHeadModel,
@@ -257,7 +245,7 @@ class BertLMHeadModel(
 
 
 @in_stocks_order
-class BertForMaskedLM(TiedDecoder, heads.MaskedLMBody[MaskedLMOutput], BertPreTrainedModel, stock.BertForMaskedLM):
+class BertForMaskedLM(heads.MaskedLMBody[MaskedLMOutput], BertPreTrainedModel, stock.BertForMaskedLM):
     output_type = MaskedLMOutput
     head_class = BertOnlyMLMHead
 
@@ -272,17 +260,8 @@ class BertForNextSentencePrediction(
     head_class = BertOnlyNSPHead
 
 
-class Labelled:
-    """Heads of which clients read `num_labels`, as they do of transformers'."""
-
-    def build_head(self: Any, config: Any) -> None:
-        super().build_head(config)  # type: ignore[misc]  # of the body beside it
-        self.num_labels = config.num_labels
-
-
 @in_stocks_order
 class BertForSequenceClassification(
-    Labelled,
     heads.SequenceClassificationBody[SequenceClassifierOutput],
     BertPreTrainedModel,
     stock.BertForSequenceClassification,
@@ -299,7 +278,6 @@ class BertForMultipleChoice(
 
 @in_stocks_order
 class BertForTokenClassification(
-    Labelled,
     heads.TokenClassificationBody[TokenClassifierOutput],
     BertPreTrainedModel,
     stock.BertForTokenClassification,
@@ -309,7 +287,6 @@ class BertForTokenClassification(
 
 @in_stocks_order
 class BertForQuestionAnswering(
-    Labelled,
     heads.QuestionAnsweringBody[QuestionAnsweringModelOutput],
     BertPreTrainedModel,
     stock.BertForQuestionAnswering,
