@@ -36,7 +36,7 @@ from bertlite import (
     prune_heads,
 )
 from bertlite.checkpoint import folders, skeleton
-from bertlite.checkpoint.files import WEIGHT_FILES, Source, find_checkpoint
+from bertlite.checkpoint.files import WEIGHT_FILES
 from bertlite.checkpoint.names import DECODER, DECODER_BIAS, HEAD_BIAS, WORD_EMBEDDINGS
 from bertlite.checkpoint.reading import SAFETENSORS_DTYPES, read_weights
 from bertlite.checkpoint.remote import export_remote_code
@@ -1003,33 +1003,20 @@ def raising(error: Exception) -> Callable[..., Any]:
     return fail
 
 
-def test_the_hub_is_asked_unless_forbidden(cache, monkeypatch):
-    import huggingface_hub
-
-    asked, download = [], huggingface_hub.hf_hub_download
-
-    def record(*args: Any, **options: Any) -> str:
-        asked.append(options["local_files_only"])
-        return download(*args, **{**options, "local_files_only": True})
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", record)
-    find_checkpoint(Source("org/name", cache_dir=cache))
-    BertForMaskedLM.from_pretrained("org/name", cache_dir=cache)
-    assert set(asked) == {False}
-
-
-def test_all_files_come_from_one_commit(cache, monkeypatch):
+def test_all_files_come_from_one_commit_of_the_hub_which_is_asked_unless_forbidden(cache, monkeypatch):
     import huggingface_hub
 
     asked, download = [], huggingface_hub.hf_hub_download
 
     def record(repo: str, name: str, **options: Any) -> str:
-        asked.append((name, options["revision"], options["token"]))
-        return download(repo, name, **options)
+        asked.append((name, options["revision"], options["token"], options["local_files_only"]))
+        return download(repo, name, **{**options, "local_files_only": True})
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", record)
-    BertForMaskedLM.from_pretrained("org/name", cache_dir=cache, local_files_only=True, token=False)
-    assert asked == [("config.json", None, False), ("model.safetensors", SHA, False)]
+    for forbidden in (True, False):
+        BertForMaskedLM.from_pretrained("org/name", cache_dir=cache, local_files_only=forbidden, token=False)
+        assert asked == [("config.json", None, False, forbidden), ("model.safetensors", SHA, False, forbidden)]
+        asked.clear()
 
 
 # Saving -------------------------------------------------------------------------------------------------------------
@@ -1093,6 +1080,7 @@ def test_every_dtype_and_shape_is_written_as_safetensors_reads_it(tmp_path):
     assert_same(dict(sorted(load_file(tmp_path / "x.safetensors").items())), dict(sorted(state.items())), atol=0)
     with safetensors.safe_open(tmp_path / "x.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
+    assert int.from_bytes((tmp_path / "x.safetensors").read_bytes()[:8], "little") % 64 == 64 - 8  # to be mapped
 
 
 class WithoutAddress(torch.Tensor):
