@@ -8,7 +8,7 @@ from conftest import SIZES, assert_same, make, make_batch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from bertlite import BertForMaskedLM, BertForSequenceClassification, BertForTokenClassification, prune_heads
+from bertlite import BertForMaskedLM, BertForSequenceClassification, prune_heads
 
 ROWS, LENGTHS = 4, (11, 7, 3, 1)
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # SDPA, on the CPU
@@ -30,8 +30,8 @@ def loss_of(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
-@pytest.mark.parametrize("backend", ["auto", "eager", "sdpa"])
-@pytest.mark.parametrize("cls", [BertForSequenceClassification, BertForTokenClassification, BertForMaskedLM])
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+@pytest.mark.parametrize("cls", [BertForSequenceClassification, BertForMaskedLM])
 def test_vmap_of_grad_gives_the_gradients_of_each_example(cls: Any, backend: str, mode: str) -> None:
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = prune_heads(make(cls, attn_implementation=backend, **quiet), {1: [2]})

@@ -289,7 +289,7 @@ def test_load_after_save_is_the_same_model(cls: Any, tmp_path: Path, batch: dict
 
 def test_a_config_of_another_class_is_changed_in_a_copy_too() -> None:
     """Such as transformers' own, whose fields can be set."""
-    config = SimpleNamespace(**SIZES, pruned_heads={"2": [3], "0": []})  # as JSON writes them
+    config = SimpleNamespace(**SIZES, pruned_heads={"2": [3], "0": [], "1": []})  # as JSON writes them
     before = copy.deepcopy(config)
     pruned = with_pruned(config, {0: [1], 1: []}, {1: [36, 5]})
     assert type(pruned) is SimpleNamespace

@@ -134,8 +134,8 @@ def ablate(
         model: of bertlite or bertlite.hf; restored afterwards, run in eval mode.
         batches: inputs of the model, with labels if the target needs them.
         method: "zero"; "mean", of the reference; or "resample": the context of an example of the reference that has
-            other tokens, drawn for each example, token by token.  If lengths differ, positions are
-            scaled, so that first and last tokens correspond.
+            other tokens, drawn for each example, token by token.  If lengths differ, positions are scaled, so that
+            first and last tokens correspond.
         reference: inputs; by default the batches themselves.
         target, loss, teacher: what is measured; as for `head_importance`.
         seed: of the examples drawn.
