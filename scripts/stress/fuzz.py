@@ -48,7 +48,8 @@ near = st.one_of(place, place.map(lambda x: x**8), place.map(lambda x: 1 - x**8)
 junk = st.one_of(
     st.binary(min_size=1, max_size=16), st.sampled_from([b"\xff" * 8, b"\0" * 8, b"{", b"9" * 40, b"../", b"-", b'"'])
 )
-edits = st.lists(st.tuples(near, near | st.just(1.0), junk | st.sampled_from([b"", None])), max_size=4)
+Edit = tuple[float, float | None, bytes | None]  # the start, the end or None, and what is put there
+edit = st.tuples(near, near | st.just(1.0) | st.none(), junk | st.sampled_from([b"", None]))
 text = st.text("019aZ./\\{é\0\ud800", max_size=9)
 value = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | text | st.integers(-(2**70), 2**70),
@@ -57,10 +58,11 @@ value = st.recursive(
 )
 
 
-def mutated(whole: bytes, changes: list[tuple[float, float, bytes | None]]) -> bytes:
-    """Replace parts by junk, by nothing or, for None, by the part twice."""
+def mutated(whole: bytes, changes: list[Edit]) -> bytes:
+    """Replace parts by junk, by nothing or, for None, by the part twice; without an end by as many bytes."""
     for a, b, data in changes:
-        start, end = sorted(int(x * len(whole)) for x in (a, b))
+        start = int(a * len(whole))
+        start, end = sorted((start, start + len(data or b"") if b is None else int(b * len(whole))))
         whole = whole[:start] + (2 * whole[start:end] if data is None else data) + whole[end:]
     return whole
 
@@ -109,8 +111,8 @@ def fuzz(kind: str, examples: int, number: int) -> dict[str, float]:
 
     @rules
     @seed(number)
-    @given(edits)
-    def bytes_differ(changes: list[tuple[float, float, bytes | None]]) -> None:
+    @given(st.lists(edit, max_size=4))
+    def bytes_differ(changes: list[Edit]) -> None:
         load(mutated(whole, changes))
 
     @rules
@@ -138,13 +140,8 @@ def fuzz(kind: str, examples: int, number: int) -> dict[str, float]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=40, help="of each kind of file (40)")
-    parser.add_argument(
-        "--only",
-        type=names_of("kind of file", list(PLACES)),
-        default=list(PLACES),
-        metavar="A,B",
-        help="these kinds of file (default: all)",
-    )
+    kinds_of = names_of("kind of file", list(PLACES))
+    parser.add_argument("--only", type=kinds_of, default=list(PLACES), metavar="A,B", help="kinds of file (all)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the same, and where it was run")
     args = parser.parse_args(argv)
