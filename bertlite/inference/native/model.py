@@ -22,8 +22,8 @@ from bertlite.stack.modules import BertEmbeddings, BertPooler
 from bertlite.stack.outputs import BertModelOutput, Encoded
 
 INPUTS = {"inputs_embeds", "head_mask", "encoder_hidden_states", "encoder_attention_mask", "past_key_values"}
-STATES = {"output_attentions", "output_hidden_states"}
-RARE = INPUTS | STATES | {"use_cache"}  # arguments of a forward that is left to BertBody, unless they ask for nothing
+# arguments of a forward that is left to BertBody, unless they ask for nothing
+RARE = INPUTS | {"use_cache", "output_attentions", "output_hidden_states"}
 PLAIN = (nn.Embedding, nn.LayerNorm, nn.Dropout)  # the parts of embeddings that the kernels replace
 
 
@@ -107,9 +107,12 @@ class NativeBertModel(BertModel):
 
     def asks_for_more(self, others: dict[str, Any]) -> bool:
         """Return whether a forward is given, or asked for, what one call of the kernels does not take or return."""
-        if any(x is not None and (x is not False or name in INPUTS) for name, x in others.items()):
+        config = self.config
+        if config.output_attentions and others.get("output_attentions") is None:
             return True
-        return any(getattr(self.config, name) and others.get(name) is None for name in STATES)
+        if config.output_hidden_states and others.get("output_hidden_states") is None:
+            return True
+        return any(x is not None and (x is not False or name in INPUTS) for name, x in others.items())
 
     def is_plain(self, ids: Any, mask: Any) -> bool:
         """Return whether the kernels compute what the modules would, and nobody looks at these."""
