@@ -1,1 +1,1 @@
-"""The records of speed: every engine beside the limits of the machine, and the time before the first batch."""
+"""The records of speed: every engine, pruned models, training, and the time before the first batch."""
