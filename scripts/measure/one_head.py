@@ -38,32 +38,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         TASK.check(examples, model.config)
     train, dev = (TASK.encode(examples.sample(args.examples, args.seed), tokenizer) for examples in sources)
     chosen_on = TASK.encode(sources[0].sample(args.examples // 2, args.seed + 1), tokenizer)
-    layers = {layer: kept_heads(model.config, layer) for layer in range(model.config.num_hidden_layers)}
+    layers = {
+        layer: kept for layer in range(model.config.num_hidden_layers) if (kept := kept_heads(model.config, layer))
+    }
     heads = [(layer, head) for layer, kept in layers.items() for head in kept]
     batches = [train.batch(range(i, min(i + 32, len(train))), TASK.labels) for i in range(0, len(train), 32)]
     means = mean_contexts(model, batches)
     dense = outcome(model, dev, {}, None)
-    rows: list[dict[str, Any]] = []
-    alone = {}
-    with Progress(3 * len(heads) + len(layers), "runs", what="one head") as progress:
+
+    def change(gone: Mapping[int, Sequence[int]], contexts: Any = None) -> dict[str, float]:
+        return changes(dense, outcome(model, dev, gone, contexts))
+
+    def others(layer: int, head: int) -> dict[int, list[int]]:
+        return {layer: [other for other in layers[layer] if other != head]}
+
+    rows, alone = [], {}
+    with Progress(len(heads), "heads", what="one head") as progress:
         for layer, head in heads:
-            row: dict[str, Any] = {"layer": layer, "head": head}
-            for name, contexts in (("zero", None), ("mean", means)):
-                row[name] = changes(dense, outcome(model, dev, {layer: [head]}, contexts))
-                progress.advance()
-            rest = [other for other in layers[layer] if other != head]
-            alone[layer, head] = float(outcome(model, chosen_on, {layer: rest}, None)[1].mean())
+            gone = {layer: [head]}
+            rows.append({"layer": layer, "head": head, "zero": change(gone), "mean": change(gone, means)})
+            alone[layer, head] = float(outcome(model, chosen_on, others(layer, head), None)[1].mean())
             progress.advance()
-            rows.append(row)
-        best = {layer: max((alone[layer, head], -head) for head in kept) for layer, kept in layers.items() if kept}
-        chosen = {layer: -minus for layer, (_, minus) in best.items()}  # of equals the first
-        rests = {layer: [head for head in layers[layer] if head != chosen[layer]] for layer in chosen}
-        single = []
-        for layer, rest in rests.items():
-            single.append(
-                {"layer": layer, "head": chosen[layer], **changes(dense, outcome(model, dev, {layer: rest}, None))}
-            )
-            progress.advance()
+    best = {layer: max(kept, key=lambda head, layer=layer: alone[layer, head]) for layer, kept in layers.items()}
+    single = [{"layer": layer, "head": head, **change(others(layer, head))} for layer, head in best.items()]
+    rests = {layer: others(layer, head)[layer] for layer, head in best.items()}
     record = {
         "what": "one_head",
         "environment": environment(),
@@ -74,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "dense": {"loss": float(dense[0].mean()), "accuracy": float(dense[1].mean())},
         "heads": rows,
         "one_head_a_layer": single,
-        "one_head_in_every_layer": changes(dense, outcome(model, dev, rests, None)),
+        "one_head_in_every_layer": change(rests),
     }
     write_record(args.out[RECORD], record)
     print(f"{len(heads)} heads: {args.out[RECORD]}")
