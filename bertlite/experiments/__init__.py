@@ -1,4 +1,4 @@
-"""Experiments with pruned heads: data, fine-tuning, evaluation, statistics, measurements, sweeps and figures.
+"""Experiments with pruned heads: data, fine-tuning, evaluation, statistics and figures.
 
 Needs the extra `experiments`.  `bertlite prune` is its command.
 """
