@@ -352,7 +352,7 @@ def test_a_finished_model_that_misses_on_either_side_is_made_anew(
 
     def biased(models: Any, work: Any, device: str) -> Any:
         found = steady(models, work, device)
-        return {**found, "pruned": [x * getattr(models["pruned"], "factor", factor) for x in found["pruned"]]}
+        return {**found, "pruned": [x * getattr(models["pruned"].model, "factor", factor) for x in found["pruned"]]}
 
     def pruned(self: Any, *args: Any) -> Any:
         model = fitted(self, *args)
@@ -524,7 +524,7 @@ def test_a_folder_that_is_there_is_not_written_over(
 ) -> None:
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "mine").write_text("", encoding="utf-8")
-    assert prune(world, tmp_path / "small", "40%") == 2
+    assert prune(world, tmp_path / "small", "40%", "--at", "2x16") == 2
     assert "is there already: name another folder" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["small"]
 
