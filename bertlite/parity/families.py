@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bertlite.checkpoint.families import FAMILIES, Origin
@@ -103,9 +104,10 @@ def gradients_as_ours(
     """Return our gradients and theirs under our names, for renaming and slicing are linear.
 
     A sum has the gradient of its parts, so that of ERNIE's tasks is not read; our segments of zeros have none there;
-    and MPNet's bias, of which each layer here has a copy, has the sum of theirs.
+    and MPNet's bias, of which each layer here has a copy, has the sum of theirs.  That of the keys' biases is 0, since
+    they add the same to all scores of a query: it is read in float64 alone, as else it is nothing but rounding.
     """
-    ours = dict(mine)
+    ours = {name: x for name, x in mine.items() if not name.endswith("key.bias") or x.dtype == torch.float64}
     if origin.family.fixed.get("type_vocab_size"):
         ours = {name: x for name, x in ours.items() if "token_type_embeddings" not in name}
     copies = [name for name in ours if name.endswith("distance_embedding.weight")]
