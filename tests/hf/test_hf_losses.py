@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import assert_same, distance, gradients
-from pairs import HEADS, LABELS, NONE, V5, B, inputs_of, labels_of, only_5, ours_of, pair
+from pairs import HEADS, LABELS, NONE, V5, B, inputs_of, labels_of, ours_of, pair
 from torch import Tensor
 
 TWO_LOSSES = ["BertForPreTraining", "BertForQuestionAnswering"]
@@ -66,14 +66,6 @@ def test_every_kind_of_sequence_label_adds_up_and_equals_transformers(kind: str)
         part = {key: x[b : b + 1] for key, x in {**inputs_of(), "labels": labels}.items()}
         losses.append(ours(**part, num_items_in_batch=items).loss)
     assert_same(sum(losses), got.loss)
-
-
-@only_5
-def test_transformers_5_ignores_the_number_of_items() -> None:
-    """The day it does not, our remark on accumulation in the README is history."""
-    theirs, _ = pair("BertForMaskedLM")
-    given = {**inputs_of(), **labels_of("BertForMaskedLM")}
-    assert theirs(**given, num_items_in_batch=1000).loss == theirs(**given).loss
 
 
 def test_a_causal_loss_honours_the_number_of_items_as_transformers_does() -> None:

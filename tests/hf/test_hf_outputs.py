@@ -253,15 +253,6 @@ def test_arguments_that_transformers_does_not_ignore_everywhere_are_refused_ther
             ours_of("BertModel", backend)(ids, **given)
 
 
-def test_labels_leave_the_config_as_it_is() -> None:
-    """transformers writes down the kind of problem that the first labels look like."""
-    theirs, ours = pair("BertForSequenceClassification")
-    for model in (theirs, ours):
-        model(**inputs_of(), labels=torch.tensor([1, 0]))
-    assert theirs.config.problem_type == "single_label_classification"
-    assert ours.config.problem_type is None
-
-
 # Copies
 
 

@@ -144,12 +144,6 @@ def test_two_outputs_are_equal_only_if_they_are_one() -> None:
     assert len({out, out, LogitsOutput(logits=out.logits)}) == 2
 
 
-def test_an_output_says_what_it_is() -> None:
-    assert repr(LogitsOutput(loss=torch.tensor(3))) == (
-        "LogitsOutput(loss=tensor(3), logits=None, hidden_states=None, attentions=None)"
-    )
-
-
 # Under torch.compile and torch.export
 
 RICH = {"position_embedding_type": "relative_key", "pruned_heads": {0: [1]}}
