@@ -37,6 +37,14 @@ def test_every_case_of_the_corpus_is_refused_by_name(name, tmp_path):
     assert not (tmp_path / "canary").exists()
 
 
+@pytest.mark.parametrize("name", ["pickle with code", "pickle of 2018 with code"])
+def test_what_a_pickle_would_have_run_is_named_without_torchs_advice_to_trust_it(name, tmp_path):
+    with pytest.raises(ValueError, match=r"nothing in it was run: .*mkdir") as caught:
+        BertModel.from_pretrained(hostile.write(tmp_path, name))
+    assert "weights_only" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_what_the_corpus_is_made_from_loads(tmp_path):
     """Or every case would be refused for one reason that is not its own."""
     hostile.config_of()(tmp_path)
