@@ -8,7 +8,6 @@ a hash of native.json.  All sizes follow from the config, and tensors that do no
 """
 
 import hashlib
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,7 +24,7 @@ from bertlite.checkpoint.names import DECODER
 from bertlite.checkpoint.reading import State, read_metadata, read_weights
 from bertlite.checkpoint.saving import SUPERSEDED, bytes_of, write_safetensors, write_sorted_json
 from bertlite.checkpoint.skeleton import assign_tensors_, make_skeleton
-from bertlite.config import BertConfig, set_config
+from bertlite.config import BertConfig, read_json_object, set_config
 from bertlite.heads.models import CLASSES
 from bertlite.inference.native.calls import NUMBERS
 from bertlite.inference.native.conversion import run_natively_
@@ -36,6 +35,7 @@ from bertlite.inference.native.model import NativeBertModel
 from bertlite.inference.native.weights import NativeWeights, Shape
 from bertlite.inference.support import missing_for_native
 from bertlite.model import BertModel, BertPreTrainedModel
+from bertlite.records import sha256
 
 FORMAT = 2  # of the folder and of the packed weights in it
 FILES = ("config.json", "native.json", "layers.safetensors", "rest.safetensors")
@@ -79,7 +79,7 @@ def save_native(model: BertPreTrainedModel, folder: Path) -> None:
     with replacing(folder, superseded=SUPERSEDED) as new:
         write_sorted_json(new / "config.json", model.config.to_dict())
         write_sorted_json(new / "native.json", about)
-        native = hash_of(new / "native.json")
+        native = sha256(new / "native.json")
         write_safetensors(new / "layers.safetensors", {"layers": encoder.weights.data}, native=native)
         write_safetensors(new / "rest.safetensors", rest, native=native)
 
@@ -109,7 +109,7 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, str]:
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
         raise FileNotFoundError(f"{folder} is not an optimised model: it has no {', '.join(missing)}")
-    about = read_json(folder / "native.json")
+    about = read_json_object(folder / "native.json")
     check_about(folder, about)
     config = BertConfig.from_json_file(folder / "config.json")
     numbers: str = about["numbers"]
@@ -128,20 +128,6 @@ def load_native(folder: Path) -> tuple[BertPreTrainedModel, str]:
     return run_natively_(model, weights, load_kernels()), numbers
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} holds a JSON {type(values).__name__}, not an object")
-    return values
-
-
-def hash_of(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def check_about(folder: Path, about: Mapping[str, Any]) -> None:
     """Raise ValueError unless native.json has this format and belongs to the other files."""
     found = (about.get("format"), about.get("byteorder"))
@@ -156,13 +142,13 @@ def check_about(folder: Path, about: Mapping[str, Any]) -> None:
         if about.get(name) not in [*known]
     ]
     raise_faults(f"{folder / 'native.json'} describes no model: {WAY_OUT}", faults)
-    own, saved = read_json(folder / "config.json"), about.get("config")
+    own, saved = read_json_object(folder / "config.json"), about.get("config")
     saved = saved if isinstance(saved, dict) else {}
     names = sorted(name for name in own.keys() | saved.keys() if own.get(name) != saved.get(name))
     faults = [f"{name} is {own.get(name)!r}; in native.json it is {saved.get(name)!r}" for name in names]
     raise_faults(f"{folder / 'config.json'} is not the config of the packed weights: {WAY_OUT}", faults)
     for path in (folder / "layers.safetensors", folder / "rest.safetensors"):
-        if read_metadata(path).get("native") != hash_of(folder / "native.json"):
+        if read_metadata(path).get("native") != sha256(folder / "native.json"):
             raise ValueError(f"{path} was saved with another native.json than the one beside it: {WAY_OUT}")
 
 

@@ -25,8 +25,8 @@ from bertlite.checkpoint.reading import read_weights
 from bertlite.checkpoint.saving import write_safetensors, write_sorted_json
 from bertlite.inference import InferenceModel
 from bertlite.inference.native.library import INSTRUCTION_SETS
-from bertlite.inference.native.saving import hash_of
 from bertlite.inference.native.weights import NativeWeights
+from bertlite.records import sha256
 
 SIZES = {
     "vocab_size": 61,
@@ -128,7 +128,7 @@ def sign(folder: Path, **changed: Callable[[dict[str, torch.Tensor]], object]) -
         path = folder / f"{name}.safetensors"
         tensors = {key: tensor.clone() for key, tensor in read_weights(path).items()}
         changed.get(name, len)(tensors)
-        write_safetensors(path, tensors, native=hash_of(folder / "native.json"))
+        write_safetensors(path, tensors, native=sha256(folder / "native.json"))
 
 
 def numbers_in(values: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], float]]:
