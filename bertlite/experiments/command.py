@@ -218,7 +218,6 @@ def score(args: argparse.Namespace) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Run every combination of criterion, share, repair, epochs and seed."""
-    metric = TASKS[args.task].metric(args.metric)
     cells = grid(
         args.criteria,
         args.fractions,
@@ -229,6 +228,7 @@ def run(args: argparse.Namespace) -> int:
         at_least=args.at_least,
     )
     experiment = Experiment(read_setting(args), args.device)
+    metric = experiment.task.metric(args.metric, experiment.dense.config.num_labels)
     folders = sweep(experiment, cells, args.folder, save_model=args.save_model, progress=True)
     records = [record for folder in folders for record in read_runs(folder)]
     print_rows(records, summarise(records, metric=metric), metric)

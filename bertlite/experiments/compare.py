@@ -70,7 +70,7 @@ def summarise(runs: Sequence[Record], against: str | None = None, metric: str | 
             task has no such metric.
     """
     task = task_of(runs)
-    metric = task.metric(metric)
+    metric = task.metric(metric, outputs(runs[0]).shape[-1])
     groups = grouped(runs, way_of)  # of a group, seeds or dense models differ
     if against not in (None, DENSE) and not any(dict(way)["criterion"] == against for way in groups):
         have = [DENSE, *sorted({dict(way)["criterion"] for way in groups})]

@@ -62,14 +62,19 @@ class Task:
         """Name of the metric that tables show."""
         return next(iter(self.metrics))
 
-    def metric(self, name: str | None = None) -> str:
+    def metric(self, name: str | None = None, outputs: int = 2) -> str:
         """Return the name of a metric of this task, by default the headline.
 
+        Args:
+            outputs: of the head.
+
         Raises:
-            ValueError: the task has no such metric.
+            ValueError: the task has no such metric, or not of so many classes.
         """
         if name is not None and name not in self.metrics:
             raise ValueError(f"{self.name} has no metric {name!r}; have: {', '.join(self.metrics)}")
+        if name is not None and self.metrics[name] is f1 and outputs != 2:
+            raise ValueError(f"f1 is that of class 1 of two; for {outputs} classes there is macro-f1")
         return self.headline if name is None else name
 
     def load(self, checkpoint: str, **options: Any) -> Any:
@@ -147,13 +152,7 @@ def macro_f1(outputs: Array, labels: Array) -> float:
 
 
 def f1(outputs: Array, labels: Array) -> float:
-    """Return the F1 of class 1 of two.
-
-    Raises:
-        ValueError: there are more classes.
-    """
-    if outputs.shape[-1] != 2:
-        raise ValueError(f"f1 is that of class 1 of two; for {outputs.shape[-1]} classes there is macro-f1")
+    """Return the F1 of class 1 of two."""
     cells = confusion(outputs, labels)
     either = cells[1].sum() + cells[:, 1].sum()
     return float(2 * cells[1, 1] / either) if either else 0.0

@@ -63,8 +63,9 @@ class Predictions:
 def main(args: argparse.Namespace) -> int:
     """Print and write the metrics of a checkpoint, and their difference from another's; return 1 if they are worse."""
     task = task_of(args.checkpoint, args.task)
-    metric = task.metric(args.metric)
+    task.metric(args.metric)  # before any work
     dev, ours = predict_examples(args, args.checkpoint, task)
+    metric = task.metric(args.metric, ours.outputs.shape[-1])
     record: dict[str, Any] = {
         "what": "bertlite evaluate",
         "task": task.name,

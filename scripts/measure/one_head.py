@@ -10,6 +10,7 @@ classifier with its tokenizer.
 
 import argparse
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,14 +53,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     def others(layer: int, head: int) -> dict[int, list[int]]:
         return {layer: [other for other in layers[layer] if other != head]}
 
-    rows, alone = [], {}
+    def score(layer: int, head: int) -> float:
+        return alone[layer, head]
+
+    rows: list[dict[str, Any]] = []
+    alone: dict[tuple[int, int], float] = {}
     with Progress(len(heads), "heads", what="one head") as progress:
         for layer, head in heads:
             gone = {layer: [head]}
             rows.append({"layer": layer, "head": head, "zero": change(gone), "mean": change(gone, means)})
             alone[layer, head] = float(outcome(model, chosen_on, others(layer, head), None)[1].mean())
             progress.advance()
-    best = {layer: max(kept, key=lambda head, layer=layer: alone[layer, head]) for layer, kept in layers.items()}
+    best = {layer: max(kept, key=partial(score, layer)) for layer, kept in layers.items()}  # of equals the first
     single = [{"layer": layer, "head": head, **change(others(layer, head))} for layer, head in best.items()]
     rests = {layer: others(layer, head)[layer] for layer, head in best.items()}
     record = {
