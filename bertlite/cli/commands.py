@@ -53,7 +53,7 @@ are numbered as in the unpruned model; pruned ones are blank.  --against compare
 a pruned one, head by head.""",
         examples=(
             'attention google-bert/bert-base-uncased "The cat sat on the mat." --out maps.html',
-            'attention my-model "Who sat?" --pair "The cat sat." --layers 0,1,11 --heads 3 --out maps.html,maps.json',
+            'attention my-model "Who sat?" --pair "The cat sat." --layers 0,1 --heads 3 --out maps.html,maps.json',
             'attention google-bert/bert-base-uncased "The cat sat on the mat." --against my-model --out compared.html',
         ),
         record="the tokens and all weights",
