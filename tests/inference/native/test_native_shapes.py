@@ -124,7 +124,7 @@ def test_every_shape(shape, dtype):
     model = bertlite.prune_neurons(bertlite.prune_heads(make_native(**changes), heads), neurons)
     ours = check(model, dtype, **make_batch(3, lengths=(11, 7, 1)), output_hidden_states=True)
     assert all(bool(x[1, 7:].any()) == ("eager" in shape) for x in ours.hidden_states), "what padding gives"
-    check(model, dtype, **make_batch(), first_token_only=True)
+    check(model, dtype, **make_batch(24), first_token_only=True)  # so many that rounding evens out
     if model.config.attn_implementation == "auto":
         check(model, dtype, **make_batch(), output_attentions=True)
 
