@@ -9,6 +9,7 @@ and bertlite.hf read `pruned_neurons` beside it: for other libraries, `densify` 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Any, Protocol, Self, TypeVar
 
 import torch
@@ -258,13 +259,10 @@ def compact_(model: Model) -> Model:
         attention, first, second = block.attention, block.intermediate, block.output
         value, dense, size = attention.self.value, attention.output.dense, attention.self.attention_head_size
         idle = idle_columns(value, dense).unflatten(0, (-1, size) if len(value.weight) else (0, size)).all(1)
-        heads[layer] = [
-            head for head, gone in zip(kept_heads(model.config, layer), idle.tolist(), strict=True) if gone
-        ]
+        heads[layer] = [*compress(kept_heads(model.config, layer), idle.tolist())]
         constants.append((dense, constant_of(dense, value.bias, idle.repeat_interleave(size))))
         idle = idle_columns(first.dense, second.dense)
-        numbers = kept_neurons(model.config, layer)
-        neurons[layer] = [neuron for neuron, gone in zip(numbers, idle.tolist(), strict=True) if gone]
+        neurons[layer] = [*compress(kept_neurons(model.config, layer), idle.tolist())]
         active = first.intermediate_act_fn(first.dense.bias)
         constants.append((second.dense, constant_of(second.dense, active, idle)))
     prune_neurons_(prune_heads_(model, heads), neurons)

@@ -277,6 +277,14 @@ def test_a_layer_that_is_not_there_is_refused(layers: Any, named: str) -> None:
     assert len(model.encoder.layer) == L
 
 
+def test_layers_of_an_optimised_model_are_not_dropped() -> None:
+    model = make()
+    model.encoder.is_optimised = True  # as optimize_for_inference marks it
+    with pytest.raises(TypeError, match="made by optimize_for_inference"):
+        drop_layers_(model, [0])
+    assert len(model.encoder.layer) == L
+
+
 def test_drop_layers_in_place_returns_the_model() -> None:
     model = make()
     kept = model.encoder.layer[1]
