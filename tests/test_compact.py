@@ -21,6 +21,7 @@ from bertlite import (
     drop_layers,
     drop_layers_,
     prune_heads,
+    prune_heads_,
     prune_neurons,
 )
 from bertlite.activations import ACTIVATIONS
@@ -277,11 +278,12 @@ def test_a_layer_that_is_not_there_is_refused(layers: Any, named: str) -> None:
     assert len(model.encoder.layer) == L
 
 
-def test_layers_of_an_optimised_model_are_not_dropped() -> None:
+def test_an_optimised_model_is_not_changed() -> None:
     model = make()
     model.encoder.is_optimised = True  # as optimize_for_inference marks it
-    with pytest.raises(TypeError, match="made by optimize_for_inference"):
-        drop_layers_(model, [0])
+    for change in (lambda: drop_layers_(model, [0]), lambda: prune_heads_(model, {0: [1]})):
+        with pytest.raises(TypeError, match="made by optimize_for_inference"):
+            change()
     assert len(model.encoder.layer) == L
 
 
