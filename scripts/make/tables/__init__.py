@@ -57,6 +57,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "budgetclock": pruning.budget_clock,
     "parity": partial(proof.parity, "parity-[0-9]*.json"),
     "clients": proof.clients,
+    "families": proof.families,
     "trust": proof.trust,
     "startup": speed.startup,
     "speed": partial(speed.speed, "speed"),

@@ -4,6 +4,7 @@ import sys
 from collections import Counter
 from typing import Any
 
+from bertlite.checkpoint.families import FAMILIES
 from bertlite.records import commit_of
 from scripts.make.tables.read import Record, measured_on, record, records, table
 
@@ -70,6 +71,36 @@ def claims_of(files: list[Record]) -> dict[tuple[str, str], Claims]:
                 dtype = "each" if claim["claim"].endswith("finite numbers") else claim["dtype"]
                 found.setdefault((dtype, claim["claim"]), []).append(claim)
     return dict(sorted(found.items(), key=lambda item: item[0][0] == "each"))
+
+
+def families() -> str:
+    """Table of the other families: what makes a BERT of each, and how near transformers' own class it is."""
+    files = parity_records("families-[0-9]*.json")
+    kinds: dict[str, list[str]] = {}
+    for kind, family in FAMILIES.items():
+        if family.becomes:
+            kinds.setdefault(family.becomes, []).append(kind)
+    body = []
+    for becomes, group in kinds.items():
+        sections = [section for each in files for section in each["families"].values()]
+        claims = [claim for section in sections if section["model_type"] in group for claim in section["claims"]]
+        exact = [claim for claim in claims if claim["dtype"] == "float64"]
+        parts = ([c for c in exact if ("gradient" in c["claim"]) == wanted] for wanted in (False, True))
+        errors = (f"{max(claim['max_error'] for claim in part):.0e}" for part in parts)
+        ratio = max(claim["max_ratio"] or 0 for claim in claims if claim["dtype"] == "float32")
+        names = ", ".join(f"`{kind}`" for kind in group)
+        count = sum(claim["tensors"] for claim in claims)
+        body.append([names, becomes, f"{count:,}", verdict(claims), *errors, f"{ratio:.2f}"])
+    versions = " and ".join(each["environment"]["versions"]["transformers"] for each in files)
+    head = ["`model_type`", "what makes a BERT of it, beside other names", "tensors", "hold", "outputs", "gradients"]
+    return table(
+        [*head, "float32"],
+        body,
+        f"Beside transformers' own classes, {versions}: random weights of a small shape and of a base model's; padding"
+        " on the left, on the right and none; eager, sdpa, packed and the native kernels. The largest difference of an"
+        " output and of a gradient in float64, and the largest ratio of the two rms errors in float32. Measured on"
+        f" {measured_on(files[0])}.",
+    )
 
 
 def verdict(claims: Claims) -> str:
