@@ -131,19 +131,19 @@ def limited() -> str:
     return f"{note}\n\n{speed('speed-avx2')}"
 
 
-def peers() -> str:
+def peers(name: str) -> str:
     """Table of the speed of the native kernels over OpenVINO in the same dtype, for every model; below it that of
     pruned models, if the record has any.
     """
-    found, body, shown = record("speed"), [], {}
+    found, body, shown = record(name), [], {}
     for (model, threads), forward in grouped(found, "forward").items():
-        for name, section in headlines(forward).items():
+        for batch, section in headlines(forward).items():
             cells = [cell(section["ratios"], f"OpenVINO {each} / bertlite native {each}") for each in DTYPES]
             if any(cells):
-                body.append([model, threads, *heads_of({name: section}), *cells])
-                shown[name] = section
+                body.append([model, threads, *heads_of({batch: section}), *cells])
+                shown[batch] = section
     note = f"bertlite native, times faster than OpenVINO in the same dtype. {padding_note(shown)} {SPREAD}"
-    note += " `scripts/results/speed.json` has more batches."
+    note += f" `scripts/results/{name}.json` has more engines and batches."
     return table(["model", "threads", "batch", *DTYPES], body, note) + halves(found)
 
 
