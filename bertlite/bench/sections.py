@@ -28,6 +28,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # shape: folder, and what dif
         "minilm",
         {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
     ),
+    "bert-tiny": (
+        "tiny",
+        {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
+    ),
+    "bert-large": (
+        "large",
+        {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
+    ),
     "bge-m3": (  # with as many words as BERT
         "bge-m3",
         {

@@ -314,7 +314,7 @@ def add_peers(action: argparse.ArgumentParser) -> None:
     option(peers, "--only", names, None, "sections whose name contains one of these", **all_of)
     baseline = "engines whose name contains one of these; the baseline always runs"
     option(peers, "--engines", names, None, baseline, **all_of)
-    shape = "shapes with random weights: bert-base, MiniLM, bge-m3, all-mpnet"
+    shape = "shapes with random weights: bert-base, MiniLM, bert-tiny, bert-large, bge-m3, all-mpnet"
     option(peers, "--models", names, None, shape, otherwise="bert-base", metavar="A,B")
     threads = "threads of all engines, a section for each number"
     option(peers, "--threads", counts, None, threads, otherwise="as many as torch has", metavar="N,M")
