@@ -1,6 +1,7 @@
 """Measure what each step of the native kernels brings: the kernels without it, beside the kernels as they are.
 
-    python -m scripts.measure.native_steps --out scripts/results/native_steps.json    # twenty minutes on two cores
+    python -m scripts.measure.native_steps --out scripts/results/native_steps.json    # ten minutes on two cores
+    python -m scripts.measure.native_steps --set avx2 --out scripts/results/native_steps-avx2.json
 
 Times are of layers of bert-base's shape, in every dtype.  A ratio above 1 says how much slower it is without the step.
 """
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-from bertlite import BertConfig, BertModel
+from bertlite import BertConfig, BertModel, optimize_for_inference
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference import InferenceModel
 from bertlite.inference.native.calls import Kernels
@@ -26,7 +27,6 @@ from bertlite.inference.native.library import (
     INSTRUCTION_SETS,
     InstructionSet,
     compile_kernels,
-    processor_flags,
     usable_sets,
 )
 from bertlite.records import environment, write_record
@@ -53,12 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, default=4, help="(default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=9, help="(default: %(default)s)")
     parser.add_argument("--out", type=Path, help="the record (default: none)")
+    sets = {each.name: each for each in usable_sets()}
+    parser.add_argument("--set", choices=sets, default=next(iter(sets)), help="instructions (default: %(default)s)")
     args = parser.parse_args(argv)
     check_rounds(args.rounds)
     torch.manual_seed(0)
     config = BertConfig(num_hidden_layers=args.layers, vocab_size=1000)
     model = BertModel(config, add_pooling_layer=False).eval().requires_grad_(False)
-    with variants() as kernels:
+    with variants(sets[args.set]) as kernels:
         sections = {
             f"{dtype_name(dtype)} {work}": measure(model, dtype, shape, kernels, args.rounds)
             for dtype in DTYPES
@@ -69,18 +71,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         for pair, ratio in section["ratios"].items():
             print(f"  {pair.partition(' / ')[0]:60} {with_spread(ratio)}")
     if args.out is not None:
-        record = {"environment": environment(), "layers": args.layers, "set": usable_sets()[0].name}
+        record = {"environment": environment(), "layers": args.layers, "set": args.set}
         write_record(args.out, {**record, "sections": sections})
     return 0
 
 
 @contextmanager
-def variants() -> Iterator[Mapping[str, Kernels]]:
-    """Compile the kernels as they are and without each step."""
-    best = usable_sets()[0]
-    built: dict[str, InstructionSet] = {AS_IT_IS: best}
-    built |= {step: replace(best, flags=(*best.flags, *flags)) for step, flags in STEPS.items()}
-    if processor_flags() >= HAS_BRGEMM and not best.uses_torch:
+def variants(chosen: InstructionSet) -> Iterator[Mapping[str, Kernels]]:
+    """Compile the kernels of a set of instructions as they are and without each step."""
+    built: dict[str, InstructionSet] = {AS_IT_IS: chosen}
+    built |= {step: replace(chosen, flags=(*chosen.flags, *flags)) for step, flags in STEPS.items()}
+    if chosen.needs == HAS_BRGEMM and not chosen.uses_torch:
         built[TORCH] = INSTRUCTION_SETS["amx"]
     with tempfile.TemporaryDirectory() as folder:
         found = {}
@@ -100,6 +101,8 @@ def measure(
         name: partial(InferenceModel(native_copy(model, dtype, each), "native", dtype), ids)
         for name, each in kernels.items()
     }
+    if dtype.is_floating_point:
+        candidates["the plain model"] = partial(optimize_for_inference(model, dtype, "plain"), ids)
     times = alternate(candidates, rounds, burst=0.05)
     return summary(f"{shape}, {dtype}", times, [(name, AS_IT_IS) for name in candidates if name != AS_IT_IS])
 
