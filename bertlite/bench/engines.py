@@ -232,5 +232,5 @@ ENGINES = (
     Engine("OpenVINO", openvino_engine, ("int8",), ("transformers", "openvino", "nncf"), ("cpu",)),
     Engine("bertlite sdpa", bertlite_engine("sdpa"), FLOATS),
     Engine("bertlite packed", bertlite_engine("packed"), FLOATS),
-    Engine("bertlite native", bertlite_engine("sdpa", "native"), ALL, devices=("cpu",)),
+    Engine("bertlite native", bertlite_engine("auto", "native"), ALL, devices=("cpu",)),
 )
