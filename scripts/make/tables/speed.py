@@ -143,6 +143,7 @@ def peers(name: str) -> str:
                 body.append([model, threads, *heads_of({batch: section}), *cells])
                 shown[batch] = section
     note = f"bertlite native, times faster than OpenVINO in the same dtype. {padding_note(shown)} {SPREAD}"
+    note = note.replace("  ", " ")  # nothing is padded
     note += f" `scripts/results/{name}.json` has more engines and batches."
     return table(["model", "threads", "batch", *DTYPES], body, note) + halves(found)
 
@@ -226,14 +227,14 @@ def batches() -> str:
     )
 
 
-def native_steps() -> str:
+def native_steps(name: str) -> str:
     """Table of the time without each step over the time with it."""
-    found = record("native_steps")
+    found = record(name)
     sections = found["sections"]
-    names = dict.fromkeys(pair.partition(" / ")[0] for each in sections.values() for pair in each["ratios"])
+    steps = dict.fromkeys(pair.partition(" / ")[0] for each in sections.values() for pair in each["ratios"])
     return table(
         ["time over that of the kernels as they are", *sections],
-        [[name, *(cell(each["ratios"], f"{name} / as it is") for each in sections.values())] for name in names],
+        [[step, *(cell(each["ratios"], f"{step} / as it is") for each in sections.values())] for step in steps],
         f"{SPREAD} {found['layers']} layers of bert-base's shape, instructions {found['set']}, {measured_on(found)}.",
     )
 
