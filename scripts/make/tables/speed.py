@@ -142,9 +142,9 @@ def peers(name: str) -> str:
             if any(cells):
                 body.append([model, threads, *heads_of({batch: section}), *cells])
                 shown[batch] = section
-    note = f"bertlite native, times faster than OpenVINO in the same dtype. {padding_note(shown)} {SPREAD}"
-    note = note.replace("  ", " ")  # nothing is padded
-    note += f" `scripts/results/{name}.json` has more engines and batches."
+    what = "bertlite native, times faster than OpenVINO in the same dtype."
+    more = f"`scripts/results/{name}.json` has more engines and batches."
+    note = " ".join(filter(None, (what, padding_note(shown), SPREAD, more)))
     return table(["model", "threads", "batch", *DTYPES], body, note) + halves(found)
 
 
