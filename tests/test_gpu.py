@@ -6,14 +6,13 @@ A value that is wrong ends the CUDA context, so those tests run in processes of 
 import os
 import subprocess
 import sys
-import warnings
-from collections.abc import Callable
 
 import pytest
 import torch
 from conftest import SIZES, assert_same, gradients, make, make_batch
 
 from bertlite import BertModel, optimize_for_inference, prune_heads
+from scripts.measure.gpu_goals import count_waits as waits
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,19 +23,6 @@ pytestmark = [
 @pytest.fixture
 def there(batch):
     return {name: x.cuda() for name, x in batch.items()}
-
-
-def waits(run: Callable[[], object]) -> int:
-    """Count how often a run waits for the GPU, after a first run that sets things up."""
-    run()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            run()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    return sum("synchroniz" in str(each.message) for each in caught)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

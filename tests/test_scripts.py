@@ -55,7 +55,7 @@ def test_scripts_that_are_named_exist():
 
 def test_gpu_checks_name_files_and_commands_that_exist(tmp_path):
     steps = gpu_checks.commands(tmp_path, "checkpoint")
-    assert tuple(steps) == gpu_checks.STEPS == ("tests", "parity", "speed", "checkpointing")
+    assert tuple(steps) == gpu_checks.STEPS == ("tests", "parity", "speed", "limits", "checkpointing")
     for python, flag, module, *words in (command for runs in steps.values() for command in runs):
         assert (python, flag) == (sys.executable, "-m")
         assert find_spec(module) is not None

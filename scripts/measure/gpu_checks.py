@@ -4,8 +4,10 @@
     python -m scripts.measure.gpu_checks all-MiniLM-L6-v2 --out OUT --steps parity,speed
 
 Installs nothing.  Writes into OUT the output of each step and the records that belong into scripts/results:
-parity-cuda.json, speed-cuda.json and checkpointing-cuda-{base,large}.json.  When a step fails the next one still runs;
-exits 1 if any failed.  Without a GPU, `tests/test_device.py` runs every path on a second device that the CPU computes.
+parity-cuda.json, speed-cuda.json, limits-cuda.json and checkpointing-cuda-{base,large}.json, each with the goals of
+scripts/measure/gpu_goals.py and whether they are met; checks-cuda.json has all goals and names what was not run.
+When a step fails the next one still runs; exits 1 if any failed.  Without a GPU, `tests/test_device.py` runs every
+path on a second device that the CPU computes.
 """
 
 import argparse
@@ -18,8 +20,10 @@ from pathlib import Path
 
 import torch
 
+from scripts.measure import gpu_goals
+
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = ("tests", "parity", "speed", "checkpointing")
+STEPS = ("tests", "parity", "speed", "limits", "checkpointing")
 
 
 def commands(out: Path, checkpoint: str) -> dict[str, list[list[str]]]:
@@ -33,7 +37,10 @@ def commands(out: Path, checkpoint: str) -> dict[str, list[list[str]]]:
         "parity": [
             [*bertlite, "parity", checkpoint, "--all", "--shapes", "base,large", *cuda, f"{out}/parity-cuda.json"],
         ],
-        "speed": [["-m", "scripts.measure.speed", *cuda, f"{out}/speed-cuda.json"]],
+        "speed": [
+            ["-m", "scripts.measure.speed", "--models", ",".join(gpu_goals.SHAPES), *cuda, f"{out}/speed-cuda.json"],
+        ],
+        "limits": [["-m", "scripts.measure.gpu_goals", *cuda, f"{out}/limits-cuda.json"]],
         "checkpointing": [
             [*memory, "--layers", "12", *cuda, f"{out}/checkpointing-cuda-base.json"],
             [*memory, "--layers", "24", "--hidden", "1024", *cuda, f"{out}/checkpointing-cuda-large.json"],
@@ -81,8 +88,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         sys.exit(f"this torch ({torch.__version__}) sees no CUDA device")
     args.out.mkdir(parents=True, exist_ok=True)
-    succeeded = [run(step, words, args.out) for step in args.steps.split(",") for words in steps[step]]
-    return int(not all(succeeded))
+    results = dict.fromkeys(STEPS, "not run")
+    for step in args.steps.split(","):
+        succeeded = [run(step, words, args.out) for words in steps[step]]
+        results[step] = "passed" if all(succeeded) else "failed"
+    gpu_goals.write_verdicts(args.out, results)
+    return int("failed" in results.values())
 
 
 if __name__ == "__main__":

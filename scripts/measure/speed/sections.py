@@ -113,6 +113,7 @@ def training(bench: Bench, autocast: bool = False) -> dict[str, Any]:
     over = [("transformers sdpa", name) for name in times if name.startswith("bertlite")]
     dtype = "bfloat16 by autocast" if autocast else "float32"
     found = summary(f"training step, {work.name}, {work.filled:.0%} filled, {dtype}", times, over)
+    found["filled"] = work.filled
     if bench.device != "cpu":
         found["peak_bytes"] = {name: peak_bytes(step, bench.device) for name, step in steps.items()}
     return found

@@ -1,0 +1,219 @@
+"""The goals of a GPU's figures, and the figures that no other record has: matmuls, CUDA graphs, waits of the host.
+
+python -m scripts.measure.gpu_goals --out OUT/limits-cuda.json    # a step of scripts.measure.gpu_checks
+"""
+
+import argparse
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from bertlite import BertConfig, BertModel
+from bertlite.bench.command import suffix
+from bertlite.bench.sections import MODELS
+from bertlite.bench.work import works
+from bertlite.importance import macs
+from bertlite.parity import reference
+from bertlite.records import environment, write_json, write_record
+from bertlite.timing import FEWEST, alternate, summary
+
+SHAPES = ("bert-base", "bert-large")
+BUSY = 8192  # positions of a batch that keeps a GPU busy
+PARITY, SPEED, LIMITS = "parity-cuda", "speed-cuda", "limits-cuda"
+MEMORY = ("checkpointing-cuda-base", "checkpointing-cuda-large")
+RECORDS = (PARITY, SPEED, *MEMORY, LIMITS)
+MASK, PACKED = "a mask", "packed input"  # what a forward is given
+GRAPH, LATENCY = "bertlite, CUDA graph", "transformers sdpa"
+
+
+class Goal(NamedTuple):
+    """A bound of a figure, rounded to two decimals; `by_fill`: over the share of positions that hold tokens."""
+
+    figure: str
+    bound: float
+    at_least: bool = True
+    by_fill: bool = False
+
+
+GOALS = {
+    "parity": Goal("tensors that fail their claim of parity", 0, at_least=False),
+    "packed": Goal("packed, times transformers sdpa", 0.9, by_fill=True),
+    "full": Goal("full batches, times transformers compiled", 1.0),
+    "peak": Goal("share of the measured peak of bfloat16 matmuls", 0.55),
+    "training": Goal("packed training, times transformers sdpa", 0.8, by_fill=True),
+    "memory": Goal("checkpointing's peak over transformers'", 1.0, at_least=False),
+    "time": Goal("checkpointing's time over transformers'", 1.05, at_least=False),
+    "offload": Goal("offloading's peak over transformers' checkpointing", 0.99, at_least=False),
+    "graph": Goal("16 tokens under CUDA graphs, over transformers' latency", 0.5, at_least=False),
+    MASK: Goal("waits of the host in a forward", 1, at_least=False),
+    PACKED: Goal("waits of the host in a forward", 0, at_least=False),
+}
+Records = Mapping[str, dict[str, Any]]  # by file name; {} is one that was not made
+Figure = tuple[
+    str, str, str, float | None, float
+]  # goal, record, what was run, figure, share of positions with tokens
+
+
+def figures(records: Records) -> Iterator[Figure]:
+    """Yield every figure that has a goal; None is one that was not measured."""
+    claims = [claim for each in records[PARITY].get("checkpoints", {}).values() for claim in each["claims"]]
+    yield "parity", PARITY, "all cases", sum(claim["failed"] for claim in claims) if claims else None, 1
+    yield from figures_of_speed(records[SPEED].get("sections", {}), records[LIMITS].get("matmul_flops"))
+    for name in MEMORY:
+        for kind, backend in (("full", "sdpa"), ("ragged", "packed")):
+            rows = records[name].get(kind, {}).get("rows", {})
+            ours, theirs, offloaded = (
+                rows.get(each, {})
+                for each in (
+                    f"bertlite {backend}, every layer",
+                    "transformers, every layer",
+                    f"bertlite {backend}, every layer, offloaded",
+                )
+            )
+            yield "memory", name, f"{kind}, {backend}", over(ours, theirs, "peak_bytes"), 1
+            yield "time", name, f"{kind}, {backend}", over(ours, theirs, "median"), 1
+            yield "offload", name, f"{kind}, {backend}", over(offloaded, theirs, "peak_bytes"), 1
+    seconds = records[LIMITS].get("seconds", {})
+    yield "graph", LIMITS, "bert-base, bfloat16", over(seconds.get(GRAPH, {}), seconds.get(LATENCY, {})), 1
+    for given in (MASK, PACKED):
+        yield given, LIMITS, given, records[LIMITS].get("waits", {}).get(given), 1
+
+
+def figures_of_speed(sections: Mapping[str, Any], peak: float | None) -> Iterator[Figure]:
+    """Yield the figures of forwards in bfloat16 of large batches, and of a training step."""
+    for model in SHAPES:
+        config = BertConfig(**MODELS[model][1])
+        for work in works("cuda"):
+            positions, what = len(work.lengths) * work.width, f"{work.name}, {model}"
+            seconds = sections.get(f"forward {work.name}{suffix(model, None)}", {}).get("seconds", {})
+            sdpa, packed, stock, compiled = (
+                seconds.get(f"{name} bfloat16", {})
+                for name in ("bertlite sdpa", "bertlite packed", "transformers sdpa", "transformers compiled")
+            )
+            if positions >= BUSY and work.filled < 1:
+                yield "packed", SPEED, what, over(stock, packed), work.filled
+            elif positions >= BUSY:
+                yield "full", SPEED, what, over(compiled, sdpa), 1
+                flops = 2 * len(work.lengths) * macs(config, work.width)
+                yield "peak", SPEED, what, flops / sdpa["median"] / peak if sdpa and peak else None, 1
+    training = sections.get("training by autocast", {})
+    ratio = training.get("ratios", {}).get("transformers sdpa / bertlite packed", {})
+    yield (
+        "training",
+        SPEED,
+        training.get("what", "training by autocast"),
+        ratio.get("median"),
+        training.get("filled", 1),
+    )
+
+
+def over(a: Mapping[str, float], b: Mapping[str, float], field: str = "median") -> float | None:
+    return a[field] / b[field] if field in a and field in b else None
+
+
+def judge(records: Records) -> dict[str, list[dict[str, Any]]]:
+    """Return, for each record, every figure with its goal and a verdict: met, missed or not measured."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in records}
+    for key, name, what, figure, filled in figures(records):
+        goal = GOALS[key]
+        bound = round(goal.bound / (filled if goal.by_fill else 1), 2)
+        figure = figure if figure is None else round(figure, 2)
+        met = figure is not None and (figure >= bound if goal.at_least else figure <= bound)
+        verdict = "not measured" if figure is None else "met" if met else "missed"
+        words = f"{'at least' if goal.at_least else 'at most'} {bound:g}"
+        found[name].append({"figure": goal.figure, "of": what, "is": figure, "goal": words, "verdict": verdict})
+    return found
+
+
+def write_verdicts(out: Path, steps: Mapping[str, str], device: str = "cuda") -> None:
+    """Add verdicts to the records in a folder; write all of them, and what was not run, to checks-cuda.json.
+
+    Args:
+        steps: {step of scripts.measure.gpu_checks: passed, failed or not run}.
+    """
+    paths = {name: out / f"{name}.json" for name in RECORDS}
+    records = {n: json.loads(path.read_text("utf-8")) if path.exists() else {} for n, path in paths.items()}
+    verdicts = judge(records)
+    for name, record in records.items():
+        if record:
+            write_json(paths[name], {**record, "goals": verdicts[name]})
+    rows = [{"record": name, **row} for name, each in verdicts.items() for row in each]
+    not_run = [f"step {step}" for step, result in steps.items() if result == "not run"]
+    not_run += [f"{name}: {why}" for name, why in records[SPEED].get("missing", {}).items()]
+    not_run += [f"{row['figure']}: {row['of']}" for row in rows if row["verdict"] == "not measured"]
+    found = {"what": "scripts/measure/gpu_checks.py", "steps": steps, "goals": rows, "not_run": not_run}
+    write_record(out / "checks-cuda.json", {**found, "environment": environment(device)})
+    for row in rows:
+        print(f"{row['verdict']:<12} {row['figure']}, {row['of']}: {row['is']}; {row['goal']}")
+
+
+# What only this script measures
+
+
+def limits(device: str, sizes: Mapping[str, Any], width: int, rounds: int = FEWEST) -> dict[str, Any]:
+    """Measure the peak of bfloat16 matmuls of `width`, the latency of 16 tokens and, on a GPU, a graph's and waits."""
+    config = BertConfig(**sizes)
+    ours = BertModel(config).to(device, torch.bfloat16).eval()
+    theirs = reference.stock().BertModel(reference.stock().BertConfig(**sizes)).to(device, torch.bfloat16).eval()
+    ids = torch.ones(1, 16, dtype=torch.long, device=device)
+    matrix = torch.randn(width, width, device=device, dtype=torch.bfloat16)
+    with torch.no_grad():
+        runs: dict[str, Callable[[], Any]] = {"matmul": lambda: matrix @ matrix, LATENCY: lambda: theirs(ids)}
+        waits = None
+        if torch.device(device).type == "cuda":
+            runs[GRAPH] = graph_of(lambda: ours(ids))
+            ends = torch.tensor([0, 16], dtype=torch.int32)
+            mask = torch.ones_like(ids)
+            mask[0, 9:] = 0
+            waits = {
+                MASK: count_waits(lambda: ours(ids, attention_mask=mask)),
+                PACKED: count_waits(lambda: ours(ids[0], cu_seqlens=ends)),
+            }
+        found = summary("matmul and latency", alternate(runs, rounds, device, warm=2), [])
+    flops = 2 * width**3 / found["seconds"]["matmul"]["median"]
+    return {**found, "matmul_flops": flops, **({"waits": waits} if waits else {}), "environment": environment(device)}
+
+
+def graph_of(run: Callable[[], Any]) -> Callable[[], None]:
+    """Return a function that replays what a run launches on the GPU."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def count_waits(run: Callable[[], Any]) -> int:
+    """Count how often a run waits for the GPU, after a first run that sets things up."""
+    run()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            run()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(each.message) for each in caught)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda", help="(default: %(default)s)")
+    parser.add_argument("--width", type=int, default=8192, help="of the matrices that are multiplied")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where to write the record")
+    args = parser.parse_args(argv)
+    write_record(args.out, limits(args.device, MODELS["bert-base"][1], args.width))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,92 @@
+"""scripts/measure/gpu_goals.py: verdicts on planted figures, and what it measures, as far as a CPU can."""
+
+import json
+from typing import Any
+
+import pytest
+from conftest import SIZES
+
+from bertlite import BertConfig
+from bertlite.bench.command import suffix
+from bertlite.bench.sections import MODELS
+from bertlite.bench.work import works
+from bertlite.importance import macs
+from scripts.measure import gpu_goals
+from scripts.measure.gpu_goals import GOALS, GRAPH, LATENCY, LIMITS, MASK, MEMORY, PACKED, PARITY, RECORDS, SPEED
+
+PEAK = 1e15
+
+
+def planted(worse: float) -> dict[str, dict[str, Any]]:
+    """Return records whose figures are the goals, or worse by a factor."""
+    sections: dict[str, Any] = {}
+    for model in gpu_goals.SHAPES:
+        config = BertConfig(**MODELS[model][1])
+        for work in works("cuda"):
+            least = 2 * len(work.lengths) * macs(config, work.width) / PEAK / 0.55
+            times = {"bertlite sdpa": least * worse, "transformers compiled": least, "transformers sdpa": 1.0}
+            times["bertlite packed"] = work.filled / 0.9 * worse
+            seconds = {f"{name} bfloat16": {"median": took} for name, took in times.items()}
+            sections[f"forward {work.name}{suffix(model, None)}"] = {"seconds": seconds}
+    ratio = {"median": 0.8 / 0.48 / worse}
+    sections["training by autocast"] = {"filled": 0.48, "ratios": {"transformers sdpa / bertlite packed": ratio}}
+    rows: dict[str, Any] = {"transformers, every layer": {"peak_bytes": 1000, "median": 1.0}}
+    for backend in ("sdpa", "packed"):
+        rows[f"bertlite {backend}, every layer"] = {"peak_bytes": 1000 * worse, "median": 1.05 * worse}
+        rows[f"bertlite {backend}, every layer, offloaded"] = {"peak_bytes": 990 * worse}
+    wrong = int(worse > 1)
+    return {
+        PARITY: {"checkpoints": {"MiniLM": {"claims": [{"failed": 0}, {"failed": wrong}]}}},
+        SPEED: {"sections": sections, "missing": {"transformers eager float32": "no memory"}},
+        LIMITS: {
+            "matmul_flops": PEAK,
+            "seconds": {GRAPH: {"median": 0.5 * worse}, LATENCY: {"median": 1.0}},
+            "waits": {MASK: 1 + wrong, PACKED: wrong},
+        },
+        **{name: {kind: {"rows": rows} for kind in ("full", "ragged")} for name in MEMORY},
+    }
+
+
+@pytest.mark.parametrize(("worse", "verdict"), [(1.0, "met"), (1.03, "missed")])
+def test_every_goal_is_met_at_its_bound_and_missed_beyond(worse: float, verdict: str) -> None:
+    found = gpu_goals.judge(planted(worse))
+    rows = [row for each in found.values() for row in each]
+    assert {row["verdict"] for row in rows} == {verdict}
+    assert {row["figure"] for row in rows} == {goal.figure for goal in GOALS.values()}
+    assert [len(found[name]) for name in RECORDS] == [1, 17, 6, 6, 3]
+    texts = {row["of"]: row["goal"] for row in found[SPEED] if row["figure"] == GOALS["packed"].figure}
+    assert texts["512 x 128 SST-2, bert-large"] == "at least 4.93", "0.9 over a fill of 0.183"
+
+
+def test_records_get_their_verdicts_and_what_was_not_run_is_named(tmp_path, capsys) -> None:
+    whole = planted(1.0)
+    del whole[SPEED]["sections"]["forward 64 x 128 bert-large"]
+    for name in (PARITY, SPEED):
+        (tmp_path / f"{name}.json").write_text(json.dumps(whole[name]))
+    gpu_goals.write_verdicts(tmp_path, {"tests": "failed", "parity": "passed", "limits": "not run"}, device="cpu")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checks-cuda.json",
+        "parity-cuda.json",
+        "speed-cuda.json",
+    ]
+    found = json.loads((tmp_path / "checks-cuda.json").read_text())
+    speed = json.loads((tmp_path / "speed-cuda.json").read_text())
+    assert speed == {**whole[SPEED], "goals": speed["goals"]}
+    assert [{"record": SPEED, **row} for row in speed["goals"]] == [
+        row for row in found["goals"] if row["record"] == SPEED
+    ]
+    assert found["steps"]["tests"] == "failed"
+    assert {"step limits", "transformers eager float32: no memory"} <= {*found["not_run"]}
+    for missing in (GOALS["full"].figure + ": 64 x 128, bert-large", GOALS[MASK].figure + ": a mask"):
+        assert missing in found["not_run"]
+    assert f"not measured {GOALS['memory'].figure}, full, sdpa: None; at most 1" in capsys.readouterr().out
+
+
+def test_a_cpu_measures_what_it_can(few_rounds: None) -> None:
+    pytest.importorskip("transformers")
+    found = gpu_goals.limits("cpu", {**SIZES, "hidden_size": 64}, width=32, rounds=3)
+    assert found["matmul_flops"] == pytest.approx(2 * 32**3 / found["seconds"]["matmul"]["median"])
+    assert found["seconds"][LATENCY]["median"] > 0
+    assert "waits" not in found
+    rows = gpu_goals.judge({**{name: {} for name in RECORDS}, LIMITS: found})[LIMITS]
+    assert [row["verdict"] for row in rows] == ["not measured"] * 3
