@@ -1,11 +1,13 @@
 """The progress of long work: a bar on a terminal, occasional lines in a log; durations and counts in words."""
 
 import sys
-from typing import Any, Self, TextIO
+from collections.abc import Iterator, Sequence
+from typing import Any, Self, TextIO, TypeVar
 
 from tqdm import tqdm
 
 SECONDS_BETWEEN_LINES = 30.0
+T = TypeVar("T")
 
 
 class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
@@ -31,7 +33,7 @@ class Lines:
 class Progress:
     """Count finished work, and show it with the rate and the time left.
 
-    On a terminal this is tqdm's bar.  Elsewhere a line is written every `SECONDS_BETWEEN_LINES`, so that a log shows
+    On a terminal this is tqdm's bar.  Elsewhere a line is written every `between` seconds, so that a log shows
     the progress of long work and short work writes nothing.  Work in stages with different units calls `stage` at the
     start of each, which writes a line.
 
@@ -42,6 +44,7 @@ class Progress:
         done: work done before by an earlier command, which does not count for the rate.
         shown: False shows nothing, such as in all processes but the first.
         file: where to write; by default standard error.
+        between: seconds between lines.
     """
 
     def __init__(
@@ -53,8 +56,9 @@ class Progress:
         done: float = 0,
         shown: bool = True,
         file: TextIO | None = None,
+        between: float = SECONDS_BETWEEN_LINES,
     ) -> None:
-        self.work, self.shown, self.file = what, shown, sys.stderr if file is None else file
+        self.work, self.shown, self.file, self.between = what, shown, sys.stderr if file is None else file, between
         self.open_bar(what, total, unit, done)
 
     def open_bar(self, what: str, total: float | None, unit: str, done: float) -> None:
@@ -63,7 +67,7 @@ class Progress:
         if not self.file.isatty():
             line = "{n_fmt} of {total_fmt}{unit}, {rate_fmt}, {remaining} left"
             options = {"bar_format": f"{{desc}}{': ' if what else ''}{line}", "file": Lines(self.file), "miniters": 0}
-            options |= {"mininterval": SECONDS_BETWEEN_LINES, "delay": SECONDS_BETWEEN_LINES, "smoothing": 0}
+            options |= {"mininterval": self.between, "delay": self.between, "smoothing": 0}
         options |= {"desc": what, "total": total, "unit": f" {unit}", "initial": done}
         self.bar: Any = Bar(leave=False, disable=not self.shown, **options)
 
@@ -80,6 +84,13 @@ class Progress:
         self.open_bar(what, total, unit, done)
         if self.shown and not self.file.isatty():
             print(what if total is None else f"{what}, {total:,.0f} {unit}", file=self.file, flush=True)
+
+    def over(self, name: str, items: Sequence[T], unit: str) -> Iterator[T]:
+        """Yield items, the work of a stage."""
+        self.stage(name, len(items), unit)
+        for item in items:
+            yield item
+            self.advance()
 
     def advance(self, count: float = 1) -> None:
         """Count more work as done."""

@@ -1,11 +1,16 @@
 """The work of `bertlite prune to`."""
 
 import argparse
+import json
 import shutil
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from bertlite.bench.work import Work
 from bertlite.budget.judge import judge
@@ -22,10 +27,10 @@ from bertlite.experiments.files import model_sha256, units_kept
 from bertlite.inference.optimize import PLAIN, optimize_for_inference, parse_compute_dtype
 from bertlite.inspection import class_of
 from bertlite.progress import Progress, short_time
-from bertlite.records import environment, write_record
+from bertlite.records import environment, sha256_of, write_record
 from bertlite.rows import format_of
 from bertlite.shipping.card import Figure
-from bertlite.shipping.folder import write_model
+from bertlite.shipping.folder import REPORT, write_model
 from bertlite.timing import with_spread
 from bertlite.tokenizer import BertTokenizer
 
@@ -34,7 +39,8 @@ NOT_UNSEEN = (
     "These texts were held out of those fitted to; if the given model was trained on them, they do not show what"
     " unseen texts would: give --dev FILE."
 )
-SETTINGS = ("calibration", "max_length", "label", "seed", "device", "dtype")  # options that determine the result
+BETWEEN = 10.0  # seconds between lines of progress
+SETTINGS = ("calibration", "max_length", "label", "seed", "device")  # options that determine gradients and curves
 MADE = (
     "bertlite prune to {target} removed heads and intermediate neurons and fitted the rest to what the given model"
     " computes on {count} texts; no weight was trained."
@@ -47,73 +53,158 @@ VERDICTS = {
 }
 
 
+@dataclass(frozen=True)
+class Job:
+    """What the targets of a command share.
+
+    Args:
+        settings: all that determines a result, but for the target and the way to allocate.
+        shared: those that determine gradients and curves.
+        search: makes a Search for a target.
+        judged: the batches of texts to judge by.
+        texts: what the report says of the texts.
+    """
+
+    args: argparse.Namespace
+    model: Any
+    work: Work
+    settings: dict[str, Any]
+    shared: dict[str, Any]
+    search: Callable[..., Search]
+    judged: list[dict[str, Tensor]]
+    texts: dict[str, Any]
+
+    def run(self, target: Target, folder: Path, settings: dict[str, Any], state: State) -> dict[str, Any]:
+        """Prune to a target, write the folder and return its report."""
+        began = time.perf_counter()
+        own = State(state.folder / sha256_of(json.dumps(settings, sort_keys=True))[:16], settings)
+        with Progress(None, "steps", what=f"prune to {target.text}", between=BETWEEN) as progress:
+            found = self.search(
+                target=target, by=settings["allocate"], shared=state, state=own, progress=progress
+            ).run()
+            results = judge(found.model, self.model, progress.over("comparing predictions", self.judged, "batches"))
+        report = {
+            "what": "bertlite prune to",
+            "target": target.text,
+            "work": self.work.name,
+            "checkpoint": self.args.checkpoint,
+            "settings": settings,
+            "texts": self.texts,
+            **facts_of(found),
+            **results,
+            "environment": environment(self.args.device),
+            "wall_seconds": round(time.perf_counter() - began, 1),
+        }
+        write_result(self.args, folder, found.model, report)
+        shutil.rmtree(own.folder)
+        return report
+
+
 def main(args: argparse.Namespace) -> int:
-    """Prune a checkpoint to a budget; return 1 if the measured time misses the target."""
-    began = time.perf_counter()
-    target = Target.parse(args.target)
-    by = way_to_allocate(args, target)
+    """Prune a checkpoint to each budget; return 1 if a measured time misses its target."""
+    targets = read_targets(args)
+    ways = {folder: way_to_allocate(args, target) for folder, target in targets.items()}
+    job = read_job(args)
+    settings = {
+        folder: {**job.settings, "target": targets[folder].text, "allocate": ways[folder]} for folder in targets
+    }
+    reports = {folder: finished_report(folder, settings[folder]) for folder in targets}
+    state = State(args.keep or args.folder.with_name(f".{args.folder.name}.unfinished"), job.shared)
+    for folder, target in targets.items():
+        if reports[folder]:
+            print(f"{folder} is done already")
+        reports[folder] = reports[folder] or job.run(target, folder, settings[folder], state)
+    if args.keep is None:
+        shutil.rmtree(state.folder)
+    else:
+        print(f"for other targets of the same model and texts: --keep {args.keep}")
+    found = [report for report in reports.values() if report]
+    if args.record:
+        several = {"what": "bertlite prune to", "targets": found, "environment": environment(args.device)}
+        write_record(args.record, several if found[1:] else found[0])
+    return 0 if all(report["met"] for report in found) else 1
+
+
+def read_job(args: argparse.Namespace) -> Job:
+    """Read the model and the texts."""
     config = read_config(args.checkpoint)
     work = read_work_of(args, config)
     texts, dev = read_both(args, config)
-    if args.folder.exists() and any(args.folder.iterdir()):
-        raise FileExistsError(f"{args.folder} is there already: name another folder")
     model = class_of(config).from_pretrained(args.checkpoint, device=args.device)
     dtype = parse_compute_dtype(args.dtype)
     timed = optimize_for_inference(model, dtype, args.backend)  # raises if it cannot be timed
     tokenizer = BertTokenizer.from_pretrained(args.checkpoint)
     longest = min(args.max_length, config.max_position_embeddings)
     fit, held_out = split(texts, args.calibration, HELD_OUT, args.seed, dev)
-    settings = {
-        **{name: getattr(args, name) for name in SETTINGS},
-        "target": target.text,
-        "lengths": list(work.lengths),
-        "allocate": by,
-        "backend": timed.backend,
-        "texts": texts.sha256,
-        "model": model_sha256(model),
-    }
-    search = Search(
+    shared = {name: getattr(args, name) for name in SETTINGS} | {"texts": fit.sha256, "model": model_sha256(model)}
+    search = partial(
+        Search,
         model,
         batches_of(fit, tokenizer, model, longest),
-        target,
-        work,
-        by,
-        State(args.folder.with_name(f".{args.folder.name}.unfinished"), settings),
-        Progress(None, "steps", what="prune to"),
-        timed,
-        partial(optimize_for_inference, dtype=dtype, backend=timed.backend),
+        work=work,
+        timed=timed,
+        prepare=partial(optimize_for_inference, dtype=dtype, backend=timed.backend),
         gradients="loss" if texts.labels else "kl",
         seed=args.seed,
         device=args.device,
     )
-    with search.progress:
-        found = search.run()
-    note = None if dev else NOT_UNSEEN
-    report = {
-        "what": "bertlite prune to",
-        "target": target.text,
-        "work": work.name,
-        "checkpoint": args.checkpoint,
-        "settings": settings,
-        "texts": {"fitted to": len(fit), "held out": len(held_out), "of": held_out.name, "note": note},
-        **facts_of(found),
-        **judge(found.model, model, batches_of(held_out, tokenizer, model, longest)),
-        "environment": environment(args.device),
-        "wall_seconds": round(time.perf_counter() - began, 1),
-    }
-    write_result(args, found.model, report)
-    shutil.rmtree(search.state.folder)
-    return 0 if report["met"] else 1
+    return Job(
+        args,
+        model,
+        work,
+        {
+            **shared,
+            "judged": held_out.sha256,
+            "lengths": list(work.lengths),
+            "backend": timed.backend,
+            "dtype": args.dtype,
+        },
+        shared,
+        search,
+        batches_of(held_out, tokenizer, model, longest),
+        {
+            "fitted to": len(fit),
+            "held out": len(held_out),
+            "of": held_out.name,
+            "note": None if dev else NOT_UNSEEN,
+        },
+    )
 
 
-def write_result(args: argparse.Namespace, model: Any, report: dict[str, Any]) -> None:
+def read_targets(args: argparse.Namespace) -> dict[Path, Target]:
+    """Return the folder of each target: --out for one, for several a folder in it for each, such as FOLDER/2x.
+
+    Raises:
+        ValueError: a target is not valid, or two have one folder.
+    """
+    found = [Target.parse(text) for text in args.target]
+    folders = [args.folder / target.text.replace(" ", "") for target in found] if found[1:] else [args.folder]
+    if len(set(folders)) < len(folders):
+        raise ValueError(f"a target is given twice: {', '.join(args.target)}")
+    return dict(zip(folders, found, strict=True))
+
+
+def finished_report(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the report in a folder that the same command wrote, None if there is nothing in it.
+
+    Raises:
+        FileExistsError: there is something else.
+    """
+    if not folder.exists() or not any(folder.iterdir()):
+        return None
+    path = folder / REPORT
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if found.get("settings") != settings:
+        raise FileExistsError(f"{folder} is there already: name another folder")
+    return found
+
+
+def write_result(args: argparse.Namespace, folder: Path, model: Any, report: dict[str, Any]) -> None:
     """Write the model with its card and report, and print the report."""
     texts = report["texts"]
     how = [MADE.format(target=report["target"], count=texts["fitted to"]), *([texts["note"]] if texts["note"] else [])]
-    write_model(args.folder, model, args.checkpoint, figures=figures_of(report), how=how, report=report)
-    if args.record:
-        write_record(args.record, report)
-    print_report(report, args.folder)
+    write_model(folder, model, args.checkpoint, figures=figures_of(report), how=how, report=report)
+    print_report(report, folder)
 
 
 def read_work_of(args: argparse.Namespace, config: BertConfig) -> Work:

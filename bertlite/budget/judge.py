@@ -1,6 +1,6 @@
 """Compare a pruned model with the dense one on texts that it was not fitted to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from bertlite.importance.predictions import divergence, predictions
 
 
 @torch.inference_mode()
-def judge(model: Any, dense: Any, batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
+def judge(model: Any, dense: Any, batches: Iterable[Mapping[str, Tensor]]) -> dict[str, Any]:
     """Compare a model with the dense one.
 
     Returns:
@@ -24,6 +24,7 @@ def judge(model: Any, dense: Any, batches: Sequence[Mapping[str, Tensor]]) -> di
     """
     divergences: list[Tensor] = []
     outputs: list[list[Tensor]] = []  # of each batch: the model's, the dense model's
+    labels: list[Tensor] = []
     for batch in batches:
         inputs = inputs_of(batch)
         outs = [each(**inputs, return_dict=True) for each in (model, dense)]
@@ -32,13 +33,14 @@ def judge(model: Any, dense: Any, batches: Sequence[Mapping[str, Tensor]]) -> di
         logits = [out.get("logits") for out in outs]
         if logits[0] is not None and logits[0].dim() == 2:
             outputs.append([x.double().cpu() for x in logits])
+            labels += [batch["labels"].cpu()] if "labels" in batch else []
     result: dict[str, Any] = {"kl": float(torch.cat(divergences).mean())}
     if outputs:
         mine, theirs = (torch.cat(each).numpy() for each in zip(*outputs, strict=True))
         if mine.shape[1] > 1:
             result["agreement"] = float(np.mean(mine.argmax(1) == theirs.argmax(1)))
-        if "labels" in batches[0]:
-            result |= scores(mine, theirs, torch.cat([batch["labels"].cpu() for batch in batches]).numpy())
+        if labels:
+            result |= scores(mine, theirs, torch.cat(labels).numpy())
     return result
 
 

@@ -35,7 +35,7 @@ from bertlite.importance.layerwise import (
 from bertlite.importance.selection import Elimination
 from bertlite.progress import Progress, short_time
 from bertlite.pruning import layers_of, prune_heads_, prune_neurons_
-from bertlite.records import quartiles, write_json
+from bertlite.records import cpu_name, quartiles, sha256_of, write_json
 from bertlite.timing import Timings, alternate, ratios
 
 Batches = Sequence[Mapping[str, Tensor]]
@@ -50,7 +50,7 @@ SETTINGS = "settings.json"
 
 
 class State:
-    """The files of an unfinished search.
+    """The files of an unfinished search, or those that searches for several targets share.
 
     Raises:
         ValueError: the folder belongs to a search with other settings.
@@ -65,8 +65,8 @@ class State:
             other = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
             if other:
                 raise ValueError(
-                    f"{folder} holds an unfinished search with another {' and '.join(other)}: name another --out, or"
-                    " delete it"
+                    f"{folder} belongs to a search with another {' and '.join(other)}: name another folder, or delete"
+                    " it"
                 )
         folder.mkdir(parents=True, exist_ok=True)
         write_json(path, wanted)
@@ -144,6 +144,8 @@ class Search:
         model: the dense model, or one pruned before; not changed.
         fit: batches to measure and fit on; `judge` are others.
         by: "macs" or "latency", the cost by which sizes are chosen.
+        shared: gradients, curves and times, which do not depend on the target.
+        state: choices and fitted layers.
         gradients: of the divergence, "kl", or with labels of the loss, "loss".
         timed: the model as it is timed.
         prepare: converts a pruned model to the one that is timed.
@@ -154,6 +156,7 @@ class Search:
     target: Target
     work: Work
     by: str
+    shared: State
     state: State
     progress: Progress
     timed: Any
@@ -165,23 +168,23 @@ class Search:
 
     def metrics(self) -> list[Metrics]:
         """Return the second moments of the gradients at the outputs of sublayers."""
-        self.progress.stage("gradients at the outputs of all layers")
-        found = self.state.once(
-            "metrics", lambda: output_metrics(self.model, self.fit, target=self.gradients, seed=self.seed)
+        shown = partial(self.progress.over, "gradients at the outputs of all layers", unit="batches")
+        found = self.shared.once(
+            "metrics", lambda: output_metrics(self.model, self.fit, target=self.gradients, seed=self.seed, shown=shown)
         )
         return [(a, b) for a, b in found]
 
     def curves(self, metrics: Sequence[Metrics]) -> list[tuple[Elimination, Elimination]]:
         """Return the loss of removing the units of each sublayer."""
         layers = self.model.config.num_hidden_layers
-        known = sum(self.state.has(f"curves-{layer}") for layer in range(layers))
-        self.progress.stage("losses by heads and neurons", layers, "layers", done=known if known == layers else 0)
-        for layer, pair in enumerate(loss_curves(self.model, self.fit, metrics)) if known < layers else ():
-            self.state.save(f"curves-{layer}", [[list(each.order), each.losses] for each in pair])
-            self.progress.advance()
+        if not all(self.shared.has(f"curves-{layer}") for layer in range(layers)):
+            self.progress.stage("losses by heads and neurons", layers, "layers")
+            for layer, pair in enumerate(loss_curves(self.model, self.fit, metrics)):
+                self.shared.save(f"curves-{layer}", [[list(each.order), each.losses] for each in pair])
+                self.progress.advance()
         found = []
         for layer in range(layers):
-            pair = self.state.once(f"curves-{layer}", dict)
+            pair = self.shared.once(f"curves-{layer}", dict)
             found.append(tuple(Elimination(tuple(order), losses) for order, losses in pair))
         return [(a, b) for a, b in found]
 
@@ -189,8 +192,10 @@ class Search:
         """Return the times of sublayers with the sizes that have a loss; None if sizes are chosen by MACs."""
         if self.by != "latency":
             return None
-        self.progress.stage("times of layers of each size")
-        if not self.state.has("times"):
+        place = [self.work.lengths, cpu_name(), torch.get_num_threads(), torch.__version__]  # others measure anew
+        name = f"times-{sha256_of(json.dumps(place))[:16]}"
+        if not self.shared.has(name):
+            self.progress.stage("times of layers of each size")
             found = time_table(self.model, self.work, {n for _, neurons in losses for n in neurons}, self.device)
             if found.spread > WIDE:
                 warnings.warn(
@@ -199,8 +204,8 @@ class Search:
                     stacklevel=2,
                 )
                 return None
-            self.state.save("times", vars(found))
-        return TimeTable(**self.state.once("times", dict))
+            self.shared.save(name, vars(found))
+        return TimeTable(**self.shared.once(name, dict))
 
     def plan(self, losses: list[BySize], table: TimeTable | None) -> Plan:
         """Choose sizes whose measured time meets the target; by MACs alone where the clock is too noisy.
@@ -319,7 +324,9 @@ class Search:
         losses = losses_by_size(self.model.config, self.curves(metrics))
         table = self.table(losses)
         for attempt in range(REFINEMENTS + 1):
-            self.progress.stage("choosing sizes by the clock", unit="choices")
+            self.progress.stage(
+                "choosing sizes", None if self.target.kind == "macs" else ATTEMPTS + 1, "choices at most"
+            )
             kept = self.state.once(f"plan-{attempt}", lambda: vars(self.plan(losses, table)))
             plan = Plan(**{**kept, "sizes": [(heads, neurons) for heads, neurons in kept["sizes"]]})
             model = self.pruned(plan.sizes, metrics, attempt)

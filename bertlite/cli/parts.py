@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -57,6 +58,7 @@ def command(
     record: str,
     out: Mapping[str, str] | None = None,
     needs: Sequence[str] = (),
+    starts: str = "",
 ) -> Parser:
     """Add a command and return the parser of its arguments.
 
@@ -70,11 +72,15 @@ def command(
         record: the content of the record that --json prints, and that --out FILE.json writes.
         out: {kind: content} of other outputs of --out.  If it has ".json", that file is not the record.
         needs: the kinds one of which --out must name.
+        starts: a line for standard error before anything is imported, such as torch, which takes seconds.
     """
     kinds = {**(out or {})}
     kinds.setdefault(RECORD, record)
 
     def run(args: argparse.Namespace) -> int:
+        if starts:
+            shown = {name: " ".join(x) if isinstance(x, list) else x for name, x in vars(args).items()}
+            print(starts.format(**shown), file=sys.stderr, flush=True)
         return import_module(module).main(args)
 
     added: Parser = commands.add_parser(name, help=summary, description=description, examples=examples)

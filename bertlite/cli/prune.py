@@ -1,6 +1,7 @@
 """The arguments of `bertlite prune`."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from bertlite.cli.parts import (
@@ -52,6 +53,7 @@ def add_action(
     needs: tuple[str, ...] = (FOLDER,),
     work: str = WORK,
     description: str = "",
+    starts: str = "",
 ) -> Parser:
     """Add an action of `prune` and return the parser of its arguments."""
     return command(
@@ -64,6 +66,7 @@ def add_action(
         record=record,
         out=out,
         needs=needs,
+        starts=starts,
     )
 
 
@@ -154,8 +157,10 @@ def add_to(actions: Commands) -> None:
             "30% runs/dense/model --texts train.tsv --dev dev.tsv --label label --out small",
             "15ms my-model --at 1x32 --texts texts.txt --out quick",
             "2x my-model --backend auto --texts texts.txt --out served",
+            "60% 40% 20% my-model --texts texts.txt --out sizes",
         ),
         work="bertlite.budget.command",
+        starts="prune to {target}: loading {checkpoint}",
         description="""\
 Prune a checkpoint to a budget of time or work, without training.
 
@@ -168,7 +173,8 @@ by at most 10 %.  Where other work makes the clock too noisy, sizes are chosen b
 No labels are needed: the divergence from the given model's predictions takes the place of the loss.  With --label, the
 loss itself is used.  A killed search continues where it stopped when the same command is given again.""",
     )
-    action.add_argument("target", metavar="TARGET", help="2x, 40%% or 15ms")
+    text = "2x, 40%% or 15ms; several share one search, and each has a folder in that of --out, such as FOLDER/2x"
+    action.add_argument("target", nargs="+", metavar="TARGET", help=text)
     add_checkpoint(action)
     group = action.add_argument_group("texts of the kind that the model will see")
     text = ".txt with a text on each line, .csv, .tsv, .jsonl or .parquet"
@@ -195,6 +201,8 @@ loss itself is used.  A killed search continues where it stopped when the same c
         " time of plain models, else macs"
     )
     choice(action, "--allocate", WAYS, "auto", text)
+    text = "keep gradients, curves and times of layers here, for other targets of the same model and texts"
+    option(action, "--keep", Path, None, text, otherwise="deleted at the end", metavar="FOLDER")
     option(action, "--seed", integer, 0, "seed of the texts drawn")
 
 

@@ -168,7 +168,14 @@ def loss_curves(
                 each.step_pruned(block)
 
 
-def output_metrics(model: BertLike, batches: Iterable[Batch], *, target: str = "kl", seed: int = 0) -> list[Metrics]:
+def output_metrics(
+    model: BertLike,
+    batches: Iterable[Batch],
+    *,
+    target: str = "kl",
+    seed: int = 0,
+    shown: Callable[[list[Batch]], Iterable[Batch]] = iter,
+) -> list[Metrics]:
     """Return the second moments of the gradient at the outputs of each layer's sublayers, means over real tokens.
 
     An error E of a sublayer's output at a token increases the KL divergence (with labels, the loss to second order) by
@@ -176,7 +183,7 @@ def output_metrics(model: BertLike, batches: Iterable[Batch], *, target: str = "
     and of the inputs (Martens and Grosse 2015).
 
     For the divergence, labels are drawn from the model's predictions: one for each example, or up to MOST_DRAWS if
-    there are fewer than DRAWS examples.
+    there are fewer than DRAWS examples.  `shown` may show the progress over the batches of all draws.
     """
     task = ScoringTask(model, HEADS, target=target, seed=seed)
     generator = torch.Generator().manual_seed(seed)
@@ -186,7 +193,7 @@ def output_metrics(model: BertLike, batches: Iterable[Batch], *, target: str = "
     examples = sum(map(count_examples, read))
     draws = 1 if target == "loss" or not examples else min(MOST_DRAWS, math.ceil(DRAWS / examples))
     with eval_mode(model):
-        for batch in read * draws:
+        for batch in shown(read * draws):
             objective = task.objective(batch, generator)
             grads, real = output_gradients(model, batch, objective)
             tokens += int(real.sum())

@@ -17,7 +17,7 @@ from bertlite.budget.judge import scores
 from bertlite.budget.search import State
 from bertlite.budget.target import Target, UnitMacs, read_work
 from bertlite.budget.texts import batches_of, read_texts, split
-from bertlite.cli import main
+from bertlite.cli import main, parts
 from bertlite.config import kept_heads, kept_neurons
 from bertlite.experiments.data import DataSource, Examples, read_examples
 from bertlite.importance import macs
@@ -501,7 +501,7 @@ def test_a_killed_search_goes_on_and_ends_as_one_that_was_not(
         patch.setattr(search, "layer_of", killed)
         assert prune(world, tmp_path / "again", *words) == 130
     assert not (tmp_path / "again").exists()
-    assert (tmp_path / ".again.unfinished" / "layer-0-0.pt").exists()
+    assert [*(tmp_path / ".again.unfinished").glob("*/layer-0-0.pt")] != []
     with monkeypatch.context() as patch:
         for name in ("output_metrics", "loss_curves", "choose_sizes"):
             patch.setattr(search, name, lambda *args, **options: pytest.fail("it was computed again"))
@@ -512,11 +512,70 @@ def test_a_killed_search_goes_on_and_ends_as_one_that_was_not(
     assert not (tmp_path / ".again.unfinished").exists()
 
 
+def test_several_targets_share_one_search_and_are_as_each_alone(
+    world: Path,
+    tmp_path: Path,
+    steady_clock: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calls: list[str] = []
+    for name in ("output_metrics", "loss_curves", "time_table"):
+        usual = getattr(search, name)
+        monkeypatch.setattr(search, name, lambda *a, n=name, f=usual, **b: calls.append(n) or f(*a, **b))
+    words = [str(world / "model"), "--texts", str(world / "texts.txt"), "--at", "1x16"]
+    several = ["prune", "to", "2x", "40%", "2.5 ms", *words, "--out", str(tmp_path / "all"), "--json"]
+    capsys.readouterr()
+    assert main(several) == 0
+    said = capsys.readouterr()
+    assert [report["target"] for report in json.loads(said.out)["targets"]] == ["2x", "40%", "2.5 ms"]
+    assert calls == ["output_metrics", "loss_curves", "time_table"]
+    lines = said.err.splitlines()
+    assert lines[0] == f"prune to 2x 40% 2.5 ms: loading {world / 'model'}"
+    assert "prune to 2x: gradients at the outputs of all layers, 24 batches" in lines
+    assert "prune to 40%: pruning and fitting, 3 layers" in lines
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["all"]
+    kept = ["--keep", str(tmp_path / "kept")]
+    for target in ("2x", "40%", "2.5 ms"):  # the first without --keep, the others in two commands that share it
+        out = tmp_path / f"one-{target.replace(' ', '')}"
+        assert main(["prune", "to", target, *words, "--out", str(out), *(kept if target != "2x" else [])]) == 0
+        one, other = (BertForSequenceClassification.from_pretrained(x) for x in (out, tmp_path / "all" / out.name[4:]))
+        assert one.config == other.config
+        assert_same(one.state_dict(), other.state_dict(), atol=0)
+    assert len(calls) == 3 + 3 + 3
+    assert sorted(path.name for path in (tmp_path / "kept").glob("*") if path.is_dir()) == []
+    assert f"for other targets of the same model and texts: --keep {tmp_path / 'kept'}" in capsys.readouterr().out
+    assert main(["prune", "to", "30%", *words, "--seed", "1", "--out", str(tmp_path / "other"), *kept]) == 2
+    assert "belongs to a search with another seed and texts: name another folder" in capsys.readouterr().err
+    assert main(several) == 0  # what is done is not done again
+    assert f"{tmp_path / 'all' / '2x'} is done already" in capsys.readouterr().err
+    assert len(calls) == 9
+
+
+def test_targets_given_twice_are_refused(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["prune", "to", "2x", "2 x", str(world / "model"), "--texts", str(world / "texts.txt")]
+    assert main([*words, "--out", str(tmp_path / "x")]) == 2
+    assert "a target is given twice: 2x, 2 x" in capsys.readouterr().err
+
+
+def test_the_first_line_comes_before_anything_slow_is_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def imported(module: str) -> Any:
+        assert capsys.readouterr().err == "prune to 2x: loading my-model\n"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parts, "import_module", imported)
+    assert main(["prune", "to", "2x", "my-model", "--texts", "x.txt", "--out", "small"]) == 130
+
+
 def test_an_unfinished_search_is_not_continued_by_another(tmp_path: Path) -> None:
-    State(tmp_path / "a", {"target": "2x", "seed": 0})
-    State(tmp_path / "a", {"target": "2x", "seed": 0})
-    with pytest.raises(ValueError, match="an unfinished search with another target: name another --out, or delete it"):
-        State(tmp_path / "a", {"target": "3x", "seed": 0})
+    State(tmp_path / "a", {"model": "2x", "seed": 0})
+    State(tmp_path / "a", {"model": "2x", "seed": 0})
+    with pytest.raises(
+        ValueError, match="a belongs to a search with another model: name another folder, or delete it"
+    ):
+        State(tmp_path / "a", {"model": "3x", "seed": 0})
 
 
 def test_a_folder_that_is_there_is_not_written_over(
