@@ -6,7 +6,7 @@ from typing import Any, Self, TextIO, TypeVar
 
 from tqdm import tqdm
 
-SECONDS_BETWEEN_LINES = 30.0
+SECONDS_BETWEEN_LINES = 10.0
 T = TypeVar("T")
 
 
@@ -33,7 +33,7 @@ class Lines:
 class Progress:
     """Count finished work, and show it with the rate and the time left.
 
-    On a terminal this is tqdm's bar.  Elsewhere a line is written every `between` seconds, so that a log shows
+    On a terminal this is tqdm's bar.  Elsewhere a line is written every `SECONDS_BETWEEN_LINES`, so that a log shows
     the progress of long work and short work writes nothing.  Work in stages with different units calls `stage` at the
     start of each, which writes a line.
 
@@ -44,7 +44,6 @@ class Progress:
         done: work done before by an earlier command, which does not count for the rate.
         shown: False shows nothing, such as in all processes but the first.
         file: where to write; by default standard error.
-        between: seconds between lines.
     """
 
     def __init__(
@@ -56,9 +55,8 @@ class Progress:
         done: float = 0,
         shown: bool = True,
         file: TextIO | None = None,
-        between: float = SECONDS_BETWEEN_LINES,
     ) -> None:
-        self.work, self.shown, self.file, self.between = what, shown, sys.stderr if file is None else file, between
+        self.work, self.shown, self.file = what, shown, sys.stderr if file is None else file
         self.open_bar(what, total, unit, done)
 
     def open_bar(self, what: str, total: float | None, unit: str, done: float) -> None:
@@ -67,7 +65,7 @@ class Progress:
         if not self.file.isatty():
             line = "{n_fmt} of {total_fmt}{unit}, {rate_fmt}, {remaining} left"
             options = {"bar_format": f"{{desc}}{': ' if what else ''}{line}", "file": Lines(self.file), "miniters": 0}
-            options |= {"mininterval": self.between, "delay": self.between, "smoothing": 0}
+            options |= {"mininterval": SECONDS_BETWEEN_LINES, "delay": SECONDS_BETWEEN_LINES, "smoothing": 0}
         options |= {"desc": what, "total": total, "unit": f" {unit}", "initial": done}
         self.bar: Any = Bar(leave=False, disable=not self.shown, **options)
 

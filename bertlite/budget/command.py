@@ -39,7 +39,6 @@ NOT_UNSEEN = (
     "These texts were held out of those fitted to; if the given model was trained on them, they do not show what"
     " unseen texts would: give --dev FILE."
 )
-BETWEEN = 10.0  # seconds between lines of progress
 SETTINGS = ("calibration", "max_length", "label", "seed", "device")  # options that determine gradients and curves
 MADE = (
     "bertlite prune to {target} removed heads and intermediate neurons and fitted the rest to what the given model"
@@ -78,7 +77,7 @@ class Job:
         """Prune to a target, write the folder and return its report."""
         began = time.perf_counter()
         own = State(state.folder / sha256_of(json.dumps(settings, sort_keys=True))[:16], settings)
-        with Progress(None, "steps", what=f"prune to {target.text}", between=BETWEEN) as progress:
+        with Progress(None, "steps", what=f"prune to {target.text}") as progress:
             found = self.search(
                 target=target, by=settings["allocate"], shared=state, state=own, progress=progress
             ).run()
