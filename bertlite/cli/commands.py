@@ -7,7 +7,6 @@ from bertlite.cli.parts import (
     Commands,
     add_checkpoint,
     add_device,
-    choice,
     command,
     count,
     counts,
@@ -19,7 +18,6 @@ from bertlite.cli.parts import (
 )
 from bertlite.cli.prune import add_data, add_metric
 
-ENGINES = ("local", "ray")
 DTYPES = "float32, bfloat16, float16 or, on the CPU, int8"
 
 
@@ -210,8 +208,6 @@ after a kill, it writes the missing files.  Under torchrun the processes divide 
     )
     option(action, "--max-tokens", count, 4096, "tokens in a batch")
     option(action, "--shard-rows", count, 10_000, "rows in a file")
-    choice(action, "--engine", ENGINES, "local", "local, run here; or ray, run on Ray")
-    option(action, "--workers", count, None, "actors of --engine ray", otherwise="2")
 
 
 def convert(commands: Commands) -> None:

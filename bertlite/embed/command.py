@@ -1,18 +1,14 @@
-"""`bertlite embed`: a job from its arguments, run by an engine, with a progress bar."""
+"""`bertlite embed`: a job from its arguments."""
 
 import argparse
 import os
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from bertlite.embed import job as local
-from bertlite.embed import on_ray
 from bertlite.embed.embedder import Embedder
-from bertlite.embed.job import Job, TokenCount
+from bertlite.embed.job import Job, run
 from bertlite.embed.rows import Rows
-from bertlite.progress import Progress, count_of
+from bertlite.progress import count_of
 from bertlite.records import write_json
 
 
@@ -37,9 +33,8 @@ def main(args: argparse.Namespace) -> int:
         keep_text=args.keep_text,
         rank=rank,
         world=world,
-        engine=args.engine,
     )
-    manifest = ENGINES[args.engine](job, args.workers)
+    manifest = run(job)
     if args.record:
         write_json(args.record, manifest)
     if rank == 0:
@@ -48,9 +43,8 @@ def main(args: argparse.Namespace) -> int:
         print(
             f"{job.out}: {count_of(manifest['input']['rows'], 'row')}, {manifest['dimension']} numbers each, {state}"
         )
-        if "tokens" in done:  # Ray's workers do not count them
-            shards, tokens = count_of(done["shards"], "shard"), count_of(done["tokens"], "token")
-            print(f"this time: {shards}, {tokens}, {done['tokens_per_second']:.0f}/s")
+        shards, tokens = count_of(done["shards"], "shard"), count_of(done["tokens"], "token")
+        print(f"this time: {shards}, {tokens}, {done['tokens_per_second']:.0f}/s")
     return 0
 
 
@@ -60,27 +54,3 @@ def read_placement(environment: Mapping[str, str], device: str) -> tuple[int, in
     if device == "cuda" and "LOCAL_RANK" in environment:
         device = f"cuda:{environment['LOCAL_RANK']}"
     return rank, world, device
-
-
-def run_local(job: Job, workers: int | None) -> dict[str, Any]:
-    if workers is not None:
-        raise ValueError(f"--workers {workers} is for --engine ray; start several processes with torchrun instead")
-    with ExitStack() as stack:
-        bar: Progress | None = None
-
-        def show(tokens: TokenCount) -> None:
-            nonlocal bar
-            if bar is None:  # not before the first shard, when the number of tokens can be estimated
-                shown = Progress(tokens.total, "tokens", what="embed", done=tokens.done, shown=job.rank == 0)
-                bar = stack.enter_context(shown)
-            bar.total = tokens.total
-            bar.advance(tokens.done - bar.done)
-
-        return local.run(job, show)
-
-
-def run_ray(job: Job, workers: int | None) -> dict[str, Any]:
-    return on_ray.run(job, 2 if workers is None else workers)
-
-
-ENGINES: dict[str, Callable[[Job, int | None], dict[str, Any]]] = {"local": run_local, "ray": run_ray}

@@ -252,14 +252,14 @@ class Embedder:
     def encode_ids(
         self,
         ids: Sequence[Sequence[int]],
-        progress: Callable[[int], None] | None = None,
+        progress: Callable[[Sequence[int]], None] = lambda _: None,
         *,
         prompt: str | None = None,
     ) -> "NDArray[float32]":
         """Return the vectors of token ids, in their order: (texts, D), float32.
 
         Args:
-            progress: called after every batch with the number of tokens in it.
+            progress: called after every batch with the numbers of the texts in it.
             prompt: the prompt at the start of the ids.
 
         Raises:
@@ -279,8 +279,7 @@ class Embedder:
         random.Random(0).shuffle(batches)  # so that the rate so far predicts the time left
         for rows in batches:
             vectors[list(rows)] = self.embed_within_memory([ids[row] for row in rows], skipped).numpy()
-            if progress is not None:
-                progress(sum(len(ids[row]) for row in rows))
+            progress(rows)
         return vectors
 
     def embed_within_memory(self, ids: Sequence[Sequence[int]], skipped: int = 0) -> Tensor:

@@ -10,7 +10,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from bertlite.checkpoint.folders import sync
 from bertlite.embed.embedder import Embedder
 from bertlite.embed.rows import Id, Rows
+from bertlite.progress import Progress
 from bertlite.records import naming, sha256, write_json
 from bertlite.rows import import_pyarrow
 
@@ -30,12 +31,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MANIFEST = "manifest.json"
-JOB_SETTINGS = ("shard_rows", "keep_text", "engine")  # the fields of a job that change its files
 CHARACTERS_PER_TOKEN = 8  # of a text only so many times `max_length` characters count: the rest will be truncated
 
 Row = tuple[Id, str]
 Manifest = dict[str, Any]  # JSON
-ShowProgress = Callable[["TokenCount"], None]
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,6 @@ class Job:
         shard_rows: rows in a file; a kill loses the work on at most one file, in each process.
         keep_text: write the texts too.
         rank, world: the index of this process and the number of processes, which share the shards.
-        engine: "local", or "ray", which names its files differently.
     """
 
     embedder: Embedder
@@ -56,7 +54,6 @@ class Job:
     keep_text: bool = False
     rank: int = 0
     world: int = 1
-    engine: str = "local"
 
     def __post_init__(self) -> None:
         if self.shard_rows < 1:
@@ -70,13 +67,17 @@ class Job:
         for shard, group in groupby(numbered, key=lambda item: item[0] // self.shard_rows):
             yield shard, (row for _, row in group)
 
+    def size(self, text: str) -> int:
+        """Return the characters of a text, without those that will be truncated: time grows with them."""
+        return min(len(text), self.embedder.max_length * CHARACTERS_PER_TOKEN)
+
 
 @dataclass(frozen=True)
 class InputSummary:
     """The size and the hash of the whole input.
 
     Args:
-        sizes: characters in each shard, without those that will be truncated.
+        sizes: of the texts in each shard, by `Job.size`.
         counts: rows in each shard.
         sha256: of all ids and texts.
     """
@@ -86,51 +87,8 @@ class InputSummary:
     sha256: str
 
 
-@dataclass
-class TokenCount:
-    """The tokens that a process has embedded, and an estimate of all, which predicts time better than texts do.
-
-    The number of tokens in a shard is estimated from its characters and earlier shards, until it is tokenized.
-    """
-
-    characters_left: int  # in shards that are not tokenized yet
-    rows_left: int  # in those
-    clock: Callable[[], float]
-    characters_read: int = 0  # in shards that are tokenized
-    inner_tokens: int = 0  # in those, without [CLS] and [SEP]
-    known_tokens: int = 0  # in those
-    done: int = 0  # tokens embedded
-    started: float | None = None
-
-    def add_shard(self, characters: int, lengths: Sequence[int]) -> None:
-        """Count a shard that has been tokenized; `lengths` are the tokens in each row."""
-        self.started = self.clock() if self.started is None else self.started
-        self.characters_left -= characters
-        self.characters_read += characters
-        self.rows_left -= len(lengths)
-        self.known_tokens += sum(lengths)
-        self.inner_tokens += sum(lengths) - 2 * len(lengths)
-
-    @property
-    def total(self) -> int:
-        """The tokens of all shards of this process, estimated; 0 before the first shard."""
-        if not self.characters_read:
-            return self.known_tokens
-        inner = round(self.characters_left * self.inner_tokens / self.characters_read)
-        return self.known_tokens + 2 * self.rows_left + inner
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second since the first shard; 0 before it."""
-        passed = 0.0 if self.started is None else self.clock() - self.started
-        return self.done / passed if passed > 0 else 0.0
-
-
-def run(job: Job, show: ShowProgress = lambda _: None) -> Manifest:
-    """Embed the shards that are missing and return the manifest.
-
-    Args:
-        show: called at the start of every shard, and after every batch.
+def run(job: Job) -> Manifest:
+    """Embed the shards that are missing, with a progress bar, and return the manifest.
 
     Raises:
         ValueError: the folder belongs to another job or has a damaged file, or a row cannot be read.
@@ -144,18 +102,19 @@ def run(job: Job, show: ShowProgress = lambda _: None) -> Manifest:
     todo = {
         shard for shard in range(job.rank, count, job.world) if not is_finished(paths[shard], found.counts[shard], key)
     }
-    characters, waiting = (sum(each[shard] for shard in todo) for each in (found.sizes, found.counts))
-    progress = TokenCount(characters, waiting, time.monotonic)
-    for shard, rows, ids in tokenized_shards(job, todo):
-        progress.add_shard(found.sizes[shard], [len(row) for row in ids])
-        write_shard(job, paths[shard], rows, ids, key, progress, show)
+    tokens, began, characters = 0, time.monotonic(), sum(found.sizes[shard] for shard in todo)
+    with Progress(characters, "characters", what="embed", shown=job.rank == 0) as progress:
+        for shard, rows, ids in tokenized_shards(job, todo):
+            write_shard(job, paths[shard], rows, ids, key, progress)
+            tokens += sum(map(len, ids))
+    rate = tokens / max(time.monotonic() - began, 1e-9)
     if all(is_finished(path, rows, key) for path, rows in zip(paths, found.counts, strict=True)):
         for leftover in job.out.glob(".part-*.tmp"):  # of processes that were killed
             leftover.unlink(missing_ok=True)
         manifest["shards"] = {path.name: rows for path, rows in zip(paths, found.counts, strict=True)}
         manifest["complete"] = True
         write_json(job.out / MANIFEST, manifest)
-    return {**manifest, "embedded": {"shards": len(todo), "tokens": progress.done, "tokens_per_second": progress.rate}}
+    return {**manifest, "embedded": {"shards": len(todo), "tokens": tokens, "tokens_per_second": rate}}
 
 
 def summarise_input(job: Job) -> InputSummary:
@@ -165,13 +124,12 @@ def summarise_input(job: Job) -> InputSummary:
         ValueError: it is empty, or a row cannot be read.
     """
     digest, sizes, counts = hashlib.sha256(), [], []
-    longest = job.embedder.max_length * CHARACTERS_PER_TOKEN
     for _, rows in job.shards():
         size = count = 0
         for name, text in rows:
             digest.update(f"{name!r}\0{len(text)}\0".encode())
             digest.update(text.encode("utf-8", "surrogatepass"))
-            size += min(len(text), longest)
+            size += job.size(text)
             count += 1
         sizes.append(size)
         counts.append(count)
@@ -190,7 +148,12 @@ def open_manifest(job: Job, found: InputSummary) -> Manifest:
     wanted: Manifest = {
         "what": "bertlite embed",
         "model": {"name": str(embedder.source.name), "sha256": embedder.fingerprint()},
-        "settings": {**embedder.settings, **{name: getattr(job, name) for name in JOB_SETTINGS}},
+        "settings": {
+            **embedder.settings,
+            "shard_rows": job.shard_rows,
+            "keep_text": job.keep_text,
+            "engine": "local",  # as earlier versions wrote, whose folders are continued
+        },
         "input": {"rows": sum(found.counts), "sha256": found.sha256},
         "dimension": embedder.dimension,
         "complete": False,
@@ -292,17 +255,14 @@ def write_shard(
     rows: Sequence[Row],
     ids: Sequence[Sequence[int]],
     key: str,
-    progress: TokenCount,
-    show: ShowProgress,
+    progress: Progress,
 ) -> None:
     """Embed the rows of one shard and write its file, in one step."""
     _, pq = import_pyarrow()
     names, texts = zip(*rows, strict=True)
-    show(progress)
 
-    def advance(tokens: int) -> None:
-        progress.done += tokens
-        show(progress)
+    def advance(batch: Sequence[int]) -> None:
+        progress.advance(sum(job.size(texts[row]) for row in batch))
 
     vectors = job.embedder.encode_ids(ids, advance)
     table = make_table(names, vectors, texts if job.keep_text else None, key)

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,11 +27,10 @@ from bertlite.bench import engines as bench_engines
 from bertlite.cli import main
 from bertlite.embed import Embedder, pool
 from bertlite.embed import embedder as embedder_module
-from bertlite.embed.command import read_placement, run_local
+from bertlite.embed.command import read_placement
 from bertlite.embed.embedder import pack_weights
-from bertlite.embed.job import Job, TokenCount, run
+from bertlite.embed.job import Job, run
 from bertlite.embed.rows import Rows
-from bertlite.extras import install_hint
 from bertlite.inference import InferenceModel
 from bertlite.inference.native import choice
 from bertlite.inference.native.library import missing_platform
@@ -642,20 +640,6 @@ def test_a_kill_loses_one_shard_at_most(checkpoint, lines, tmp_path) -> None:
 # Progress ------------------------------------------------------------------------------------------------------------
 
 
-def test_progress_counts_tokens_and_forecasts_their_time() -> None:
-    now = [100.0]
-    progress = TokenCount(characters_left=600, rows_left=30, clock=lambda: now[0])
-    assert (progress.total, progress.rate) == (0, 0.0)
-    progress.add_shard(200, [5] * 10)  # 30 tokens of its own in 200 characters; 400 characters in 20 rows are left
-    assert progress.total == 50 + 60 + 40
-    now[0], progress.done = 110.0, 25
-    assert progress.rate == 2.5
-    assert (progress.total - progress.done) / progress.rate == 50.0
-    progress.add_shard(400, [7] * 20)  # the rest has more tokens than was estimated
-    assert progress.total == 190
-    assert (progress.total - progress.done) / progress.rate == 66.0
-
-
 def test_the_forecast_is_right_on_texts_of_very_different_lengths(checkpoint, tmp_path, monkeypatch) -> None:
     """With a second for every 1000 tokens and texts sorted by length, the bar's forecast is the time that is left."""
     path = tmp_path / "sorted.txt"
@@ -669,7 +653,6 @@ def test_the_forecast_is_right_on_texts_of_very_different_lengths(checkpoint, tm
         return plain(self, ids, *rest)
 
     monkeypatch.setattr(Embedder, "embed", timed)
-    monkeypatch.setattr("bertlite.embed.job.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     class Bar(Progress):
         def advance(self, count: float = 1) -> None:
@@ -678,60 +661,11 @@ def test_the_forecast_is_right_on_texts_of_very_different_lengths(checkpoint, tm
                 share = self.done / self.total
                 shown.append((now[0], now[0] / share - now[0], share))
 
-    monkeypatch.setattr("bertlite.embed.command.Progress", Bar)
-    job = Job(embedder, Rows((path,)), tmp_path / "out", shard_rows=40)
-    run_local(job, None)
+    monkeypatch.setattr("bertlite.embed.job.Progress", Bar)
+    run(Job(embedder, Rows((path,)), tmp_path / "out", shard_rows=40))
     end = now[0]
     errors = [abs(at + left - end) / end for at, left, share in shown if share > 0.3]
     assert errors
     assert max(errors) < 0.15
     assert shown[-1][1] == pytest.approx(0, abs=1e-9)
     assert all(a[2] <= b[2] + 0.05 for a, b in pairwise(shown))
-
-
-# Ray -----------------------------------------------------------------------------------------------------------------
-
-
-class Dying(Embedder):
-    """An embedder that kills its process at one text, the first time."""
-
-    fatal = ""
-    mark = ""
-
-    def encode(self, texts: Any, **prompt: Any) -> Any:
-        if self.fatal in texts and not os.path.exists(self.mark):
-            Path(self.mark).write_text("died")
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().encode(texts, **prompt)
-
-
-@pytest.mark.optional
-def test_ray_loses_no_row_when_a_worker_is_killed(checkpoint, lines, tmp_path, monkeypatch) -> None:
-    ray = pytest.importorskip("ray")
-    from bertlite.embed import on_ray
-
-    monkeypatch.setattr(on_ray, "ACTOR_ROWS", 8)
-    here = str(Path(__file__).parents[1])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), here, *sys.path]))
-    embedder = Dying(checkpoint, dtype="float64")  # another division into batches rounds float32 in other places
-    embedder.fatal, embedder.mark = texts_of(53)[30], str(tmp_path / "mark")
-    job = Job(embedder, Rows((lines,)), tmp_path / "out", shard_rows=10, keep_text=True, engine="ray")
-    try:
-        manifest = on_ray.run(job, workers=2)
-    finally:
-        ray.shutdown()
-    assert Path(embedder.mark).exists(), "no worker was killed"
-    assert manifest["complete"]
-    got = read(job.out)
-    assert sorted(got) == list(range(53))
-    wanted = Embedder(checkpoint, dtype="float64").encode(texts_of(53))
-    np.testing.assert_allclose(np.array([got[i] for i in range(53)]), wanted, rtol=3e-7)  # as float32 stores them
-    assert sorted(path.name for path in job.out.iterdir()) == ["manifest.json", "vectors"]
-
-
-def test_without_ray_the_message_names_the_package(checkpoint, lines, tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    arguments = ["embed", str(checkpoint), str(lines), "--out", str(tmp_path / "out"), "--engine", "ray"]
-    assert main(arguments) == 2
-    assert f"--engine ray needs ray, which is not installed: {install_hint('ray')}" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
