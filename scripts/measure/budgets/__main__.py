@@ -80,8 +80,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shares", type=numbers, default=(0.5, 0.4, 0.3), help="of the MACs (default: 0.5,0.4,0.3)")
     parser.add_argument("--calibration", type=count, default=512, metavar="N", help="texts (default: %(default)s)")
     parser.add_argument("--epochs", type=number, default=3.0, help="of fine-tuning (default: %(default)s)")
-    parser.add_argument("--lr", type=number, default=5e-5, help="of fine-tuning (default: %(default)s)")
-    parser.add_argument("--train-examples", type=count, metavar="N", help="a sample to fine-tune on (default: all)")
+    parser.add_argument("--lr", type=number, default=1e-4, help="of fine-tuning (default: %(default)s)")
     parser.add_argument("--max-length", type=count, default=64, metavar="TOKENS", help="(default: %(default)s)")
     parser.add_argument(
         "--out", type=paths((RECORD, FOLDER)), required=True, metavar="FOLDER,FILE.json", help="runs, and the record"
@@ -101,29 +100,31 @@ def methods_named(text: str) -> tuple[str, ...]:
 
 
 def source(name: str, path: Path) -> DataSource:
-    return DataSource(str(path), ("a", "b") if tasks.has_pairs(name) else ("a",), "label")
+    return DataSource(str(path), ("a", "b") if tasks.TASKS[name].pairs else ("a",), "label")
 
 
 def task_of(name: str) -> Task:
-    return TASKS["regression" if tasks.TASKS[name][1] == 1 else "classification"]
+    return TASKS["regression" if tasks.TASKS[name].outputs == 1 else "classification"]
 
 
 def tuned(args: argparse.Namespace, name: str, files: dict[str, Path], seed: int) -> Path:
     """Return the folder of a fine-tuned model, trained unless it is there."""
     folder = args.out[FOLDER] / name / f"dense-{seed}"
     if not is_finished(folder):
-        task = task_of(name)
+        task, found = task_of(name), read_examples(source(name, files["train"]))
         recipe = Recipe(epochs=args.epochs, lr=args.lr, seed=seed)
-        examples = read_examples(source(name, files["train"])).sample(args.train_examples, seed)
+        examples = found.sample(min(tasks.TASKS[name].examples, len(found)), seed)
         tokenizer = read_tokenizer(args.checkpoint, args.max_length)
         torch.manual_seed(seed)
-        model = task.load(args.checkpoint, num_labels=tasks.TASKS[name][1])
-        setting = {"task": name, "train_examples": args.train_examples, **asdict(recipe)}
-        with Run("finetune", setting, folder=folder, seed=seed) as run:
+        model = task.load(args.checkpoint, num_labels=tasks.TASKS[name].outputs)
+        with Run("finetune", {"task": name, "examples": len(examples), **asdict(recipe)}, folder=folder) as run:
             finetune_(model, task.encode(examples, tokenizer), task, recipe)
             model.save_pretrained(folder / "model")
             tokenizer.save(str(folder / "model" / "tokenizer.json"))
-            run.results = {"sha256": model_sha256(model)}
+            dev = read_examples(source(name, files["dev"]))
+            outputs = predict(model, task.encode(dev, tokenizer), task)
+            found_now = evaluate(outputs, np.array(dev.labels), task)
+            run.results = {"sha256": model_sha256(model), "examples": len(examples), **found_now}
     return folder / "model"
 
 

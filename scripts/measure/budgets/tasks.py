@@ -1,104 +1,191 @@
-"""The tasks of the comparison, made from four public data sets: two files of examples each, for training and judging.
+"""The tasks of the comparison, made from public data sets: two files of examples each, for training and judging.
 
-sentiment    SST-2: positive or negative (accuracy)
-similarity   STS benchmark: how alike two sentences are, 0 to 5 (Spearman's correlation)
-entities     WNUT 17: does the message name somebody or something? (accuracy)
-next         WikiText-2: does the second sentence follow the first in its article? (accuracy)
-topic        WikiText-2: from which of its 20 longest articles is the sentence? (accuracy)
+A task is its data set's own, but for two: "entities" asks whether a message of WNUT 17 names somebody or something,
+and "next" and "topic" are made of WikiText-2 (does the second sentence follow the first in its article? from which
+of its 20 longest articles is the sentence?).  SICK gives two: the entailment of a pair, and how related it is.
 """
 
 import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from bertlite.rows import TEXT, Table, read_rows
 
 Row = tuple[str, str, str]  # two texts, the second may be empty, and the label
+JUDGED = 1500  # examples that judge, at most
+HELD_OUT = 4  # of data without a split that is large enough, one example in so many judges, up to JUDGED
 LONGEST = 40  # words of a sentence from WikiText-2
 ARTICLES = 20  # of WikiText-2, the longest
-SHARE = 5  # of WikiText's sentences one in so many judges
+SHARE = 5  # of WikiText's paragraphs one in so many judges
+ENTAILMENT = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
 
 
-def sentiment(data: Path, part: str) -> Iterator[Row]:
-    for text, label in cells(data / "sst2" / f"{part}.tsv", "text", "label"):
-        yield text, "", label
+@dataclass(frozen=True)
+class Dataset:
+    """A task: rows(folder of all data, "train" or "dev"), outputs of the head (1 is a number's), metric."""
+
+    rows: Callable[[Path, str], Iterable[Row]]
+    outputs: int = 2
+    metric: str = "accuracy"
+    examples: int = 3000  # to fine-tune on, at most
+    pairs: bool = False
 
 
-def similarity(data: Path, part: str) -> Iterator[Row]:
+def cells(path: Path, *columns: str) -> list[list[str]]:
+    """Return the cells of each row of a file without a header."""
+    return [row for _, row in read_rows(Table(path, [(name, TEXT) for name in columns], columns))]
+
+
+def lines(path: Path, encoding: str = "utf-8") -> list[str]:
+    return path.read_text(encoding=encoding).strip("\n").split("\n")
+
+
+def held_out(rows: list[Row], part: str) -> list[Row]:
+    """Return a part of rows that have no split, or a small one."""
+    drawn = random.Random(0).sample(rows, len(rows))
+    judged = min(JUDGED, len(rows) // HELD_OUT)
+    return drawn[judged:] if part == "train" else drawn[:judged]
+
+
+def numbered(name: str) -> Callable[[Path, str], list[Row]]:
+    """Return the reader of a file with a class and a text on each line."""
+
+    def rows(data: Path, part: str) -> list[Row]:
+        split = (line.split(" ", 1) for line in lines(data / name, "latin-1"))
+        return held_out([(text.strip(), "", label) for label, text in split], part)
+
+    return rows
+
+
+def agnews(data: Path, part: str) -> list[Row]:
+    found = cells(data / "agnews" / "test.csv", "class", "title", "text")
+    return held_out([(f"{title}. {text}", "", str(int(label) - 1)) for label, title, text in found], part)
+
+
+def named(rows: dict[str, list[Row]], part: str) -> list[Row]:
+    """Return rows with the names of classes as numbers."""
+    classes = sorted({label for *_, label in rows["train"]})
+    return [(a, b, str(classes.index(label))) for a, b, label in rows[part]]
+
+
+def banking77(data: Path, part: str) -> list[Row]:
+    files = {"train": "train.csv", "dev": "test.csv"}
+    read = {each: cells(data / "banking77" / name, "text", "class")[1:] for each, name in files.items()}
+    return named({each: [(text, "", label) for text, label in found] for each, found in read.items()}, part)
+
+
+def clinc150(data: Path, part: str) -> list[Row]:
+    found = json.loads((data / "clinc150" / "data_full.json").read_text(encoding="utf-8"))
+    read = {"train": found["train"], "dev": found["val"]}
+    return named({each: [(text, "", label) for text, label in rows] for each, rows in read.items()}, part)
+
+
+def cola(data: Path, part: str) -> list[Row]:
+    names = ("in_domain_train",) if part == "train" else ("in_domain_dev", "out_of_domain_dev")
+    found = (line.split("\t") for name in names for line in lines(data / "cola" / f"{name}.tsv"))
+    return [(text, "", label) for _, label, _, text in found]
+
+
+def sick(column: int) -> Callable[[Path, str], list[Row]]:
+    def rows(data: Path, part: str) -> list[Row]:
+        name = "SICK_train.txt" if part == "train" else "SICK_test_annotated.txt"
+        found = [line.strip().split("\t") for line in lines(data / "sick" / name)[1:]]
+        labels = {word: str(i) for i, word in enumerate(ENTAILMENT)}
+        return [(row[1], row[2], labels.get(row[column], row[column])) for row in found]
+
+    return rows
+
+
+def sst2(data: Path, part: str) -> list[Row]:
+    return [(text, "", label) for text, label in cells(data / "sst2" / f"{part}.tsv", "text", "label")]
+
+
+def stsb(data: Path, part: str) -> list[Row]:
     rows = cells(data / "stsb" / f"stsb-en-{part}.csv", "first", "second", "score")
-    yield from ((first, second, score) for first, second, score in rows)
+    return [(first, second, score) for first, second, score in rows]
 
 
-def cells(path: Path, *columns: str) -> Iterator[list[str]]:
-    """Yield the cells of each row of a file without a header."""
-    return (row for _, row in read_rows(Table(path, [(name, TEXT) for name in columns], columns)))
-
-
-def entities(data: Path, part: str) -> Iterator[Row]:
+def entities(data: Path, part: str) -> list[Row]:
     name = "wnut17train.conll" if part == "train" else "emerging.dev.conll"
+    rows = []
     for block in re.split(r"\n\s*\n", (data / "wnut17" / name).read_text(encoding="utf-8")):
         pairs = [line.split("\t") for line in block.splitlines() if "\t" in line]
         if pairs:
             tagged = any(tag.strip() != "O" for _, tag, *_ in pairs)
-            yield " ".join(word for word, *_ in pairs), "", str(int(tagged))
+            rows.append((" ".join(word for word, *_ in pairs), "", str(int(tagged))))
+    return rows
 
 
-def wiki_sentences(data: Path, part: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the article and the sentences of WikiText-2's paragraphs, of which one in SHARE judges."""
-    article, number = "", 0
+def wiki_sentences(data: Path, part: str) -> list[tuple[str, list[str]]]:
+    """Return the article and the sentences of WikiText-2's paragraphs, of which one in SHARE judges."""
+    article, found = "", []
     for line in (data / "wikitext2" / "valid.txt").read_text(encoding="utf-8").splitlines():
         title = re.fullmatch(r"= ([^=]+) =", line.strip())
         if title:
             article = title[1]
         elif len(line) > 200:
-            if (number % SHARE == 0) == (part == "dev"):
-                parts = (each.split() for each in line.strip().split(" . "))
-                yield article, [" ".join(words[:LONGEST]) for words in parts if len(words) > 5]
-            number += 1
+            words = (each.split() for each in line.strip().split(" . "))
+            found.append((article, [" ".join(each[:LONGEST]) for each in words if len(each) > 5]))
+    return [each for i, each in enumerate(found) if (i % SHARE == 0) == (part == "dev")]
 
 
-def next_sentence(data: Path, part: str) -> Iterator[Row]:
+def next_sentence(data: Path, part: str) -> list[Row]:
     draw = random.Random(0)
     pairs = [pair for _, sentences in wiki_sentences(data, part) for pair in pairwise(sentences)]
+    rows = []
     for first, second in pairs:
         follows = draw.random() < 0.5
-        yield first, second if follows else draw.choice(pairs)[1], str(int(follows))
+        rows.append((first, second if follows else draw.choice(pairs)[1], str(int(follows))))
+    return rows
 
 
-def topic(data: Path, part: str) -> Iterator[Row]:
+def topic(data: Path, part: str) -> list[Row]:
     lengths = Counter[str]()
     for article, sentences in wiki_sentences(data, "train"):
         lengths[article] += len(sentences)
     longest = [article for article, _ in lengths.most_common(ARTICLES)]
-    for article, sentences in wiki_sentences(data, part):
-        if article in longest:
-            yield from ((sentence, "", str(longest.index(article))) for sentence in sentences)
+    every = ((text, article) for article, sentences in wiki_sentences(data, part) for text in sentences)
+    return [(text, "", str(longest.index(article))) for text, article in every if article in longest]
 
 
-TASKS: dict[str, tuple[Callable[[Path, str], Iterator[Row]], int]] = {  # the rows, and outputs; 1 is a number's
-    "sentiment": (sentiment, 2),
-    "similarity": (similarity, 1),
-    "entities": (entities, 2),
-    "next": (next_sentence, 2),
-    "topic": (topic, ARTICLES),
+TASKS = {
+    "sst2": Dataset(sst2),
+    "trec": Dataset(numbered("trec/TREC.train.all"), 6),
+    "stsb": Dataset(stsb, 1, "spearman", pairs=True),
+    "agnews": Dataset(agnews, 4),
+    "sick": Dataset(sick(4), 3, pairs=True),
+    "subj": Dataset(numbered("subj/subj.all")),
+    "entities": Dataset(entities),
+    "banking77": Dataset(banking77, 77, examples=10_000),
+    "topic": Dataset(topic, ARTICLES),
+    "cola": Dataset(cola, metric="mcc", examples=8000),
+    "mpqa": Dataset(numbered("mpqa/mpqa.all")),
+    "next": Dataset(next_sentence, pairs=True),
+    "cr": Dataset(numbered("cr/custrev.all")),
+    "relatedness": Dataset(sick(3), 1, "spearman", pairs=True),
+    "mr": Dataset(numbered("mr/rt-polarity.all")),
+    "clinc150": Dataset(clinc150, 150, examples=10_000),
 }
 
 
 def write_task(name: str, data: Path, folder: Path) -> dict[str, Path]:
-    """Write the examples of a task as train.jsonl and dev.jsonl, unless they are there; return both paths."""
-    rows, _ = TASKS[name]
+    """Write the examples of a task as train.jsonl and dev.jsonl, unless they are there; return both paths.
+
+    Of more than JUDGED examples a sample judges.  A text that judges is not trained on.
+    """
     found = {part: folder / name / f"{part}.jsonl" for part in ("train", "dev")}
-    for part, path in found.items():
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lines = [json.dumps({"a": a, "b": b, "label": label}) + "\n" for a, b, label in rows(data, part)]
-            path.write_text("".join(lines), encoding="utf-8")
+    if not all(path.exists() for path in found.values()):
+        rows = {part: list(TASKS[name].rows(data, part)) for part in found}
+        rows["dev"] = random.Random(0).sample(rows["dev"], min(JUDGED, len(rows["dev"])))
+        judged = {(a, b) for a, b, _ in rows["dev"]}
+        rows["train"] = [row for row in rows["train"] if row[:2] not in judged]
+        found["train"].parent.mkdir(parents=True, exist_ok=True)
+        for part, path in found.items():
+            each = [json.dumps({"a": a, "b": b, "label": label}) + "\n" for a, b, label in rows[part]]
+            path.write_text("".join(each), encoding="utf-8")
     return found
-
-
-def has_pairs(name: str) -> bool:
-    return name in ("similarity", "next")
