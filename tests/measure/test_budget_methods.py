@@ -1,6 +1,8 @@
-"""The comparison of ways to prune: each meets its share, Kwon's are those of the paper, tasks are made as they say."""
+"""The comparison of ways to prune: each meets its share, peers are those of their papers, tasks are as they say."""
 
 import copy
+import json
+import sys
 from itertools import combinations, pairwise, product
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,15 @@ from conftest import F64, make, make_batch
 from torch import Tensor
 
 from bertlite import BertForSequenceClassification, prune_heads, prune_neurons, rank_heads, rank_neurons, with_pruned
+from bertlite.experiments.data import EncodedExamples
+from bertlite.experiments.evaluate import TASKS
 from bertlite.importance import head_importance, macs, neuron_importance, output_metrics, prune_to_macs
-from scripts.measure.budgets import kwon, methods, tasks
-from scripts.measure.budgets.methods import METHODS, Subject, cheapest
+from bertlite.importance.least_squares import start_runs
+from bertlite.importance.moments import gather, total
+from bertlite.importance.structures import run
+from scripts.measure.budgets import __main__ as budgets
+from scripts.measure.budgets import kprune, kwon, methods, tasks
+from scripts.measure.budgets.methods import OURS, WAYS, Subject
 
 L, N, W, H = 3, 4, 37, 12
 
@@ -25,13 +33,23 @@ def data(count: int = 40) -> list[dict[str, Tensor]]:
     return [{name: x[start : start + 10] for name, x in whole.items()} for start in range(0, count, 10)]
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_meets_the_share_and_leaves_the_model_alone(name: str) -> None:
+@pytest.mark.parametrize("name", WAYS)
+def test_every_way_meets_the_share_and_leaves_the_model_alone(name: str) -> None:
+    if name == "Torch-Pruning":
+        pytest.importorskip("torch_pruning", reason="torch-pruning is not installed")
     model = make(BertForSequenceClassification, num_labels=3)
     before = copy.deepcopy(model.state_dict())
-    found = METHODS[name](Subject(model, data(), 16), 0.4)
+    found = WAYS[name].prune(Subject(model, data(), 16), 0.4)
     assert 0.3 < macs(found.config, 16) / macs(model.config, 16) <= 0.4
     assert all(torch.equal(x, before[key]) for key, x in model.state_dict().items())
+
+
+def test_a_way_whose_library_is_missing_is_refused_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch_pruning", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install --no-deps torch-pruning, or name other ways"):
+        budgets.main(["nowhere", "--data", "nowhere", "--out", f"{tmp_path / 'runs'},{tmp_path / 'found.json'}"])
 
 
 @pytest.mark.parametrize("share", [1.0, 0.83, 0.31, 0.02])
@@ -53,62 +71,32 @@ def test_within_a_share_of_the_macs_no_choice_keeps_more(share: float) -> None:
     assert gone == pytest.approx(best, abs=1e-12)
 
 
-def test_scores_of_the_sublayers_that_are_left_are_those_of_the_library() -> None:
-    model = make(BertForSequenceClassification, num_labels=3)
-    pruned = prune_neurons(prune_heads(model, {0: [1]}), {0: [3, 4]})
-    subject = Subject(model, data(), 16)
-    found = methods.fisher_of_rest(subject, pruned, 2)
-    for scores, measure in zip(found, (head_importance, neuron_importance), strict=True):
-        wanted = measure(pruned, data(), "fisher", target="kl", teacher=model)
-        assert scores[0].isnan().all()
-        torch.testing.assert_close(scores[1:], wanted[1:])
-
-
-@pytest.mark.parametrize("taylor", [False, True])
-def test_magnitude_and_taylor_are_those_of_torch_pruning(taylor: bool) -> None:
-    transformers = pytest.importorskip("transformers")
-    tp = pytest.importorskip("torch_pruning", reason="torch-pruning is not installed")
-    model = make(BertForSequenceClassification, num_labels=3)
-    config = transformers.BertConfig(**model.config.to_dict(), attn_implementation="eager")
-    reference = transformers.BertForSequenceClassification(config).eval()
-    reference.load_state_dict(model.state_dict())
-    batches = data()
-    for batch in batches:
-        (reference(**batch).loss / len(batches)).backward()
-    score = tp.importance.GroupTaylorImportance() if taylor else tp.importance.GroupMagnitudeImportance()
-    graph = tp.DependencyGraph().build_dependency(reference, example_inputs=batches[0])
-
-    def wanted(root: torch.nn.Linear) -> Tensor:
-        found: Tensor = score(graph.get_pruning_group(root, tp.prune_linear_out_channels, [*range(root.out_features)]))
-        return found.double()
-
-    heads, neurons = methods.group_scores(model, batches, taylor)
-    for i, layer in enumerate(reference.bert.encoder.layer):
-        by_head = wanted(layer.attention.self.query).unflatten(0, (len(heads[i]), -1)).mean(1)
-        torch.testing.assert_close(heads[i], by_head, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(neurons[i], wanted(layer.intermediate.dense), rtol=1e-4, atol=1e-5)
-
-
 def test_the_commands_own_method_is_what_is_compared() -> None:
     model = make(BertForSequenceClassification, num_labels=3)
-    for name, target in (("joint (prune to)", "kl"), ("joint, with labels (prune to --label)", "loss")):
-        found = METHODS[name](Subject(model, data(), 16), 0.4).state_dict()
-        wanted = prune_to_macs(model, data(), 0.4, 16, target=target).state_dict()
-        assert all(torch.equal(x, wanted[key]) for key, x in found.items())
+    found = WAYS[OURS].prune(Subject(model, data(), 16), 0.4).state_dict()
+    wanted = prune_to_macs(model, data(), 0.4, 16).state_dict()
+    assert all(torch.equal(x, wanted[key]) for key, x in found.items())
 
 
-def test_what_several_methods_need_is_measured_once_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+def test_what_several_shares_need_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
 
-    def counted(model: Any, batches: Any, *, target: str) -> Any:
-        asked.append(target)
-        return output_metrics(model, batches, target=target)
+    def counted(model: Any, batches: Any) -> Any:
+        asked.append(len(batches))
+        return output_metrics(model, batches)
 
     monkeypatch.setattr(methods, "output_metrics", counted)
     subject = Subject(make(BertForSequenceClassification, num_labels=3), data(), 16)
     for share in (0.6, 0.4):
-        METHODS["joint (prune to)"](subject, share)
-    assert asked == ["kl"]
+        WAYS[OURS].prune(subject, share)
+    assert asked == [4]
+
+
+def test_kwons_gradients_are_those_of_fisher_scores() -> None:
+    model = make(BertForSequenceClassification, num_labels=3)
+    found = kwon.both_gradients(model, data())
+    for name, measure in (("heads", head_importance), ("neurons", neuron_importance)):
+        torch.testing.assert_close(found[name].square().mean(0), measure(model, data(), "fisher"))
 
 
 def test_kwons_rearrangement_never_costs_more_and_removes_as_many() -> None:
@@ -172,39 +160,142 @@ def test_kwons_tuning_stops_at_the_first_factor_beyond_10(monkeypatch: pytest.Mo
     assert all(torch.equal(x, before[key]) for key, x in tuned.state_dict().items())
 
 
-def test_the_cheapest_units_go_until_the_rest_is_within_the_budget() -> None:
-    heads = torch.tensor([[5.0, 1.0], [2.0, torch.nan]])
-    neurons = torch.tensor([[3.0, 0.5, 9.0], [0.1, 4.0, 6.0]])
-    assert cheapest(heads, neurons, (10, 1), 36) == ({}, {})
-    assert cheapest(heads, neurons, (10, 1), 34) == ({}, {1: [0], 0: [1]})
-    assert cheapest(heads, neurons, (10, 1), 33) == ({0: [1]}, {1: [0], 0: [1]})
+# K-prune
+
+
+def test_kprunes_knowledge_is_that_of_its_formulas() -> None:
+    """Of the sublayers above the first two: by gates and activations of the whole model, batch by batch."""
+    model = make(BertForSequenceClassification, num_labels=3)
+    pruned = prune_neurons(prune_heads(model, {0: [1]}), {0: [3, 4]})
+    with torch.no_grad():
+        wanted = [run(model, batch).logits for batch in data()]
+        states = start_runs(pruned, model, data())
+        for state in states:
+            state.step_pruned(pruned.bert.encoder.layer[0])
+        found = dict(kprune.knowledge(pruned, data(), states, wanted, 2))
+    assert [*found] == [2, 3, 4, 5]
+    part = pruned.bert.encoder.layer[1].attention.output.dense
+    slopes, squares, tokens = torch.zeros(L * 16), torch.zeros(L * 16), 0  # 4 heads of 12 inputs
+    for batch, target in zip(data(), wanted, strict=True):
+        gate = torch.ones(L * 16, requires_grad=True)
+        seen: list[Tensor] = []
+
+        def gated(module: Any, args: Any, gate: Tensor = gate, seen: list[Tensor] = seen) -> Any:
+            seen.append(args[0].detach())
+            return args[0] * gate
+
+        with part.register_forward_pre_hook(gated):
+            logits = pruned(**batch, output_hidden_states=True).logits
+        p, q = (target / 2).softmax(-1), (logits / 2).log_softmax(-1)
+        loss = 4 * (p * (p.log() - q)).sum(-1).mean()
+        slopes += torch.autograd.grad(loss, gate)[0].square() / 2
+        real = batch["attention_mask"].bool()
+        squares += seen[0][real].square().sum(0)
+        tokens += int(real.sum())
+    each = slopes / 40 + 2.5e-4 * squares / tokens * part.weight.square().mean(0)
+    torch.testing.assert_close(found[2], each.detach().unflatten(0, (4, 12)).mean(1))
+
+
+def test_kprune_removes_the_lowest_scores_of_all_sublayers_until_the_rest_is_within_the_budget() -> None:
+    scores = [torch.tensor([5.0, 1.0]), torch.tensor([3.0, 0.5, 9.0])]
+    assert kprune.chosen(scores, [10, 1], 23).tolist() == [True, True]
+    assert kprune.chosen(scores, [10, 1], 22).tolist() == [True, True]  # a neuron is enough
+    assert kprune.chosen(scores, [10, 1], 21).tolist() == [True, False]
+    assert kprune.chosen(scores, [10, 1], 1).tolist() == [False, False]
+
+
+def test_kprune_fits_the_matrix_and_leaves_the_bias() -> None:
+    draw = torch.Generator().manual_seed(0)
+    inputs, part = torch.randn(50, 6, generator=draw, dtype=F64), torch.nn.Linear(4, 3).double().requires_grad_(False)
+    stays = torch.tensor([True, False, True, True, False, True])
+    wanted = torch.randn(50, 3, generator=draw, dtype=F64)
+    bias = part.bias.clone()
+    kprune.tune_(part, total(gather([(inputs, wanted, torch.arange(50))])), stays)
+    best = torch.linalg.lstsq(inputs[:, stays], wanted - bias).solution.T
+    torch.testing.assert_close(part.weight, best)
+    assert torch.equal(part.bias, bias)
+
+
+# The comparison
+
+
+def test_points_lost_are_means_of_tasks_and_ways_are_compared_within_tasks() -> None:
+    def score(task: str, seed: int, way: str, dense: float, score: float) -> dict[str, Any]:
+        return {"task": task, "seed": seed, "way": way, "share": 0.3, "dense": dense, "score": score, "distilled": 0.9}
+
+    runs = [
+        *(score("a", 0, OURS, 0.9, 0.89), score("a", 1, OURS, 0.9, 0.87), score("b", 0, OURS, 0.8, 0.8)),
+        *(
+            score("a", 0, "K-prune", 0.9, 0.88),
+            score("b", 0, "K-prune", 0.8, 0.77),
+            score("c", 0, "K-prune", 0.8, 0.7),
+        ),
+    ]
+    rows = {(row["stage"], row["way"]): row for row in budgets.summary(runs)}
+    ours, other = (rows["pruned", way] for way in (OURS, "K-prune"))
+    assert ours["lost"] == pytest.approx(1.0)  # of a 2, of b 0: not 1.33, the mean of the three models
+    assert ours["lost_within"] == pytest.approx(12.706, abs=1e-3)  # Student's with two tasks: t is 12.706
+    assert (other["tasks"], other["worst"][0], other["worst"][1]) == (3, "c", pytest.approx(10))
+    assert other["more"] == pytest.approx((0 + 3) / 2)  # of the tasks that both have
+    assert other["more_within"] == pytest.approx(12.706 * 1.5, abs=2e-3)
+    assert "more" not in ours
+
+
+def test_a_recorded_teacher_gives_the_models_logits_in_any_order() -> None:
+    model = make(BertForSequenceClassification, num_labels=3)
+    rows = tuple((tuple(range(5, 8 + i)), (0,) * (3 + i)) for i in range(4))
+    examples, task = EncodedExamples(rows, (0, 1, 2, 0)), TASKS["classification"]
+    batch = examples.batch([2, 0], torch.long)
+    batch.pop("labels")
+    found = budgets.RecordedTeacher(model, examples, task)(**batch, return_dict=True).logits
+    torch.testing.assert_close(found, model(**batch).logits.detach().float())
 
 
 def test_tasks_are_made_from_the_data(tmp_path: Path) -> None:
-    for name in ("sst2", "stsb", "wnut17", "wikitext2"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "sst2" / "train.tsv").write_text('a "fine film\t1\nbad\t0\n', encoding="utf-8")
-    (tmp_path / "stsb" / "stsb-en-dev.csv").write_text('"A, b.",C d.,3.5\n', encoding="utf-8")
-    (tmp_path / "wnut17" / "wnut17train.conll").write_text(
-        "I\tO\nam\tO\n\nin\tO\nRome\tB-location\n", encoding="utf-8"
-    )
     words = [f"w{i}" for i in range(60)]
     paragraph = " . ".join(" ".join(words[i : i + 8]) for i in range(0, 48, 8))
     lines = [f" p{i} {paragraph} " + "x" * 60 for i in range(40)]
-    text = "\n".join([" = First = ", *lines[:25], " = = Part = = ", " = Second = ", *lines[25:]])
-    (tmp_path / "wikitext2" / "valid.txt").write_text(f"{text}\n", encoding="utf-8")
+    pair = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n1\tA.\tB.\t3.5\tNEUTRAL\r\n"
+    intents = {"train": [["hi", "greet"], ["bye", "close"]], "val": [["hey", "greet"]]}
+    files = {
+        "sst2/train.tsv": 'a "fine film\t1\nbad\t0\n',
+        "stsb/stsb-en-dev.csv": '"A, b.",C d.,3.5\n',
+        "wnut17/wnut17train.conll": "I\tO\nam\tO\n\nin\tO\nRome\tB-location\n",
+        "wikitext2/valid.txt": "\n".join([" = First = ", *lines[:25], " = = Part = = ", " = Second = ", *lines[25:]]),
+        "cola/in_domain_dev.tsv": "gj\t1\t\tHe ran.\n",
+        "cola/out_of_domain_dev.tsv": "cl\t0\t*\tRan he.\n",
+        "sick/SICK_test_annotated.txt": pair,
+        "banking77/train.csv": "text,category\nlost it,lost\nwhere,card\n",
+        "banking77/test.csv": "text,category\ngone,lost\n",
+        "clinc150/data_full.json": json.dumps(intents),
+        "agnews/test.csv": "".join(f'"{1 + i % 4}","T{i}","text, {i}"\n' for i in range(8)),
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "mr").mkdir()
+    (tmp_path / "mr" / "rt-polarity.all").write_bytes("0 caf\xe9\x85 bad \n1 good\n1 fine\n0 no\n".encode("latin-1"))
 
     def rows(name: str, part: str) -> list[Any]:
-        return [*tasks.TASKS[name][0](tmp_path, part)]
+        return [*tasks.TASKS[name].rows(tmp_path, part)]
 
-    assert rows("sentiment", "train") == [('a "fine film', "", "1"), ("bad", "", "0")]
-    assert rows("similarity", "dev") == [("A, b.", "C d.", "3.5")]
+    assert rows("sst2", "train") == [('a "fine film', "", "1"), ("bad", "", "0")]
+    assert rows("stsb", "dev") == [("A, b.", "C d.", "3.5")]
     assert rows("entities", "train") == [("I am", "", "0"), ("in Rome", "", "1")]
+    assert rows("cola", "dev") == [("He ran.", "", "1"), ("Ran he.", "", "0")]
+    assert (rows("sick", "dev"), rows("relatedness", "dev")) == ([("A.", "B.", "1")], [("A.", "B.", "3.5")])
+    assert rows("banking77", "train") == [("lost it", "", "1"), ("where", "", "0")]
+    assert rows("banking77", "dev") == [("gone", "", "1")]
+    assert rows("clinc150", "dev") == [("hey", "", "1")]
+    news = [rows("agnews", part) for part in ("train", "dev")]
+    assert [len(each) for each in news] == [6, 2]
+    assert {*news[0], *news[1]} == {(f"T{i}. text, {i}", "", str(i % 4)) for i in range(8)}
+    assert sorted([*rows("mr", "train"), *rows("mr", "dev")])[0] == ("caf\xe9\x85 bad", "", "0")
     for name in ("next", "topic"):
         train, dev = rows(name, "train"), rows(name, "dev")
         assert {label for *_, label in train} == {"0", "1"}
         assert len(train) == 4 * len(dev)
-    paragraphs = [*tasks.wiki_sentences(tmp_path, "train")]
+    paragraphs = tasks.wiki_sentences(tmp_path, "train")
     pairs = [pair for _, sentences in paragraphs for pair in pairwise(sentences)]
     for (first, second), row in zip(pairs, rows("next", "train"), strict=True):
         assert row[0] == first
@@ -212,5 +303,14 @@ def test_tasks_are_made_from_the_data(tmp_path: Path) -> None:
     each = [(text, article) for article, sentences in paragraphs for text in sentences]
     for (text, article), row in zip(each, rows("topic", "train"), strict=True):
         assert row == (text, "", {"First": "0", "Second": "1"}[article])
-    paths = tasks.write_task("topic", tmp_path, tmp_path / "out")
-    assert sorted(path.name for path in paths.values()) == ["dev.jsonl", "train.jsonl"]
+
+
+def test_a_text_that_judges_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"train": [("a", "", "0"), ("b", "", "1")], "dev": [(x, "", "0") for x in "bcdef"]}
+    monkeypatch.setitem(tasks.TASKS, "new", tasks.Dataset(lambda data, part: rows[part]))
+    monkeypatch.setattr(tasks, "JUDGED", 5)
+    paths = tasks.write_task("new", tmp_path, tmp_path / "out")
+    found = {part: [json.loads(line)["a"] for line in path.read_text().splitlines()] for part, path in paths.items()}
+    assert (found["train"], sorted(found["dev"])) == (["a"], [*"bcdef"])
+    monkeypatch.setattr(tasks, "JUDGED", 2)
+    assert len(tasks.write_task("new", tmp_path, tmp_path / "few")["dev"].read_text().splitlines()) == 2

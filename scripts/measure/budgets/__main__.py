@@ -1,61 +1,68 @@
-"""Compare ways to prune to a share of the MACs without training: the same models, calibration texts and budgets.
+"""Compare ways to prune to a share of the MACs, without training and after equal distillation.
 
     python -m scripts.measure.budgets CHECKPOINT --data FOLDER --out runs/budgets,FILE.json
 
-The folder holds sst2, stsb, wnut17 and wikitext2, of which five tasks are made (`tasks.py`).  CHECKPOINT is fine-tuned
-on each, once for each seed, and every model is pruned to every share by every method (`methods.py`).  What is finished
-is not done again.
+The folder holds the data sets of which the tasks are made (`tasks.py`).  CHECKPOINT is fine-tuned on each task, once
+for each seed, and every model is pruned to every share in every way (`methods.py`), then distilled.  A task is done
+before the next begins.  What is finished is not done again, and the record holds the tasks that are: `--record-only`
+writes it of what there is.
 """
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cache
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import ttest_1samp
+from torch import Tensor, nn
 
 from bertlite.cli.parts import FOLDER, RECORD, count, integers, names_of, number, numbers, paths
 from bertlite.experiments.compare import provenance
-from bertlite.experiments.data import DataSource, batch_indices, read_examples, read_tokenizer
+from bertlite.experiments.data import DataSource, EncodedExamples, batch_indices, read_examples, read_tokenizer
 from bertlite.experiments.evaluate import TASKS, Task, evaluate, predict
 from bertlite.experiments.files import model_sha256, units_kept
 from bertlite.experiments.finetune import Recipe, finetune_
+from bertlite.experiments.statistics import Estimate, clustered_estimate
 from bertlite.importance import macs
 from bertlite.progress import Progress
-from bertlite.records import Record, Run, is_finished, read_runs, write_record
+from bertlite.records import Run, is_finished, read_runs, version_of, write_record
 from scripts.measure.budgets import tasks
-from scripts.measure.budgets.methods import METHODS, Subject
+from scripts.measure.budgets.methods import OURS, WAYS, Subject, Way, library
 
 LENGTH = 128  # tokens of the sequence whose MACs are counted
+BATCH = 32
+STAGES = {"pruned": "score", "distilled": "distilled"}  # the stage, and what a run calls its score
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     folder: Path = args.out[FOLDER]
-    total = len(args.tasks) * len(args.seeds) * len(args.shares) * len(args.methods)
-    runs = []
-    with Progress(total, "prunings", what="budgets") as progress:
-        for name in args.tasks:
+    total = len(args.tasks) * len(args.seeds) * len(args.shares) * len(args.ways)
+    with Progress(0 if args.record_only else total, "prunings", what="budgets") as progress:
+        for name, seed in product([] if args.record_only else args.tasks, args.seeds):
             files = tasks.write_task(name, args.data, folder / "data")
-            for seed in args.seeds:
-                bench = Bench(name, files, tuned(args, name, files, seed), args.max_length, args.calibration)
-                for method, share in product(args.methods, args.shares):
-                    runs.append(bench.run(method, share, seed, folder))
-                    progress.advance()
-                    found = {**runs[-1].config, **runs[-1].results}
-                    progress.print("{task} {method} {share:.0%} {score:.4f} (dense {dense:.4f})".format_map(found))
-    rows = summary(runs)
+            bench = Bench(name, files, tuned(args, name, files, seed), args)
+            for way, share in product(args.ways, args.shares):
+                found = bench.run(way, share, seed, folder)
+                progress.advance()
+                progress.print("{task} {way} {share:.0%} {score:.4f} (dense {dense:.4f})".format_map(found))
+    runs = [run for path in sorted(folder.glob("*/pruned/*")) if is_finished(path) for run in read_runs(path)]
+    rows = summary([{**run.config, **run.results} for run in runs])
     for row in rows:
-        print(f"{row['share']:4.0%} {row['method']}: {row['lost']:.1f} lost (at worst {row['lost_at_worst']:.1f})")
+        print("{share:4.0%} {way}, {stage}: {lost:.1f} lost, {tasks} tasks (at worst {worst[1]:.1f})".format_map(row))
+    dense = {run.config["task"]: run for path in folder.glob("*/dense-*") for run in read_runs(path)}
     record = {
-        "what": "ways to prune to a share of the MACs, without training",
-        "calibration": args.calibration,
-        "tuning": {"epochs": args.epochs, "lr": args.lr, "train_examples": args.train_examples},
+        "what": "ways to prune to a share of the MACs, without training and after distillation",
+        "tuning": {name: {x: run.config[x] for x in ("examples", "epochs", "lr")} for name, run in dense.items()},
+        "distillation": {"examples": args.distil, "batch": BATCH, "lr": args.lr},
         "length": LENGTH,
+        "torch_pruning": version_of("torch-pruning"),
         **provenance(runs),
         "rows": rows,
         "runs": [{**run.config, **run.results, "model": run.facts["model"]["dense"]} for run in runs],
@@ -71,32 +78,32 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder of the checkpoint that is fine-tuned")
-    parser.add_argument("--data", required=True, type=Path, metavar="FOLDER", help="folder of the four data sets")
+    parser.add_argument("--data", required=True, type=Path, metavar="FOLDER", help="folder of the data sets")
     parser.add_argument("--tasks", type=names_of("task", tuple(tasks.TASKS)), default=tuple(tasks.TASKS))
-    parser.add_argument("--methods", type=methods_named, default=tuple(METHODS), help="parts of names, split at ;")
-    parser.add_argument(
-        "--seeds", type=integers, default=(0, 1, 2), help="fine-tuned models of a task (default: 0,1,2)"
-    )
-    parser.add_argument("--shares", type=numbers, default=(0.5, 0.4, 0.3), help="of the MACs (default: 0.5,0.4,0.3)")
-    parser.add_argument("--calibration", type=count, default=512, metavar="N", help="texts (default: %(default)s)")
-    parser.add_argument("--epochs", type=number, default=3.0, help="of fine-tuning (default: %(default)s)")
-    parser.add_argument("--lr", type=number, default=1e-4, help="of fine-tuning (default: %(default)s)")
+    parser.add_argument("--ways", type=ways_named, default=tuple(WAYS), help="names, split at ;")
+    parser.add_argument("--seeds", type=integers, default=(0,), help="fine-tuned models of a task (default: 0)")
+    parser.add_argument("--shares", type=numbers, default=(0.5, 0.3, 0.2), help="of the MACs (default: 0.5,0.3,0.2)")
+    parser.add_argument("--distil", type=count, default=2048, metavar="N", help="examples (default: %(default)s)")
+    parser.add_argument("--epochs", type=number, default=2.0, help="of fine-tuning (default: %(default)s)")
+    parser.add_argument("--lr", type=number, default=1e-4, help="of both trainings (default: %(default)s)")
     parser.add_argument("--max-length", type=count, default=64, metavar="TOKENS", help="(default: %(default)s)")
+    parser.add_argument("--record-only", action="store_true", help="write the record of what is finished")
     parser.add_argument(
         "--out", type=paths((RECORD, FOLDER)), required=True, metavar="FOLDER,FILE.json", help="runs, and the record"
     )
     args = parser.parse_args(argv)
     if len(args.out) < 2:
         parser.error("--out needs a folder for the runs and a file for the record: FOLDER,FILE.json")
+    if any("Torch-Pruning" in way for way in args.ways) and not args.record_only:
+        library()
     return args
 
 
-def methods_named(text: str) -> tuple[str, ...]:
-    """Return the methods whose names have one of these parts, split at ";" since names have commas."""
-    found = tuple(name for name in METHODS if any(part.strip() in name for part in text.split(";")))
-    if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} is in no name of {'; '.join(METHODS)}")
-    return found
+def ways_named(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(";"))
+    if unknown := [name for name in names if name not in WAYS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is unknown; have: {'; '.join(WAYS)}")
+    return names
 
 
 def source(name: str, path: Path) -> DataSource:
@@ -112,7 +119,7 @@ def tuned(args: argparse.Namespace, name: str, files: dict[str, Path], seed: int
     folder = args.out[FOLDER] / name / f"dense-{seed}"
     if not is_finished(folder):
         task, found = task_of(name), read_examples(source(name, files["train"]))
-        recipe = Recipe(epochs=args.epochs, lr=args.lr, seed=seed)
+        recipe = Recipe(epochs=args.epochs, lr=args.lr, batch_size=BATCH, seed=seed)
         examples = found.sample(min(tasks.TASKS[name].examples, len(found)), seed)
         tokenizer = read_tokenizer(args.checkpoint, args.max_length)
         torch.manual_seed(seed)
@@ -121,75 +128,117 @@ def tuned(args: argparse.Namespace, name: str, files: dict[str, Path], seed: int
             finetune_(model, task.encode(examples, tokenizer), task, recipe)
             model.save_pretrained(folder / "model")
             tokenizer.save(str(folder / "model" / "tokenizer.json"))
-            dev = read_examples(source(name, files["dev"]))
-            outputs = predict(model, task.encode(dev, tokenizer), task)
-            found_now = evaluate(outputs, np.array(dev.labels), task)
-            run.results = {"sha256": model_sha256(model), "examples": len(examples), **found_now}
+            run.results = {"sha256": model_sha256(model)}
     return folder / "model"
 
 
 class Bench:
-    """A fine-tuned model with calibration texts from its training data and the examples to judge by."""
+    """A fine-tuned model with its training data and the examples to judge by."""
 
-    def __init__(self, name: str, files: dict[str, Path], checkpoint: Path, max_length: int, calibration: int) -> None:
-        self.name, self.task = name, task_of(name)
-        tokenizer = read_tokenizer(str(checkpoint), max_length)
+    def __init__(self, name: str, files: dict[str, Path], checkpoint: Path, args: argparse.Namespace) -> None:
+        self.name, self.task, self.metric = name, task_of(name), tasks.TASKS[name].metric
+        self.distil, self.lr = args.distil, args.lr
+        tokenizer = read_tokenizer(str(checkpoint), args.max_length)
         train, dev = (read_examples(source(name, files[part])) for part in ("train", "dev"))
-        self.model = self.task.load(str(checkpoint))
-        self.calibration = calibration
-        data = self.task.encode(train.sample(calibration, 0), tokenizer)
-        batches = [data.batch(rows, self.task.labels) for rows in batch_indices(data, 32)]
-        self.subject = Subject(self.model, batches, LENGTH)
+        self.train = self.task.encode(train.sample(len(train), 0), tokenizer)  # shuffled
         self.dev, self.labels = self.task.encode(dev, tokenizer), np.array(dev.labels)
+        self.model = self.task.load(str(checkpoint))
         self.dense = predict(self.model, self.dev, self.task)
+        self.teacher = RecordedTeacher(self.model, first(self.train, self.distil), self.task)
         self.hashes: dict[str, Any] = {"model": {"dense": model_sha256(self.model)}, "data": {"dev": dev.sha256}}
+        self.subject = cache(self.make_subject)
 
-    def run(self, method: str, share: float, seed: int, root: Path) -> Record:
-        """Prune, judge and record, unless that is done."""
-        place = f"{[*METHODS].index(method):02d}-{100 * share:g}-{seed}-{self.calibration}"
-        folder = root / self.name / "pruned" / place
-        config = {"task": self.name, "method": method, "share": share, "seed": seed, "calibration": self.calibration}
+    def make_subject(self, texts: int) -> Subject:
+        data = first(self.train, texts)
+        return Subject(self.model, [data.batch(i, self.task.labels) for i in batch_indices(data, BATCH)], LENGTH)
+
+    def texts(self, way: Way) -> int:
+        """Return how many texts a way has of those that there are."""
+        if way.tokens is None:
+            return min(way.texts, len(self.train))
+        tokens = np.cumsum([self.train.length(i) for i in range(len(self.train))])
+        return min(len(tokens), int((tokens <= way.tokens).sum()) + 1)
+
+    def run(self, way: str, share: float, seed: int, root: Path) -> dict[str, Any]:
+        """Prune, judge, distil, judge and record, unless that is done; return the settings and the results."""
+        texts = self.texts(WAYS[way])
+        folder = root / self.name / "pruned" / f"{re.sub('[^a-z0-9]+', '-', way.lower())}-{100 * share:g}-{seed}"
+        config = {"task": self.name, "way": way, "share": share, "seed": seed, "texts": texts}
         if not is_finished(folder):
             with Run("budget", config, folder=folder, seed=seed, **self.hashes) as run:
-                pruned = METHODS[method](self.subject, share)
+                pruned = WAYS[way].prune(self.subject(texts), share)
                 heads, neurons = units_kept(pruned.config)
-                outputs = predict(pruned, self.dev, self.task)
-                found = evaluate(outputs, self.labels, self.task, self.dense)
+                found = self.judge(pruned)
                 run.results = {
-                    "score": found[self.task.headline],
-                    "dense": evaluate(self.dense, self.labels, self.task)[self.task.headline],
-                    "metric": self.task.headline,
+                    "score": found[self.metric],
+                    "dense": evaluate(self.dense, self.labels, self.task)[self.metric],
+                    "metric": self.metric,
                     "kl": found["kl"],
                     "macs": macs(pruned.config, LENGTH) / macs(self.model.config, LENGTH),
                     "heads_kept": heads,
                     "neurons_kept": neurons,
                 }
-        return read_runs(folder)[0]
+                recipe = Recipe(epochs=1, lr=self.lr, batch_size=BATCH, seed=seed, distil=0.5)
+                finetune_(pruned, first(self.train, self.distil), self.task, recipe, teacher=self.teacher)
+                run.results["distilled"] = self.judge(pruned)[self.metric]
+        (run_found,) = read_runs(folder)
+        return {**run_found.config, **run_found.results}
+
+    def judge(self, model: Any) -> dict[str, float]:
+        return evaluate(predict(model, self.dev, self.task), self.labels, self.task, self.dense)
 
 
-def summary(runs: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return a row for each method and share: points lost, over all models, by task and at worst."""
+def first(data: EncodedExamples, many: int) -> EncodedExamples:
+    return EncodedExamples(data.rows[:many], data.labels[:many])
+
+
+class RecordedTeacher(nn.Module):
+    """The logits of a model for some examples, which every distillation of it needs: computed once."""
+
+    def __init__(self, model: Any, data: EncodedExamples, task: Task) -> None:
+        super().__init__()
+        outputs = torch.from_numpy(predict(model, data, task))
+        self.known = dict(zip(data.rows, outputs, strict=True))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor, return_dict: bool) -> Any:
+        counts = attention_mask.sum(1).tolist()
+        rows = [
+            (tuple(ids[:n].tolist()), tuple(types[:n].tolist()))
+            for ids, types, n in zip(input_ids, token_type_ids, counts, strict=True)
+        ]
+        return SimpleNamespace(logits=torch.stack([self.known[row] for row in rows]))
+
+
+# Rows
+
+
+def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each share, stage and way: points lost, the mean of the tasks', and more than by OURS."""
+    lost: dict[tuple[float, str, str], dict[str, list[float]]] = {}
+    for run, (stage, score) in product(runs, STAGES.items()):
+        by_task = lost.setdefault((run["share"], stage, run["way"]), {})
+        by_task.setdefault(run["task"], []).append(100 * (run["dense"] - run[score]))
     rows = []
-    for method, share in dict.fromkeys((run.config["method"], run.config["share"]) for run in runs):
-        own = [run for run in runs if (run.config["method"], run.config["share"]) == (method, share)]
-        lost: dict[str, list[float]] = {name: [] for name in dict.fromkeys(run.config["task"] for run in own)}
-        for run in own:
-            lost[run.config["task"]].append(100 * (run.results["dense"] - run.results["score"]))
-        every = [x for each in lost.values() for x in each]
-        row: dict[str, Any] = {
-            "method": method,
-            "share": share,
-            "models": len(every),
-            "lost": float(np.mean(every)),
-            "lost_at_worst": max(every),
-            "lost_by_task": {name: float(np.mean(each)) for name, each in lost.items()},
-            "kl": float(np.mean([run.results["kl"] for run in own])),
-        }
-        if len(every) > 1:
-            interval = ttest_1samp(every, 0).confidence_interval()  # Student's
-            row |= {"low": float(interval.low), "high": float(interval.high)}
+    for (share, stage, way), by_task in sorted(lost.items(), key=lambda item: order(*item[0])):
+        means = {task: float(np.mean(values)) for task, values in by_task.items()}
+        ours = lost.get((share, stage, OURS), {})
+        shared = {task: means[task] - float(np.mean(ours[task])) for task in means if task in ours}
+        worst = max(means, key=lambda task: means[task])
+        row = {"share": share, "stage": stage, "way": way, "tasks": len(means)}
+        row |= with_interval("lost", clustered_estimate(list(by_task.values()))) | {"worst": [worst, means[worst]]}
+        if way != OURS and shared:
+            row |= with_interval("more", clustered_estimate([[x] for x in shared.values()]))
         rows.append(row)
     return rows
+
+
+def order(share: float, stage: str, way: str) -> tuple[float, int, int]:
+    return -share, [*STAGES].index(stage), [*WAYS].index(way)
+
+
+def with_interval(name: str, found: Estimate) -> dict[str, float | None]:
+    """Return a figure and half the width of its interval."""
+    return {name: found.value, f"{name}_within": found.reach(0.95) if found.parts else None}
 
 
 if __name__ == "__main__":

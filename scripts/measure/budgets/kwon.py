@@ -8,6 +8,8 @@ Shapes:  L layers · n units of a layer · X examples
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,9 +21,8 @@ from bertlite.importance import rank_heads, rank_neurons
 from bertlite.importance.allocation import Choice, head_macs, neuron_macs
 from bertlite.importance.batches import Batch, eval_mode
 from bertlite.importance.least_squares import start_runs
-from bertlite.importance.measurements import ScoringTask, gate_gradients
 from bertlite.importance.moments import gather, total
-from bertlite.importance.structures import HEADS, NEURONS, STRUCTURES
+from bertlite.importance.structures import EVERY_TOKEN, STRUCTURES
 from bertlite.pruning import layers_of
 
 LARGEST = 10.0
@@ -30,11 +31,24 @@ DAMP = 1.0
 
 def both_gradients(model: Any, batches: Sequence[Batch]) -> dict[str, Tensor]:
     """Return for heads and for neurons (X, L, n): the gradient of each example's loss in each unit's gate."""
-    with eval_mode(model):
-        return {
-            name: torch.cat([*gate_gradients(ScoringTask(model, structure), batches)])
-            for name, structure in (("heads", HEADS), ("neurons", NEURONS))
-        }
+    parts = [(each.dense(block), each.width(block)) for block in layers_of(model) for each in STRUCTURES]
+    found: list[list[Tensor]] = [[] for _ in STRUCTURES]
+    for batch in batches:
+        gates: list[Tensor] = []
+
+        def gated(width: int, module: Any, args: tuple[Tensor], gates: list[Tensor] = gates) -> Tensor:
+            (x,) = args
+            gates.append(torch.ones(len(x), x.shape[-1] // width, requires_grad=True))
+            return x * gates[-1].repeat_interleave(width, 1)[:, None]
+
+        with eval_mode(model), ExitStack() as hooks:
+            for part, width in parts:
+                hooks.enter_context(part.register_forward_pre_hook(partial(gated, width)))
+            loss = model(**batch, **EVERY_TOKEN).loss * len(batch["labels"])  # the sum of the examples'
+            grads = torch.autograd.grad(loss, gates)
+        for kind, each in enumerate(found):
+            each.append(torch.stack(grads[kind::2], 1).double())
+    return {name: torch.cat(each) for name, each in zip(("heads", "neurons"), found, strict=True)}
 
 
 def search(model: Any, grads: dict[str, Tensor], share: float, length: int) -> tuple[Choice, Choice]:
