@@ -31,6 +31,7 @@ class Recipe:
         warmup: share of the steps.
         clip: largest norm of the gradients.
         distil: weight of the distance to a teacher's logits in the loss, 0 to 1; the rest is the labels' loss.
+        hidden: factor of the distance to the teacher's hidden states, which is added to that to its logits.
     """
 
     epochs: float = 3
@@ -41,6 +42,7 @@ class Recipe:
     clip: float = 1.0
     seed: int = 0
     distil: float = 0.0
+    hidden: float = 0.0
 
 
 def finetune_(
@@ -125,14 +127,16 @@ def training_loss(model: nn.Module, batch: Mapping[str, Tensor], recipe: Recipe,
     """Return the loss of a batch: of its labels, and with `recipe.distil` of the distance to the teacher."""
     from bertlite.importance import distillation_loss
 
-    out = model(**batch, return_dict=True)
-    loss: Tensor = out.loss
-    if not recipe.distil or teacher is None:
+    options: Any = {"return_dict": True, "output_hidden_states": recipe.hidden > 0}
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    out = model(**(inputs if recipe.distil == 1 else batch), **options)
+    if teacher is None or not recipe.distil:
+        loss: Tensor = out.loss
         return loss
     with torch.no_grad():
-        inputs = {name: value for name, value in batch.items() if name != "labels"}
-        wanted = teacher(**inputs, return_dict=True)
-    return (1 - recipe.distil) * loss + recipe.distil * distillation_loss(out, wanted, batch.get("attention_mask"))
+        wanted = teacher(**inputs, **options)
+    distance = distillation_loss(out, wanted, batch.get("attention_mask"), hidden_weight=recipe.hidden)
+    return distance if recipe.distil == 1 else (1 - recipe.distil) * out.loss + recipe.distil * distance
 
 
 def fingerprint(

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import SIZES, make
+from conftest import SIZES, assert_same, make
 
 pytest.importorskip("accelerate")
 
@@ -34,8 +34,9 @@ from bertlite.experiments.data import (
 from bertlite.experiments.evaluate import TASKS, evaluate, predict
 from bertlite.experiments.experiment import Cell, Experiment, Setting, grid, lock_folder, sweep
 from bertlite.experiments.files import class_names, model_sha256, pruned_heads
-from bertlite.experiments.finetune import Recipe, finetune_
+from bertlite.experiments.finetune import Recipe, finetune_, training_loss
 from bertlite.experiments.statistics import mcnemar
+from bertlite.importance import distillation_loss
 from bertlite.records import Run, commit_of, read_runs
 from bertlite.stack.attention import BACKENDS
 from bertlite.stack.layer_inputs import LayerInputs
@@ -541,6 +542,22 @@ def test_distillation_brings_a_student_to_its_teacher(setting):
     assert distance() < before / 2
     with pytest.raises(ValueError, match=r"distil is 1\.0; that needs a teacher"):
         finetune_(student, data, experiment.task, recipe)
+
+
+def test_the_loss_of_training_is_of_labels_of_the_teachers_logits_and_of_its_hidden_states(setting):
+    experiment = Experiment(setting)
+    student, teacher = bertlite.prune_heads(experiment.dense, {0: [0, 1], 2: [3]}).eval(), experiment.dense
+    batch = experiment.dev_data.batch(range(5), torch.long)
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    mine, theirs = (model(**inputs, output_hidden_states=True, return_dict=True) for model in (student, teacher))
+    near = distillation_loss(mine, theirs, batch["attention_mask"], hidden_weight=3.0)
+    assert near > distillation_loss(mine, theirs, batch["attention_mask"])
+    labels = torch.nn.functional.cross_entropy(mine.logits, batch["labels"])
+    for share in (0.25, 1.0):
+        recipe = Recipe(distil=share, hidden=3.0)
+        wanted = (1 - share) * labels + share * near
+        assert_same(training_loss(student, batch, recipe, teacher), wanted)
+    assert_same(training_loss(student, inputs, Recipe(distil=1.0, hidden=3.0), teacher), near)  # needs no labels
 
 
 def test_a_killed_training_goes_on_bit_for_bit(setting, tmp_path):
