@@ -5,7 +5,6 @@ from collections import Counter
 from typing import Any
 
 from bertlite.checkpoint.families import FAMILIES
-from bertlite.records import commit_of
 from scripts.make.tables.read import Record, measured_on, record, records, table
 
 Claims = list[dict[str, Any]]
@@ -145,29 +144,15 @@ def outcome(record: Record, client: str, side: str) -> str:
 
 def trust() -> str:
     """Table of the stress tests and their results."""
-    soak, fuzz, coverage, native = (record(name) for name in ("soak", "fuzz", "coverage", "native"))
-    last, verdict, runs = soak["rows"][-1], soak["verdict"], native["runs"]
-    kinds = fuzz["kinds"].values()
+    fuzz, native = record("fuzz"), record("native")
+    kinds, runs = fuzz["kinds"].values(), native["runs"]
     tried, loaded = sum(kind["loaded"] + kind["refused"] for kind in kinds), sum(kind["loaded"] for kind in kinds)
     body = {
-        f"load, infer, prune, save and reload for {soak['minutes']:g} minutes": f"{last['rounds']:,} rounds; memory"
-        f" {verdict['grown_mib']:+.0f} MiB after the first fifth, {verdict['files_left_open']:+d} open files",
         "whole checkpoints changed at random": f"{tried:,} files: {loaded:,} load, the others are refused by our own"
         f" errors; the slowest took {max(kind['seconds'] for kind in kinds):.1f} s",
         f"native kernels ({native['instructions']}) on random shapes for {native['minutes']:g} minutes": "no fault in"
         f" {runs['address']['cases']:,} cases under the sanitizers of addresses and undefined behaviour and"
         f" {runs['thread']['cases']:,} under that of threads, nor in {runs['python']['cases']:,} whole models beside"
         " float64",
-        f"lines of `bertlite/` that the tests ran at {commit(coverage)}": f"{coverage['percent']:.1f} % of"
-        f" {coverage['lines']:,}",
     }
-    for each in sorted(records("mutation-*.json"), key=lambda each: each["module"]):
-        noticed = f"the tests notice {each['killed'] + each['looped or crashed']} of {each['run']}"
-        if each["survived"]:
-            noticed += f"; `scripts/stress/mutants.toml` explains the other {each['survived']}"
-        body[f"changes of `{each['module']}.py` as it was at {commit(each)}, one at a time"] = noticed
     return table(["", "result"], list(body.items()))
-
-
-def commit(record: Record) -> str:
-    return (commit_of(record) or {})["commit"][:7]
