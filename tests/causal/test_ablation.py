@@ -1,11 +1,13 @@
 """Ablation and Shapley values: equal to hooks written here, to pruning, and to every coalition counted out."""
 
 from collections.abc import Iterable
+from functools import partial
 from itertools import permutations
 from typing import Any
 
 import pytest
 import torch
+from by_hooks import PRUNED, H, L, N, S, classifier, contexts, replaced, row, run_with  # type: ignore[import-not-found]
 from conftest import F64, assert_same, distance, make, make_batch
 from left_as_found import left_as_found, worn
 from torch import Tensor
@@ -13,7 +15,6 @@ from torch import Tensor
 from bertlite import (
     BertForMaskedLM,
     BertForMultipleChoice,
-    BertForSequenceClassification,
     BertModel,
     head_importance,
     prune_heads,
@@ -23,13 +24,7 @@ from bertlite.causal import ablate, ablated, activations_at, mean_contexts, shap
 from bertlite.causal.ablation import scaled_positions
 from bertlite.causal.shapley import draw_orders, exact_increases, increases_along
 
-L, N, H, S, D = 3, 4, 12, 11, 48
-PRUNED = {0: [1, 3], 1: [0, 1, 2, 3]}
 METHODS = ("zero", "mean", "resample")
-
-
-def classifier(**changes: Any) -> Any:
-    return make(BertForSequenceClassification, num_labels=6, **changes)
 
 
 def data(count: int = 5, size: int = 2) -> list[dict[str, Tensor]]:
@@ -44,10 +39,6 @@ def others() -> list[dict[str, Tensor]]:
     return [make_batch(3, S, 8, (11, 9, 6)), make_batch(2, 10, 9, (10, 8))]
 
 
-def row(batch: dict[str, Tensor], i: int) -> dict[str, Tensor]:
-    return {name: x[i : i + 1] for name, x in batch.items()}
-
-
 def rows(batches: Iterable[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
     """Each example alone and without its padding."""
     singles = [row(batch, i) for batch in batches for i in range(len(batch["input_ids"]))]
@@ -57,42 +48,20 @@ def rows(batches: Iterable[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
     ]
 
 
-def contexts(model: Any, single: dict[str, Tensor]) -> list[Tensor]:
-    """The context of every layer, (S, kept·H), by hooks on the attention modules."""
-    found: list[Tensor] = []
-    blocks = [layer.attention.self for layer in model.base_model.encoder.layer]
-    hooks = [block.register_forward_hook(lambda m, args, out: found.append(out[0][0].clone())) for block in blocks]
-    with torch.no_grad():
-        model(**{name: x for name, x in single.items() if name != "labels"})
-    for hook in hooks:
-        hook.remove()
-    return found
-
-
 def loss_with(model: Any, single: dict[str, Tensor], values: dict[int, dict[int, Tensor]]) -> Tensor:
     """The loss of one example with {layer: {index of the head among those kept: its context, (S or 1, H)}}."""
 
-    def change(heads: dict[int, Tensor]) -> Any:
-        def replace(module: Any, args: Any, out: Any) -> Any:
-            new = out[0].clone()
-            for j, value in heads.items():
-                new[0, :, j * H : (j + 1) * H] = value
-            return (new, *out[1:])
+    def change(x: Tensor, heads: dict[int, Tensor]) -> Tensor:
+        for j, value in heads.items():
+            x = replaced(x, j, value)
+        return x
 
-        return replace
-
-    blocks = {i: layer.attention.self for i, layer in enumerate(model.base_model.encoder.layer)}
-    hooks = [blocks[layer].register_forward_hook(change(heads)) for layer, heads in values.items()]
-    with torch.no_grad():
-        loss = model(**single).loss
-    for hook in hooks:
-        hook.remove()
-    return loss
+    return run_with(model, single, {layer: partial(change, heads=heads) for layer, heads in values.items()}).loss
 
 
 def means(model: Any, reference: list[dict[str, Tensor]]) -> list[Tensor]:
     return [
-        torch.cat(parts).mean(0)
+        torch.cat(parts, 1)[0].mean(0)
         for parts in zip(*(contexts(model, single) for single in rows(reference)), strict=True)
     ]
 
@@ -166,8 +135,8 @@ def test_resampling_puts_another_example_in_place(reference: Any) -> None:
         with torch.no_grad():
             whole = model(**single).loss
         for k, donor in enumerate(each):
-            places = [round(p * (len(donor[0]) - 1) / (length - 1) + 1e-9) for p in range(length)]
-            increase = loss_with(model, single, {2: {1: donor[2][places, H : 2 * H]}}) - whole
+            places = [round(p * (donor[0].shape[1] - 1) / (length - 1) + 1e-9) for p in range(length)]
+            increase = loss_with(model, single, {2: {1: donor[2][:, places, H : 2 * H]}}) - whole
             if abs(float(increase - found[e, 2, 1])) < 1e-12:
                 fitting.append(k)
         assert len(fitting) == 1
@@ -237,22 +206,16 @@ def test_choices_are_rows_of_one_example() -> None:
     swapped = activations_at(model, {name: x.flip(0) for name, x in batch.items()})
     own = activations_at(model, batch)
     assert found.shape == (2, L, N)
-    block = model.bert.encoder.layer[1].attention.self
 
-    def change(module: Any, args: Any, out: Any) -> Any:
-        new = out[0].clone()
+    def change(x: Tensor) -> Tensor:
         for r, mask in enumerate(batch["attention_mask"].flatten(0, 1)):
             donor = batch["attention_mask"].flip(0).flatten(0, 1)[r]
             places = scaled_positions(int(mask.sum()), int(donor.sum()))
-            new[r, : len(places), 2 * H : 3 * H] = swapped[1, r, places, 2]
-        return (new, *out[1:])
+            x[r, : len(places), 2 * H : 3 * H] = swapped[1, r, places, 2]
+        return x
 
     assert distance(swapped, own) > 0.1
-    hook = block.register_forward_hook(change)
-    with torch.no_grad():
-        after = model(**{name: x for name, x in batch.items() if name != "labels"}).logits
-        hook.remove()
-        before = model(**{name: x for name, x in batch.items() if name != "labels"}).logits
+    before, after = (run_with(model, batch, changes).logits for changes in ({}, {1: change}))
     nll = [-x.log_softmax(-1)[[0, 1], batch["labels"]] for x in (before, after)]
     assert_same(found[:, 1, 2], nll[1] - nll[0])
 

@@ -1,12 +1,13 @@
 """Patching: equal to hooks written here on other modules, on every head, model, backend and kind of padding."""
 
 import copy
-from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from by_hooks import PRUNED, H, L, N, S, classifier, contexts, replaced, row, run_with  # type: ignore[import-not-found]
 from conftest import EXACT, F64, HEADED, assert_same, distance, make, make_batch
 from left_as_found import left_as_found, worn
 from torch import Tensor
@@ -15,14 +16,10 @@ from torch.nn import functional as F
 from bertlite import (
     BertForMultipleChoice,
     BertForQuestionAnswering,
-    BertForSequenceClassification,
     BertModel,
     prune_heads,
 )
 from bertlite.causal import SITES, activations_at, attribution_patch, patch
-
-L, N, H, S, D = 3, 4, 12, 11, 48
-PRUNED = {0: [1, 3], 1: [0, 1, 2, 3]}
 
 
 def pair(rows: int = 2, lengths: tuple[int, ...] = (11, 7)) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -30,11 +27,7 @@ def pair(rows: int = 2, lengths: tuple[int, ...] = (11, 7)) -> tuple[dict[str, T
     return make_batch(rows, S, 1, lengths), make_batch(rows, S, 2, lengths)
 
 
-def classifier(**changes: Any) -> Any:
-    return make(BertForSequenceClassification, num_labels=6, **changes)
-
-
-def answers(model: Any, clean: Any, corrupted: Any) -> tuple[Any, Any]:
+def answers(clean: Any, corrupted: Any) -> tuple[Any, Any]:
     """The batches with labels that differ in every example."""
     return {**clean, "labels": torch.tensor([1, 4])}, {**corrupted, "labels": torch.tensor([2, 0])}
 
@@ -51,56 +44,24 @@ def logits_alone(out: Any, batch: Any) -> Tensor:
     return out.logits.flatten(1) @ torch.linspace(-1, 1, out.logits[0].numel(), dtype=out.logits.dtype)
 
 
-# An independent patching: forward hooks on the attention modules' own outputs, one example at a time
-
-
-def contexts_by_hooks(model: Any, batch: Any) -> list[Tensor]:
-    """Record the context of every layer, (1, S, kept·H), where the attention module gives it."""
-    found: list[Tensor] = []
-    blocks = [layer.attention.self for layer in model.base_model.encoder.layer]
-    hooks = [block.register_forward_hook(lambda m, args, out: found.append(out[0].clone())) for block in blocks]
-    inputs = {name: x for name, x in batch.items() if name != "labels"}
-    with torch.no_grad():
-        model(**inputs)
-    for hook in hooks:
-        hook.remove()
-    return found
-
-
-def run_with_context(model: Any, batch: Any, layer: int, change: Callable[[Tensor], Tensor]) -> Any:
-    """Run a model whose attention in one layer gives another context."""
-    block = model.base_model.encoder.layer[layer].attention.self
-    hook = block.register_forward_hook(lambda m, args, out: (change(out[0]), *out[1:]))
-    inputs = {name: x for name, x in batch.items() if name != "labels"}
-    with torch.no_grad():
-        out = model(**inputs)
-    hook.remove()
-    return out
-
-
 def brute_force(
     model: Any, clean: Any, corrupted: Any, direction: str, metric: Any, positions: Any = None, gone: Any = ()
 ) -> Tensor:
     """The metric of every patched run: (B, L, N), nan where a head is pruned, or with positions (B, L, N, P)."""
-    examples, rows = len(clean["input_ids"]), []
+    rows = []
     columns = [slice(None)] if positions is None else positions
-    for i in range(examples):
-        one, other = ({name: x[i : i + 1] for name, x in batch.items()} for batch in (clean, corrupted))
+    for i in range(len(clean["input_ids"])):
+        one, other = row(clean, i), row(corrupted, i)
         source, base = (one, other) if direction == "denoise" else (other, one)
-        given = contexts_by_hooks(model, source)
+        given = contexts(model, source)
         table = torch.full((L, N, len(columns)), torch.nan, dtype=F64)
         for layer in range(L):
             kept = [head for head in range(N) if head not in dict(gone).get(layer, ())]
             for j, head in enumerate(kept):
                 for c, column in enumerate(columns):
-
-                    def change(x: Tensor, layer: int = layer, j: int = j, column: Any = column) -> Tensor:
-                        new = x.clone()
-                        new[:, column, j * H : (j + 1) * H] = given[layer][:, column, j * H : (j + 1) * H]  # noqa: B023
-                        return new
-
-                    out = run_with_context(model, base, layer, change)
-                    table[layer, head, c] = metric(out, base, i)
+                    value = given[layer][:, column, j * H : (j + 1) * H]
+                    change = partial(replaced, j=j, value=value, column=column)
+                    table[layer, head, c] = metric(run_with(model, base, {layer: change}), base, i)
         rows.append(table)
     found = torch.stack(rows)
     return found[..., 0] if positions is None else found
@@ -110,7 +71,7 @@ def brute_force(
 @pytest.mark.parametrize("gone", [{}, PRUNED], ids=["dense", "pruned"])
 def test_heads_are_patched_as_by_hooks_on_the_attention_modules(direction: str, gone: Any) -> None:
     model = prune_heads(classifier(), gone)
-    clean, corrupted = answers(model, *pair())
+    clean, corrupted = answers(*pair())
 
     def difference(out: Any, batch: Any, i: int) -> Tensor:
         return out.logits[0, clean["labels"][i]] - out.logits[0, corrupted["labels"][i]]
@@ -121,9 +82,7 @@ def test_heads_are_patched_as_by_hooks_on_the_attention_modules(direction: str, 
     assert_same(found.values.nan_to_num(nan=-9), wanted.nan_to_num(nan=-9))
     assert found.values[:, 2].isfinite().all()
     for end, batch in (("clean", clean), ("corrupted", corrupted)):
-        with torch.no_grad():
-            out = model(**{name: x for name, x in batch.items() if name != "labels"})
-        rows = range(2)
+        out, rows = run_with(model, batch, {}), range(2)
         whole = out.logits[rows, clean["labels"]] - out.logits[rows, corrupted["labels"]]
         assert_same(getattr(found, end), whole)
     base, other = (found.corrupted, found.clean) if direction == "denoise" else (found.clean, found.corrupted)
@@ -187,13 +146,9 @@ def test_cosine_is_of_mean_token_vectors() -> None:
         ends = [vector(model(**batch), batch) for batch in (clean, corrupted)]
         assert_same(found.corrupted, F.cosine_similarity(ends[1], ends[0]))
         assert_same(found.clean, torch.ones(2, dtype=F64))
-    one = {name: x[:1] for name, x in corrupted.items()}
-    given = contexts_by_hooks(model, {name: x[:1] for name, x in clean.items()})[1]
-
-    def change(x: Tensor) -> Tensor:
-        return torch.cat([x[..., : 2 * H], given[..., 2 * H : 3 * H], x[..., 3 * H :]], -1)
-
-    patched = vector(run_with_context(model, one, 1, change), one)
+    one = row(corrupted, 0)
+    given = contexts(model, row(clean, 0))[1][..., 2 * H : 3 * H]
+    patched = vector(run_with(model, one, {1: partial(replaced, j=2, value=given)}), one)
     assert_same(found.values[0, 1, 2], F.cosine_similarity(patched, ends[0][:1])[0])
 
 
@@ -217,7 +172,7 @@ def test_sublayers_are_patched_as_by_changed_modules(site: str, chunk: int) -> N
     clean, corrupted = pair()
     found = patch(model, clean, corrupted, site, metric=logits_alone)
     given = activations_at(model, clean, site)
-    assert given.shape == (L + (site == "residual"), 2, S, D)
+    assert given.shape == (L + (site == "residual"), 2, S, N * H)
 
     class Told(torch.nn.Module):
         def __init__(self, value: Tensor) -> None:
@@ -251,7 +206,7 @@ def test_activations_are_what_the_model_computes() -> None:
     assert heads.shape == (L, 2, S, N, H)
     assert heads[0, :, :, [1, 3]].isnan().all()
     assert heads[1].isnan().all()
-    wanted = contexts_by_hooks(model, clean)
+    wanted = contexts(model, clean)
     assert_same(heads[2].flatten(-2), wanted[2], atol=0)
     assert_same(heads[0][:, :, [0, 2]].flatten(-2), wanted[0], atol=0)
 
@@ -318,15 +273,14 @@ def test_checkpointed_layers_are_patched_too() -> None:
 @pytest.mark.parametrize("positions", [None, [0, 4, 8]])
 def test_attribution_is_the_derivative_of_a_small_patch(direction: str, positions: Any) -> None:
     """A central difference: go a small part of the way, back and forth, by a hook."""
-    gone = {0: [1, 3], 1: [0, 1, 2, 3]}
-    model = prune_heads(classifier(), gone)
+    model = prune_heads(classifier(), PRUNED)
     clean, corrupted = pair()
     found = attribution_patch(
         model, clean, corrupted, direction=direction, positions=positions, metric=logits_alone, verify=0
     )
     source, base = (clean, corrupted) if direction == "denoise" else (corrupted, clean)
-    given, step = contexts_by_hooks(model, source), 1e-5
-    own = contexts_by_hooks(model, base)
+    given, step = contexts(model, source), 1e-5
+    own = contexts(model, base)
     for layer, head, index in ((0, 2, 1), (2, 0, 0), (2, 3, 3)):
         for c, column in enumerate([slice(None)] if positions is None else positions):
             ends = []
@@ -338,7 +292,7 @@ def test_attribution_is_the_derivative_of_a_small_patch(direction: str, position
                     new[:, column, part] += sign * step * gap  # noqa: B023
                     return new
 
-                ends.append(logits_alone(run_with_context(model, base, layer, change), base))
+                ends.append(logits_alone(run_with(model, base, {layer: change}), base))
             wanted = (ends[0] - ends[1]) / (2 * step)
             estimate = found.estimates[:, layer, head]
             assert_same(estimate if positions is None else estimate[:, c], wanted, atol=1e-7)
