@@ -247,8 +247,14 @@ def test_a_recorded_teacher_gives_the_models_logits_in_any_order() -> None:
     examples, task = EncodedExamples(rows, (0, 1, 2, 0)), TASKS["classification"]
     batch = examples.batch([2, 0], torch.long)
     batch.pop("labels")
-    found = budgets.RecordedTeacher(model, examples, task)(**batch, return_dict=True).logits
-    torch.testing.assert_close(found, model(**batch).logits.detach().float())
+    options = {"return_dict": True, "output_hidden_states": True}
+    found, wanted = budgets.RecordedTeacher(model, examples, task)(**batch, **options), model(**batch, **options)
+    torch.testing.assert_close(found.logits, wanted.logits.detach())
+    real = batch["attention_mask"].bool()
+    for own, other in zip(found.hidden_states, wanted.hidden_states, strict=True):
+        torch.testing.assert_close(own[real], other[real].detach())
+    options["output_hidden_states"] = False
+    assert budgets.RecordedTeacher(model, examples, task)(**batch, **options).hidden_states is None
 
 
 def test_tasks_are_made_from_the_data(tmp_path: Path) -> None:

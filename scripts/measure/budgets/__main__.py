@@ -12,7 +12,7 @@ import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import cache
+from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,17 +21,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from bertlite.cli.parts import FOLDER, RECORD, count, integers, names_of, number, numbers, paths
 from bertlite.experiments.compare import provenance
 from bertlite.experiments.data import DataSource, EncodedExamples, batch_indices, read_examples, read_tokenizer
-from bertlite.experiments.evaluate import TASKS, Task, evaluate, predict
+from bertlite.experiments.evaluate import TASKS, Task, eval_mode, evaluate, predict
 from bertlite.experiments.files import model_sha256, units_kept
 from bertlite.experiments.finetune import Recipe, finetune_
 from bertlite.experiments.statistics import Estimate, clustered_estimate
 from bertlite.importance import macs
 from bertlite.progress import Progress
-from bertlite.records import Run, is_finished, read_runs, version_of, write_record
+from bertlite.records import Record, Run, is_finished, read_runs, version_of, write_record
 from scripts.measure.budgets import tasks
 from scripts.measure.budgets.methods import OURS, WAYS, Subject, Way, library
 
@@ -44,19 +45,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     folder: Path = args.out[FOLDER]
     total = len(args.tasks) * len(args.seeds) * len(args.shares) * len(args.ways)
-    with Progress(0 if args.record_only else total, "prunings", what="budgets") as progress:
+    with Progress(0 if args.record_only else total, "models", what="budgets") as progress:
         for name, seed in product([] if args.record_only else args.tasks, args.seeds):
             files = tasks.write_task(name, args.data, folder / "data")
             bench = Bench(name, files, tuned(args, name, files, seed), args)
             for way, share in product(args.ways, args.shares):
-                found = bench.run(way, share, seed, folder)
+                place = bench.prune(way, share, seed, folder)
+                if "distilled" in args.stages:
+                    bench.distil(place, seed)
                 progress.advance()
-                progress.print("{task} {way} {share:.0%} {score:.4f} (dense {dense:.4f})".format_map(found))
-    runs = [run for path in sorted(folder.glob("*/pruned/*")) if is_finished(path) for run in read_runs(path)]
-    rows = summary([{**run.config, **run.results} for run in runs])
+                progress.print("{task} {way} {share:.0%} {score:.4f} (dense {dense:.4f})".format_map(results(place)))
+    places = [path for path in sorted(folder.glob("*/pruned/*")) if is_finished(path)]
+    found = [results(path) for path in places]
+    runs = [run for path in places for run in (*read_runs(path), *distilled_runs(path))]
+    rows = summary(found)
     for row in rows:
         print("{share:4.0%} {way}, {stage}: {lost:.1f} lost, {tasks} tasks (at worst {worst[1]:.1f})".format_map(row))
-    dense = {run.config["task"]: run for path in folder.glob("*/dense-*") for run in read_runs(path)}
+    dense = {run["task"]: read_runs(folder / run["task"] / f"dense-{run['seed']}")[0] for run in found}
     record = {
         "what": "ways to prune to a share of the MACs, without training and after distillation",
         "tuning": {name: {x: run.config[x] for x in ("examples", "epochs", "lr")} for name, run in dense.items()},
@@ -65,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "torch_pruning": version_of("torch-pruning"),
         **provenance(runs),
         "rows": rows,
-        "runs": [{**run.config, **run.results, "model": run.facts["model"]["dense"]} for run in runs],
+        "runs": found,
     }
     write_record(args.out[RECORD], record)
     return 0
@@ -83,6 +88,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ways", type=ways_named, default=tuple(WAYS), help="names, split at ;")
     parser.add_argument("--seeds", type=integers, default=(0,), help="fine-tuned models of a task (default: 0)")
     parser.add_argument("--shares", type=numbers, default=(0.5, 0.3, 0.2), help="of the MACs (default: 0.5,0.3,0.2)")
+    parser.add_argument(
+        "--stages", type=names_of("stage", tuple(STAGES)), default=tuple(STAGES), help="(default: pruned,distilled)"
+    )
     parser.add_argument("--distil", type=count, default=2048, metavar="N", help="examples (default: %(default)s)")
     parser.add_argument("--epochs", type=number, default=2.0, help="of fine-tuning (default: %(default)s)")
     parser.add_argument("--lr", type=number, default=1e-4, help="of both trainings (default: %(default)s)")
@@ -104,6 +112,19 @@ def ways_named(text: str) -> tuple[str, ...]:
     if unknown := [name for name in names if name not in WAYS]:
         raise argparse.ArgumentTypeError(f"{unknown[0]!r} is unknown; have: {'; '.join(WAYS)}")
     return names
+
+
+def results(place: Path) -> dict[str, Any]:
+    """Return the settings and results of a pruned model, and its score once it is distilled."""
+    (run,) = read_runs(place)
+    found = {**run.config, **run.results, "model": run.facts["model"]["dense"]}
+    return found | dict(item for run in distilled_runs(place) for item in run.results.items())
+
+
+def distilled_runs(place: Path) -> list[Record]:
+    """Return the run that distilled a pruned model, if it is finished."""
+    folder = place.parents[1] / "distilled" / place.name
+    return read_runs(folder) if is_finished(folder) else []
 
 
 def source(name: str, path: Path) -> DataSource:
@@ -137,16 +158,19 @@ class Bench:
 
     def __init__(self, name: str, files: dict[str, Path], checkpoint: Path, args: argparse.Namespace) -> None:
         self.name, self.task, self.metric = name, task_of(name), tasks.TASKS[name].metric
-        self.distil, self.lr = args.distil, args.lr
+        self.examples, self.lr = args.distil, args.lr
         tokenizer = read_tokenizer(str(checkpoint), args.max_length)
         train, dev = (read_examples(source(name, files[part])) for part in ("train", "dev"))
         self.train = self.task.encode(train.sample(len(train), 0), tokenizer)  # shuffled
         self.dev, self.labels = self.task.encode(dev, tokenizer), np.array(dev.labels)
         self.model = self.task.load(str(checkpoint))
         self.dense = predict(self.model, self.dev, self.task)
-        self.teacher = RecordedTeacher(self.model, first(self.train, self.distil), self.task)
         self.hashes: dict[str, Any] = {"model": {"dense": model_sha256(self.model)}, "data": {"dev": dev.sha256}}
         self.subject = cache(self.make_subject)
+
+    @cached_property
+    def teacher(self) -> "RecordedTeacher":
+        return RecordedTeacher(self.model, first(self.train, self.examples), self.task)
 
     def make_subject(self, texts: int) -> Subject:
         data = first(self.train, texts)
@@ -159,16 +183,18 @@ class Bench:
         tokens = np.cumsum([self.train.length(i) for i in range(len(self.train))])
         return min(len(tokens), int((tokens <= way.tokens).sum()) + 1)
 
-    def run(self, way: str, share: float, seed: int, root: Path) -> dict[str, Any]:
-        """Prune, judge, distil, judge and record, unless that is done; return the settings and the results."""
+    def prune(self, way: str, share: float, seed: int, root: Path) -> Path:
+        """Prune, judge, save and record, unless that is done; return the folder."""
         texts = self.texts(WAYS[way])
-        folder = root / self.name / "pruned" / f"{re.sub('[^a-z0-9]+', '-', way.lower())}-{100 * share:g}-{seed}"
+        place = f"{re.sub('[^a-z0-9]+', '-', way.lower()).strip('-')}-{100 * share:g}-{seed}"
+        folder = root / self.name / "pruned" / place
         config = {"task": self.name, "way": way, "share": share, "seed": seed, "texts": texts}
         if not is_finished(folder):
             with Run("budget", config, folder=folder, seed=seed, **self.hashes) as run:
                 pruned = WAYS[way].prune(self.subject(texts), share)
                 heads, neurons = units_kept(pruned.config)
                 found = self.judge(pruned)
+                pruned.save_pretrained(folder / "model")
                 run.results = {
                     "score": found[self.metric],
                     "dense": evaluate(self.dense, self.labels, self.task)[self.metric],
@@ -178,11 +204,17 @@ class Bench:
                     "heads_kept": heads,
                     "neurons_kept": neurons,
                 }
-                recipe = Recipe(epochs=1, lr=self.lr, batch_size=BATCH, seed=seed, distil=0.5)
-                finetune_(pruned, first(self.train, self.distil), self.task, recipe, teacher=self.teacher)
-                run.results["distilled"] = self.judge(pruned)[self.metric]
-        (run_found,) = read_runs(folder)
-        return {**run_found.config, **run_found.results}
+        return folder
+
+    def distil(self, pruned: Path, seed: int) -> None:
+        """Distil the model of a run, judge and record, unless that is done."""
+        folder = pruned.parents[1] / "distilled" / pruned.name
+        if not is_finished(folder):
+            recipe = Recipe(epochs=1, lr=self.lr, batch_size=BATCH, seed=seed, distil=1, hidden=1)
+            with Run("distil", asdict(recipe), folder=folder, seed=seed, **self.hashes) as run:
+                model, data = self.task.load(str(pruned / "model")), first(self.train, self.examples)
+                finetune_(model, data, self.task, recipe, teacher=self.teacher)
+                run.results = {"distilled": self.judge(model)[self.metric]}
 
     def judge(self, model: Any) -> dict[str, float]:
         return evaluate(predict(model, self.dev, self.task), self.labels, self.task, self.dense)
@@ -193,20 +225,25 @@ def first(data: EncodedExamples, many: int) -> EncodedExamples:
 
 
 class RecordedTeacher(nn.Module):
-    """The logits of a model for some examples, which every distillation of it needs: computed once."""
+    """What a distillation needs of a model for some examples, computed once: logits and hidden states."""
 
     def __init__(self, model: Any, data: EncodedExamples, task: Task) -> None:
         super().__init__()
-        outputs = torch.from_numpy(predict(model, data, task))
-        self.known = dict(zip(data.rows, outputs, strict=True))
+        self.known: dict[Any, tuple[Tensor, Tensor]] = {}  # by token ids and types: logits, states (layers, S, D)
+        for indices in batch_indices(data, BATCH):
+            batch = data.batch(indices, task.labels)
+            with torch.no_grad(), eval_mode(model):
+                out = model(**{name: x for name, x in batch.items() if name != "labels"}, output_hidden_states=True)
+            states = torch.stack(out.hidden_states, 1)  # (B, layers, S, D)
+            for i, logits, each in zip(indices, out.logits, states, strict=True):
+                self.known[data.rows[i]] = logits, each[:, : data.length(i)].clone()
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor, return_dict: bool) -> Any:
-        counts = attention_mask.sum(1).tolist()
-        rows = [
-            (tuple(ids[:n].tolist()), tuple(types[:n].tolist()))
-            for ids, types, n in zip(input_ids, token_type_ids, counts, strict=True)
-        ]
-        return SimpleNamespace(logits=torch.stack([self.known[row] for row in rows]))
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor, **options: bool) -> Any:
+        rows = zip(input_ids.tolist(), token_type_ids.tolist(), attention_mask.sum(1).tolist(), strict=True)
+        found = [self.known[tuple(ids[:n]), tuple(types[:n])] for ids, types, n in rows]
+        states = [F.pad(each, (0, 0, 0, input_ids.shape[1] - each.shape[1])) for _, each in found]
+        hidden = torch.stack(states, 1).unbind() if options["output_hidden_states"] else None
+        return SimpleNamespace(logits=torch.stack([logits for logits, _ in found]), hidden_states=hidden)
 
 
 # Rows
@@ -216,6 +253,8 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a row for each share, stage and way: points lost, the mean of the tasks', and more than by OURS."""
     lost: dict[tuple[float, str, str], dict[str, list[float]]] = {}
     for run, (stage, score) in product(runs, STAGES.items()):
+        if score not in run:
+            continue
         by_task = lost.setdefault((run["share"], stage, run["way"]), {})
         by_task.setdefault(run["task"], []).append(100 * (run["dense"] - run[score]))
     rows = []

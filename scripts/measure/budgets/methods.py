@@ -19,7 +19,7 @@ from bertlite.pruning import layers_of
 from scripts.measure.budgets.kprune import kprune
 from scripts.measure.budgets.kwon import both_gradients, kwon
 
-REACH, STEPS = 0.1, 5  # of the bisection of the ratio that Torch-Pruning is given
+RATIOS = 100  # to prune at, that Torch-Pruning is tried with: multiples of 1/100
 
 
 class Subject:
@@ -63,19 +63,17 @@ def library() -> ModuleType:
 def torch_pruning(subject: Subject, share: float) -> Any:
     """Prune by Torch-Pruning's pruner: group taylor scores, globally, one ratio of heads and of neurons.
 
-    The ratio is the least that meets the share, about 1 - share.
+    The pruner leaves a layer whole that would lose all its heads or neurons, so ratios are tried one after the other:
+    that which leaves most within the share is taken.
     """
-    low, high = max(0.0, 1 - share - REACH), min(1.0, 1 - share + REACH)
-    best = lowest(subject, high)
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        choice = lowest(subject, middle)
-        config = with_pruned(subject.model.config, *choice)
-        if macs(config, subject.length) <= share * macs(subject.model.config, subject.length):
-            best, high = choice, middle
-        else:
-            low = middle
-    return prune_neurons(prune_heads(subject.model, best[0]), best[1])
+    best: tuple[float, tuple[Choice, Choice]] = (0.0, ({}, {}))
+    for step in range(round(RATIOS * (0.95 - share)), RATIOS):
+        choice = lowest(subject, step / RATIOS)
+        left = macs(with_pruned(subject.model.config, *choice), subject.length)
+        if best[0] < left <= share * macs(subject.model.config, subject.length):
+            best = left, choice
+    heads, neurons = best[1]
+    return prune_neurons(prune_heads(subject.model, heads), neurons)
 
 
 def lowest(subject: Subject, ratio: float) -> tuple[Choice, Choice]:
