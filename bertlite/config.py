@@ -244,13 +244,22 @@ class BertConfig:
 
 
 def read_json_object(path: str | Path) -> dict[str, Any]:
-    """Read a config.json; raise ValueError if the file is not a JSON object."""
+    """Read a file of one JSON object; see `parse_json_object`."""
     try:
-        values = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
+    return parse_json_object(path, text)
+
+
+def parse_json_object(path: str | Path, text: str) -> dict[str, Any]:
+    """Parse a JSON object; raise ValueError, which names the file at the path, if the text is not one."""
+    try:
+        values = json.loads(text, parse_constant=lambda _: None)  # NaN is not JSON
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON, or cut short ({error}): fetch it again") from None
     if not isinstance(values, dict):
-        raise ValueError(f"{path} holds a JSON {type(values).__name__}, not an object with a model's fields")
+        raise ValueError(f"{path} holds a JSON {type(values).__name__}, not an object")
     return values
 
 

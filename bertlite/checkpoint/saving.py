@@ -19,7 +19,7 @@ from bertlite.checkpoint.skeleton import make_skeleton
 from bertlite.records import to_json
 
 SUPERSEDED = re.compile(  # by a save: what an earlier one left, of a model or of an optimised one
-    r"model(\.[\w-]+|-\d+-of-\d+)*\.safetensors(\.index(\.[\w-]+)?\.json)?|native\.json|(layers|rest)\.safetensors"
+    r"model(\.[\w-]+|-\d+-of-\d+)*\.safetensors(\.index(\.[\w-]+)?\.json)?|native\.json|(native|layers|rest)\.safetensors"
 )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bertlite.checkpoint.files import Folder, Repository, Source, locate
-from bertlite.tokenizer.files import read_json
+from bertlite.config import read_json_object
 
 POOLINGS = ("cls", "mean", "max", "lasttoken")
 LEGACY_POOLINGS = {  # keys of 1_Pooling/config.json in sentence-transformers before it had one `pooling_mode`
@@ -119,7 +119,7 @@ def kind_of(name: str) -> str:
 def read_limit(place: Folder | Repository) -> int | None:
     """Return the `model_max_length` of a checkpoint's tokenizer."""
     path = place.get("tokenizer_config.json")
-    values = {} if path is None else read_json(path)
+    values = {} if path is None else read_json_object(path)
     return values.get("model_max_length", values.get("max_len"))
 
 
@@ -132,7 +132,7 @@ def read_module(
         ValueError: a setting has another value than `fixed`, the one that bertlite supports.
     """
     path = place.get(f"{folder}/{name}".lstrip("/"))
-    values = {} if path is None else read_json(path)
+    values = {} if path is None else read_json_object(path)
     for key, done in (fixed or {}).items():
         if values.get(key) not in (None, {}, done):
             raise ValueError(f"{path} has {key} {values[key]!r}; bertlite's embedder supports only {done!r}")

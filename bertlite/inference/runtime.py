@@ -93,11 +93,11 @@ class InferenceModel(nn.Module):
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "InferenceModel":
-        """Return a model that `save` wrote, its weights mapped from the files.
+        """Return a model that `save` wrote, its weights mapped from the file.
 
         Raises:
-            FileNotFoundError: the folder lacks a file.
-            ValueError: it has another format, was edited or is damaged.
+            FileNotFoundError: the folder lacks the file.
+            ValueError: it has another format or is damaged.
             RuntimeError: the native kernels are not available on this machine.
         """
         model, numbers = load_native(Path(folder).expanduser())

@@ -19,6 +19,7 @@ from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Folder, Source, find_checkpoint, locate
 from bertlite.checkpoint.folders import carry, replacing
 from bertlite.checkpoint.saving import write_sorted_json
+from bertlite.config import read_json_object
 from bertlite.heads.models import CLASSES
 from bertlite.inspection import class_of
 from bertlite.model import BertModel, BertPreTrainedModel
@@ -28,7 +29,6 @@ from bertlite.records import sha256_of, write_json
 from bertlite.shipping.carried import MODULES, carry_modules, carry_tokenizer
 from bertlite.shipping.formats import FORMATS, Format, find_format
 from bertlite.shipping.graphs import Graph
-from bertlite.tokenizer.files import read_json
 
 RECORD = "export.json"
 FACTOR = 10.0  # 1.6 was found for a model of 6 layers
@@ -118,7 +118,7 @@ def export(
             "seconds": round(seconds, 1),
             "shapes": shapes,
         }
-        before = read_json(out / RECORD)["formats"] if (out / RECORD).is_file() else {}
+        before = read_json_object(out / RECORD)["formats"] if (out / RECORD).is_file() else {}
         record = {"what": "bertlite export", "sha256": hashes, "formats": {**before, format: found}}
         write_json(new / RECORD, record)
         if not own:
@@ -145,7 +145,7 @@ def check_target(source: Source, folder: Path, sha256: str) -> bool:
         return True
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
-    if (folder / RECORD).is_file() and read_json(folder / RECORD).get("sha256") == sha256:
+    if (folder / RECORD).is_file() and read_json_object(folder / RECORD).get("sha256") == sha256:
         return False
     raise FileExistsError(f"{folder} does not hold an export of this checkpoint: name another folder")
 

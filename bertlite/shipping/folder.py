@@ -14,7 +14,7 @@ from bertlite.checkpoint.files import Source
 from bertlite.checkpoint.folders import replacing
 from bertlite.checkpoint.remote import MODULE, export_remote_code
 from bertlite.checkpoint.saving import SUPERSEDED, write_sorted_json
-from bertlite.config import BertConfig, default_labels, kept_heads, kept_neurons
+from bertlite.config import BertConfig, default_labels, kept_heads, kept_neurons, read_json_object
 from bertlite.model import BertPreTrainedModel
 from bertlite.records import write_json
 from bertlite.shipping.card import (
@@ -27,7 +27,6 @@ from bertlite.shipping.card import (
     read_origin,
 )
 from bertlite.shipping.carried import carry_modules, carry_tokenizer
-from bertlite.tokenizer.files import read_json
 
 REPORT = "report.json"
 WRITTEN = re.compile(  # files that a new model replaces in a folder
@@ -87,7 +86,7 @@ def write_model(
     folder = Path(folder).expanduser()
     with replacing(folder, superseded=WRITTEN) as new:
         model.save_pretrained(new)
-        saved = {**read_json(new / "config.json"), "id2label": config.id2label, "label2id": config.label2id}
+        saved = {**read_json_object(new / "config.json"), "id2label": config.id2label, "label2id": config.label2id}
         saved.pop("auto_map", None)  # of the source's code, which is not copied
         write_sorted_json(new / "config.json", saved)
         carry_tokenizer(source, new, config)

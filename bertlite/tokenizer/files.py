@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertlite.checkpoint.files import Folder, Repository, Source, first_existing, locate
 from bertlite.checkpoint.folders import replacing
+from bertlite.config import read_json_object
 from bertlite.tokenizer.encoding import explained_errors
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def read_arguments(
     from tokenizers import Tokenizer
 
     paths = [place.get(name) for name in ("special_tokens_map.json", "tokenizer_config.json")]
-    tokens, config = (read_json(path) if path is not None else {} for path in paths)
+    tokens, config = (read_json_object(path) if path is not None else {} for path in paths)
     kind = (config.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
     is_bert, is_json = kind in BERT_CLASSES, found.suffix == ".json"
     if kind in PYTHON_CLASSES or config.get("auto_map") or not (is_bert or is_json):
@@ -119,7 +120,7 @@ def read_positions(place: Folder | Repository) -> int | None:
         return None
     from bertlite.checkpoint.families import FAMILIES
 
-    values = read_json(path)
+    values = read_json_object(path)
     family = FAMILIES.get(str(values.get("model_type", "bert")))
     positions = values.get("max_position_embeddings")
     if family is None or not isinstance(positions, int):
@@ -164,27 +165,16 @@ def number_tokens(vocab: Sequence[str] | PathLike[str] | str) -> dict[str, int]:
     return {token: number for number, token in enumerate(vocab)}
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object, or raise ValueError."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)  # NaN is not JSON
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON, or cut short ({error}): fetch it again") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} holds a JSON {type(values).__name__}, not an object")
-    return values
-
-
 def read_vocabulary(path: Path, place: Folder | Repository) -> dict[str, Any]:
     """Read a vocab.txt, and the added_tokens.json that transformers 4 writes beside it."""
     beside = place.get("added_tokens.json")
-    added = {} if beside is None else {index(number): {"content": t} for t, number in read_json(beside).items()}
+    added = {} if beside is None else {index(number): {"content": t} for t, number in read_json_object(beside).items()}
     return {"vocab": number_tokens(path), "added_tokens": added}
 
 
 def read_tokenizer(path: Path) -> dict[str, Any]:
     """Read a tokenizer.json: its vocabulary and the settings of its parts only if all parts are BERT's."""
-    values = read_json(path)
+    values = read_json_object(path)
     names = ("model", "normalizer", "pre_tokenizer", "padding", "truncation")
     model, normalizer, splitter, padding, truncation = ((values.get(name) or {}) for name in names)
     read = {"added_tokens": {token["id"]: token for token in values.get("added_tokens") or ()}}

@@ -1,15 +1,12 @@
 """Save a model with packed weights, and map it again without packing.
 
-A folder holds config.json, native.json (what the files are), layers.safetensors (the packed weights, one tensor of
-bytes) and rest.safetensors (embeddings, pooler and head).  Packed weights are the same for every x86-64 processor.
-
-The files belong together: native.json repeats the config and holds a hash of the weights, and both weights files hold
-a hash of native.json.  All sizes follow from the config, and tensors that do not fit it are refused.
+All is in one safetensors file: the packed weights, one tensor of bytes; embeddings, pooler and head, by their names in
+a checkpoint; and in the metadata, as JSON, the config and what else describes them.  Packed weights are the same for
+every x86-64 processor.  All sizes follow from the config, and tensors that do not fit it are refused.
 """
 
-import hashlib
+import re
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +19,9 @@ from bertlite.checkpoint.files import WEIGHT_FILES
 from bertlite.checkpoint.folders import replacing
 from bertlite.checkpoint.names import DECODER
 from bertlite.checkpoint.reading import State, read_metadata, read_weights
-from bertlite.checkpoint.saving import SUPERSEDED, bytes_of, write_safetensors, write_sorted_json
+from bertlite.checkpoint.saving import SUPERSEDED, write_safetensors
 from bertlite.checkpoint.skeleton import assign_tensors_, make_skeleton
-from bertlite.config import BertConfig, read_json_object, set_config
+from bertlite.config import BertConfig, parse_json_object, set_config
 from bertlite.heads.models import CLASSES
 from bertlite.inference.native.calls import NUMBERS
 from bertlite.inference.native.conversion import run_natively_
@@ -35,10 +32,11 @@ from bertlite.inference.native.model import NativeBertModel
 from bertlite.inference.native.weights import NativeWeights, Shape
 from bertlite.inference.support import missing_for_native
 from bertlite.model import BertModel, BertPreTrainedModel
-from bertlite.records import sha256
+from bertlite.records import to_json
 
-FORMAT = 2  # of the folder and of the packed weights in it
-FILES = ("config.json", "native.json", "layers.safetensors", "rest.safetensors")
+FORMAT = 3  # of the file and of the packed weights in it
+FILE = "native.safetensors"
+REPLACED = re.compile(rf"{SUPERSEDED.pattern}|config\.json")  # by a save: a checkpoint that was there goes whole
 WAY_OUT = "optimise the model again and save it"
 
 
@@ -49,8 +47,8 @@ def save_native(model: BertPreTrainedModel, folder: Path) -> None:
 
     Raises:
         TypeError: the model's class is not one of bertlite's own.
-        ValueError: its config describes other layers, or the folder holds weights of another format, which would be
-            read with this model's config.
+        ValueError: its config describes other layers, or the folder holds weights of another format, whose config
+            would be removed.
         OSError: the folder cannot be written.
     """
     kind = BertModel if type(model) is NativeBertModel else type(model)
@@ -64,9 +62,6 @@ def save_native(model: BertPreTrainedModel, folder: Path) -> None:
     assert isinstance(encoder, NativeEncoder)
     if encoder.weights.shape != Shape.of(model.config, encoder.weights.shape.numbers):
         raise ValueError(f"this {name} cannot be saved: its layers are not those that its config describes")
-    rest, digest = plain_tensors(model), hashlib.sha256()
-    for tensor in (encoder.weights.data, *rest.values()):
-        digest.update(bytes_of(tensor))
     about = {
         "format": FORMAT,
         "byteorder": sys.byteorder,
@@ -74,14 +69,10 @@ def save_native(model: BertPreTrainedModel, folder: Path) -> None:
         "options": model.build_options,
         "numbers": encoder.weights.shape.numbers,
         "config": model.config.to_dict(),
-        "weights": digest.hexdigest(),
     }
-    with replacing(folder, superseded=SUPERSEDED) as new:
-        write_sorted_json(new / "config.json", model.config.to_dict())
-        write_sorted_json(new / "native.json", about)
-        native = sha256(new / "native.json")
-        write_safetensors(new / "layers.safetensors", {"layers": encoder.weights.data}, native=native)
-        write_safetensors(new / "rest.safetensors", rest, native=native)
+    tensors = {"layers": encoder.weights.data, **plain_tensors(model)}
+    with replacing(folder, superseded=REPLACED) as new:
+        write_safetensors(new / FILE, tensors, native=to_json(about))
 
 
 def plain_tensors(model: BertPreTrainedModel) -> State:
@@ -98,42 +89,44 @@ def plain_tensors(model: BertPreTrainedModel) -> State:
 
 
 def load_native(folder: Path) -> tuple[BertPreTrainedModel, str]:
-    """Return a model that `save_native` wrote, its weights mapped from the files, and the dtype of its layers.
+    """Return a model that `save_native` wrote, its weights mapped from the file, and the dtype of its layers.
 
     Raises:
-        FileNotFoundError: the folder lacks a file.
-        ValueError: it was written in another format, or by a machine of another byte order, or its files do not
-            belong together, or a tensor is not one of the model that the config describes, or not finite.
+        FileNotFoundError: the folder lacks the file.
+        ValueError: it was written in another format, or by a machine of another byte order, or a tensor is not one of
+            the model that the config describes, or not finite.
         NativeKernelsError: the kernels are not available on this machine.
     """
-    missing = [name for name in FILES if not (folder / name).is_file()]
-    if missing:
-        raise FileNotFoundError(f"{folder} is not an optimised model: it has no {', '.join(missing)}")
-    about = read_json_object(folder / "native.json")
-    check_about(folder, about)
-    config = BertConfig.from_json_file(folder / "config.json")
+    path = folder / FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} is not an optimised model of this bertlite: it has no {FILE}; {WAY_OUT}")
+    about = read_about(path)
     numbers: str = about["numbers"]
-    floats = torch.float32 if numbers == "int8" else getattr(torch, numbers)
+    config = BertConfig.from_values(path, about["config"])
     without_layers = replace(config, num_hidden_layers=0, pruned_heads={}, pruned_neurons={})
     try:
         model = make_skeleton(CLASSES[about["class"]], without_layers, about["options"])
     except TypeError as error:
-        raise ValueError(f"{folder / 'native.json'}: options are {about['options']!r}: {error}") from None
-    assign_tensors_(model, read_rest(folder / "rest.safetensors", model, floats))
+        raise ValueError(f"{path} has options {about['options']!r}: {error}") from None
+    state = read_weights(path)
+    layers = state.pop("layers", None)
+    floats = torch.float32 if numbers == "int8" else getattr(torch, numbers)
+    check_rest_(state, path, model, floats)
+    assign_tensors_(model, state)
     set_config(model, config)
     unsupported = missing_for_native(model, getattr(torch, numbers))
     if unsupported is not None:
-        raise ValueError(f"{folder} holds no model that the native kernels run: {unsupported}")
-    weights = read_layers(folder / "layers.safetensors", Shape.of(config, numbers))
-    return run_natively_(model, weights, load_kernels()), numbers
+        raise ValueError(f"{path} holds no model that the native kernels run: {unsupported}")
+    return run_natively_(model, packed_weights(layers, path, Shape.of(config, numbers)), load_kernels()), numbers
 
 
-def check_about(folder: Path, about: Mapping[str, Any]) -> None:
-    """Raise ValueError unless native.json has this format and belongs to the other files."""
+def read_about(path: Path) -> dict[str, Any]:
+    """Return what a file says of itself; ValueError unless it has this format."""
+    about = parse_json_object(path, read_metadata(path).get("native", "{}"))
     found = (about.get("format"), about.get("byteorder"))
     if found != (FORMAT, sys.byteorder):
         raise ValueError(
-            f"{folder} has format {found[0]!r} of a {found[1]}-endian machine; this bertlite reads format {FORMAT},"
+            f"{path} has format {found[0]!r} of a {found[1]}-endian machine; this bertlite reads format {FORMAT},"
             f" {sys.byteorder}-endian: {WAY_OUT}"
         )
     faults = [
@@ -141,41 +134,32 @@ def check_about(folder: Path, about: Mapping[str, Any]) -> None:
         for name, known in (("class", CLASSES), ("numbers", NUMBERS))
         if about.get(name) not in [*known]
     ]
-    raise_faults(f"{folder / 'native.json'} describes no model: {WAY_OUT}", faults)
-    own, saved = read_json_object(folder / "config.json"), about.get("config")
-    saved = saved if isinstance(saved, dict) else {}
-    names = sorted(name for name in own.keys() | saved.keys() if own.get(name) != saved.get(name))
-    faults = [f"{name} is {own.get(name)!r}; in native.json it is {saved.get(name)!r}" for name in names]
-    raise_faults(f"{folder / 'config.json'} is not the config of the packed weights: {WAY_OUT}", faults)
-    for path in (folder / "layers.safetensors", folder / "rest.safetensors"):
-        if read_metadata(path).get("native") != sha256(folder / "native.json"):
-            raise ValueError(f"{path} was saved with another native.json than the one beside it: {WAY_OUT}")
+    faults += [f"{name} is {about.get(name)!r}" for name in ("options", "config") if type(about.get(name)) is not dict]
+    raise_faults(f"{path} describes no model: {WAY_OUT}", faults)
+    return about
 
 
-def read_rest(path: Path, model: BertPreTrainedModel, floats: torch.dtype) -> State:
-    """Return the tensors of a model without layers; ValueError unless they are its own, in this dtype and finite."""
-    state, wanted = read_weights(path), model.state_dict()
+def check_rest_(state: State, path: Path, model: BertPreTrainedModel, floats: torch.dtype) -> None:
+    """Add a tied decoder to the tensors of a model without layers; ValueError unless they fit and are finite."""
+    wanted = model.state_dict()
     if model.config.tie_word_embeddings and DECODER in wanted:
         words = f"{model.base_model_prefix}.embeddings.word_embeddings.weight"
         state |= {DECODER: state[words]} if words in state else {}
     faults = find_mismatches(state, wanted, model.config, absent=set())
     faults = faults or [f"{name} is unknown" for name in state.keys() - wanted.keys()]
     faults += [f"{name} is {t.dtype}, not {floats}" for name, t in state.items() if t.dtype != floats]
-    raise_faults(f"{path} does not fit config.json: {WAY_OUT}", faults)
+    raise_faults(f"{path} does not fit its config: {WAY_OUT}", faults)
     raise_faults(f"{path} {NONFINITE}", nonfinite_tensors(state))
-    return state
 
 
-def read_layers(path: Path, shape: Shape) -> NativeWeights:
+def packed_weights(data: torch.Tensor | None, path: Path, shape: Shape) -> NativeWeights:
     """Return packed weights; ValueError where they are not those of a stack of this shape, or not finite."""
-    state = read_weights(path)
-    data = state.get("layers")
-    if list(state) != ["layers"] or data is None or data.dtype != torch.uint8 or data.dim() != 1:
-        found = ", ".join(f"{name} {tuple(t.shape)} of {t.dtype}" for name, t in state.items())
-        raise ValueError(f"{path} holds {found or 'nothing'}, not packed layers, which are bytes: {WAY_OUT}")
+    if data is None or data.dtype != torch.uint8 or data.dim() != 1:
+        found = "nothing" if data is None else f"{tuple(data.shape)} of {data.dtype}"
+        raise ValueError(f"{path} holds {found} as layers, not their packed bytes: {WAY_OUT}")
     try:
         weights = NativeWeights(shape, data)
     except ValueError as error:
-        raise ValueError(f"{path} does not fit config.json: {error}") from None
+        raise ValueError(f"{path} does not fit its config: {error}") from None
     raise_faults(f"{path} {NONFINITE}", nonfinite_tensors(weights.tensors()))
     return weights
