@@ -104,11 +104,8 @@ class Pretrained:
         repo_id: str,
         *,
         commit_message: str = "Upload model",
-        private: bool | None = None,
-        token: str | bool | None = None,
-        revision: str | None = None,
-        create_pr: bool = False,
         max_shard_size: int | str = "5GB",
+        **options: Any,
     ) -> "CommitInfo":
         """Upload what `save_pretrained` writes to a repository of the hub, in one commit.
 
@@ -116,11 +113,10 @@ class Pretrained:
 
         Args:
             repo_id: such as "me/my-bert".
-            private: make a new repository private; by default as your account or organisation is set.
-            token: by default that of `hf auth login`.
-            revision: the branch; by default main.
-            create_pr: open a pull request in place of a commit.
             max_shard_size: as for `save_pretrained`.
+            options: `private`, make a new repository private, by default as your account or organisation is set;
+                `token`, by default that of `hf auth login`; `revision`, the branch, by default main; `create_pr`, open
+                a pull request in place of a commit.
 
         Returns:
             The commit; `commit_url` has its address.
@@ -133,15 +129,7 @@ class Pretrained:
         def save(folder: str) -> None:
             save_model(self, folder, max_shard_size=max_shard_size)
 
-        return push_folder(
-            save,
-            repo_id,
-            commit_message=commit_message,
-            private=private,
-            token=token,
-            revision=revision,
-            create_pr=create_pr,
-        )
+        return push_folder(save, repo_id, commit_message=commit_message, **options)
 
 
 def load_model(

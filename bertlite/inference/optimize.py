@@ -12,10 +12,6 @@ from bertlite.model import BertPreTrainedModel
 
 PLAIN = "plain"  # the backend that is the model itself
 BACKENDS = ("auto", "native", PLAIN)
-REMOVED = {  # and what to do instead
-    "onednn": "'native' takes its place, and 'plain' is the model itself",
-    "inductor": "call torch.compile on the model itself",
-}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
 
@@ -72,9 +68,7 @@ def optimize_for_inference(
 
 
 def check_backend(backend: str) -> None:
-    """Raise ValueError if a backend does not exist, or no longer."""
-    if backend in REMOVED:
-        raise ValueError(f"backend {backend!r} was removed: {REMOVED[backend]}")
+    """Raise ValueError if a backend does not exist."""
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r} is unknown; have: {', '.join(BACKENDS)}")
 

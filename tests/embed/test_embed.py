@@ -364,7 +364,6 @@ def test_settings_that_make_no_sense_are_refused(checkpoint, tmp_path) -> None:
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"dtype": "int4"}, "int4"),
         ({"backend": "fast"}, "backend 'fast' is unknown; have: auto, native, plain"),
-        ({"backend": "onednn"}, "backend 'onednn' was removed: 'native' takes its place"),
     ):
         with pytest.raises(ValueError, match=message):
             Embedder(checkpoint, **options)

@@ -77,8 +77,6 @@ def test_requests_that_cannot_be_met(model):
     elsewhere = copy.deepcopy(model).to("meta")
     for dtype, backend, message in (
         (torch.float32, "fast", "backend 'fast' is unknown; have: auto, native, plain"),
-        (torch.float32, "onednn", "backend 'onednn' was removed: 'native' takes its place, and 'plain' is"),
-        (torch.float32, "inductor", "backend 'inductor' was removed: call torch.compile on the model itself"),
         (None, "auto", r"dtype torch.float64 is not among torch.float32"),
         (torch.float16, "auto", "float16 is for GPUs and the model is on the CPU; use dtype=torch.bfloat16 or"),
         (torch.float16, "native", "float16 is for GPUs"),
