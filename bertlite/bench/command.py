@@ -1,4 +1,4 @@
-"""The work of `bertlite bench`: time the engines section by section, print and record what was found."""
+"""The work of `bertlite bench`: time engines or checkpoints section by section, print and record the times."""
 
 import argparse
 import itertools
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from bertlite.bench.checkpoints import run_checkpoints
 from bertlite.bench.engines import ENGINES
 from bertlite.bench.sections import MODELS, Bench, Section, forward_sections, section_lines
 from bertlite.progress import Progress
@@ -19,28 +20,32 @@ from bertlite.timing import check_rounds
 
 PEERS = ("onnx", "onnxruntime", "openvino", "nncf", "ctranslate2")
 SECONDS = 60.0  # time limit of a section
-PEERS_ALONE = ("only", "engines", "models", "threads", "seconds")  # arguments that are not used with RUN
-RUNS_ALONE = ("shapes", "dtype", "backend")  # and without
+ENGINES_ALONE = ("only", "engines", "models", "threads", "seconds")  # arguments that are not used with CHECKPOINT
+CHECKPOINTS_ALONE = ("shapes", "dtype", "backend")  # and without
 FPMATH = "ONEDNN_DEFAULT_FPMATH_MODE"  # lets oneDNN compute float32 in bfloat16
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure the engines, or the runs that are named, and return the exit status."""
-    for name in PEERS_ALONE if args.runs else RUNS_ALONE:
+    """Time the engines, or the checkpoints that are named, and return the exit status."""
+    for name in ENGINES_ALONE if args.checkpoints else CHECKPOINTS_ALONE:
         if getattr(args, name):
-            how = "with RUN" if args.runs else "without RUN"
+            how = "with CHECKPOINT" if args.checkpoints else "without CHECKPOINT"
             raise ValueError(f"--{name} is not used {how}: leave it out, or see `bertlite bench --help`")
     check_rounds(args.rounds, name="--rounds")
     if torch.device(args.device).type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {args.device}: this torch ({torch.__version__}) sees no CUDA device")
-    if not args.runs:
-        run_sections(args, forward_sections(args.device), new_record(args.device))
-        return 0
-    if args.folder is None:
-        raise ValueError("with RUN the results and their figures are a folder: add --out FOLDER")
-    from bertlite.bench import runs  # it needs the extra experiments
-
-    return runs.main(args)
+    if args.checkpoints and args.folder is not None:
+        raise ValueError(f"--out {args.folder}: with CHECKPOINT nothing is exported; name a file, such as speed.json")
+    record = new_record(args.device)
+    if args.record:
+        warn_untraceable(record)
+    if args.checkpoints:
+        run_checkpoints(args, record)
+    else:
+        run_sections(args, forward_sections(args.device), record)
+    for path in args.out.values():
+        print(f"written: {path}")
+    return 0
 
 
 def new_record(device: str) -> dict[str, Any]:
@@ -70,8 +75,6 @@ def run_sections(args: argparse.Namespace, known: Mapping[str, Section], record:
         for model, number in itertools.product(models, threads)
     }
     chosen = select("section", args.only, [name for group in named.values() for name in group])
-    if args.record:
-        warn_untraceable(record)
     with (
         TemporaryDirectory(prefix="bertlite-base-") as temporary,
         Progress(len(chosen) * args.rounds, "rounds", what="bench") as progress,
@@ -89,8 +92,6 @@ def run_sections(args: argparse.Namespace, known: Mapping[str, Section], record:
                         write_json(args.record, record)
     for name, reason in missing.items():
         print(f"missing: {name}: {reason}")
-    for path in args.out.values():
-        print(f"written: {path}")
 
 
 def suffix(model: str, threads: int | None) -> str:

@@ -273,39 +273,37 @@ def bench(commands: Commands) -> None:
         commands,
         "bench",
         "bertlite.bench.command",
-        summary="measure speed beside other libraries, or pruned models beside the dense one",
+        summary="measure speed beside other libraries, or of checkpoints beside each other",
         description="""\
-Without RUN, time bertlite and its peers in turn: forward passes on full batches and on texts of real lengths.
+Without CHECKPOINT, time bertlite and its peers in turn: forward passes on full batches and on texts of real lengths.
 Every engine is first compared with float64; an engine with wrong results is named and not timed.
 Every ratio is taken round by round and printed with its quartiles.  Peers that are not installed are listed.
 
-With RUN, time pruned models and the dense one that they come from, all optimised
-by optimize_for_inference; --backend plain measures them as they are.""",
+With CHECKPOINT, time these models beside the first of them, such as pruned ones beside the dense one, all optimised by
+optimize_for_inference; --backend plain measures them as they are.""",
         examples=(
             'bench --only "8 x 128" --engines "bertlite native",OpenVINO --rounds 7 --out speed.json',
-            "bench runs/half --shapes 1x16,8x128 --out runs/speed",
-            "bench runs/half --backend plain --out runs/speed-plain",
+            "bench runs/dense/model fast --shapes 1x16,8x128 --out speed-of-fast.json",
+            "bench runs/dense/model fast --backend plain",
         ),
         record="the times, ratios and errors of every section",
-        out={
-            FOLDER: "exported models, which the next run uses again; with RUN the results",
-        },
+        out={FOLDER: "exported models, which the next run uses again"},
     )
-    action.add_argument("runs", nargs="*", metavar="RUN", help="folders of runs that pruned one dense model")
+    action.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help="hub ids or folders, the baseline first")
     option(action, "--rounds", count, 15, "runs of each candidate, 7 or more")
     add_device(action)
     add_peers(action)
-    pruned = action.add_argument_group("with RUN")
+    models = action.add_argument_group("with CHECKPOINT")
     sizes = "sequences x tokens of the inputs"
-    option(pruned, "--shapes", shapes, None, sizes, otherwise="1x16,8x128", metavar="BxS,…")
-    option(pruned, "--dtype", str, None, DTYPES, otherwise="the checkpoint's")
+    option(models, "--shapes", shapes, None, sizes, otherwise="1x16,8x128", metavar="BxS,…")
+    option(models, "--dtype", str, None, DTYPES, otherwise="the first checkpoint's")
     backend = "of optimize_for_inference; plain is the models themselves"
-    option(pruned, "--backend", str, None, backend, otherwise="auto, the same for all")
+    option(models, "--backend", str, None, backend, otherwise="auto, the same for all")
 
 
 def add_peers(action: argparse.ArgumentParser) -> None:
-    """Add the arguments that are used without RUN."""
-    peers = action.add_argument_group("without RUN")
+    """Add the arguments that are used without CHECKPOINT."""
+    peers = action.add_argument_group("without CHECKPOINT")
     all_of = {"otherwise": "all", "metavar": "A,B"}
     option(peers, "--only", names, None, "sections whose name contains one of these", **all_of)
     baseline = "engines whose name contains one of these; the baseline always runs"

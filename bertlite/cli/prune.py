@@ -30,8 +30,8 @@ WAYS = ("auto", "latency", "macs")
 SUMMARY = "make a checkpoint faster or smaller (`prune to 2x`), or compare ways to prune"
 DESCRIPTION = """\
 Make a checkpoint faster or smaller by `to`; the other actions are experiments that compare ways to prune.  Each run
-is a folder that records its settings, inputs and results.  `bertlite bench RUN` measures time and memory of pruned
-models beside the dense one."""
+is a folder that records its settings, inputs and results.  `bertlite bench CHECKPOINT…` times pruned models
+beside the dense one."""
 DATA = "--train train.tsv --dev dev.tsv"
 
 

@@ -2,12 +2,15 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import make
 
-from bertlite import cli
-from bertlite.bench import engines, sections
+from bertlite import cli, optimize_for_inference, prune_heads
+from bertlite.bench import checkpoints, engines, sections
 from bertlite.bench.accuracy import ERRORS, Accuracy, accuracies, accuracy
 from bertlite.bench.engines import ENGINES
 from bertlite.bench.sections import BASELINE, Bench, ratio_pairs, section_lines
@@ -160,20 +163,61 @@ def test_missing_peers_are_named(kept, few_rounds, tmp_path, capsys, monkeypatch
     assert json.loads(record.read_text())["missing"]["onnxruntime int8"] == "not installed: no_such_package"
 
 
+@pytest.mark.parametrize(("dtype", "backend"), [(None, "auto"), ("bfloat16", "plain")])
+def test_checkpoints_are_timed_beside_the_first(dtype, backend, few_rounds, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    dense = make().float()
+    dense.save_pretrained("dense")
+    prune_heads(dense, {0: range(4), 1: [0]}).save_pretrained("small")
+    words = ["bench", "dense", "small", "--shapes", "1x5,2x7", "--rounds", "3", "--backend", backend]
+    assert cli.main([*words, *(["--dtype", dtype] if dtype else []), "--out", "speed.json"]) == 0
+    record = json.loads(Path("speed.json").read_text())
+    taken = optimize_for_inference(dense, backend=backend).backend
+    assert (record["backend"], record["dtype"]) == (taken, dtype or "float32")
+    assert list(record["sections"]) == ["forward 1 x 5", "forward 2 x 7"]
+    for section in record["sections"].values():
+        assert list(section["seconds"]) == ["dense", "small"]
+        assert section["ratios"]["dense / small"]["median"] > 0
+        assert section["macs"]["small"] < section["macs"]["dense"]
+    shown = capsys.readouterr().out
+    assert f"forward 2 x 7: forward, 2 x 7, backend {taken}, {dtype or 'float32'}" in shown
+    assert "dense / small" in shown
+
+
+def test_all_checkpoints_take_the_backend_that_is_chosen_for_the_first(tmp_path, monkeypatch):
+    asked = []
+
+    def note(model, dtype, backend):
+        asked.append((dtype, backend))
+        return SimpleNamespace(backend="native")
+
+    monkeypatch.setattr(checkpoints, "optimize_for_inference", note)
+    make().to(torch.bfloat16).save_pretrained(tmp_path / "a")
+    make().float().save_pretrained(tmp_path / "b")
+    checkpoints.load([tmp_path / "a", tmp_path / "b"], "cpu", None, "auto")
+    assert asked == [(torch.bfloat16, "auto"), (torch.bfloat16, "native")]
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
         (["--only", "forward,nonsense"], "no section matches 'nonsense'; have: forward 1 x 16, "),
         (["--engines", "jax"], "no engine matches 'jax'; have: transformers sdpa float32"),
-        (["--shapes", "1x2"], "--shapes is not used without RUN"),
-        (["some-run", "--only", "1 x 16", "--out", "there"], "--only is not used with RUN"),
-        (["some-run"], "add --out FOLDER"),
+        (["--shapes", "1x2"], "--shapes is not used without CHECKPOINT"),
+        (["here", "--only", "1 x 16"], "--only is not used with CHECKPOINT"),
+        (["here", "--out", "there"], "--out there: with CHECKPOINT nothing is exported; name a file, such as"),
+        (["here", "--backend", "onnx"], "backend 'onnx' is unknown; have: auto, native, plain"),
+        (["here", "--dtype", "int4"], "dtype is 'int4'; have: "),
+        (["here", "--dtype", "int8", "--backend", "plain"], "backend 'plain' has no int8"),
+        (["no-such-folder/here"], "no-such-folder/here"),
         (["--models", "bert-huge"], "there is no model 'bert-huge'; have: bert-base, MiniLM"),
         (["--rounds", "6"], "--rounds is 6; a median with its spread needs 7 or more"),
         (["--seconds", "0"], "--seconds is 0.0; a section needs more than 0"),
     ],
 )
-def test_bad_requests(words, reason, capsys):
+def test_bad_requests(words, reason, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make().float().save_pretrained("here")
     assert cli.main(["bench", *words]) == 2
     assert reason in capsys.readouterr().err
 

@@ -20,7 +20,6 @@ from conftest import SIZES, assert_same, make
 pytest.importorskip("accelerate")
 
 import bertlite
-from bertlite.bench import runs as measure
 from bertlite.cli import main
 from bertlite.experiments import compare, files, plots, statistics
 from bertlite.experiments.data import (
@@ -796,23 +795,6 @@ def test_two_sweeps_do_not_share_a_folder(experiment, tmp_path):
 # Measurements -------------------------------------------------------------------------------------------------------
 
 
-def test_latency_is_told_beside_the_dense_model_and_its_flops(experiment):
-    models = {"dense": experiment.dense, "small": bertlite.prune_heads(experiment.dense, {0: range(4), 1: [0]})}
-    lines = measure.latency(models, [(1, 5), (2, 7)], rounds=7)
-    assert [(line["model"], line["batch"], line["length"]) for line in lines] == [
-        ("dense", 1, 5),
-        ("small", 1, 5),
-        ("dense", 2, 7),
-        ("small", 2, 7),
-    ]
-    for line in lines:
-        assert 0 < line["seconds"]["low"] <= line["seconds"]["median"] <= line["seconds"]["high"]
-    assert lines[0]["speedup"] == {"low": 1, "median": 1, "high": 1}
-    assert lines[0]["macs"] == 1 > lines[1]["macs"]
-    with pytest.raises(ValueError, match="rounds is 6; a median with its spread needs 7 or more"):
-        measure.latency(models, [(1, 5)], rounds=6)
-
-
 def test_macs_are_what_torch_counts():
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -824,18 +806,6 @@ def test_macs_are_what_torch_counts():
     with FlopCounterMode(display=False) as counter:
         model.encoder(torch.randn(2, 11, 48, dtype=torch.float64), LayerInputs(BACKENDS["eager"]))
     assert counter.get_total_flops() == 2 * 2 * macs(model.config, 11)
-
-
-def test_all_models_take_the_backend_that_is_chosen_for_the_first(experiment, monkeypatch):
-    asked = []
-
-    def note(model, dtype, backend):
-        asked.append((dtype, backend))
-        return SimpleNamespace(backend="native")
-
-    monkeypatch.setattr(measure, "optimize_for_inference", note)
-    measure.prepared_models(dict.fromkeys(("dense", "small", "smaller"), experiment.dense), torch.bfloat16)
-    assert asked == [(torch.bfloat16, "auto"), (torch.bfloat16, "native"), (torch.bfloat16, "native")]
 
 
 # Comparisons, figures and the command -------------------------------------------------------------------------------
@@ -968,15 +938,6 @@ def test_runs_that_read_other_lengths_are_not_pooled(runs):
         compare.summarise(made)
 
 
-def test_distillation_is_named_beside_a_run_of_bench(runs):
-    from bertlite.bench.runs import run_label
-
-    (run,) = of_models(runs, 1)
-    run.config["cell"]["epochs"] = 3
-    run.config["setting"]["recipe"]["distil"] = 0.5
-    assert run_label(run) == "-50 % heads, michel, epochs 3, distil 0.5"
-
-
 def test_two_runs_alone_are_compared_by_mcnemar_too(runs, capsys):
     pair = [run for run in read_runs(runs) if run.config["cell"]["criterion"] == "michel"]
     for run, criterion in zip(pair, ("one", "two"), strict=True):
@@ -1081,74 +1042,6 @@ def test_score_says_and_draws_what_the_library_computes(world, runs, tmp_path, c
     assert record["scores"]["michel"] == run.load("scores.json")["scores"]
     assert "michel: layers down, heads across" in capsys.readouterr().out
     assert main(["prune", "score", *data, "--criteria", "random"]) == 0, "nothing has to be written"
-
-
-def test_bench_measures_runs_beside_their_dense_model(runs, world, few_rounds, tmp_path, capsys, monkeypatch):
-    folders = [str(run.folder) for run in read_runs(runs) if run.config["cell"]["criterion"] == "michel"][-1:]
-    out = tmp_path / "bench"
-    assert main(["bench", *folders, "--shapes", "1x5,2x7", "--rounds", "3", "--out", str(out)]) == 0
-    (run,) = read_runs(out)
-    assert len(run.results["latency"]) == 2 * 2
-    assert set(run.results["models"]) == {"dense", "-50 % heads, michel"}
-    assert run.results["models"]["dense"]["parameters"] > run.results["models"]["-50 % heads, michel"]["parameters"]
-    assert all(set(line["speedup"]) == {"low", "median", "high"} for line in run.results["latency"])
-    printed = capsys.readouterr().out
-    assert "speed-up" in printed
-    taken = bertlite.optimize_for_inference(bertlite.BertForSequenceClassification.from_pretrained(world / "model"))
-    assert (run.results["backend"], run.results["dtype"]) == (taken.backend, "float32")
-    assert (run.config["backend"], run.config["dtype"]) == ("auto", None)
-    assert f"backend {taken.backend}, float32" in printed
-
-
-@pytest.mark.parametrize(("dtype", "backend"), [("bfloat16", "plain"), ("float32", "native")])
-def test_bench_times_what_its_options_name(dtype, backend, runs, tmp_path, monkeypatch):
-    timed = {}
-
-    def note(models, *_, **__):
-        timed.update(models)
-        return []
-
-    monkeypatch.setattr("bertlite.bench.runs.latency", note)
-    folder, out = read_runs(runs)[0].folder, tmp_path / "out"
-    assert main(["bench", str(folder), "--dtype", dtype, "--backend", backend, "--out", str(out)]) == 0
-    assert len(timed) == 2
-    for model in timed.values():
-        assert model.dtype == getattr(torch, dtype)
-        assert model.backend == backend
-    (run,) = read_runs(out)
-    assert (run.results["backend"], run.results["dtype"]) == (backend, dtype)
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ("--backend onnx", "backend 'onnx' is unknown; have: auto, native, plain"),
-        ("--dtype int4", "dtype is 'int4'; have: "),
-        ("--dtype int8 --backend plain", "backend 'plain' has no int8, which needs the native kernels: use 'auto'"),
-        ("--dtype float64", "dtype torch.float64 is not among"),
-    ],
-)
-def test_bench_refuses_what_it_cannot_time_before_any_work(options, reason, runs, tmp_path, capsys):
-    folder = read_runs(runs)[0].folder
-    assert main(["bench", str(folder), *options.split(), "--out", str(tmp_path / "out")]) == 2
-    assert reason in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_bench_refuses_runs_of_another_model(runs, world, tmp_path, capsys):
-    def refusal(change):
-        copy = shutil.copytree(folder, tmp_path / change, dirs_exist_ok=True)
-        facts = json.loads((copy / "run.json").read_text())
-        facts["model"]["dense"] = "0" * 64
-        (copy / "run.json").write_text(json.dumps(facts))
-        both = [str(copy)] if change == "one" else [str(copy), str(folder)]
-        assert main(["bench", *both, "--out", str(tmp_path / "out")]) == 2
-        return capsys.readouterr().err
-
-    folder = read_runs(runs)[0].folder
-    assert f"{world / 'model'} is not the model that these runs pruned: it has changed since" in refusal("one")
-    assert "the runs began with 2 dense models; time is measured beside one" in refusal("two")
-    assert not (tmp_path / "out").exists()
 
 
 def test_finetune_refuses_what_makes_no_step_and_tasks_without_a_head(world, tmp_path, capsys):

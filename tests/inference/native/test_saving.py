@@ -197,7 +197,10 @@ def test_what_is_no_json_object_is_named(text, saved, tmp_path):
         (lambda t: t["layers"][:4].view(torch.float32).fill_(torch.nan), "layer 0 qkv words holds nan"),
         (lambda t: t["layers"][-4:].view(torch.float32).fill_(torch.inf), "1 output_norm_bias holds nan"),
         (lambda t: t.update(layers=t["layers"][:-64]), r"have \d+ bytes; a model of this shape has \d+"),
-        (lambda t: t.update(layers=t["layers"].view(torch.int8)), "holds .* of torch.int8 as layers, not their packed bytes"),
+        (
+            lambda t: t.update(layers=t["layers"].view(torch.int8)),
+            "torch.int8 as layers, not their packed bytes",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(edit, message, saved, tmp_path):
