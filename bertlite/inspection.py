@@ -118,11 +118,11 @@ def bertlite_faults(cls: type[BertPreTrainedModel], origin: Origin, stored: Stat
     options, config = origin.build(cls, {}, {})
     model = make_skeleton(cls, config, options)
     try:
-        state, own = origin.as_bert(dict(stored), model.state_dict())
+        state = origin.as_bert(dict(stored), model.state_dict())
     except ValueError as error:
         return set(), [str(error)]
     fit = fit_tensors_(state, model.state_dict(), model, config)
-    return fit.absent, origin.own_faults(fit.faults + fit.mixed_dtypes, own)
+    return fit.absent, fit.faults + fit.mixed_dtypes
 
 
 # transformers -------------------------------------------------------------------------------------------------------

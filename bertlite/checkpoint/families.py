@@ -280,8 +280,13 @@ class Origin:
                 values["max_position_embeddings"] -= pad + 1
         return BertConfig.from_values(self.path, values, **overrides)
 
-    def as_bert(self, state: State, wanted: Mapping[str, Tensor]) -> tuple[State, dict[str, str]]:
-        """Return the tensors under BERT's names, and {BERT's name: the family's}.
+    @property
+    def naming(self) -> str:
+        """Return what errors say after the name of the file, as they name its tensors as BERT does."""
+        return "" if self.family is BERT else f", a {self.kind!r} model under BERT's names,"
+
+    def as_bert(self, state: State, wanted: Mapping[str, Tensor]) -> State:
+        """Return the tensors under BERT's names.
 
         Args:
             wanted: those of the model that they are for.
@@ -290,7 +295,7 @@ class Origin:
             ValueError: a tensor is there twice or missing, or the model's head computes something else here.
         """
         if self.family is BERT:
-            return state, {}
+            return state
         family = self.family
         act = self.values.get("hidden_act", "gelu")
         if "cls.predictions.bias" in wanted and family.lm_acts is not None and act not in family.lm_acts:
@@ -302,10 +307,10 @@ class Origin:
         for name, tensor in state.items():
             new = self.bert_name(name)
             if new in found:
-                raise ValueError(f"{name} is there twice, once as {own[new.removeprefix('bert.')]}")
-            found[new], own[new.removeprefix("bert.")] = tensor, name
+                raise ValueError(f"{name} is there twice, once as {own[new]}")
+            found[new], own[new] = tensor, name
         family.adapt(found, self.values, "bert." if any(name.startswith("bert.") for name in found) else "")
-        return found, own
+        return found
 
     def bert_name(self, name: str) -> str:
         """Return BERT's name of a tensor."""
@@ -315,28 +320,6 @@ class Origin:
         name = re.sub(rf"^(bert\.)?{self.family.encoder}\.", r"\1encoder.", name)
         part = next((each for each in self.family.renames if each[0] in name), None)
         return name.replace(*part) if part else name
-
-    def own_faults(self, faults: Sequence[str], own: Mapping[str, str]) -> list[str]:
-        """Return faults that begin with a tensor's name with the family's name for it.
-
-        Args:
-            own: as `as_bert` returns it.
-        """
-        if self.family is BERT:
-            return list(faults)
-        stored = " ".join(own.values())
-
-        def own_name(match: re.Match[str]) -> str:
-            name = match[0].removeprefix("bert.")
-            if name in own or "." not in name:
-                return own.get(name, match[0])
-            parts = ((ours, theirs) for theirs, ours in self.family.renames if ours in name and theirs in stored)
-            name = name.replace(*part) if (part := next(parts, None)) else name
-            base = f"{self.family.prefix}." if f"{self.family.prefix}." in stored else ""
-            name = re.sub(r"^(?=embeddings|encoder\.|pooler\.)", base, name)
-            return name.replace(f"{base}encoder.", f"{base}{self.family.encoder}.", 1)
-
-        return [re.sub(r"^\S+", own_name, fault) for fault in faults]
 
 
 def class_name(name: str) -> str:

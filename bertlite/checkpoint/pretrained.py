@@ -152,24 +152,21 @@ def load_model(
     model = make_skeleton(cls, config, options)
     wanted: State = model.state_dict()
     try:
-        state, own = origin.as_bert(state, wanted)
+        state = origin.as_bert(state, wanted)
     except ValueError as error:
         raise ValueError(f"{files.weights} does not fit {cls.__name__}: {error}") from None
 
     fit = fit_tensors_(state, wanted, model, config, drop_decoder=bool(overrides.get("tie_word_embeddings")))
-    absent, faults = fit.absent, origin.own_faults(fit.faults, own) + (fit.mixed_dtypes if asked is None else [])
-    raise_faults(f"{files.weights} does not fit {cls.__name__} as {files.config.name} describes it:", faults)
+    absent, faults = fit.absent, fit.faults + (fit.mixed_dtypes if asked is None else [])
+    title = f"{files.weights}{origin.naming} does not fit {cls.__name__} as {files.config.name} describes it:"
+    raise_faults(title, faults)
     log.debug("%s: not used: %s", files.weights, ", ".join(sorted(state.keys() - wanted.keys())) or "nothing")
 
     for part in absent:
         state = {**init_missing(model, part, fit.dtype), **state}
     tensors = place_tensors(state, wanted, asked, device)
-    raise_faults(
-        f"{files.weights} {NONFINITE}",
-        origin.own_faults(
-            nonfinite_tensors({k: t for k, t in tensors.items() if optional_part(k) not in absent}), own
-        ),
-    )
+    read = {name: t for name, t in tensors.items() if optional_part(name) not in absent}
+    raise_faults(f"{files.weights}{origin.naming} {NONFINITE}", nonfinite_tensors(read))
     assign_tensors_(model, tensors)
     model.tie_weights()
     if absent:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from os import PathLike
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -322,13 +322,7 @@ class Embedder:
         vectors = vectors[:, : self.dimension]
         return (F.normalize(vectors, dim=-1) if self.normalize and self.truncate_first else vectors).float()
 
-    @overload
-    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]: ...
-    @overload
-    def __call__(self, batch: "str | Sequence[str] | NDArray[Any]") -> "NDArray[float32]": ...
-    def __call__(
-        self, batch: "Mapping[str, Any] | str | Sequence[str] | NDArray[Any]"
-    ) -> "dict[str, Any] | NDArray[float32]":
+    def __call__(self, batch: Any) -> Any:
         """Return the vectors of a batch of texts, or a batch of columns with the vectors as one more column.
 
         One text, alone or as the value of its column, gets one vector.

@@ -5,7 +5,7 @@ Shapes:  B sequences · T tokens, of all sequences together · D hidden
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,19 +38,6 @@ TRANSFORMER = {
 SENTENCES = {"model_type": "SentenceTransformer"}
 
 
-class CheckpointSettings(TypedDict, total=False):
-    """The settings that a checkpoint of sentence-transformers states."""
-
-    pooling: str
-    include_prompt: bool
-    normalize: bool
-    max_length: int | None
-    do_lower_case: bool
-    prompts: dict[str, str]
-    default_prompt_name: str | None
-    truncate_dim: int | None
-
-
 def pool(states: Tensor, lengths: Sequence[int], pooling: str) -> Tensor:
     """Return one vector for each sequence: its first or last token's, or the mean or maximum over its tokens.
 
@@ -76,14 +63,14 @@ def pool(states: Tensor, lengths: Sequence[int], pooling: str) -> Tensor:
     return torch.segment_reduce(states, pooling, lengths=counts)
 
 
-def read_settings(source: Source) -> CheckpointSettings:
-    """Read the settings of a checkpoint's vectors in the format of sentence-transformers 6.2.
+def read_settings(source: Source) -> dict[str, Any]:
+    """Read the settings of a checkpoint's vectors in the format of sentence-transformers 6.2: those that it states.
 
     Raises:
         ValueError: the checkpoint has other modules or unsupported settings of them, or a file is damaged.
     """
     place = locate(source)
-    found: CheckpointSettings = {"max_length": read_limit(place)}
+    found: dict[str, Any] = {"max_length": read_limit(place)}
     path = place.get("modules.json")
     if path is None:
         return found

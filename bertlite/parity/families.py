@@ -117,7 +117,7 @@ def gradients_as_ours(
 
     def renamed(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         state = {name.removeprefix("grad."): x for name, x in theirs.items() if "task_type" not in name}
-        found, _ = plain.as_bert(state, model.state_dict())
+        found = plain.as_bert(state, model.state_dict())
         apply_current_names_(found, "", model)
         fill_shared_names_(found, "", model)
         return {name: x for each, x in found.items() if (name := f"grad.{each}") in ours}
