@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from operator import index
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from bertlite.activations import ACTIVATIONS, ONLY_HERE
 from bertlite.records import to_json
@@ -46,42 +46,11 @@ OWN: dict[str, Any] = {  # fields of bertlite alone, written where they are not 
 }
 
 
-@dataclass(frozen=True, match_args=False)  # frozen: its members are only read
-class ConfigLike(Protocol):
-    """The fields that modules read.  BertConfig has them; so has a transformers BertConfig."""
-
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    intermediate_size: int
-    hidden_act: str
-    hidden_dropout_prob: float
-    attention_probs_dropout_prob: float
-    max_position_embeddings: int
-    type_vocab_size: int
-    initializer_range: float
-    layer_norm_eps: float
-    pad_token_id: int | None
-    position_embedding_type: str
-    classifier_dropout: float | None
-    chunk_size_feed_forward: int
-    is_decoder: bool
-    add_cross_attention: bool
-    use_cache: bool
-    tie_word_embeddings: bool
-    pruned_heads: Mapping[int, Iterable[int]]
-    output_attentions: bool
-    output_hidden_states: bool
-    return_dict: bool
-    num_labels: int
-    problem_type: str | None
-    attn_implementation: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class BertConfig:
     """The sizes and settings of one BERT, by their names in config.json.
+
+    In bertlite.hf transformers' BertConfig stands in its place, which lacks the fields of OWN: `own_field` reads them.
 
     Args:
         position_embedding_type: "absolute", "relative_key", "relative_key_query", or "bucketed": absolute, and a bias
@@ -263,7 +232,7 @@ def parse_json_object(path: str | Path, text: str) -> dict[str, Any]:
     return values
 
 
-def check_values(config: ConfigLike) -> None:
+def check_values(config: BertConfig) -> None:
     """Check the values of a config, ours or of transformers.
 
     Raises:
@@ -294,23 +263,23 @@ def check_values(config: ConfigLike) -> None:
         raise ValueError("add_cross_attention is true but is_decoder is false; only a decoder has cross-attention")
 
 
-def own_field(config: ConfigLike, name: str) -> Any:
+def own_field(config: BertConfig, name: str) -> Any:
     """Return a field of bertlite alone, which configs of transformers may lack."""
     return getattr(config, name, OWN[name])
 
 
-def embeds_size(config: ConfigLike) -> int:
+def embeds_size(config: BertConfig) -> int:
     """Return the width of embeddings."""
     return own_field(config, "embedding_size") or config.hidden_size
 
 
-def differs_from_bert(config: ConfigLike) -> bool:
+def differs_from_bert(config: BertConfig) -> bool:
     """Return whether BERT as others have it, given the same tensors, would compute something else or fail late."""
     projected = embeds_size(config) != config.hidden_size
     return projected or own_field(config, "pooler_act") != "tanh" or config.position_embedding_type == "bucketed"
 
 
-def check_numbers(config: ConfigLike) -> None:
+def check_numbers(config: BertConfig) -> None:
     """Raise ValueError for impossible rates, ranges and counts."""
     for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "pooler_dropout"):
         rate = getattr(config, name, None)
@@ -378,19 +347,19 @@ def normalise_units(
     return {layer: tuple(sorted(merged[layer])) for layer in sorted(merged) if merged[layer]}
 
 
-def kept_heads(config: ConfigLike, layer: int) -> tuple[int, ...]:
+def kept_heads(config: BertConfig, layer: int) -> tuple[int, ...]:
     """Return the heads that one layer still has, in the numbering of the unpruned model."""
     gone = set(pruned_heads(config).get(layer, ()))
     return tuple(head for head in range(config.num_attention_heads) if head not in gone)
 
 
-def kept_neurons(config: ConfigLike, layer: int) -> tuple[int, ...]:
+def kept_neurons(config: BertConfig, layer: int) -> tuple[int, ...]:
     """Return the intermediate neurons that one layer still has, in the numbering of the unpruned model."""
     gone = set(pruned_neurons(config).get(layer, ()))
     return tuple(neuron for neuron in range(config.intermediate_size) if neuron not in gone)
 
 
-def pruned_heads(config: ConfigLike) -> Mapping[int, Iterable[int]]:
+def pruned_heads(config: BertConfig) -> Mapping[int, Iterable[int]]:
     """Return the removed heads of a config, by layer.
 
     Some configs of transformers lack the field, and those read from a file have strings for layers.
@@ -398,7 +367,7 @@ def pruned_heads(config: ConfigLike) -> Mapping[int, Iterable[int]]:
     return by_layer(getattr(config, "pruned_heads", None))
 
 
-def pruned_neurons(config: ConfigLike) -> Mapping[int, Iterable[int]]:
+def pruned_neurons(config: BertConfig) -> Mapping[int, Iterable[int]]:
     """Return the removed intermediate neurons, by layer; transformers' own configs have no such field."""
     return by_layer(own_field(config, "pruned_neurons"))
 
@@ -407,7 +376,7 @@ def by_layer(units: Mapping[Any, Iterable[int]] | None) -> dict[int, Iterable[in
     return {int(layer): gone for layer, gone in (units or {}).items()}
 
 
-def set_config(model: Any, config: ConfigLike) -> None:
+def set_config(model: Any, config: BertConfig) -> None:
     """Give a model, the BertModel inside it and the parts that keep its config another one."""
     before = model.config
     for part in model.modules():

@@ -18,7 +18,6 @@ from torch.nn.utils import prune as torch_prune
 
 from bertlite.config import (
     BertConfig,
-    ConfigLike,
     kept_heads,
     kept_neurons,
     normalise_heads,
@@ -35,7 +34,7 @@ class BertLike(Protocol):
     """A model of bertlite or of bertlite.hf: a BertModel, or one with a task head."""
 
     @property
-    def config(self) -> ConfigLike: ...
+    def config(self) -> BertConfig: ...
 
     @property
     def base_model(self) -> BertBody[Any]: ...
@@ -60,7 +59,7 @@ class BertLike(Protocol):
 
 
 Model = TypeVar("Model", bound=BertLike)
-Config = TypeVar("Config", bound=ConfigLike)
+Config = TypeVar("Config", bound=Any)  # BertConfig, or that of transformers
 Heads = Mapping[int, Iterable[int]]
 Neurons = Mapping[int, Iterable[int]]
 
@@ -317,7 +316,7 @@ def densify(model: Model) -> Model:
     return model
 
 
-def densify_attention_(attention: BertAttention, heads: Sequence[int], full: ConfigLike) -> None:
+def densify_attention_(attention: BertAttention, heads: Sequence[int], full: BertConfig) -> None:
     """Add the heads that are not among these, with weights of zero."""
     dense = attention.output.dense
     rows = head_rows(heads, attention.self.attention_head_size, dense.weight.device)
@@ -335,7 +334,7 @@ def densify_attention_(attention: BertAttention, heads: Sequence[int], full: Con
     attention.pruned_heads = set()
 
 
-def densify_feed_forward_(block: BertLayer, neurons: Sequence[int], full: ConfigLike) -> None:
+def densify_feed_forward_(block: BertLayer, neurons: Sequence[int], full: BertConfig) -> None:
     """Add the neurons that are not among these, with weights of zero."""
     first, second = block.intermediate.dense, block.output.dense
     rows = torch.tensor(neurons, dtype=torch.long, device=first.weight.device)
@@ -345,7 +344,7 @@ def densify_feed_forward_(block: BertLayer, neurons: Sequence[int], full: Config
     resize_(second, weight.index_copy(1, rows, second.weight), second.bias)
 
 
-def scatter_heads(attentions: Sequence[Tensor], config: ConfigLike, fill: float = 0.0) -> tuple[Tensor, ...]:
+def scatter_heads(attentions: Sequence[Tensor], config: BertConfig, fill: float = 0.0) -> tuple[Tensor, ...]:
     """Return attentions with every head at its number in the unpruned model.
 
     Args:

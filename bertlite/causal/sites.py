@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from bertlite.config import ConfigLike, kept_heads
+from bertlite.config import BertConfig, kept_heads
 from bertlite.importance.batches import Batch, check_model, eval_mode, read_batches, real_tokens
 from bertlite.importance.structures import EVERY_TOKEN, run, whole_layers
 from bertlite.pruning import BertLike, layers_of
@@ -30,7 +30,7 @@ class Site:
     modules: Callable[[BertLike], list[nn.Module]]  # of each level, the one that has the value
     of_heads: bool = False  # the value is the module's input, and has a part for each head; else it is the output
 
-    def kept(self, config: ConfigLike, level: int) -> tuple[int, ...]:
+    def kept(self, config: BertConfig, level: int) -> tuple[int, ...]:
         """Return the units that a level still has."""
         return kept_heads(config, level) if self.of_heads else (0,)
 

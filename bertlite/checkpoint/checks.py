@@ -17,7 +17,7 @@ from bertlite.checkpoint.names import (
     optional_part,
 )
 from bertlite.checkpoint.reading import State
-from bertlite.config import BertConfig, ConfigLike, pruned_neurons
+from bertlite.config import BertConfig, pruned_neurons
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LAYER_NAME = re.compile(r"(?:bert\.)?encoder\.layer\.(\d{1,9})\.")
@@ -34,7 +34,7 @@ NONFINITE = "cannot be used: its outputs would be nan, since"
 HARMLESS_SIZE = 2**16  # a size at which a skeleton model costs nothing
 
 
-def implausible_sizes(state: State, config: ConfigLike) -> list[str]:
+def implausible_sizes(state: State, config: BertConfig) -> list[str]:
     """Return faults of sizes that the tensors cannot have, at which even a skeleton model takes time and memory."""
     longest = max([HARMLESS_SIZE, *(size for tensor in state.values() for size in tensor.shape)])
     gone = max((len({*units}) for units in pruned_neurons(config).values()), default=0)

@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from bertlite.checkpoint.names import LoadableModel, body_prefix
 from bertlite.checkpoint.reading import ALIGNMENT, State, is_plain_tensor
-from bertlite.config import BertConfig, ConfigLike
+from bertlite.config import BertConfig
 
 Model = TypeVar("Model", bound=LoadableModel)
 
@@ -44,7 +44,7 @@ def make_skeleton(cls: Callable[..., Model], config: BertConfig, options: Mappin
 
 
 @torch.no_grad()
-def init_weights(part: nn.Module, config: ConfigLike) -> None:
+def init_weights(part: nn.Module, config: BertConfig) -> None:
     """Initialise a part and all below it as BERT does: normal matrices, zero biases, a zero row for padding."""
     for module in part.modules():
         if isinstance(module, nn.Linear):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bertlite.config import ConfigLike
+from bertlite.config import BertConfig
 from bertlite.heads.layers import BertLMPredictionHead
 from bertlite.heads.losses import Items, check_labels, cross_entropy, pack_labels
 from bertlite.heads.outputs import LogitsOutput
@@ -79,11 +79,11 @@ class HeadBody(Body, Generic[Out]):
 
         def __call__(self, *inputs: Any, **options: Any) -> Out: ...
 
-    def build(self, config: ConfigLike) -> None:
+    def build(self, config: BertConfig) -> None:
         self.bert = self.base_class(config, add_pooling_layer=self.needs_pooler)
         self.build_head(config)
 
-    def build_head(self, config: ConfigLike) -> None:
+    def build_head(self, config: BertConfig) -> None:
         self.cls = self.head_class(config)
 
     def logits(self, encoded: Encoded) -> Tensor:
@@ -215,12 +215,12 @@ class ClassifierBody(HeadBody[Out]):
     dropout: nn.Dropout
     classifier: nn.Linear
 
-    def build_head(self, config: ConfigLike) -> None:
+    def build_head(self, config: BertConfig) -> None:
         rate = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
         self.dropout = nn.Dropout(rate)
         self.classifier = nn.Linear(config.hidden_size, self.classes(config))
 
-    def classes(self, config: ConfigLike) -> int:
+    def classes(self, config: BertConfig) -> int:
         """Return the number of outputs of the linear layer."""
         return config.num_labels
 

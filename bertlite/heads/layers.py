@@ -6,11 +6,11 @@ Shapes:  B sequences · S positions · D hidden;  … is (B, S) or, packed, (T,)
 from torch import Tensor, nn
 
 from bertlite.activations import activation
-from bertlite.config import ConfigLike, embeds_size
+from bertlite.config import BertConfig, embeds_size
 
 
 class BertPredictionHeadTransform(nn.Module):
-    def __init__(self, config: ConfigLike) -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__()
         size = embeds_size(config)
         self.dense = nn.Linear(config.hidden_size, size)
@@ -24,7 +24,7 @@ class BertPredictionHeadTransform(nn.Module):
 class BertLMPredictionHead(nn.Module):
     """Score every word of the vocabulary at every position."""
 
-    def __init__(self, config: ConfigLike) -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.transform = BertPredictionHeadTransform(config)
         self.decoder = nn.Linear(embeds_size(config), config.vocab_size)
@@ -35,7 +35,7 @@ class BertLMPredictionHead(nn.Module):
 
 
 class BertOnlyMLMHead(nn.Module):
-    def __init__(self, config: ConfigLike) -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.predictions = BertLMPredictionHead(config)
 
@@ -44,7 +44,7 @@ class BertOnlyMLMHead(nn.Module):
 
 
 class BertOnlyNSPHead(nn.Module):
-    def __init__(self, config: ConfigLike) -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.seq_relationship = nn.Linear(config.hidden_size, 2)
 
@@ -53,7 +53,7 @@ class BertOnlyNSPHead(nn.Module):
 
 
 class BertPreTrainingHeads(nn.Module):
-    def __init__(self, config: ConfigLike) -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.predictions = BertLMPredictionHead(config)
         self.seq_relationship = nn.Linear(config.hidden_size, 2)

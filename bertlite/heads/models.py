@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertlite.config import BertConfig, ConfigLike
+from bertlite.config import BertConfig
 from bertlite.heads.body import FIRST, KINDS, ClassifierBody, HeadBody, LabelKind, LanguageModelBody, Out, takes
 from bertlite.heads.layers import BertOnlyMLMHead, BertOnlyNSPHead, BertPreTrainingHeads
 from bertlite.heads.losses import (
@@ -184,7 +184,7 @@ class MultipleChoiceBody(ClassifierBody[Out]):
     needs_pooler = True
     needs_tokens = False
 
-    def classes(self, config: ConfigLike) -> int:
+    def classes(self, config: BertConfig) -> int:
         return 1
 
     def label_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -219,7 +219,7 @@ class QuestionAnsweringBody(HeadBody[Out]):
     output_type = QuestionAnsweringOutput
     qa_outputs: nn.Linear
 
-    def build_head(self, config: ConfigLike) -> None:
+    def build_head(self, config: BertConfig) -> None:
         if config.num_labels != 2:
             raise ValueError(f"num_labels is {config.num_labels}; question answering has 2, for start and end")
         self.qa_outputs = nn.Linear(config.hidden_size, 2)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from bertlite.config import ConfigLike, kept_heads, kept_neurons, normalise_units
+from bertlite.config import BertConfig, kept_heads, kept_neurons, normalise_units
 
 Choice = dict[int, list[int]]
 BySize = tuple[Mapping[int, float], Mapping[int, float]]  # of a layer: {heads kept: value} and {neurons kept: value}
@@ -113,17 +113,17 @@ def ascending(scores: Tensor, protected: Mapping[int, Iterable[int]]) -> list[li
     return free
 
 
-def head_macs(config: ConfigLike, length: int) -> int:
+def head_macs(config: BertConfig, length: int) -> int:
     D = config.hidden_size
     H = D // config.num_attention_heads
     return 4 * length * D * H + 2 * length**2 * H
 
 
-def neuron_macs(config: ConfigLike, length: int) -> int:
+def neuron_macs(config: BertConfig, length: int) -> int:
     return 2 * length * config.hidden_size
 
 
-def macs(config: ConfigLike, length: int) -> int:
+def macs(config: BertConfig, length: int) -> int:
     """Count the multiply-accumulates of the encoder's layers for one sequence of `length` tokens.
 
     A head costs 4·S·D·H + 2·S²·H and a neuron 2·S·D.  Pruned parts, biases, norms, softmax, embeddings and task heads

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertlite.config import ConfigLike
+from bertlite.config import BertConfig
 from bertlite.importance.allocation import BySize, choose_sizes, head_macs, neuron_macs
 from bertlite.importance.batches import Batch, check_model, count_examples, eval_mode, real_tokens
 from bertlite.importance.least_squares import PairedRun, check_pair, refit_, start_runs, warn_of_few
@@ -252,7 +252,7 @@ def prune_to_macs(
     return pruned
 
 
-def sizes_within(config: ConfigLike, curves: Curves, share: float, length: int) -> list[tuple[int, int]]:
+def sizes_within(config: BertConfig, curves: Curves, share: float, length: int) -> list[tuple[int, int]]:
     """Return the sizes of least expected loss with at most a share of the unpruned model's MACs."""
     losses = losses_by_size(config, curves)
     head, neuron = head_macs(config, length), neuron_macs(config, length)
@@ -261,7 +261,7 @@ def sizes_within(config: ConfigLike, curves: Curves, share: float, length: int) 
     return choose_sizes(losses, costs, share * built * len(losses))
 
 
-def losses_by_size(config: ConfigLike, curves: Curves) -> list[BySize]:
+def losses_by_size(config: BertConfig, curves: Curves) -> list[BySize]:
     """Return the losses of all numbers of heads, and of evenly spaced numbers of neurons."""
     steps = {round(config.intermediate_size * i / GRID) for i in range(GRID + 1)}
     found: list[BySize] = []

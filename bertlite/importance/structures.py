@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertlite.config import ConfigLike, kept_heads, kept_neurons
+from bertlite.config import BertConfig, kept_heads, kept_neurons
 from bertlite.importance.batches import Batch, input_shape, inputs_of, real_tokens
 from bertlite.pruning import BertLike, layers_of, prune_heads_, prune_neurons_
 from bertlite.stack.modules import BertLayer, BertOutput, BertSelfOutput
@@ -24,8 +24,8 @@ class Structure:
     """Heads or neurons: how many there are, and how a model is run with gates on them."""
 
     unit: str
-    built: Callable[[ConfigLike], int]
-    kept: Callable[[ConfigLike, int], tuple[int, ...]]
+    built: Callable[[BertConfig], int]
+    kept: Callable[[BertConfig, int], tuple[int, ...]]
     run_gated: Callable[[BertLike, Batch, Tensor], Any]  # model, batch, (L, B, N) -> output
     output: Callable[[BertLayer], BertOutput | BertSelfOutput]  # the module that projects them to the layer's output
     prune_: Callable[[Any, dict[int, list[int]]], object]

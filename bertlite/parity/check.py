@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 import bertlite
 from bertlite.checkpoint.families import Origin, read_config
 from bertlite.checkpoint.files import Source, find_checkpoint
-from bertlite.config import BertConfig, ConfigLike
+from bertlite.config import BertConfig
 from bertlite.inference import optimize_for_inference
 from bertlite.model import BertPreTrainedModel
 from bertlite.parity import families, reference
@@ -197,11 +197,11 @@ def their_model(case: Case, model: nn.Module, inputs: Inputs) -> nn.Module:
     return model.train(case.feature == "dropout")
 
 
-def config_of(model: nn.Module) -> ConfigLike:
-    return cast(ConfigLike, model.config)
+def config_of(model: nn.Module) -> BertConfig:
+    return cast(BertConfig, model.config)
 
 
-def heads_of(case: Case, config: ConfigLike) -> dict[int, tuple[int, ...]]:
+def heads_of(case: Case, config: BertConfig) -> dict[int, tuple[int, ...]]:
     """Return the heads that a pruning case removes.
 
     "pruned" removes every third head of every second layer, "pruned_layer" all heads of the last layer,
@@ -242,7 +242,7 @@ def tensors(case: Case, model: nn.Module, inputs: Inputs, mine: bool) -> dict[st
     return grads
 
 
-def named(case: Case, out: Output, inputs: Inputs, config: ConfigLike) -> Iterator[tuple[str, Tensor]]:
+def named(case: Case, out: Output, inputs: Inputs, config: BertConfig) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of an output with their names; our attentions with each head in its original place."""
     for name, value in without_padding(case, out, inputs).items():
         if isinstance(value, Tensor):

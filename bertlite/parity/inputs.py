@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bertlite.checkpoint.files import Source, locate
-from bertlite.config import ConfigLike
+from bertlite.config import BertConfig
 from bertlite.parity.cases import DECODER, Case
 
 Inputs: TypeAlias = Mapping[str, Tensor | bool]  # keyword arguments of forward
@@ -25,7 +25,7 @@ FLOATS = ("regression", "multi_label_classification")  # problem types whose lab
 LENGTH = 24  # tokens of the longest sequence, or what the position table allows
 
 
-def inputs_of(case: Case, config: ConfigLike, checkpoint: str | Path, device: str) -> dict[str, Tensor | bool]:
+def inputs_of(case: Case, config: BertConfig, checkpoint: str | Path, device: str) -> dict[str, Tensor | bool]:
     """Return the keyword arguments of both models' forward for one case."""
     ids, types, mask = tokens(case, config, checkpoint)  # each (B, S)
     batch, length = ids.shape
@@ -77,7 +77,7 @@ def masked_tokens(
 
 
 def labels_of(
-    case: Case, config: ConfigLike, ids: Tensor, mask: Tensor, draw: torch.Generator
+    case: Case, config: BertConfig, ids: Tensor, mask: Tensor, draw: torch.Generator
 ) -> Mapping[str, Tensor]:
     """Return the labels that the case's model takes."""
     batch, length = ids.shape
@@ -106,7 +106,7 @@ def labels_of(
     return {}
 
 
-def tokens(case: Case, config: ConfigLike, checkpoint: str | Path) -> tuple[Tensor, Tensor, Tensor]:
+def tokens(case: Case, config: BertConfig, checkpoint: str | Path) -> tuple[Tensor, Tensor, Tensor]:
     """Return ids, token types and mask, each (4, S), padded on the right.
 
     The tokens are of real sentences if there is a tokenizer beside the weights.
@@ -126,7 +126,7 @@ def tokens(case: Case, config: ConfigLike, checkpoint: str | Path) -> tuple[Tens
     return ids, types, mask
 
 
-def encoded_sentences(checkpoint: str | Path, config: ConfigLike) -> list[tuple[list[int], list[int]]]:
+def encoded_sentences(checkpoint: str | Path, config: BertConfig) -> list[tuple[list[int], list[int]]]:
     """Return token ids and types of SENTENCES; an empty list without a tokenizer.json for this vocabulary."""
     path = locate(Source(checkpoint)).get(TOKENIZER)
     if path is None:
@@ -143,7 +143,7 @@ def encoded_sentences(checkpoint: str | Path, config: ConfigLike) -> list[tuple[
     return [(each.ids, [min(segment, last) for segment in each.type_ids]) for each in encoded]
 
 
-def random_tokens(config: ConfigLike, longest: int) -> list[tuple[list[int], list[int]]]:
+def random_tokens(config: BertConfig, longest: int) -> list[tuple[list[int], list[int]]]:
     """Return seeded token ids and types of four sequences."""
     draw = torch.Generator().manual_seed(3)
     lengths = [longest, max(2, longest // 3), max(2, longest // 2), max(2, longest - 3)]

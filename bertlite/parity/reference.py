@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source
-from bertlite.config import ConfigLike
+from bertlite.config import BertConfig
 from bertlite.extras import import_optional
 from bertlite.parity.cases import DECODER, Case, Overrides
 from bertlite.parity.inputs import Inputs
@@ -195,7 +195,7 @@ def prune(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> nn.Module:
         model = copy.deepcopy(model)
         model.prune_heads({layer: list(which) for layer, which in heads.items()})  # type: ignore[operator]
         return model.to(dtype)  # 4.57 makes the smaller layers float32, whatever the model; all of ours fit in float32
-    config = cast(ConfigLike, model.config)
+    config = cast(BertConfig, model.config)
     gate = torch.ones(config.num_hidden_layers, config.num_attention_heads)
     for layer, which in heads.items():
         gate[layer, list(which)] = 0

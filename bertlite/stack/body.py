@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from bertlite.config import ConfigLike
+from bertlite.config import BertConfig
 from bertlite.stack.attention import packs, select
 from bertlite.stack.cache import KeyValueCache
 from bertlite.stack.gates import read_gates, refuse_pruned
@@ -28,7 +28,7 @@ Out = TypeVar("Out")
 class Body:
     """First base of every body: Python refuses FSDP2's change of a model's class where `Generic` is the first."""
 
-    config: Any  # a ConfigLike; which one is the base class's business
+    config: Any  # a BertConfig; which one is the base class's business
 
 
 class BertBody(Body, Generic[Out]):
@@ -44,7 +44,7 @@ class BertBody(Body, Generic[Out]):
 
         def __call__(self, *inputs: Any, **options: Any) -> Out: ...
 
-    def build(self, config: ConfigLike, add_pooling_layer: bool = True) -> None:
+    def build(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
         """Attach the parts."""
         self.embeddings = BertEmbeddings(config)
         self.encoder = self.encoder_class(config)

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bertlite.config import ConfigLike, kept_heads
+from bertlite.config import BertConfig, kept_heads
 
 
-def read_gates(head_mask: Tensor, config: ConfigLike, batch: int, length: int, dtype: torch.dtype) -> list[Tensor]:
+def read_gates(head_mask: Tensor, config: BertConfig, batch: int, length: int, dtype: torch.dtype) -> list[Tensor]:
     """Return what each layer multiplies its heads' contexts by: L tensors of (B or 1, S or 1, heads kept, 1).
 
     Raises:
@@ -46,7 +46,7 @@ def keep_heads(gate: Tensor, heads: Sequence[int]) -> Tensor:
     return gate[:, :, :0] if not heads else torch.cat([gate[:, :, head : head + 1] for head in heads], 2)
 
 
-def refuse_pruned(config: ConfigLike, what: str) -> None:
+def refuse_pruned(config: BertConfig, what: str) -> None:
     """Refuse an input for each head of all layers if layers have different heads."""
     if any(config.pruned_heads.values()):
         raise ValueError(f"a pruned model cannot take {what}: its layers have different heads")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bertlite import torch_private
-from bertlite.config import ConfigLike, embeds_size
+from bertlite.config import BertConfig, embeds_size
 from bertlite.stack.masks import values_readable
 
 Shapes = tuple[tuple[int, ...], ...]  # any of them will do
@@ -57,7 +57,7 @@ class Inputs:
         """The lengths of sequences that come packed."""
         return tuple(end - start for start, end in pairwise(self.ends))
 
-    def positions(self, config: ConfigLike, past: int) -> Tensor | None:
+    def positions(self, config: BertConfig, past: int) -> Tensor | None:
         """Return the position ids that were given or, if positions skip padding, those counted; None: count from 0.
 
         The first token that is not padding has position 0, or `past`, and padding -1: the embedding of no position.
@@ -84,7 +84,7 @@ def check_tensor(name: str, given: Any) -> None:
         raise TypeError(f"{name} is a {kind}; make it a tensor, as in torch.tensor({name})")
 
 
-def check_combination(inputs: Inputs, config: ConfigLike, cached: bool, recomputes: bool) -> None:
+def check_combination(inputs: Inputs, config: BertConfig, cached: bool, recomputes: bool) -> None:
     """Refuse inputs that are no tensors, or that exclude each other.
 
     Args:
@@ -106,7 +106,7 @@ def check_combination(inputs: Inputs, config: ConfigLike, cached: bool, recomput
         raise ValueError("encoder_attention_mask was given without encoder_hidden_states")
 
 
-def check_tokens(inputs: Inputs, config: ConfigLike, past: int) -> None:
+def check_tokens(inputs: Inputs, config: BertConfig, past: int) -> None:
     """Refuse tokens, in rows or packed, that would fail later and less clearly, or not at all.
 
     Args:
@@ -185,7 +185,7 @@ def check_devices(embeddings: Any, inputs: Inputs) -> None:
         raise ValueError(f"the input is on {given.device}, the model on {weight.device}: move one of them")
 
 
-def check_encoder_states(config: ConfigLike, states: Tensor, batch: int) -> None:
+def check_encoder_states(config: BertConfig, states: Tensor, batch: int) -> None:
     """Refuse an encoder's output that this model cannot attend to."""
     if not config.add_cross_attention:
         raise ValueError(

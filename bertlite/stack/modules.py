@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.activations import activation
-from bertlite.config import RELATIVE, ConfigLike, embeds_size, kept_heads, kept_neurons, own_field
+from bertlite.config import RELATIVE, BertConfig, embeds_size, kept_heads, kept_neurons, own_field
 from bertlite.stack.layer_inputs import LayerInputs
 
 DISTANCE_BUCKETS = 32  # of positions "bucketed"
@@ -22,7 +22,7 @@ DISTANCE_BUCKETS = 32  # of positions "bucketed"
 class BertEmbeddings(nn.Module):
     """Add what a token is, which segment it is in and where it stands, then normalise."""
 
-    def __init__(self, config: ConfigLike) -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__()
         size = embeds_size(config)
         self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
@@ -59,7 +59,7 @@ class BertEmbeddings(nn.Module):
 class BertSelfAttention(nn.Module):
     """Project to queries, keys and values, and let every head attend; heads of cross-attention are never pruned."""
 
-    def __init__(self, config: ConfigLike, layer: int, cross: bool = False) -> None:
+    def __init__(self, config: BertConfig, layer: int, cross: bool = False) -> None:
         super().__init__()
         self.attention_head_size = config.hidden_size // config.num_attention_heads
         self.num_attention_heads = config.num_attention_heads if cross else len(kept_heads(config, layer))
@@ -121,7 +121,7 @@ class BertSelfAttention(nn.Module):
 class BertSelfOutput(nn.Module):
     """Project the heads back to D, then add and normalise."""
 
-    def __init__(self, config: ConfigLike, width: int) -> None:
+    def __init__(self, config: BertConfig, width: int) -> None:
         super().__init__()
         self.dense = linear(width, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
@@ -141,7 +141,7 @@ class Caller(nn.Module):
 class BertAttention(Caller):
     """Attention, to oneself or to an encoder, and its output projection; its attribute is `self` in checkpoints."""
 
-    def __init__(self, config: ConfigLike, layer: int, cross: bool = False) -> None:
+    def __init__(self, config: BertConfig, layer: int, cross: bool = False) -> None:
         super().__init__()
         self.layer_idx = layer
         self.self = BertSelfAttention(config, layer, cross)
@@ -158,7 +158,7 @@ class BertAttention(Caller):
 class BertIntermediate(nn.Module):
     """The wide half of the feed-forward network; `width` is the neurons that are left, by default all."""
 
-    def __init__(self, config: ConfigLike, width: int | None = None) -> None:
+    def __init__(self, config: BertConfig, width: int | None = None) -> None:
         super().__init__()
         self.dense = linear(config.hidden_size, config.intermediate_size if width is None else width)
         self.intermediate_act_fn = activation(config.hidden_act)
@@ -170,7 +170,7 @@ class BertIntermediate(nn.Module):
 class BertOutput(nn.Module):
     """The narrow half of the feed-forward network, then add and normalise."""
 
-    def __init__(self, config: ConfigLike, width: int | None = None) -> None:
+    def __init__(self, config: BertConfig, width: int | None = None) -> None:
         super().__init__()
         self.dense = linear(config.intermediate_size if width is None else width, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
@@ -183,7 +183,7 @@ class BertOutput(nn.Module):
 class BertLayer(Caller):
     """Attention, in a decoder also to an encoder's output, then the feed-forward network."""
 
-    def __init__(self, config: ConfigLike, layer: int) -> None:
+    def __init__(self, config: BertConfig, layer: int) -> None:
         super().__init__()
         self.layer_idx = layer
         self.attention = BertAttention(config, layer)
@@ -230,7 +230,7 @@ class BertEncoder(Caller):
     leaves_padding_out = False  # wherever it can, under "auto" and "sdpa" too
     is_optimised = False  # it was made by `optimize_for_inference`, and only runs
 
-    def __init__(self, config: ConfigLike) -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.layer = nn.ModuleList(self.layer_class(config, layer) for layer in range(config.num_hidden_layers))
 
@@ -251,7 +251,7 @@ class BertEncoder(Caller):
 class BertPooler(nn.Module):
     """Summarise the sequence: its first token, [CLS], goes through one more layer."""
 
-    def __init__(self, config: ConfigLike) -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.activation = nn.Tanh() if (act := own_field(config, "pooler_act")) == "tanh" else activation(act)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from bertlite.config import RELATIVE, ConfigLike, kept_heads, pruned_neurons
+from bertlite.config import RELATIVE, BertConfig, kept_heads, pruned_neurons
 from bertlite.inference.native.calls import ACTIVATIONS, Kernels, Layer, Matrix, Model
 from bertlite.stack.modules import BertLayer, distance_buckets
 
@@ -51,7 +51,7 @@ class Shape:
     max_positions: int = 0
 
     @classmethod
-    def of(cls, config: ConfigLike, numbers: str) -> "Shape":
+    def of(cls, config: BertConfig, numbers: str) -> "Shape":
         """Return the shape of the stack that a config describes."""
         neurons = {layer: len({*gone}) for layer, gone in pruned_neurons(config).items()}
         return cls(
@@ -124,7 +124,7 @@ class NativeWeights:
         self.model = self.describe()
 
     @classmethod
-    def of(cls, layers: Sequence[BertLayer], config: ConfigLike, numbers: str, kernels: Kernels) -> "NativeWeights":
+    def of(cls, layers: Sequence[BertLayer], config: BertConfig, numbers: str, kernels: Kernels) -> "NativeWeights":
         """Pack the weights of a stack, in whose modules `missing_for_native` finds no fault."""
         left = (
             LayerShape(layer.attention.self.num_attention_heads, layer.intermediate.dense.out_features)
