@@ -27,7 +27,7 @@ from bertlite.stack.outputs import BertModelOutput
 class Checkpointing:
     """Gradient checkpointing of a layer: it forgets its activations and computes them again in the backward pass."""
 
-    offload: bool = False  # keep what is kept, the layer's input, in host memory
+    offload: bool = False  # keep the layer's input in host memory
     preserve_rng_state: bool = True
     determinism_check: str = "default"
 

@@ -99,10 +99,9 @@ class HeadBody(Body, Generic[Out]):
         return self.bert(*first, **inputs, return_encoded=True)
 
     def first_token_suffices(self, output_attentions: bool | None, output_hidden_states: bool | None) -> bool:
-        """Return whether the last layer may be spared all tokens but the first, by a head that reads only the pooler.
+        """Return whether the last layer may compute first tokens alone, for a head that reads only the pooler.
 
-        Not where hidden states or attentions are returned, nor where a hook would see the last layer or its output:
-        under a hook every token passes through every layer.
+        It computes all where hidden states or attentions are returned, or where a hook sees it or its output.
         """
         bert, config = self.bert, self.config
         wanted = [config.output_attentions if output_attentions is None else output_attentions]

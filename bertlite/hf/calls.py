@@ -34,7 +34,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
         return NAMES.get(name, name)
 
     def call(self, encoder: Any, x: Tensor, inputs: LayerInputs) -> Any:
-        """Run the encoder, whoever made it; return its output and what each layer was given."""
+        """Run the encoder, whoever made it; return its output and, if they are kept, the inputs of each layer."""
         if takes_inputs(encoder, inputs, x):
             out = encoder(x, inputs)
         else:
@@ -70,7 +70,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
         return encoded
 
     def unpacked(self, encoded: Encoded, return_dict: bool | None) -> Any:
-        """Return what `forward` gives its caller; what is recorded comes last in 5, and in the tuples of 4."""
+        """Return the output of `forward`; hidden states and attentions come last in 5, and in the tuples of 4."""
         states, wants_dict = encoded.hidden_states, self.config.return_dict if return_dict is None else return_dict
         recorded_last = V5 or not wants_dict
         last = None if states is None else states[-1]

@@ -1,7 +1,7 @@
 """What the layers of every transformers have in common; how they are built and called is in `layers4` and `layers5`.
 
-Each part calls the one below it as transformers does, if it is another's, so that a part which somebody has replaced,
-wrapped or hooked is given and gives what its author knows from there.
+A part that is not ours is called as transformers calls it, so that one which somebody has replaced, wrapped or hooked
+gets and returns what its author expects.
 
 Shapes:  B sequences · S positions · K keys · D hidden · N heads kept
 """

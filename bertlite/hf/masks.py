@@ -1,4 +1,4 @@
-"""Where transformers' way to call a part and bertlite's meet: arguments and masks of the one become the other's.
+"""Translate between transformers' calls of a part and bertlite's: arguments and masks.
 
 Parts are called as transformers calls them, with an `attention_mask` that is added to the scores.  A model that runs
 its own parts hands them `LayerInputs` in the mask's place.  A part that is not ours, and a `forward` that somebody has

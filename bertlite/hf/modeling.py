@@ -63,7 +63,7 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **options: Any) -> Any:
-        """Load as transformers does, and refuse damage that it reads past and weights that are no numbers.
+        """Load as transformers does; raise for damage that it would ignore, and for weights that are nan or infinite.
 
         Raises:
             ValueError: a folder whose config or weights `bertlite.hf.folder.check_folder` refuses, or nan or inf in

@@ -108,7 +108,7 @@ def missing_for_native(model: BertPreTrainedModel, dtype: torch.dtype) -> str | 
 
 
 def differences(model: BertPreTrainedModel) -> Iterator[str]:
-    """Yield what the modules of the encoder have that the kernels, which go by the config, would not honour."""
+    """Yield the features of the encoder's modules that the kernels, which go by the config, would ignore."""
     encoder = model.base_model.encoder
     if type(encoder) is not BertEncoder:
         yield f"encoder is a {kind_of(encoder)}, not a plain BertEncoder"
@@ -147,7 +147,7 @@ def distances_shape(attention: BertSelfAttention, config: BertConfig) -> tuple[i
 
 
 def norm_fault(norm: nn.Module, hidden_size: int, eps: float) -> str | None:
-    """Say in what a norm differs from the LayerNorm of the kernels; None if in nothing."""
+    """Return how a norm differs from the LayerNorm of the kernels; None if it does not."""
     if type(norm) is not nn.LayerNorm:
         return f"is a {kind_of(norm)}, not a plain LayerNorm"
     missing = [name for name in ("weight", "bias") if getattr(norm, name) is None]

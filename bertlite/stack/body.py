@@ -140,7 +140,7 @@ class BertBody(Body, Generic[Out]):
         )
 
     def call(self, encoder: Any, x: Tensor, inputs: LayerInputs) -> Any:
-        """Run the encoder; return its output and what each layer was given."""
+        """Run the encoder; return its output and, if they are kept, the inputs of each layer."""
         return encoder(x, inputs)
 
     def layer_inputs(self, inputs: Inputs, layout: Layout, x: Tensor, cache: Any) -> LayerInputs:
@@ -215,11 +215,10 @@ class BertBody(Body, Generic[Out]):
         """Return whether padding is left out if every sequence begins with a token, by a backend that does not pack.
 
         An encoder with `leaves_padding_out`, as that of the native kernels, has it left out under "auto" and "sdpa"
-        wherever no attentions are returned.  Else "auto", in eval mode, leaves it out where that pays, by the rule of
-        `packing_pays`, and nobody can see it, so that what "auto" returns differs by rounding alone: of an encoder's
-        output the first token of each sequence alone is wanted, as by a head of the pooler; no hook looks at the
-        modules; nothing is compiled, exported, traced or mapped, since then the mask of today must not decide for
-        that of tomorrow.
+        wherever no attentions are returned.  Otherwise "auto" leaves it out in eval mode if that pays, by the rule of
+        `packing_pays`, and changes the result by rounding alone: only the first token of each sequence is wanted from
+        an encoder, as by a head of the pooler; no hook sees the modules; and nothing is compiled, exported, traced or
+        mapped, as a graph must not depend on the values of one mask.
         """
         name = self.attention_name()
         if name in ("auto", "sdpa") and self.encoder.leaves_padding_out and not inputs.output_attentions:
@@ -306,12 +305,12 @@ class BertBody(Body, Generic[Out]):
 
 
 def has_hooks_within(module: Any) -> bool:
-    """Return whether a hook looks at the module or at a part of it."""
+    """Return whether the module or a part of it has hooks."""
     return any(map(has_hooks, module.modules()))
 
 
 def has_hooks(module: Any) -> bool:
-    """Return whether a hook looks at what the module is given or gives."""
+    """Return whether hooks see the inputs or outputs of the module, or their gradients."""
     return bool(
         module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
     )

@@ -235,7 +235,7 @@ class BertEncoder(Caller):
         self.layer = nn.ModuleList(self.layer_class(config, layer) for layer in range(config.num_hidden_layers))
 
     def forward(self, hidden_states: Tensor, inputs: LayerInputs) -> tuple[Tensor, list[Tensor] | None]:
-        """Run the layers on (…, D); return the last one's output and, if they are kept, what each layer was given."""
+        """Run the layers on (…, D); return the last one's output and, if they are kept, the inputs of each layer."""
         x, last = hidden_states, len(self.layer) - 1
         states: list[Tensor] | None = [] if inputs.keep_states else None
         for i, layer in enumerate(self.layer):

@@ -89,7 +89,7 @@ def sequence_lengths(x: Tensor, inputs: LayerInputs) -> list[int]:
 
 
 def attention_weights(x: Tensor, inputs: LayerInputs, heads: list[int]) -> list[Tensor]:
-    """Return room for the weights that a forward is asked for, for each layer (B, N, S, S)."""
+    """Return tensors for the attention weights that are to be returned, (B, N, S, S) for each layer."""
     if not inputs.returns_weights:
         return []
     queries = 1 if inputs.first_only else x.shape[1]
@@ -97,7 +97,7 @@ def attention_weights(x: Tensor, inputs: LayerInputs, heads: list[int]) -> list[
 
 
 def add_mask(batch: Batch, mask: Mask) -> list[object]:
-    """Tell the kernels what a query may look at; return what must be kept meanwhile."""
+    """Set the mask of a batch: what each query may attend to; return the tensors that the batch then points at."""
     held: list[object] = []
     if mask.allowed is not None or mask.bias is not None:
         bias = torch.zeros((), dtype=torch.float32, device="cpu") if mask.bias is None else mask.bias.float()
@@ -120,7 +120,7 @@ def broadcast_strides(x: Tensor) -> list[int]:
 
 
 def add_gates(batch: Batch, gates: Sequence[Tensor], x: Tensor) -> list[object]:
-    """Tell the kernels what heads are multiplied by; return what must be kept meanwhile."""
+    """Set the gates of a batch: what heads are multiplied by; return what the batch then points at."""
     each_token = gates[0].shape[:-2].numel() > 1
     rows = x.shape[:-1] if each_token else gates[0].shape[:-2]
     laid = [gate[..., 0].expand(*rows, -1).float().contiguous() for gate in gates]  # (…, N) or (1, N)

@@ -106,7 +106,7 @@ class NativeBertModel(BertModel):
         return pick(out, return_encoded or (self.config.return_dict if return_dict is None else return_dict))
 
     def asks_for_more(self, others: dict[str, Any]) -> bool:
-        """Return whether a forward is given, or asked for, what one call of the kernels does not take or return."""
+        """Return whether a forward has inputs or returns outputs that one call of the kernels does not support."""
         config = self.config
         if config.output_attentions and others.get("output_attentions") is None:
             return True
@@ -115,7 +115,7 @@ class NativeBertModel(BertModel):
         return any(x is not None and (x is not False or name in INPUTS) for name, x in others.items())
 
     def is_plain(self, ids: Any, mask: Any) -> bool:
-        """Return whether the kernels compute what the modules would, and nobody looks at these."""
+        """Return whether the kernels compute what the modules would, and no hook sees these."""
         embeddings, pooler = self.embeddings, self.pooler
         name = self.attention_name()
         return (

@@ -49,7 +49,7 @@ def run(kernels: Kernels, layer: BertLayer, config: BertConfig, numbers: str, x:
 
 
 def by_operators(layer: BertLayer, x: Tensor) -> Tensor:
-    """Return the same in the layer's dtype, whatever has become of the methods of its modules."""
+    """Return the same by torch's operators, in the layer's dtype; its modules' methods may have been replaced."""
 
     def linear(part: nn.Linear, x: Tensor) -> Tensor:
         return F.linear(x, part.weight, part.bias)

@@ -439,7 +439,7 @@ class Encoder {
         attend<Distances>(head, first, last, workspace);
     }
 
-    // Call work(null pointer) of the dtype that hidden states come and go in.
+    // Call work with a null pointer of the dtype of the hidden states that are read and written.
     template <class Work>
     void with_dtype(Work work) const {
         if (batch_.is_bfloat16)
