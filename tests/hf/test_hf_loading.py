@@ -16,6 +16,7 @@ from pairs import (
     V5,
     L,
     config_of,
+    core_of,
     inputs_of,
     only_4,
     ours_of,
@@ -32,6 +33,7 @@ from bertlite import hf
 GOLDEN = Path(__file__).parent.parent / "golden"
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 RELATIVE = ["relative_key", "relative_key_query", "relative_key-pruned", "relative_key_query-gated"]
+NEURONS = {0: [36, 3], 1: range(37)}
 MISMATCH = "ignore_mismatched_sizes" if V5 else "size mismatch"
 
 
@@ -169,18 +171,6 @@ def test_the_attention_is_the_one_asked_for(backend: str, tmp_path: Path, kernel
     assert kernels_run == [backend] * L
 
 
-@pytest.mark.parametrize("name", ["BertForSequenceClassification", "BertForTokenClassification"])
-def test_labels_may_be_named(name: str, tmp_path: Path) -> None:
-    file_of(tmp_path)
-    names = {0: "no", 1: "yes", 2: "maybe", 3: "never"}
-    model = getattr(hf, name).from_pretrained(tmp_path, num_labels=9)
-    assert model.classifier.out_features == model.config.num_labels == model.num_labels == 9
-    model = getattr(hf, name).from_pretrained(tmp_path, id2label=names, label2id={v: k for k, v in names.items()})
-    assert model.classifier.out_features == 4
-    model.save_pretrained(tmp_path / "named")
-    assert getattr(hf, name).from_pretrained(tmp_path / "named").config.id2label == names
-
-
 def test_another_number_of_labels_needs_ignore_mismatched_sizes(tmp_path: Path) -> None:
     file_of(tmp_path, "BertForSequenceClassification")
     with pytest.raises(RuntimeError, match=MISMATCH):
@@ -210,15 +200,6 @@ def test_a_meta_default_device_is_refused_in_the_words_of_transformers(tmp_path:
     file_of(tmp_path)
     with torch.device("meta"), pytest.raises(RuntimeError, match="`from_pretrained` with a meta device context"):
         hf.BertModel.from_pretrained(tmp_path)
-
-
-def test_a_config_may_be_given(tmp_path: Path) -> None:
-    file_of(tmp_path)
-    config = hf.BertConfig.from_pretrained(tmp_path, hidden_dropout_prob=0.25)
-    model = hf.BertModel.from_pretrained(tmp_path, config=config)
-    assert model.embeddings.dropout.p == 0.25
-    model = hf.BertModel.from_pretrained(tmp_path, attention_probs_dropout_prob=0.5)
-    assert model.encoder.layer[0].attention.self.dropout.p == 0.5
 
 
 def test_a_state_dict_may_be_given(tmp_path: Path) -> None:
@@ -357,7 +338,13 @@ def test_relative_positions_compute_what_transformers_4_did(case: str, tmp_path:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_core_and_hf_read_each_others_files(name: str, tmp_path: Path) -> None:
-    ours = bertlite.prune_heads(ours_of(name, tie_word_embeddings=name != "BertForMaskedLM"), {1: [2]})
+    """With pruned heads and neurons, which the core prunes in both."""
+    dense = ours_of(name, tie_word_embeddings=name != "BertForMaskedLM")
+    ours = bertlite.prune_neurons(bertlite.prune_heads(dense, {1: [2]}), NEURONS)
+    assert not hasattr(dense.config, "pruned_neurons")
+    other = bertlite.prune_neurons(bertlite.prune_heads(core_of(dense), {1: [2]}), NEURONS)
+    for each in (other, bertlite.densify(ours)):
+        assert_same(dict(each(**inputs_of(name))), dict(ours(**inputs_of(name))))
     ours.save_pretrained(tmp_path / "hf")
     core = getattr(bertlite, name).from_pretrained(tmp_path / "hf", attn_implementation="sdpa")
     assert_same(dict(core(**inputs_of(name))), dict(ours(**inputs_of(name))), atol=0)

@@ -232,32 +232,6 @@ def test_positional_arguments_are_those_of_the_installed_transformers() -> None:
         ours(*given, *[None] * 30)
 
 
-class Regressor(hf.BertPreTrainedModel):
-    """As code of transformers 4 is written."""
-
-    def __init__(self, config: Any, width: int = 1) -> None:
-        super().__init__(config)
-        self.bert = hf.BertModel(config)
-        self.head = nn.Linear(config.hidden_size, width)
-        self.init_weights()
-
-    def forward(self, **inputs: Any) -> Tensor:
-        return self.head(self.bert(**inputs)[1])
-
-
-def test_a_class_of_ones_own_loads_prunes_and_saves(tmp_path: Path) -> None:
-    ours_of("BertModel").save_pretrained(tmp_path / "bert")
-    model = Regressor.from_pretrained(tmp_path / "bert", dtype=F64, width=5).eval()
-    assert_same(dict(model.bert.state_dict()), dict(ours_of("BertModel").state_dict()), atol=0)
-    before = model(**inputs_of())
-    model.prune_heads({0: [1, 3], 2: [0]})
-    assert model.bert.config is model.config
-    after = model(**inputs_of())
-    assert (after - before).abs().max() > 1e-9
-    model.save_pretrained(tmp_path / "pruned")
-    assert_same(Regressor.from_pretrained(tmp_path / "pruned", dtype=F64, width=5).eval()(**inputs_of()), after)
-
-
 class Elsewhere(hf.BertPreTrainedModel):
     """Runs none of our parts, as LAVIS's Q-Former and BLIP's and ALBEF's decoders do."""
 

@@ -1,13 +1,15 @@
 """Head pruning in bertlite.hf: the method of transformers 4, and the core's functions on models and configs."""
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from conftest import assert_same, full_outputs
-from pairs import EVERY, F64, H, L, N, config_of, inputs_of, only_4, ours_of, pair
+from pairs import EVERY, F64, L, N, config_of, inputs_of, only_4, ours_of, pair
 from torch import nn
 
 import bertlite
@@ -34,16 +36,6 @@ def test_pruning_a_head_is_masking_it(name: str, heads: dict[int, list[int]]) ->
     pruned = bertlite.prune_heads(model, heads)
     assert_same(dict(pruned(**inputs)), dict(model(**inputs, head_mask=gate_of(heads))))
     assert_same(dict(bertlite.densify(pruned)(**inputs)), dict(pruned(**inputs)))
-
-
-@pytest.mark.parametrize("name", ["BertModel", "BertForPreTraining"])
-def test_pruning_twice_is_pruning_once(name: str) -> None:
-    once, twice = ours_of(name), ours_of(name)
-    once.prune_heads(HEADS)
-    twice.prune_heads({0: [1]})
-    twice.prune_heads({0: [3, 1], 2: [0]})
-    assert_same(full_outputs(twice, inputs_of(name)), full_outputs(once, inputs_of(name)), atol=0)
-    assert twice.config.pruned_heads == once.config.pruned_heads == HEADS
 
 
 @only_4
@@ -164,24 +156,16 @@ def test_refusals_name_the_layer_and_the_head(heads: Any, message: str) -> None:
     assert model.config.pruned_heads == {}
 
 
-# compact and drop_layers
+# Neurons, and layers
 
 
-@pytest.mark.parametrize("name", ["BertModel", "BertForPreTraining"])
-def test_heads_and_neurons_of_zeros_go_and_no_output_changes(name: str, tmp_path: Path) -> None:
-    model, inputs = ours_of(name), inputs_of(name)
-    with torch.no_grad():
-        model.base_model.encoder.layer[0].attention.output.dense.weight[:, H : 2 * H] = 0
-        model.base_model.encoder.layer[2].attention.self.value.weight[:H] = 0
-        model.base_model.encoder.layer[1].intermediate.dense.weight[[3, 4]] = 0
-    small = bertlite.compact(model)
-    assert small.config.pruned_heads == {0: [1], 2: [0]}
-    assert small.config.pruned_neurons == {1: [3, 4]}
-    assert not getattr(model.config, "pruned_heads", None)
-    assert_same(dict(small(**inputs)), dict(model(**inputs)))
-    small.save_pretrained(tmp_path)
-    again = type(model).from_pretrained(tmp_path, dtype=F64)
-    assert_same(dict(again(**inputs)), dict(small(**inputs)), atol=0)
+def test_a_file_without_neurons_is_refused_by_transformers_itself(tmp_path: Path) -> None:
+    bertlite.prune_neurons(ours_of("BertModel"), {0: [36, 3], 1: range(37)}).save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["pruned_neurons"] == {"0": [3, 36], "1": [*range(37)]}
+    with pytest.raises(RuntimeError, match="size"):
+        transformers.BertModel.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="layer 0 has no neuron 37"):
+        hf.BertModel(config_of(pruned_neurons={"0": [37]}))
 
 
 @pytest.mark.parametrize("name", ["BertModel", "BertForPreTraining"])

@@ -26,7 +26,7 @@ from bertlite import (
     prune_heads,
 )
 
-B, S, K, D, L, N, H, V = 2, 11, 8, 48, 3, 4, 12, 97
+B, S, K, D, L, N, H = 2, 11, 8, 48, 3, 4, 12
 LOWEST = torch.finfo(F64).min
 NONE = -100
 PER_TOKEN = ("input_ids", "token_type_ids", "position_ids")
@@ -93,26 +93,13 @@ def test_cached_decoding_is_full_decoding(
     variant: str, side: str, sizes: tuple[int, ...], backend: str, kernels_run: list[str]
 ) -> None:
     model = build(**VARIANTS[variant], attn_implementation=backend)
-    inputs = inputs_of(model, side)
+    inputs = {**inputs_of(model, side), "head_mask": torch.linspace(-0.5, 1.5, L * N, dtype=F64).view(L, N)}
     with torch.no_grad():
         full, pieces = model(**inputs, use_cache=False), steps(model, inputs, sizes)
     assert_same(joined(pieces), full.logits)
     assert full.logits.isfinite().all()
     assert pieces[-1].past_key_values.length == S
     assert set(kernels_run) == {backend}
-
-
-@BOTH
-@pytest.mark.parametrize(("side", "sizes"), [("right", CHUNKS), ("left", ONES)], ids=["chunks-right", "ones-left"])
-@pytest.mark.parametrize("variant", ["cross", "cross-pruned"])
-def test_cached_decoding_is_full_decoding_with_gates(
-    variant: str, side: str, sizes: tuple[int, ...], backend: str
-) -> None:
-    model = build(**VARIANTS[variant], attn_implementation=backend)
-    inputs = {**inputs_of(model, side), "head_mask": torch.linspace(-0.5, 1.5, L * N, dtype=F64).view(L, N)}
-    with torch.no_grad():
-        assert_same(joined(steps(model, inputs, sizes)), model(**inputs).logits)
-        assert distance(model(**inputs).logits, model(**{**inputs, "head_mask": None}).logits) > 1e-2
 
 
 @pytest.mark.parametrize("variant", ["absolute", "cross-pruned", "relative_key_query"])
@@ -169,13 +156,6 @@ def test_an_empty_cache_may_be_given() -> None:
     assert_same(out.logits, model(**batch).logits, atol=0)
 
 
-def test_a_cache_holds_the_heads_that_each_layer_kept() -> None:
-    model = build(**VARIANTS["cross-pruned"])
-    cache = model(**inputs_of(model)).past_key_values
-    assert [tuple(cache.own[layer][0].shape) for layer in range(L)] == [(B, S, n, H) for n in (3, 4, 0)]
-    assert [tuple(cache.cross[layer][1].shape) for layer in range(L)] == [(B, K, N, H)] * L
-
-
 @BOTH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_left_padding_is_never_nan(dtype: torch.dtype, backend: str) -> None:
@@ -198,19 +178,6 @@ def test_left_padding_is_no_padding() -> None:
 
 
 # What a query may look at
-
-
-@BOTH
-@EVERY
-def test_a_later_token_never_changes_an_earlier_output(variant: str, backend: str) -> None:
-    model = build(**VARIANTS[variant], attn_implementation=backend)
-    inputs = {**inputs_of(model), "attention_mask": torch.ones(B, S, dtype=torch.long)}
-    before = model(**inputs).logits
-    changed = inputs["input_ids"].clone()
-    changed[:, 6] = (changed[:, 6] + 1) % V
-    after = model(**{**inputs, "input_ids": changed}).logits
-    assert_same(after[:, :6], before[:, :6], atol=0)
-    assert all(distance(after[:, i], before[:, i]) > 1e-3 for i in range(6, S))
 
 
 @BOTH

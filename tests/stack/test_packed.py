@@ -28,7 +28,6 @@ from bertlite import (
     BertForSequenceClassification,
     BertForTokenClassification,
     BertModel,
-    neuron_importance,
 )
 from bertlite.stack import body as body_module
 from bertlite.stack import packing as packing_module
@@ -61,7 +60,12 @@ MASKS = {  # (B, S)
     "scattered": scattered(),
     "a row of padding": right() * torch.tensor([1, 0, 1, 1, 1])[:, None],
 }
-CONTIGUOUS = [name for name in MASKS if name != "scattered"]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "pruned": PRUNED,
+    "relative_key": {"position_embedding_type": "relative_key"},
+    "relative_key_query": {"position_embedding_type": "relative_key_query"},
+}
 
 
 def real_of(mask: Tensor | None) -> Tensor:
@@ -96,11 +100,12 @@ def packed_inputs(batch: dict[str, Any]) -> tuple[Packed, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("call", [0, 30, 10**9], ids=["each alone", "some groups", "one group"])
-@pytest.mark.parametrize("changes", [{}, PRUNED], ids=["dense", "pruned"])
-@pytest.mark.parametrize("mask", MASKS)
-def test_packed_is_padded(mask: str, changes: dict[str, Any], call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("mask", "variant"), [(m, v) for v in VARIANTS for m in MASKS if m != "scattered" or not v.startswith("relative")]
+)
+def test_packed_is_padded(mask: str, variant: str, call: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing_module, "CALL_COST", call)
-    model, inputs = make(**changes), inputs_of(mask)
+    model, inputs = make(**VARIANTS[variant]), inputs_of(mask)
     real = real_of(MASKS[mask])
     with torch.no_grad():
         wanted = on(model, "sdpa")(**inputs, output_hidden_states=True)
@@ -118,15 +123,6 @@ def test_the_pooler_reads_the_first_token_that_is_not_padding(mask: str, model: 
     real = real_of(MASKS[mask])
     firsts = torch.stack([x[m][0] if m.any() else x.new_zeros(D) for x, m in zip(out[0], real, strict=True)])
     assert_same(out.pooler_output, model.pooler(firsts[:, None]))
-
-
-@pytest.mark.parametrize("positions", ["relative_key", "relative_key_query"])
-@pytest.mark.parametrize("mask", CONTIGUOUS)
-def test_relative_positions_survive_packing(mask: str, positions: str) -> None:
-    model, inputs = make(position_embedding_type=positions), inputs_of(mask)
-    real = real_of(MASKS[mask])
-    wanted, got = on(model, "eager")(**inputs)[0], on(model, "packed")(**inputs)[0]
-    assert_same(got[real], wanted[real])
 
 
 def test_relative_positions_are_not_guessed_where_padding_lies_between() -> None:
@@ -212,30 +208,16 @@ def loss_of(model: Any, inputs: dict[str, Any], real: Tensor) -> Tensor:
     return (out.last_hidden_state * draw)[real].sum() + out.pooler_output[real[:, 0]].square().sum()
 
 
-@pytest.mark.parametrize("checkpointing", [None, {"every_n_layers": 2}], ids=str)
-@pytest.mark.parametrize(
-    "changes",
-    [{}, PRUNED, {"position_embedding_type": "relative_key_query"}],
-    ids=["dense", "pruned", "relative"],
-)
-def test_gradients_are_those_of_the_padded_model(
-    changes: dict[str, Any], checkpointing: dict[str, Any] | None
-) -> None:
-    model, real = make(**OFF, **changes).train(), right().bool()
-    wanted = gradients(model, loss_of(on(model, "sdpa"), inputs_of("right"), real))
-    if checkpointing is not None:
-        model.gradient_checkpointing_enable(**checkpointing)
-    got = gradients(model, loss_of(on(model, "packed"), inputs_of("right"), real))
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("mask", "variant"), [*((m, "dense") for m in MASKS), *(("right", v) for v in VARIANTS)])
+def test_gradients_are_those_of_the_padded_model(mask: str, variant: str, checkpointing: bool) -> None:
+    model, inputs, real = make(**OFF, **VARIANTS[variant]).train(), inputs_of(mask), real_of(MASKS[mask])
+    wanted = gradients(model, loss_of(on(model, "sdpa"), inputs, real))
+    if checkpointing:
+        model.gradient_checkpointing_enable(every_n_layers=2)
+    got = gradients(model, loss_of(on(model, "packed"), inputs, real))
     largest = max(1.0, *(grad.abs().max().item() for grad in wanted.values() if grad.numel()))
     assert_same(got, wanted, atol=1e-12 * largest)  # sums over a whole batch
-
-
-@pytest.mark.parametrize("mask", MASKS)
-def test_gradients_whatever_the_padding(mask: str, model: BertModel) -> None:
-    inputs, real = inputs_of(mask), real_of(MASKS[mask])
-    wanted, got = (gradients(model, loss_of(on(model, name), inputs, real)) for name in ("sdpa", "packed"))
-    largest = max(1.0, *(grad.abs().max().item() for grad in wanted.values() if grad.numel()))
-    assert_same(got, wanted, atol=1e-12 * largest)
 
 
 def test_dropout_is_live_in_training(model: BertModel) -> None:
@@ -557,15 +539,6 @@ def test_where_a_hook_looks_the_last_layer_computes_every_token(backend: str, na
     assert rows_of_the_last_layer(model, inputs) == B
 
 
-def test_scores_that_hooks_take_are_those_of_every_token(sparse: dict[str, Tensor]) -> None:
-    model, labels = make(BertForSequenceClassification), {"labels": torch.arange(8) % 2}
-    scores = {}
-    for backend in ("sdpa", "auto"):
-        on(model, backend)
-        scores[backend] = neuron_importance(model, [{**sparse, **labels}], "michel")
-    assert_same(scores["auto"], scores["sdpa"])
-
-
 def test_where_a_graph_is_made_auto_does_not_look_at_the_mask(sparse: dict[str, Tensor]) -> None:
     """Another mask may go through the graph."""
     model = make(BertForSequenceClassification).requires_grad_(False)
@@ -787,25 +760,6 @@ def test_a_new_group_begins_where_padding_costs_more_than_a_call(monkeypatch: py
     # the empty one is left out; 20² - 19² = 39 is less than a call, 20² - 5² is not
     assert group_lengths((3, 20, 0, 19, 5, 20, 4)) == [[1, 5, 3], [4, 6, 0]]
     assert group_lengths(()) == group_lengths((0, 0)) == []
-
-
-@pytest.mark.parametrize("call", [0, 30, 10**9])
-@pytest.mark.parametrize("lengths", [LENGTHS, (4, 4, 4), (9, 9, 2, 2), (0, 5, 0, 1, 5), (1,)])
-def test_the_way_to_the_groups_and_back(lengths: tuple[int, ...], call: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing_module, "CALL_COST", call)
-    packing = packed(lengths)
-    tokens = torch.arange(sum(lengths)) + 100
-    groups = packing.groups
-    slots = groups.spread(tokens)
-    assert groups.gather(slots).equal(tokens)
-    rows = []
-    for group in groups.groups:
-        block = slots[group.slots].view(group.sequences, -1)
-        real = torch.ones_like(block).bool() if group.real is None else group.real[:, 0, 0]
-        rows += [row[keep] for row, keep in zip(block, real, strict=True)]
-    alone = [part for part in tokens.split(list(lengths)) if len(part)]
-    order = range(len(alone)) if groups.rank is None else groups.rank.argsort().tolist()
-    assert [row.tolist() for row in rows] == [alone[i].tolist() for i in order]
 
 
 def test_sequences_of_one_length_are_not_moved() -> None:
