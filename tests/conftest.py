@@ -24,6 +24,7 @@ F64 = torch.float64
 ON_CPU = [name for name, backend in BACKENDS.items() if backend.missing(Needs()) is None]  # backends that run here
 HEADED: list[Any] = [getattr(models, name) for name in models.__all__ if name != "BertLMHeadModel"]  # encoders
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+LABELS, CHOICES, NONE = 6, 7, -100
 EXACT = 1e-12  # float64: on this model rounding reaches 3e-15, LayerNorm eps 1e-11 for 1e-12 in one layer 4e-12
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
@@ -60,6 +61,35 @@ def make_batch(batch: int = 2, length: int = 11, seed: int = 1, lengths: tuple[i
         "token_type_ids": torch.randint(0, SIZES["type_vocab_size"], (batch, length), generator=generator),
         "attention_mask": (torch.arange(length) < torch.tensor(lengths)[:, None]).long(),
     }
+
+
+def inputs_of(name: str = "BertModel") -> dict[str, Tensor]:
+    """Make a batch for a class, whose second sequence is padded on the right."""
+    if name != "BertForMultipleChoice":
+        return make_batch()
+    return {name: x.unflatten(0, (2, CHOICES)) for name, x in make_batch(2 * CHOICES).items()}
+
+
+def words(classes: int = SIZES["vocab_size"]) -> Tensor:
+    """Draw labels at some positions, (B, S)."""
+    draw = torch.Generator().manual_seed(3)
+    labels = torch.randint(0, classes, (2, 11), generator=draw)
+    return labels.masked_fill(torch.rand(2, 11, generator=draw) > 0.4, NONE)
+
+
+def labels_of(name: str) -> dict[str, Tensor]:
+    """Return labels for a class, of make_batch()'s sequences."""
+    return {
+        "BertModel": {},
+        "BertLMHeadModel": {"labels": words()},
+        "BertForMaskedLM": {"labels": words()},
+        "BertForMultipleChoice": {"labels": torch.tensor([6, 2])},
+        "BertForNextSentencePrediction": {"labels": torch.tensor([1, 0])},
+        "BertForPreTraining": {"labels": words(), "next_sentence_label": torch.tensor([0, 1])},
+        "BertForQuestionAnswering": {"start_positions": torch.tensor([2, 5]), "end_positions": torch.tensor([3, 6])},
+        "BertForSequenceClassification": {"labels": torch.tensor([5, 0])},
+        "BertForTokenClassification": {"labels": words(LABELS)},
+    }[name]
 
 
 class OnCuda(Tensor):

@@ -6,7 +6,6 @@ import weakref
 from collections import UserDict
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +73,6 @@ def test_an_empty_batch_gives_an_empty_output(backend: str, kernels_run: list[st
         loss.backward()
         assert (model.encoder.layer[0].output.dense.weight.grad == 0).all()
     assert kernels_run == [backend] * L * 2 * 3
-
-
-def test_hidden_states_begin_with_the_embeddings_and_end_with_the_output(
-    model: BertModel, batch: dict[str, Tensor]
-) -> None:
-    out = full_outputs(model, batch)
-    embeddings = model.embeddings(batch["input_ids"], batch["token_type_ids"])
-    assert_same(out.hidden_states[0], embeddings, atol=0)
-    assert out.hidden_states[-1] is out.last_hidden_state
-    assert len(out.hidden_states) == L + 1
-    assert all(distance(a, b) > 1e-2 for a, b in pairwise(out.hidden_states))
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -282,31 +270,6 @@ def test_a_binary_gate_may_have_any_dtype(dtype: torch.dtype, model: BertModel, 
     assert_same(
         full_outputs(model, batch, head_mask=BINARY.to(dtype)), full_outputs(model, batch, head_mask=BINARY), atol=0
     )
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_each_sequence_may_have_its_own_gates(backend: str, model: BertModel, batch: dict[str, Tensor]) -> None:
-    model.set_attn_implementation(backend)
-    gates = torch.stack([BINARY, FRACTIONAL], 1)  # (L, B, N)
-    together = full_outputs(model, batch, head_mask=gates)
-    for i in range(B):
-        alone = full_outputs(model, {k: x[i : i + 1] for k, x in batch.items()}, head_mask=gates[:, i])
-        assert_same(together.last_hidden_state[i : i + 1], alone.last_hidden_state)
-
-
-def test_each_query_may_have_its_own_gates(model: BertModel, batch: dict[str, Tensor]) -> None:
-    """With every layer but the first shut, a position's output depends on its own gate alone."""
-    gates = torch.zeros(L, 1, N, S, 1, dtype=F64)
-    gates[0] = FRACTIONAL[0][:, None, None]
-    gates[0, :, :, 4] = FRACTIONAL[1][:, None]
-    got = full_outputs(model, batch, head_mask=gates).last_hidden_state
-    rows = torch.zeros(2, L, N, dtype=F64)
-    rows[:, 0] = FRACTIONAL[:2]
-    first, second = (full_outputs(model, batch, head_mask=row).last_hidden_state for row in rows)
-    assert_same(got[:, 4], second[:, 4])
-    others = [i for i in range(S) if i != 4]
-    assert_same(got[:, others], first[:, others])
-    assert distance(first[:, 4], second[:, 4]) > 1e-2
 
 
 def test_gates_of_a_pruned_model_keep_the_original_numbering(model: BertModel, batch: dict[str, Tensor]) -> None:

@@ -27,7 +27,7 @@ from bertlite import BertConfig, BertModel, BertTokenizer, prune_heads
 from bertlite.embed import Embedder, embedder
 from bertlite.embed.job import Job, run
 from bertlite.embed.rows import Rows
-from bertlite.records import Run, read_runs, write_json
+from bertlite.records import Run, read_runs
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 
@@ -60,6 +60,15 @@ def in_child(work: Work) -> int:
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def at_once(one: Work, other: Work) -> None:
+    """Do two things at the same time, each in a fork."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(in_child(one))
+    assert in_child(other) == 0
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def dies_before(step: int, work: Work) -> Work:
@@ -253,11 +262,7 @@ def test_of_two_writers_the_last_wins_whole(tmp_path):
 
         return save
 
-    pid = os.fork()
-    if pid == 0:
-        os._exit(in_child(work(models[0])))
-    assert in_child(work(models[1])) == 0
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    at_once(*map(work, models))
     assert_is(folder, *models)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
@@ -312,39 +317,6 @@ def test_a_killed_run_is_read_up_to_where_it_came_and_done_again(there, every, t
         shutil.rmtree(folder)
 
 
-@at_steps
-def test_a_disk_that_is_full_at_any_step_of_a_run_leaves_what_can_be_read(every, tmp_path):
-    for number in fills(lambda number: lambda: experiment(tmp_path / str(number)), every):
-        folder = tmp_path / str(number)
-        for record in read_runs(tmp_path, unfinished=True):
-            assert [line["step"] for line in record.metrics] in ([], [0], [0, 1], [0, 1, 2])
-            assert not record.finished or record.results == {"loss": 0.5}
-        if not folder.exists() or not read_runs(tmp_path):
-            experiment(folder)  # room has been made
-        [done] = read_runs(tmp_path)
-        assert [line["step"] for line in done.metrics] == [0, 1, 2]
-        shutil.rmtree(folder)
-
-
-def test_of_two_writers_of_a_file_one_is_whole(tmp_path):
-
-    def work(loss: float) -> Work:
-        def twice() -> None:
-            for _ in range(20):
-                write_json(tmp_path / "run.json", {"loss": loss, "why": [loss] * 500})
-
-        return twice
-
-    pid = os.fork()
-    if pid == 0:
-        os._exit(in_child(work(1.0)))
-    assert in_child(work(2.0)) == 0
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    said = json.loads((tmp_path / "run.json").read_text())
-    assert said["why"] == [said["loss"]] * 500
-    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
-
-
 # Embedding ----------------------------------------------------------------------------------------------------------
 
 
@@ -358,12 +330,17 @@ def vectors(tmp_path: Path) -> Embedder:
     return made
 
 
+def job_of(vectors: Embedder, folder: Path, count: int) -> Callable[[Path], Job]:
+    """Return what makes a job of so many texts, given where it writes."""
+    lines = folder / "lines.txt"
+    lines.write_text("".join(f"{' '.join('abcdefgh'[: i % 8 + 1])}\n" for i in range(count)))
+    return lambda out: Job(vectors, Rows((lines,)), out, shard_rows=4)
+
+
 @at_steps
 def test_a_killed_embedding_loses_no_shard_and_mixes_none(vectors, every, tmp_path):
     pq = pytest.importorskip("pyarrow.parquet")
-    lines = tmp_path / "lines.txt"
-    lines.write_text("".join(f"{' '.join('abcdefgh'[: i % 8 + 1])}\n" for i in range(11)))
-    job = lambda out: Job(vectors, Rows((lines,)), out, shard_rows=4)  # noqa: E731
+    job = job_of(vectors, tmp_path, 11)
     run(job(tmp_path / "wanted"))
     wanted = {path.name: pq.read_table(path) for path in (tmp_path / "wanted").glob("*.parquet")}
     assert len(wanted) == 3
@@ -381,15 +358,12 @@ def test_a_killed_embedding_loses_no_shard_and_mixes_none(vectors, every, tmp_pa
 @at_steps
 def test_a_disk_that_is_full_at_any_step_of_an_embedding_loses_no_shard(vectors, every, tmp_path):
     pq = pytest.importorskip("pyarrow.parquet")
-    lines = tmp_path / "lines.txt"
-    lines.write_text("".join(f"{' '.join('abcdefgh'[: i % 8 + 1])}\n" for i in range(11)))
-    for number in fills(
-        lambda number: lambda: run(Job(vectors, Rows((lines,)), tmp_path / str(number), shard_rows=4)), every
-    ):
+    job = job_of(vectors, tmp_path, 11)
+    for number in fills(lambda number: lambda: run(job(tmp_path / str(number))), every):
         out = tmp_path / str(number)
         assert not out.exists() or not list(out.glob(".*.tmp"))
         assert all(pq.read_table(path).num_rows in (4, 3) for path in out.glob("*.parquet"))
-        manifest = run(Job(vectors, Rows((lines,)), out, shard_rows=4))
+        manifest = run(job(out))
         assert manifest["complete"]
         assert sum(manifest["shards"].values()) == 11
         shutil.rmtree(out)
@@ -397,14 +371,8 @@ def test_a_disk_that_is_full_at_any_step_of_an_embedding_loses_no_shard(vectors,
 
 def test_two_embeddings_into_one_folder_make_one(vectors, tmp_path):
     pq = pytest.importorskip("pyarrow.parquet")
-    lines = tmp_path / "lines.txt"
-    lines.write_text("".join(f"{' '.join('abcdefgh'[: i % 8 + 1])}\n" for i in range(23)))
-    job = Job(vectors, Rows((lines,)), tmp_path / "out", shard_rows=4)
-    pid = os.fork()
-    if pid == 0:
-        os._exit(in_child(lambda: run(job)))
-    assert in_child(lambda: run(job)) == 0
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    job = job_of(vectors, tmp_path, 23)(tmp_path / "out")
+    at_once(lambda: run(job), lambda: run(job))
     tables = [pq.read_table(path) for path in sorted((tmp_path / "out").glob("*.parquet"))]
     assert [name for table in tables for name in table["id"].to_pylist()] == list(range(23))
     assert json.loads((tmp_path / "out/manifest.json").read_text())["complete"]

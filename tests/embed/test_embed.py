@@ -6,12 +6,9 @@ import os
 import pickle
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterable, Mapping
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -119,21 +116,6 @@ def test_a_vector_never_depends_on_its_batch(dtype, tmp_path, set_threads) -> No
             assert (got == alone[chosen]).all(), [texts[i] for i in chosen if (got[chosen.index(i)] != alone[i]).any()]
 
 
-def test_pooling_keeps_sequences_apart() -> None:
-    parts = [torch.randn(n, 3, dtype=torch.float64) for n in (5, 1, 2)]
-    ways = {
-        "cls": lambda x: x[0],
-        "mean": lambda x: x.mean(0),
-        "max": lambda x: x.amax(0),
-        "lasttoken": lambda x: x[-1],
-    }
-    for pooling, each in ways.items():
-        wanted = torch.stack([each(part) for part in parts])
-        torch.testing.assert_close(pool(torch.cat(parts), [5, 1, 2], pooling), wanted)
-    with pytest.raises(ValueError, match="pooling 'sum' is unknown; have: cls, mean, max, lasttoken"):
-        pool(parts[0], [5], "sum")
-
-
 def test_vectors_are_those_of_sentence_transformers(tmp_path) -> None:
     st = pytest.importorskip("sentence_transformers")
     minilm = demo_checkpoint()
@@ -189,6 +171,11 @@ def stating(tmp_path: Path) -> Any:
     return write
 
 
+@cache
+def plain_vectors(*texts: str) -> Any:
+    return Embedder(demo_checkpoint()).encode([*texts])
+
+
 @pytest.mark.parametrize("case", STATED)
 def test_what_a_checkpoint_states_is_done_as_sentence_transformers_does(case, stating) -> None:
     st = pytest.importorskip("sentence_transformers", minversion="6")
@@ -203,8 +190,7 @@ def test_what_a_checkpoint_states_is_done_as_sentence_transformers_does(case, st
     assert got.shape == wanted.shape == (6, embedder.dimension)
     assert np.abs(got - wanted).max() < 1e-6
     if case != "a limit of the tokenizer":  # and it does matter
-        plain = Embedder(demo_checkpoint()).encode(texts)[:, : embedder.dimension]
-        assert (np.abs(got - plain).max() > 1e-3) == (
+        assert (np.abs(got - plain_vectors(*texts)[:, : embedder.dimension]).max() > 1e-3) == (
             case not in ("no prompt", "fewer numbers", "more numbers than there are")
         )
     if call:
@@ -367,6 +353,8 @@ def test_settings_that_make_no_sense_are_refused(checkpoint, tmp_path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             Embedder(checkpoint, **options)
+    with pytest.raises(ValueError, match="pooling 'sum' is unknown"):
+        pool(torch.ones(1, 3), [1], "sum")
     with pytest.raises(FileNotFoundError, match="nowhere"):
         Embedder(tmp_path / "nowhere")
 
@@ -593,47 +581,6 @@ def test_files_of_other_jobs_and_damaged_ones_are_refused(checkpoint, lines, tmp
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(ValueError, match="there are no rows to embed"):
         run(Job(Embedder(checkpoint), Rows((tmp_path / "empty.txt",)), tmp_path / "none"))
-
-
-SLOW = """
-import sys, time
-from bertlite.cli import main
-from bertlite.embed import embedder
-
-plain = embedder.Embedder.embed
-def slow(self, *args):
-    time.sleep(0.05)
-    return plain(self, *args)
-embedder.Embedder.embed = slow
-raise SystemExit(main(sys.argv[1:]))
-"""
-
-
-def test_a_kill_loses_one_shard_at_most(checkpoint, lines, tmp_path) -> None:
-    wanted, out = tmp_path / "wanted", tmp_path / "out"
-    arguments = ["embed", str(checkpoint), str(lines), "--shard-rows", "5", "--max-tokens", "40"]
-    assert main([*arguments, "--out", str(wanted)]) == 0
-    child = subprocess.Popen(
-        [sys.executable, "-c", SLOW, *arguments, "--out", str(out)], env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while len(list(out.glob("part-*.parquet"))) < 3:
-            assert time.monotonic() < deadline
-            assert child.poll() is None, "it ended before it was killed"
-            time.sleep(0.005)
-    finally:
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-    kept = {path.name: path.read_bytes() for path in out.glob("part-*.parquet")}
-    assert 3 <= len(kept) < 11
-    assert not json.loads((out / "manifest.json").read_text())["complete"]
-    (out / ".part-killed.tmp").write_bytes(b"half")  # as a kill during a write leaves it
-    again = run(Job(Embedder(checkpoint, max_tokens=40), Rows((lines,)), out, shard_rows=5))
-    assert again["embedded"]["shards"] == 11 - len(kept)
-    assert {name: (out / name).read_bytes() for name in kept} == kept
-    assert read(out) == read(wanted)
-    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in wanted.iterdir())
 
 
 # Progress ------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import F64, HEADED, assert_same, distance, gradients, make, make_batch
+from conftest import (
+    CHOICES,
+    F64,
+    HEADED,
+    LABELS,
+    NONE,
+    assert_same,
+    distance,
+    gradients,
+    inputs_of,
+    labels_of,
+    make,
+    make_batch,
+    words,
+)
 from torch import Tensor, nn
 
 from bertlite import (
@@ -22,38 +36,13 @@ from bertlite import (
 )
 from bertlite.heads.outputs import LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
 
-B, S, D, V, LABELS, CHOICES = 2, 11, 48, 97, 6, 7
-NONE = -100
+B, S, D, V = 2, 11, 48, 97
 TIED = [BertForMaskedLM, BertForPreTraining]
 WITH_LABELS = (BertForSequenceClassification, BertForTokenClassification)
 
 
 def build(cls: Any, **changes: Any) -> Any:
     return make(cls, **({"num_labels": LABELS} if cls in WITH_LABELS else {}), **changes)
-
-
-def inputs_of(cls: Any) -> dict[str, Tensor]:
-    if cls is not BertForMultipleChoice:
-        return make_batch()
-    return {name: x.unflatten(0, (B, CHOICES)) for name, x in make_batch(B * CHOICES).items()}
-
-
-def words(rows: int = B, classes: int = V) -> Tensor:
-    """Labels at some places, (rows, S)."""
-    generator = torch.Generator().manual_seed(3)
-    labels = torch.randint(0, classes, (rows, S), generator=generator)
-    return labels.masked_fill(torch.rand(rows, S, generator=generator) < 0.6, NONE)
-
-
-LABELLED: dict[Any, dict[str, Tensor]] = {
-    BertForMaskedLM: {"labels": words()},
-    BertForMultipleChoice: {"labels": torch.tensor([6, 2])},
-    BertForNextSentencePrediction: {"labels": torch.tensor([1, 0])},
-    BertForPreTraining: {"labels": words(), "next_sentence_label": torch.tensor([0, 1])},
-    BertForQuestionAnswering: {"start_positions": torch.tensor([2, 5]), "end_positions": torch.tensor([3, 6])},
-    BertForSequenceClassification: {"labels": torch.tensor([5, 0])},
-    BertForTokenClassification: {"labels": words(classes=LABELS)},
-}
 
 
 def nats(scores: Tensor, right: int) -> Tensor:
@@ -77,7 +66,7 @@ SHAPES: dict[Any, dict[str, tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("cls", HEADED)
 def test_a_head_passes_everything_on_to_bert(cls: Any) -> None:
-    model, inputs = build(cls), inputs_of(cls)
+    model, inputs = build(cls), inputs_of(cls.__name__)
     gate = torch.linspace(-0.5, 1.5, 12, dtype=F64).view(3, 4)
     asked = {"output_hidden_states": True, "output_attentions": True}
     flat = {name: x.flatten(0, -2) for name, x in inputs.items()}
@@ -97,7 +86,7 @@ def test_a_head_passes_everything_on_to_bert(cls: Any) -> None:
 
 @pytest.mark.parametrize("cls", [BertForMaskedLM, BertForMultipleChoice])
 def test_a_head_refuses_neither_and_both_inputs_as_bert_does(cls: Any) -> None:
-    model, inputs = build(cls), inputs_of(cls)
+    model, inputs = build(cls), inputs_of(cls.__name__)
     with pytest.raises(ValueError, match="not neither"):
         model()
     with pytest.raises(ValueError, match="not both"):
@@ -123,7 +112,7 @@ def test_question_answering_has_two_labels() -> None:
 @pytest.mark.parametrize("cls", HEADED)
 def test_the_loss_reaches_every_parameter(cls: Any) -> None:
     model = build(cls)
-    grads = gradients(model, model(**inputs_of(cls), **LABELLED[cls]).loss)
+    grads = gradients(model, model(**inputs_of(cls.__name__), **labels_of(cls.__name__)).loss)
     reached = {name for name, grad in grads.items() if grad.abs().max() > 1e-6}
     flat = {name for name, _ in model.named_parameters() if name.endswith("self.key.bias")}  # adds alike to all scores
     if cls is BertForMultipleChoice:
@@ -135,7 +124,7 @@ def test_the_loss_reaches_every_parameter(cls: Any) -> None:
 
 @pytest.mark.parametrize("cls", HEADED)
 def test_labels_of_int32_or_with_strides_are_the_same_labels(cls: Any) -> None:
-    model, inputs, labels = build(cls), inputs_of(cls), LABELLED[cls]
+    model, inputs, labels = build(cls), inputs_of(cls.__name__), labels_of(cls.__name__)
     wanted = model(**inputs, **labels).loss
     strided = {k: torch.stack([x, x], -1)[..., 0] for k, x in labels.items()}
     assert not any(x.is_contiguous() for x in strided.values())
@@ -145,7 +134,7 @@ def test_labels_of_int32_or_with_strides_are_the_same_labels(cls: Any) -> None:
 
 @pytest.mark.parametrize("cls", [BertForMaskedLM, BertForTokenClassification])
 def test_a_place_without_label_does_not_count(cls: Any) -> None:
-    model, inputs, labels = build(cls), inputs_of(cls), LABELLED[cls]["labels"].clone()
+    model, inputs, labels = build(cls), inputs_of(cls.__name__), labels_of(cls.__name__)["labels"].clone()
     first = model(**inputs, labels=labels)
     assert (labels == NONE).any()
     logits = first.logits.detach().requires_grad_()
@@ -210,8 +199,8 @@ def test_the_labels_of_one_batch_do_not_decide_for_the_next() -> None:
 def test_there_is_a_loss_only_with_both_kinds_of_labels() -> None:
     for cls in (BertForPreTraining, BertForQuestionAnswering):
         model = build(cls)
-        assert all(model(**make_batch(), **{name: x}).loss is None for name, x in LABELLED[cls].items())
-        assert model(**make_batch(), **LABELLED[cls]).loss is not None
+        assert all(model(**make_batch(), **{name: x}).loss is None for name, x in labels_of(cls.__name__).items())
+        assert model(**make_batch(), **labels_of(cls.__name__)).loss is not None
 
 
 def test_answers_past_the_end_of_the_text_do_not_count() -> None:
@@ -262,7 +251,7 @@ REFUSED: list[tuple[Any, dict[str, Tensor], str]] = [
 )
 def test_a_label_that_cannot_be_is_refused(cls: Any, labels: dict[str, Tensor], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        build(cls)(**inputs_of(cls), **labels)
+        build(cls)(**inputs_of(cls.__name__), **labels)
 
 
 # Outputs
@@ -270,8 +259,8 @@ def test_a_label_that_cannot_be_is_refused(cls: Any, labels: dict[str, Tensor], 
 
 @pytest.mark.parametrize("cls", HEADED)
 def test_return_dict_false_gives_the_same_as_a_tuple(cls: Any) -> None:
-    model, inputs = build(cls), inputs_of(cls)
-    for labels in ({}, LABELLED[cls]):
+    model, inputs = build(cls), inputs_of(cls.__name__)
+    for labels in ({}, labels_of(cls.__name__)):
         for asked in ({}, {"output_hidden_states": True, "output_attentions": True}):
             out, plain = model(**inputs, **labels, **asked), model(**inputs, **labels, **asked, return_dict=False)
             assert type(plain) is tuple
@@ -283,7 +272,7 @@ def test_return_dict_false_gives_the_same_as_a_tuple(cls: Any) -> None:
 
 @pytest.mark.parametrize("cls", HEADED)
 def test_an_empty_batch_has_empty_logits(cls: Any) -> None:
-    out = build(cls)(**{k: x[:0] for k, x in inputs_of(cls).items()})
+    out = build(cls)(**{k: x[:0] for k, x in inputs_of(cls.__name__).items()})
     kinds = {BertForPreTraining: PreTrainingOutput, BertForQuestionAnswering: QuestionAnsweringOutput}
     assert type(out) is kinds.get(cls, LogitsOutput)
     wanted = {name: (0, *shape[1:]) for name, shape in SHAPES[cls].items()}
@@ -304,9 +293,9 @@ def test_classifier_dropout_falls_back_to_hidden_dropout() -> None:
 def test_classifier_dropout_is_live_in_training_only(cls: Any) -> None:
     off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = build(cls, classifier_dropout=0.5, **off).train()
-    assert distance(model(**inputs_of(cls)).logits, model(**inputs_of(cls)).logits) > 1e-3
+    assert distance(model(**inputs_of(cls.__name__)).logits, model(**inputs_of(cls.__name__)).logits) > 1e-3
     model.eval()
-    assert_same(model(**inputs_of(cls)).logits, model(**inputs_of(cls)).logits, atol=0)
+    assert_same(model(**inputs_of(cls.__name__)).logits, model(**inputs_of(cls.__name__)).logits, atol=0)
 
 
 # Ties
@@ -347,7 +336,7 @@ STILL_TIED: dict[str, Callable[[Any], Any]] = {
 
 def one_step(model: Any) -> Any:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    model(**make_batch(), **LABELLED[type(model)]).loss.backward()
+    model(**make_batch(), **labels_of(type(model).__name__)).loss.backward()
     optimizer.step()
     return model
 

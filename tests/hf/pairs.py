@@ -5,14 +5,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import F64, HEADED, SIZES, make_batch, randomise_
+from conftest import CHOICES, F64, HEADED, LABELS, NONE, SIZES, inputs_of, labels_of, randomise_  # noqa: F401  # for tests
 from torch import Tensor
 
 import bertlite
 from bertlite import hf
 
 B, S, K, D, L, N, H, V = 2, 11, 8, 48, 3, 4, 12, 97
-LABELS, CHOICES, NONE = 6, 7, -100
 VERSION = transformers.__version__
 V5 = int(VERSION.split(".")[0]) >= 5
 # what checkpointing is called since 5.23, and was called before
@@ -61,13 +60,6 @@ def pair(name: str, backend: str = "eager", dtype: torch.dtype = F64, **changes:
     return theirs, ours
 
 
-def inputs_of(name: str = "BertModel") -> dict[str, Tensor]:
-    """Make a batch whose second sequence is padded on the right."""
-    if name != "BertForMultipleChoice":
-        return make_batch()
-    return {name: x.unflatten(0, (B, CHOICES)) for name, x in make_batch(B * CHOICES).items()}
-
-
 def states_of(dtype: torch.dtype = F64) -> dict[str, Tensor]:
     """Make the inputs of cross-attention; the second sequence has 5 of 8 positions."""
     states = torch.randn(B, K, D, generator=torch.Generator().manual_seed(7), dtype=F64).to(dtype)
@@ -75,27 +67,6 @@ def states_of(dtype: torch.dtype = F64) -> dict[str, Tensor]:
         "encoder_hidden_states": states,
         "encoder_attention_mask": (torch.arange(K) < torch.tensor([[K], [5]])).long(),
     }
-
-
-def words(classes: int = V) -> Tensor:
-    """Draw labels at some positions, (B, S)."""
-    draw = torch.Generator().manual_seed(3)
-    labels = torch.randint(0, classes, (B, S), generator=draw)
-    return labels.masked_fill(torch.rand(B, S, generator=draw) > 0.4, NONE)
-
-
-def labels_of(name: str) -> dict[str, Tensor]:
-    return {
-        "BertModel": {},
-        "BertLMHeadModel": {"labels": words()},
-        "BertForMaskedLM": {"labels": words()},
-        "BertForMultipleChoice": {"labels": torch.tensor([6, 2])},
-        "BertForNextSentencePrediction": {"labels": torch.tensor([1, 0])},
-        "BertForPreTraining": {"labels": words(), "next_sentence_label": torch.tensor([0, 1])},
-        "BertForQuestionAnswering": {"start_positions": torch.tensor([2, 5]), "end_positions": torch.tensor([3, 6])},
-        "BertForSequenceClassification": {"labels": torch.tensor([5, 0])},
-        "BertForTokenClassification": {"labels": words(LABELS)},
-    }[name]
 
 
 def present(out: Any) -> dict[str, Any]:

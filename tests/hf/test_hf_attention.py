@@ -202,16 +202,6 @@ def test_the_attention_may_be_changed(name: str, backend: str, kernels_run: list
     assert kernels_run == [backend] * L
 
 
-def test_the_attention_of_a_pruned_model_may_be_changed(register: Register) -> None:
-    calls = register()
-    _, model = recorded_model("BertForMaskedLM", PRUNED)
-    before = model(inputs_of()["input_ids"]).logits
-    model.set_attn_implementation("recorded")
-    assert_same(model(inputs_of()["input_ids"]).logits, before)
-    assert len(calls) == L - 1
-    assert {call["module"].config._attn_implementation for call in calls} == {"recorded"}
-
-
 def test_an_unknown_attention_is_refused_afterwards_too() -> None:
     model = ours_of("BertModel")
     with pytest.raises(ValueError, match="bogus"):

@@ -171,19 +171,6 @@ def test_the_attention_is_the_one_asked_for(backend: str, tmp_path: Path, kernel
     assert kernels_run == [backend] * L
 
 
-def test_another_number_of_labels_needs_ignore_mismatched_sizes(tmp_path: Path) -> None:
-    file_of(tmp_path, "BertForSequenceClassification")
-    with pytest.raises(RuntimeError, match=MISMATCH):
-        hf.BertForSequenceClassification.from_pretrained(tmp_path, num_labels=9)
-    model, info = hf.BertForSequenceClassification.from_pretrained(
-        tmp_path, num_labels=9, ignore_mismatched_sizes=True, output_loading_info=True, dtype=F64
-    )
-    assert model.classifier.out_features == 9
-    named = {key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]}  # 5.x adds the shapes
-    assert named == {"classifier.weight", "classifier.bias"}
-    same(model.bert, hf.BertModel.from_pretrained(tmp_path, dtype=F64))
-
-
 @pytest.mark.parametrize("changes", [{"num_labels": 9}, {"vocab_size": 11}], ids=str)
 def test_mismatched_sizes_are_reported_by_the_logger_of_transformers(changes: dict[str, int], tmp_path: Path) -> None:
     file_of(tmp_path, "BertForSequenceClassification")

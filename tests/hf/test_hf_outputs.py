@@ -140,21 +140,6 @@ def test_without_a_pooler() -> None:
     assert ours(**inputs_of()).pooler_output is None
 
 
-@EVERY
-def test_a_head_mask_is_honoured(name: str) -> None:
-    """transformers 5 takes it and changes nothing."""
-    theirs, ours = pair(name)
-    inputs = inputs_of(name)
-    gate = torch.ones(L, N, dtype=F64)
-    assert_same(dict(ours(**inputs, head_mask=gate)), dict(ours(**inputs)))
-    gate[1, 2] = 0
-    assert distance(ours(**inputs, head_mask=gate)[0], ours(**inputs)[0]) > 1e-3
-    if V5:
-        assert distance(theirs(**inputs, head_mask=gate)[0], theirs(**inputs)[0]) == 0
-    pruned = bertlite.prune_heads(ours, {1: [2]})
-    assert_same(dict(pruned(**inputs)), dict(ours(**inputs, head_mask=gate)))
-
-
 @BOTH
 def test_masks_for_every_query_are_honoured(backend: str) -> None:
     theirs, ours = pair("BertModel", backend)
@@ -169,17 +154,6 @@ def test_masks_for_every_query_are_honoured(backend: str) -> None:
 
 
 # What transformers does not do
-
-
-@pytest.mark.parametrize("name", ["BertModel", "BertForMultipleChoice", "BertLMHeadModel"])
-@pytest.mark.parametrize("backend", [None, "eager"])
-def test_attentions_that_are_asked_for_are_given(name: str, backend: str | None) -> None:
-    model = ours_of(name, backend)
-    rows = inputs_of(name)["input_ids"].numel() // S
-    found = model(**inputs_of(name), output_attentions=True).attentions
-    assert [tuple(x.shape) for x in found] == [(rows, N, S, S)] * L
-    for weights in found:
-        assert_same(weights.sum(-1), torch.ones(rows, N, S, dtype=F64))
 
 
 @pytest.mark.parametrize("backend", [None, "eager"])  # with "sdpa" it is an error of transformers' config

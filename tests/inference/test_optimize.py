@@ -9,7 +9,7 @@ from conftest import assert_same, full_outputs, make, make_batch
 from torch import nn
 
 import bertlite
-from bertlite import BertModel, inference, optimize_for_inference
+from bertlite import optimize_for_inference
 from bertlite.inference import InferenceModel
 from bertlite.inference.native import choice
 from bertlite.inference.native.library import NativeKernelsError
@@ -108,12 +108,6 @@ def test_plain_is_a_copy_in_any_float_dtype_with_whatever_was_put_into_it(dtype)
     assert model.dtype == torch.float32
 
 
-def test_on_another_device_the_model_is_copied_without_a_word(model):
-    with warnings.catch_warnings(action="error"):
-        quick = optimize_for_inference(copy.deepcopy(model).to("meta"), torch.float16, verify=False)
-    assert (quick.backend, quick.dtype, quick.device.type) == ("plain", torch.float16, "meta")
-
-
 def test_a_wrapped_matrix_is_refused(model):
     class Adapter(nn.Linear):
         pass
@@ -127,9 +121,3 @@ def test_a_head_without_outputs_is_converted():
     model = make(bertlite.BertForSequenceClassification, num_labels=1).float()
     model.classifier = nn.Linear(48, 0)
     assert optimize_for_inference(model, verify=False)(**make_batch()).logits.shape == (2, 0)
-
-
-def test_the_room_offers_it_too():
-    assert inference.optimize_for_inference is bertlite.optimize_for_inference
-    assert inference.optimize_for_inference.__module__ == "bertlite.inference.optimize"
-    assert BertModel.__module__ == "bertlite.model"

@@ -1,10 +1,7 @@
 """bertlite/inference/runtime.py: an optimised model runs and pickles, and refuses all else."""
 
 import copy
-import multiprocessing
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -15,7 +12,6 @@ from bertlite import optimize_for_inference, prune_heads
 from bertlite.inference import InferenceModel
 
 BOTH = pytest.mark.parametrize("backend", ["native", "plain"])
-OUTPUT = "last_hidden_state"
 
 
 def quickened(backend: str) -> InferenceModel:
@@ -32,51 +28,6 @@ def test_it_pickles_and_copies(backend, batch):
     assert again.backend == backend
     assert_same(again(**batch), quick(**batch), atol=0)
     assert_same(copy.deepcopy(quick)(**batch), quick(**batch), atol=0)
-
-
-def test_a_spawned_process_runs_it(batch, tmp_path):
-    quick = quickened("native")
-    torch.save((quick, batch, quick(**batch)[OUTPUT]), tmp_path / "model.pt")
-    code = (
-        "import sys, torch\n"
-        "quick, batch, wanted = torch.load(sys.argv[1], weights_only=False)\n"
-        "assert torch.allclose(quick(**batch).last_hidden_state, wanted, atol=1e-5)\n"
-        "print(type(quick).__name__)"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "model.pt"], capture_output=True, text=True, check=True
-    )
-    assert ran.stdout.strip() == "InferenceModel"
-
-
-@BOTH
-def test_a_forked_process_runs_it(backend, batch):
-    quick = quickened(backend)
-    wanted = quick(**batch)[OUTPUT]
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe()
-
-    def work():
-        there.send_bytes(quick(**batch)[OUTPUT].numpy().tobytes())
-
-    child = context.Process(target=work)
-    child.start()
-    assert here.poll(60), "the child hangs"
-    assert here.recv_bytes() == wanted.numpy().tobytes()
-    child.join()
-    assert child.exitcode == 0
-
-
-@BOTH
-def test_it_says_what_it_is(backend):
-    quick = quickened(backend)
-    assert (quick.backend, quick.dtype, quick.device.type) == (backend, torch.float32, "cpu")
-    assert quick.config == quick.model.config
-    assert not quick.training
-    assert not any(part.training for part in quick.modules())
-    assert backend in repr(quick)
-    assert quick.eval() is quick
-    assert quick.requires_grad_(False) is quick
 
 
 def test_a_plain_copy_has_no_packed_weights_to_save(tmp_path):

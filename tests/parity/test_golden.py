@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import assert_same, distance, full_outputs
+from conftest import assert_same, full_outputs
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -56,27 +56,6 @@ def test_bertlite_computes_what_transformers_4_did(name: str, backend: str, kern
     assert kernels_run == [backend] * L * 2
 
 
-@EVERY
-def test_each_case_depends_on_what_it_is_about(name: str) -> None:
-    """Or the test above could pass on an option that nothing reads."""
-    inputs, wanted = tensors_of(name, "inputs"), outputs_of(name)["last_hidden_state"]
-    without: list[Tensor] = []
-    for about in ("head_mask", "attention_mask"):
-        if about in inputs:
-            fewer = {k: x for k, x in inputs.items() if k != about}
-            model = prune_heads(build(name), {k: v for heads in CASES[name]["prune_heads"] for k, v in heads.items()})
-            without.append(model(**fewer).last_hidden_state)
-    if CASES[name]["prune_heads"]:
-        without.append(build(name)(**inputs).last_hidden_state)
-    positions = CASES[name]["config"]["position_embedding_type"]
-    if positions != "absolute":
-        others = {"absolute", "relative_key", "relative_key_query"} - {positions}
-        for other in others:
-            without.append(build(name, position_embedding_type=other)(**inputs).last_hidden_state)
-    assert without
-    assert all(distance(wrong, wanted) > 1e-2 for wrong in without)
-
-
 @BOTH
 def test_a_pruned_folder_of_transformers_4_loads(backend: str, kernels_run: list[str]) -> None:
     model = BertModel.from_pretrained(GOLDEN / "pruned", attn_implementation=backend, dtype=torch.float64)
@@ -86,18 +65,6 @@ def test_a_pruned_folder_of_transformers_4_loads(backend: str, kernels_run: list
     assert kernels_run == [backend] * L
     narrow = BertModel.from_pretrained(GOLDEN / "pruned")
     assert {p.dtype for p in narrow.parameters()} == {torch.float32}  # the file's own
-
-
-def test_transformers_5_cannot_compute_these() -> None:
-    """The day it can, these files may go and the parity check take their place."""
-    transformers = pytest.importorskip("transformers", minversion="5")
-    assert not hasattr(transformers.BertModel, "prune_heads")
-    config = transformers.BertConfig(**CASES["gate-heads"]["config"], attn_implementation="eager")
-    theirs = transformers.BertModel(config).double().eval()
-    theirs.load_state_dict(build("gate-heads").state_dict())
-    inputs = tensors_of("gate-heads", "inputs")
-    ignored, plain = (theirs(**each).last_hidden_state for each in (inputs, {**inputs, "head_mask": None}))
-    assert_same(ignored, plain, atol=0)
 
 
 # The files and their script

@@ -13,7 +13,6 @@ import torch
 pytest.importorskip("transformers")
 
 import bertlite
-from bertlite.activations import activation
 from bertlite.cli import main
 from bertlite.parity import CASES, Case, check, command, compare, first_divergence, reference, trace
 from bertlite.parity.cases import KERNELS, cases_for
@@ -139,45 +138,14 @@ def wrong_eps(model):
     layer(model, 1).output.LayerNorm.eps = 1e-5
 
 
-def tanh_gelu(model):
-    layer(model, 0).intermediate.intermediate_act_fn = activation("gelu_new")
-
-
 @torch.no_grad()
 def swapped_query_and_key(model):
     attention = layer(model, 1).attention.self
     attention.query, attention.key = attention.key, attention.query
 
 
-@torch.no_grad()
-def lost_value_bias(model):
-    layer(model, 2).attention.self.value.bias.zero_()
-
-
 def live_dropout(model):
     layer(model, 2).output.dropout.train()
-
-
-def live_attention_dropout(model):
-    layer(model, 1).attention.self.train()
-
-
-@torch.no_grad()
-def shifted_positions(model):
-    table = model.base_model.embeddings.position_embeddings.weight
-    table.copy_(table.roll(1, 0))
-
-
-@torch.no_grad()
-def one_segment(model):
-    table = model.base_model.embeddings.token_type_embeddings.weight
-    table[1] = table[0]
-
-
-@torch.no_grad()
-def heads_in_another_order(model):
-    weight = layer(model, 0).attention.output.dense.weight
-    weight.copy_(weight.unflatten(1, (4, -1)).flip(1).flatten(1))
 
 
 def scores_scaled_otherwise(model):
@@ -189,11 +157,6 @@ def scores_scaled_otherwise(model):
 def mask_ignored(model):
     inner = model.forward
     model.forward = lambda attention_mask=None, **rest: inner(**rest)
-
-
-def no_residual(model):
-    output = layer(model, 1).attention.output
-    output.forward = lambda context, residual: output.LayerNorm(output.dense(context))
 
 
 def pools_the_last_token(model):
@@ -220,17 +183,10 @@ def one_weight_off(model):
 
 FAULTS = {
     wrong_eps: "encoder.layer.1.output.LayerNorm",
-    tanh_gelu: "encoder.layer.0.intermediate.intermediate_act_fn",
     swapped_query_and_key: "encoder.layer.1.attention.self.query",
-    lost_value_bias: "encoder.layer.2.attention.self.value",
     live_dropout: "encoder.layer.2.output.dropout",
-    live_attention_dropout: "encoder.layer.1.attention.self",
-    shifted_positions: "embeddings.position_embeddings",
-    one_segment: "embeddings.token_type_embeddings",
-    heads_in_another_order: "encoder.layer.0.attention.output.dense",
     scores_scaled_otherwise: "encoder.layer.1.attention.self",
     mask_ignored: "encoder.layer.0.attention.self",
-    no_residual: "encoder.layer.1.attention.output.LayerNorm",
     pools_the_last_token: "pooler.dense",
     half_a_layer_in_float32: "encoder.layer.0.output.dense",
     a_nan: "encoder.layer.2.output.LayerNorm",
@@ -247,7 +203,7 @@ def test_finds_and_places_a_planted_fault(fault, backend, tiny):
     assert FAULTS[fault] in str(report)
 
 
-COARSE = (no_residual, swapped_query_and_key, mask_ignored, a_nan)
+COARSE = (swapped_query_and_key, mask_ignored, a_nan)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
@@ -491,18 +447,6 @@ def test_command_prints_every_case_if_asked(tiny, capsys):
     assert main(["parity", str(tiny), "--only", "mask3d-float64", "-v"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ok  ")]
     assert [line.split()[1] for line in lines] == ["BertModel-eager-mask3d-float64", "BertModel-sdpa-mask3d-float64"]
-
-
-def test_the_table_of_both_checkpoints_is_short():
-    """With every claim of every dtype that a run makes."""
-    rows = {
-        dtype: [Row("x", 0.0, allowed), Row("grad.x", 0.0, 1.0), Row(f"x, {NOT_FINITE}", 0.0, 0.0)]
-        for dtype, allowed in (("float64", 1.0), ("float32", 0.0), ("bfloat16", 1.0), ("float16", 1.0))
-    }
-    reports = [Report(f"BertModel-sdpa-full-{dtype}", tuple(each)) for dtype, each in rows.items()]
-    whole = command.table({"all-MiniLM-L6-v2 (trained)": reports, "bert-base-uncased's shape (random)": reports})
-    assert len(whole.splitlines()) <= 25
-    assert max(map(len, whole.splitlines())) <= 120
 
 
 def test_says_when_the_demo_checkpoint_is_absent(monkeypatch, capsys):

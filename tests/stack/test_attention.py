@@ -348,6 +348,14 @@ def test_what_restricts_nothing_is_dropped() -> None:
     assert padded.has_keys is None
 
 
+def test_no_kernel_is_given_a_row_of_False() -> None:
+    mask = read_mask(blocked(), B, S, S, N)
+    assert mask.allowed is not None
+    assert mask.has_keys is not None
+    assert mask.allowed.any(-1).all()
+    assert mask.has_keys[:, 0, :, 0].equal(blocked().any(-1))
+
+
 @pytest.mark.parametrize("score", [math.nan, math.inf])
 def test_a_score_that_is_no_number_is_refused(score: float, model: BertModel, batch: dict[str, Tensor]) -> None:
     mask = additive(keep()[:, None, None, :], score)

@@ -69,6 +69,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # f
     "pruned": ({"pruned_heads": {0: [1], 1: [0, 1, 2, 3]}}, {}, {}),
     "attentions": ({}, {}, {"output_attentions": True, "output_hidden_states": True}),
     "scores": ({}, {}, {"attention_mask": scores()}),
+    "cross-attention": (
+        {"is_decoder": True, "add_cross_attention": True},
+        {},
+        {"encoder_hidden_states": torch.ones(2, 8, 48, dtype=F64).cumsum(1), "use_cache": False},
+    ),
 }
 
 
@@ -274,13 +279,3 @@ def test_a_model_pruned_while_checkpointing_still_does(prune: Callable[..., Any]
     plain, checkpointed, runs = both(pruned)
     assert_same(checkpointed, plain, atol=0)
     assert runs == [2, 1, 2]
-
-
-@pytest.mark.slow
-def test_it_compiles_without_a_break(model: BertModel) -> None:
-    torch._dynamo.reset()
-    plain = gradients(model, loss_of(model)[0])
-    model.gradient_checkpointing_enable()
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    out = compiled(**make_batch())
-    assert_same(gradients(model, out.last_hidden_state.square().mean() + out.pooler_output.mean()), plain)

@@ -24,10 +24,6 @@ KINDS = {
 }
 
 
-def pickled(out: Any) -> Any:
-    return pickle.loads(pickle.dumps(out))
-
-
 def parts_of(kind: type[ModelOutput]) -> dict[str, Any]:
     """One value per field, no two alike."""
     return {
@@ -98,24 +94,23 @@ def test_unknown_names_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_output_is_built_from_one_mapping(kind: type[ModelOutput]) -> None:
-    """As accelerate and DataParallel build it."""
-    out = kind(**parts_of(kind))
-    for again in (kind(out), kind(dict(out)), type(out)(dict(out.items()))):
-        assert type(again) is kind
-        assert list(again) == list(out)
-        assert all(again[name] is out[name] for name in out)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("copied", [pickled, copy.deepcopy], ids=["pickle", "deepcopy"])
-def test_an_output_can_be_copied(copied: Any, kind: type[ModelOutput]) -> None:
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda out: pickle.loads(pickle.dumps(out)),
+        copy.deepcopy,
+        lambda out: type(out)(out),  # as accelerate and DataParallel build it
+        lambda out: type(out)(dict(out.items())),
+    ],
+    ids=["pickle", "deepcopy", "an output", "a dict"],
+)
+def test_an_output_can_be_made_of_another(again: Any, kind: type[ModelOutput]) -> None:
     full, part = kind(**parts_of(kind)), kind({KINDS[kind][1]: torch.tensor(3)})
     for out in (full, part):
-        again = copied(out)
-        assert type(again) is kind
-        assert_same(again, out, atol=0)
-        assert all(getattr(again, name) is None for name in KINDS[kind] if name not in out)
+        other = again(out)
+        assert type(other) is kind
+        assert_same(other, out, atol=0)
+        assert all(getattr(other, name) is None for name in KINDS[kind] if name not in out)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -150,13 +145,10 @@ RICH = {"position_embedding_type": "relative_key", "pruned_heads": {0: [1]}}
 ASKED = {"output_hidden_states": True, "output_attentions": True}
 
 
-@pytest.mark.parametrize(("changes", "backend"), [({}, "eager"), (RICH, "sdpa")], ids=["plain", "rich"])
-def test_a_model_compiles_without_a_break(
-    changes: dict[str, Any], backend: str, batch: dict[str, Tensor], kernels_run: list[str]
-) -> None:
+def test_a_model_compiles_without_a_break(batch: dict[str, Tensor], kernels_run: list[str]) -> None:
     """aot_eager traces forward and backward as every compiler does, and then runs torch's own kernels."""
     torch._dynamo.reset()
-    model = make(attn_implementation=backend, num_hidden_layers=2, **changes)  # the time to compile is that of layers
+    model = make(attn_implementation="sdpa", num_hidden_layers=2, **RICH)  # the time to compile is that of layers
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     gate = torch.linspace(-0.5, 1.5, 8, dtype=F64).view(2, 4)
     got, wanted = compiled(**batch, head_mask=gate, **ASKED), model(**batch, head_mask=gate, **ASKED)
@@ -166,16 +158,7 @@ def test_a_model_compiles_without_a_break(
     assert_same(*(gradients(model, loss) for loss in losses))
     empty = {**batch, "attention_mask": torch.tensor([[1] * 11, [0] * 11])}
     assert_same(compiled(**empty, **ASKED), model(**empty, **ASKED))
-    assert set(kernels_run) == {backend}
-
-
-@pytest.mark.slow
-def test_a_head_compiles_with_its_loss(batch: dict[str, Tensor]) -> None:
-    torch._dynamo.reset()
-    model = make(BertForSequenceClassification)
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    labels = torch.tensor([1, 0])
-    assert_same(compiled(**batch, labels=labels), model(**batch, labels=labels))
+    assert set(kernels_run) == {"sdpa"}
 
 
 def test_a_model_exports_with_dynamic_batch_and_length() -> None:

@@ -664,35 +664,6 @@ def test_a_packed_model_on_a_gpu_takes_varlen_attention_in_16_bits(dtype: torch.
         assert make(hidden_size=64).backend("packed", x, weights=False).name == name
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_packed_is_padded_on_cuda(dtype: torch.dtype) -> None:
-    model = make(hidden_size=64, **OFF).to("cuda", dtype)  # head dim 16
-    inputs = {k: x.cuda() for k, x in inputs_of("right").items()}
-    real, results = right().bool().cuda(), {}
-    lacks = missing_for_varlen(Needs(device="cuda", dtype=dtype, head_dim=16))
-    for name in ("sdpa", "packed"):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            out = on(model, name)(**inputs)
-        if name == "packed":
-            assert bool(lacks) == any("runs as groups" in str(each.message) for each in caught)
-        results[name] = out.last_hidden_state, gradients(model, out.last_hidden_state[real].float().square().mean())
-    assert_same(
-        results["packed"][0][real].float(),
-        results["sdpa"][0][real].float(),
-        atol={torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}[dtype],
-    )
-    assert all(grad.isfinite().all() for grad in results["packed"][1].values())
-    first = model(**inputs, first_token_only=True).last_hidden_state
-    assert_same(
-        first.float(),
-        results["packed"][0][:, :1].float(),
-        atol={torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}[dtype],
-    )
-
-
 @pytest.mark.slow
 def test_it_compiles() -> None:
     torch._dynamo.reset()

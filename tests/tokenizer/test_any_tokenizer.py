@@ -1,4 +1,4 @@
-"""A tokenizer.json of any parts gives what transformers' fast tokenizer gives: Unigram, BPE, WordPiece."""
+"""A tokenizer.json of any parts gives what transformers gives: Unigram, BPE, WordPiece, the families'."""
 
 import json
 import random
@@ -16,17 +16,21 @@ from bertlite.shipping.carried import carry_tokenizer
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers  # noqa: E402
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers  # noqa: E402
 
 XLMR = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "mask_token": "<mask>"}
 ROLES = {**XLMR, "bos_token": "<s>", "eos_token": "</s>"}
-SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "<e>"]
+MASK = AddedToken("<mask>", lstrip=True, special=True)  # as RoBERTa has it: it takes the space before it
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", MASK, "<e>"]
+FAMILIES = {"bpe": "RobertaTokenizer", "unigram": "XLMRobertaTokenizer", "mpnet": "MPNetTokenizer"}
 
 
-def framed(backend: Any, types: bool) -> Any:
-    """Return the template <s> A </s></s> B </s>, with token types of 1 for the second text or without."""
-    pair = "<s>:0 $A:0 </s>:0 </s>:1 $B:1 </s>:1" if types else "<s> $A </s> </s> $B:0 </s>"
+def framed(backend: Any, kind: str) -> Any:
+    """Return what makes <s> A </s></s> B </s> of two texts, with token types of 1 for the second only in WordPiece."""
     ids = [(token, backend.token_to_id(token)) for token in ("<s>", "</s>")]
+    if kind in ("bpe", "mpnet"):
+        return processors.RobertaProcessing(ids[1], ids[0], add_prefix_space=False)
+    pair = "<s> $A </s> </s> $B:0 </s>" if kind == "unigram" else "<s>:0 $A:0 </s>:0 </s>:1 $B:1 </s>:1"
     return processors.TemplateProcessing(single="<s> $A </s>", pair=pair, special_tokens=ids)
 
 
@@ -35,7 +39,6 @@ def trained(kind: str, texts: list[str]) -> Any:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if kind == "unigram":  # as XLM-R's
         backend = tokenizers.Tokenizer(models.Unigram())
-        backend.normalizer = normalizers.NFKC()
         backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
         backend.decoder = decoders.Metaspace()
         trainer = trainers.UnigramTrainer(
@@ -50,7 +53,7 @@ def trained(kind: str, texts: list[str]) -> Any:
         )
     else:
         backend = tokenizers.Tokenizer(models.WordPiece(unk_token="<unk>"))
-        parts = [normalizers.NFD(), normalizers.StripAccents(), normalizers.Lowercase()]
+        parts = [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
         backend.normalizer = normalizers.BertNormalizer() if kind == "mpnet" else normalizers.Sequence(parts)
         own = pre_tokenizers.BertPreTokenizer()
         backend.pre_tokenizer = own if kind == "mpnet" else pre_tokenizers.Whitespace()
@@ -59,7 +62,7 @@ def trained(kind: str, texts: list[str]) -> Any:
             vocab_size=400, limit_alphabet=150, special_tokens=SPECIAL, show_progress=False
         )
     backend.train_from_iterator(texts, trainer)
-    backend.post_processor = framed(backend, types=kind != "unigram")
+    backend.post_processor = framed(backend, kind)
     return backend
 
 
@@ -188,3 +191,60 @@ def test_roles_that_no_file_names_are_robertas(kind: str | None, tmp_path: Path)
     roles = (found.cls_token, found.sep_token, found.pad_token, found.unk_token, found.mask_token)
     assert roles == ("<s>", "</s>", "<pad>", "<unk>", "<mask>")
     assert found.pad_token_id == 1
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """Write a tokenizer of a family as hubs have it, and return its class; one has sides that are not the default."""
+    kind, path = request.param, tmp_path_factory.mktemp(request.param)
+    trained(kind, fuzzed(4000, seed=21)[::2]).save(str(path / "tokenizer.json"))
+    sides = {"padding_side": "left", "truncation_side": "left"} if kind == "unigram" else {}
+    stated = {"tokenizer_class": FAMILIES[kind], "model_max_length": 25, **sides}
+    (path / "tokenizer_config.json").write_text(json.dumps(stated))
+    mask = {"content": "<mask>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
+    (path / "special_tokens_map.json").write_text(json.dumps({**ROLES, "mask_token": mask}))
+    return FAMILIES[kind], path
+
+
+def test_texts_and_pairs_are_those_of_the_familys_own_class(family: tuple[str, Path]) -> None:
+    name, path = family
+    cls = getattr(transformers, f"{name}Fast", None) or getattr(transformers, name)
+    ours, own = BertTokenizer.from_pretrained(path), cls.from_pretrained(path)
+    texts = [text.replace("[MASK]", "<mask>").replace("[SEP]", "</s>") for text in fuzzed(4000, seed=31)]
+    others = texts[1:] + texts[:1]
+    cut = {"padding": True, "truncation": True}
+    for args, options in (((texts,), {}), ((texts, others), {}), ((texts[:500], others[:500]), cut)):
+        got = ours(*args, **options, return_token_type_ids=True)
+        theirs = own(*args, **{"padding": False, "truncation": False, **options}, return_token_type_ids=True)
+        for column in ("input_ids", "attention_mask", "token_type_ids"):
+            differing = [i for i, row in enumerate(theirs[column]) if row != got[column][i]]
+            assert differing == [], (column, args[0][differing[0]])
+    assert len({tuple(ids) for ids in got["input_ids"]}) > 400
+    a, b = ours.encode("a", add_special_tokens=False), ours.encode("b", add_special_tokens=False)
+    assert ours.encode("a", "b") == [0, *a, 2, 2, *b, 2]
+    for ids in got["input_ids"][:200]:
+        assert ours.decode(ids) == own.decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        ({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}, 512),
+        ({"model_type": "xlm-roberta", "max_position_embeddings": 8194}, 8192),  # as bge-m3, with the family's padding
+        ({"model_type": "distilbert", "max_position_embeddings": 512, "pad_token_id": 0}, 512),
+        ({"model_type": "mpnet", "max_position_embeddings": 514, "pad_token_id": 1}, 512),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else str(value),
+)
+def test_without_a_stated_limit_the_positions_of_the_family_are_the_limit(
+    config: dict[str, Any], limit: int, tmp_path: Path
+) -> None:
+    BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]).save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    stated = json.loads(path.read_text())
+    del stated["model_max_length"]
+    path.write_text(json.dumps(stated))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tokenizer = BertTokenizer.from_pretrained(tmp_path)
+    assert tokenizer.model_max_length == limit
+    assert len(tokenizer.encode("a " * 9999, truncation=True)) == limit

@@ -41,13 +41,6 @@ class BackwardEncoder(BertEncoder):
         return -x, *others
 
 
-class MaxNorm(nn.Module):
-    """Not token by token: no block of tokens alone gives it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x / x.abs().amax()
-
-
 def put(path: str, make_part: Callable[[Any], Any]) -> Callable[[BertModel], None]:
     """Return what replaces the part at a path."""
 
@@ -116,10 +109,6 @@ def share(model: BertModel) -> None:
     model.encoder.layer[1] = model.encoder.layer[2] = model.encoder.layer[0]
 
 
-def share_attention(model: BertModel) -> None:
-    model.encoder.layer[1].attention = model.encoder.layer[0].attention  # type: ignore[union-attr]
-
-
 def checkpointed(model: BertModel) -> None:
     apply_activation_checkpointing(model, check_fn=lambda part: isinstance(part, BertLayer))
 
@@ -132,7 +121,7 @@ class Alteration(NamedTuple):
 
 L = "encoder.layer.1"
 QUERY, OUTPUT, DROPOUT = f"{L}.attention.self.query", f"{L}.output.dense", f"{L}.output.dropout"
-NORM, FIRST_NORM = f"{L}.output.LayerNorm", f"{L}.attention.output.LayerNorm"
+NORM = f"{L}.output.LayerNorm"
 ACT = f"{L}.intermediate.intermediate_act_fn"
 ALTERED = {
     "a compiled layer": Alteration(put(L, lambda x: torch.compile(x, backend="eager")), NONE, L),
@@ -154,17 +143,13 @@ ALTERED = {
     "an encoder of another class": Alteration(on("encoder", turn_into(BackwardEncoder)), PLAIN, "encoder"),
     "hooks on the encoder": Alteration(on("encoder", negated), PLAIN, "encoder"),
     "another activation": Alteration(put(ACT, lambda x: Activation("relu")), PLAIN, ACT),
-    "an activation of torch": Alteration(put(ACT, lambda x: nn.Softmax(-2)), PLAIN, ACT),
     "another eps": Alteration(on(NORM, lambda x: setattr(x, "eps", 0.5)), PLAIN, NORM),
     "RMSNorm": Alteration(put(NORM, lambda x: nn.RMSNorm(WIDTH)), PLAIN, NORM),
-    "no norm": Alteration(put(FIRST_NORM, lambda x: nn.Identity()), PLAIN, FIRST_NORM),
-    "a norm of one's own": Alteration(put(NORM, lambda x: MaxNorm()), PLAIN, NORM),
     "a norm without bias": Alteration(put(NORM, without_bias), PLAIN, NORM),
     "a norm without weight": Alteration(put(NORM, lambda x: nn.LayerNorm(WIDTH, 1e-12, False)), PLAIN, NORM),
     "keys without bias": Alteration(put(f"{L}.attention.self.key", without_bias), ALL),
     "no biases": Alteration(lambda model: [without_bias(x) for x in linears(model.encoder)], ALL),
     "one layer three times": Alteration(share, ALL),
-    "one attention twice": Alteration(share_attention, ALL),
     "a layer less": Alteration(lambda model: model.encoder.layer.__delitem__(1), ALL),
     "more neurons": Alteration(widen, ALL),
     "fewer heads": Alteration(narrow, PLAIN, QUERY),

@@ -9,7 +9,6 @@ import pytest
 import torch
 from conftest import make_batch
 from natively import DTYPES, make_native, native, natively
-from torch.utils.data import DataLoader, Dataset
 
 from bertlite.inference import InferenceModel
 from bertlite.inference.native.calls import Kernels
@@ -67,32 +66,6 @@ def test_in_a_forked_process_the_kernels_run_without_setting_threads(two_threads
     wanted = encode()
     assert run_in_fork(encode) == wanted
     assert encode() == wanted
-
-
-def test_in_a_process_forked_from_a_fork_the_kernels_run(two_threads):
-    encode = encoder_call(natively(make_native(), torch.float32))
-    wanted = encode()
-    assert run_in_fork(lambda: run_in_fork(encode, 30)) == wanted
-
-
-class Encoded(Dataset):
-    """Sequences, each encoded where it is asked for."""
-
-    def __init__(self, quick: InferenceModel) -> None:
-        self.quick = quick
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, i: int) -> torch.Tensor:
-        return self.quick(**{name: x[i : i + 1] for name, x in BATCH.items()}).last_hidden_state[0].clone()
-
-
-def test_a_worker_of_a_loader_runs_it(two_threads):
-    quick = natively(make_native(), torch.float32)
-    wanted = quick(**{name: x[:4] for name, x in BATCH.items()}).last_hidden_state
-    (got,) = DataLoader(Encoded(quick), batch_size=4, num_workers=1, multiprocessing_context="fork", timeout=60)
-    assert torch.equal(got, wanted)
 
 
 @dtypes

@@ -3,8 +3,6 @@
 import copy
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -65,27 +63,12 @@ def test_what_is_loaded_gives_the_same_bit_for_bit(kind, dtype, tmp_path):
     quick = optimize_for_inference(model, dtype, "native")
     quick.save(tmp_path / "quick")
     again = InferenceModel.load(tmp_path / "quick")
+    if (maps := Path("/proc/self/maps")).exists():
+        assert str(tmp_path / "quick" / "native.safetensors") in maps.read_text(), "it was copied"
     assert (again.backend, again.compute_dtype, again.config) == ("native", dtype, quick.config)
     outs = [each(IDS).to_tuple() for each in (quick, again)]
     assert len(outs[0]) == len(outs[1])
     assert all(map(torch.equal, *outs))
-
-
-def test_another_process_maps_it(tmp_path):
-    quick = optimize_for_inference(pruned(BertModel), torch.float32, "native")
-    quick.save(tmp_path)
-    torch.save(IDS, tmp_path / "ids.pt")
-    code = (
-        "import sys, torch\n"
-        "from bertlite.inference import InferenceModel\n"
-        "quick = InferenceModel.load(sys.argv[1])\n"
-        "mapped = [line.split()[-1] for line in open('/proc/self/maps')]\n"
-        "assert any(path.endswith('native.safetensors') for path in mapped)\n"
-        "out = quick(torch.load(sys.argv[1] + '/ids.pt'))\n"
-        "sys.stdout.buffer.write(out.last_hidden_state.numpy().tobytes())"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, check=True)
-    assert done.stdout == quick(IDS).last_hidden_state.numpy().tobytes()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
