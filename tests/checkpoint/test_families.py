@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ from torch import Tensor, nn
 
 from bertlite import densify, optimize_for_inference, prune_heads
 from bertlite.checkpoint.families import FAMILIES, REASONS, Origin
-from bertlite.checkpoint.names import fill_shared_names_
 from bertlite.heads.models import CLASSES
 from bertlite.inspection import inspect
+from bertlite.parity.families import gradients_as_ours
 
 transformers = pytest.importorskip("transformers")
 
@@ -111,21 +110,6 @@ def compared(out: Any, mask: Tensor) -> dict[str, Tensor]:
     return {name: x[mask.bool()] if x.shape[:2] == mask.shape and x.dim() > 1 else x for name, x in found.items()}
 
 
-def gradients_as_bert(theirs: Any, folder: Path, ours: Any) -> dict[str, Tensor]:
-    """Return the gradients of a model of transformers under our names: renaming and slicing are linear."""
-    origin = Origin.read(folder / "config.json")
-    every = theirs.named_parameters(remove_duplicate=False)
-    grads = {name: p.grad for name, p in every if p.grad is not None and "task" not in name}
-    own = replace(origin, values={**origin.values, "use_task_id": False})  # a sum has the gradient of its parts
-    found = own.as_bert(grads, ours.state_dict())
-    fill_shared_names_(found, "", ours)
-    base = "" if ours.base_model is ours else "bert."
-    return {
-        base + name if name.startswith("pooler") else name.removeprefix("" if base else "bert."): g
-        for name, g in found.items()
-    }
-
-
 @pytest.mark.parametrize(("kind", "head"), CASES)
 def test_a_model_of_a_family_is_the_same_here(kind: str, head: str, folders: Any) -> None:
     theirs, folder = folders(kind, head)
@@ -141,16 +125,13 @@ def test_a_model_of_a_family_is_the_same_here(kind: str, head: str, folders: Any
     else:
         for out in (wanted, got):
             (out.last_hidden_state[mask.bool()].sin().sum()).backward()
-    expected = gradients_as_bert(theirs, folder, ours)
-    grads = {name: p.grad for name, p in ours.named_parameters() if p.grad is not None}
-    if kind == "mpnet":  # each layer has its own copy here
-        tables = [name for name in grads if "distance" in name]
-        total = sum(grads.pop(name) for name in tables)
-        assert_same([total], [expected[tables[0]]])
-    zeros = "token_type" if kind in ("distilbert", "mpnet", "bert-generation") else "-"
-    assert {name for name in grads.keys() - expected.keys() if zeros not in name} == set()
+    mine, other = (
+        {f"grad.{name}": p.grad for name, p in model.named_parameters(remove_duplicate=False) if p.grad is not None}
+        for model in (ours, theirs)
+    )
+    grads, expected = gradients_as_ours(Origin.read(folder / "config.json"), mine, {"theirs": other}, ours)
     assert len(grads) > 30
-    assert_same({n: g for n, g in grads.items() if zeros not in n}, {n: expected[n] for n in grads if zeros not in n})
+    assert_same(grads, {name: expected["theirs"][name] for name in grads})
     with torch.no_grad():
         ours.set_attn_implementation("sdpa")
         assert_same(compared(ours(**batch, **labels), mask), compared(wanted, mask))

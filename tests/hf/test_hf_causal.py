@@ -1,38 +1,25 @@
-"""Causal analysis of the models of bertlite.hf: what it finds of bertlite's own, on every class, pruned too."""
+"""Causal analysis, importance and repair of models of bertlite.hf: what is found of bertlite's own, pruned too."""
 
 from typing import Any
 
 import pytest
 import torch
 from conftest import EXACT, assert_same, make_batch
-from pairs import CHOICES, LABELS, B, core_of, inputs_of, labels_of, ours_of
+from pairs import core_of, inputs_of, labels_of, ours_of
 from torch import Tensor
 
 import bertlite
-from bertlite.causal import (
-    SITES,
-    ablate,
-    ablated,
-    activations_at,
-    mean_contexts,
-    patch,
-    shapley_values,
-)
+from bertlite.causal import SITES, ablate, ablated, activations_at, mean_contexts, patch, shapley_values
+from bertlite.importance import head_importance, neuron_importance, repair
 
-GONE = {0: [1, 3], 1: [0, 1, 2, 3]}
+CLASSIFIER = "BertForSequenceClassification"
 
 
-def pair_of(name: str) -> tuple[Any, Any]:
-    """The model of bertlite.hf, pruned, and bertlite's own with its weights."""
-    theirs = bertlite.prune_heads(ours_of(name), GONE)
+@pytest.fixture
+def models() -> tuple[Any, Any]:
+    """Return a model of bertlite.hf, pruned, and bertlite's own with its weights."""
+    theirs = bertlite.prune_heads(ours_of(CLASSIFIER), {0: [1, 3], 1: [0, 1, 2, 3]})
     return theirs, core_of(theirs)
-
-
-def other_of(name: str) -> dict[str, Tensor]:
-    """Another batch of the same shape and lengths."""
-    if name == "BertForMultipleChoice":
-        return {name: x.unflatten(0, (B, CHOICES)) for name, x in make_batch(B * CHOICES, seed=6).items()}
-    return make_batch(seed=6)
 
 
 def same(found: Tensor, wanted: Tensor) -> None:
@@ -40,25 +27,36 @@ def same(found: Tensor, wanted: Tensor) -> None:
 
 
 @pytest.mark.parametrize("site", SITES)
-def test_every_site_is_patched(site: str) -> None:
-    theirs, own = pair_of("BertForSequenceClassification")
-    clean, corrupted = inputs_of(), other_of("")
-    found, wanted = (patch(model, clean, corrupted, site, metric="kl") for model in (theirs, own))
+def test_every_site_is_patched(site: str, models: tuple[Any, Any]) -> None:
+    clean, corrupted = inputs_of(), make_batch(seed=6)
+    found, wanted = (patch(model, clean, corrupted, site, metric="kl") for model in models)
     same(found.values, wanted.values)
-    same(activations_at(theirs, clean, site), activations_at(own, clean, site))
+    same(*(activations_at(model, clean, site) for model in models))
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "auto", "packed"])
-def test_ablation_and_shapley_values_too(backend: str) -> None:
-    theirs, own = pair_of("BertForSequenceClassification")
+def test_ablation_and_shapley_values_too(backend: str, models: tuple[Any, Any]) -> None:
+    theirs, own = models
     theirs.set_attn_implementation(backend)
-    batches = [{**inputs_of(), **labels_of("BertForSequenceClassification")}]
-    assert theirs.config.num_labels == LABELS
+    batches = [{**inputs_of(), **labels_of(CLASSIFIER)}]
     for method in ("zero", "mean", "resample"):
-        found, wanted = (ablate(model, batches, method) for model in (theirs, own))
-        same(found.increases, wanted.increases)
-    shares, own_shares = (shapley_values(model, batches, orders=4, method="mean") for model in (theirs, own))
-    same(shares.values, own_shares.values)
+        same(*(ablate(model, batches, method).increases for model in models))
+    same(*(shapley_values(model, batches, orders=4, method="mean").values for model in models))
     contexts = mean_contexts(own, batches)
     with ablated(theirs, {2: [1]}, contexts), ablated(own, {2: [1]}, contexts), torch.no_grad():
         assert_same(theirs(**batches[0]).logits, own(**batches[0]).logits, atol=10 * EXACT)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "packed"])
+@pytest.mark.parametrize("name", [CLASSIFIER, "BertForMaskedLM"])
+def test_the_core_and_hf_are_scored_and_repaired_alike(name: str, backend: str) -> None:
+    model = ours_of(name, backend)
+    other = core_of(model, attn_implementation=backend)
+    batches = [{**inputs_of(name), **labels_of(name)}]
+    for criterion in ("fisher", "leave_one_out"):
+        assert_same(head_importance(model, batches, criterion), head_importance(other, batches, criterion))
+    assert_same(neuron_importance(model, batches), neuron_importance(other, batches))
+    pruned = [bertlite.prune_neurons(bertlite.prune_heads(m, {0: [1]}), {1: [3]}) for m in (model, other)]
+    pairs = zip(pruned, (model, other), strict=True)
+    fixed = [repair(m, dense, batches, ridge=1.0).state_dict() for m, dense in pairs]  # well conditioned
+    assert_same(*fixed, atol=0)  # the same kernels

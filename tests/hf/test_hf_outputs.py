@@ -18,7 +18,6 @@ from pairs import (
     MODELS,
     TIED,
     V5,
-    B,
     L,
     N,
     S,
@@ -138,19 +137,6 @@ def test_without_a_pooler() -> None:
     assert len(ours(**inputs_of(), return_dict=False)) == len(theirs(**inputs_of(), return_dict=False)) == 2 - V5
     assert ours.pooler is None
     assert ours(**inputs_of()).pooler_output is None
-
-
-@BOTH
-def test_masks_for_every_query_are_honoured(backend: str) -> None:
-    theirs, ours = pair("BertModel", backend)
-    draw = torch.Generator().manual_seed(8)
-    allowed = (torch.rand(B, S, S, generator=draw) < 0.7) | torch.eye(S).bool()
-    inputs = inputs_of()
-    scores = torch.zeros(B, 1, S, S, dtype=F64).masked_fill(~allowed[:, None], torch.finfo(F64).min)
-    said = scores if V5 else allowed.long()  # each version has its own way
-    wanted = dict(theirs(**{**inputs, "attention_mask": said}))
-    for mask in (allowed, allowed.long(), allowed.double(), allowed[:, None], scores):
-        assert_same(dict(ours(**{**inputs, "attention_mask": mask})), wanted)
 
 
 # What transformers does not do

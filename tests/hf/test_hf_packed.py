@@ -79,11 +79,3 @@ def test_auto_leaves_padding_out_where_nobody_sees_it() -> None:
     assert ran_packed(model, **sparse())
     assert not ran_packed(model, **sparse(), output_hidden_states=True)
     assert_same(model(**sparse()).logits, model(**sparse(), output_hidden_states=True).logits)
-
-
-def test_sequences_may_come_packed() -> None:
-    model, batch = ours_of("BertForTokenClassification", "packed"), sparse()
-    real = batch.pop("attention_mask").bool()
-    ends = torch.tensor((0, *LENGTHS)).cumsum(0, dtype=torch.int32)
-    packed = model(**{k: x[real] for k, x in batch.items()}, cu_seqlens=ends).logits
-    assert_same(packed, model(**batch, attention_mask=real).logits[real])
