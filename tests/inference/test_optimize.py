@@ -1,11 +1,13 @@
-"""bertlite/inference/optimize.py and support.py: what is taken, what a plain copy is, and what is refused."""
+"""bertlite/inference/optimize.py and runtime.py: what is taken, what a plain copy is, and what is refused."""
 
 import copy
+import pickle
 import warnings
 
 import pytest
 import torch
 from conftest import assert_same, full_outputs, make, make_batch
+from natively import kernels_or_skip, make_native
 from torch import nn
 
 import bertlite
@@ -121,3 +123,39 @@ def test_a_head_without_outputs_is_converted():
     model = make(bertlite.BertForSequenceClassification, num_labels=1).float()
     model.classifier = nn.Linear(48, 0)
     assert optimize_for_inference(model, verify=False)(**make_batch()).logits.shape == (2, 0)
+
+
+@pytest.mark.parametrize("backend", ["native", "plain"])
+def test_it_pickles_and_copies(backend, batch):
+    if backend == "native":
+        kernels_or_skip()
+    model = bertlite.prune_heads(make_native().float(), {0: range(5), 1: [2]})
+    quick = optimize_for_inference(model, backend=backend)
+    again = pickle.loads(pickle.dumps(quick))
+    assert again.backend == backend
+    assert_same(again(**batch), quick(**batch), atol=0)
+    assert_same(copy.deepcopy(quick)(**batch), quick(**batch), atol=0)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda quick: quick.train(),
+        lambda quick: quick.requires_grad_(),
+        lambda quick: quick.state_dict(),
+        lambda quick: quick.load_state_dict({}),
+        lambda quick: quick.save_pretrained("folder"),
+        lambda quick: quick.to(torch.float16),
+        lambda quick: quick.half(),
+        lambda quick: quick.to("meta"),
+    ],
+)
+def test_all_else_is_refused(model, ask):
+    with pytest.raises(RuntimeError, match="an optimised model has no"):
+        ask(optimize_for_inference(model.float()))
+
+
+def test_a_plain_copy_has_no_packed_weights_to_save(model, tmp_path):
+    with pytest.raises(RuntimeError, match=r"backend 'plain' has no packed weights, .* save the model itself"):
+        optimize_for_inference(model, torch.float32, "plain").save(tmp_path / "other")
+    assert not any(tmp_path.iterdir())
