@@ -5,7 +5,7 @@ pair of them, such as its backend and its dtype.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import TypeAlias
@@ -197,41 +197,25 @@ def facets_of(case: Case, pairs: bool = True) -> frozenset[Facet]:
 def choose(cases: Sequence[Case], unsupported: Callable[[Case], object], pairs: bool = True) -> tuple[Case, ...]:
     """Return few of the cases, in order, that cover every facet of them.
 
-    This is a greedy cover: the case with most new facets for its time comes next; superfluous ones are removed at the
-    end.
+    Cases whose facets others have too are left out, those first that take long and have only common facets.
 
     Args:
-        unsupported: whether the reference cannot compute a case.  Such a case is chosen only for a facet that no
-            other case has, so that the report says what is not checked.
+        unsupported: whether the reference cannot compute a case.  Such a case is kept only for a facet that no other
+            case has, so that the report says what is not checked.
         pairs: see `facets_of`.
     """
     facets = {case: facets_of(case, pairs) for case in cases}
-    chosen: list[Case] = []
-    loaded: set[tuple[str, str, str]] = set()
-    covered: Counter[Facet] = Counter()
-    for group in ([c for c in cases if not unsupported(c)], [c for c in cases if unsupported(c)]):
-        missing = set().union(*(facets[case] for case in group)) - covered.keys()
-        while missing:
-            gains = {case: len(facets[case] & missing) / seconds_of(case, loaded) for case in group}
-            best = max(gains, key=gains.__getitem__)
-            chosen.append(best)
-            loaded.add(models_needed(best))
-            covered.update(facets[best])
-            missing -= facets[best]
-    for case in sorted(chosen, key=lambda case: -seconds_of(case, loaded)):
+    covered = Counter(facet for each in facets.values() for facet in each)
+    cost = {case: seconds_of(case) - sum(1 / covered[facet] for facet in facets[case]) for case in cases}
+    chosen = dict.fromkeys(cases)
+    for case in sorted(cases, key=lambda case: (bool(unsupported(case)), cost[case]), reverse=True):
         if all(covered[facet] > 1 for facet in facets[case]):
-            chosen.remove(case)
+            del chosen[case]
             covered.subtract(facets[case])
-    return tuple(case for case in cases if case in chosen)
+    return tuple(chosen)
 
 
-def seconds_of(case: Case, loaded: Collection[tuple[str, str, str]]) -> float:
-    """Estimate the time of a case on one core, for MiniLM, with these models in memory."""
+def seconds_of(case: Case) -> float:
+    """Estimate the time of a case on one core, for MiniLM."""
     forwards = 1.0 if case.feature in GRADIENTS else 0.5 if case.feature in COPIES else 0.2
-    tokens = 15.0 if case.batch == "long" else 1.0
-    return forwards * tokens + (0.0 if models_needed(case) in loaded else 1.0)
-
-
-def models_needed(case: Case) -> tuple[str, str, str]:
-    """Return the key of the models that a case loads."""
-    return (case.model, str(case.overrides), case.dtype)
+    return forwards * (15.0 if case.batch == "long" else 1.0)

@@ -52,7 +52,7 @@ def test_a_case_that_is_not_vouched_for_stands_for_its_facet_alone():
 
 def test_a_dear_case_is_chosen_only_where_nothing_cheaper_will_do():
     short, long = Case(batch="padded"), Case(batch="long")
-    assert seconds_of(long, ()) > seconds_of(short, ()) > seconds_of(short, {("BertModel", "{}", "float64")})
+    assert seconds_of(long) > seconds_of(short)
     assert "long" in {case.batch for case in choose(CASES, reference.unsupported)}
     shape = choose(cases_for("cpu", True), reference.unsupported, pairs=False)
     assert "long" not in {case.batch for case in shape}, "of a large checkpoint it takes longer than all else"
