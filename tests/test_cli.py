@@ -50,7 +50,7 @@ print(json.dumps([said, sorted(sys.modules)]))
 
 def test_every_help_ends_with_the_exit_statuses_and_imports_nothing_heavy() -> None:
     words = ["", *LEAVES, "prune"]
-    assert len(words) == len(COMMANDS) + 1 + 5  # prune is one of the commands and has five actions
+    assert len(words) == len(COMMANDS) + 1 + 4  # prune is one of the commands and has four actions
     child = subprocess.run(
         [sys.executable, "-c", HELP, json.dumps(words)], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -187,14 +187,14 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> str:
             "zebra",
             "bertlite: there is no command 'zebra'; have: inspect, attention, parity, prune, evaluate, embed, ",
         ),
-        ("prune scores x", "bertlite prune: there is no command 'prune scores'; did you mean 'score'? ("),
+        ("prune runs x", "bertlite prune: there is no command 'prune runs'; did you mean 'run'? ("),
         ("inspect x --jsn", "bertlite inspect: there is no option --jsn; did you mean '--json'? ("),
         ("embed a b --out c --dvice=cpu", "bertlite embed: there is no option --dvice; did you mean '--device'? ("),
         ("inspect", "bertlite inspect: the following arguments are required: CHECKPOINT ("),
         ("inspect a b", "bertlite: unrecognized arguments: b ("),
         ("evaluate a --dev d --metric acc", "argument --metric: invalid choice: 'acc' (choose from "),
         (
-            "prune score a --train t --calibration 0",
+            "prune run a --train t --calibration 0",
             "argument --calibration: '0' is too small; it must be 1 or more (",
         ),
     ],

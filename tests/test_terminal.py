@@ -258,11 +258,11 @@ def test_help_is_plain_text_on_a_terminal() -> None:
 
 COMPLETED = {
     "bertlite p": ["parity", "prune"],
-    "bertlite prune s": ["score"],
+    "bertlite prune f": ["finetune"],
     "bertlite prune run --rep": ["--repairs"],
     "bertlite prune run --task r": ["regression"],
     "bertlite inspect my-": ["my-model"],
-    "bertlite prune score my-model --train tr": ["train.tsv"],
+    "bertlite prune run my-model --train tr": ["train.tsv"],
     "bertlite prune zzz": [],
 }
 

@@ -39,7 +39,7 @@ def add(commands: Commands) -> None:
     """Add `prune` and its actions."""
     prune = commands.add_parser("prune", help=SUMMARY, description=DESCRIPTION)
     actions = prune.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for add_one in (add_to, add_finetune, add_score, add_run, add_compare):
+    for add_one in (add_to, add_finetune, add_run, add_compare):
         add_one(actions)
 
 
@@ -87,14 +87,14 @@ def criterion_help() -> str:
 # Arguments that several actions have ---------------------------------------------------------------------------------
 
 
-def add_data(action: Any, train: bool = True, dev: bool = True, task: str | None = "classification") -> None:
+def add_data(action: Any, train: bool = True, task: str | None = "classification") -> None:
     """Add the arguments that name checkpoint and data; without a default, the task is the checkpoint's."""
     add_checkpoint(action)
     group = action.add_argument_group(
         "data", ".csv, .tsv, .jsonl or .parquet files, or hub data sets (NAME or NAME:CONFIGURATION)"
     )
     parts = {"train": ("calibration and training", "training"), "dev": ("evaluation", "evaluation")}
-    for name in [name for name, asked in (("train", train), ("dev", dev)) if asked]:
+    for name in ("train", "dev") if train else ("dev",):
         use, split = parts[name]
         group.add_argument(f"--{name}", required=True, metavar="DATA", help=f"examples for {use}")
         text = f"split for {split}, which a hub data set needs"
@@ -229,23 +229,6 @@ def add_finetune(actions: Commands) -> None:
     option(action, "--teacher", str, None, text, otherwise="none", metavar="CHECKPOINT")
     text = "weight of the distance to the teacher's predictions in the loss"
     option(action, "--distil", number, None, text, otherwise="0.5 with --teacher", metavar="SHARE")
-
-
-def add_score(actions: Commands) -> None:
-    """Add `score`."""
-    action = add_action(
-        actions,
-        "score",
-        "score each head by one criterion or several",
-        record="the scores",
-        out={FOLDER: "figures, each as PNG and SVG"},
-        examples=("runs/dense/model --train train.tsv --criteria michel,magnitude --out scores.json,figures",),
-        needs=(),
-    )
-    add_data(action, dev=False)
-    add_calibration(action)
-    option(action, "--criteria", names, "michel", criterion_help(), metavar="A,B,…")
-    option(action, "--seed", integer, 0, "seed of the calibration sample and of random scores")
 
 
 def add_run(actions: Commands) -> None:

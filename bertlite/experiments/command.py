@@ -2,7 +2,7 @@
 
 import argparse
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -33,12 +33,11 @@ from bertlite.experiments.data import (
     read_tokenizer,
 )
 from bertlite.experiments.evaluate import TASKS, Task, evaluate, predict
-from bertlite.experiments.experiment import Cell, Experiment, Setting, grid, sweep, warn_of_overlap
+from bertlite.experiments.experiment import Experiment, Setting, grid, sweep, warn_of_overlap
 from bertlite.experiments.files import SCORES, class_names, labels, model_sha256, prediction_lines, pruned_heads
 from bertlite.experiments.finetune import STATE, Recipe, finetune_, is_main_process, keep_metrics
 from bertlite.experiments.ship import describe_finetuning, figures_of, report_of
-from bertlite.experiments.statistics import Array, rank_correlations
-from bertlite.progress import Progress
+from bertlite.experiments.statistics import rank_correlations
 from bertlite.records import METRICS, Record, Run, read_runs, write_json, write_record
 from bertlite.shipping.folder import write_model
 
@@ -101,7 +100,7 @@ def finetune(args: argparse.Namespace) -> int:
         shutil.rmtree(state, ignore_errors=True)
     print(*(f"{name} {value:.4f}" for name, value in run.results.items() if name != "sha256"), sep="   ")
     print(f"model: {run.folder / 'model'}")
-    write_answer(args, runs=run_facts(read_runs(run.folder)))
+    write_answer(args, read_runs(run.folder))
     return 0
 
 
@@ -161,15 +160,11 @@ def head_changes(train: Examples, task: Task, num_labels: int | None) -> dict[st
     return {"num_labels": len(names), "id2label": names, "label2id": {name: i for i, name in names.items()}}
 
 
-def write_answer(args: argparse.Namespace, **facts: Any) -> None:
-    """Write the record of an action, if requested."""
+def write_answer(args: argparse.Namespace, records: Sequence[Record]) -> None:
+    """Write the record of an action, the facts of its runs with their folders, if requested."""
     if args.record:
-        write_json(args.record, {"what": f"bertlite prune {args.action}", **facts})
-
-
-def run_facts(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return the facts of runs with their folders; JSON-ready."""
-    return [{"folder": str(record.folder), **record.facts} for record in records]
+        facts = [{"folder": str(record.folder), **record.facts} for record in records]
+        write_json(args.record, {"what": f"bertlite prune {args.action}", "runs": facts})
 
 
 def data_source(args: argparse.Namespace, path: str, split: str | None) -> DataSource:
@@ -192,30 +187,6 @@ def read_setting(args: argparse.Namespace) -> Setting:
     )
 
 
-def score(args: argparse.Namespace) -> int:
-    """Score the heads of a checkpoint by each criterion, print the scores and draw them."""
-    cells = [Cell(criterion, seed=args.seed) for criterion in args.criteria]
-    data = data_source(args, args.train, args.train_split)
-    setting = Setting(args.checkpoint, args.task, data, data, args.max_length, args.calibration)
-    experiment = Experiment(setting, args.device)
-    for cell in cells:
-        experiment.check(cell)
-    found: dict[str, Array] = {}
-    with Progress(len(cells), "criteria", what="score") as progress:
-        for cell in cells:
-            scores = found[cell.criterion] = experiment.scores(cell).numpy()
-            rows = (" ".join(f"{x:9.2e}" for x in row) for row in scores)
-            progress.print("\n".join([f"\n{cell.criterion}: layers down, heads across", *rows]))
-            progress.advance()
-    if args.folder:
-        draw_scores(found, args.folder)
-        print(f"\nfigures: {args.folder}")
-    write_answer(
-        args, model=experiment.hashes["model"], scores={name: scores.tolist() for name, scores in found.items()}
-    )
-    return 0
-
-
 def run(args: argparse.Namespace) -> int:
     """Run every combination of criterion, share, repair, epochs and seed."""
     cells = grid(
@@ -233,7 +204,7 @@ def run(args: argparse.Namespace) -> int:
     records = [record for folder in folders for record in read_runs(folder)]
     print_rows(records, summarise(records, metric=metric), metric)
     print(f"run: {folders[0]}" if len(folders) == 1 else f"runs: {args.folder}")
-    write_answer(args, runs=run_facts(records))
+    write_answer(args, records)
     return 0
 
 
@@ -300,17 +271,13 @@ def draw_figures(records: Sequence[Record], rows: Sequence[dict[str, Any]], fold
     own = [record for record in largest if record.facts["model"] == largest[0].facts["model"]]
     first = {record.config["cell"]["criterion"]: record for record in reversed(own)}  # of each the most pruned
     scores = {name: np.array(record.load(SCORES)["scores"], float) for name, record in first.items()}
-    draw_scores(scores, folder, {name: pruned_heads(record) for name, record in first.items()})
-
-
-def draw_scores(scores: Mapping[str, Array], folder: Path, pruned: Mapping[str, dict[int, list[int]]] = {}) -> None:
-    """Draw the scores of heads by each criterion, pruned ones crossed, and how alike the criteria rank them."""
-    for name, values in scores.items():
-        plots.save(plots.heat_map(values, pruned.get(name), name), folder / f"heads-{name.replace('/', '-')}")
+    for name, record in first.items():
+        figure = plots.heat_map(scores[name], pruned_heads(record), name)
+        plots.save(figure, folder / f"heads-{name.replace('/', '-')}")
     if len(scores) > 1:
         plots.save(plots.rank_correlation(*rank_correlations(scores)), folder / "rank-correlation")
 
 
 ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
-    action.__name__: action for action in (finetune, score, run, compare)
+    action.__name__: action for action in (finetune, run, compare)
 }

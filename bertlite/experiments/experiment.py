@@ -194,8 +194,7 @@ class Experiment:
             self.task.check(examples, self.dense.config)
         self.tokenizer = read_tokenizer(setting.model, setting.max_length)
         self.known_scores: dict[tuple[str, int], Tensor] = {}
-        if setting.dev != setting.train:  # `score` evaluates nothing
-            warn_of_overlap(self.train, self.dev)
+        warn_of_overlap(self.train, self.dev)
 
     @cached_property
     def hashes(self) -> dict[str, dict[str, str]]:

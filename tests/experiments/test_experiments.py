@@ -642,6 +642,8 @@ def test_a_cell_leaves_a_folder_that_tells_it(experiment, tmp_path):
     outputs = np.array([line["outputs"] for line in run.predictions])
     labels = np.array([line["label"] for line in run.predictions])
     assert run.results["accuracy"] == np.mean(outputs.argmax(1) == labels)
+    batches = experiment.calibration(0)
+    assert run.load("scores.json")["scores"] == bertlite.head_importance(experiment.dense, batches).tolist()
     pruned = bertlite.prune_heads(experiment.dense, pruned_heads(run))
     np.testing.assert_allclose(predict(pruned, experiment.dev_data, experiment.task), outputs, atol=2e-6)
     assert run.results["kl"] == pytest.approx(experiment.task.divergence(experiment.dense_outputs, outputs), abs=1e-4)
@@ -1028,20 +1030,6 @@ def test_the_heat_map_crosses_the_pruned_heads():
     crosses = [(x, y) for line in figure.axes[0].lines for x, y in zip(*line.get_data(), strict=True)]
     assert set(crosses) == {(1, 0), (0, 2), (3, 2)}
     plots.pyplot().close(figure)
-
-
-def test_score_says_and_draws_what_the_library_computes(world, runs, tmp_path, capsys):
-    data = [str(world / "model"), "--train", str(world / "train.tsv"), "--calibration", "11"]
-    where = ["--out", f"{tmp_path / 'scores.json'},{tmp_path / 'figures'}"]
-    assert main(["prune", "score", *data, "--criteria", "michel,magnitude", *where]) == 0
-    names = ("heads-michel", "heads-magnitude", "rank-correlation")
-    assert {path.stem for path in (tmp_path / "figures").iterdir()} == {*names}
-    record = json.loads((tmp_path / "scores.json").read_text())
-    assert record["scores"]["magnitude"] == bertlite.head_importance(dense_of(world), criterion="magnitude").tolist()
-    run = next(run for run in read_runs(runs) if run.config["cell"]["criterion"] == "michel")
-    assert record["scores"]["michel"] == run.load("scores.json")["scores"]
-    assert "michel: layers down, heads across" in capsys.readouterr().out
-    assert main(["prune", "score", *data, "--criteria", "random"]) == 0, "nothing has to be written"
 
 
 def test_finetune_refuses_what_makes_no_step_and_tasks_without_a_head(world, tmp_path, capsys):
