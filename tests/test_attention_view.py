@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import SIZES, make
 
-from bertlite import BertConfig, BertForMaskedLM, BertModel, BertTokenizer, kept_heads, prune_heads
+from bertlite import BertConfig, BertForMaskedLM, BertTokenizer, kept_heads, prune_heads
 from bertlite.attention_view import AttentionMaps, attention_maps, page
 from bertlite.attention_view.command import short_names
 from bertlite.attention_view.maps import clarity, moved_share, target_shares
@@ -250,15 +250,10 @@ def test_a_view_that_is_too_large_is_refused() -> None:
         page(half, half)
 
 
-def test_a_view_that_is_too_large_is_refused_before_it_is_computed(
-    checkpoint, pruned, tmp_path, capsys, monkeypatch
-) -> None:
-    monkeypatch.setattr(BertModel, "forward", lambda *args, **options: pytest.fail("it was computed first"))
-    monkeypatch.setattr(
-        "bertlite.attention_view.pages.MOST_WEIGHTS", 6 * 9**2 - 1
-    )  # heads that are drawn count, pruned ones do not
-    command = ["attention", checkpoint, TEXT, "--out"]
-    assert main([*command, str(tmp_path / "a.html")]) == 2
+def test_a_page_that_is_too_large_is_not_written(checkpoint, tmp_path, capsys, monkeypatch) -> None:
+    most = 6 * 9**2 - 1  # heads that are drawn count, pruned ones do not
+    monkeypatch.setattr("bertlite.attention_view.pages.MOST_WEIGHTS", most)
+    assert main(["attention", checkpoint, TEXT, "--out", f"{tmp_path / 'a.html'},{tmp_path / 'a.json'}"]) == 2
     assert "6 maps of 9 tokens are 486 weights, and a page holds 485" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 

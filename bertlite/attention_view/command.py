@@ -2,11 +2,10 @@
 
 import argparse
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 from bertlite.attention_view.maps import AttentionMaps, attention_maps, check_comparable, make_record
-from bertlite.attention_view.pages import check_page, page
+from bertlite.attention_view.pages import page
 from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.model import BertModel
 from bertlite.records import write_bytes, write_json
@@ -15,20 +14,9 @@ from bertlite.tokenizer import BertTokenizer
 
 def main(args: argparse.Namespace) -> int:
     """Compute the maps of one or two checkpoints and write the outputs of --out and --json."""
-    html = args.out.get(".html")
     first, second = short_names(args.checkpoint, args.against)
-
-    def check_one(maps: AttentionMaps) -> None:
-        if html:
-            check_page(maps)
-
-    def check_both(against: AttentionMaps) -> None:
-        check_comparable(maps, against)
-        if html:
-            check_page(maps, against)
-
     tokenizer = BertTokenizer.from_pretrained(args.checkpoint, revision=args.revision)
-    maps = load_maps(args, args.checkpoint, first, tokenizer, check_one)
+    maps = load_maps(args, args.checkpoint, first, tokenizer)
     against = None
     if args.against:
         try:
@@ -36,8 +24,9 @@ def main(args: argparse.Namespace) -> int:
         except FileNotFoundError:
             find_checkpoint(Source(args.against))  # raises if there is no model either
             warnings.warn(f"{args.against} has no tokenizer: that of {args.checkpoint} reads the text", stacklevel=1)
-        against = load_maps(args, args.against, second, tokenizer, check_both)
-    if html:
+        against = load_maps(args, args.against, second, tokenizer)
+        check_comparable(maps, against)
+    if html := args.out.get(".html"):
         write_bytes(html, page(maps, against))
     if args.record:
         write_json(args.record, make_record(maps, against))
@@ -47,19 +36,11 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def load_maps(
-    args: argparse.Namespace,
-    checkpoint: str,
-    name: str,
-    tokenizer: BertTokenizer,
-    check: Callable[[AttentionMaps], object],
-) -> AttentionMaps:
+def load_maps(args: argparse.Namespace, checkpoint: str, name: str, tokenizer: BertTokenizer) -> AttentionMaps:
     """Compute the maps of one checkpoint for the text of the command line."""
     revision = args.revision if checkpoint == args.checkpoint else None
     model = BertModel.from_pretrained(checkpoint, add_pooling_layer=False, revision=revision)
-    return attention_maps(
-        model, tokenizer, args.text, args.pair, layers=args.layers, heads=args.heads, name=name, check=check
-    )
+    return attention_maps(model, tokenizer, args.text, args.pair, layers=args.layers, heads=args.heads, name=name)
 
 
 def describe(maps: AttentionMaps) -> str:

@@ -3,7 +3,7 @@
 Shapes:  S tokens, special ones included.  A map is (S, S): row i holds the weights of token i, and sums to 1.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,6 @@ def attention_maps(
     layers: Iterable[int] | None = None,
     heads: Iterable[int] | None = None,
     name: str = "model",
-    check: Callable[[AttentionMaps], object] | None = None,
 ) -> AttentionMaps:
     """Compute the attention weights of a model for a text.
 
@@ -56,8 +55,6 @@ def attention_maps(
         pair: a second text, after the first one's [SEP].
         layers, heads: numbered as in the unpruned model; by default all.
         name: the model's name in a drawing.
-        check: called with the maps before they are computed, their weights on the meta device; raises if they cannot
-            be drawn, such as `check_page`.
 
     Raises:
         ValueError: there is no such layer or head; a text has no words, or more tokens than the model takes; the
@@ -80,12 +77,6 @@ def attention_maps(
     }
     frame = {tokenizer.cls_token, tokenizer.sep_token, tokenizer.pad_token}  # [UNK] and [MASK] are words
     special = tuple(i for i, token in enumerate(tokens) if token in frame)
-
-    def maps_of(weights: Mapping[Head, Tensor]) -> AttentionMaps:
-        return AttentionMaps(tokens, layers, heads, weights, special, name)
-
-    if check is not None:
-        check(maps_of(dict.fromkeys(indices, torch.empty(len(tokens), len(tokens), device="meta"))))
     out = model.base_model(**encoded.to(model.device), output_attentions=True, return_dict=True)
     attentions = out.attentions
     assert attentions is not None  # as requested
@@ -93,7 +84,7 @@ def attention_maps(
     for (layer, head), each in weights.items():
         if each.isnan().any():
             raise ValueError(f"the attention of layer {layer}, head {head} is nan: is the checkpoint damaged?")
-    return maps_of(weights)
+    return AttentionMaps(tokens, layers, heads, weights, special, name)
 
 
 def select_numbers(unit: str, numbers: Iterable[int] | None, count: int) -> tuple[int, ...]:

@@ -31,17 +31,6 @@ STEPS = 4_095  # a page stores each weight as a number of steps from 0 to 1
 MOST_WEIGHTS = 10_000_000  # on one page, which then has about 8 MB
 
 
-def check_page(maps: AttentionMaps, against: AttentionMaps | None = None) -> None:
-    """Raise ValueError if the maps have more than MOST_WEIGHTS weights, too many for a page."""
-    drawn = len(maps.weights) + (len(against.weights) if against else 0)
-    count = drawn * len(maps.tokens) ** 2
-    if count > MOST_WEIGHTS:
-        raise ValueError(
-            f"{drawn} maps of {len(maps.tokens)} tokens are {count:,} weights, and a page holds"
-            f" {MOST_WEIGHTS:,}: choose layers or heads, or shorten the text"
-        )
-
-
 def page(maps: AttentionMaps, against: AttentionMaps | None = None) -> bytes:
     """Write an HTML page: choose a head in the map of all heads, and a token to see what it attends to.
 
@@ -51,10 +40,16 @@ def page(maps: AttentionMaps, against: AttentionMaps | None = None) -> bytes:
     Raises:
         ValueError: there are more than MOST_WEIGHTS weights, or the two cannot be compared.
     """
-    check_page(maps, against)
+    models = [maps] if against is None else [maps, against]
+    drawn = sum(len(each.weights) for each in models)
+    count = drawn * len(maps.tokens) ** 2
+    if count > MOST_WEIGHTS:
+        raise ValueError(
+            f"{drawn} maps of {len(maps.tokens)} tokens are {count:,} weights, and a page holds"
+            f" {MOST_WEIGHTS:,}: choose layers or heads, or shorten the text"
+        )
     if against is not None:
         check_comparable(maps, against)
-    models = [maps] if against is None else [maps, against]
     data = {
         "tokens": maps.tokens,
         "special": maps.special,

@@ -35,7 +35,7 @@ HOSTILE = {  # token: how it must look; None: as it is spelled
     "__proto__": None,
     "שלום": None,
     "مرحبا": None,
-    "👩‍👩‍👧": None,
+    "👩‍👩‍👧": "👩U+200D👩U+200D👧",
     "\u202eturned": "U+202Eturned",
     "\u200b": "U+200B",
     "\ufeff": "U+FEFF",
@@ -222,8 +222,8 @@ def test_maps_have_the_colours_of_their_weights(visit, folder, pruned) -> None:
     low = (2 * shades).floor().clamp(max=1).long()
     part = (2 * shades - low)[..., None]
     wanted = stops[low] * (1 - part) + stops[low + 1] * part
-    for selector in ("#maps canvas", ".cell[aria-selected=true] canvas"):
-        assert (pixels(opened, selector) - wanted).abs().max() < 3  # a 256th of the scale, and rounding
+    found = pixels(opened, ".cell[aria-selected=true] canvas")
+    assert (found - wanted).abs().max() < 3  # a 256th of the scale, and rounding
 
 
 def test_a_pruned_head_is_blank_and_says_so(visit, folder) -> None:
@@ -231,11 +231,9 @@ def test_a_pruned_head_is_blank_and_says_so(visit, folder) -> None:
     cell(opened, 1, 2).click()
     assert opened.locator("#chosen").text_content() == "Layer 1, head 2"
     assert opened.locator(".gone").text_content() == "Layer 1, head 2 is pruned: pruned does not have it."
-    for hidden in (".tokens", "#map"):
-        assert not opened.locator(hidden).is_visible(), hidden
+    assert not opened.locator(".tokens").is_visible()
     cell(opened, 2, 0).click()
-    for visible in (".tokens", "#map"):
-        assert opened.locator(visible).is_visible(), visible
+    assert opened.locator(".tokens").is_visible()
 
 
 # Pointer, keyboard, touch --------------------------------------------------------------------------------------------
@@ -344,18 +342,6 @@ def test_a_tap_shows_the_lines_of_a_token(visit, folder, pruned) -> None:
     assert pitch >= 24  # two targets must be that far apart, WCAG 2.5.8
 
 
-def test_the_map_of_a_head_answers_the_pointer(visit, folder, pruned) -> None:
-    opened = visit(folder / "one.html")
-    cell(opened, 2, 2).click()
-    box = opened.locator(".plot").bounding_box()
-    opened.mouse.move(box["x"] + 7.5 / SIZE * box["width"], box["y"] + 4.5 / SIZE * box["height"])
-    words = opened.locator("figcaption").text_content()
-    weights = weights_of(pruned)[2, 2]
-    assert words.startswith("\u2068sat\u2069 → \u2068mat\u2069 ")
-    assert_near([number(words.rpartition(" ")[2])], weights[4, 7:8])
-    assert_near(shown_weights(opened), weights[4])
-
-
 # Screens, colours, media ---------------------------------------------------------------------------------------------
 
 
@@ -378,10 +364,10 @@ def test_nothing_moves_under_the_pointer(visit, folder) -> None:
     places = set()
     for token in (0, 4, 7):
         option(opened, token).hover()
-        places.add((option(opened, 2).bounding_box()["y"], opened.locator("#map").bounding_box()["y"]))
+        places.add(option(opened, 2).bounding_box()["y"])
     option(opened, 5).click()
     opened.locator("h1").hover()
-    places.add((option(opened, 2).bounding_box()["y"], opened.locator("#map").bounding_box()["y"]))
+    places.add(option(opened, 2).bounding_box()["y"])
     assert len(places) == 1
 
 
@@ -437,10 +423,10 @@ def test_every_text_has_the_contrast_of_wcag_aa(visit, folder, scheme, name) -> 
 def test_maps_follow_the_colour_scheme(visit, folder, pruned) -> None:
     opened = visit(folder / "one.html", color_scheme="light")
     cell(opened, 2, 1).click()
-    light = pixels(opened, "#maps canvas").sum(-1)
+    light = pixels(opened, ".cell[aria-selected=true] canvas").sum(-1)
     opened.emulate_media(color_scheme="dark")
     deadline = time.monotonic() + 15
-    while (dark := pixels(opened, "#maps canvas").sum(-1)).equal(light):
+    while (dark := pixels(opened, ".cell[aria-selected=true] canvas").sum(-1)).equal(light):
         assert time.monotonic() < deadline, "the map kept its colours"
     weights = weights_of(pruned)[2, 1].flatten()
     least, most = weights.argmin(), weights.argmax()
@@ -496,7 +482,6 @@ def test_a_screen_reader_finds_names_and_weights(visit, folder, pruned) -> None:
         'listbox "Tokens"',
         'option "sat, token 4"',
         'list "Weights"',
-        'img "pruned, layer 2, head 1: the weights of 10 tokens; the list beside the tokens has them as numbers"',
     ):
         assert line in tree, f"{line}\n{tree}"
     assert re.search(r'gridcell "layer 2, head 1: [\d.]+.% of its attention goes to', tree)
@@ -602,12 +587,6 @@ def test_a_comparison_shows_both_side_by_side(visit, folder, dense, pruned) -> N
     option(opened, 4, view=1).hover()
     for view, weights in enumerate((before, after)):
         assert_near(shown_weights(opened, view), weights[2, 1][4])
-    assert opened.locator("#maps figure:visible").count() == 3
-    box = opened.locator(".plot").nth(2).bounding_box()
-    opened.mouse.move(box["x"] + 7.5 / SIZE * box["width"], box["y"] + 4.5 / SIZE * box["height"])
-    change = opened.locator("figcaption").nth(2).text_content().split()[-2]
-    moved = float(change.replace("−", "-").replace("±", "")) / 100
-    assert moved == pytest.approx((after[2, 1] - before[2, 1])[4, 7].item(), abs=0.0008)
 
 
 def test_a_comparison_says_which_heads_are_gone(visit, folder, dense) -> None:
@@ -619,7 +598,6 @@ def test_a_comparison_says_which_heads_are_gone(visit, folder, dense) -> None:
     assert opened.locator(".gone:visible").all_text_contents() == [
         "Layer 1, head 2 is pruned: pruned does not have it."
     ]
-    assert opened.locator("#maps figure:visible figcaption").all_text_contents() == ["dense"]
     option(opened, 4).hover()
     assert_near(shown_weights(opened, 0), weights_of(dense)[1, 2][4])
     assert "nothing in pruned, where this head is pruned" in opened.locator("#status").text_content()

@@ -20,29 +20,12 @@ function percent(weight) {
   return `${number === 0 ? 0 : number < 0.1 ? "<0.1" : number.toFixed(number < 9.95 ? 1 : 0)}\u00a0%`;
 }
 
-function signed(change) {
-  return `${change > 0 ? "+" : change < 0 ? "−" : "±"}${(100 * Math.abs(change)).toFixed(1)}`;
-}
-
 // What has no shape of its own is written as its code point, such as U+200B, so that every token can be seen.
-const SHAPELESS = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}]/u, PICTURE = /\p{Extended_Pictographic}|\p{Emoji_Modifier}|\ufe0f/u;
-
-function piecesOf(token) { // [text, is it a code point]
-  const letters = [...token], pieces = [];
-  letters.forEach((letter, i) => {
-    const joins = letter === "\u200d" && i > 0 && PICTURE.test(letters[i - 1]) && PICTURE.test(letters[i + 1] ?? "");
-    const shapeless = SHAPELESS.test(letter) && !joins;
-    const shown = shapeless ? `U+${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}` : letter;
-    if (!shapeless && pieces.length && !pieces.at(-1)[1]) pieces.at(-1)[0] += shown;
-    else pieces.push([shown, shapeless]);
-  });
-  if (!letters.length) pieces.push(["empty", true]);
-  else if (!token.trim() && pieces.every(([, code]) => !code)) pieces.splice(0, pieces.length, ["space", true]);
-  if (/^\p{M}/u.test(pieces[0][0])) pieces[0][0] = `\u25cc${pieces[0][0]}`; // a mark needs a letter to stand on
-  return pieces;
-}
-
-const names = data.tokens.map(token => piecesOf(token).map(([text]) => text).join(""));
+const names = data.tokens.map(token => {
+  const shown = token.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, letter => `U+${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`);
+  if (!shown.trim()) return shown ? "space" : "empty";
+  return /^\p{M}/u.test(shown) ? `\u25cc${shown}` : shown; // a mark needs a letter to stand on
+});
 
 const repeated = new Set(names.filter((name, i) => names.indexOf(name) !== i)); // which need their place to be told apart
 const shortened = i => names[i].length > 24 ? `${[...names[i]].slice(0, 22).join("")}…` : names[i];
@@ -52,12 +35,9 @@ function addToken(parent, i, attributes = {}) { // the token at position i, kept
   const node = add(parent, "span", { class: special.has(i) ? "token special" : "token", ...attributes });
   if (names[i].length > 12) node.title = names[i]; // which may not fit
   const inner = add(node, "bdi");
-  piecesOf(data.tokens[i]).forEach(([text, code], place) => {
-    const continued = place === 0 && !code && text.startsWith("##") && text.length > 2;
-    if (continued) node.classList.add("continued"), add(inner, "i", { text: "##" });
-    if (code) add(inner, "code", { text });
-    else inner.append(continued ? text.slice(2) : text);
-  });
+  const continued = names[i].startsWith("##") && names[i].length > 2;
+  if (continued) node.classList.add("continued"), add(inner, "i", { text: "##" });
+  inner.append(continued ? names[i].slice(2) : names[i]);
   return node;
 }
 

@@ -1,7 +1,6 @@
-// The map of all heads, and the map of the chosen head.
+// The map of all heads.
 
 const cells = new Map(); // {"layer.head": cell}
-const figures = []; // of the chosen head: its canvas, and what it shows
 
 function labelOf(layer, head) { // what a screen reader says of a cell, and what stands below the map
   const key = keyOf(layer, head), name = `layer ${layer}, head ${head}`, has = models.map(model => key in model.weights);
@@ -69,7 +68,7 @@ async function drawGrid() { // a few maps at a time, so that the page answers me
 function drawCell(cell, value, maps, shown) {
   cell.replaceChildren();
   cell.classList.toggle("missing", !value);
-  if (value) draw(add(cell, "canvas", { "aria-hidden": "true" }), value, shown, 72);
+  if (value) draw(add(cell, "canvas", { "aria-hidden": "true" }), value, shown, cells.size > 16 ? 72 : size);
   else add(add(cell, "span", { "aria-hidden": "true" }), "b", { text: "pruned" });
 }
 
@@ -79,67 +78,5 @@ function markCell() {
     if (chosen === (cell.tabIndex === 0)) continue;
     cell.tabIndex = chosen ? 0 : -1;
     cell.setAttribute("aria-selected", chosen);
-  }
-}
-
-// The map of the chosen head ------------------------------------------------------------------------------------------
-
-function addFigures() {
-  const kinds = comparing ? [0, 1, "change"] : [0];
-  for (const shown of kinds) {
-    const figure = add(element("maps"), "figure"), caption = add(figure, "figcaption"), axes = add(figure, "div", { class: "axes" });
-    const labels = {};
-    if (size <= 18) for (const name of ["cols", "rows"]) {
-      labels[name] = add(axes, "div", { class: `labels ${name}`, "aria-hidden": "true" });
-      data.tokens.forEach((_, i) => addToken(labels[name], i));
-    }
-    const plot = add(axes, "div", { class: "plot" }), canvas = add(plot, "canvas", { role: "img" });
-    const cross = ["row", "column"].map(() => add(plot, "div", { class: "cross", hidden: "" }));
-    const named = shown === "change" ? "Change" : models[shown].name;
-    figures.push({ shown, figure, caption, plot, canvas, cross, labels, named });
-    const place = event => {
-      const box = plot.getBoundingClientRect(), clamp = part => Math.min(size - 1, Math.max(0, Math.floor(part * size)));
-      return [clamp((event.clientY - box.top) / box.height), clamp((event.clientX - box.left) / box.width)];
-    };
-    plot.addEventListener("pointermove", event => {
-      const [from, to] = place(event);
-      state.to = to;
-      point(from);
-      showCross();
-    });
-    plot.addEventListener("pointerleave", () => {
-      state.to = null;
-      point(state.kept);
-      showCross();
-    });
-    plot.addEventListener("click", event => keep(place(event)[0]));
-  }
-}
-
-function showFigures() {
-  for (const { shown, figure, canvas, named } of figures) {
-    const value = valueOf(state.maps, shown);
-    figure.hidden = !value;
-    if (!value) continue;
-    draw(canvas, value, shown);
-    canvas.setAttribute("aria-label", `${named}, layer ${state.layer}, head ${state.head}: the weights of ${size} tokens; the list beside the tokens has them as numbers`);
-  }
-  element("map").hidden = figures.every(({ figure }) => figure.hidden);
-  showCross();
-}
-
-function showCross() { // the row of the chosen token, and the column that is pointed at
-  const { token, to, maps } = state;
-  for (const { shown, cross, labels, caption, named } of figures) {
-    const [row, column] = cross, value = valueOf(maps, shown);
-    row.hidden = token === null;
-    column.hidden = token === null || to === null;
-    Object.assign(row.style, { top: `${100 * token / size}%`, height: `${100 / size}%`, left: 0, right: 0 });
-    Object.assign(column.style, { left: `${100 * to / size}%`, width: `${100 / size}%`, top: 0, bottom: 0 });
-    labels.rows?.childNodes.forEach((node, i) => node.classList.toggle("on", i === token));
-    labels.cols?.childNodes.forEach((node, i) => node.classList.toggle("on", i === to));
-    const cell = !value || token === null || to === null ? ""
-      : `${nameOf(token)} → ${nameOf(to)} ${shown === "change" ? `${signed(value(token, to))} points` : percent(value(token, to))}`;
-    caption.textContent = cell || (comparing ? named : "Rows attend to columns");
   }
 }

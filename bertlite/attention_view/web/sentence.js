@@ -85,16 +85,6 @@ function showSentence() { // everything that depends on the chosen head and toke
   element("every").toggleAttribute("data-off", state.kept === null);
 }
 
-function clearestToken(map) { // the word that attends most clearly to another word, of its own choice
-  const usual = received(map);
-  let found = 0, most = -Infinity;
-  for (let i = 0; i < map.length; i++) {
-    const from = Math.floor(i / size), to = i % size, beyond = map[i] / data.steps - usual[to];
-    if (beyond > most && Math.abs(from - to) > 1 && !special.has(from) && !special.has(to)) [found, most] = [from, beyond];
-  }
-  return found;
-}
-
 function describeToken() { // what the chosen token attends to, in words
   const { token, maps } = state, has = maps.map(Boolean);
   if (!has.includes(true)) return [`Layer ${state.layer}, head ${state.head} is pruned.`];
@@ -141,7 +131,6 @@ function point(token) { // show one token's lines, or every token's for null
   if (token === state.token) return;
   state.token = token;
   showSentence();
-  showCross();
 }
 
 function keep(token) { // keep it shown when the pointer leaves; once more lets go

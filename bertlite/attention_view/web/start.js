@@ -4,7 +4,6 @@ const state = {
   layer: null, head: null, maps: models.map(() => undefined), // the chosen head, and its maps
   token: null, // whose lines are shown; null for every token
   kept: null, // which token is shown when none is pointed at
-  to: null, // the column that is pointed at in the map
   shown: comparing ? "change" : 0, // in the map of all heads
 };
 
@@ -24,7 +23,6 @@ async function choose(layer, head, focus = false) {
   element("why").textContent = isFirst ? data.first.why : sentenceOf(labelOf(layer, head));
   element("pointed").textContent = sentenceOf(labelOf(layer, head));
   showSentence();
-  showFigures();
 }
 
 function addSwitch(parent, choices, chosen, use) { // choices: [value, text]
@@ -58,7 +56,6 @@ function listenToPage() {
   });
   const redraw = () => {
     readColours();
-    showFigures();
     drawGrid();
   };
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
@@ -86,14 +83,12 @@ async function start() {
     drawGrid();
   });
   addGrid();
-  addFigures();
   writeFacts();
   document.querySelector("main").className = comparing ? "two" : "";
   document.querySelector("main").hidden = false;
   element("views").className = `${long ? "text" : "lines"}${comparing ? " two" : ""}`;
   await choose(...data.first.head);
-  const map = state.maps.find(Boolean);
-  if (long && map) keep(clearestToken(map)); // since the lines of all tokens are too many to read
+  if (long) keep(Math.max(0, data.tokens.findIndex((_, i) => !special.has(i)))); // all tokens at once are too many to read
   views.forEach(listen);
   listenToPage();
   document.documentElement.dataset.ready = "";
