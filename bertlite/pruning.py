@@ -7,7 +7,7 @@ and bertlite.hf read `pruned_neurons` beside it: for other libraries, `densify` 
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
 from typing import Any, Protocol, Self, TypeVar
@@ -118,26 +118,11 @@ def prune_heads_(model: Model, heads: Heads) -> Model:
     for layer, attention in changed:
         check_linear_parts(attention_parts(layer, attention))
     for layer, attention in changed:
-        remaining = set(kept_heads(after, layer))
-        kept = [i for i, head in enumerate(kept_heads(before, layer)) if head in remaining]
-        cut_heads_(attention, kept)
+        resize_attention_(attention, keep_units(kept_heads(before, layer), kept_heads(after, layer)))
         attention.pruned_heads = set(after.pruned_heads[layer])
     if changed:
         set_config(model, after)
     return model
-
-
-def cut_heads_(attention: BertAttention, kept: Sequence[int]) -> None:
-    """Keep only these heads of an attention, given by their positions in its matrices."""
-    rows = head_rows(kept, attention.self.attention_head_size, attention.output.dense.weight.device)
-    for part in (attention.self.query, attention.self.key, attention.self.value):
-        resize_(part, part.weight[rows], part.bias[rows])
-    dense = attention.output.dense
-    resize_(dense, dense.weight[:, rows], dense.bias)
-    if attention.self.position_embedding_type == "bucketed":
-        set_columns_(attention.self.distance_embedding, attention.self.distance_embedding.weight[:, kept])
-    attention.self.num_attention_heads = len(kept)
-    attention.self.all_head_size = len(rows)
 
 
 def prune_neurons(model: Model, neurons: Neurons) -> Model:
@@ -169,12 +154,7 @@ def prune_neurons_(model: Model, neurons: Neurons) -> Model:
     for layer, block in changed:
         check_linear_parts(feed_forward_parts(layer, block))
     for layer, block in changed:
-        remaining = set(kept_neurons(after, layer))
-        kept = [i for i, neuron in enumerate(kept_neurons(before, layer)) if neuron in remaining]
-        first, second = block.intermediate.dense, block.output.dense
-        rows = torch.tensor(kept, dtype=torch.long, device=first.weight.device)
-        resize_(first, first.weight[rows], first.bias[rows])
-        resize_(second, second.weight[:, rows], second.bias)
+        resize_feed_forward_(block, keep_units(kept_neurons(before, layer), kept_neurons(after, layer)))
     set_config(model, after)
     return model
 
@@ -308,40 +288,13 @@ def densify(model: Model) -> Model:
         heads, neurons = kept_heads(before, layer), kept_neurons(before, layer)
         if len(heads) < full.num_attention_heads:
             check_linear_parts(attention_parts(layer, block.attention))
-            densify_attention_(block.attention, heads, full)
+            resize_attention_(block.attention, restore_units(heads, full.num_attention_heads))
+            block.attention.pruned_heads = set()
         if len(neurons) < full.intermediate_size:
             check_linear_parts(feed_forward_parts(layer, block))
-            densify_feed_forward_(block, neurons, full)
+            resize_feed_forward_(block, restore_units(neurons, full.intermediate_size))
     set_config(model, full)
     return model
-
-
-def densify_attention_(attention: BertAttention, heads: Sequence[int], full: BertConfig) -> None:
-    """Add the heads that are not among these, with weights of zero."""
-    dense = attention.output.dense
-    rows = head_rows(heads, attention.self.attention_head_size, dense.weight.device)
-    for part in (attention.self.query, attention.self.key, attention.self.value):
-        weight = part.weight.new_zeros(full.hidden_size, part.weight.shape[1]).index_copy(0, rows, part.weight)
-        resize_(part, weight, part.bias.new_zeros(full.hidden_size).index_copy(0, rows, part.bias))
-    weight = dense.weight.new_zeros(dense.weight.shape[0], full.hidden_size).index_copy(1, rows, dense.weight)
-    resize_(dense, weight, dense.bias)
-    if attention.self.position_embedding_type == "bucketed":
-        table, columns = attention.self.distance_embedding, torch.tensor(heads, device=dense.weight.device)
-        weight = table.weight.new_zeros(len(table.weight), full.num_attention_heads)
-        set_columns_(table, weight.index_copy(1, columns.long(), table.weight))
-    attention.self.num_attention_heads = full.num_attention_heads
-    attention.self.all_head_size = full.hidden_size
-    attention.pruned_heads = set()
-
-
-def densify_feed_forward_(block: BertLayer, neurons: Sequence[int], full: BertConfig) -> None:
-    """Add the neurons that are not among these, with weights of zero."""
-    first, second = block.intermediate.dense, block.output.dense
-    rows = torch.tensor(neurons, dtype=torch.long, device=first.weight.device)
-    weight = first.weight.new_zeros(full.intermediate_size, full.hidden_size).index_copy(0, rows, first.weight)
-    resize_(first, weight, first.bias.new_zeros(full.intermediate_size).index_copy(0, rows, first.bias))
-    weight = second.weight.new_zeros(full.hidden_size, full.intermediate_size)
-    resize_(second, weight.index_copy(1, rows, second.weight), second.bias)
 
 
 def scatter_heads(attentions: Sequence[Tensor], config: BertConfig, fill: float = 0.0) -> tuple[Tensor, ...]:
@@ -384,14 +337,51 @@ def check_not_optimised(model: BertLike) -> None:
         )
 
 
-def head_rows(heads: Iterable[int], head_size: int, device: torch.device) -> Tensor:
-    """Return the rows of query, key and value, and the columns of the output projection, of some heads.
+# Matrices with fewer or more units.  A unit is a head, `width` rows or columns wide, or a neuron, of width 1.
 
-    Args:
-        heads: by their positions in the matrices, which in a pruned model are not their numbers.
-    """
-    starts = torch.tensor(list(heads), dtype=torch.long, device=device) * head_size
-    return (starts[:, None] + torch.arange(head_size, device=device)).flatten()
+Change = Callable[[Tensor, int, int], Tensor]  # a weight or bias, the axis of its units, their width -> the new one
+
+
+def keep_units(units: Sequence[int], kept: Iterable[int]) -> Change:
+    """Return the change that leaves some of the units that a matrix has."""
+    index = {unit: i for i, unit in enumerate(units)}
+    indices = [index[unit] for unit in kept]
+    return lambda x, axis, width: x.index_select(axis, unit_rows(indices, width, x.device))
+
+
+def restore_units(units: Sequence[int], built: int) -> Change:
+    """Return the change that puts the units of a matrix in their places among `built`; the others are zeros."""
+
+    def change(x: Tensor, axis: int, width: int) -> Tensor:
+        shape = [*x.shape[:axis], built * width, *x.shape[axis + 1 :]]
+        return x.new_zeros(shape).index_copy(axis, unit_rows(units, width, x.device), x)
+
+    return change
+
+
+def unit_rows(units: Sequence[int], width: int, device: torch.device) -> Tensor:
+    """Return the rows or columns of units, by their positions in the matrix, which are not a head's number."""
+    starts = torch.tensor(units, dtype=torch.long, device=device) * width
+    return (starts[:, None] + torch.arange(width, device=device)).flatten()
+
+
+def resize_attention_(attention: BertAttention, change: Change) -> None:
+    """Change the heads of an attention."""
+    own, dense = attention.self, attention.output.dense
+    for part in (own.query, own.key, own.value):
+        resize_(part, *(change(x, 0, own.attention_head_size) for x in (part.weight, part.bias)))
+    resize_(dense, change(dense.weight, 1, own.attention_head_size), dense.bias)
+    if own.position_embedding_type == "bucketed":
+        set_columns_(own.distance_embedding, change(own.distance_embedding.weight, 1, 1))
+    own.all_head_size = own.query.out_features
+    own.num_attention_heads = own.all_head_size // own.attention_head_size
+
+
+def resize_feed_forward_(block: BertLayer, change: Change) -> None:
+    """Change the neurons of a layer."""
+    first, second = block.intermediate.dense, block.output.dense
+    resize_(first, change(first.weight, 0, 1), change(first.bias, 0, 1))
+    resize_(second, change(second.weight, 1, 1), second.bias)
 
 
 def attention_parts(layer: int, attention: BertAttention) -> dict[str, nn.Module]:

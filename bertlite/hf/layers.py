@@ -87,7 +87,7 @@ class Attention(Attends, modules.BertAttention, WithoutStock, stock.BertAttentio
             return
         pruning.check_linear_parts(pruning.attention_parts(number, self))
         before = [head for head in range(config.num_attention_heads) if head not in self.pruned_heads]
-        pruning.cut_heads_(self, [i for i, head in enumerate(before) if head not in gone])
+        pruning.resize_attention_(self, pruning.keep_units(before, [head for head in before if head not in gone]))
         self.pruned_heads = gone
         if layer is not None:
             config.pruned_heads = {**config.pruned_heads, layer: sorted(gone)}
