@@ -8,8 +8,6 @@ Shapes:  L layers · N heads as built · P players, the heads that are not prune
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
-from math import factorial
 from typing import Any
 
 import torch
@@ -21,7 +19,6 @@ from bertlite.importance.structures import HEADS
 from bertlite.pruning import BertLike
 
 Losses = Callable[[Sequence[int]], Tensor]  # the players that have left -> (K,)
-MOST_EXACT = 16  # players at most, to run all their 2^P coalitions
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,7 @@ class ShapleyValues:
 
     Args:
         values: (L, N), float64, nan for pruned heads; they add up to `empty - whole`.
-        standard_errors: (L, N), over the orders that were drawn, on these examples; 0 if every coalition was run.
+        standard_errors: (L, N), over the orders that were drawn, on these examples.
         whole, empty: the mean loss with every head, and with every head ablated.
         runs: how many times the model was run on all batches.
     """
@@ -47,7 +44,6 @@ def shapley_values(
     batches: Iterable[Batch],
     *,
     orders: int = 32,
-    exact: bool = False,
     method: str = "zero",
     reference: Iterable[Batch] | None = None,
     target: str = "loss",
@@ -63,15 +59,14 @@ def shapley_values(
         model: of bertlite or bertlite.hf; restored afterwards, run in eval mode.
         orders: how many are drawn, in pairs of which one is the other reversed, for smaller errors; each takes one run
             of the model for each head.
-        exact: run every coalition rather than orders; for at most 16 heads.
         method, reference: how heads are ablated; as for `ablate`.
         target, loss, teacher: as for `head_importance`.
         seed: of the orders and of resampling.
 
     Raises:
-        ValueError: as `ablate`; or fewer than two pairs of orders, or too many heads.
+        ValueError: as `ablate`; or fewer than two pairs of orders.
     """
-    if not exact and (orders < 4 or orders % 2):
+    if orders < 4 or orders % 2:
         raise ValueError(f"orders is {orders}; give 4 or more, in pairs")
     options: dict[str, Any] = {"target": target, "loss": loss, "teacher": teacher}
     with ablation_losses(model, batches, method, reference, seed, **options) as losses_without:
@@ -87,15 +82,11 @@ def shapley_values(
         whole, empty = losses(()), losses(range(len(players)))
         if not len(whole):
             raise ValueError("no example has a label that counts: every loss is nan")
-        if exact:
-            values, runs = exact_increases(losses, len(players)).mean(0), 2 ** len(players)
-            errors = torch.zeros_like(values)
-        else:
-            drawn = draw_orders(len(players), orders, seed)
-            increases = torch.stack([increases_along(losses, order, whole, empty).mean(0) for order in drawn])
-            pairs = increases.unflatten(0, (-1, 2)).mean(1)  # a pair is one sample
-            values, errors = pairs.mean(0), pairs.std(0) / len(pairs) ** 0.5
-            runs = 2 + orders * max(len(players) - 1, 0)
+        drawn = draw_orders(len(players), orders, seed)
+        increases = torch.stack([increases_along(losses, order, whole, empty).mean(0) for order in drawn])
+        pairs = increases.unflatten(0, (-1, 2)).mean(1)  # a pair is one sample
+        values, errors = pairs.mean(0), pairs.std(0) / len(pairs) ** 0.5
+        runs = 2 + orders * max(len(players) - 1, 0)
     return ShapleyValues(
         by_head(model, values), by_head(model, errors), float(whole.mean()), float(empty.mean()), runs
     )
@@ -130,23 +121,3 @@ def increases_along(losses: Losses, order: Sequence[int], whole: Tensor, empty: 
         added[:, player] = after - before
         before = after
     return added
-
-
-def exact_increases(losses: Losses, players: int) -> Tensor:
-    """Return Shapley values from every coalition, (K, P).
-
-    Raises:
-        ValueError: there are more than MOST_EXACT players.
-    """
-    if players > MOST_EXACT:
-        raise ValueError(
-            f"{players} players have 2^{players} coalitions; sample orders, or keep at most {MOST_EXACT} players"
-        )
-    of = {frozenset(gone): losses(gone) for size in range(players + 1) for gone in combinations(range(players), size)}
-    found = next(iter(of.values())).new_zeros(len(of[frozenset()]), players)
-    for gone, before in of.items():
-        if len(gone) < players:
-            weight = factorial(len(gone)) * factorial(players - len(gone) - 1) / factorial(players)
-            for player in set(range(players)) - gone:
-                found[:, player] += weight * (of[gone | {player}] - before)
-    return found

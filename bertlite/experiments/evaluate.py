@@ -5,15 +5,13 @@ words they are (examples, words, classes), nan behind an example's last word, an
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 import bertlite
@@ -27,6 +25,7 @@ from bertlite.experiments.data import (
     pad_rows,
 )
 from bertlite.experiments.statistics import Array, Interval, Metric, bootstrap, wilson
+from bertlite.importance.batches import eval_mode
 from bertlite.inference.pooling import POOLINGS, pool, read_settings
 
 RANGES = {"mcc": (-1.0, 1.0), "spearman": (-1.0, 1.0), "loss": (0.0, math.inf)}  # of metrics; of others 0 to 1
@@ -248,10 +247,10 @@ def outputs_of(model: Any, batch: Mapping[str, torch.Tensor], task: Task) -> tor
 
 
 def predict(model: Any, data: EncodedExamples, task: Task, batch_size: int = 64) -> Array:
-    """Return the outputs of every example in their order; the model keeps its mode."""
+    """Return the outputs of every example, in their order, in eval mode; the model is restored."""
     device = next(model.parameters()).device
     found: dict[int, Array] = {}
-    with torch.inference_mode(), eval_mode(model):
+    with eval_mode(model), torch.inference_mode():
         for indices in batch_indices(data, batch_size):
             batch = {name: value.to(device) for name, value in data.batch(indices, task.labels).items()}
             rows: list[Array] = list(outputs_of(model, batch, task).float().cpu().numpy())
@@ -261,17 +260,6 @@ def predict(model: Any, data: EncodedExamples, task: Task, batch_size: int = 64)
             found |= dict(zip(indices, rows, strict=True))
     ordered = [found[i] for i in range(len(data))]
     return pad_rows(ordered, np.nan) if task.words else np.stack(ordered)
-
-
-@contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model into eval mode within the block."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 def evaluate(outputs: Array, labels: Array, task: Task, dense: Array | None = None) -> dict[str, float]:

@@ -26,11 +26,12 @@ from torch.nn import functional as F
 from bertlite.cli.parts import FOLDER, RECORD, count, integers, names_of, number, numbers, paths
 from bertlite.experiments.compare import provenance
 from bertlite.experiments.data import DataSource, EncodedExamples, batch_indices, read_examples, read_tokenizer
-from bertlite.experiments.evaluate import TASKS, Task, eval_mode, evaluate, predict
+from bertlite.experiments.evaluate import TASKS, Task, evaluate, predict
 from bertlite.experiments.files import model_sha256, units_kept
 from bertlite.experiments.finetune import Recipe, finetune_
 from bertlite.experiments.statistics import Estimate, clustered_estimate
 from bertlite.importance import macs
+from bertlite.importance.batches import eval_mode
 from bertlite.progress import Progress
 from bertlite.records import Record, Run, is_finished, read_runs, version_of, write_record
 from scripts.measure.budgets import tasks
@@ -232,7 +233,7 @@ class RecordedTeacher(nn.Module):
         self.known: dict[Any, tuple[Tensor, Tensor]] = {}  # by token ids and types: logits, states (layers, S, D)
         for indices in batch_indices(data, BATCH):
             batch = data.batch(indices, task.labels)
-            with torch.no_grad(), eval_mode(model):
+            with eval_mode(model), torch.no_grad():
                 out = model(**{name: x for name, x in batch.items() if name != "labels"}, output_hidden_states=True)
             states = torch.stack(out.hidden_states, 1)  # (B, layers, S, D)
             for i, logits, each in zip(indices, out.logits, states, strict=True):
