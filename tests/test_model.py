@@ -326,12 +326,6 @@ def test_a_base_class_is_refused() -> None:
         BertPreTrainedModel(BertConfig(**SIZES))
 
 
-def test_base_model_is_the_BertModel_inside(model: BertModel) -> None:
-    head = make(BertForSequenceClassification)
-    assert head.base_model is head.bert
-    assert model.base_model is model
-
-
 def test_dtype_and_device_are_those_of_the_weights(model: BertModel) -> None:
     assert (model.dtype, model.device) == (F64, torch.device("cpu"))
     assert model.half().dtype == torch.float16

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from conftest import SIZES, assert_same, full_outputs, make, make_batch
+from conftest import HEADED, SIZES, assert_same, full_outputs, make, make_batch
 from huggingface_hub import errors
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -47,16 +47,7 @@ from bertlite.inference import InferenceModel
 from bertlite.records import Run, read_runs
 from bertlite.shipping.folder import write_model
 
-CLASSES = (
-    "BertModel",
-    "BertForPreTraining",
-    "BertForMaskedLM",
-    "BertForNextSentencePrediction",
-    "BertForSequenceClassification",
-    "BertForMultipleChoice",
-    "BertForTokenClassification",
-    "BertForQuestionAnswering",
-)
+CLASSES = ("BertModel", *(cls.__name__ for cls in HEADED))
 JSON: dict[str, Any] = {**SIZES, "model_type": "bert"}
 PRUNED = {0: [1], 2: [0, 3]}
 State = dict[str, Tensor]

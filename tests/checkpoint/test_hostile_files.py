@@ -188,6 +188,7 @@ def test_loading_takes_no_more_memory_than_twice_the_file(tmp_path):
     assert int(peak) * 1024 < 2 * size
 
 
+@pytest.mark.slow
 def test_changed_checkpoints_load_or_are_refused():
     ran = child("-W", "ignore", "-m", "scripts.stress.fuzz")
     assert ran.returncode == 0, ran.stderr[-3000:]

@@ -279,25 +279,6 @@ def test_an_empty_batch_has_empty_logits(cls: Any) -> None:
     assert {name: tuple(x.shape) for name, x in out.items()} == wanted
 
 
-def test_classifier_dropout_falls_back_to_hidden_dropout() -> None:
-    for changes, wanted in (
-        ({"hidden_dropout_prob": 0.3}, 0.3),
-        ({"hidden_dropout_prob": 0.3, "classifier_dropout": 0.0}, 0.0),
-        ({"hidden_dropout_prob": 0.3, "classifier_dropout": 0.5}, 0.5),
-    ):
-        for cls in (BertForSequenceClassification, BertForTokenClassification, BertForMultipleChoice):
-            assert make(cls, **changes).dropout.p == wanted
-
-
-@pytest.mark.parametrize("cls", [BertForSequenceClassification, BertForTokenClassification, BertForMultipleChoice])
-def test_classifier_dropout_is_live_in_training_only(cls: Any) -> None:
-    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    model = build(cls, classifier_dropout=0.5, **off).train()
-    assert distance(model(**inputs_of(cls.__name__)).logits, model(**inputs_of(cls.__name__)).logits) > 1e-3
-    model.eval()
-    assert_same(model(**inputs_of(cls.__name__)).logits, model(**inputs_of(cls.__name__)).logits, atol=0)
-
-
 # Ties
 
 

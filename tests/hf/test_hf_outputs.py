@@ -93,13 +93,14 @@ def test_gradients_equal_those_of_transformers(name: str) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM"])
+@EVERY
 def test_dropout_draws_as_in_transformers(name: str, backend: str) -> None:
-    outs = []
-    for model in reversed(pair(name, backend)):
-        torch.manual_seed(4)
-        outs.append(present(model.train()(**inputs_of(name))))
-    assert_same(*outs)
+    for changes in ({}, {"classifier_dropout": 0.5}):
+        outs = []
+        for model in reversed(pair(name, backend, **changes)):
+            torch.manual_seed(4)
+            outs.append(present(model.train()(**inputs_of(name))))
+        assert_same(*outs)
     assert distance(outs[0][next(iter(outs[0]))], model.eval()(**inputs_of(name))[0]) > 1e-2
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import make_batch
+from conftest import HEADED, make_batch
 from natively import DTYPES, check, make_native, native, natively, needs_of, pruned
 from torch import Tensor
 
@@ -11,14 +11,7 @@ from bertlite.inference.native.calls import ACTIVATIONS
 from bertlite.inference.native.library import INSTRUCTION_SETS, usable_sets
 
 pytestmark = native
-HEADS = [
-    "BertForMaskedLM",
-    "BertForNextSentencePrediction",
-    "BertForPreTraining",
-    "BertForQuestionAnswering",
-    "BertForSequenceClassification",
-    "BertForTokenClassification",
-]
+HEADS = [cls.__name__ for cls in HEADED if cls is not bertlite.BertForMultipleChoice]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 # whole tiles of rows, keys and outputs, and one more or less; few tokens, and many for each thread
 HEAD_DIMS = [(1, 16), (3, 26), (3, 32), (2, 7), (2, 64), (1, 80), (3, 128)]

@@ -1,14 +1,14 @@
 """bertlite/inference/native: threads of torch's own count, other threads of Python, and other processes."""
 
+import ctypes
 import multiprocessing
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
 import torch
 from conftest import make_batch
-from natively import DTYPES, make_native, native, natively
+from natively import DTYPES, kernels_or_skip, make_native, native, natively
 
 from bertlite.inference import InferenceModel
 from bertlite.inference.native.calls import Kernels
@@ -92,29 +92,8 @@ def test_two_models_run_in_two_threads_at_once(two_threads, dtype):
     assert wrong == []
 
 
-def test_other_threads_of_python_run_meanwhile(monkeypatch):
-    quick = natively(make_native(hidden_size=320, num_attention_heads=5, num_hidden_layers=6), torch.float32)
-    batch, ticks, calls, done = make_batch(64, 40, lengths=(40,) * 64), [], [], threading.Event()
-    run = Kernels.run
-
-    def timed(self, *args):
-        start = time.monotonic()
-        run(self, *args)
-        calls.append((start, time.monotonic()))
-
-    def count():
-        while not done.wait(0.001):
-            ticks.append(time.monotonic())
-
-    monkeypatch.setattr(Kernels, "run", timed)
-    counter = threading.Thread(target=count)
-    counter.start()
-    try:
-        for _ in range(5):
-            quick(**batch)
-    finally:
-        done.set()
-        counter.join()
-    during = [tick for tick in ticks for start, end in calls if start < tick < end]
-    assert sum(end - start for start, end in calls) > 0.02, "the calls are too short to see"
-    assert len(during) >= 5
+def test_other_threads_of_python_run_meanwhile():
+    """ctypes lets go of the interpreter in functions of a CDLL, and not in those of a PyDLL."""
+    kernels = kernels_or_skip()
+    assert {each._flags_ for each in (kernels._run, kernels._pack, kernels._linear)} == {ctypes.CDLL._func_flags_}
+    assert ctypes.PyDLL._func_flags_ != ctypes.CDLL._func_flags_
