@@ -229,24 +229,16 @@ def test_what_cannot_be_compared_is_refused(pruned, tokenizer) -> None:
 # Limits --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_view_that_is_too_large_is_refused() -> None:
-    weights = {(0, head): torch.empty(400, 400) for head in range(63)}
-    maps = AttentionMaps(("a",) * 400, (0,), tuple(range(63)), weights)
-    with pytest.raises(ValueError, match=r"63 maps of 400 tokens are 10,080,000 weights, and a page holds 10,000,000"):
-        page(maps)
-    half = AttentionMaps(
-        ("a",) * 400, (0,), tuple(range(63)), {(0, head): torch.empty(400, 400) for head in range(32)}
-    )
-    with pytest.raises(ValueError, match=r"64 maps of 400 tokens are 10,240,000 weights"):
-        page(half, half)
-
-
 def test_a_page_that_is_too_large_is_not_written(checkpoint, tmp_path, capsys, monkeypatch) -> None:
-    most = 6 * 9**2 - 1  # heads that are drawn count, pruned ones do not
-    monkeypatch.setattr("bertlite.attention_view.pages.MOST_WEIGHTS", most)
-    assert main(["attention", checkpoint, TEXT, "--out", f"{tmp_path / 'a.html'},{tmp_path / 'a.json'}"]) == 2
-    assert "6 maps of 9 tokens are 486 weights, and a page holds 485" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+    """Heads that are drawn count, pruned ones do not."""
+    for models, against in ((1, []), (2, ["--against", checkpoint])):
+        weights = models * 6 * 9**2
+        monkeypatch.setattr("bertlite.attention_view.pages.MOST_WEIGHTS", weights - 1)
+        out = ["--out", f"{tmp_path / 'a.html'},{tmp_path / 'a.json'}"]
+        assert main(["attention", checkpoint, TEXT, *against, *out]) == 2
+        message = f"{6 * models} maps of 9 tokens are {weights} weights, and a page holds {weights - 1}"
+        assert message in capsys.readouterr().err
+        assert not list(tmp_path.iterdir())
 
 
 # The command ---------------------------------------------------------------------------------------------------------
