@@ -22,6 +22,7 @@ from bertlite.pruning import (
 )
 from bertlite.stack.cache import KeyValueCache
 from bertlite.tokenizer import BatchEncoding, BertTokenizer
+from bertlite.vocabulary import prune_vocabulary
 
 __all__ = [
     "BatchEncoding",
@@ -44,6 +45,7 @@ __all__ = [
     "prune_heads_",
     "prune_neurons",
     "prune_neurons_",
+    "prune_vocabulary",
     "rank_heads",
     "rank_neurons",
     "repair",

@@ -1,12 +1,13 @@
 """Resize the embeddings of tokens and positions."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bertlite.config import RELATIVE, set_config
+from bertlite.config import RELATIVE, BertConfig, set_config
 from bertlite.pruning import check_linear, layers_of, resize_
 
 
@@ -36,16 +37,7 @@ class Resizable:
         size: int = self.config.vocab_size if new_num_tokens is None else positive("new_num_tokens", new_num_tokens)
         if pad_to_multiple_of is not None:
             size += -size % positive("pad_to_multiple_of", pad_to_multiple_of)
-        config = replace(self.config, vocab_size=size)
-        words, decoder = self.get_input_embeddings(), getattr(self, "get_output_embeddings", lambda: None)()
-        check_embedding("word_embeddings", words)
-        if decoder is not None:
-            check_linear("cls.predictions.decoder", decoder)
-            resize_(decoder, with_mean_rows(decoder.weight, size), with_mean_rows(decoder.bias, size))
-        set_rows_(words, with_mean_rows(words.weight, size))
-        set_config(self, config)
-        self.tie_weights()
-        return words
+        return change_tokens_(self, replace(self.config, vocab_size=size), lambda table: with_mean_rows(table, size))
 
     def resize_position_embeddings(self: Any, new_num_position_embeddings: int) -> None:
         """Resize the embeddings of positions, for longer or shorter texts.
@@ -81,6 +73,28 @@ class Resizable:
             set_rows_(attention.distance_embedding, attention.distance_embedding.weight[distances + old - 1])
             attention.max_position_embeddings = size
         set_config(self, config)
+
+
+def change_tokens_(model: Any, config: BertConfig, rows: Callable[[Tensor], Tensor]) -> nn.Embedding:
+    """Change the rows of the word embeddings, and of a decoder and its bias; return the word embeddings.
+
+    Args:
+        config: the model's new one.
+        rows: makes the new table of the old one, (tokens, …).
+
+    Raises:
+        TypeError: the embeddings or the decoder are quantised or wrapped by an adapter.
+    """
+    words, decoder = model.get_input_embeddings(), getattr(model, "get_output_embeddings", lambda: None)()
+    check_embedding("word_embeddings", words)
+    if decoder is not None:
+        check_linear("cls.predictions.decoder", decoder)
+        resize_(decoder, rows(decoder.weight), rows(decoder.bias))
+    set_rows_(words, rows(words.weight))
+    words.padding_idx = config.pad_token_id
+    set_config(model, config)
+    model.tie_weights()
+    return words
 
 
 def positive(name: str, value: int) -> int:

@@ -25,7 +25,7 @@ ORDER = (  # a room imports from the rows above its own; inside a room modules i
     ("resizing",),
     ("model",),
     ("heads",),
-    ("importance", "inference"),
+    ("importance", "inference", "vocabulary"),
     ("causal",),
     ("public",),
     ("bertlite",),

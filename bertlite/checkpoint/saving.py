@@ -76,8 +76,23 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def file_size(model: LoadableModel) -> int:
+    """Return the bytes of the file in which `save_model` writes a model's weights, if it is one file."""
+    state = tensors_to_save(model)
+    return len(lay_out(state)[0]) + sum(tensor.nbytes for tensor in state.values())
+
+
 def write_safetensors(path: Path, tensors: State, **metadata: str) -> None:
-    """Write a safetensors file whose matrices can be mapped without a copy.
+    """Write a safetensors file whose matrices can be mapped without a copy."""
+    header, ordered = lay_out(tensors, **metadata)
+    with path.open("wb") as file:
+        file.write(header)
+        for tensor in ordered:
+            file.write(bytes_of(tensor))
+
+
+def lay_out(tensors: State, **metadata: str) -> tuple[bytes, list[Tensor]]:
+    """Return the header of a safetensors file, and its tensors in their order.
 
     The header is padded, and tensors whose size is a multiple of ALIGNMENT bytes come first, so that each begins at
     such a multiple; safetensors' own writer aligns only to 8 bytes.  Format:
@@ -92,10 +107,7 @@ def write_safetensors(path: Path, tensors: State, **metadata: str) -> None:
         header[name] = {"dtype": codes[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, tensor in ordered:
-            file.write(bytes_of(tensor))
+    return len(text).to_bytes(8, "little") + text, [tensor for _, tensor in ordered]
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

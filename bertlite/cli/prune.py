@@ -39,7 +39,7 @@ def add(commands: Commands) -> None:
     """Add `prune` and its actions."""
     prune = commands.add_parser("prune", help=SUMMARY, description=DESCRIPTION)
     actions = prune.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for add_one in (add_to, add_finetune, add_run, add_compare):
+    for add_one in (add_to, add_vocabulary, add_finetune, add_run, add_compare):
         add_one(actions)
 
 
@@ -119,6 +119,18 @@ def add_columns(group: Any) -> None:
     option(group, "--max-length", count, 128, "truncate longer texts", metavar="TOKENS")
 
 
+def add_texts(action: Parser) -> Any:
+    """Add the arguments that name texts; return their group."""
+    group = action.add_argument_group("texts of the kind that the model will see")
+    text = ".txt with a text on each line, .csv, .tsv, .jsonl or .parquet"
+    group.add_argument("--texts", required=True, metavar="FILE", help=text)
+    text = "texts that the model was not trained on, with the same columns; the report is measured on them"
+    usual = "a fifth of the texts, which is held out"
+    option(group, "--dev", str, None, text, otherwise=usual, metavar="FILE")
+    add_columns(group)
+    return group
+
+
 def add_training(action: Parser) -> None:
     """Add the arguments of training, except --epochs."""
     group = action.add_argument_group("training")
@@ -176,14 +188,8 @@ loss itself is used.  A killed search continues where it stopped when the same c
     text = "2x, 40%% or 15ms; several share one search, and each has a folder in that of --out, such as FOLDER/2x"
     action.add_argument("target", nargs="+", metavar="TARGET", help=text)
     add_checkpoint(action)
-    group = action.add_argument_group("texts of the kind that the model will see")
-    text = ".txt with a text on each line, .csv, .tsv, .jsonl or .parquet"
-    group.add_argument("--texts", required=True, metavar="FILE", help=text)
-    text = "texts that the model was not trained on, with the same columns; the report is measured on them"
-    usual = "a fifth of the texts, at most 256, which is held out"
-    option(group, "--dev", str, None, text, otherwise=usual, metavar="FILE")
+    group = add_texts(action)
     option(group, "--label", str, None, "name of the column with the label", otherwise="none", metavar="NAME")
-    add_columns(group)
     option(group, "--calibration", count, 1024, "texts to fit to", metavar="N")
     work = action.add_argument_group("work that the target is for")
     text, usual = "a batch of B sequences of S tokens", "8x128 without --lengths"
@@ -204,6 +210,30 @@ loss itself is used.  A killed search continues where it stopped when the same c
     text = "keep gradients, curves and times of layers here, for other targets of the same model and texts"
     option(action, "--keep", Path, None, text, otherwise="deleted at the end", metavar="FOLDER")
     option(action, "--seed", integer, 0, "seed of the texts drawn")
+
+
+def add_vocabulary(actions: Commands) -> None:
+    """Add `vocabulary`."""
+    action = add_action(
+        actions,
+        "vocabulary",
+        "keep the tokens that texts use, and the embeddings of these",
+        record="the report",
+        out={FOLDER: "the checkpoint with its tokenizer, a card and report.json"},
+        examples=("my-model --texts texts.txt --out few",),
+        work="bertlite.budget.vocabulary",
+        description="""\
+Keep the tokens that texts use, and the embeddings of these alone, which are half of a small model.
+
+The texts are tokenized as before, and the outputs for them are the same.  Special tokens, single characters and bytes
+are kept too, so that other texts can be tokenized, with more tokens where they use one that is gone; how many of --dev
+those are, and how far predictions move there, is measured.  Give all texts that you have: they are not truncated.""",
+    )
+    add_checkpoint(action)
+    group = add_texts(action)
+    text = "keep so many tokens or more, by adding the most frequent ones"
+    option(group, "--tokens", count, None, text, otherwise="those that the texts need", metavar="N")
+    add_device(action)
 
 
 def add_finetune(actions: Commands) -> None:

@@ -17,15 +17,19 @@ MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")  # of o
 SENTENCE_FILES = ("sentence_bert_config.json", "config_sentence_transformers.json")
 
 
-def carry_tokenizer(source: Source, folder: Path, config: BertConfig) -> None:
+def carry_tokenizer(source: Source, folder: Path, config: BertConfig, tokenizer: BertTokenizer | None = None) -> None:
     """Write a checkpoint's tokenizer into a folder, without truncation or padding, with its `model_max_length`.
+
+    Args:
+        tokenizer: the one to write in its place.
 
     Raises:
         FileNotFoundError: the checkpoint has no tokenizer.json or vocab.txt.
         ValueError: a file is damaged, or part of the tokenizer is not in these files.
     """
     hub: dict[str, Any] = {name: getattr(source, name) for name in ("revision", "cache_dir", "token", "subfolder")}
-    tokenizer = BertTokenizer.from_pretrained(source.name, **hub, local_files_only=source.local_files_only)
+    if tokenizer is None:
+        tokenizer = BertTokenizer.from_pretrained(source.name, **hub, local_files_only=source.local_files_only)
     tokenizer.model_max_length = min(tokenizer.model_max_length, config.max_position_embeddings)
     tokenizer.save_pretrained(folder)
 

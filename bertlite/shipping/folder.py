@@ -27,6 +27,7 @@ from bertlite.shipping.card import (
     read_origin,
 )
 from bertlite.shipping.carried import carry_modules, carry_tokenizer
+from bertlite.tokenizer import BertTokenizer
 
 REPORT = "report.json"
 WRITTEN = re.compile(  # files that a new model replaces in a folder
@@ -47,6 +48,7 @@ def write_model(
     report: Mapping[str, Any] | None = None,
     base_model: str | None = None,
     pruned: BertConfig | None = None,
+    tokenizer: BertTokenizer | None = None,
 ) -> Path:
     """Write a model with all files needed to run it, in one step, and return the folder.
 
@@ -65,6 +67,7 @@ def write_model(
         base_model: hub id of the model that this one comes from; by default the source's, or the one in its card.
         pruned: the config with what was removed, if the model has it again with weights of zero; by default the
             model's own.
+        tokenizer: of the model, if it is not the source's.
 
     Raises:
         FileNotFoundError: the source has no tokenizer.
@@ -89,7 +92,7 @@ def write_model(
         saved = {**read_json_object(new / "config.json"), "id2label": config.id2label, "label2id": config.label2id}
         saved.pop("auto_map", None)  # of the source's code, which is not copied
         write_sorted_json(new / "config.json", saved)
-        carry_tokenizer(source, new, config)
+        carry_tokenizer(source, new, config, tokenizer)
         sentences = cls == "BertModel" and carry_modules(source, new)
         if needs_code(config):
             export_remote_code(new)
