@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SIZES
+from conftest import SIZES, SPECIAL
 
 from bertlite import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel, BertTokenizer, prune_heads
 from bertlite.shipping.folder import write_model
@@ -83,7 +83,7 @@ def given(folder: Path) -> dict[str, Any]:
     checkpoint = folder / "checkpoint"
     BertForMaskedLM(BertConfig(**sizes)).save_pretrained(checkpoint)
     letters = [*string.ascii_lowercase, *".,"]
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    words = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters)]
     tokenizer = BertTokenizer(words)
     tokenizer.save_pretrained(checkpoint)
     ids = torch.randint(1, len(words), (2, 11))

@@ -23,6 +23,7 @@ from bertlite.stack.layer_inputs import Needs
 F64 = torch.float64
 ON_CPU = [name for name, backend in BACKENDS.items() if backend.missing(Needs()) is None]  # backends that run here
 HEADED: list[Any] = [getattr(models, name) for name in models.__all__ if name != "BertLMHeadModel"]  # encoders
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]  # the first words of a vocabulary
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 LABELS, CHOICES, NONE = 6, 7, -100
 EXACT = 1e-12  # float64: on this model rounding reaches 3e-15, LayerNorm eps 1e-11 for 1e-12 in one layer 4e-12

@@ -65,11 +65,6 @@ def test_every_notebook_and_every_command_has_its_line() -> None:
     assert [name for name in subcommands(parser()) if f"`bertlite {name}" not in page] == []
 
 
-def test_no_two_pages_have_one_title() -> None:
-    titles = [page.read_text(encoding="utf-8").partition("\n")[0] for page in PAGES]
-    assert len(set(titles)) == len(titles), sorted(titles)
-
-
 def test_pictures_can_be_read_in_a_column_of_text() -> None:
     """A column has some 700 pixels; a picture that is much wider than high has letters of a few of them there."""
     for page in PAGES:

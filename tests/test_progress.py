@@ -34,11 +34,12 @@ def test_a_log_gets_a_line_now_and_then_with_rate_and_time_left(now):
     ]
 
 
-def test_short_work_leaves_no_line_in_a_log():
-    log = io.StringIO()
-    with Progress(3, "cases", file=log) as bar:
+@pytest.mark.parametrize(("shown", "file"), [(True, io.StringIO), (False, Terminal)])
+def test_short_work_leaves_no_line_in_a_log_and_what_is_not_shown_writes_nothing(shown, file):
+    written = file()
+    with Progress(3, "cases", shown=shown, file=written) as bar:
         bar.advance(3)
-    assert log.getvalue() == ""
+    assert written.getvalue() == ""
 
 
 def test_a_terminal_shows_a_bar_with_rate_and_time_left():
@@ -58,13 +59,6 @@ def test_work_done_before_does_not_count_for_the_rate(now):
         now[0] += 30
         bar.advance(15)
     assert log.getvalue() == "95 of 100 cells,  2.00s/ cells, 00:10 left\n"
-
-
-def test_a_process_that_is_not_shown_writes_nothing():
-    terminal = Terminal()
-    with Progress(3, "rows", shown=False, file=terminal) as bar:
-        bar.advance()
-    assert terminal.getvalue() == ""
 
 
 @pytest.mark.parametrize(

@@ -269,12 +269,15 @@ def test_whatever_is_wrong_with_packed_sequences_is_refused_by_us(model, batch, 
 
 
 @EXAMPLES
-@given(units(N, N), units(N, N), units(NEURONS, 9), inputs())
-def test_pruning_in_any_order_is_pruning_once(one, two, neurons, batch):
-    together = {layer: one.get(layer, set()) | two.get(layer, set()) for layer in one.keys() | two.keys()}
-    once = prune_neurons(prune_heads(trained(), together), neurons)
-    twice = prune_heads(prune_neurons(prune_heads(trained(), two), neurons), one)
-    assert once.config.pruned_heads == twice.config.pruned_heads
+@given(units(N, N), units(N, N), units(NEURONS, 9), units(NEURONS, NEURONS), inputs())
+def test_pruning_in_any_order_is_pruning_the_union_once(one, two, few, many, batch):
+    heads, neurons = (
+        {k: a.get(k, set()) | b.get(k, set()) for k in a.keys() | b.keys()} for a, b in ((one, two), (few, many))
+    )
+    once = prune_neurons(prune_heads(trained(), heads), neurons)
+    twice = prune_neurons(prune_heads(prune_neurons(prune_heads(trained(), two), many), one), few)
+    assert once.config == twice.config
+    assert_same(once.state_dict(), twice.state_dict(), atol=0)
     with torch.no_grad():
         assert_same(once(**batch), twice(**batch), atol=0)
 

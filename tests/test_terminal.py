@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import make
+from conftest import SPECIAL, make
 
 import bertlite
 from bertlite.cli import main, parser
@@ -28,14 +28,7 @@ for library in ("transformers", "accelerate", "datasets", "matplotlib", "pyarrow
         pytest.skip(f"an example needs {library}", allow_module_level=True)
 
 fcntl, pty, termios = map(pytest.importorskip, ("fcntl", "pty", "termios"))  # which Windows does not have
-WORDS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    *("good", "bad", "film", "plot", "the", "a", "is", "who", "cat", "sat"),
-]
+WORDS = [*SPECIAL, "good", "bad", "film", "plot", "the", "a", "is", "who", "cat", "sat"]
 COLUMNS, LINES = 100, 40
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 BAR = re.compile(r"\d+%\|.*\| *[\d.]+/[\d.]+ \[\d\d:\d\d<\d\d:\d\d, +[\d.]+ ?[a-z/ ]+\]")  # a rate, and the time left
@@ -59,30 +52,16 @@ FIRST = [each for each in EXAMPLES if each in {leaf.examples[0] for leaf in leav
 
 def save_checkpoint(folder: Path, layers: int) -> None:
     """Write a checkpoint with small layers, with a classifier and a tokenizer."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-
-    tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
     sizes = {"hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": layers, "max_position_embeddings": 512}
     model = make(bertlite.BertForSequenceClassification, num_labels=2, **sizes).float()
     model.save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    bertlite.BertTokenizer(WORDS).save_pretrained(folder)
 
 
 def make_home(folder: Path) -> Path:
     """Write everything that the examples name into a folder."""
-    names = (
-        "google-bert/bert-base-uncased",
-        "sentence-transformers/all-MiniLM-L6-v2",
-        "my-model",
-        "dense",
-        "exported/base",
-    )
-    for name in names:
+    hub = ("google-bert/bert-base-uncased", "sentence-transformers/all-MiniLM-L6-v2")
+    for name in (*hub, "my-model", "dense", "exported/base"):
         save_checkpoint(folder / name, layers=3)
     pruned = bertlite.prune_heads(bertlite.BertModel.from_pretrained(folder / "dense"), {0: [1], 2: range(4)})
     pruned.save_pretrained(folder / "pruned")
@@ -168,11 +147,6 @@ def on_terminal(*words: str, interrupt: str = "") -> tuple[object, str]:
     return status, output.decode()
 
 
-def test_there_is_an_example_of_every_command() -> None:
-    assert [each.prog for each in leaves(parser()) if not each.examples] == []
-    assert len(EXAMPLES) == len(set(EXAMPLES))
-
-
 def missing_exporter(words: list[str]) -> list[str]:
     """Return the packages of an export that are not installed."""
     if words[0] != "export":
@@ -223,18 +197,6 @@ def test_the_bar_is_gone_when_the_work_is_done() -> None:
     assert last.startswith("bar: 300 rows, 32 numbers each, complete")
 
 
-def test_a_log_has_lines_and_no_control_characters(monkeypatch, capsys) -> None:
-    monkeypatch.setattr("bertlite.progress.SECONDS_BETWEEN_LINES", 0.0)
-    data = ["--train", "train.tsv", "--dev", "dev.tsv", "--epochs", "0.5"]
-    assert main(["prune", "finetune", "my-model", *data, "--out", "logged"]) == 0
-    output = "".join(capsys.readouterr())
-    assert CONTROL.search(output) is None
-    lines = [line for line in output.splitlines() if line.startswith("training: ")]
-    assert len(lines) == 9  # without a delay the first is of no step
-    assert re.fullmatch(r"training: 3 of 8 steps, +[\d.]+ ?[a-z/ ]+, \d\d:\d\d left", lines[3])
-    assert "|" not in output
-
-
 def test_ctrl_c_ends_long_work_without_a_traceback(home) -> None:
     grid = ["--fractions", "0.1,0.2,0.3,0.4,0.5,0.6,0.7", "--seeds", ",".join(map(str, range(40)))]
     data = ["--train", "train.tsv", "--dev", "dev.tsv", "--criteria", "michel", "--calibration", "8"]
@@ -279,12 +241,3 @@ def test_bash_completes(capsys) -> None:
         script.append(f'COMP_POINT={len(line)} COMPREPLY=()\n_shtab_bertlite\necho "${{COMPREPLY[@]}}"')
     done = subprocess.run(["bash", "-c", "\n".join(script)], capture_output=True, text=True, check=True)
     assert [sorted(found.split()) for found in done.stdout.splitlines()] == [*COMPLETED.values()]
-
-
-@pytest.mark.parametrize("shell", ["zsh", "tcsh"])
-def test_completion_is_printed_for_other_shells(shell, capsys) -> None:
-    pytest.importorskip("shtab")
-    with pytest.raises(SystemExit) as end:
-        main(["--print-completion", shell])
-    assert end.value.code == 0
-    assert "bertlite" in capsys.readouterr().out

@@ -1,9 +1,5 @@
 """bertlite/experiments/ship.py: the models that experiments make are ready to be shared."""
 
-import json
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -15,11 +11,7 @@ from bertlite.experiments.evaluate import TASKS
 from bertlite.experiments.ship import describe_pruning, figures_of
 from bertlite.experiments.statistics import bootstrap, wilson
 from bertlite.records import read_runs
-from tests.shipping.worlds import save
-
-
-def read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+from tests.shipping.worlds import read, save
 
 
 @pytest.fixture(scope="module")

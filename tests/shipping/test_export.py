@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import make
 from torch import Tensor, nn
-from worlds import PRUNED, add_pooling, in_hub_cache, save
+from worlds import PRUNED, add_pooling, in_hub_cache, read, save
 
 import bertlite
 import bertlite.embed
@@ -33,10 +33,6 @@ def needs(name: str) -> None:
     """Skip the test where a package of a format is not installed."""
     for package in FORMATS[name].packages:
         pytest.importorskip(package)
-
-
-def read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 # Graphs --------------------------------------------------------------------------------------------------------------

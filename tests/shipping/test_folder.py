@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import make
-from worlds import PRUNED, add_pooling, in_hub_cache, save
+from worlds import PRUNED, add_pooling, in_hub_cache, read, save
 
 import bertlite
 from bertlite import BertForSequenceClassification, BertModel, BertTokenizer, densify
@@ -20,10 +20,6 @@ from bertlite.embed import Embedder
 from bertlite.heads import models as heads
 from bertlite.shipping.card import Figure, read_origin
 from bertlite.shipping.folder import write_model
-
-
-def read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")

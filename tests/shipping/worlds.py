@@ -6,19 +6,12 @@ import string
 from pathlib import Path
 from typing import Any
 
-from conftest import make
+from conftest import SPECIAL, make
 
 from bertlite import BertModel, BertTokenizer
 
-WORDS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    *string.ascii_lowercase,
-    *(f"##{x}" for x in string.ascii_lowercase),
-]
+LETTERS = string.ascii_lowercase
+WORDS = [*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS)]
 CARD = """---
 license: apache-2.0
 language: en
@@ -49,6 +42,10 @@ def save(folder: Path, cls: Any = BertModel, **changes: Any) -> Path:
     path.write_text(json.dumps(values))
     (folder / "README.md").write_text(CARD)
     return folder
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def add_pooling(folder: Path, first: str = "") -> Path:
