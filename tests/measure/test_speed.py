@@ -4,16 +4,12 @@ import json
 
 import pytest
 import torch
-from conftest import SIZES
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bertlite import BertConfig, BertModel, timing
 from bertlite.bench.command import new_record
-from bertlite.bench.sections import BASELINE, Bench, section_lines
+from bertlite.bench.sections import BASELINE, Bench
 from bertlite.bench.work import full
-from bertlite.inference import InferenceModel
-from bertlite.inference.native.library import NativeKernelsError
-from scripts.measure.speed import sections, startup
+from scripts.measure.speed import sections
 from scripts.measure.speed.__main__ import main
 
 
@@ -27,36 +23,6 @@ def test_pruned_models_stand_beside_the_whole(kept, few_rounds, monkeypatch):
     }
     assert found["wrong"] == []
     assert all(0 < error < 1e-5 for error in found["errors"].values())
-
-
-@pytest.fixture
-def packed(tmp_path, monkeypatch) -> Bench:
-    """Return a bench of a small checkpoint, whose weights are packed in one dtype."""
-    sizes = {**SIZES, "hidden_size": 64, "num_attention_heads": 4}
-    BertModel(BertConfig(**sizes)).save_pretrained(tmp_path / "base")
-    monkeypatch.setattr(timing, "FEWEST", 2)
-    monkeypatch.setattr(startup, "ALL", ("bfloat16",))
-    return Bench(2, tmp_path)
-
-
-def test_packing_is_timed_and_its_memory_measured(packed):
-    found = startup.packing(packed)
-    if packed.missing:
-        pytest.skip(packed.missing["packing"])
-    assert list(found["seconds"]) == ["pack bfloat16", "load bfloat16"]
-    assert list(found["peak_bytes"]) == ["pack bfloat16"]
-    assert found["model_bytes"] == sum(4 * x.numel() for x in BertModel.from_pretrained(packed.folder).parameters())
-    assert InferenceModel.load(packed.folder / "packed in bfloat16").backend == "native"
-
-
-def test_without_kernels_packing_is_missing_with_the_reason(packed, monkeypatch):
-    def refuse() -> None:
-        raise NativeKernelsError("no compiler")
-
-    monkeypatch.setattr(startup, "load_kernels", refuse)
-    found = startup.packing(packed)
-    assert packed.missing == {"packing": "no compiler"}
-    assert [*section_lines("packing", found)] == [f"\npacking: {found['what']}"]
 
 
 def test_training_by_autocast_computes_in_bfloat16(kept, few_rounds):

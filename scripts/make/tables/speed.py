@@ -22,8 +22,6 @@ def startup() -> str:
     for section in found["sections"].values():
         times = ", ".join(f"{name} {milliseconds(seconds)}" for name, seconds in section["seconds"].items())
         ratios = [f"{name} = {with_spread(ratio)}" for name, ratio in section["ratios"].items()]
-        for name, peak in section.get("peak_bytes", {}).items():
-            ratios.append(f"{name} needs {peak / section['model_bytes']:.2f} of the model's memory")
         body.append([section["what"], times, ", ".join(ratios)])
     version = found["environment"]["versions"]["transformers"]
     note = f"{SPREAD} Measured against transformers {version} on {measured_on(found)}."

@@ -3,11 +3,11 @@
     python -m scripts.measure.speed --only forward,pruned --models bert-base,MiniLM --out speed.json,speed.png,exported
     python -m scripts.measure.speed --only "forward 32 x,forward 1 x" --models bge-m3,all-mpnet --out speed.json
     python -m scripts.measure.speed --only training --out speed.json
-    python -m scripts.measure.speed --only import,loading,cold,packing --rounds 7 --out scripts/results/startup.json
+    python -m scripts.measure.speed --only import,loading,cold --rounds 7 --out scripts/results/startup.json
 
 To the sections of `bertlite bench` come models without half of their heads and neurons, training steps, import,
-loading, cold start and packing.  The record is written after each section.  Other sections in the file stay, if they
-were measured in the same environment.
+loading and cold start.  The record is written after each section.  Other sections in the file stay, if they were
+measured in the same environment.
 """
 
 import argparse

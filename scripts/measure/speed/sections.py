@@ -25,10 +25,7 @@ def sections(device: str) -> dict[str, Section]:
     running = {**forward_sections(device), "pruned": pruned, "training": training}
     if device != "cpu":
         return running | {"training by autocast": partial(training, autocast=True)}
-    starting: dict[str, Section] = {
-        "import": startup.imports, "loading": startup.loading, "cold start": startup.cold, "packing": startup.packing
-    }  # fmt: skip
-    return starting | running
+    return {"import": startup.imports, "loading": startup.loading, "cold start": startup.cold} | running
 
 
 def pruned(bench: Bench) -> dict[str, Any]:

@@ -4,17 +4,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import bertlite
-from bertlite.bench.engines import ALL
 from bertlite.bench.sections import Bench
-from bertlite.inference import InferenceModel
-from bertlite.inference.native.library import NativeKernelsError, load_kernels
 from bertlite.parity.command import DEMO, demo_checkpoint
 from bertlite.timing import alternate, summary
 
@@ -38,23 +32,6 @@ with torch.inference_mode():
     print(model(torch.tensor([tokens("A sentence.")["input_ids"]])).last_hidden_state.mean(1)[0, 0].item())
 """,
 }
-
-
-PACKING = """
-import torch
-from bertlite import BertConfig, BertModel, optimize_for_inference
-def peak_resident():
-    return 1024 * int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM:")))
-sizes = dict(vocab_size=9, hidden_size=16, num_hidden_layers=1, num_attention_heads=1, intermediate_size=9)
-optimize_for_inference(BertModel(BertConfig(**sizes)), torch.{1}, "native")  # the kernels are loaded
-model = BertModel.from_pretrained({0!r})
-sum(x.sum() for x in model.parameters())  # what is mapped is read
-with open("/proc/self/clear_refs", "w") as file:
-    file.write("5")  # the peak is what is resident now
-before = peak_resident()
-optimize_for_inference(model, torch.{1}, "native")
-print(peak_resident() - before)
-"""
 
 
 def new_process(code: str) -> Callable[[], None]:
@@ -97,30 +74,6 @@ def loading(bench: Bench) -> dict[str, Any]:
     )
     what = "from_pretrained of a bert-base-sized safetensors (440 MB) of transformers, warm"
     return summary(what, times, [("transformers", "bertlite"), ("transformers", "bertlite, its own file")])
-
-
-def packing(bench: Bench) -> dict[str, Any]:
-    """Time packing weights for the native kernels, and loading packed ones; measure the peak of memory."""
-    what = "weights of bert-base's shape for the native kernels"
-    try:
-        load_kernels()
-    except NativeKernelsError as error:
-        bench.missing["packing"] = str(error)
-        return {"what": what, "rounds": 0, "seconds": {}, "ratios": {}}
-    folder = bench.folder
-    model, peaks = bertlite.BertModel.from_pretrained(folder), {}
-    candidates: dict[str, Callable[[], object]] = {}
-    for name in ALL:
-        dtype, saved = getattr(torch, name), folder / f"packed in {name}"
-        pack = partial(bertlite.optimize_for_inference, model, dtype, "native")
-        pack().save(saved)
-        candidates |= {f"pack {name}": pack, f"load {name}": partial(InferenceModel.load, saved)}
-        code = PACKING.format(str(folder), name)
-        peaks[f"pack {name}"] = int(subprocess.check_output([sys.executable, "-c", code], text=True, env=offline()))
-    times = alternate(candidates, bench.rounds, after_round=bench.after_round)
-    found = summary(what, times, [(f"pack {name}", f"load {name}") for name in ALL])
-    size = sum(x.numel() * x.element_size() for x in model.parameters())
-    return found | {"peak_bytes": peaks, "model_bytes": size}
 
 
 def offline() -> dict[str, str]:
