@@ -187,44 +187,29 @@ def optimised() -> Any:
 
 
 @EXAMPLES
-@given(models(), inputs(), st.data())
-def test_whatever_is_wrong_is_refused_by_us(model, batch, data):  # noqa: C901  # a branch for each kind of fault
+@given(models(), inputs(), st.integers(WORDS, 2**62), st.data())
+def test_whatever_is_wrong_is_refused_by_us(model, batch, high, data):
     """One thing at a time is made wrong."""
     ids = batch["input_ids"]
     rows, length = ids.shape
-    wrong = data.draw(
-        st.sampled_from(
-            ["high", "low", "dtype", "rank", "long", "none", "mask", "types", "positions", "gates", "both"]
-        )
-    )
-    at = (slice(None), data.draw(st.integers(0, length - 1)))
-    if wrong in ("high", "low"):
-        batch["input_ids"] = ids.clone()
-        batch["input_ids"][at] = data.draw(st.integers(WORDS, 2**62)) * (1 if wrong == "high" else -1)
-        if not rows:
-            return
-    elif wrong == "dtype":
-        dtype = data.draw(st.sampled_from([torch.float32, torch.int8, torch.bool, torch.complex64]))
-        batch["input_ids"] = ids.to(dtype)
-    elif wrong == "rank":
-        batch["input_ids"] = data.draw(st.sampled_from([ids[..., None], ids.flatten(), ids.sum()]))
-    elif wrong == "long":
-        batch = {"input_ids": ids.new_ones(rows, LONGEST + data.draw(st.integers(1, 9)))}
-    elif wrong == "none":
-        batch["input_ids"] = ids[:, :0]
-    elif wrong == "mask":
-        shape = data.draw(st.sampled_from([(rows, length + 1), (rows + 1, length), (length,), (rows, 2, length + 1)]))
-        batch["attention_mask"] = torch.ones(shape)
-    elif wrong == "types":
-        batch["token_type_ids"] = torch.full((rows + 1, length), data.draw(st.integers(-9, 9)))
-    elif wrong == "positions":
-        batch["position_ids"] = torch.full((rows, length + 1), data.draw(st.integers(-9, 99)))
-    elif wrong == "gates":
-        batch["head_mask"] = torch.ones(
-            data.draw(st.sampled_from([(N + 1,), (L, N + 1), (L + 1, N), (L, rows + 2, N)]))
-        )
-    else:
-        batch["inputs_embeds"] = torch.zeros(rows, length, SIZES["hidden_size"])
+    pick = lambda *choices: data.draw(st.sampled_from(choices))  # noqa: E731
+    place = torch.tensor([data.draw(st.integers(0, length - 1))])
+    shapes = ((rows, length + 1), (rows + 1, length), (length,), (rows, 2, length + 1))
+    faults: dict[str, Any] = {
+        "dtype": {"input_ids": ids.to(pick(torch.float32, torch.int8, torch.bool, torch.complex64))},
+        "rank": {"input_ids": pick(ids[..., None], ids.flatten(), ids.sum())},
+        "long": {"input_ids": ids.new_ones(rows, LONGEST + pick(1, 2, 9)), "attention_mask": None},
+        "none": {"input_ids": ids[:, :0]},
+        "mask": {"attention_mask": torch.ones(pick(*shapes))},
+        "types": {"token_type_ids": torch.full((rows + 1, length), pick(-9, 0, 9))},
+        "positions": {"position_ids": torch.full((rows, length + 1), pick(-9, 0, 99))},
+        "gates": {"head_mask": torch.ones(pick((N + 1,), (L, N + 1), (L + 1, N), (L, rows + 2, N)))},
+        "both": {"inputs_embeds": torch.zeros(rows, length, SIZES["hidden_size"])},
+    }
+    if rows:
+        faults["high"] = {"input_ids": ids.index_fill(1, place, high)}
+        faults["low"] = {"input_ids": ids.index_fill(1, place, -high)}
+    batch |= faults[pick(*faults)]
     for backend in ("eager", "sdpa", "packed", "auto"):
         with pytest.raises(OURS):
             run(model, backend, torch.float64, **batch)
@@ -236,33 +221,27 @@ def test_whatever_is_wrong_is_refused_by_us(model, batch, data):  # noqa: C901  
 @EXAMPLES
 @given(models(), packed_inputs(), st.data())
 def test_whatever_is_wrong_with_packed_sequences_is_refused_by_us(model, batch, data):
-    ends, tokens = batch["cu_seqlens"], len(batch["input_ids"])
-    kinds = ["none", "dtype", "rank", "start", "end", "ids", "rows", "long", "types", "mask", "cache"]
-    wrong = data.draw(st.sampled_from([*kinds, "falls"] if len(ends) > 2 and tokens else kinds))
-    if wrong == "none":
-        batch["cu_seqlens"] = ends[:0]
-    elif wrong == "dtype":
-        batch["cu_seqlens"] = ends.to(data.draw(st.sampled_from([torch.int64, torch.float32, torch.bool])))
-    elif wrong == "rank":
-        batch["cu_seqlens"] = data.draw(st.sampled_from([ends[None], ends[-1]]))
-    elif wrong in ("start", "end"):
-        batch["cu_seqlens"] = ends.clone()
-        batch["cu_seqlens"][0 if wrong == "start" else -1] += data.draw(st.sampled_from([-(2**30), -1, 1, 2**30]))
-    elif wrong == "falls":
-        batch["cu_seqlens"] = torch.cat([ends[:1], ends[-1:] + 1, ends[-1:]])
-    elif wrong == "ids":
-        batch["input_ids"] = torch.cat([batch["input_ids"], torch.tensor([data.draw(st.sampled_from([-1, WORDS]))])])
-        batch["cu_seqlens"] = torch.tensor([0, tokens + 1], dtype=torch.int32)
-    elif wrong == "rows":
-        batch["input_ids"] = batch["input_ids"][None]
-    elif wrong == "long":
-        batch = {"input_ids": torch.ones(LONGEST + 1).long(), "cu_seqlens": torch.tensor([0, LONGEST + 1]).int()}
-    elif wrong == "types":
-        batch["token_type_ids"] = torch.zeros(tokens + 1).long()
-    elif wrong == "mask":
-        batch["attention_mask"] = torch.ones(len(ends) - 1, tokens)
-    else:
-        batch["past_key_values"] = KeyValueCache()
+    ends, ids, tokens = batch["cu_seqlens"], batch["input_ids"], len(batch["input_ids"])
+    pick = lambda *choices: data.draw(st.sampled_from(choices))  # noqa: E731
+    moved = pick(-(2**30), -1, 1, 2**30)
+    more = torch.tensor([0, tokens + 1], dtype=torch.int32)
+    faults: dict[str, Any] = {
+        "none": {"cu_seqlens": ends[:0]},
+        "dtype": {"cu_seqlens": ends.to(pick(torch.int64, torch.float32, torch.bool))},
+        "rank": {"cu_seqlens": pick(ends[None], ends[-1])},
+        "start": {"cu_seqlens": torch.cat([ends[:1] + moved, ends[1:]])},
+        "end": {"cu_seqlens": torch.cat([ends[:-1], ends[-1:] + moved])},
+        "ids": {"input_ids": torch.cat([ids, torch.tensor([pick(-1, WORDS)])]), "cu_seqlens": more},
+        "rows": {"input_ids": ids[None]},
+        "long": {"input_ids": torch.ones(LONGEST + 1).long(), "cu_seqlens": torch.tensor([0, LONGEST + 1]).int()},
+        "types": {"token_type_ids": torch.zeros(tokens + 1).long()},
+        "mask": {"attention_mask": torch.ones(len(ends) - 1, tokens)},
+        "cache": {"past_key_values": KeyValueCache()},
+    }
+    if len(ends) > 2 and tokens:
+        faults["falls"] = {"cu_seqlens": torch.cat([ends[:1], ends[-1:] + 1, ends[-1:]])}
+    fault = pick(*faults)
+    batch |= {**({"token_type_ids": None} if fault in ("ids", "long") else {}), **faults[fault]}
     for backend in ("packed", "auto", "eager", "sdpa"):  # the last two take none, right or wrong
         with pytest.raises(OURS):
             run(model, backend, torch.float64, **batch)

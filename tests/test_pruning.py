@@ -4,7 +4,6 @@ import copy
 import pickle
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -247,21 +246,6 @@ def test_neurons_are_replaced_in_kind_and_the_rest_is_the_same_parameter(model: 
     assert frozen == {"encoder.layer.0.intermediate.dense.bias"}
     assert {p.dtype for p in model.parameters()} == {torch.float16}
     assert [model.encoder.layer[layer].output.dense.training for layer in (0, 2)] == [False, True]
-
-
-def test_an_unpruned_config_does_not_mention_neurons() -> None:
-    assert "pruned_neurons" not in BertConfig().to_dict()
-    assert BertConfig(pruned_neurons={"0": [2, 1]}).to_dict()["pruned_neurons"] == {0: [1, 2]}
-
-
-@pytest.mark.parametrize("cls", [BertModel, BertForMaskedLM])
-def test_load_after_save_is_the_same_model(cls: Any, tmp_path: Path, batch: dict[str, Tensor]) -> None:
-    model = prune_neurons_(prune_heads(make(cls), {1: [0]}), {0: [36, 3], 1: EVERY})
-    model.save_pretrained(tmp_path)
-    again = cls.from_pretrained(tmp_path)
-    assert again.config.pruned_neurons == {0: (3, 36), 1: tuple(EVERY)}
-    assert_same(again.state_dict(), model.state_dict(), atol=0)
-    assert_same(full_outputs(again, batch), full_outputs(model, batch), atol=0)
 
 
 def test_a_config_of_another_class_is_changed_in_a_copy_too() -> None:

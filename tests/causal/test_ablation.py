@@ -18,7 +18,6 @@ from bertlite import (
     BertModel,
     head_importance,
     prune_heads,
-    repair,
 )
 from bertlite.causal import ablate, ablated, activations_at, mean_contexts, shapley_values
 from bertlite.causal.ablation import scaled_positions
@@ -108,17 +107,6 @@ def test_means_are_of_the_tokens_of_the_reference(gone: Any) -> None:
         ablate(model, batches).increases,
         table(model, gone, batches, lambda e, layer, j: own[layer][None, j * H : (j + 1) * H]),
     )
-
-
-def test_a_mean_ablation_is_pruning_with_the_mean_folded_into_the_bias() -> None:
-    """What `repair` by "mean" does to one layer, on the reference that it is fitted to."""
-    model, batches = classifier(), data()
-    heads = {2: [0, 3]}  # in the last layer: nothing that follows is fitted
-    folded = repair(prune_heads(model, heads), model, batches, "mean", ridge=0)
-    with ablated(model, heads, mean_contexts(model, batches)), torch.no_grad():
-        found = [model(**batch).logits for batch in batches]
-    with torch.no_grad():
-        assert_same(found, [folded(**batch).logits for batch in batches], atol=1e-11)  # through float64 sums
 
 
 @pytest.mark.parametrize(
