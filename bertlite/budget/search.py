@@ -25,6 +25,7 @@ from bertlite.budget.times import WIDE, TimeTable, time_table
 from bertlite.config import kept_heads, kept_neurons
 from bertlite.importance.allocation import BySize, choose_sizes
 from bertlite.importance.layerwise import (
+    Curves,
     Metrics,
     Sizes,
     loss_curves,
@@ -174,10 +175,11 @@ class Search:
         )
         return [(a, b) for a, b in found]
 
-    def curves(self, metrics: Sequence[Metrics]) -> list[tuple[Elimination, Elimination]]:
+    def curves(self) -> Curves:
         """Return the loss of removing the units of each sublayer."""
         layers = self.model.config.num_hidden_layers
         if not all(self.shared.has(f"curves-{layer}") for layer in range(layers)):
+            metrics = self.metrics()
             self.progress.stage("losses by heads and neurons", layers, "layers")
             for layer, pair in enumerate(loss_curves(self.model, self.fit, metrics)):
                 self.shared.save(f"curves-{layer}", [[list(each.order), each.losses] for each in pair])
@@ -303,7 +305,7 @@ class Search:
         """Return the pace of each round: the time of a forward over the target, above 1 is too slow; 0 for MACs."""
         return [own / self.target.seconds(whole) for own, whole in zip(pruned, dense, strict=True)]
 
-    def pruned(self, sizes: Sizes, metrics: Sequence[Metrics], attempt: int) -> Any:
+    def pruned(self, sizes: Sizes, curves: Curves, attempt: int) -> Any:
         """Return the model pruned to these sizes and fitted, layer by layer."""
         model = copy.deepcopy(self.model)
         start = 0
@@ -313,15 +315,15 @@ class Search:
         self.progress.stage("pruning and fitting", model.config.num_hidden_layers, "layers", done=start)
         if start == model.config.num_hidden_layers:
             return model
-        for layer in prune_layerwise_(model, self.model, self.fit, sizes, metrics=metrics, start=start):
+        for layer in prune_layerwise_(model, self.model, self.fit, curves, sizes, start=start):
             self.state.save(f"layer-{attempt}-{layer}", layer_of(model, layer))
             self.progress.advance()
         return model
 
     def run(self) -> "Outcome":
         """Search until the finished model is measured to meet the target, or REFINEMENTS are used up."""
-        metrics = self.metrics()
-        losses = losses_by_size(self.model.config, self.curves(metrics))
+        curves = self.curves()
+        losses = losses_by_size(self.model.config, curves)
         table = self.table(losses)
         for attempt in range(REFINEMENTS + 1):
             self.progress.stage(
@@ -329,7 +331,7 @@ class Search:
             )
             kept = self.state.once(f"plan-{attempt}", lambda: vars(self.plan(losses, table)))
             plan = Plan(**{**kept, "sizes": [(heads, neurons) for heads, neurons in kept["sizes"]]})
-            model = self.pruned(plan.sizes, metrics, attempt)
+            model = self.pruned(plan.sizes, curves, attempt)
             self.progress.stage("timing the finished model")
             times, pace = self.time(model)
             verdict = "right" if self.target.kind == "macs" else pace.verdict

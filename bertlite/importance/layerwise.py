@@ -1,8 +1,8 @@
-"""Prune a model to given sizes layer by layer, from the bottom, and fit the rest to the dense model.
+"""Prune a model to given sizes, and fit the rest to the dense model layer by layer, from the bottom.
 
-The heads of a layer, then its neurons, are chosen jointly (`bertlite.importance.selection`) on the activations of the
-layers below, which are pruned and fitted already.  `loss_curves` estimates the loss at each size beforehand, from each
-sublayer of the dense model alone.
+The heads of a layer, and its neurons, are chosen jointly (`bertlite.importance.selection`), once for all sizes:
+`loss_curves` gives the order in which they go and the loss at each size, of each sublayer of the dense model alone.
+To choose anew on the activations of the layers below, once these are pruned and fitted, brings nothing more.
 
 Shapes:  L layers · D hidden · W inputs of an output projection, of n units with w inputs each
 """
@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from bertlite.config import BertConfig
 from bertlite.importance.allocation import BySize, choose_sizes, head_macs, neuron_macs
 from bertlite.importance.batches import Batch, check_model, count_examples, eval_mode, real_tokens
-from bertlite.importance.least_squares import PairedRun, check_pair, refit_, start_runs, warn_of_few
+from bertlite.importance.least_squares import check_pair, fit_layers_, start_runs, warn_of_few
 from bertlite.importance.measurements import ScoringTask
 from bertlite.importance.moments import Moments, gather, power, total
 from bertlite.importance.selection import Elimination, eliminate
-from bertlite.importance.structures import EVERY_TOKEN, HEADS, STRUCTURES, Structure, run
+from bertlite.importance.structures import EVERY_TOKEN, HEADS, STRUCTURES, run
 from bertlite.pruning import BertLike, Model, layers_of
 
 GRID = 48  # sizes of a feed-forward network that are tried: multiples of 1/48 of its neurons
@@ -36,72 +36,54 @@ def prune_layerwise_(
     model: Model,
     dense: BertLike,
     batches: Iterable[Batch],
+    curves: "Curves",
     sizes: Sizes,
     *,
     ridge: float | None = None,
-    metrics: "Sequence[Metrics] | None" = None,
     start: int = 0,
 ) -> Generator[int, None, None]:
     """Prune a model to these sizes and fit it to the dense model; yield each layer's number when it is done.
 
     Args:
-        model: pruned or not, with the sizes of `dense`; changed in place.
+        model: with the heads and neurons of `dense`; changed in place.
         batches: inputs; labels are ignored.
+        curves: from `loss_curves` of `dense`: the order in which units are removed.
         sizes: for each layer the heads and the neurons to keep, at most as many as the layer has.
         ridge: of the fit; by default chosen by cross-validation, as by `repair`.
         start: the first layer to prune; those below are pruned and fitted already.
-        metrics: from `output_metrics`, the weights of errors in the choice; by default all outputs count equally.
 
     Raises:
-        ValueError: the sizes do not fit, there are no batches, or the models do not belong together.
+        ValueError: the sizes or the curves do not fit, there are no batches, or the models do not belong together.
 
     Warns if there are fewer than two tokens for each input of a fitted matrix.
     """
     check_pair(model, dense)
-    check_sizes(model, sizes, start)
+    check_sizes(model, curves, sizes, start)
     with eval_mode(model, dense), torch.no_grad():
         runs = start_runs(model, dense, batches)
         width = model.config.hidden_size // model.config.num_attention_heads
         warn_of_few(runs, (size for heads, neurons in sizes for size in (heads * width, neurons)))
-        for layer, (block, other) in enumerate(zip(layers_of(model), layers_of(dense), strict=True)):
-            for each in runs:
-                each.step_dense(other)
-            for place, (structure, count) in enumerate(zip(STRUCTURES, sizes[layer], strict=True)):
-                if layer < start:
-                    continue
-                metric = None if metrics is None else metrics[layer][place]
-                shrink_(model, layer, structure, count, runs, ridge, metric)
-            for each in runs:
-                each.step_pruned(block)
-            if layer >= start:
-                yield layer
+        fitted = fit_layers_(model, dense, runs, ridge, start=start)
+        for layer in range(start, len(sizes)):
+            for structure, curve, count in zip(STRUCTURES, curves[layer], sizes[layer], strict=True):
+                units = structure.kept(model.config, layer)
+                structure.prune_(model, {layer: [units[i] for i in curve.removed(count)]})
+            yield next(fitted)
 
 
-def shrink_(
-    model: BertLike,
-    layer: int,
-    structure: Structure,
-    count: int,
-    runs: Sequence[PairedRun],
-    ridge: float | None,
-    metric: Tensor | None,
-) -> None:
-    """Keep `count` units of a sublayer, chosen jointly, and fit its output projection."""
-    block = list(layers_of(model))[layer]
-    folds = gather(each.fit(structure, block) for each in runs)
-    units, width = structure.kept(model.config, layer), structure.width(block)
-    if count < len(units):
-        weight = structure.dense(block).weight.double()
-        if count:
-            removed = eliminate(*problem(total(folds), weight, metric), width).removed(count)
-        else:
-            removed = [*range(len(units))]
-        structure.prune_(model, {layer: [units[i] for i in removed]})
-        stay = torch.ones(len(units), dtype=torch.bool, device=weight.device)
-        stay[removed] = False
-        rows = stay.repeat_interleave(width).nonzero()[:, 0]
-        folds = [fold.of_inputs(rows) for fold in folds]
-    refit_(structure.dense(block), folds, ridge)
+def check_sizes(model: BertLike, curves: "Curves", sizes: Sizes, start: int = 0) -> None:
+    """Raise ValueError for sizes that a model cannot be pruned to, or curves of another model."""
+    layers = model.config.num_hidden_layers
+    for what, given in (("sizes", sizes), ("curves", curves)):
+        if len(given) != layers:
+            raise ValueError(f"there are {what} for {len(given)} layers; the model has {layers}")
+    for layer in range(start, layers):
+        for structure, curve, count in zip(STRUCTURES, curves[layer], sizes[layer], strict=True):
+            have = len(structure.kept(model.config, layer))
+            if len(curve.order) != have:
+                raise ValueError(f"layer {layer} has {have} {structure.unit}s, its curve {len(curve.order)}")
+            if not 0 <= count <= have:
+                raise ValueError(f"layer {layer} cannot keep {count} {structure.unit}s: it has {have}")
 
 
 def problem(moments: Moments, weight: Tensor, metric: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -118,17 +100,6 @@ def root(metric: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(metric)
     large = values > 1e-12 * values[-1].clamp(min=torch.finfo(values.dtype).tiny)
     return vectors[:, large] * values[large].sqrt()
-
-
-def check_sizes(model: BertLike, sizes: Sizes, start: int = 0) -> None:
-    """Raise ValueError for sizes that a model cannot be pruned to."""
-    if len(sizes) != model.config.num_hidden_layers:
-        raise ValueError(f"there are sizes for {len(sizes)} layers; the model has {model.config.num_hidden_layers}")
-    for layer, counts in list(enumerate(sizes))[start:]:
-        for structure, count in zip(STRUCTURES, counts, strict=True):
-            have = len(structure.kept(model.config, layer))
-            if not 0 <= count <= have:
-                raise ValueError(f"layer {layer} cannot keep {count} {structure.unit}s: it has {have}")
 
 
 Metrics = tuple[Tensor, Tensor]  # of a layer's attention and feed-forward outputs, (D, D) each
@@ -229,8 +200,8 @@ def prune_to_macs(
 ) -> Model:
     """Return a copy of the model with at most a share of the unpruned model's MACs; no weight is trained.
 
-    Sizes are those of least expected loss; heads and neurons are chosen jointly, layer by layer, and the rest is
-    fitted to the outputs of the model.  A layer may lose its attention, its feed-forward network, or both.
+    Sizes are those of least expected loss; heads and neurons are chosen jointly, and the rest is fitted to the outputs
+    of the model, layer by layer.  A layer may lose its attention, its feed-forward network, or both.
 
     Args:
         batches: about a thousand texts; labels are read only for target "loss".
@@ -245,9 +216,10 @@ def prune_to_macs(
         raise ValueError(f"the share is {share}; it must be above 0 and up to 1, of the unpruned model's MACs")
     read = list(batches)
     metrics = output_metrics(model, read, target=target, seed=seed)
-    sizes = sizes_within(model.config, list(loss_curves(model, read, metrics)), share, length)
+    curves = list(loss_curves(model, read, metrics))
+    sizes = sizes_within(model.config, curves, share, length)
     pruned = copy.deepcopy(model)
-    for _ in prune_layerwise_(pruned, model, read, sizes, metrics=metrics):
+    for _ in prune_layerwise_(pruned, model, read, curves, sizes):
         pass
     return pruned
 

@@ -6,7 +6,7 @@ Shapes:  T real tokens · D hidden · W width of a projection's input: N·H of t
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,7 @@ from bertlite.pruning import BertLike, Model, check_linear, layers_of
 from bertlite.stack.modules import BertLayer
 
 METHODS = ("mean", "refit")
+ChooseShare = Callable[[int, nn.Linear, Sequence[Tensor]], float]  # as `HeldOut.choose_share`
 FEW = 2  # tokens for each input of a matrix: with fewer, its fit is unreliable
 SHARES = (0.25, 0.5, 0.75, 1.0)  # of the way from the old bias to its fit; 0 is always a candidate
 DEVIATIONS = 2.0  # standard errors that a mean change must exceed
@@ -82,15 +83,9 @@ def repair_(
             warn_of_few(runs, (each.dense(block).in_features for block in layers_of(pruned) for each in structures))
         held_out = HeldOut.of(pruned, dense, read, runs) if method == "mean" and ridge is None else None
         ridge = math.inf if method == "mean" else ridge
-        for layer, (block, other) in enumerate(zip(layers_of(pruned), layers_of(dense), strict=True)):
-            choose_share = None if held_out is None else partial(held_out.choose_share, layer)
-            for each in runs:
-                each.step_dense(other)
-            for structure in structures:
-                folds = gather(each.fit(structure, block) for each in runs)
-                refit_(structure.dense(block), folds, ridge, choose_share)
-            for each in runs:
-                each.step_pruned(block)
+        choose = None if held_out is None else held_out.choose_share
+        for _ in fit_layers_(pruned, dense, runs, ridge, structures, choose):
+            pass
         after = mean_divergence(pruned, dense, read)
     if after > WORSE * before + ROUNDING:
         warnings.warn(
@@ -99,6 +94,28 @@ def repair_(
             stacklevel=2,
         )
     return pruned
+
+
+def fit_layers_(
+    pruned: BertLike,
+    dense: BertLike,
+    runs: "Sequence[PairedRun]",
+    ridge: float | None,
+    structures: Sequence[Structure] = STRUCTURES,
+    choose_share: ChooseShare | None = None,
+    start: int = 0,
+) -> Iterator[int]:
+    """Fit the output projections from layer `start` on, from the bottom; yield each layer's number when it is done."""
+    for layer, (block, other) in enumerate(zip(layers_of(pruned), layers_of(dense), strict=True)):
+        for each in runs:
+            each.step_dense(other)
+        for structure in structures if layer >= start else ():
+            folds = gather(each.fit(structure, block) for each in runs)
+            refit_(structure.dense(block), folds, ridge, choose_share and partial(choose_share, layer))
+        for each in runs:
+            each.step_pruned(block)
+        if layer >= start:
+            yield layer
 
 
 def warn_of_few(runs: "Sequence[PairedRun]", widths: Iterable[int]) -> None:

@@ -38,8 +38,8 @@ def data(count: int = 60, seed: int = 1) -> list[dict[str, Tensor]]:
 
 
 def pruned(model: Any, sizes: Any, batches: Any, **options: Any) -> Any:
-    found = copy.deepcopy(model)
-    assert [*prune_layerwise_(found, model, batches, sizes, **options)] == [*range(options.get("start", 0), L)]
+    found, curves = copy.deepcopy(model), [*loss_curves(model, batches)]
+    assert [*prune_layerwise_(found, model, batches, curves, sizes, **options)] == [*range(L)]
     return found
 
 
@@ -66,8 +66,8 @@ def test_the_heads_and_the_neurons_that_are_missed_least_go() -> None:
     few = 9  # neurons
     model, batches = make(num_hidden_layers=1, intermediate_size=few), data()
     for part, sizes, every in (("head", (N - 1, few), N), ("neuron", (N, few - 1), few)):
-        found = copy.deepcopy(model)
-        assert [*prune_layerwise_(found, model, batches, [sizes], ridge=RIDGE)] == [0]
+        found, curves = copy.deepcopy(model), [*loss_curves(model, batches)]
+        assert [*prune_layerwise_(found, model, batches, curves, [sizes], ridge=RIDGE)] == [0]
         structure = HEADS if part == "head" else NEURONS
         (gone,) = (~structure.present(found)[0]).nonzero()[:, 0].tolist()
 
@@ -106,11 +106,11 @@ def test_a_model_that_keeps_everything_stays_as_it_is() -> None:
 def test_it_can_begin_at_any_layer_of_a_model_that_is_done_below() -> None:
     model, batches = make(), data()
     whole = pruned(model, SIZES, batches)
-    found = copy.deepcopy(model)
-    steps = prune_layerwise_(found, model, batches, SIZES)
+    found, curves = copy.deepcopy(model), [*loss_curves(model, batches)]
+    steps = prune_layerwise_(found, model, batches, curves, SIZES)
     assert next(steps) == 0
     steps.close()
-    assert [*prune_layerwise_(found, model, batches, SIZES, start=1)] == [1, 2]
+    assert [*prune_layerwise_(found, model, batches, curves, SIZES, start=1)] == [1, 2]
     assert_same(found.state_dict(), whole.state_dict(), atol=0)
 
 
@@ -123,6 +123,7 @@ def test_the_dense_model_and_training_modes_stay_as_they_were() -> None:
 
 def test_sizes_that_cannot_be_met_are_refused_before_any_work() -> None:
     model = make()
+    curves = [*loss_curves(model, data())]
     model.register_forward_pre_hook(lambda *args: pytest.fail("the model ran"))
     cases = [
         ([(4, 37)] * 2, "sizes for 2 layers; the model has 3"),
@@ -131,7 +132,26 @@ def test_sizes_that_cannot_be_met_are_refused_before_any_work() -> None:
     ]
     for sizes, message in cases:
         with pytest.raises(ValueError, match=message):
-            [*prune_layerwise_(copy.deepcopy(model), model, data(), sizes)]
+            [*prune_layerwise_(copy.deepcopy(model), model, data(), curves, sizes)]
+    smaller = prune_heads(model, {1: [2]})
+    with pytest.raises(ValueError, match="layer 1 has 3 heads, its curve 4"):
+        [*prune_layerwise_(smaller, model, data(), curves, SIZES)]
+    with pytest.raises(ValueError, match="curves for 2 layers; the model has 3"):
+        [*prune_layerwise_(copy.deepcopy(model), model, data(), curves[:2], SIZES)]
+
+
+def test_another_size_needs_no_new_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The curves hold the order in which units go; a smaller model keeps a part of what a larger one keeps."""
+    model, batches = make(BertForSequenceClassification, num_labels=3), data()
+    curves = [*loss_curves(model, batches, output_metrics(model, batches))]
+    monkeypatch.setattr(layerwise, "eliminate", lambda *args: pytest.fail("units were chosen again"))
+    kept = []
+    for sizes in ([(3, 30)] * L, [(1, 12)] * L):
+        found = copy.deepcopy(model)
+        assert [*prune_layerwise_(found, model, batches, curves, sizes)] == [*range(L)]
+        assert sizes_of(found) == sizes
+        kept.append(torch.cat([HEADS.present(found), NEURONS.present(found)], 1))
+    assert (kept[0] | ~kept[1]).all()
 
 
 # Curves and metrics

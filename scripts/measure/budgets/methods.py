@@ -14,7 +14,7 @@ from bertlite import prune_heads, prune_neurons, with_pruned
 from bertlite.importance import loss_curves, macs, output_metrics, prune_layerwise_
 from bertlite.importance.allocation import Choice
 from bertlite.importance.batches import Batch
-from bertlite.importance.layerwise import Curves, Metrics, sizes_within
+from bertlite.importance.layerwise import Curves, sizes_within
 from bertlite.pruning import layers_of
 from scripts.measure.budgets.kprune import kprune
 from scripts.measure.budgets.kwon import both_gradients, kwon
@@ -41,9 +41,8 @@ class Subject:
         return model
 
     @cached_property
-    def curves(self) -> tuple[Curves, list[Metrics]]:
-        metrics = output_metrics(self.model, self.batches)
-        return [*loss_curves(self.model, self.batches, metrics)], metrics
+    def curves(self) -> Curves:
+        return [*loss_curves(self.model, self.batches, output_metrics(self.model, self.batches))]
 
 
 def library() -> ModuleType:
@@ -115,10 +114,9 @@ def lowest(subject: Subject, ratio: float) -> tuple[Choice, Choice]:
 
 def joint(subject: Subject, share: float) -> Any:
     """Prune as `bertlite prune to` does."""
-    curves, metrics = subject.curves
-    sizes = sizes_within(subject.model.config, curves, share, subject.length)
+    sizes = sizes_within(subject.model.config, subject.curves, share, subject.length)
     pruned = copy.deepcopy(subject.model)
-    for _ in prune_layerwise_(pruned, subject.model, subject.batches, sizes, metrics=metrics):
+    for _ in prune_layerwise_(pruned, subject.model, subject.batches, subject.curves, sizes):
         pass
     return pruned
 
