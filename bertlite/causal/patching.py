@@ -2,30 +2,27 @@
 
     found = patch(model, clean, corrupted)          # heads, one at a time
     found.effect                                    # (layers, heads): 0 changes nothing, 1 restores the clean run
-    quick = attribution_patch(model, clean, corrupted)  # first-order estimates, the largest verified
 
 Sources: activation patching, Vig et al. 2020 (arXiv:2004.12265) and, on its choices, Zhang & Nanda 2023
-(arXiv:2309.16042); attribution patching, Syed et al. 2023 (arXiv:2310.10348).
+(arXiv:2309.16042).
 
 Shapes:  B examples · R rows, B or B·choices · S positions · P patched positions, each alone · L levels · U units
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from bertlite.causal.metrics import FLAT_AT_CLEAN, Metric, Pair, check_metric, metric_of
-from bertlite.causal.sites import read_rows, read_values, run_edited, site_of
+from bertlite.causal.metrics import Metric, Pair, check_metric, metric_of
+from bertlite.causal.sites import Site, read_rows, read_values, run_edited, site_of
 from bertlite.importance.batches import Batch, count_examples, eval_mode, input_shape, real_tokens
 from bertlite.pruning import BertLike
 
 DIRECTIONS = ("denoise", "noise")
 Batches = Batch | Iterable[Batch]
-Spot = Sequence[int]  # level, unit, column of `positions`
 
 
 @dataclass(frozen=True)
@@ -64,35 +61,6 @@ class Patching:
         return (self.values.mean(0) - self.base.mean()) / gap
 
 
-@dataclass(frozen=True)
-class Attribution:
-    """First-order estimates of the effect of patching, with measured effects of some.  Pruned heads are nan.
-
-    Args:
-        estimates: (B, L, N), (B, L) or, with `positions`, one axis more: gradient times difference, the estimated
-            change of the metric.
-        exact: without B: the measured mean change of the metric; nan where it was not measured.
-        direction, metric: as for `Patching`.
-    """
-
-    estimates: Tensor
-    exact: Tensor
-    direction: str
-    metric: str
-
-    @property
-    def estimate(self) -> Tensor:
-        """The estimated change of the mean metric."""
-        return self.estimates.mean(0)
-
-    @property
-    def error(self) -> float:
-        """The mean error of the verified estimates, relative to the mean measured change."""
-        known = ~self.exact.isnan()
-        gaps = (self.estimate[known] - self.exact[known]).abs().sum()
-        return float(gaps / self.exact[known].abs().sum())
-
-
 def patch(
     model: BertLike,
     clean: Batches,
@@ -124,193 +92,66 @@ def patch(
         ValueError: an unknown name or position, inputs that do not fit together, or a metric that does not fit the
             model.
     """
-    exchange = Exchange(model, clean, corrupted, site, direction, positions, metric)
+    place = site_of(site)
+    if direction not in DIRECTIONS:
+        raise ValueError(f"there is no direction {direction!r}; have: {', '.join(DIRECTIONS)}")
+    check_metric(metric)
+    pairs = read_pairs(model, clean, corrupted, positions)
     found, ends, name = [], [], ""
     with eval_mode(model), torch.no_grad():
-        for runs in exchange.runs():
-            name = runs.metric
-            ends.append(torch.stack(runs.ends()).double().cpu())
-            found.append(runs.patched(exchange.spots()))
+        for clean_batch, corrupted_batch in pairs:
+            clean_out, clean_values = read_values(model, clean_batch, place)
+            corrupted_out, corrupted_values = read_values(model, corrupted_batch, place)
+            name, measure = metric_of(metric, Pair(model, clean_batch, corrupted_batch, clean_out, corrupted_out))
+            both = measure(clean_out, clean_batch), measure(corrupted_out, corrupted_batch)
+            ends.append(torch.stack(both).double().cpu())
+            denoise = direction == "denoise"
+            batch, values = (corrupted_batch, clean_values) if denoise else (clean_batch, corrupted_values)
+            found.append(patched(model, batch, place, values, positions, measure))
     clean_value, corrupted_value = torch.cat(ends, 1)
-    return Patching(exchange.tidy(torch.cat(found)), clean_value, corrupted_value, direction, name)
+    whole = torch.cat(found) if place.of_heads else torch.cat(found).squeeze(-2)
+    return Patching(whole[..., 0] if positions is None else whole, clean_value, corrupted_value, direction, name)
 
 
-def attribution_patch(
+def read_pairs(
+    model: BertLike, clean: Batches, corrupted: Batches, positions: Sequence[int] | None
+) -> list[tuple[Batch, Batch]]:
+    """Check batches and move them to the model's device; raise ValueError if they do not fit together."""
+    lists = [[batches] if isinstance(batches, Mapping) else list(batches) for batches in (clean, corrupted)]
+    if len(lists[0]) != len(lists[1]):
+        raise ValueError(
+            f"there are {len(lists[0])} clean batches and {len(lists[1])} corrupted ones; give equally many"
+        )
+    ours, theirs = (read_rows(model, batches) for batches in lists)
+    pairs = list(zip(ours, theirs, strict=True))
+    for pair in pairs:
+        check_aligned(*pair, positions)
+    return pairs
+
+
+def patched(
     model: BertLike,
-    clean: Batches,
-    corrupted: Batches,
-    site: str = "head",
-    *,
-    direction: str = "denoise",
-    positions: Sequence[int] | None = None,
-    metric: str | Metric | None = None,
-    verify: int = 10,
-) -> Attribution:
-    """Estimate the results of `patch` from one gradient, and verify the largest estimates by patching.
-
-    The estimate is Σ (other value - value) · ∂metric/∂value over positions and features, at the run that is patched.
+    batch: Batch,
+    site: Site,
+    values: Sequence[Tensor],
+    positions: Sequence[int] | None,
+    measure: Metric,
+) -> Tensor:
+    """Return the metric of a batch with one unit replaced at a time, (B, L, U, P); nan for pruned units.
 
     Args:
-        verify: how many of the largest absolute estimates to measure, with one forward each.
-        the others: as for `patch`.
-
-    Raises:
-        ValueError: as `patch`; or a metric that has no gradient at the clean run, with direction "noise".
-    """
-    if verify < 0:
-        raise ValueError(f"verify is {verify}; it is a number of units, 0 or more")
-    exchange = Exchange(model, clean, corrupted, site, direction, positions, metric)
-    estimates, name = [], ""
-    with eval_mode(model):
-        for runs in exchange.runs():
-            name = runs.metric
-            if direction == "noise" and name in FLAT_AT_CLEAN and not callable(metric):
-                raise ValueError(
-                    f"metric {name!r} has no gradient at the clean run; use direction='denoise', or another metric"
-                )
-            estimates.append(runs.first_order())
-        whole = torch.cat(estimates)
-        means = whole.mean(0)
-        count = min(verify, int((~means.isnan()).sum()))
-        largest = means.abs().nan_to_num(nan=-1).flatten().topk(count).indices
-        spots = torch.stack(torch.unravel_index(largest, means.shape), 1).tolist()
-        exact = verified(exchange, spots) if spots else torch.full(means.shape, torch.nan, dtype=torch.float64)
-    return Attribution(exchange.tidy(whole), exchange.tidy(exact), direction, name)
-
-
-@torch.no_grad()
-def verified(exchange: "Exchange", spots: Sequence[Spot]) -> Tensor:
-    """Measure the mean change of the metric, (L, U, P), by patching some spots; nan elsewhere."""
-    changes = []
-    for runs in exchange.runs():
-        before = runs.measure(runs.out, runs.batch).double().cpu()
-        changes.append(runs.patched(spots) - before[:, None, None, None])
-    return torch.cat(changes).mean(0)
-
-
-# Pairs
-
-
-class Exchange:
-    """The plan of an exchange of values between runs; its arguments are those of `patch`, checked before any work.
-
-    Raises:
-        ValueError: an unknown name or position, or inputs that do not fit together.
-    """
-
-    def __init__(
-        self,
-        model: BertLike,
-        clean: Batches,
-        corrupted: Batches,
-        site: str,
-        direction: str,
-        positions: Sequence[int] | None,
-        metric: str | Metric | None,
-    ) -> None:
-        self.model, self.site = model, site_of(site)
-        self.direction, self.positions, self.metric = direction, positions, metric
-        if direction not in DIRECTIONS:
-            raise ValueError(f"there is no direction {direction!r}; have: {', '.join(DIRECTIONS)}")
-        check_metric(metric)
-        lists = [[batches] if isinstance(batches, Mapping) else list(batches) for batches in (clean, corrupted)]
-        if len(lists[0]) != len(lists[1]):
-            raise ValueError(
-                f"there are {len(lists[0])} clean batches and {len(lists[1])} corrupted ones; give equally many"
-            )
-        ours, theirs = (read_rows(model, batches) for batches in lists)
-        self.pairs = list(zip(ours, theirs, strict=True))
-        for one, other in self.pairs:
-            check_aligned(one, other, positions)
-
-    def runs(self) -> Iterator["PatchedRun"]:
-        """Run both batches of each pair, and choose its metric."""
-        for clean, corrupted in self.pairs:
-            with torch.no_grad():
-                clean_out, clean_values = read_values(self.model, clean, self.site)
-                corrupted_out, corrupted_values = read_values(self.model, corrupted, self.site)
-            pair = Pair(self.model, clean, corrupted, clean_out, corrupted_out)
-            denoise = self.direction == "denoise"
-            batch, out = (corrupted, corrupted_out) if denoise else (clean, clean_out)
-            values = clean_values if denoise else corrupted_values
-            yield PatchedRun(self, pair, batch, out, values, *metric_of(self.metric, pair))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(L, U, P), with P = 1 for all positions together."""
-        return *self.site.present(self.model).shape, 1 if self.positions is None else len(self.positions)
-
-    def spots(self) -> list[Spot]:
-        """Return every level, unit that is not pruned, and column."""
-        units = self.site.present(self.model).nonzero().tolist()
-        return [(level, unit, column) for level, unit in units for column in range(self.shape[-1])]
-
-    def tidy(self, scores: Tensor) -> Tensor:
-        """Return scores, (…, L, U, P), without axes that were not requested."""
-        scores = scores if self.site.of_heads else scores.squeeze(-2)
-        return scores[..., 0] if self.positions is None else scores
-
-
-@dataclass(frozen=True)
-class PatchedRun:
-    """The run of a pair that is patched.
-
-    Args:
-        batch, out: of this run, unpatched.
         values: of each level in the other run.
-        metric: its name.
+        positions: each replaced alone; None is all together, P = 1.
     """
-
-    exchange: Exchange
-    pair: Pair
-    batch: Batch
-    out: Any
-    values: list[Tensor]
-    metric: str
-    measure: Metric
-
-    def ends(self) -> tuple[Tensor, Tensor]:
-        """Return the metric of the unpatched clean and corrupted runs, (B,) each."""
-        pair = self.pair
-        return self.measure(pair.clean_out, pair.clean), self.measure(pair.corrupted_out, pair.corrupted)
-
-    def patched(self, spots: Sequence[Spot]) -> Tensor:
-        """Return the metric of the run patched at each of some spots, (B, L, U, P); nan elsewhere."""
-        model, site, positions = self.pair.model, self.exchange.site, self.exchange.positions
-        found = torch.full((count_examples(self.batch), *self.exchange.shape), torch.nan, dtype=torch.float64)
-        for level, unit, column in spots:
-            index = site.kept(model.config, level).index(unit)
-            where = slice(None) if positions is None else slice(positions[column], positions[column] + 1)
-            edit = partial(put, level, index, where, self.values[level])
-            found[:, level, unit, column] = (
-                self.measure(run_edited(model, self.batch, site, edit), self.batch).double().cpu()
-            )
-        return found
-
-    def first_order(self) -> Tensor:
-        """Return difference times gradient of every unit, (B, L, U, P), nan for pruned ones."""
-        model, site, positions = self.pair.model, self.exchange.site, self.exchange.positions
-        own: dict[int, Tensor] = {}
-        probes: dict[int, Tensor] = {}
-
-        def probe(level: int, x: Tensor) -> Tensor:
-            own[level], probes[level] = x.detach(), torch.zeros_like(x, requires_grad=True)
-            return x + probes[level]
-
-        with torch.enable_grad():
-            metrics = self.measure(run_edited(model, self.batch, site, probe), self.batch)
-            if not metrics.requires_grad:
-                raise ValueError(f"the metric does not depend on any {site.name}, or has no gradient")
-            asked = [*probes.values()]
-            grads = torch.autograd.grad(metrics.sum(), asked, allow_unused=True, materialize_grads=True)
-        columns = slice(None) if positions is None else list(positions)
-        found = torch.full((len(metrics), *self.exchange.shape), torch.nan, dtype=torch.float64)
-        for level, grad in zip(probes, grads, strict=True):
-            each = ((self.values[level] - own[level]).double() * grad.double()).sum(-1)[:, columns]  # (R, S or P, u)
-            each = each.reshape(len(metrics), -1, *each.shape[1:]).sum(1)  # the rows of an example add up
-            each = each.sum(1, keepdim=True) if positions is None else each
-            found[:, level, list(site.kept(model.config, level))] = each.transpose(1, 2).cpu()
-        return found
+    columns = [slice(None)] if positions is None else [slice(position, position + 1) for position in positions]
+    present = site.present(model)
+    found = torch.full((count_examples(batch), *present.shape, len(columns)), torch.nan, dtype=torch.float64)
+    for level, unit in present.nonzero().tolist():
+        index = site.kept(model.config, level).index(unit)
+        for i, where in enumerate(columns):
+            edit = partial(put, level, index, where, values[level])
+            found[:, level, unit, i] = measure(run_edited(model, batch, site, edit), batch).double().cpu()
+    return found
 
 
 def put(wanted: int, index: int, where: slice, values: Tensor, level: int, x: Tensor) -> Tensor | None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from by_hooks import PRUNED, H, L, N, S, classifier, contexts, replaced, row, run_with  # type: ignore[import-not-found]
-from conftest import EXACT, F64, HEADED, assert_same, distance, make, make_batch
+from conftest import F64, HEADED, assert_same, distance, make, make_batch
 from left_as_found import left_as_found, worn
 from torch import Tensor
 from torch.nn import functional as F
@@ -19,7 +19,7 @@ from bertlite import (
     BertModel,
     prune_heads,
 )
-from bertlite.causal import SITES, activations_at, attribution_patch, patch
+from bertlite.causal import SITES, activations_at, patch
 
 
 def pair(rows: int = 2, lengths: tuple[int, ...] = (11, 7)) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -221,14 +221,10 @@ def test_every_backend_gives_the_same(backend: str, site: str) -> None:
     clean, corrupted = pair()
     wanted = patch(model, clean, corrupted, site, metric="kl").values
     by_position = patch(model, clean, corrupted, site, metric="kl", positions=[0, 5, 9]).values
-    estimates = attribution_patch(model, clean, corrupted, site, metric="kl", verify=2)
     model.set_attn_implementation(backend)
     assert_same(patch(model, clean, corrupted, site, metric="kl").values.nan_to_num(), wanted.nan_to_num())
     again = patch(model, clean, corrupted, site, metric="kl", positions=[0, 5, 9]).values
     assert_same(again.nan_to_num(), by_position.nan_to_num())
-    found = attribution_patch(model, clean, corrupted, site, metric="kl", verify=2)
-    assert_same(found.estimates.nan_to_num(), estimates.estimates.nan_to_num())
-    assert_same(found.exact.nan_to_num(), estimates.exact.nan_to_num())
 
 
 def test_padding_and_the_other_examples_do_not_matter() -> None:
@@ -243,87 +239,14 @@ def test_several_batches_are_one() -> None:
     apart = [[{name: x[i : i + 1] for name, x in batch.items()} for i in range(2)] for batch in (clean, corrupted)]
     whole, parts = patch(model, clean, corrupted, metric="kl"), patch(model, *apart, metric="kl")
     assert_same(parts.values, whole.values)
-    quick, in_parts = (attribution_patch(model, *each, metric="kl") for each in ((clean, corrupted), apart))
-    assert_same(in_parts.estimates, quick.estimates)
-    assert_same(in_parts.exact.nan_to_num(nan=-9), quick.exact.nan_to_num(nan=-9))
 
 
 def test_the_model_is_left_as_found() -> None:
     model, (clean, corrupted) = worn(classifier()), pair()
     with left_as_found(model):
         patch(model, clean, corrupted, metric="kl")
-        attribution_patch(model, clean, corrupted, metric="kl")
         with pytest.raises(ZeroDivisionError):
             patch(model, clean, corrupted, metric=lambda out, batch: 1 / 0)
-
-
-def test_checkpointed_layers_are_patched_too() -> None:
-    model, (clean, corrupted) = classifier(), pair()
-    wanted = attribution_patch(model, clean, corrupted, metric="kl")
-    model.gradient_checkpointing_enable()
-    found = attribution_patch(model, clean, corrupted, metric="kl")
-    assert_same(found.estimates, wanted.estimates)
-    assert model.is_gradient_checkpointing
-
-
-# To first order
-
-
-@pytest.mark.parametrize("direction", ["denoise", "noise"])
-@pytest.mark.parametrize("positions", [None, [0, 4, 8]])
-def test_attribution_is_the_derivative_of_a_small_patch(direction: str, positions: Any) -> None:
-    """A central difference: go a small part of the way, back and forth, by a hook."""
-    model = prune_heads(classifier(), PRUNED)
-    clean, corrupted = pair()
-    found = attribution_patch(
-        model, clean, corrupted, direction=direction, positions=positions, metric=logits_alone, verify=0
-    )
-    source, base = (clean, corrupted) if direction == "denoise" else (corrupted, clean)
-    given, step = contexts(model, source), 1e-5
-    own = contexts(model, base)
-    for layer, head, index in ((0, 2, 1), (2, 0, 0), (2, 3, 3)):
-        for c, column in enumerate([slice(None)] if positions is None else positions):
-            ends = []
-            for sign in (1, -1):
-
-                def change(x: Tensor, sign: int = sign) -> Tensor:
-                    new, part = x.clone(), slice(index * H, (index + 1) * H)  # noqa: B023
-                    gap = given[layer][:, column, part] - own[layer][:, column, part]  # noqa: B023
-                    new[:, column, part] += sign * step * gap  # noqa: B023
-                    return new
-
-                ends.append(logits_alone(run_with(model, base, {layer: change}), base))
-            wanted = (ends[0] - ends[1]) / (2 * step)
-            estimate = found.estimates[:, layer, head]
-            assert_same(estimate if positions is None else estimate[:, c], wanted, atol=1e-7)
-    assert found.estimates[:, 1].isnan().all()
-    assert found.exact.isnan().all()
-
-
-@pytest.mark.parametrize("site", SITES)
-def test_positions_add_up_to_all_of_them(site: str) -> None:
-    model, (clean, corrupted) = classifier(), pair()
-    whole = attribution_patch(model, clean, corrupted, site, metric="kl", verify=0)
-    parts = attribution_patch(model, clean, corrupted, site, metric="kl", verify=0, positions=range(S))
-    assert_same(parts.estimates.sum(-1), whole.estimates)
-
-
-@pytest.mark.parametrize("positions", [None, [0, 2, 10]])
-def test_the_largest_estimates_are_verified(positions: Any) -> None:
-    model, (clean, corrupted) = prune_heads(classifier(), PRUNED), pair()
-    exact = patch(model, clean, corrupted, metric="kl", positions=positions)
-    change = exact.values.mean(0) - exact.corrupted.mean()
-    found = attribution_patch(model, clean, corrupted, metric="kl", verify=3, positions=positions)
-    known = ~found.exact.isnan()
-    assert int(known.sum()) == 3
-    assert_same(found.exact[known], change[known])
-    sizes = found.estimate.abs().nan_to_num(nan=-1)
-    assert float(sizes[known].min()) >= float(sizes[~known].max())
-    gaps = (found.estimate - change)[known].abs().sum() / change[known].abs().sum()
-    assert found.error == pytest.approx(float(gaps), abs=EXACT)
-    assert found.error > 1e-3
-    every = attribution_patch(model, clean, corrupted, metric="kl", verify=1000, positions=positions)
-    assert_same(every.exact.nan_to_num(nan=-9), change.nan_to_num(nan=-9))
 
 
 # Refusals
@@ -332,9 +255,9 @@ def test_the_largest_estimates_are_verified(positions: Any) -> None:
 def test_what_cannot_be_patched_is_refused(config: Any) -> None:
     model, (clean, corrupted) = classifier(), pair()
 
-    def refused(text: str, *batches: Any, error: Any = ValueError, run: Any = patch, **options: Any) -> None:
+    def refused(text: str, *batches: Any, error: Any = ValueError, **options: Any) -> None:
         with pytest.raises(error, match=text):
-            run(options.pop("model", model), *(batches or (clean, corrupted)), **options)
+            patch(options.pop("model", model), *(batches or (clean, corrupted)), **options)
 
     refused(r"there is no site 'mlp'; have: head, attention, feed_forward, residual", site="mlp")
     refused("there is no direction 'up'; have: denoise, noise", direction="up")
@@ -350,9 +273,6 @@ def test_what_cannot_be_patched_is_refused(config: Any) -> None:
     refused("batch 0 has cu_seqlens, whose tokens have no rows; give rows", packed, packed)
     refused(r"the metric returned \(2, 6\); expected one number for each of 2", metric=lambda out, batch: out.logits)
     refused("is not a model of bertlite", model=torch.nn.Linear(2, 3), error=TypeError)
-    refused("verify is -1", run=attribution_patch, verify=-1)
-    refused("metric 'kl' has no gradient at the clean run", run=attribution_patch, direction="noise", metric="kl")
-    refused("does not depend on any head", run=attribution_patch, metric=lambda out, batch: torch.ones(2))
     same = {**clean, "labels": torch.tensor([1, 4])}
     refused("example 1 has label 4 clean and corrupted", same, {**corrupted, "labels": torch.tensor([2, 4])})
     answering = make(BertForQuestionAnswering)
