@@ -6,6 +6,7 @@ Shapes:  B 2 sequences · S 11 positions · D 48 hidden · L 3 layers · N 4 hea
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +137,14 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     names, parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
     grads = torch.autograd.grad(loss, parameters, allow_unused=True)
     return {name: grad for name, grad in zip(names, grads, strict=True) if grad is not None}
+
+
+def count_runs(model: Any) -> Counter[int]:
+    """Count for each layer how often its attention runs: once in a forward, and once more if it is computed again."""
+    runs: Counter[int] = Counter()
+    for i, layer in enumerate(model.base_model.encoder.layer):
+        layer.attention.register_forward_pre_hook(lambda module, args, i=i: runs.update([i]))
+    return runs
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

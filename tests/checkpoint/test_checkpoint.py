@@ -685,18 +685,6 @@ def test_a_config_is_never_assumed(tmp_path):
 # Files --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
-@pytest.mark.parametrize("sharded", [False, True])
-def test_every_format_loads(file, sharded, tmp_path):
-    model = make(BertForPreTraining)
-    state = {k: t for k, t in state_of(model).items() if k not in (DECODER, DECODER_BIAS)}
-    if sharded:
-        write_shards(tmp_path, halves(state, file.rpartition(".")[2]))
-    else:
-        write(tmp_path, state, file=file)
-    assert_same_model(BertForPreTraining.from_pretrained(tmp_path), model)
-
-
 def test_the_formats_are_tried_in_order(tmp_path):
     for number, file in enumerate(WEIGHT_FILES):
         state = {name: torch.full_like(t, number) for name, t in state_of(make()).items()}

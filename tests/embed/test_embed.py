@@ -396,6 +396,14 @@ def test_a_backend_that_is_named_is_taken(checkpoint, monkeypatch) -> None:
     ]
 
 
+def test_a_backend_that_is_named_raises_rather_than_fall_back(checkpoint, monkeypatch) -> None:
+    with pytest.raises(ValueError, match=r"dtype torch\.float64 is not among"):
+        Embedder(checkpoint, backend="native", dtype="float64").encode(["a"])
+    without_packed_weights(monkeypatch)
+    with pytest.raises(ValueError, match="native kernels cannot run this model: none here; use 'auto' in float32 or"):
+        Embedder(checkpoint, dtype="int8").load()
+
+
 def test_the_benchmark_compares_the_same_paragraphs(checkpoint, tmp_path, monkeypatch, capsys) -> None:
     text, path = tmp_path / "wiki.txt", tmp_path / "embed.json"
     text.write_text("\n".join(f" = heading = \n\n {each} " for each in texts_of(11)))

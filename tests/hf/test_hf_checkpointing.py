@@ -2,12 +2,11 @@
 
 import copy
 import pickle
-from collections import Counter
 from typing import Any
 
 import pytest
 import torch
-from conftest import assert_same, gradients
+from conftest import assert_same, count_runs, gradients
 from pairs import (
     CHECKPOINTING,
     CROSS,
@@ -35,14 +34,6 @@ def enable(model: Any, **options: Any) -> Any:
 
 def enabled(model: Any) -> bool:
     return bool(getattr(model, f"is_{CHECKPOINTING}_checkpointing"))
-
-
-def count_runs(model: Any) -> Counter[int]:
-    """{layer: how often its attention ran}: once in a forward, and once more if it is computed again."""
-    runs: Counter[int] = Counter()
-    for i, layer in enumerate(model.base_model.encoder.layer):
-        layer.attention.register_forward_pre_hook(lambda module, args, i=i: runs.update([i]))
-    return runs
 
 
 def learn(model: Any, name: str = "BertModel", **options: Any) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ and by `.ci/run` on MiniLM and on bert-base's shape, beside transformers 5; with
 import json
 from typing import Any
 
+import conftest
 import pytest
 import torch
 
@@ -22,15 +23,8 @@ from bertlite.parity.compare import FACTOR, NOT_FINITE, Report, Row, as_well, cl
 from bertlite.parity.families import KINDS, cases_of
 from bertlite.records import git_state
 
-SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 37,
-    "max_position_embeddings": 40,
-    "initializer_range": 0.2,  # 0.02 leaves every head looking everywhere alike
-}
+# 0.02 leaves every head looking everywhere alike
+SIZES = {**conftest.SIZES, "type_vocab_size": 2, "initializer_range": 0.2}
 
 
 @pytest.fixture(scope="module")
@@ -327,7 +321,7 @@ def test_says_what_the_reference_cannot_vouch_for(case, tiny):
 
 @pytest.mark.parametrize("changes", [{"num_labels": 2}, {"num_labels": 1}, {"problem_type": "regression"}], ids=str)
 def test_a_head_of_the_checkpoint_keeps_its_labels(changes, tmp_path):
-    sizes = {"num_labels": 4, "type_vocab_size": 2, **SIZES, **changes}
+    sizes = {"num_labels": 4, **SIZES, **changes}
     bertlite.BertForSequenceClassification(bertlite.BertConfig(**sizes)).save_pretrained(tmp_path)
     report = check(Case("BertForSequenceClassification", "eager"), checkpoint=tmp_path)
     assert report.ok, f"\n{report}"

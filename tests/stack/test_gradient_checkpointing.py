@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import F64, SIZES, assert_same, gradients, make, make_batch
+from conftest import F64, SIZES, assert_same, count_runs, gradients, make, make_batch
 from torch import Tensor
 
 from bertlite import BertForMaskedLM, BertModel, prune_heads, prune_heads_
@@ -16,14 +16,6 @@ from bertlite import BertForMaskedLM, BertModel, prune_heads, prune_heads_
 L = 3
 OFF = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 ON = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}
-
-
-def count_runs(model: Any) -> Counter[int]:
-    """{layer: how often its attention ran}: once in a forward, and once more if it is computed again."""
-    runs: Counter[int] = Counter()
-    for i, layer in enumerate(model.base_model.encoder.layer):
-        layer.attention.register_forward_pre_hook(lambda module, args, i=i: runs.update([i]))
-    return runs
 
 
 def loss_of(model: Any, **inputs: Any) -> tuple[Tensor, Any]:
