@@ -30,9 +30,7 @@ from transformers.testing_utils import CaptureLogger
 import bertlite
 from bertlite import hf
 
-GOLDEN = Path(__file__).parent.parent / "golden"
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
-RELATIVE = ["relative_key", "relative_key_query", "relative_key-pruned", "relative_key_query-gated"]
 NEURONS = {0: [36, 3], 1: range(37)}
 MISMATCH = "ignore_mismatched_sizes" if V5 else "size mismatch"
 
@@ -235,21 +233,6 @@ def test_loading_leaves_no_trace_in_the_positions(tmp_path: Path) -> None:
 # Pruned checkpoints
 
 
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
-def test_a_pruned_folder_of_transformers_4_loads(backend: str) -> None:
-    inputs, wanted = golden("pruned-twice")
-    model = hf.BertModel.from_pretrained(GOLDEN / "pruned", attn_implementation=backend, dtype=F64)
-    assert model.config.pruned_heads == {0: [1, 3], 1: [0, 1, 2], 2: [2]}
-    assert_same(model(**inputs).last_hidden_state, wanted)
-    assert_same(bertlite.densify(model)(**inputs).last_hidden_state, wanted)
-
-
-def golden(case: str) -> tuple[dict[str, Any], Any]:
-    tensors = load_file(GOLDEN / f"{case}.safetensors")
-    inputs = {key.removeprefix("inputs."): x for key, x in tensors.items() if key.startswith("inputs.")}
-    return inputs, tensors["outputs.last_hidden_state"]
-
-
 @pytest.mark.parametrize("name", ["BertModel", "BertForSequenceClassification"])
 def test_a_pruned_file_is_in_the_form_of_transformers_4(name: str, tmp_path: Path) -> None:
     model = ours_of(name)
@@ -286,32 +269,10 @@ def test_a_pruned_file_without_its_config_is_refused(tmp_path: Path) -> None:
         hf.BertModel.from_pretrained(tmp_path, config=config_of())
 
 
-# Relative positions
-
-
-@pytest.mark.parametrize("case", RELATIVE)
-def test_relative_positions_compute_what_transformers_4_did(case: str, tmp_path: Path) -> None:
-    cases = json.loads((GOLDEN / "cases.json").read_text())
-    model = hf.BertModel(transformers.BertConfig(**cases[case]["config"]))
-    weights = load_file(GOLDEN / "weights.safetensors")
-    model.load_state_dict({key: weights[key] for key in model.state_dict()})
-    model.double().eval()
-    for heads in cases[case]["prune_heads"]:
-        model.prune_heads({int(layer): which for layer, which in heads.items()})
-    inputs, wanted = golden(case)
-    assert_same(model(**inputs).last_hidden_state, wanted)
-    model.save_pretrained(tmp_path)
-    again, info = hf.BertModel.from_pretrained(tmp_path, dtype=F64, output_loading_info=True)
-    assert not any(info.values())
-    assert_same(again(**inputs).last_hidden_state, wanted)
-    core = bertlite.BertModel.from_pretrained(tmp_path)
-    assert_same(core(**inputs).last_hidden_state, again(**inputs).last_hidden_state, atol=0)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_the_core_and_hf_read_each_others_files(name: str, tmp_path: Path) -> None:
-    """With pruned heads and neurons, which the core prunes in both."""
-    dense = ours_of(name, tie_word_embeddings=name != "BertForMaskedLM")
+    """With relative positions, and pruned heads and neurons, which the core prunes in both."""
+    dense = ours_of(name, tie_word_embeddings=name != "BertForMaskedLM", position_embedding_type="relative_key_query")
     ours = bertlite.prune_neurons(bertlite.prune_heads(dense, {1: [2]}), NEURONS)
     assert not hasattr(dense.config, "pruned_neurons")
     other = bertlite.prune_neurons(bertlite.prune_heads(core_of(dense), {1: [2]}), NEURONS)
