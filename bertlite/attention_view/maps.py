@@ -25,7 +25,7 @@ class AttentionMaps:
         tokens: S, as in the vocabulary.
         layers, heads: the chosen ones, numbered as in the unpruned model.
         weights: {(layer, head): (S, S)}, float32; without pruned heads.
-        special: positions of the special tokens other than words, such as [CLS].
+        special: positions of [CLS], [SEP] and [PAD].
         name: the model's name in a drawing.
     """
 

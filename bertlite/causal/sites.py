@@ -73,12 +73,12 @@ def read_rows(model: BertLike, batches: Iterable[Batch], labelled: bool = False)
     """Check batches and move them to the model's device.
 
     Raises:
-        ValueError: there are none, one has no inputs or no labels that are needed, or it comes packed, or the model is
-            compiled, so that its code runs no hooks.
+        ValueError: there are no batches; one has no inputs, lacks labels that are needed or is packed; or the model is
+            compiled, so that no hook runs.
         TypeError: the model is not one of bertlite's, or a batch is not a mapping.
     """
     if hasattr(model, "_orig_mod"):
-        raise ValueError("the model is compiled, and its code runs no new hook; pass the one that was compiled")
+        raise ValueError("the model is compiled, so new hooks do not run; pass the one that was compiled")
     check_model(model)
     read = read_batches(model, batches, labelled)
     for i, batch in enumerate(read):

@@ -67,7 +67,7 @@ a pruned one, head by head.""",
         "--against",
         str,
         None,
-        "compare with this checkpoint, of the same tokenizer (or without one), layers and heads",
+        "compare with this checkpoint, which has the same layers, heads and tokenizer, or no tokenizer",
         otherwise="none",
         metavar="CHECKPOINT",
     )
@@ -84,9 +84,9 @@ def parity(commands: Commands) -> None:
         summary="prove that a checkpoint runs here as in transformers",
         description="""\
 Run a checkpoint in bertlite and in transformers and compare everything they return: outputs, hidden states,
-attentions, losses and gradients.  Unless --all is given, code chooses few cases that together have every backend,
-dtype, kind of mask, head and feature; they take about a minute.  A checkpoint of another family, such as XLM-R, is
-compared with transformers' own class of it.  Exits 1 if anything differs.""",
+attentions, losses and gradients.  By default a few cases run, which together have every backend, dtype, kind of mask,
+head and feature; they take about a minute.  A checkpoint of another family, such as XLM-R, is compared with
+transformers' own class for it.  Exits 1 if anything differs.""",
         examples=(
             "parity google-bert/bert-base-uncased",
             "parity my-model --all --out record.json",

@@ -209,7 +209,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_rows(records: Sequence[Record], rows: Sequence[dict[str, Any]], metric: str) -> None:
-    """Print a table of a metric, the dense model's, and the samples of the intervals."""
+    """Print a table of a metric, with what its intervals are over, and the metric of the dense model."""
     over = " or ".join(dict.fromkeys(row["over"] for row in rows))
     print(f"100 x {metric} by the share of heads removed, with 95 % intervals over {over} (runs, where several)\n")
     print(markdown_table(rows, metric))

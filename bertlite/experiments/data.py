@@ -58,7 +58,7 @@ Label = float | tuple[float, ...]  # of a text, or of each of its words
 
 @dataclass(frozen=True)
 class Examples:
-    """Labelled texts; each text is one string or two, each label a number; or a text is words, each with a label.
+    """Labelled texts: one string or two with a number as the label, or words with a number for each.
 
     Args:
         labels: empty for texts without labels.

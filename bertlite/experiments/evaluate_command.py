@@ -42,7 +42,7 @@ class Predictions:
         """Return these predictions with the classes in another's order, to compare them.
 
         Raises:
-            ValueError: the two have different classes or labels, as one reads fewer words.
+            ValueError: their classes differ, or their labels, since one truncates texts earlier.
         """
         pair, outputs, labels = f"{other.checkpoint} and {self.checkpoint}", self.outputs, self.labels
         if self.classes and other.classes:

@@ -1,4 +1,4 @@
-"""What the folder of a run holds: predictions of its model and of the dense one, scores, and the heads removed."""
+"""The files in a run's folder: predictions of its model and of the dense one, scores, and the heads removed."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What the card and the report of a model say that an experiment made."""
+"""Figures and sentences for the card and the report of a model that an experiment made."""
 
 from collections.abc import Mapping
 from typing import Any

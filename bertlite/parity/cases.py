@@ -1,7 +1,7 @@
 """The cases of the parity check, as a list of values: model x backend x batch x dtype x feature x mode.
 
-`choose` finds few that together cover every facet of all.  A facet is a field of a case, such as its backend, or a
-pair of them, such as its backend and its dtype.
+`choose` finds a few that together cover every facet of all of them.  A facet is a field of a case, such as its
+backend, or a pair of them, such as its backend and its dtype.
 """
 
 from collections import Counter
@@ -70,7 +70,7 @@ PAIRS = (("backend", "dtype"), ("backend", "batch"), ("backend", "feature"), ("b
 class Case:
     """One comparison with transformers: a model, a backend, a batch, a dtype, a feature and a way to run it.
 
-    The backend may also be "native", `optimize_for_inference`'s; `family` is that of a checkpoint of another family.
+    The backend may also be "native", that of `optimize_for_inference`; `family` is empty for a BERT's checkpoint.
     """
 
     model: str = "BertModel"
@@ -197,7 +197,7 @@ def facets_of(case: Case, pairs: bool = True) -> frozenset[Facet]:
 def choose(cases: Sequence[Case], unsupported: Callable[[Case], object], pairs: bool = True) -> tuple[Case, ...]:
     """Return few of the cases, in order, that cover every facet of them.
 
-    Cases whose facets others have too are left out, those first that take long and have only common facets.
+    A case is left out if other cases have its facets; slow cases with common facets are left out first.
 
     Args:
         unsupported: whether the reference cannot compute a case.  Such a case is kept only for a facet that no other

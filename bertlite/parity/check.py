@@ -129,7 +129,7 @@ def compare_sides(case: Case, device: str, checkpoint: str | Path, tamper: Tampe
 def overrides_for(case: Case, checkpoint: str | Path) -> Overrides:
     """Return the fields of the config to change; a head that the checkpoint has keeps its labels.
 
-    A new one has three: with two, a loss that swaps them could pass.
+    A new head has three labels: with two, a loss that swaps them could pass.
     """
     own = read_config(Source(checkpoint)).extra.get("architectures") or ()
     labels = {"num_labels": 3} if case.model in LABELLED and case.model not in own else {}
@@ -254,8 +254,10 @@ def named(case: Case, out: Output, inputs: Inputs, config: BertConfig) -> Iterat
 
 
 def without_padding(case: Case, out: Output, inputs: Inputs) -> dict[str, Tensor | tuple[Tensor, ...]]:
-    """Return an output; for a packed case, a native one and a family with zeros for padding, and without the pooler's
-    output where theirs reads padding.
+    """Return an output; with packed, native and other families' models the values of padding are set to zero.
+
+    These models do not compute padding, or not alike.  With padding on the left the pooler's output is left out too,
+    since theirs reads the first position.
     """
     mask = inputs.get("attention_mask")
     whole = case.backend not in ("packed", "native") and not case.family

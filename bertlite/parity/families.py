@@ -47,7 +47,7 @@ def cases_of(kind: str, thin: bool = False) -> tuple[Case, ...]:
     """Return the cases of a family.
 
     Args:
-        thin: few of them, which have every backend, and padding on every side and none.
+        thin: a few of them, with every backend, and with padding on either side and without.
     """
     heads = () if kind == "bert-generation" else FAMILY_HEADS
     if thin:
@@ -87,7 +87,7 @@ def save_random(folder: Path, kind: str, shape: str) -> Path:
 
 
 def family_inputs(model: nn.Module, inputs: Inputs, pad: int) -> dict[str, Tensor | bool]:
-    """Return the inputs as a family takes them: only padding has its id, and positions are counted by the model."""
+    """Return the inputs in a family's form: no word has the id of padding, and the model counts positions."""
     found = {name: x for name, x in inputs.items() if name != "position_ids"}
     ids, mask = found["input_ids"], found.get("attention_mask")
     assert isinstance(ids, Tensor)
@@ -101,11 +101,12 @@ def family_inputs(model: nn.Module, inputs: Inputs, pad: int) -> dict[str, Tenso
 def gradients_as_ours(
     origin: Origin, mine: Mapping[str, Tensor], others: Mapping[str, Mapping[str, Tensor]], model: BertPreTrainedModel
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-    """Return our gradients and theirs under our names, for renaming and slicing are linear.
+    """Return our gradients and theirs under our names; gradients are renamed and sliced as weights are.
 
-    A sum has the gradient of its parts, so that of ERNIE's tasks is not read; our segments of zeros have none there;
-    and MPNet's bias, of which each layer here has a copy, has the sum of theirs.  That of the keys' biases is 0, since
-    they add the same to all scores of a query: it is read in float64 alone, as else it is nothing but rounding.
+    Four are special.  ERNIE's embedding of tasks is part of a sum here, whose gradient is compared instead.  A family
+    without segments has no gradient for our segment embeddings of zeros.  MPNet has one position bias, and here each
+    layer has a copy: the copies' gradients are added up.  The gradient of a key's bias is 0, since the bias adds the
+    same to all scores of a query: it is compared in float64 alone, as elsewhere it is all rounding.
     """
     ours = {name: x for name, x in mine.items() if not name.endswith("key.bias") or x.dtype == torch.float64}
     if origin.family.fixed.get("type_vocab_size"):

@@ -62,7 +62,7 @@ def honours(feature: str) -> bool:
 
 
 def unsupported(case: Case) -> str:
-    """Return why the installed transformers is no reference for a case, which it ignores or rejects; or ""."""
+    """Return why the installed transformers cannot check a case, which it ignores or rejects; "" if it can."""
     needs = [need for part in (case.feature, case.batch) if (need := NEEDS.get(part)) and not honours(need)]
     return f"transformers {version()} does not honour {needs[0]}" if needs else ""
 
@@ -80,7 +80,7 @@ def stock_class(name: str) -> Any:
     """Return transformers' model class of this name.
 
     Raises:
-        ValueError: ours stands in its place.
+        ValueError: bertlite.hf has registered its own class in its place.
     """
     cls = getattr(stock(), name)
     if cls.__module__.startswith("bertlite."):
@@ -89,7 +89,7 @@ def stock_class(name: str) -> Any:
 
 
 def class_for(name: str, config: Any) -> Any:
-    """Return transformers' class that does what BERT's of this name does, for the family that a config is of."""
+    """Return transformers' class for the family of a config that corresponds to BERT's class of this name."""
     if config.model_type == "bert":
         return stock_class(name)
     kind = "ForCausalLM" if name == DECODER else name.removeprefix("BertModel").removeprefix("Bert")
@@ -143,7 +143,7 @@ def complete(checkpoint: str | Path, model: str, overrides: Overrides, folder: P
 def base_shaped(folder: Path, model_type: str = "bert", **sizes: Any) -> Path:
     """Save a checkpoint of bert-base-uncased's shape that transformers initialises, and return its folder.
 
-    Biases and LayerNorms are moved away from 0 and 1, so that a lost one shows.
+    Biases and LayerNorms are moved away from 0 and 1, so that a missing one is noticed.
     """
     torch.manual_seed(0)
     config = stock().AutoConfig.for_model(model_type, **sizes)

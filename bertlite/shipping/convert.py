@@ -45,8 +45,8 @@ def convert(checkpoint: str | PathLike[str], folder: str | PathLike[str], *, ful
         full: put pruned heads and neurons back, with weights of zero, for loaders that know none.
 
     Returns:
-        The record: the model_type, the class, the largest differences, in float64, of the outputs from those of
-        transformers' class of the family and of its BERT that loads the result, and notes on what was not compared.
+        The record: the model_type, the class, notes on what was not compared, and the largest differences of the
+        outputs in float64, from transformers' class of the family and from transformers' BERT with the result.
 
     Raises:
         FileExistsError: the folder is the checkpoint's own.

@@ -54,8 +54,7 @@ def write_model(
 
     It holds config.json with the names of the labels, the weights, the tokenizer without truncation or padding,
     sentence-transformers' modules if the source has them and the model has no head, the card README.md and
-    report.json.  A pruned model, or another that is no BERT to transformers, gets the
-    code by which transformers loads it.
+    report.json; and the code by which transformers loads the model, if its own BERT cannot, as with a pruned one.
     Other files that the folder holds are kept.
 
     Args:
