@@ -31,7 +31,7 @@ def inspect(commands: Commands) -> None:
         description="""\
 List the contents of a checkpoint, layer by layer, and tell if bertlite, transformers 4 and transformers 5 load it
 correctly.  No model is run, and the weights are not read.  Exits 1 if bertlite would not load it.""",
-        examples=("inspect google-bert/bert-base-uncased", "inspect my-model --json"),
+        examples=("google-bert/bert-base-uncased", "my-model --json"),
         record="the report",
     )
     add_checkpoint(action, "a hub id, a folder, or a weights file with its config.json beside it")
@@ -50,9 +50,9 @@ Draw the attention weights that each head of a model gives to the tokens of a te
 are numbered as in the unpruned model; pruned ones are blank.  --against compares two checkpoints, such as a dense and
 a pruned one, head by head.""",
         examples=(
-            'attention google-bert/bert-base-uncased "The cat sat on the mat." --out maps.html',
-            'attention my-model "Who sat?" --pair "The cat sat." --layers 0,1 --heads 3 --out maps.html,maps.json',
-            'attention google-bert/bert-base-uncased "The cat sat on the mat." --against my-model --out compared.html',
+            'google-bert/bert-base-uncased "The cat sat on the mat." --out maps.html',
+            'my-model "Who sat?" --pair "The cat sat." --layers 0,1 --heads 3 --out maps.html,maps.json',
+            'google-bert/bert-base-uncased "The cat sat on the mat." --against my-model --out compared.html',
         ),
         record="the tokens and all weights",
         out={".html": "a page"},
@@ -88,9 +88,9 @@ attentions, losses and gradients.  By default a few cases run, which together ha
 head and feature; they take about a minute.  A checkpoint of another family, such as XLM-R, is compared with
 transformers' own class for it.  Exits 1 if anything differs.""",
         examples=(
-            "parity google-bert/bert-base-uncased",
-            "parity my-model --all --out record.json",
-            "parity my-model --only float64,eager -v",
+            "google-bert/bert-base-uncased",
+            "my-model --all --out record.json",
+            "my-model --only float64,eager -v",
         ),
         record="every comparison, the git commit, the versions and the machine",
     )
@@ -144,8 +144,8 @@ follows from the checkpoint's class: sequence or token classification, regressio
 words, which need no labels.  With --against, the two checkpoints are compared on the same examples: the difference has
 an interval and a p-value, and the exit status is 1 if CHECKPOINT is significantly worse.""",
         examples=(
-            "evaluate fast --dev dev.tsv --against runs/dense/model --metric mcc",
-            "evaluate runs/dense/model --dev dev.tsv",
+            "fast --dev dev.tsv --against runs/dense/model --metric mcc",
+            "runs/dense/model --dev dev.tsv",
         ),
         record="the metrics, intervals and the comparison",
     )
@@ -173,8 +173,8 @@ def embed(commands: Commands) -> None:
 Write one vector for every row of the input into Parquet files: id, vector and, with --keep-text, text.  Started again
 after a kill, it writes the missing files.  Under torchrun the processes divide the work.""",
         examples=(
-            "embed sentence-transformers/all-MiniLM-L6-v2 corpus.jsonl --out vectors",
-            "embed my-model a.txt b.txt --pooling mean --normalize --max-length 128 --out vectors-128",
+            "sentence-transformers/all-MiniLM-L6-v2 corpus.jsonl --out vectors",
+            "my-model a.txt b.txt --pooling mean --normalize --max-length 128 --out vectors-128",
         ),
         record="the manifest and the work done by this command",
         out={FOLDER: "the Parquet files and manifest.json"},
@@ -222,8 +222,8 @@ Write a checkpoint of another family, such as RoBERTa, XLM-R, DistilBERT, MPNet 
 tokenizer and sentence-transformers' modules.  Where transformers is installed, the result is first compared with
 transformers' own class in float64, and not written if they differ.""",
         examples=(
-            "convert sentence-transformers/all-MiniLM-L6-v2 --out minilm-as-bert",
-            "convert fast --full --out all-heads",
+            "sentence-transformers/all-MiniLM-L6-v2 --out minilm-as-bert",
+            "fast --full --out all-heads",
         ),
         record="the family, and the differences from transformers",
         out={FOLDER: "the model, its tokenizer and a card"},
@@ -246,8 +246,8 @@ Write a dense or pruned checkpoint as ONNX or OpenVINO IR, for batches and lengt
 is run beside the model at several shapes with padding, and kept only if its error is as small as torch's own.  The
 folder also gets what sentence-transformers and optimum need; it may be the checkpoint's own.""",
         examples=(
-            "export sentence-transformers/all-MiniLM-L6-v2 --out minilm-onnx",
-            "export fast --format openvino --out fast-openvino",
+            "sentence-transformers/all-MiniLM-L6-v2 --out minilm-onnx",
+            "fast --format openvino --out fast-openvino",
         ),
         record="what was written, and how it compares with the model",
         out={FOLDER: "the graph, config.json, the tokenizer and export.json"},
@@ -282,9 +282,9 @@ Every ratio is taken round by round and printed with its quartiles.  Peers that 
 With CHECKPOINT, time these models beside the first of them, such as pruned ones beside the dense one, all optimised by
 optimize_for_inference; --backend plain measures them as they are.""",
         examples=(
-            'bench --only "8 x 128" --engines "bertlite native",OpenVINO --rounds 7 --out speed.json',
-            "bench runs/dense/model fast --shapes 1x16,8x128 --out speed-of-fast.json",
-            "bench runs/dense/model fast --backend plain",
+            '--only "8 x 128" --engines "bertlite native",OpenVINO --rounds 7 --out speed.json',
+            "runs/dense/model fast --shapes 1x16,8x128 --out speed-of-fast.json",
+            "runs/dense/model fast --backend plain",
         ),
         record="the times, ratios and errors of every section",
         out={FOLDER: "exported models, which the next run uses again"},

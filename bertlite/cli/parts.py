@@ -33,14 +33,14 @@ class Parser(argparse.ArgumentParser):
     """A parser with errors of one line and without abbreviations of options."""
 
     def __init__(self, *, examples: Sequence[str] = (), **options: Any) -> None:
-        shown = "".join(f"  bertlite {example}\n" for example in examples)
+        shown = "".join(f"  {options['prog']} {example}\n" for example in examples)
         super().__init__(
             **options,
             epilog=f"examples:\n{shown}\n{FOOT}" if examples else FOOT,
             allow_abbrev=False,
             formatter_class=HelpFormatter,
         )
-        self.examples = tuple(examples)
+        self.examples = tuple(f"{self.prog.removeprefix('bertlite ')} {example}" for example in examples)
 
     def error(self, message: str) -> NoReturn:
         """Print a message that names --help, and exit with status 2."""
@@ -53,7 +53,7 @@ def command(
     module: str,
     *,
     summary: str,
-    description: str,
+    description: str = "",
     examples: Sequence[str],
     record: str,
     out: Mapping[str, str] | None = None,
@@ -68,7 +68,8 @@ def command(
     Args:
         module: the name of the module whose `main(args)` runs the command and returns the exit status.
         summary: its line in the list of commands.
-        examples: command lines, without "bertlite".
+        description: the text of --help; by default the summary.
+        examples: the words after the command's name.
         record: the content of the record that --json prints, and that --out FILE.json writes.
         out: {kind: content} of other outputs of --out.  If it has ".json", that file is not the record.
         needs: the kinds one of which --out must name.
@@ -83,6 +84,7 @@ def command(
             print(starts.format(**shown), file=sys.stderr, flush=True)
         return import_module(module).main(args)
 
+    description = description or f"{summary[0].upper()}{summary[1:]}."
     added: Parser = commands.add_parser(name, help=summary, description=description, examples=examples)
     added.add_argument(
         "--out",

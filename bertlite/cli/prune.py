@@ -43,33 +43,6 @@ def add(commands: Commands) -> None:
         add_one(actions)
 
 
-def add_action(
-    actions: Commands,
-    name: str,
-    summary: str,
-    record: str,
-    out: dict[str, str],
-    examples: tuple[str, ...],
-    needs: tuple[str, ...] = (FOLDER,),
-    work: str = WORK,
-    description: str = "",
-    starts: str = "",
-) -> Parser:
-    """Add an action of `prune` and return the parser of its arguments."""
-    return command(
-        actions,
-        name,
-        work,
-        summary=summary,
-        description=description or f"{summary[0].upper()}{summary[1:]}.",
-        examples=tuple(f"prune {name} {example}" for example in examples),
-        record=record,
-        out=out,
-        needs=needs,
-        starts=starts,
-    )
-
-
 def either(options: Iterable[str]) -> str:
     """Return "a, b or c"."""
     *others, last = options
@@ -158,12 +131,14 @@ def add_calibration(action: Any) -> None:
 
 def add_to(actions: Commands) -> None:
     """Add `to`."""
-    action = add_action(
+    action = command(
         actions,
         "to",
-        "prune a checkpoint to a speed, a time or a share of its MACs",
+        "bertlite.budget.command",
+        summary="prune a checkpoint to a speed, a time or a share of its MACs",
         record="the report",
         out={FOLDER: "the pruned checkpoint with its tokenizer, a card and report.json"},
+        needs=(FOLDER,),
         examples=(
             "2x runs/dense/model --texts texts.txt --out fast",
             "30% runs/dense/model --texts train.tsv --dev dev.tsv --label label --out small",
@@ -171,7 +146,6 @@ def add_to(actions: Commands) -> None:
             "2x my-model --backend auto --texts texts.txt --out served",
             "60% 40% 20% my-model --texts texts.txt --out sizes",
         ),
-        work="bertlite.budget.command",
         starts="prune to {target}: loading {checkpoint}",
         description="""\
 Prune a checkpoint to a budget of time or work, without training.
@@ -214,14 +188,15 @@ loss itself is used.  A killed search continues where it stopped when the same c
 
 def add_vocabulary(actions: Commands) -> None:
     """Add `vocabulary`."""
-    action = add_action(
+    action = command(
         actions,
         "vocabulary",
-        "keep the tokens that texts use, and the embeddings of these",
+        "bertlite.budget.vocabulary",
+        summary="keep the tokens that texts use, and the embeddings of these",
         record="the report",
         out={FOLDER: "the checkpoint with its tokenizer, a card and report.json"},
+        needs=(FOLDER,),
         examples=("my-model --texts texts.txt --out few",),
-        work="bertlite.budget.vocabulary",
         description="""\
 Keep the tokens that texts use, and the embeddings of these alone, which are half of a small model.
 
@@ -238,12 +213,14 @@ those are, and how far predictions move there, is measured.  Give all texts that
 
 def add_finetune(actions: Commands) -> None:
     """Add `finetune`."""
-    action = add_action(
+    action = command(
         actions,
         "finetune",
-        "train a checkpoint on a task; a killed one continues; under torchrun, in several processes",
+        WORK,
+        summary="train a checkpoint on a task; a killed one continues; under torchrun, in several processes",
         record="the run",
         out={FOLDER: "the run; `model` in it is the model"},
+        needs=(FOLDER,),
         examples=(
             f"google-bert/bert-base-uncased {DATA} --num-labels 2 --out runs/dense",
             f"pruned {DATA} --teacher runs/dense/model --epochs 1 --out runs/distilled",
@@ -263,13 +240,15 @@ def add_finetune(actions: Commands) -> None:
 
 def add_run(actions: Commands) -> None:
     """Add `run`."""
-    action = add_action(
+    action = command(
         actions,
         "run",
-        "score, prune, repair, retrain and evaluate, by every combination of criterion, share of heads, repair and"
-        " seed; a killed one continues",
+        WORK,
+        summary="score, prune, repair, retrain and evaluate, by every combination of criterion, share of heads, repair"
+        " and seed; a killed one continues",
         record="the runs",
         out={FOLDER: "the folders of the runs are made in this one"},
+        needs=(FOLDER,),
         examples=(
             f"runs/dense/model {DATA} --criteria michel --fractions 0.5 --save-model --out runs/half",
             f"runs/dense/model {DATA} --criteria michel,random --fractions 0.3,0.5,0.7 --seeds 0,1,2 --out runs/curve",
@@ -296,17 +275,17 @@ def add_run(actions: Commands) -> None:
 
 def add_compare(actions: Commands) -> None:
     """Add `compare`."""
-    action = add_action(
+    action = command(
         actions,
         "compare",
-        "make tables with intervals, paired tests and figures from runs",
+        WORK,
+        summary="make tables with intervals, paired tests and figures from runs",
         record="every row",
         out={FOLDER: "figures, each as PNG and SVG"},
         examples=(
             "runs/half --against dense --out rows.json,figures",
             "runs/curve --against random --metric mcc",
         ),
-        needs=(),
     )
     action.add_argument("roots", nargs="+", metavar="FOLDER", help="folders with runs, at any depth")
     text = "test every other criterion against this one, or each against the dense models with `dense`"
