@@ -110,28 +110,14 @@ def check_comparable(maps: AttentionMaps, against: AttentionMaps) -> None:
     Raises:
         ValueError: their tokens, layers or heads differ.
     """
-    if maps.tokens != against.tokens:
-        pairs = zip((*maps.tokens, "nothing"), (*against.tokens, "nothing"), strict=False)
-        position, (one, other) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
-        raise ValueError(
-            f"{maps.name} and {against.name} tokenize the text differently: token {position} is {one!r} and {other!r};"
-            " compare checkpoints with the same tokenizer"
-        )
-    for unit, one_has, other_has in (
-        ("layers", maps.layers, against.layers),
-        ("heads", maps.heads, against.heads),
-    ):
-        if one_has != other_has:
+    for what in ("tokens", "layers", "heads"):
+        one, other = getattr(maps, what), getattr(against, what)
+        if one != other:
+            i = next((i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), -1)
             raise ValueError(
-                f"{maps.name} has the {unit} {format_numbers(one_has)} and {against.name} {format_numbers(other_has)}:"
-                " compare checkpoints of one model, such as a dense and a pruned one"
+                f"{maps.name} and {against.name} have different {what}, such as {one[i]!r} and {other[i]!r}: compare"
+                " checkpoints of one model, with one tokenizer"
             )
-
-
-def format_numbers(numbers: tuple[int, ...]) -> str:
-    """Format 0, 1, 2, 7 as "0, 1, 2, 7", and a long range by its ends."""
-    whole = len(numbers) > 3 and numbers == tuple(range(numbers[0], numbers[-1] + 1))
-    return f"{numbers[0]} to {numbers[-1]}" if whole else ", ".join(map(str, numbers))
 
 
 def make_record(maps: AttentionMaps, against: AttentionMaps | None = None) -> dict[str, Any]:
