@@ -9,18 +9,16 @@ import shutil
 import struct
 import subprocess
 import threading
-from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from conftest import SPECIAL, make
+from test_cli import LEAVES  # type: ignore[import-not-found]
 
 import bertlite
-from bertlite.cli import main, parser
-from bertlite.cli.parts import Parser
-from bertlite.cli.words import subcommands
+from bertlite.cli import main
 from bertlite.shipping.formats import FORMATS
 
 for library in ("transformers", "accelerate", "datasets", "matplotlib", "pyarrow"):
@@ -35,19 +33,10 @@ BAR = re.compile(r"\d+%\|.*\| *[\d.]+/[\d.]+ \[\d\d:\d\d<\d\d:\d\d, +[\d.]+ ?[a-
 BEGUN = r"run: .*\| *[1-9]\d*/\d+ \["  # a bar with a cell that is done
 
 
-def leaves(top: Parser) -> Iterator[Parser]:
-    """Yield the parser of every command."""
-    below = subcommands(top)
-    for inner in below.values():
-        yield from leaves(inner)
-    if not below:
-        yield top
-
-
-EXAMPLES = [example for each in leaves(parser()) for example in each.examples]
+EXAMPLES = [example for each in LEAVES.values() for example in each.examples]
 ORDER = {"prune to": 1, "evaluate": 2, "convert fast": 2, "export fast": 2}  # they read models that others make
 EXAMPLES.sort(key=lambda example: max((n for name, n in ORDER.items() if example.startswith(name)), default=0))
-FIRST = [each for each in EXAMPLES if each in {leaf.examples[0] for leaf in leaves(parser())}]  # of each command
+FIRST = [each for each in EXAMPLES if each in {leaf.examples[0] for leaf in LEAVES.values()}]  # of each command
 
 
 def save_checkpoint(folder: Path, layers: int) -> None:

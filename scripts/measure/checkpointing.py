@@ -109,32 +109,24 @@ def measure(steps: Mapping[str, Step], rounds: int, device: str) -> dict[str, An
 
     Returns:
         "rounds"; "rows", {candidate: median and quartiles of the seconds, and "peak_bytes"}; "ratios" of the seconds,
-        with their quartiles, over those of transformers without checkpointing and with the same setting.
+        with their quartiles, over those of transformers without checkpointing.
     """
     peaks = {}
     for name, run in steps.items():
         run()  # does not count
         peaks[name] = peak_bytes(run, device)
     times = alternate(steps, rounds, device, warm=0)
-    over = [(name, BASE) for name in steps if name != BASE]
-    over += [(name, like_for_like(name)) for name in steps if like_for_like(name) not in (name, BASE)]
-    found = summary("one step", times, over)
+    found = summary("one step", times, [(name, BASE) for name in steps if name != BASE])
     rows = {name: {**row, "peak_bytes": peaks[name]} for name, row in found["seconds"].items()}
     return {"rounds": found["rounds"], "rows": rows, "ratios": found["ratios"]}
 
 
-def like_for_like(name: str) -> str:
-    """Return the candidate of transformers that a candidate is compared with: plain, or checkpointing every layer."""
-    return BASE if name.endswith("plain") else "transformers, every layer"
-
-
 def show(kind: str, part: Mapping[str, Any]) -> None:
-    """Print seconds and peaks, and their ratios to those of transformers with the same or no setting."""
-    print(f"\n{kind}: {part['tokens']} tokens; time and peak over those of transformers with the same or no setting")
+    """Print seconds and peaks, and their ratios to those of transformers without checkpointing."""
+    print(f"\n{kind}: {part['tokens']} tokens; time and peak over those of {BASE}")
     for name, row in part["rows"].items():
-        base = like_for_like(name)
-        share = with_spread(part["ratios"][f"{name} / {base}"]) if name != base else "1"
-        peak = row["peak_bytes"] / part["rows"][base]["peak_bytes"]
+        share = with_spread(part["ratios"][f"{name} / {BASE}"]) if name != BASE else "1"
+        peak = row["peak_bytes"] / part["rows"][BASE]["peak_bytes"]
         print(
             f"  {name:<40} {with_spread(row, '.3f')} s  {row['peak_bytes'] / 1e6:8.1f} MB   {share:<18}  {peak:5.2f}"
         )

@@ -503,59 +503,36 @@ def test_the_loss_of_training_is_of_labels_of_the_teachers_logits_and_of_its_hid
     assert_same(training_loss(student, inputs, Recipe(distil=1.0, hidden=3.0), teacher), near)  # needs no labels
 
 
-def test_a_killed_training_goes_on_bit_for_bit(setting, tmp_path):
+def test_a_killed_finetune_is_gone_on_with_bit_for_bit(world, tmp_path, monkeypatch, capsys):
     """With dropout, AdamW's moments and the schedule, killed before its first state and later."""
-
-    def trained(state, dies_at=None, seed=0):
-        experiment, lines = Experiment(setting), []
-        for module in experiment.dense.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.1
-
-        def log(**line):
-            lines.append(line)
-            if line["step"] == dies_at:
-                raise KeyboardInterrupt
-
-        recipe, data = Recipe(epochs=3, lr=1e-3, batch_size=8, seed=seed), experiment.sample(None, 0)
-        try:
-            finetune_(experiment.dense, data, experiment.task, recipe, log=log, state=state)
-        except KeyboardInterrupt:
-            torch.manual_seed(99)  # whatever another process does
-        return experiment.dense.state_dict(), lines
-
-    whole, log = trained(None)
-    for killed_at in (1, 7):
-        state = tmp_path / f"training-{killed_at}"
-        _, before = trained(state, dies_at=killed_at)
-        assert [path.name for path in state.glob("*")] == ([] if killed_at == 1 else ["6"])
-        resumed, after = trained(state)
-        assert [*before[: killed_at - 1], *after] == log
-        assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-    with pytest.raises(ValueError, match=r"training-7 is the state of a training with other data, settings"):
-        trained(state, seed=1)
-
-
-def test_a_killed_finetune_is_gone_on_with(world, tmp_path, monkeypatch):
-    command = ["prune", "finetune", *data_arguments(world), "--epochs", "3", "--out"]
+    command = ["prune", "finetune", *data_arguments(world), "--epochs", "3", "--batch-size", "8", "--out"]
     log = Run.log
 
-    def dies(run, **line):
-        if line["step"] == 4:
-            raise KeyboardInterrupt
-        log(run, **line)
+    def kill(dies_at, name):
+        def dies(run, **line):
+            if line["step"] == dies_at:
+                raise KeyboardInterrupt
+            log(run, **line)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "log", dies)
-        assert main([*command, str(tmp_path / "killed")]) == 130
+        with monkeypatch.context() as patch:
+            patch.setattr(Run, "log", dies)
+            assert main([*command, str(tmp_path / name)]) == 130
+
+    kill(1, "early")
+    assert not list((tmp_path / "early" / "training").glob("*"))
+    kill(7, "late")
+    assert [path.name for path in (tmp_path / "late" / "training").iterdir()] == ["6"]
     assert read_runs(tmp_path) == []
-    for name in ("killed", "whole"):
+    assert main([*command, str(tmp_path / "late"), "--seed", "1"]) == 2
+    assert "training is the state of a training with other data, settings" in capsys.readouterr().err
+    for name in ("early", "late", "whole"):
         assert main([*command, str(tmp_path / name)]) == 0
-    killed, whole = read_runs(tmp_path)
-    assert killed.results == whole.results
-    assert killed.metrics == whole.metrics
-    assert killed.predictions == whole.predictions
-    assert not (tmp_path / "killed" / "training").exists()
+    *killed, whole = read_runs(tmp_path)
+    for run in killed:
+        assert run.results == whole.results, "and so the hash of the weights"
+        assert run.metrics == whole.metrics
+        assert run.predictions == whole.predictions
+        assert not (run.folder / "training").exists()
 
 
 @pytest.mark.slow
