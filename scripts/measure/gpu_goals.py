@@ -100,15 +100,10 @@ def figures_of_speed(sections: Mapping[str, Any], peak: float | None) -> Iterato
                 yield "full", SPEED, what, over(compiled, sdpa), 1
                 flops = 2 * len(work.lengths) * macs(config, work.width)
                 yield "peak", SPEED, what, flops / sdpa["median"] / peak if sdpa and peak else None, 1
-    training = sections.get("training by autocast", {})
-    ratio = training.get("ratios", {}).get("transformers sdpa / bertlite packed", {})
-    yield (
-        "training",
-        SPEED,
-        training.get("what", "training by autocast"),
-        ratio.get("median"),
-        training.get("filled", 1),
-    )
+        name = f"training by autocast{suffix(model, None)}"
+        section = sections.get(name, {})
+        ratio = section.get("ratios", {}).get("transformers sdpa / bertlite packed", {})
+        yield "training", SPEED, name, ratio.get("median"), section.get("filled", 1)
 
 
 def over(a: Mapping[str, float], b: Mapping[str, float], field: str = "median") -> float | None:
