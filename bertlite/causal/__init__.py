@@ -5,7 +5,7 @@ Heads have their numbers in the unpruned model, and a pruned one is nan.
 
 from bertlite.causal.ablation import ABLATIONS, Ablation, ablate, ablated, mean_contexts
 from bertlite.causal.metrics import METRICS
-from bertlite.causal.patching import DIRECTIONS, Patching, patch
+from bertlite.causal.patching import DIRECTIONS, Patching, attribution_patch, patch
 from bertlite.causal.shapley import ShapleyValues, shapley_values
 from bertlite.causal.sites import SITES, activations_at
 
@@ -20,6 +20,7 @@ __all__ = [
     "ablate",
     "ablated",
     "activations_at",
+    "attribution_patch",
     "mean_contexts",
     "patch",
     "shapley_values",

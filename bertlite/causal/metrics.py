@@ -88,6 +88,7 @@ METRICS: dict[str, Callable[[Pair], Metric]] = {
     "kl": kl,
     "cosine": cosine,
 }
+FLAT_AT_CLEAN = ("kl", "cosine")  # at the clean run they are at their optimum, where their gradient is 0
 
 
 def chooses_class(model: BertLike, out: Any) -> bool:

@@ -2,23 +2,24 @@
 
     found = patch(model, clean, corrupted)          # heads, one at a time
     found.effect                                    # (layers, heads): 0 changes nothing, 1 restores the clean run
+    attribution_patch(model, clean, corrupted)      # first-order estimates of the changes, from one gradient
 
 Sources: activation patching, Vig et al. 2020 (arXiv:2004.12265) and, on its choices, Zhang & Nanda 2023
-(arXiv:2309.16042).
+(arXiv:2309.16042); attribution patching, Syed et al. 2023 (arXiv:2310.10348).
 
 Shapes:  B examples · R rows, B or B·choices · S positions · P patched positions, each alone · L levels · U units
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from bertlite.causal.metrics import Metric, Pair, check_metric, metric_of
+from bertlite.causal.metrics import FLAT_AT_CLEAN, Metric, Pair, check_metric, metric_of
 from bertlite.causal.sites import Site, read_rows, read_values, run_edited, site_of
-from bertlite.importance.batches import Batch, count_examples, eval_mode, input_shape, real_tokens
+from bertlite.importance.batches import Batch, eval_mode, input_shape, real_tokens
 from bertlite.pruning import BertLike
 
 DIRECTIONS = ("denoise", "noise")
@@ -92,31 +93,100 @@ def patch(
         ValueError: an unknown name or position, inputs that do not fit together, or a metric that does not fit the
             model.
     """
-    place = site_of(site)
-    if direction not in DIRECTIONS:
-        raise ValueError(f"there is no direction {direction!r}; have: {', '.join(DIRECTIONS)}")
-    check_metric(metric)
-    pairs = read_pairs(model, clean, corrupted, positions)
+    place, pairs = site_of(site), read_pairs(model, clean, corrupted, direction, positions, metric)
     found, ends, name = [], [], ""
     with eval_mode(model), torch.no_grad():
-        for clean_batch, corrupted_batch in pairs:
-            clean_out, clean_values = read_values(model, clean_batch, place)
-            corrupted_out, corrupted_values = read_values(model, corrupted_batch, place)
-            name, measure = metric_of(metric, Pair(model, clean_batch, corrupted_batch, clean_out, corrupted_out))
-            both = measure(clean_out, clean_batch), measure(corrupted_out, corrupted_batch)
-            ends.append(torch.stack(both).double().cpu())
-            denoise = direction == "denoise"
-            batch, values = (corrupted_batch, clean_values) if denoise else (clean_batch, corrupted_values)
-            found.append(patched(model, batch, place, values, positions, measure))
+        for each in exchanges(model, pairs, place, direction, metric):
+            name = each.name
+            ends.append(each.ends)
+            found.append(patched(model, each, place, positions))
     clean_value, corrupted_value = torch.cat(ends, 1)
-    whole = torch.cat(found) if place.of_heads else torch.cat(found).squeeze(-2)
-    return Patching(whole[..., 0] if positions is None else whole, clean_value, corrupted_value, direction, name)
+    return Patching(tidy(found, place, positions), clean_value, corrupted_value, direction, name)
+
+
+def attribution_patch(
+    model: BertLike,
+    clean: Batches,
+    corrupted: Batches,
+    site: str = "head",
+    *,
+    direction: str = "denoise",
+    positions: Sequence[int] | None = None,
+    metric: str | Metric | None = None,
+) -> Tensor:
+    """Estimate by how much each patch of `patch` changes the metric, to first order, from one backward pass.
+
+    The estimate is Σ (other value - value) · ∂metric/∂value over positions and features, at the run that is patched.
+    How far it is from the truth, only `patch` shows.
+
+    Args:
+        all: as for `patch`.
+
+    Returns:
+        Estimates of values - base, in the shape of `Patching.values`.
+
+    Raises:
+        ValueError: as `patch`; or the metric has no gradient, as "kl" and "cosine" at the clean run.
+    """
+    place, pairs = site_of(site), read_pairs(model, clean, corrupted, direction, positions, metric)
+    found = []
+    with eval_mode(model):
+        for each in exchanges(model, pairs, place, direction, metric):
+            if direction == "noise" and each.name in FLAT_AT_CLEAN and not callable(metric):
+                raise ValueError(
+                    f"metric {each.name!r} has no gradient at the clean run: take direction='denoise', or another"
+                )
+            found.append(first_order(model, each, place, positions))
+    return tidy(found, place, positions)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The run of a pair that is patched, and the values of each level in the other run.
+
+    Args:
+        ends: (2, B), the metric of the clean and of the corrupted run.
+        name: of the metric.
+    """
+
+    batch: Batch
+    values: Sequence[Tensor]
+    ends: Tensor
+    name: str
+    measure: Metric
+
+
+def exchanges(
+    model: BertLike,
+    pairs: Iterable[tuple[Batch, Batch]],
+    site: Site,
+    direction: str,
+    metric: str | Metric | None,
+) -> Iterator[Exchange]:
+    """Run both batches of each pair, and choose its metric."""
+    for clean_batch, corrupted_batch in pairs:
+        with torch.no_grad():
+            clean_out, clean_values = read_values(model, clean_batch, site)
+            corrupted_out, corrupted_values = read_values(model, corrupted_batch, site)
+            name, measure = metric_of(metric, Pair(model, clean_batch, corrupted_batch, clean_out, corrupted_out))
+            ends = torch.stack([measure(clean_out, clean_batch), measure(corrupted_out, corrupted_batch)])
+        denoise = direction == "denoise"
+        batch, values = (corrupted_batch, clean_values) if denoise else (clean_batch, corrupted_values)
+        yield Exchange(batch, values, ends.double().cpu(), name, measure)
 
 
 def read_pairs(
-    model: BertLike, clean: Batches, corrupted: Batches, positions: Sequence[int] | None
+    model: BertLike,
+    clean: Batches,
+    corrupted: Batches,
+    direction: str,
+    positions: Sequence[int] | None,
+    metric: str | Metric | None,
 ) -> list[tuple[Batch, Batch]]:
-    """Check batches and move them to the model's device; raise ValueError if they do not fit together."""
+    """Check the arguments of `patch`, and move batches to the model's device."""
+    if direction not in DIRECTIONS:
+        raise ValueError(f"there is no direction {direction!r}; have: {', '.join(DIRECTIONS)}")
+    check_metric(metric)
     lists = [[batches] if isinstance(batches, Mapping) else list(batches) for batches in (clean, corrupted)]
     if len(lists[0]) != len(lists[1]):
         raise ValueError(
@@ -129,29 +199,50 @@ def read_pairs(
     return pairs
 
 
-def patched(
-    model: BertLike,
-    batch: Batch,
-    site: Site,
-    values: Sequence[Tensor],
-    positions: Sequence[int] | None,
-    measure: Metric,
-) -> Tensor:
-    """Return the metric of a batch with one unit replaced at a time, (B, L, U, P); nan for pruned units.
-
-    Args:
-        values: of each level in the other run.
-        positions: each replaced alone; None is all together, P = 1.
-    """
+def patched(model: BertLike, pair: Exchange, site: Site, positions: Sequence[int] | None) -> Tensor:
+    """Return the metric with one unit replaced at a time, (B, L, U, P); nan for pruned units."""
     columns = [slice(None)] if positions is None else [slice(position, position + 1) for position in positions]
     present = site.present(model)
-    found = torch.full((count_examples(batch), *present.shape, len(columns)), torch.nan, dtype=torch.float64)
+    found = torch.full((pair.ends.shape[1], *present.shape, len(columns)), torch.nan, dtype=torch.float64)
     for level, unit in present.nonzero().tolist():
         index = site.kept(model.config, level).index(unit)
         for i, where in enumerate(columns):
-            edit = partial(put, level, index, where, values[level])
-            found[:, level, unit, i] = measure(run_edited(model, batch, site, edit), batch).double().cpu()
+            edit = partial(put, level, index, where, pair.values[level])
+            out = run_edited(model, pair.batch, site, edit)
+            found[:, level, unit, i] = pair.measure(out, pair.batch).double().cpu()
     return found
+
+
+def first_order(model: BertLike, pair: Exchange, site: Site, positions: Sequence[int] | None) -> Tensor:
+    """Return difference times gradient of every unit, (B, L, U, P); nan for pruned units."""
+    own: dict[int, Tensor] = {}
+    probes: dict[int, Tensor] = {}
+
+    def probe(level: int, x: Tensor) -> Tensor:
+        own[level], probes[level] = x.detach(), torch.zeros_like(x, requires_grad=True)
+        return x + probes[level]
+
+    with torch.enable_grad():
+        metrics = pair.measure(run_edited(model, pair.batch, site, probe), pair.batch)
+        if not metrics.requires_grad:
+            raise ValueError(f"the metric does not depend on any {site.name}, or has no gradient")
+        asked = [*probes.values()]
+        grads = torch.autograd.grad(metrics.sum(), asked, allow_unused=True, materialize_grads=True)
+    columns = slice(None) if positions is None else list(positions)
+    shape = len(metrics), *site.present(model).shape, 1 if positions is None else len(positions)
+    found = torch.full(shape, torch.nan, dtype=torch.float64)
+    for level, grad in zip(probes, grads, strict=True):
+        each = ((pair.values[level] - own[level]).double() * grad.double()).sum(-1)[:, columns]  # (R, S or P, u)
+        each = each.reshape(len(metrics), -1, *each.shape[1:]).sum(1)  # the rows of an example add up
+        each = each.sum(1, keepdim=True) if positions is None else each
+        found[:, level, list(site.kept(model.config, level))] = each.transpose(1, 2).cpu()
+    return found
+
+
+def tidy(found: Sequence[Tensor], site: Site, positions: Sequence[int] | None) -> Tensor:
+    """Join what batches gave, (B, L, U, P), without the axes that were not requested."""
+    whole = torch.cat([*found]) if site.of_heads else torch.cat([*found]).squeeze(-2)
+    return whole[..., 0] if positions is None else whole
 
 
 def put(wanted: int, index: int, where: slice, values: Tensor, level: int, x: Tensor) -> Tensor | None:
