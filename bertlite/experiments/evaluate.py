@@ -1,7 +1,7 @@
 """Tasks: the model class, its labels and its metrics; prediction and evaluation.
 
-Outputs are (examples, classes) logits, or (examples, 1) numbers: a regression's, or the cosine of two sentences.  Of
-words they are (examples, words, classes), nan behind an example's last word, and labels (examples, words), -100 there.
+Outputs are (examples, classes) logits, or (examples, 1) numbers: a regression's, or the cosine of two sentences.  For
+words, outputs are (examples, words, classes) and labels (examples, words), with nan and -100 after the last word.
 """
 
 import math
@@ -43,7 +43,7 @@ class Task:
         apart: the two texts of an example are embedded separately.
         words: an example is a list of words, and each has a label.
         pooling: how texts that are embedded apart become vectors, a name of `bertlite.inference.pooling.POOLINGS`.
-        scores: (logits, labels) -> outputs, of words whose logits are too many to keep.
+        scores: (logits, labels) -> outputs, for words whose logits are too many to keep.
     """
 
     name: str

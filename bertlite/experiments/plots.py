@@ -61,8 +61,7 @@ def heat_map(scores: Array, pruned: Mapping[int, Iterable[int]] | None = None, t
 def curves(rows: Sequence[SummaryRow], headline: str, dense: float | None = None, title: str = "") -> Any:
     """Draw the headline against the share of heads removed.
 
-    There is a panel for each repair, two beside each other; in it a line with a band for each way of pruning.  Random
-    is grey.
+    Each repair has a panel, and each way of pruning a line in it, with a band for the interval.  Random is grey.
     """
     panels: dict[str, dict[str, list[SummaryRow]]] = {}
     for row in rows:

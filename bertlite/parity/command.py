@@ -143,8 +143,8 @@ def shapes_named(shapes: str | None, given: str | None) -> list[str]:
 def sections(args: argparse.Namespace) -> Iterator[dict[str, Section]]:
     """Provide {name: section}.
 
-    First comes the checkpoint given, or the demo's, then those of other shapes and families, made here and deleted at
-    the end.
+    The first is the given checkpoint, or the demo's; models of other shapes and families follow, which are made here
+    and deleted at the end.
     """
     given, device = args.checkpoint, args.device
     shapes = [] if args.families else shapes_named(args.shapes, given)
