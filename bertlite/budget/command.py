@@ -15,10 +15,12 @@ from torch import Tensor
 from bertlite.bench.work import Work
 from bertlite.budget.judge import judge
 from bertlite.budget.search import Outcome, Search, State
-from bertlite.budget.target import Target, check_work, read_work
+from bertlite.budget.target import Target, check_work, read_work, spare_bytes
 from bertlite.budget.texts import batches_of, read_texts, split
+from bertlite.budget.vocabulary import describe, with_fewer_tokens
 from bertlite.checkpoint import families
 from bertlite.checkpoint.files import Source
+from bertlite.checkpoint.saving import file_size
 from bertlite.config import BertConfig
 from bertlite.experiments.compare import show_interval
 from bertlite.experiments.data import DataSource, Examples
@@ -39,6 +41,7 @@ NOT_UNSEEN = (
     "These texts were held out of those fitted to; if the given model was trained on them, they do not show what"
     " unseen texts would: give --dev FILE."
 )
+SAME_TOKENS = "Predictions are compared with those of the given model with this vocabulary."
 SETTINGS = ("calibration", "max_length", "label", "seed", "device")  # options that determine gradients and curves
 MADE = (
     "bertlite prune to {target} removed heads and intermediate neurons and fitted the rest to what the given model"
@@ -62,16 +65,19 @@ class Job:
         search: makes a Search for a target.
         judged: the batches of texts to judge by.
         texts: what the report says of the texts.
+        given: what it says of the file and the vocabulary that were given.
     """
 
     args: argparse.Namespace
     model: Any
+    tokenizer: BertTokenizer
     work: Work
     settings: dict[str, Any]
     shared: dict[str, Any]
     search: Callable[..., Search]
     judged: list[dict[str, Tensor]]
     texts: dict[str, Any]
+    given: dict[str, Any]
 
     def run(self, target: Target, folder: Path, settings: dict[str, Any], state: State) -> dict[str, Any]:
         """Prune to a target, write the folder and return its report."""
@@ -89,12 +95,13 @@ class Job:
             "checkpoint": self.args.checkpoint,
             "settings": settings,
             "texts": self.texts,
+            **self.given,
             **facts_of(found),
             **results,
             "environment": environment(self.args.device),
             "wall_seconds": round(time.perf_counter() - began, 1),
         }
-        write_result(self.args, folder, found.model, report)
+        write_result(self, folder, found.model, report)
         shutil.rmtree(own.folder)
         return report
 
@@ -104,6 +111,9 @@ def main(args: argparse.Namespace) -> int:
     targets = read_targets(args)
     ways = {folder: way_to_allocate(args, target) for folder, target in targets.items()}
     job = read_job(args)
+    for target in targets.values():
+        if target.is_size:
+            spare_bytes(job.model, target, job.given["dense_bytes"])  # raises if there are none
     settings = {
         folder: {**job.settings, "target": targets[folder].text, "allocate": ways[folder]} for folder in targets
     }
@@ -129,10 +139,9 @@ def read_job(args: argparse.Namespace) -> Job:
     config = read_config(args.checkpoint)
     work = read_work_of(args, config)
     texts, dev = read_both(args, config)
-    model = class_of(config).from_pretrained(args.checkpoint, device=args.device)
+    model, tokenizer, given = read_model(args, config, texts, dev)
     dtype = parse_compute_dtype(args.dtype)
     timed = optimize_for_inference(model, dtype, args.backend)  # raises if it cannot be timed
-    tokenizer = BertTokenizer.from_pretrained(args.checkpoint)
     longest = min(args.max_length, config.max_position_embeddings)
     fit, held_out = split(texts, args.calibration, HELD_OUT, args.seed, dev)
     shared = {name: getattr(args, name) for name in SETTINGS} | {"texts": fit.sha256, "model": model_sha256(model)}
@@ -146,10 +155,12 @@ def read_job(args: argparse.Namespace) -> Job:
         gradients="loss" if texts.labels else "kl",
         seed=args.seed,
         device=args.device,
+        dense_bytes=given["dense_bytes"],
     )
     return Job(
         args,
         model,
+        tokenizer,
         work,
         {
             **shared,
@@ -167,7 +178,20 @@ def read_job(args: argparse.Namespace) -> Job:
             "of": held_out.name,
             "note": None if dev else NOT_UNSEEN,
         },
+        given,
     )
+
+
+def read_model(
+    args: argparse.Namespace, config: BertConfig, texts: Examples, dev: Examples | None
+) -> tuple[Any, BertTokenizer, dict[str, Any]]:
+    """Return the model and its tokenizer, with --vocabulary those with fewer tokens, and facts for the report."""
+    model = class_of(config).from_pretrained(args.checkpoint, device=args.device)
+    tokenizer, given = BertTokenizer.from_pretrained(args.checkpoint), {"dense_bytes": file_size(model)}
+    if not args.vocabulary:
+        return model, tokenizer, given
+    small, own, facts = with_fewer_tokens(model, tokenizer, texts, dev, 0, args.max_length)
+    return small, own, {**given, "vocabulary": facts}
 
 
 def read_targets(args: argparse.Namespace) -> dict[Path, Target]:
@@ -176,7 +200,7 @@ def read_targets(args: argparse.Namespace) -> dict[Path, Target]:
     Raises:
         ValueError: a target is not valid, or two have one folder.
     """
-    found = [Target.parse(text) for text in args.target]
+    found = [Target.parse(text, args.size) for text in args.target]
     folders = [args.folder / target.text.replace(" ", "") for target in found] if found[1:] else [args.folder]
     if len(set(folders)) < len(folders):
         raise ValueError(f"a target is given twice: {', '.join(args.target)}")
@@ -198,11 +222,21 @@ def finished_report(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | 
     return found
 
 
-def write_result(args: argparse.Namespace, folder: Path, model: Any, report: dict[str, Any]) -> None:
+def write_result(job: Job, folder: Path, model: Any, report: dict[str, Any]) -> None:
     """Write the model with its card and report, and print the report."""
     texts = report["texts"]
     how = [MADE.format(target=report["target"], count=texts["fitted to"]), *([texts["note"]] if texts["note"] else [])]
-    write_model(folder, model, args.checkpoint, figures=figures_of(report), how=how, report=report)
+    if "vocabulary" in report:
+        how += [*describe(report["vocabulary"]), SAME_TOKENS]
+    write_model(
+        folder,
+        model,
+        job.args.checkpoint,
+        tokenizer=job.tokenizer,
+        figures=figures_of(report),
+        how=how,
+        report=report,
+    )
     print_report(report, folder)
 
 
@@ -228,6 +262,7 @@ def facts_of(found: Outcome) -> dict[str, Any]:
         "neurons_kept": neurons,
         "parameters": found.model.num_parameters(),
         "macs": found.plan.macs,
+        "bytes": file_size(found.model),
         "expected_loss": found.plan.loss,
         **found.times,
         "met": None if found.verdict is None else found.verdict == "right",
@@ -247,18 +282,18 @@ def read_both(args: argparse.Namespace, config: BertConfig) -> tuple[Examples, E
 
 
 def way_to_allocate(args: argparse.Namespace, target: Target) -> str:
-    """Return the cost by which sizes are chosen, "latency" or "macs".
+    """Return the cost by which sizes are chosen, "latency", "macs" or "bytes".
 
     Raises:
         ValueError: --allocate latency does not fit the target or the backend.
     """
-    timed, plain = target.kind != "macs", args.backend == PLAIN
+    timed, plain = target.is_timed, args.backend == PLAIN
+    if args.allocate == "latency" and not timed:
+        raise ValueError(f"the target {target.text} is no time: --allocate latency needs a speed or a time")
+    if target.is_size:
+        return "bytes"
     if args.allocate == "auto":
         return "latency" if timed and plain else "macs"
-    if args.allocate == "latency" and not timed:
-        raise ValueError(
-            f"the target {target.text} is a share of the MACs: --allocate latency needs a speed or a time"
-        )
     if args.allocate == "latency" and not plain:
         raise ValueError(
             "--allocate latency needs the times of single layers, which only --backend plain runs: use macs"
@@ -284,6 +319,7 @@ def figures_of(report: dict[str, Any]) -> list[Figure]:
     figures = [
         Figure(f"speed at {timed_work(report)}, times the given model's", report["speedup"]["median"], dense=1.0),
         Figure("multiply-accumulates of the layers, as a share of the unpruned model's", report["macs"]),
+        Figure("megabytes of the weights", report["bytes"] / 1e6, dense=report["dense_bytes"] / 1e6),
         Figure(f"divergence from the given model's predictions, in nats, {held}", report["kl"], dense=0.0),
     ]
     if "agreement" in report:
@@ -315,6 +351,9 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
     speed, own, dense = with_spread(report["speedup"]), report["seconds"]["median"], report["dense_seconds"]["median"]
     print(f"heads of each layer: {report['heads_kept']}, neurons: {report['neurons_kept']}")
     print(f"MACs: {100 * report['macs']:.1f} % of the unpruned model's")
+    print(f"weights: {report['bytes'] / 1e6:.4g} MB, were {report['dense_bytes'] / 1e6:.4g} MB")
+    if "vocabulary" in report:
+        print(*describe(report["vocabulary"]), SAME_TOKENS, sep="\n")
     print(f"time at {timed_work(report)}: {short_time(own)}, was {short_time(dense)}: {speed} x as fast")
     print(f"on {describe_held_out(report)}: {report['kl']:.4f} nats from the given model", end="")
     if "agreement" in report:

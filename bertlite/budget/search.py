@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from bertlite.bench.work import Work
-from bertlite.budget.target import Target, UnitMacs
+from bertlite.budget.target import Target, UnitCosts, spare_bytes
 from bertlite.budget.times import WIDE, TimeTable, time_table
 from bertlite.config import kept_heads, kept_neurons
 from bertlite.importance.allocation import BySize, choose_sizes
@@ -144,12 +144,13 @@ class Search:
     Args:
         model: the dense model, or one pruned before; not changed.
         fit: batches to measure and fit on; `judge` are others.
-        by: "macs" or "latency", the cost by which sizes are chosen.
+        by: "macs", "latency" or, for a target of size, "bytes", the cost by which sizes are chosen.
         shared: gradients, curves and times, which do not depend on the target.
         state: choices and fitted layers.
         gradients: of the divergence, "kl", or with labels of the loss, "loss".
         timed: the model as it is timed.
         prepare: converts a pruned model to the one that is timed.
+        dense_bytes: of the file of which a target of size may be a share.
     """
 
     model: Any
@@ -165,6 +166,7 @@ class Search:
     gradients: str = "kl"
     seed: int = 0
     device: str = "cpu"
+    dense_bytes: int = 0
     time_correction: float = 1.0  # pace of a finished model over that of its plan
 
     def metrics(self) -> list[Metrics]:
@@ -216,9 +218,9 @@ class Search:
             ValueError: even the smallest model does not meet the target.
         """
         config = self.model.config
-        unit = UnitMacs.of(config, self.work)
+        unit = UnitCosts.macs(config, self.work)
         built = unit.total([(config.num_attention_heads, config.intermediate_size)] * config.num_hidden_layers)
-        by_macs: list[BySize] = [({n: n * unit.head for n in a}, {n: n * unit.neuron for n in f}) for a, f in losses]
+        by_macs = unit.by_size(losses)
 
         def planned(sizes: list[tuple[int, int]], pace: float = math.nan) -> Plan:
             expected = sum(a[h] + f[n] for (a, f), (h, n) in zip(losses, sizes, strict=True))
@@ -226,6 +228,9 @@ class Search:
 
         if self.target.kind == "macs":
             return planned(choose_sizes(losses, by_macs, self.target.value * built))
+        if self.target.is_size:
+            spare = spare_bytes(self.model, self.target, self.dense_bytes)
+            return planned(choose_sizes(losses, UnitCosts.bytes(self.model).by_size(losses), spare))
         try:
             return planned(*self.sizes_by_clock(losses, by_macs if table is None else table.costs(len(losses))))
         except NoisyClockError as error:
@@ -297,7 +302,7 @@ class Search:
             for name, seconds in clock(models, self.work, self.device).items():
                 times[name] += seconds
             pace = Pace.of([correction * each for each in self.paces(times["pruned"], times["dense"])])
-            if self.target.kind == "macs" or pace.is_clear:
+            if not self.target.is_timed or pace.is_clear:
                 break
         return times, pace
 
@@ -326,15 +331,13 @@ class Search:
         losses = losses_by_size(self.model.config, curves)
         table = self.table(losses)
         for attempt in range(REFINEMENTS + 1):
-            self.progress.stage(
-                "choosing sizes", None if self.target.kind == "macs" else ATTEMPTS + 1, "choices at most"
-            )
+            self.progress.stage("choosing sizes", ATTEMPTS + 1 if self.target.is_timed else None, "choices at most")
             kept = self.state.once(f"plan-{attempt}", lambda: vars(self.plan(losses, table)))
             plan = Plan(**{**kept, "sizes": [(heads, neurons) for heads, neurons in kept["sizes"]]})
             model = self.pruned(plan.sizes, curves, attempt)
             self.progress.stage("timing the finished model")
             times, pace = self.time(model)
-            verdict = "right" if self.target.kind == "macs" else pace.verdict
+            verdict = pace.verdict if self.target.is_timed else "right"
             if verdict == "fast" and plan.sizes == self.own_sizes():
                 verdict = "right"  # nothing had to be removed
             if verdict in ("right", None) or attempt == REFINEMENTS:

@@ -109,7 +109,7 @@ def describe(facts: dict[str, Any]) -> list[str]:
     lines = [
         f"The vocabulary has {facts['tokens']:,} of {facts['dense_tokens']:,} tokens: those of the {facts['texts']:,}"
         f" texts of {facts['of']}, which are tokenized as before, and others.",
-        f"The weights have {facts['bytes'] / 1e6:.1f} MB, before {facts['dense_bytes'] / 1e6:.1f} MB.",
+        f"This takes {facts['bytes'] / 1e6:.4g} MB of weights, where it was {facts['dense_bytes'] / 1e6:.4g} MB.",
         f"Of {facts['judged on']}, {100 * facts['changed']:.1f} % are cut into other tokens"
         + (f": {facts['kl']:.4f} nats from the given model there" if "kl" in facts else "")
         + (f", the same class for {100 * facts['agreement']:.1f} %" if "agreement" in facts else "")

@@ -133,7 +133,7 @@ def add_to(actions: Commands) -> None:
         actions,
         "to",
         "bertlite.budget.command",
-        summary="prune a checkpoint to a speed, a time or a share of its MACs",
+        summary="prune a checkpoint to a speed, a time, a size or a share of its MACs",
         record="the report",
         out={FOLDER: "the pruned checkpoint with its tokenizer, a card and report.json"},
         needs=(FOLDER,),
@@ -141,15 +141,17 @@ def add_to(actions: Commands) -> None:
             "2x runs/dense/model --texts texts.txt --out fast",
             "30% runs/dense/model --texts train.tsv --dev dev.tsv --label label --out small",
             "15ms my-model --at 1x32 --texts texts.txt --out quick",
+            "30MB my-model --vocabulary --texts texts.txt --out light",
             "2x my-model --backend auto --texts texts.txt --out served",
             "60% 40% 20% my-model --texts texts.txt --out sizes",
         ),
         starts="prune to {target}: loading {checkpoint}",
         description="""\
-Prune a checkpoint to a budget of time or work, without training.
+Prune a checkpoint to a budget of time, work or size, without training.
 
-TARGET is a speed (2x the given model's), a share of the MACs of the unpruned model (40%), or the time of a forward
-(15ms).  It is stated for one batch, --at or --lengths.  Heads and neurons are removed together; a layer may lose its
+TARGET is a speed (2x the given model's), a share of the MACs of the unpruned model (40%), the time of a forward
+(15ms), or the size of the file with the weights: 30MB, or with --size a share of the given one's (40%).  Speed, MACs
+and time are stated for one batch, --at or --lengths.  Heads and neurons are removed together; a layer may lose its
 whole attention or feed-forward network.  What is left is chosen and fitted by least squares, layer by layer, to the
 outputs of the given model.  A speed or a time is measured at the end: the target is met if it is reached and exceeded
 by at most 10 %.  Where other work makes the clock too noisy, sizes are chosen by MACs.
@@ -157,7 +159,7 @@ by at most 10 %.  Where other work makes the clock too noisy, sizes are chosen b
 No labels are needed: the divergence from the given model's predictions takes the place of the loss.  With --label, the
 loss itself is used.  A killed search continues where it stopped when the same command is given again.""",
     )
-    text = "2x, 40%% or 15ms; several share one search, and each has a folder in that of --out, such as FOLDER/2x"
+    text = "2x, 40%%, 15ms or 30MB; several share one search, each with a folder in that of --out, such as FOLDER/2x"
     action.add_argument("target", nargs="+", metavar="TARGET", help=text)
     add_checkpoint(action)
     group = add_texts(action)
@@ -181,6 +183,9 @@ loss itself is used.  A killed search continues where it stopped when the same c
     choice(action, "--allocate", WAYS, "auto", text)
     text = "keep gradients, curves and times of layers here, for other targets of the same model and texts"
     option(action, "--keep", Path, None, text, otherwise="deleted at the end", metavar="FOLDER")
+    action.add_argument("--size", action="store_true", help="a share is one of the file's bytes, not of the MACs")
+    text = "keep only the tokens that the texts use, as `prune vocabulary` does"
+    action.add_argument("--vocabulary", action="store_true", help=text)
     option(action, "--seed", integer, 0, "seed of the texts drawn")
 
 

@@ -15,7 +15,7 @@ from bertlite.bench.work import full
 from bertlite.budget import search, times
 from bertlite.budget.judge import scores
 from bertlite.budget.search import State
-from bertlite.budget.target import Target, UnitMacs, read_work
+from bertlite.budget.target import Target, UnitCosts, read_work
 from bertlite.budget.texts import batches_of, read_texts, split
 from bertlite.cli import main, parts
 from bertlite.config import kept_heads, kept_neurons
@@ -71,7 +71,7 @@ def steady_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     def table(model: Any, work: Any, neurons: Any, device: str) -> times.TimeTable:
         """Times that are wrong by a factor, and by another for heads: the clock has to put it right."""
-        unit = UnitMacs.of(model.config, full(1, 16))
+        unit = UnitCosts.macs(model.config, full(1, 16))
         pair = {n: 1.5e-8 * n * unit.head for n in range(N + 1)}, {n: 2e-8 * n * unit.neuron for n in neurons}
         return times.TimeTable(pair, pair, 1e-3)
 
@@ -133,7 +133,7 @@ def test_the_work_is_a_shape_or_the_quantiles_of_lengths(world: Path, tmp_path: 
 
 def test_the_macs_of_a_work_are_those_of_its_tokens() -> None:
     config = make().config
-    unit = UnitMacs.of(config, full(3, 16))
+    unit = UnitCosts.macs(config, full(3, 16))
     assert unit.total([(N, W)] * L) == 3 * macs(config, 16)
 
 

@@ -9,7 +9,9 @@ import pytest
 import torch
 from conftest import make
 
-from bertlite import BertForMaskedLM, BertForSequenceClassification, BertTokenizer
+from bertlite import BertForMaskedLM, BertForSequenceClassification, BertTokenizer, prune_heads, prune_neurons
+from bertlite.budget import search
+from bertlite.budget.target import Target, UnitCosts
 from bertlite.cli import main
 
 LETTERS = [*string.ascii_lowercase, *(f"##{letter}" for letter in string.ascii_lowercase)]
@@ -79,3 +81,53 @@ def test_without_dev_texts_are_held_out_and_more_tokens_change_fewer(world: Path
     with pytest.raises(AssertionError, match="2 == 0"):
         prune(world, tmp_path / "a", "vocabulary")
     assert "is there already: name another folder" in capsys.readouterr().err
+
+
+# A target of size
+
+
+def test_a_size_is_stated_in_bytes_or_as_a_share() -> None:
+    assert Target.parse("30MB") == Target("30MB", "bytes", 30e6)
+    assert Target.parse("1.5 gb").bytes(7) == 1.5e9
+    assert Target.parse("40%", of_size=True).bytes(1000) == 400
+    assert Target.parse("30MB").seconds(1) == float("inf")
+    with pytest.raises(ValueError, match="'140%' is not a share of the size"):
+        Target.parse("140%", of_size=True)
+    with pytest.raises(ValueError, match="'0MB' must be a size above 0"):
+        Target.parse("0MB")
+
+
+@pytest.mark.parametrize("kind", ["absolute", "bucketed"])
+def test_a_unit_costs_the_bytes_of_its_weights(kind: str) -> None:
+    model = make(position_embedding_type=kind).bfloat16()
+    unit = UnitCosts.bytes(model)
+    for smaller, cost in ((prune_heads(model, {1: [2]}), unit.head), (prune_neurons(model, {0: [5]}), unit.neuron)):
+        assert 2 * (model.num_parameters() - smaller.num_parameters()) == cost
+
+
+def test_a_checkpoint_is_pruned_to_a_size(world: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr(search, "CLOCK_ROUNDS", 7)
+    dense = (world / "BertForSequenceClassification" / "model.safetensors").stat().st_size
+    for words, allowed in ((["150kB"], 150_000), (["60%", "--size", "--vocabulary"], 0.6 * dense)):
+        out = tmp_path / words[0]
+        report = prune(world, out, "to", *words, "--at", "1x16")
+        size = (out / "model.safetensors").stat().st_size
+        assert (report["bytes"], report["dense_bytes"], report["met"]) == (size, dense, True)
+        assert 0.9 * allowed < size <= allowed
+        assert report["settings"]["allocate"] == "bytes"
+        assert 0 < report["macs"] < 1
+        assert f"weights: {size / 1e6:.4g} MB, were {dense / 1e6:.4g} MB" in capsys.readouterr().out
+        assert BertForSequenceClassification.from_pretrained(out).num_parameters() == report["parameters"]
+    assert report["vocabulary"]["tokens"] == len(BertTokenizer.from_pretrained(out)) < len(VOCAB)
+    assert "tokens: those of the 40 texts" in (out / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_size_that_heads_and_neurons_do_not_make_is_refused(world: Path, tmp_path: Path, capsys: Any) -> None:
+    with pytest.raises(AssertionError, match="2 == 0"):
+        prune(world, tmp_path / "out", "to", "20kB", "--at", "1x16")
+    message = "MB; fewer tokens take less, by --vocabulary or `bertlite prune vocabulary`"
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(AssertionError, match="2 == 0"):
+        prune(world, tmp_path / "out", "to", "1MB", "--at", "1x16", "--allocate", "latency")
+    assert "the target 1MB is no time: --allocate latency needs a speed or a time" in capsys.readouterr().err
