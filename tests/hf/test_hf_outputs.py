@@ -18,6 +18,7 @@ from pairs import (
     MODELS,
     TIED,
     V5,
+    B,
     L,
     N,
     S,
@@ -212,6 +213,33 @@ def test_arguments_that_transformers_does_not_ignore_everywhere_are_refused_ther
     ):
         with pytest.raises(ValueError, match=message):
             ours_of("BertModel", backend)(ids, **given)
+
+
+IDS = torch.ones(B, S).long()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"input_ids": IDS * 97}, "input_ids holds 97; this model has 0 to 96"),
+        ({}, "input_ids or inputs_embeds, not neither"),
+        ({"input_ids": IDS, "attention_mask": torch.ones(3, S)}, r"attention_mask has shape \(3, 11\)"),
+        ({"input_ids": IDS, "head_mask": torch.ones(3, 5)}, r"head_mask has shape \(3, 5\)"),
+        ({"input_ids": IDS, "labels": IDS * 6}, "labels holds 6"),
+    ],
+)
+def test_a_bad_input_is_refused_by_name(inputs: dict[str, Any], message: str) -> None:
+    """The checks are the core's, whose tests have more."""
+    with pytest.raises(ValueError, match=message):
+        ours_of("BertForTokenClassification")(**inputs)
+
+
+@pytest.mark.parametrize("name", ["BertModel", "BertForSequenceClassification", "BertForQuestionAnswering"])
+def test_every_argument_may_be_passed_by_place(name: str) -> None:
+    """In the order of the signature, as torch.onnx passes them."""
+    model, ids = ours_of(name), torch.arange(1, 12).view(1, 11)
+    defaults = [each.default for each in inspect.signature(model.forward).parameters.values()]
+    assert_same(dict(model(ids, *defaults[1:])), dict(model(ids)), atol=0)
 
 
 # Copies
