@@ -33,7 +33,10 @@ def test_arm_computes_the_same_by_emulation(name):
     assert 0 < found["float32"] < 1e-5
 
 
-@pytest.mark.parametrize("name", ["avx512_bf16", "avx_vnni", "avx2", "baseline"])
+@pytest.mark.parametrize(
+    "name",
+    ["avx512_bf16", pytest.param("avx_vnni", marks=pytest.mark.slow), "avx2", "baseline"],  # the three forms
+)
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
 def test_compilers_have_no_warnings(compiler, name):
     skip_without_tools(compiler)
