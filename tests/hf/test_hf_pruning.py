@@ -1,9 +1,7 @@
 """Head pruning in bertlite.hf: the method of transformers 4, and the core's functions on models and configs."""
 
-import copy
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -129,26 +127,6 @@ def test_densified_models_are_transformers() -> None:
     assert ours.config.pruned_heads == {**HEADS, 1: ALL}
     theirs.load_state_dict(dense.state_dict())
     assert_same(theirs(**inputs_of()).logits, ours(**inputs_of()).logits)
-
-
-# What is refused
-
-
-@pytest.mark.parametrize(
-    ("heads", "message"),
-    [
-        ({0: [4]}, "layer 0 has no head 4: it was built with 4 heads, 0 to 3"),
-        ([0, 1], "heads are given as {layer: "),
-    ],
-    ids=str,
-)
-def test_refusals_name_the_layer_and_the_head(heads: Any, message: str) -> None:
-    model = ours_of("BertForMaskedLM")
-    before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match=message):
-        model.prune_heads(heads)
-    assert_same(dict(model.state_dict()), dict(before), atol=0)
-    assert model.config.pruned_heads == {}
 
 
 # Neurons, and layers
