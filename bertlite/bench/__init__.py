@@ -1,5 +1,5 @@
-"""The benchmark of speed: bertlite beside its peers, and pruned models beside the dense one.
+"""The benchmark of speed: bertlite beside its peers, and checkpoints beside each other.
 
 `work` has the batches, `engines` the ways to run them, `accuracy` tells which are right, `sections` times them,
-`runs` times pruned models, `command` prints; `bertlite.timing` times.
+`checkpoints` times models of a user's own, `command` prints; `bertlite.timing` times.
 """

@@ -1,4 +1,4 @@
-"""The timed batches: random words with the lengths of real text, and their operations.
+"""The timed batches: random words with the lengths of real text.
 
 `lengths.json` counts texts by their number of tokens in the vocabulary of bert-base-uncased, [CLS] and [SEP] included:
 the sentences of SST-2, and the paragraphs of WikiText-2 (its lines that are no headings).  It holds none of the texts.
