@@ -9,7 +9,7 @@ import pytest
 
 from bertlite import BertConfig
 from bertlite.budget.texts import read_texts
-from bertlite.embed.rows import Rows
+from bertlite.embed.job import Rows
 from bertlite.experiments.data import DataSource, read_examples
 
 pa = pytest.importorskip("pyarrow")

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bertlite.embed.embedder import Embedder
-from bertlite.embed.job import Job, run
-from bertlite.embed.rows import Rows
+from bertlite.embed.job import Job, Rows, run
 from bertlite.progress import count_of
 from bertlite.records import write_json
 

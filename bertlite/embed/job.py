@@ -14,16 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertlite.checkpoint.folders import sync
 from bertlite.embed.embedder import Embedder
-from bertlite.embed.rows import Id, Rows
 from bertlite.progress import Progress
 from bertlite.records import naming, sha256, write_json
-from bertlite.rows import import_pyarrow
+from bertlite.rows import ID, TEXT, Table, format_of, import_pyarrow, read_rows
 
 if TYPE_CHECKING:
     import pyarrow
@@ -33,8 +32,48 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 CHARACTERS_PER_TOKEN = 8  # of a text only so many times `max_length` characters count: the rest will be truncated
 
+Id = int | str
 Row = tuple[Id, str]
 Manifest = dict[str, Any]  # JSON
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of some files, in order.
+
+    Args:
+        paths: at least one.
+        format: a name of `bertlite.rows.READERS`; by default that of each file's suffix.
+        column: the name of the column with the text; a text file has one row for each line.
+        id: the name of the column with the id, an integer or a string; by default rows are numbered from 0, through
+            all files.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a format is unknown, or ids are requested from a text file.
+    """
+
+    paths: tuple[Path, ...]
+    format: str | None = None
+    column: str = "text"
+    id: str | None = None
+
+    def __post_init__(self) -> None:
+        for path in self.paths:
+            if format_of(path, self.format) == "text" and self.id is not None:
+                raise ValueError(f"{path} is plain text and has no column {self.id!r} for ids: its rows are numbered")
+
+    def __iter__(self) -> Iterator[tuple[Id, str]]:
+        """Yield (id, text) of every row.
+
+        Raises:
+            ValueError: as `bertlite.rows.read_rows`.
+        """
+        columns = [(self.column, TEXT), *([] if self.id is None else [(self.id, ID)])]
+        tables = (Table(path, columns, hint="; name another with --column") for path in self.paths)
+        rows = chain.from_iterable(read_rows(table, self.format) for table in tables)
+        for number, (_, (text, *ids)) in enumerate(rows):
+            yield (ids[0] if ids else number), text
 
 
 @dataclass(frozen=True)

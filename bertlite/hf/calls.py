@@ -8,7 +8,6 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
 from bertlite.hf import compat
-from bertlite.hf.attention import registered_backend
 from bertlite.hf.cache import LayerCache, past_of
 from bertlite.hf.compat import V5
 from bertlite.hf.masks import OURS, head_mask_of, is_own, mask_tensor, takes_inputs
@@ -124,7 +123,7 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
         causal = states is None and bool(self.config.is_decoder)
         if states is not None:
             states = x.new_empty(states.shape)  # only its shape is looked at
-        return registered_backend(name), compat.registered_mask(self.config, x, mask, past, states, causal)
+        return compat.registered_backend(name), compat.registered_mask(self.config, x, mask, past, states, causal)
 
     def cache_for(self, past: Any, use_cache: bool | None, crossed: bool) -> Any:
         if past is None and not self.returns_cache(use_cache):

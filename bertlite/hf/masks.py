@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.config import kept_heads
-from bertlite.hf.attention import registered_backend
 from bertlite.hf.cache import LayerCache
+from bertlite.hf.compat import registered_backend
 from bertlite.stack.attention import BACKENDS
 from bertlite.stack.kernels import as_scores
 from bertlite.stack.layer_inputs import LayerInputs

@@ -26,8 +26,7 @@ from bertlite.embed import Embedder, pool
 from bertlite.embed import embedder as embedder_module
 from bertlite.embed.command import read_placement
 from bertlite.embed.embedder import pack_weights
-from bertlite.embed.job import Job, run
-from bertlite.embed.rows import Rows
+from bertlite.embed.job import Job, Rows, run
 from bertlite.inference import InferenceModel
 from bertlite.inference.native import choice
 from bertlite.inference.native.library import missing_platform
