@@ -5,6 +5,7 @@ Nothing is guessed: whatever does not fit is an error that names it.
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -85,27 +86,17 @@ class Pretrained:
         model: Self = load_model(cast(Any, cls), place, options, overrides, dtype, device)
         return model
 
-    def save_pretrained(
-        self: LoadableModel, folder: str | PathLike[str], *, max_shard_size: int | str = "5GB"
-    ) -> None:
+    def save_pretrained(self: LoadableModel, folder: str | PathLike[str]) -> None:
         """Write config.json and safetensors that bertlite and transformers load.
 
         The folder is replaced in one step: a crash leaves the old one or the new one.  Other files in it are kept.
         The files of the working directory are replaced one after another, and a crash leaves a folder that does not
         load.
-
-        Args:
-            max_shard_size: bytes, or a string such as "500MB"; a larger model is written as several files.
         """
-        save_model(self, folder, max_shard_size=max_shard_size)
+        save_model(self, folder)
 
     def push_to_hub(
-        self: LoadableModel,
-        repo_id: str,
-        *,
-        commit_message: str = "Upload model",
-        max_shard_size: int | str = "5GB",
-        **options: Any,
+        self: LoadableModel, repo_id: str, *, commit_message: str = "Upload model", **options: Any
     ) -> "CommitInfo":
         """Upload what `save_pretrained` writes to a repository of the hub, in one commit.
 
@@ -113,7 +104,6 @@ class Pretrained:
 
         Args:
             repo_id: such as "me/my-bert".
-            max_shard_size: as for `save_pretrained`.
             options: `private`, make a new repository private, by default as your account or organisation is set;
                 `token`, by default that of `hf auth login`; `revision`, the branch, by default main; `create_pr`, open
                 a pull request in place of a commit.
@@ -125,11 +115,7 @@ class Pretrained:
             ValueError: as for `save_pretrained`, before anything is written to the hub.
             huggingface_hub.errors.HfHubHTTPError: the hub rejects the upload.
         """
-
-        def save(folder: str) -> None:
-            save_model(self, folder, max_shard_size=max_shard_size)
-
-        return push_folder(save, repo_id, commit_message=commit_message, **options)
+        return push_folder(partial(save_model, self), repo_id, commit_message=commit_message, **options)
 
 
 def load_model(

@@ -23,33 +23,20 @@ SUPERSEDED = re.compile(  # by a save: what an earlier one left, of a model or o
 )
 
 
-def save_model(model: LoadableModel, folder: str | os.PathLike[str], *, max_shard_size: int | str) -> None:
+def save_model(model: LoadableModel, folder: str | os.PathLike[str]) -> None:
     """Save a model; see `BertPreTrainedModel.save_pretrained`.
 
     Raises:
         ValueError: the model could not be loaded again, as its tensors are not plain, have no values or do not fit its
-            config; or max_shard_size is not a size.
+            config.
         OSError: the folder cannot be written.
     """
-    from huggingface_hub import split_torch_state_dict_into_shards
-
     state = tensors_to_save(model)
-    stand_ins = {name: torch.empty_like(t, device="meta") for name, t in state.items()}  # they share no memory
-    try:
-        split = split_torch_state_dict_into_shards(stand_ins, max_shard_size=max_shard_size)
-        if not isinstance(max_shard_size, str) and max_shard_size < 1:
-            raise ValueError(max_shard_size)
-    except ValueError:
-        raise ValueError(f"max_shard_size is {max_shard_size!r}; give bytes, or a size such as '500MB'") from None
     config = {**model.config.to_dict(), "architectures": [type(model).__name__], "dtype": dtype_name(model.dtype)}
     config.pop("torch_dtype", None)  # what transformers called it before 4.56
     with replacing(Path(folder), superseded=SUPERSEDED) as new:
         write_sorted_json(new / "config.json", config)
-        for name, keys in split.filename_to_tensors.items():
-            write_safetensors(new / name, {key: state[key] for key in keys})
-        if split.is_sharded:
-            index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-            write_sorted_json(new / "model.safetensors.index.json", index)
+        write_safetensors(new / "model.safetensors", state)
 
 
 def tensors_to_save(model: LoadableModel) -> State:

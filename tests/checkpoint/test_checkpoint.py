@@ -84,6 +84,14 @@ def write_shards(folder: Path, shards: dict[str, State], **mapped: str) -> Path:
     return folder
 
 
+def split(folder: Path) -> None:
+    """Make two shards of the weights in a folder."""
+    config = (folder / "config.json").read_text()
+    write_shards(folder, halves(load_file(folder / "model.safetensors")))
+    (folder / "config.json").write_text(config)
+    (folder / "model.safetensors").unlink()
+
+
 def halves(state: State, kind: str = "safetensors") -> dict[str, State]:
     """The tensors in two shards."""
     names, stem = list(state), "model" if kind == "safetensors" else "pytorch_model"
@@ -836,7 +844,9 @@ def cache(tmp_path) -> Path:
     """A hub cache that holds org/name and org/sharded, as huggingface_hub lays it out."""
     for name, sharded in (("name", False), ("sharded", True)):
         model, files = make(BertForMaskedLM), tmp_path / "files"
-        model.save_pretrained(files, max_shard_size="20KB" if sharded else "5GB")
+        model.save_pretrained(files)
+        if sharded:
+            split(files)
         repo = tmp_path / "cache" / f"models--org--{name}"
         snapshot = repo / "snapshots" / SHA
         for folder in (snapshot / "sub", repo / "refs", repo / "blobs"):
@@ -953,35 +963,15 @@ def test_all_files_come_from_one_commit_of_the_hub_which_is_asked_unless_forbidd
 # Saving -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", ["20KB", 20_000, 1])
-def test_shards_load_again(size, tmp_path):
-    model = make(BertForPreTraining)
-    model.save_pretrained(tmp_path, max_shard_size=size)
-    shards = sorted(tmp_path.glob("model-*.safetensors"))
-    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
-    assert len(shards) > 2
-    assert {shard.name for shard in shards} == set(index["weight_map"].values())
-    assert index["metadata"]["total_size"] == sum(p.numel() * 8 for p in model.parameters())
-    assert_same_model(BertForPreTraining.from_pretrained(tmp_path), model)
-
-
-def test_tensors_that_are_views_of_one_memory_are_sharded_all_the_same(tmp_path):
+def test_tensors_that_are_views_of_one_memory_are_saved(tmp_path):
     model = make()
     flat, start = torch.cat([p.detach().flatten() for p in model.parameters()]), 0
     for name, p in list(model.named_parameters()):
         module, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(module), leaf, nn.Parameter(flat[start : start + p.numel()].view(p.shape)))
         start += p.numel()
-    model.save_pretrained(tmp_path, max_shard_size="20KB")
-    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    model.save_pretrained(tmp_path)
     assert_same_model(BertModel.from_pretrained(tmp_path), make())
-
-
-@pytest.mark.parametrize("size", ["big", "12QB", 0, -3])
-def test_a_size_that_is_none_is_refused_before_anything_is_written(size, tmp_path):
-    with pytest.raises(ValueError, match=f"max_shard_size is {size!r}; give bytes"):
-        make().save_pretrained(tmp_path / "new", max_shard_size=size)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_disk_that_is_full_in_the_middle_of_the_weights_changes_nothing(tmp_path):
@@ -1053,7 +1043,8 @@ def test_matrices_of_our_files_stay_mapped_and_those_of_others_are_copied(tmp_pa
 
 def test_saving_replaces_weights_and_keeps_other_files(tmp_path):
     folder = tmp_path / "model"
-    make().save_pretrained(folder, max_shard_size="20KB")
+    make().save_pretrained(folder)
+    split(folder)
     stale = ["model.fp16.safetensors", "model.safetensors.index.fp16.json", "model.fp16-00001-of-00002.safetensors"]
     kept = ["vocab.txt", "1_Pooling/config.json", "2_Dense/model.safetensors", "model_card.md", "pytorch_model.bin"]
     for name in stale + kept:
@@ -1076,7 +1067,7 @@ def test_saving_replaces_weights_and_keeps_other_files(tmp_path):
 
 
 def test_files_can_be_read_by_whom_the_umask_allows(tmp_path):
-    make().save_pretrained(tmp_path / "a", max_shard_size="20KB")
+    make().save_pretrained(tmp_path / "a")
     (tmp_path / "own").write_text("")
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "a").iterdir()} == {
         (tmp_path / "own").stat().st_mode & 0o777
@@ -1114,7 +1105,8 @@ def test_the_working_directory_can_be_saved_into_and_stays(target, there, tmp_pa
     monkeypatch.chdir(tmp_path / "home/sub")
     before = Path(".").stat().st_ino, Path("..").stat().st_ino
     if there:
-        make(hidden_act="relu").save_pretrained(target, max_shard_size="60KB")
+        make(hidden_act="relu").save_pretrained(target)
+        split(Path(target))
         Path(target, "vocab.txt").write_text("words")
     model = make()
     model.save_pretrained(target)
@@ -1222,7 +1214,8 @@ def without_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_folder(folder: Path) -> Path:
-    make().save_pretrained(folder, max_shard_size="60KB")
+    make().save_pretrained(folder)
+    split(folder)
     (folder / "vocab.txt").write_text("words")
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling/config.json").write_text("{}")

@@ -50,5 +50,3 @@ def test_nothing_is_made_on_the_hub_for_a_model_that_cannot_be_saved(monkeypatch
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda **_: pytest.fail("the hub was asked"))
     with pytest.raises(ValueError, match="is on the meta device"):
         make().to("meta").push_to_hub("org/name")
-    with pytest.raises(ValueError, match="max_shard_size is 0"):
-        make().push_to_hub("org/name", max_shard_size=0)
