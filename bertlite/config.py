@@ -377,7 +377,7 @@ def by_layer(units: Mapping[Any, Iterable[int]] | None) -> dict[int, Iterable[in
 
 
 def set_config(model: Any, config: BertConfig) -> None:
-    """Give a model, the BertModel inside it and the parts that keep its config another one."""
+    """Replace the config of a model, of the BertModel inside it and of the parts that keep it."""
     before = model.config
     for part in model.modules():
         if vars(part).get("config") is before:  # in bertlite.hf, what attention functions of transformers look at

@@ -50,7 +50,7 @@ def implausible_sizes(state: State, config: BertConfig) -> list[str]:
 
 
 def nonfinite_tensors(state: State) -> list[str]:
-    """Return faults of tensors that hold nan or infinity; each is read once and nothing of its size is made.
+    """Return faults of tensors that hold nan or infinity; each is read once, without a copy.
 
     A sum is the fastest way to find them.  Large numbers may overflow it too: then the extremes decide.
     """

@@ -282,7 +282,7 @@ class Origin:
 
     @property
     def naming(self) -> str:
-        """Return what errors say after the name of the file, as they name its tensors as BERT does."""
+        """Return the words by which errors about the tensors say whose names they use."""
         return "" if self.family is BERT else f", a {self.kind!r} model under BERT's names,"
 
     def as_bert(self, state: State, wanted: Mapping[str, Tensor]) -> State:

@@ -129,7 +129,7 @@ def exchange(a: Path, b: Path) -> None:
 
 
 def carry(old: Path, new: Path, superseded: re.Pattern[str]) -> None:
-    """Let a folder hold what another one holds, without copying; but nothing superseded, and nothing it has itself."""
+    """Link what a folder holds into another one, but for superseded files and names that are there already."""
     for path in old.iterdir():
         target = new / path.name
         if superseded.fullmatch(path.name) or os.path.lexists(target):

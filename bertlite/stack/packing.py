@@ -209,7 +209,7 @@ class Packed:
         return Groups(tuple(groups), turn.argsort(), token_at, slot_of)
 
     def tensor(self, numbers: Sequence[int]) -> Tensor:
-        """Put numbers where the tokens are; a GPU is sent them without waiting for it."""
+        """Return numbers as a tensor on the device of the tokens, without waiting for a GPU."""
         return torch.tensor(numbers, dtype=torch.long).to(self.counts.device, non_blocking=True)
 
 
