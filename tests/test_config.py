@@ -244,8 +244,6 @@ FILES = [
     ("{}", "does not state vocab_size, hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, max_"),
     (json.dumps({k: v for k, v in SIZES.items() if k != "intermediate_size"}), "does not state intermediate_size;"),
     (json.dumps({**SIZES, "hidden_act": "foo"}), "hidden_act 'foo' is unknown"),
-    (json.dumps({**SIZES, "add_cross_attention": True}), "add_cross_attention"),
-    (json.dumps({**SIZES, "pruned_heads": {"0": [9]}}), "layer 0 has no head 9"),
 ]
 
 

@@ -18,7 +18,7 @@ from bertlite.checkpoint.files import Source
 from bertlite.checkpoint.remote import AUTO_CLASSES
 from bertlite.embed import Embedder
 from bertlite.heads import models as heads
-from bertlite.shipping.card import Figure, read_origin
+from bertlite.shipping.card import Figure
 from bertlite.shipping.folder import write_model
 
 
@@ -136,16 +136,6 @@ def test_the_hub_reads_the_card(source, pruned, tmp_path):
     assert report["base_model"] == "someone/dense"
 
 
-def test_a_hub_id_is_the_base_model_and_an_argument_comes_first(source, pruned, tmp_path, monkeypatch):
-    in_hub_cache(source, tmp_path / "hub", "someone/else")
-    where = {"cache_dir": tmp_path / "hub", "local_files_only": True}
-    assert read_origin(Source("someone/else", **where))["base_model"] == "someone/else"
-    write_model(tmp_path / "out", pruned, Source("someone/else", **where))
-    assert card_of(tmp_path / "out").data.base_model == "someone/else"
-    write_model(tmp_path / "out", pruned, source, base_model="a/b")
-    assert card_of(tmp_path / "out").data.base_model == "a/b"
-
-
 def test_a_source_without_a_card_or_with_a_broken_one_is_no_fault(pruned, tmp_path):
     bare = save(tmp_path / "bare")
     (bare / "README.md").write_text("---\n: [\n---\n")
@@ -236,14 +226,16 @@ def test_pooling_comes_along_with_a_model_without_a_head(tmp_path, first):
     assert not (headed / "modules.json").exists()
 
 
-def test_pooling_comes_along_from_the_hub(tmp_path):
+def test_pooling_comes_along_from_the_hub_whose_id_is_the_base_model(tmp_path):
     source = add_pooling(save(tmp_path / "source"))
     in_hub_cache(source, tmp_path / "hub", "someone/else")
     place = Source("someone/else", cache_dir=tmp_path / "hub", local_files_only=True)
     out = write_model(tmp_path / "out", BertModel.from_pretrained(source), place)
-    assert read(out / "1_Pooling" / "config.json") == read(source / "1_Pooling" / "config.json")
-    assert read(out / "modules.json") == read(source / "modules.json")
-    assert card_of(out).data.library_name == "sentence-transformers"
+    for name in ("1_Pooling/config.json", "modules.json"):
+        assert read(out / name) == read(source / name)
+    assert (card_of(out).data.library_name, card_of(out).data.base_model) == ("sentence-transformers", "someone/else")
+    write_model(out, BertModel.from_pretrained(source), source, base_model="a/b")
+    assert card_of(out).data.base_model == "a/b"
 
 
 @pytest.mark.parametrize("path", ["../../elsewhere", "/etc"])
