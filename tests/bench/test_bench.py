@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import make
+from conftest import SIZES, make
 
 from bertlite import cli, optimize_for_inference, prune_heads
 from bertlite.bench import checkpoints, engines, sections
 from bertlite.bench.accuracy import ERRORS, Accuracy, accuracies, accuracy
 from bertlite.bench.engines import ENGINES
 from bertlite.bench.sections import BASELINE, Bench, ratio_pairs, section_lines
-from bertlite.bench.work import LENGTHS, full, lengths_like, ragged, works
+from bertlite.bench.work import LENGTHS, Work, full, lengths_like, ragged, works
 from bertlite.parity import reference
 
 
@@ -135,6 +135,22 @@ def test_sections_belong_to_a_model_and_a_number_of_threads(kept, few_rounds, tm
         "forward 1 x 16 MiniLM 3 threads": "MiniLM, 3",
     }
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("model", ["bge-m3", "all-mpnet"])
+def test_an_engine_computes_what_the_class_of_another_family_does(model, tmp_path, few_rounds, monkeypatch):
+    """On padding as the family has it."""
+    pytest.importorskip("transformers")
+    name, sizes = sections.MODELS[model]
+    small = {**SIZES, "model_type": sizes["model_type"], "num_attention_heads": 3, "initializer_range": 0.2}
+    monkeypatch.setitem(sections.MODELS, model, (name, small))
+    bench, work = Bench(3, tmp_path, model, only=("bertlite native float32",)), Work("2 x 11", (11, 7), 11)
+    found = sections.forward(work, bench)
+    assert found["wrong"] == []
+    assert set(found["seconds"]) == {BASELINE, "bertlite native float32"}
+    assert bench.config.positions_skip_padding
+    batch = work.inputs(97, pad=bench.config.pad_token_id or 0)
+    assert ((batch["input_ids"] == 1) == (batch["attention_mask"] == 0)).all()
 
 
 def test_a_gpu_is_given_more_to_do():
