@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import SIZES, assert_same, make, randomise_
 
-from bertlite import BertForMaskedLM, BertModel, BertTokenizer, prune_vocabulary
+from bertlite import BertConfig, BertForMaskedLM, BertModel, BertTokenizer, prune_vocabulary
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -151,3 +151,15 @@ def test_what_cannot_be_pruned_is_refused() -> None:
     tokenizer.backend_tokenizer.model = models.WordLevel({"[UNK]": 1}, unk_token="[UNK]")
     with pytest.raises(ValueError, match="the tokenizer is a WordLevel; the vocabulary of WordPiece, BPE and Unigram"):
         prune_vocabulary(model, tokenizer, ["a"])
+
+
+def test_what_the_page_says_of_xlm_roberta_base() -> None:
+    def megabytes(tokens: int) -> int:
+        with torch.device("meta"):
+            return round(4 * BertModel(BertConfig(vocab_size=tokens, type_vocab_size=1)).num_parameters() / 1e6)
+
+    page = (README.parent / "notebooks" / "docs" / "budget.md").read_text(encoding="utf-8")
+    said = (250_002, round(4 * 768 * 250_002 / 1e6), megabytes(250_002), megabytes(20_000))
+    assert "XLM-R-base's {:,} tokens are {} of its {:,} MB in float32: with 20,000 it has {} MB".format(
+        *said
+    ) in " ".join(page.split())

@@ -55,6 +55,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pruningbrief": pruning.budgets_brief,
     "budgets": pruning.budgets,
     "budgetclock": pruning.budget_clock,
+    "vocabulary": pruning.vocabulary,
     "parity": partial(proof.parity, "parity-[0-9]*.json"),
     "clients": proof.clients,
     "families": proof.families,

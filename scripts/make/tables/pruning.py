@@ -163,3 +163,22 @@ def budget_clock() -> str:
         f" {found['rows'][0]['work']}, median and quartiles; epochs of distillation: {found['epochs']:g}."
         f" {measured_on(found)}.",
     )
+
+
+def vocabulary() -> str:
+    """Table of vocabularies pruned to training texts, and what is lost on others."""
+    found = record("pruning/vocabulary")
+    metric = found["metric"]
+    body = [
+        [
+            row["task"],
+            f"{row['tokens']:,} of {row['dense_tokens']:,}",
+            f"{row['bytes'] / 1e6:.0f} of {row['dense_bytes'] / 1e6:.0f} MB",
+            f"{100 * row['changed']:.0f} %",
+            *(f"{100 * value:.1f}" for value in (row["dense"], row["pruned"][metric], row["factorised"][metric])),
+        ]
+        for row in found["rows"]
+    ]
+    names = ["", "tokens", "file", "other texts that change", f"{metric}, all tokens", "these", "factorised instead"]
+    note = "MiniLM fine-tuned on each task; the tokens are those of its training texts, or more; judged on others."
+    return table(names, body, note)
