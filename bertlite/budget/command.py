@@ -13,10 +13,11 @@ from typing import Any
 from torch import Tensor
 
 from bertlite.bench.work import Work
-from bertlite.budget.judge import judge
+from bertlite.budget.distil import CHECKS, Distillation
+from bertlite.budget.judge import judge, quality
 from bertlite.budget.search import Outcome, Search, State
 from bertlite.budget.target import Target, check_work, read_work, spare_bytes
-from bertlite.budget.texts import batches_of, read_texts, split
+from bertlite.budget.texts import batches_of, encode, read_texts, split
 from bertlite.budget.vocabulary import describe, with_fewer_tokens
 from bertlite.checkpoint import families
 from bertlite.checkpoint.files import Source
@@ -45,7 +46,13 @@ SAME_TOKENS = "Predictions are compared with those of the given model with this 
 SETTINGS = ("calibration", "max_length", "label", "seed", "device")  # options that determine gradients and curves
 MADE = (
     "bertlite prune to {target} removed heads and intermediate neurons and fitted the rest to what the given model"
-    " computes on {count} texts; no weight was trained."
+    " computes on {count} texts; "
+)
+UNTRAINED = "no weight was trained."
+TRAINED = (
+    "then the layers were trained on {texts} texts, {epochs:.1f} times each in {steps} steps of {step_seconds:.2g} s,"
+    " {minutes:g} min with checks, to have the given model's predictions and hidden states{labels}; kept were those of"
+    " step {best_step}, the best of {checks} on the {judged}, which flatters figures on these a little."
 )
 VERDICTS = {
     "right": "met",
@@ -64,6 +71,7 @@ class Job:
         shared: those that determine gradients and curves.
         search: makes a Search for a target.
         judged: the batches of texts to judge by.
+        distillation: the training after pruning, None without.
         texts: what the report says of the texts.
         given: what it says of the file and the vocabulary that were given.
     """
@@ -76,6 +84,7 @@ class Job:
     shared: dict[str, Any]
     search: Callable[..., Search]
     judged: list[dict[str, Tensor]]
+    distillation: Distillation | None
     texts: dict[str, Any]
     given: dict[str, Any]
 
@@ -87,6 +96,7 @@ class Job:
             found = self.search(
                 target=target, by=settings["allocate"], shared=state, state=own, progress=progress
             ).run()
+            trained = self.distillation and self.distillation.train_(found.model, own, progress)
             results = judge(found.model, self.model, progress.over("comparing predictions", self.judged, "batches"))
         report = {
             "what": "bertlite prune to",
@@ -98,6 +108,7 @@ class Job:
             **self.given,
             **facts_of(found),
             **results,
+            "distilled": trained,
             "environment": environment(self.args.device),
             "wall_seconds": round(time.perf_counter() - began, 1),
         }
@@ -157,6 +168,12 @@ def read_job(args: argparse.Namespace) -> Job:
         device=args.device,
         dense_bytes=given["dense_bytes"],
     )
+    judged, distillation = batches_of(held_out, tokenizer, model, longest), None
+    if args.distil is not None:
+        all_texts, _ = split(texts, len(texts), HELD_OUT, args.seed, dev)
+        score = partial(quality, dense=model, batches=judged)
+        data, labelled = encode(all_texts, tokenizer, longest), bool(texts.labels)
+        distillation = Distillation(model, data, labelled, args.distil, score, args.seed, args.device)
     return Job(
         args,
         model,
@@ -168,10 +185,12 @@ def read_job(args: argparse.Namespace) -> Job:
             "lengths": list(work.lengths),
             "backend": timed.backend,
             "dtype": args.dtype,
+            "distil": args.distil,
         },
         shared,
         search,
-        batches_of(held_out, tokenizer, model, longest),
+        judged,
+        distillation,
         {
             "fitted to": len(fit),
             "held out": len(held_out),
@@ -225,7 +244,9 @@ def finished_report(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | 
 def write_result(job: Job, folder: Path, model: Any, report: dict[str, Any]) -> None:
     """Write the model with its card and report, and print the report."""
     texts = report["texts"]
-    how = [MADE.format(target=report["target"], count=texts["fitted to"]), *([texts["note"]] if texts["note"] else [])]
+    made = MADE.format(target=report["target"], count=texts["fitted to"])
+    how = [made + (describe_training(report) if report["distilled"] else UNTRAINED)]
+    how += [texts["note"]] if texts["note"] else []
     if "vocabulary" in report:
         how += [*describe(report["vocabulary"]), SAME_TOKENS]
     write_model(
@@ -238,6 +259,13 @@ def write_result(job: Job, folder: Path, model: Any, report: dict[str, Any]) -> 
         report=report,
     )
     print_report(report, folder)
+
+
+def describe_training(report: dict[str, Any]) -> str:
+    """Return what was trained, for how long and with which texts."""
+    facts = report["distilled"]
+    labels = " and for the labels" if facts["labels"] else ""
+    return TRAINED.format(**{**facts, "labels": labels, "checks": CHECKS + 1, "judged": describe_held_out(report)})
 
 
 def read_work_of(args: argparse.Namespace, config: BertConfig) -> Work:
@@ -350,6 +378,8 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
     """Print the results."""
     speed, own, dense = with_spread(report["speedup"]), report["seconds"]["median"], report["dense_seconds"]["median"]
     print(f"heads of each layer: {report['heads_kept']}, neurons: {report['neurons_kept']}")
+    if report["distilled"]:
+        print(describe_training(report))
     print(f"MACs: {100 * report['macs']:.1f} % of the unpruned model's")
     print(f"weights: {report['bytes'] / 1e6:.4g} MB, were {report['dense_bytes'] / 1e6:.4g} MB")
     if "vocabulary" in report:

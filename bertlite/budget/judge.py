@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from bertlite.experiments.compare import comparison
-from bertlite.experiments.evaluate import TASKS, interval_over_examples
+from bertlite.experiments.evaluate import TASKS, Task, interval_over_examples
 from bertlite.experiments.statistics import Array
-from bertlite.importance.batches import inputs_of
+from bertlite.importance.batches import eval_mode, inputs_of
 from bertlite.importance.predictions import divergence, predictions
 
 
-@torch.inference_mode()
 def judge(model: Any, dense: Any, batches: Iterable[Mapping[str, Tensor]]) -> dict[str, Any]:
     """Compare a model with the dense one.
 
@@ -22,26 +21,45 @@ def judge(model: Any, dense: Any, batches: Iterable[Mapping[str, Tensor]]) -> di
         "kl", the mean divergence in nats from the dense model's predictions; for a classifier "agreement", the share
         of predictions with the same class; with labels what `scores` returns.
     """
+    kl, mine, theirs, truth = run_both(model, dense, batches)
+    result: dict[str, Any] = {"kl": kl}
+    if mine is not None and mine.shape[1] > 1:
+        result["agreement"] = float(np.mean(mine.argmax(1) == theirs.argmax(1)))
+    return result if truth is None else result | scores(mine, theirs, truth)
+
+
+def quality(model: Any, dense: Any, batches: Iterable[Mapping[str, Tensor]]) -> tuple[float, float]:
+    """Return the metric on the labels, 0 without any, and the negative divergence from the dense model."""
+    kl, mine, _, truth = run_both(model, dense, batches)
+    if truth is None:
+        return 0.0, -kl
+    task = task_of(mine)
+    return float(task.metrics[task.headline](mine, truth)), -kl
+
+
+@torch.inference_mode()
+def run_both(model: Any, dense: Any, batches: Iterable[Mapping[str, Tensor]]) -> tuple[float, Any, Any, Any]:
+    """Return the divergence of a model from the dense one; then the logits of both and the labels, or None."""
     divergences: list[Tensor] = []
-    outputs: list[list[Tensor]] = []  # of each batch: the model's, the dense model's
-    labels: list[Tensor] = []
-    for batch in batches:
-        inputs = inputs_of(batch)
-        outs = [each(**inputs, return_dict=True) for each in (model, dense)]
-        q, p = (predictions(each, out, batch) for each, out in zip((model, dense), outs, strict=True))
-        divergences.append(divergence(p, q).double().cpu())
-        logits = [out.get("logits") for out in outs]
-        if logits[0] is not None and logits[0].dim() == 2:
-            outputs.append([x.double().cpu() for x in logits])
-            labels += [batch["labels"].cpu()] if "labels" in batch else []
-    result: dict[str, Any] = {"kl": float(torch.cat(divergences).mean())}
-    if outputs:
-        mine, theirs = (torch.cat(each).numpy() for each in zip(*outputs, strict=True))
-        if mine.shape[1] > 1:
-            result["agreement"] = float(np.mean(mine.argmax(1) == theirs.argmax(1)))
-        if labels:
-            result |= scores(mine, theirs, torch.cat(labels).numpy())
-    return result
+    outputs: list[list[Tensor]] = []  # of each batch: the model's, the dense model's, labels if it has any
+    with eval_mode(model):
+        for batch in batches:
+            inputs = inputs_of(batch)
+            outs = [each(**inputs, return_dict=True) for each in (model, dense)]
+            q, p = (predictions(each, out, batch) for each, out in zip((model, dense), outs, strict=True))
+            divergences.append(divergence(p, q).double().cpu())
+            logits = [out.get("logits") for out in outs]
+            if logits[0] is not None and logits[0].dim() == 2:
+                labels = [batch["labels"].cpu()] if "labels" in batch else []
+                outputs.append([*(x.double().cpu() for x in logits), *labels])
+    found: list[Any] = [torch.cat(each).numpy() for each in zip(*outputs, strict=True)]
+    mine, theirs, truth = (found + [None] * 3)[:3]
+    return float(torch.cat(divergences).mean()), mine, theirs, truth
+
+
+def task_of(outputs: Array) -> Task:
+    """Return the task of a head with these outputs."""
+    return TASKS["classification" if outputs.shape[1] > 1 else "regression"]
 
 
 def scores(mine: Array, theirs: Array, truth: Array) -> dict[str, Any]:
@@ -52,7 +70,7 @@ def scores(mine: Array, theirs: Array, truth: Array) -> dict[str, Any]:
         nothing varies; "dense_score"; and of the difference what `bertlite.experiments.compare.comparison` returns,
         paired over the examples.
     """
-    task = TASKS["classification" if mine.shape[1] > 1 else "regression"]
+    task = task_of(mine)
     metric = task.headline
     interval = interval_over_examples(mine, truth, task, metric)
     return {

@@ -50,11 +50,16 @@ def split(
     return texts.chosen(order[judged : judged + fit]), dev or texts.chosen(order[:judged])
 
 
-def batches_of(texts: Examples, tokenizer: BertTokenizer, model: Any, max_length: int) -> list[dict[str, Tensor]]:
-    """Return batches of texts of similar length, padded, in a fixed order, on the model's device."""
+def encode(texts: Examples, tokenizer: BertTokenizer, max_length: int) -> EncodedExamples:
+    """Tokenize texts; the label of those without labels is 0."""
     encoded: list[Any] = [tokenizer(*text, truncation=True, max_length=max_length) for text in texts.texts]
     rows = tuple((tuple(each["input_ids"]), tuple(each["token_type_ids"])) for each in encoded)
-    data = EncodedExamples(rows, texts.labels or (0.0,) * len(rows))
+    return EncodedExamples(rows, texts.labels or (0.0,) * len(rows))
+
+
+def batches_of(texts: Examples, tokenizer: BertTokenizer, model: Any, max_length: int) -> list[dict[str, Tensor]]:
+    """Return batches of texts of similar length, padded, in a fixed order, on the model's device."""
+    data = encode(texts, tokenizer, max_length)
     dtype = torch.float32 if model.config.num_labels == 1 else torch.long
     batches = (data.batch(indices, dtype) for indices in batch_indices(data, BATCH))
     given = ("input_ids", "token_type_ids", "attention_mask", *(["labels"] if texts.labels else []))

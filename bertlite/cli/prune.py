@@ -32,6 +32,21 @@ DESCRIPTION = """\
 Make a checkpoint faster or smaller by `to`; the other actions are experiments that compare ways to prune.  Each run
 is a folder that records its settings, inputs and results.  `bertlite bench CHECKPOINT…` times pruned models
 beside the dense one."""
+TO = """\
+Prune a checkpoint to a budget of time, work or size, without training, or with minutes of it.
+
+TARGET is a speed (2x the given model's), a share of the MACs of the unpruned model (40%), the time of a forward
+(15ms), or the size of the file with the weights: 30MB, or with --size a share of the given one's (40%).  Speed, MACs
+and time are stated for one batch, --at or --lengths.  Heads and neurons are removed together; a layer may lose its
+whole attention or feed-forward network.  What is left is chosen and fitted by least squares, layer by layer, to the
+outputs of the given model.  A speed or a time is measured at the end: the target is met if it is reached and exceeded
+by at most 10 %.  Where other work makes the clock too noisy, sizes are chosen by MACs.
+
+No labels are needed: the divergence from the given model's predictions takes the place of the loss.  With --label, the
+loss itself is used.  With --distil, the layers that are left are then trained to have the given model's predictions
+and hidden states, and the labels if there are any; of six states, that with the best predictions on the texts of
+--dev, or on those held out, is kept.  A killed search or training continues where it stopped when the same command is
+given again."""
 DATA = "--train train.tsv --dev dev.tsv"
 
 
@@ -144,20 +159,10 @@ def add_to(actions: Commands) -> None:
             "30MB my-model --vocabulary --texts texts.txt --out light",
             "2x my-model --backend auto --texts texts.txt --out served",
             "60% 40% 20% my-model --texts texts.txt --out sizes",
+            "30% runs/dense/model --texts train.tsv --label label --distil 10 --out trained",
         ),
         starts="prune to {target}: loading {checkpoint}",
-        description="""\
-Prune a checkpoint to a budget of time, work or size, without training.
-
-TARGET is a speed (2x the given model's), a share of the MACs of the unpruned model (40%), the time of a forward
-(15ms), or the size of the file with the weights: 30MB, or with --size a share of the given one's (40%).  Speed, MACs
-and time are stated for one batch, --at or --lengths.  Heads and neurons are removed together; a layer may lose its
-whole attention or feed-forward network.  What is left is chosen and fitted by least squares, layer by layer, to the
-outputs of the given model.  A speed or a time is measured at the end: the target is met if it is reached and exceeded
-by at most 10 %.  Where other work makes the clock too noisy, sizes are chosen by MACs.
-
-No labels are needed: the divergence from the given model's predictions takes the place of the loss.  With --label, the
-loss itself is used.  A killed search continues where it stopped when the same command is given again.""",
+        description=TO,
     )
     text = "2x, 40%%, 15ms or 30MB; several share one search, each with a folder in that of --out, such as FOLDER/2x"
     action.add_argument("target", nargs="+", metavar="TARGET", help=text)
@@ -181,6 +186,8 @@ loss itself is used.  A killed search continues where it stopped when the same c
         " time of plain models, else macs"
     )
     choice(action, "--allocate", WAYS, "auto", text)
+    text = "after pruning, train what is left for so long, to compute what the given model does"
+    option(action, "--distil", number, None, text, otherwise="nothing is trained", metavar="MINUTES")
     text = "keep gradients, curves and times of layers here, for other targets of the same model and texts"
     option(action, "--keep", Path, None, text, otherwise="deleted at the end", metavar="FOLDER")
     action.add_argument("--size", action="store_true", help="a share is one of the file's bytes, not of the MACs")

@@ -57,18 +57,23 @@ def finetune_(
     device: str = "cpu",
     progress: bool = False,
     state: Path | None = None,
-) -> None:
+    saves: int = 20,
+    score: Callable[[], Any] | None = None,
+    checks: int = 5,
+) -> int:
     """Train all weights of a model on labelled examples; under torchrun the processes share the batches of each step.
 
-    The model ends on the device it came from, in eval mode.
+    The model ends on the device it came from, in eval mode.  The step whose weights it has is returned.
 
     Args:
         teacher: model for `recipe.distil`; not changed.
         log: called as log(step=, loss=, lr=) about twenty times.
         describe: called after each epoch for a text that is printed beside the epoch's mean loss; in one process.
         progress: show how many steps are done.
-        state: folder in which the state of the training is saved, about twenty times; if it has one, the training
+        state: folder in which the state of the training is saved, `saves` times; if it has one, the training
             continues from it, and on the CPU ends with the weights of an uninterrupted one, bit for bit.
+        score: returns how good the model is; it is called before the first step and after each of `checks` equal parts
+            of the training, and the model ends with the weights of the highest.
 
     Raises:
         ValueError: the examples and epochs make no step, the recipe distils without a teacher, or the state belongs to
@@ -88,7 +93,8 @@ def finetune_(
         raise ValueError(f"{len(data)} examples, {recipe.epochs:g} epochs and {share} processes make no step")
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor(steps, recipe.warmup))
-    accelerator.register_for_checkpointing(schedule)
+    best = Best(model, score, steps, checks)
+    accelerator.register_for_checkpointing(schedule, best)
     what = "" if state is None else fingerprint(model, data, recipe, share, teacher)
     wrapped, optimizer = accelerator.prepare(model, optimizer)
     first = 0 if state is None else resume(accelerator, state, what)
@@ -102,25 +108,72 @@ def finetune_(
         for step in range(first, steps):
             batch = data.batch(batches[step * share + rank], task.labels)
             loss = training_loss(wrapped, {k: x.to(accelerator.device) for k, x in batch.items()}, recipe, teacher)
-            accelerator.backward(loss)
-            accelerator.clip_grad_norm_(wrapped.parameters(), recipe.clip)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
+            step_(accelerator, wrapped, loss, recipe.clip, optimizer, schedule)
             if log is not None and accelerator.is_main_process and (step + 1) % every == 0:
                 log(step=step + 1, loss=loss.item(), lr=schedule.get_last_lr()[0])
-            if state is not None and (step + 1) % every == 0:
+            best.offer(step + 1)
+            if state is not None and is_part(step + 1, steps, saves):
                 save_state(accelerator, state, step + 1, what)
             bar.advance()
             losses.append(loss.detach())
             if int((step + 1) / epoch) > int(step / epoch) or step + 1 == steps:
-                if describe is not None:
-                    mean = torch.stack(losses).mean()
-                    bar.print(f"epoch {(step + 1) / epoch:.3g}: loss {mean:.4f}, {describe()}")
-                losses.clear()
+                print_epoch(bar, (step + 1) / epoch, losses, describe)
     accelerator.wait_for_everyone()
     accelerator.free_memory()
     model.to(home).eval().zero_grad(set_to_none=True)
+    return best.restore_()
+
+
+def step_(accelerator: Any, model: nn.Module, loss: Tensor, clip: float, optimizer: Any, schedule: Any) -> None:
+    """Make one step of training."""
+    accelerator.backward(loss)
+    accelerator.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    schedule.step()
+    optimizer.zero_grad()
+
+
+def print_epoch(bar: Progress, epoch: float, losses: list[Tensor], describe: Callable[[], str] | None) -> None:
+    """Print the mean of the losses of an epoch and what `describe` says, and clear them."""
+    if describe is not None:
+        bar.print(f"epoch {epoch:.3g}: loss {torch.stack(losses).mean():.4f}, {describe()}")
+    losses.clear()
+
+
+class Best:
+    """The weights of a model at that of its `checks` at which the score was highest; without a score, its last."""
+
+    def __init__(self, model: nn.Module, score: Callable[[], Any] | None, steps: int, checks: int) -> None:
+        self.model, self.score, self.steps, self.checks = model, score, steps, checks
+        self.value: Any = None
+        self.step, self.weights = steps, dict[str, Tensor]()
+        self.offer(0)
+
+    def offer(self, step: int) -> None:
+        """Keep the weights that the model has now, if a check is due and their score is higher than all before."""
+        if self.score is None or (step and not is_part(step, self.steps, self.checks)):
+            return
+        value = self.score()
+        if self.value is None or value > self.value:
+            weights = {name: x.detach().clone() for name, x in self.model.state_dict().items()}
+            self.step, self.value, self.weights = step, value, weights
+
+    def restore_(self) -> int:
+        """Give the model the weights that were kept, and return their step."""
+        if self.weights:
+            self.model.load_state_dict(self.weights)
+        return self.step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("step", "value", "weights")}
+
+    def load_state_dict(self, found: dict[str, Any]) -> None:
+        vars(self).update(found)
+
+
+def is_part(step: int, steps: int, parts: int) -> bool:
+    """Return whether a step is the last of one of `parts` nearly equal parts of all steps."""
+    return step * parts // steps > (step - 1) * parts // steps
 
 
 def training_loss(model: nn.Module, batch: Mapping[str, Tensor], recipe: Recipe, teacher: nn.Module | None) -> Tensor:

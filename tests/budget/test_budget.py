@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,15 @@ from conftest import assert_same, make
 
 from bertlite import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer, prune_heads, prune_neurons
 from bertlite.bench.work import full
-from bertlite.budget import search, times
+from bertlite.budget import command, distil, search, times
 from bertlite.budget.judge import scores
 from bertlite.budget.search import State
 from bertlite.budget.target import Target, UnitCosts, read_work
 from bertlite.budget.texts import batches_of, read_texts, split
 from bertlite.cli import main, parts
 from bertlite.config import kept_heads, kept_neurons
-from bertlite.experiments.data import DataSource, Examples, read_examples
+from bertlite.experiments import finetune
+from bertlite.experiments.data import DataSource, EncodedExamples, Examples, read_examples
 from bertlite.importance import macs
 from bertlite.inference.native.library import missing_platform
 from scripts.measure import budget_clock
@@ -298,7 +300,7 @@ def test_the_report_is_of_unseen_texts_where_they_are_given(
     assert report["score"] == judged["model"]["accuracy"]
     assert (report["score_low"], report["score_high"]) == (judged["model"]["low"], judged["model"]["high"])
     for name, value in judged["comparison"].items():  # examples are resampled in another order
-        assert report[name] == pytest.approx(value, abs=0.05), name
+        assert report[name] == pytest.approx(value, abs=0.08), name
     card = (out / "README.md").read_text(encoding="utf-8")
     assert "50 texts of dev.tsv" in card
     assert "accuracy less the given model's, paired" in card
@@ -458,6 +460,8 @@ def test_the_clock_runs_what_is_asked_for(world: Path, tmp_path: Path, monkeypat
         ("2x --dtype int8", "backend 'plain' has no int8"),
         ("2x --backend native --allocate latency", "only --backend plain runs: use macs"),
         ("40% --allocate latency", "--allocate latency needs a speed or a time"),
+        ("40% --distil 0", "--distil is 0; give minutes above 0"),
+        ("40% --distil nan", "--distil is nan; give minutes above 0"),
         ("2x --at 1x41", "the work has 41 tokens; the model has positions for 40"),
     ],
 )
@@ -510,6 +514,106 @@ def test_a_killed_search_goes_on_and_ends_as_one_that_was_not(
     assert one.config == other.config
     assert_same(one.state_dict(), other.state_dict(), atol=0)
     assert not (tmp_path / ".again.unfinished").exists()
+
+
+@pytest.fixture
+def thirty_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a training have 30 steps, however fast this machine is."""
+    monkeypatch.setattr(distil.Distillation, "plan", lambda *_: {"steps": 30, "step_seconds": 0.01})
+    monkeypatch.setattr(distil, "RECIPE", replace(distil.RECIPE, batch_size=8))
+
+
+@pytest.fixture
+def longer_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the best state be that furthest from the first: a random model teaches nothing."""
+
+    def moved(model: Any, dense: Any, batches: Any) -> float:
+        return float((model.classifier.weight - dense.classifier.weight).norm())
+
+    monkeypatch.setattr(command, "quality", moved)
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_distillation_is_told_and_leaves_nothing_worse(
+    world: Path, tmp_path: Path, thirty_steps: None, capsys: pytest.CaptureFixture[str], labels: bool
+) -> None:
+    words = ("30%", "--at", "2x16", "--text", "text", *(["--label", "class"] if labels else []))
+    assert prune(world, tmp_path / "pruned", *words, texts="texts.tsv") == 0
+    assert prune(world, tmp_path / "trained", *words, "--distil", "2", texts="texts.tsv") == 0
+    before, after = report_of(tmp_path / "pruned"), report_of(tmp_path / "trained")
+    assert before["distilled"] is None
+    assert (after["score"] >= before["score"]) if labels else (after["kl"] <= before["kl"])
+    facts = {name: after["distilled"][name] for name in ("minutes", "steps", "texts", "labels", "epochs")}
+    assert facts == {"minutes": 2, "steps": 30, "texts": 96, "labels": labels, "epochs": 2.5}
+    step = after["distilled"]["best_step"]
+    assert step in (0, 6, 12, 18, 24, 30)
+    card = (tmp_path / "trained" / "README.md").read_text(encoding="utf-8")
+    for page in (capsys.readouterr().out, card):
+        assert "then the layers were trained on 96 texts, 2.5 times each in 30 steps of 0.01 s, 2 min" in page
+        assert f"step {step}, the best of 6 on the 24 texts held out of texts.tsv" in page
+        assert ("and for the labels" in page) == labels
+    assert "no weight was trained" not in card
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_model_without_predictions_is_not_distilled(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prune(world, tmp_path / "x", "40%", "--at", "1x16", "--distil", "1", model="encoder") == 2
+    assert "BertModel predicts no labels; --distil needs a head for classes or numbers" in capsys.readouterr().err
+
+
+def test_a_killed_distillation_goes_on_and_ends_as_one_that_was_not(
+    world: Path, tmp_path: Path, thirty_steps: None, longer_is_better: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("30%", "--at", "2x16", "--distil", "5")
+    assert prune(world, tmp_path / "whole", *words) == 0
+    assert prune(world, tmp_path / "pruned", *words[:3]) == 0
+    save = finetune.save_state
+
+    def killed(accelerator: Any, state: Path, step: int, training: str) -> None:
+        save(accelerator, state, step, training)
+        if step == 18:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(finetune, "save_state", killed)
+        assert prune(world, tmp_path / "again", *words) == 130
+    monkeypatch.setattr(distil.Distillation, "plan", lambda *_: pytest.fail("the steps were counted again"))
+    monkeypatch.setattr(search, "choose_sizes", lambda *_: pytest.fail("sizes were chosen again"))
+    assert prune(world, tmp_path / "again", *words) == 0
+    one, other = (BertForSequenceClassification.from_pretrained(tmp_path / name) for name in ("whole", "again"))
+    assert_same(one.state_dict(), other.state_dict(), atol=0)
+    reports = [report_of(tmp_path / name) for name in ("whole", "again")]
+    assert reports[0]["distilled"]["best_step"] == reports[1]["distilled"]["best_step"] > 0
+    pruned = BertForSequenceClassification.from_pretrained(tmp_path / "pruned").state_dict()
+    same = {name for name, value in one.state_dict().items() if torch.equal(value, pruned[name])}
+    assert same == {name for name in pruned if "embeddings" in name}  # all else is trained
+
+
+def test_the_steps_of_distillation_are_those_that_the_minutes_are_enough_for(
+    world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+
+    def train(model: Any, data: Any, task: Any, recipe: Any, *, log: Any, **_: Any) -> int:
+        for _step in range(round(recipe.epochs * 3)):  # batches
+            now[0] += 1
+            log()
+        return 0
+
+    def score(model: Any) -> float:
+        now[0] += 2
+        return 0.0
+
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(distil, "finetune_", train)
+    model = BertForSequenceClassification.from_pretrained(world / "model")
+    rows = tuple(((2, 5, 3), (0, 0, 0)) for _ in range(96))
+    asked = distil.Distillation(model, EncodedExamples(rows, (0.0,) * 96), False, 1, score)
+    assert asked.plan(model, distil.RECIPE) == {"steps": 60 - 12 - 2 - 6 * 2, "step_seconds": 1}
+    with pytest.raises(ValueError, match=r"--distil 0\.4 is too short: timing and 6 checks take 26 s, and a step 1 s"):
+        replace(asked, minutes=0.4).plan(model, distil.RECIPE)
 
 
 def test_several_targets_share_one_search_and_are_as_each_alone(

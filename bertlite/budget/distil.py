@@ -1,0 +1,113 @@
+"""Distillation after pruning: what is left of the layers is trained with the given model as teacher, within a time.
+
+Embeddings stay: they are the given model's own, and to train them takes a third of a step's time.
+
+The number of steps is fixed when the training begins, by the measured time of a step, so that a killed training that
+is continued ends with the same weights.
+"""
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import mean
+from typing import Any
+
+from bertlite.budget.search import State
+from bertlite.experiments.data import EncodedExamples, batch_indices
+from bertlite.experiments.evaluate import TASKS
+from bertlite.experiments.finetune import Recipe, finetune_
+from bertlite.extras import import_optional
+from bertlite.progress import Progress, in_words
+
+RECIPE = Recipe(epochs=1, distil=1.0, hidden=1.0)
+LR = 0.1  # peak learning rate times the hidden size
+LABELS = 0.5  # weight of the labels in the loss, where there are any
+TIMED = 12  # steps to time; the first does not count
+CHECKS = 5  # of the model on the texts that it is judged by, beside that of the pruned model
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """A training with the given model as teacher.
+
+    Args:
+        data: the texts to learn from.
+        labelled: their labels are learnt from too.
+        minutes: what timing, steps and checks take; saving the state, once a minute, is extra.
+        score: returns how good a model is on the texts that it is judged by.
+
+    Raises:
+        ModuleNotFoundError: accelerate is not installed.
+        ValueError: the minutes are not above 0, or the model has no predictions of one class or number.
+    """
+
+    teacher: Any
+    data: EncodedExamples
+    labelled: bool
+    minutes: float
+    score: Callable[[Any], Any]
+    seed: int = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.minutes < math.inf:
+            raise ValueError(f"--distil is {self.minutes:g}; give minutes above 0")
+        kind = getattr(self.teacher, "label_kind", "no")
+        if kind not in ("class", "number"):
+            raise ValueError(
+                f"{type(self.teacher).__name__} predicts {kind} labels; --distil needs a head for classes or numbers"
+            )
+        import_optional("accelerate", "--distil", "experiments")
+
+    def train_(self, model: Any, state: State, progress: Progress) -> dict[str, Any]:
+        """Train a model and return what the report says of it.
+
+        Raises:
+            ValueError: the time is too short for a step.
+        """
+        recipe = replace(RECIPE, lr=LR / model.config.hidden_size, distil=1 - LABELS * self.labelled, seed=self.seed)
+        model.base_model.embeddings.requires_grad_(False)
+        progress.stage("timing steps of training")
+        kept = state.once("distillation", lambda: self.plan(model, recipe))
+        epochs = kept["steps"] / len(batch_indices(self.data, recipe.batch_size))
+        progress.stage(f"training for {in_words(60 * self.minutes)}, {kept['steps']:,} steps")
+        progress.bar.close()  # the training has its own
+        began = time.perf_counter()
+        best = self.finetune_(
+            model,
+            replace(recipe, epochs=epochs),
+            progress=progress.shown,
+            state=state.folder / "training",
+            saves=max(1, round(self.minutes)),
+            score=lambda: self.score(model),
+            checks=CHECKS,
+        )
+        model.base_model.embeddings.requires_grad_(True)
+        facts = {"minutes": self.minutes, "texts": len(self.data), "labels": self.labelled, "epochs": epochs}
+        wall = round(time.perf_counter() - began, 1)
+        return {**facts, **kept, "best_step": best, "lr": recipe.lr, "hidden": recipe.hidden, "wall_seconds": wall}
+
+    def plan(self, model: Any, recipe: Recipe) -> dict[str, Any]:
+        """Return the number of steps that the time is enough for, and the seconds of a step."""
+        began, stamps = time.perf_counter(), list[float]()
+        some = replace(recipe, epochs=TIMED / len(batch_indices(self.data, recipe.batch_size)))
+        self.finetune_(copy.deepcopy(model), some, log=lambda **_: stamps.append(time.perf_counter()))
+        step = mean(after - before for before, after in pairwise(stamps))
+        last = time.perf_counter()
+        self.score(model)
+        now = time.perf_counter()
+        fixed = now - began + (CHECKS + 1) * (now - last)
+        steps = int((60 * self.minutes - fixed) / step)
+        if steps < 1:
+            raise ValueError(
+                f"--distil {self.minutes:g} is too short: timing and {CHECKS + 1} checks take {in_words(fixed)}, and a"
+                f" step {step:.2g} s; give more minutes"
+            )
+        return {"steps": steps, "step_seconds": step}
+
+    def finetune_(self, model: Any, recipe: Recipe, **options: Any) -> int:
+        task = TASKS["classification" if model.config.num_labels > 1 else "regression"]
+        return finetune_(model, self.data, task, recipe, teacher=self.teacher, device=self.device, **options)
