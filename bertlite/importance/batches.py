@@ -24,11 +24,12 @@ LABELS = ("labels", "start_positions", "end_positions", "next_sentence_label")
 def eval_mode(*models: BertLike) -> Iterator[None]:
     """Put models in eval mode and freeze their parameters, with gradients recorded.
 
-    Training mode, requires_grad and the random state are restored, also after an error.
+    Training mode, requires_grad and the random state are restored, also after an error; by name, since pruning
+    replaces parameters.
     """
-    trained = [(parameter, parameter.requires_grad) for model in models for parameter in model.parameters()]
+    trained = [{name: x.requires_grad for name, x in model.named_parameters()} for model in models]
     modes: list[tuple[nn.Module, bool]] = [(module, module.training) for model in models for module in model.modules()]
-    gpus = {parameter.device.index for parameter, _ in trained if parameter.is_cuda}
+    gpus = {parameter.device.index for model in models for parameter in model.parameters() if parameter.is_cuda}
     with torch.random.fork_rng(sorted(gpus)), torch.enable_grad():
         try:
             for model in models:
@@ -37,8 +38,9 @@ def eval_mode(*models: BertLike) -> Iterator[None]:
         finally:
             for module, mode in modes:
                 module.training = mode
-            for parameter, wanted in trained:
-                parameter.requires_grad_(wanted)
+            for model, wanted in zip(models, trained, strict=True):
+                for name, parameter in model.named_parameters():
+                    parameter.requires_grad_(wanted[name])
 
 
 def check_model(model: object) -> None:

@@ -238,6 +238,7 @@ def test_a_share_of_the_macs_is_used_and_not_exceeded(share: float) -> None:
     found = prune_to_macs(model, batches, share, 16)
     assert share - 0.08 < macs(found.config, 16) / macs(model.config, 16) <= share
     assert_same(model.state_dict(), before, atol=0)
+    assert all(parameter.requires_grad for parameter in found.parameters())  # those that pruning made too
     for wrong in (0, 1.1):
         with pytest.raises(ValueError, match="it must be above 0 and up to 1"):
             prune_to_macs(model, batches, wrong, 16)
