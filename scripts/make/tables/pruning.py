@@ -8,14 +8,9 @@ from bertlite.experiments.experiment import REPAIRS
 from bertlite.timing import with_spread
 from scripts.make.tables.read import Record, measured_on, record, table
 
-NAMES = {  # of the comparison of budgets: what a reader calls them
-    "joint (prune to)": "`bertlite prune to`",
-    "joint, with labels (prune to --label)": "`bertlite prune to --label`",
-    "joint, chosen at once": "`prune to`, if all is chosen before anything is fitted",
-    "fisher for each MAC, refit": "Fisher information for each MAC, `repair`",
-    "sublayer by sublayer, rescored (as K-prune)": "scored anew and fitted sublayer by sublayer, as K-prune does",
-    "Kwon 2022, with mask tuning": "Kwon et al. 2022, with mask tuning",
-}
+OURS = "prune to"
+NAMES = {OURS: "`bertlite prune to`"}  # of the comparison of budgets: what a reader calls them
+STAGES = {"pruned": "", "distilled": ", distilled"}
 
 
 def pruning(name: str) -> str:
@@ -86,66 +81,108 @@ def beside_textpruner() -> str:
 
 
 def budgets_brief() -> str:
-    """Table of the points that each way loses, over all models, at each share."""
+    """Table of the points that each way loses at each share, before and after distillation."""
     found = record("pruning/budgets")
-    cells = {(row["method"], row["share"]): lost(row) for row in found["rows"]}
-    shares = sorted({share for _, share in cells}, reverse=True)
-    body = [
-        [NAMES.get(method, method), *(cells.get((method, share), "") for share in shares)]
-        for method in best_first(found)
+    rows = {(row["way"], row["share"], row["stage"]): row for row in found["rows"]}
+    columns = [
+        (share, stage)
+        for stage in STAGES
+        for share in shares_of(found)
+        if any(key[1:] == (share, stage) for key in rows)
     ]
-    tasks = {run["task"]: run["metric"] for run in found["runs"]}
-    models = {(run["task"], run["seed"]) for run in found["runs"]}
-    metrics = ", ".join(f"{name} ({metric})" for name, metric in tasks.items())
-    return table(
-        ["points lost, nothing trained", *(f"{100 * share:g} % of the MACs" for share in shares)],
-        body,
-        f"100 × the metric, dense less pruned; mean over {len(models)} fine-tuned MiniLMs of {len(tasks)} tasks, ±"
-        f" half of a 95 % interval: {metrics}. {found['calibration']} texts; taylor, Kwon et al. and `--label` use"
-        " their labels, the other ways do not.",
+    body = []
+    for way in best_first(found):
+        cells = [rows.get((way, *column)) for column in columns]
+        body.append([named(way), *("" if row is None else give(row, "lost") for row in cells)])
+    head = ["points lost at", *(f"{100 * share:g} % of the MACs{STAGES[stage]}" for share, stage in columns)]
+    return table(head, body, note(found))
+
+
+def note(found: Record) -> str:
+    """Write what points are, and over what their means and intervals are."""
+    counts = {row["stage"]: row["tasks"] for row in found["rows"]}
+    over = f"{counts['pruned']} tasks" + (
+        f" (distilled: {counts['distilled']})" if len({*counts.values()}) > 1 else ""
+    )
+    return (
+        f"100 × the metric, dense less pruned; means over {over}, one fine-tuned MiniLM each, ± half of a 95 %"
+        f" interval over tasks. All are distilled alike, on {found['distillation']['examples']:,} examples."
     )
 
 
-def best_first(record: Record) -> list[str]:
-    """Return the methods, from the least lost at the smallest share."""
-    smallest = min(row["share"] for row in record["rows"])
-    losses = {row["method"]: row["lost"] for row in record["rows"] if row["share"] == smallest}
-    return sorted(losses, key=lambda method: losses[method])
+def named(way: str) -> str:
+    return next((name + way.removeprefix(ours) for ours, name in NAMES.items() if way.startswith(ours)), way)
 
 
-def lost(row: dict[str, Any]) -> str:
-    """Write a mean, half of its interval and the worst."""
-    return f"{row['lost']:.1f} ±{(row['high'] - row['low']) / 2:.1f} (at worst {row['lost_at_worst']:.1f})"
+def shares_of(found: Record) -> list[float]:
+    return sorted({row["share"] for row in found["rows"]}, reverse=True)
+
+
+def best_first(found: Record) -> list[str]:
+    """Return the ways, from the least lost at the smallest share without training."""
+    smallest = min(row["share"] for row in found["rows"])
+    rows = [row for row in found["rows"] if (row["share"], row["stage"]) == (smallest, "pruned")]
+    return [row["way"] for row in sorted(rows, key=lambda row: row["lost"])]
+
+
+def give(row: dict[str, Any], name: str, sign: str = "") -> str:
+    """Write a figure and half of its interval; nothing if the row has none."""
+    if name not in row:
+        return ""
+    within = row[f"{name}_within"]
+    return f"{row[name]:{sign}.1f}" + ("" if within is None else f" ±{within:.1f}")
 
 
 def budgets() -> str:
-    """Table of the mean of each task before and after, at each share."""
+    """Table of the points that each way loses: mean, worst task, difference from ours, at each share and stage."""
     found = record("pruning/budgets")
-    tasks = list(dict.fromkeys(run["task"] for run in found["runs"]))
-    scores: dict[tuple[str, float, str], list[float]] = {}
-    dense: dict[str, list[float]] = {task: [] for task in tasks}
-    for run in found["runs"]:
-        scores.setdefault((run["method"], run["share"], run["task"]), []).append(run["score"])
-        dense[run["task"]].append(run["dense"])
-    body = [["dense", "", *(mean(dense[task]) for task in tasks)]]
-    for share in sorted({share for _, share, _ in scores}, reverse=True):
-        for method in best_first(found):
-            cells = [mean(scores.get((method, share, task), [])) for task in tasks]
-            if any(cells):
-                body.append([NAMES.get(method, method), f"{100 * share:g} %", *cells])
-    tuning = found["tuning"]
-    note = f"fine-tuned on {tuning['train_examples']:,} examples for {tuning['epochs']:g} epochs."
-    return table(["", "MACs", *tasks], body, f"100 × the metric, means over the models of a task, each {note}")
+    texts = {(run["way"], run["texts"]) for run in found["runs"]}
+    ranges = {way: sorted(count for other, count in texts if other == way) for way, _ in texts}
+    body = [
+        [
+            f"{100 * share:g} %",
+            named(way) + STAGES[stage],
+            give(row, "lost"),
+            f"{row['worst'][0]} {row['worst'][1]:.1f}",
+            give(row, "more", "+"),
+        ]
+        for share in shares_of(found)
+        for stage in STAGES
+        for way in best_first(found)
+        for row in found["rows"]
+        if (row["share"], row["stage"], row["way"]) == (share, stage, way)
+    ]
+    counts = "; ".join(
+        f"{named(way)} {'to'.join(f' {count:,} ' for count in dict.fromkeys((few[0], few[-1]))).strip()}"
+        for way, few in ranges.items()
+    )
+    head = ["MACs", "way", "points lost", "worst task", f"more than {NAMES[OURS]}"]
+    return table(head, body, f"{note(found)} Texts: {counts}. Differences are paired by task.")
 
 
-def mean(values: list[float]) -> str:
-    return f"{100 * sum(values) / len(values):.1f}" if values else ""
+def budget_tasks() -> str:
+    """Table of every task: the dense model, and ours at each share, before and after distillation."""
+    found = record("pruning/budgets")
+    scores = {
+        (run["task"], run["share"], stage): f"{100 * run[score]:.1f}"
+        for run in found["runs"]
+        for stage, score in (("pruned", "score"), ("distilled", "distilled"))
+        if run["way"] == OURS and score in run
+    }
+    dense = {run["task"]: run for run in found["runs"]}
+    columns = [(share, stage) for stage in STAGES for share in shares_of(found)]
+    used = [column for column in columns if any(key[1:] == column for key in scores)]
+    body = [
+        [task, run["metric"], f"{100 * run['dense']:.1f}", *(scores.get((task, *column), "") for column in used)]
+        for task, run in sorted(dense.items())
+    ]
+    head = ["task", "metric", "dense", *(f"{100 * share:g} %{STAGES[stage]}" for share, stage in used)]
+    return table(head, body, f"100 × the metric of {NAMES[OURS]}.")
 
 
 def budget_clock() -> str:
     """Table of targets by the clock: speed, and the score before and after distillation."""
-    found, compared = record("pruning/budget_clock"), record("pruning/budgets")
-    ((task, seed),) = {(run["task"], run["seed"]) for run in compared["runs"] if run["model"] == found["model"]}
+    found = record("pruning/budget_clock")
     body = [
         [
             f"`prune to {row['target']}`",
@@ -159,7 +196,7 @@ def budget_clock() -> str:
     return table(
         ["", "speed", "MACs", found["metric"], "distilled", "time of pruning", "of distillation"],
         body,
-        f"The MiniLM of {task} with seed {seed}, dense {100 * found['dense']:.1f}; speed at"
+        f"A MiniLM fine-tuned on SST-2, dense {100 * found['dense']:.1f}; speed at"
         f" {found['rows'][0]['work']}, median and quartiles; epochs of distillation: {found['epochs']:g}."
         f" {measured_on(found)}.",
     )

@@ -4,8 +4,8 @@
 
 The folder holds the data sets of which the tasks are made (`tasks.py`).  CHECKPOINT is fine-tuned on each task, once
 for each seed, and every model is pruned to every share in every way (`methods.py`), then distilled.  A task is done
-before the next begins.  What is finished is not done again, and the record holds the tasks that are: `--record-only`
-writes it of what there is.
+before the next begins.  What is finished is not done again.  The record holds what is finished of the tasks and ways
+that are named: `--record-only` writes it and runs nothing.
 """
 
 import argparse
@@ -56,8 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                     bench.distil(place, seed)
                 progress.advance()
                 progress.print("{task} {way} {share:.0%} {score:.4f} (dense {dense:.4f})".format_map(results(place)))
-    places = [path for path in sorted(folder.glob("*/pruned/*")) if is_finished(path)]
-    found = [results(path) for path in places]
+    every = {path: results(path) for path in sorted(folder.glob("*/pruned/*")) if is_finished(path)}
+    places = [path for path, run in every.items() if run["task"] in args.tasks and run["way"] in args.ways]
+    found = [every[path] for path in places]
     runs = [run for path in places for run in (*read_runs(path), *distilled_runs(path))]
     rows = summary(found)
     for row in rows:
@@ -251,29 +252,34 @@ class RecordedTeacher(nn.Module):
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each share, stage and way: points lost, the mean of the tasks', and more than by OURS."""
-    lost: dict[tuple[float, str, str], dict[str, list[float]]] = {}
+    """Return a row for each share, stage and way: points lost, the mean of the tasks', and more than by OURS.
+
+    The tasks are those that all ways of the share and stage have.
+    """
+    lost: dict[tuple[float, str], dict[str, dict[str, list[float]]]] = {}
     for run, (stage, score) in product(runs, STAGES.items()):
-        if score not in run:
-            continue
-        by_task = lost.setdefault((run["share"], stage, run["way"]), {})
-        by_task.setdefault(run["task"], []).append(100 * (run["dense"] - run[score]))
+        if score in run:
+            by_task = lost.setdefault((run["share"], stage), {}).setdefault(run["way"], {})
+            by_task.setdefault(run["task"], []).append(100 * (run["dense"] - run[score]))
     rows = []
-    for (share, stage, way), by_task in sorted(lost.items(), key=lambda item: order(*item[0])):
-        means = {task: float(np.mean(values)) for task, values in by_task.items()}
-        ours = lost.get((share, stage, OURS), {})
-        shared = {task: means[task] - float(np.mean(ours[task])) for task in means if task in ours}
-        worst = max(means, key=lambda task: means[task])
-        row = {"share": share, "stage": stage, "way": way, "tasks": len(means)}
-        row |= with_interval("lost", clustered_estimate(list(by_task.values()))) | {"worst": [worst, means[worst]]}
-        if way != OURS and shared:
-            row |= with_interval("more", clustered_estimate([[x] for x in shared.values()]))
-        rows.append(row)
+    for (share, stage), ways in sorted(lost.items(), key=lambda item: (-item[0][0], [*STAGES].index(item[0][1]))):
+        shared = sorted(set.intersection(*({*by_task} for by_task in ways.values())))
+        means = {way: {task: float(np.mean(by_task[task])) for task in shared} for way, by_task in ways.items()}
+        for way in (way for way in WAYS if way in ways and shared):
+            worst = max(shared, key=lambda task: means[way][task])
+            row = {
+                "share": share,
+                "stage": stage,
+                "way": way,
+                "tasks": len(shared),
+                "worst": [worst, means[way][worst]],
+            }
+            row |= with_interval("lost", clustered_estimate([ways[way][task] for task in shared]))
+            if way != OURS and OURS in ways:
+                more = [[means[way][task] - means[OURS][task]] for task in shared]
+                row |= with_interval("more", clustered_estimate(more))
+            rows.append(row)
     return rows
-
-
-def order(share: float, stage: str, way: str) -> tuple[float, int, int]:
-    return -share, [*STAGES].index(stage), [*WAYS].index(way)
 
 
 def with_interval(name: str, found: Estimate) -> dict[str, float | None]:
