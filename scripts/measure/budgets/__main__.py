@@ -4,8 +4,8 @@
 
 The folder holds the data sets of which the tasks are made (`tasks.py`).  CHECKPOINT is fine-tuned on each task, once
 for each seed, and every model is pruned to every share in every way (`methods.py`), then distilled.  A task is done
-before the next begins.  What is finished is not done again.  The record holds what is finished of the tasks and ways
-that are named: `--record-only` writes it and runs nothing.
+before the next begins.  What is finished is not done again.  The record holds what is finished of the tasks, ways
+and shares that are named: `--record-only` writes it and runs nothing.
 """
 
 import argparse
@@ -57,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 progress.advance()
                 progress.print("{task} {way} {share:.0%} {score:.4f} (dense {dense:.4f})".format_map(results(place)))
     every = {path: results(path) for path in sorted(folder.glob("*/pruned/*")) if is_finished(path)}
-    places = [path for path, run in every.items() if run["task"] in args.tasks and run["way"] in args.ways]
+    wanted = {*product(args.tasks, args.ways, args.shares)}
+    places = [path for path, run in every.items() if (run["task"], run["way"], run["share"]) in wanted]
     found = [every[path] for path in places]
     runs = [run for path in places for run in (*read_runs(path), *distilled_runs(path))]
     rows = summary(found)
