@@ -84,38 +84,32 @@ def budgets_brief() -> str:
     """Table of the points that each way loses at each share, before and after distillation."""
     found = record("pruning/budgets")
     rows = {(row["way"], row["share"], row["stage"]): row for row in found["rows"]}
-    columns = [
-        (share, stage)
-        for stage in STAGES
-        for share in shares_of(found)
-        if any(key[1:] == (share, stage) for key in rows)
-    ]
-    body = []
-    for way in best_first(found):
-        cells = [rows.get((way, *column)) for column in columns]
-        body.append([named(way), *("" if row is None else give(row, "lost") for row in cells)])
+    columns = columns_of(found)
+    body = [[named(way), *(give(rows.get((way, *each), {}), "lost") for each in columns)] for way in best_first(found)]
     head = ["points lost at", *(f"{100 * share:g} % of the MACs{STAGES[stage]}" for share, stage in columns)]
     return table(head, body, note(found))
 
 
 def note(found: Record) -> str:
     """Write what points are, and over what their means and intervals are."""
-    counts = {row["stage"]: row["tasks"] for row in found["rows"]}
-    over = f"{counts['pruned']} tasks" + (
-        f" (distilled: {counts['distilled']})" if len({*counts.values()}) > 1 else ""
-    )
+    counts = sorted({row["tasks"] for row in found["rows"]})
+    over = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+    trained = any(stage == "distilled" for _, stage in columns_of(found))
+    alike = f" All are distilled alike, on {found['distillation']['examples']:,} examples." if trained else ""
     return (
-        f"100 × the metric, dense less pruned; means over {over}, one fine-tuned MiniLM each, ± half of a 95 %"
-        f" interval over tasks. All are distilled alike, on {found['distillation']['examples']:,} examples."
+        f"100 × the metric, dense less pruned; means over {over} tasks, one fine-tuned MiniLM each, ± half of a 95 %"
+        f" interval over tasks.{alike}"
     )
+
+
+def columns_of(found: Record) -> list[tuple[float, str]]:
+    """Return the shares and stages that rows have."""
+    have = {(row["share"], row["stage"]) for row in found["rows"]}
+    return sorted(have, key=lambda each: ([*STAGES].index(each[1]), -each[0]))
 
 
 def named(way: str) -> str:
     return next((name + way.removeprefix(ours) for ours, name in NAMES.items() if way.startswith(ours)), way)
-
-
-def shares_of(found: Record) -> list[float]:
-    return sorted({row["share"] for row in found["rows"]}, reverse=True)
 
 
 def best_first(found: Record) -> list[str]:
@@ -136,48 +130,41 @@ def give(row: dict[str, Any], name: str, sign: str = "") -> str:
 def budgets() -> str:
     """Table of the points that each way loses: mean, worst task, difference from ours, at each share and stage."""
     found = record("pruning/budgets")
-    texts = {(run["way"], run["texts"]) for run in found["runs"]}
-    ranges = {way: sorted(count for other, count in texts if other == way) for way, _ in texts}
+    ways = best_first(found)
     body = [
         [
-            f"{100 * share:g} %",
-            named(way) + STAGES[stage],
+            f"{100 * row['share']:g} %{STAGES[row['stage']]}",
+            named(row["way"]),
+            row["tasks"],
             give(row, "lost"),
             f"{row['worst'][0]} {row['worst'][1]:.1f}",
             give(row, "more", "+"),
         ]
-        for share in shares_of(found)
-        for stage in STAGES
-        for way in best_first(found)
-        for row in found["rows"]
-        if (row["share"], row["stage"], row["way"]) == (share, stage, way)
+        for column in columns_of(found)
+        for row in sorted(found["rows"], key=lambda row: ways.index(row["way"]))
+        if (row["share"], row["stage"]) == column
     ]
-    counts = "; ".join(
-        f"{named(way)} {'to'.join(f' {count:,} ' for count in dict.fromkeys((few[0], few[-1]))).strip()}"
-        for way, few in ranges.items()
-    )
-    head = ["MACs", "way", "points lost", "worst task", f"more than {NAMES[OURS]}"]
-    return table(head, body, f"{note(found)} Texts: {counts}. Differences are paired by task.")
+    head = ["MACs", "way", "tasks", "points lost", "worst task", f"more than {NAMES[OURS]}"]
+    return table(head, body, f"{note(found)} Differences are paired by task.")
 
 
 def budget_tasks() -> str:
     """Table of every task: the dense model, and ours at each share, before and after distillation."""
     found = record("pruning/budgets")
-    scores = {
-        (run["task"], run["share"], stage): f"{100 * run[score]:.1f}"
-        for run in found["runs"]
-        for stage, score in (("pruned", "score"), ("distilled", "distilled"))
-        if run["way"] == OURS and score in run
-    }
-    dense = {run["task"]: run for run in found["runs"]}
-    columns = [(share, stage) for stage in STAGES for share in shares_of(found)]
-    used = [column for column in columns if any(key[1:] == column for key in scores)]
+    ours = [run for run in found["runs"] if run["way"] == OURS]
+    names = {"pruned": "score", "distilled": "distilled"}
+    cells = {(run["task"], run["share"], stage): run.get(name) for run in ours for stage, name in names.items()}
+    columns = columns_of(found)
     body = [
-        [task, run["metric"], f"{100 * run['dense']:.1f}", *(scores.get((task, *column), "") for column in used)]
-        for task, run in sorted(dense.items())
+        [task, run["metric"], *(percent(x) for x in (run["dense"], *(cells.get((task, *each)) for each in columns)))]
+        for task, run in sorted({run["task"]: run for run in ours}.items())
     ]
-    head = ["task", "metric", "dense", *(f"{100 * share:g} %{STAGES[stage]}" for share, stage in used)]
+    head = ["task", "metric", "dense", *(f"{100 * share:g} %{STAGES[stage]}" for share, stage in columns)]
     return table(head, body, f"100 × the metric of {NAMES[OURS]}.")
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
 
 
 def budget_clock() -> str:
