@@ -268,8 +268,6 @@ def test_tasks_are_made_from_the_data(tmp_path: Path) -> None:
         "stsb/stsb-en-dev.csv": '"A, b.",C d.,3.5\n',
         "wnut17/wnut17train.conll": "I\tO\nam\tO\n\nin\tO\nRome\tB-location\n",
         "wikitext2/valid.txt": "\n".join([" = First = ", *lines[:25], " = = Part = = ", " = Second = ", *lines[25:]]),
-        "cola/in_domain_dev.tsv": "gj\t1\t\tHe ran.\n",
-        "cola/out_of_domain_dev.tsv": "cl\t0\t*\tRan he.\n",
         "sick/SICK_test_annotated.txt": pair,
         "banking77/train.csv": "text,category\nlost it,lost\nwhere,card\n",
         "banking77/test.csv": "text,category\ngone,lost\n",
@@ -288,7 +286,6 @@ def test_tasks_are_made_from_the_data(tmp_path: Path) -> None:
     assert rows("sst2", "train") == [('a "fine film', "", "1"), ("bad", "", "0")]
     assert rows("stsb", "dev") == [("A, b.", "C d.", "3.5")]
     assert rows("entities", "train") == [("I am", "", "0"), ("in Rome", "", "1")]
-    assert rows("cola", "dev") == [("He ran.", "", "1"), ("Ran he.", "", "0")]
     assert (rows("sick", "dev"), rows("relatedness", "dev")) == ([("A.", "B.", "1")], [("A.", "B.", "3.5")])
     assert rows("banking77", "train") == [("lost it", "", "1"), ("where", "", "0")]
     assert rows("banking77", "dev") == [("gone", "", "1")]

@@ -85,12 +85,6 @@ def clinc150(data: Path, part: str) -> list[Row]:
     return named({each: [(text, "", label) for text, label in rows] for each, rows in read.items()}, part)
 
 
-def cola(data: Path, part: str) -> list[Row]:
-    names = ("in_domain_train",) if part == "train" else ("in_domain_dev", "out_of_domain_dev")
-    found = (line.split("\t") for name in names for line in lines(data / "cola" / f"{name}.tsv"))
-    return [(text, "", label) for _, label, _, text in found]
-
-
 def sick(column: int) -> Callable[[Path, str], list[Row]]:
     def rows(data: Path, part: str) -> list[Row]:
         name = "SICK_train.txt" if part == "train" else "SICK_test_annotated.txt"
@@ -163,7 +157,6 @@ TASKS = {
     "entities": Dataset(entities),
     "banking77": Dataset(banking77, 77, examples=8000),
     "topic": Dataset(topic, ARTICLES),
-    "cola": Dataset(cola, metric="mcc", examples=5000),
     "mpqa": Dataset(numbered("mpqa/mpqa.all")),
     "next": Dataset(next_sentence, pairs=True),
     "cr": Dataset(numbered("cr/custrev.all")),
