@@ -160,7 +160,7 @@ class Bench:
     """A fine-tuned model with its training data and the examples to judge by."""
 
     def __init__(self, name: str, files: dict[str, Path], checkpoint: Path, args: argparse.Namespace) -> None:
-        self.name, self.task, self.metric = name, task_of(name), tasks.TASKS[name].metric
+        self.name, self.task, self.metric = name, task_of(name), task_of(name).headline
         self.examples, self.lr = args.distil, args.lr
         tokenizer = read_tokenizer(str(checkpoint), args.max_length)
         train, dev = (read_examples(source(name, files[part])) for part in ("train", "dev"))

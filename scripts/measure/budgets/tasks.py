@@ -27,11 +27,10 @@ ENTAILMENT = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
 
 @dataclass(frozen=True)
 class Dataset:
-    """A task: rows(folder of all data, "train" or "dev"), outputs of the head (1 is a number's), metric."""
+    """A task: rows(folder of all data, "train" or "dev"), and outputs of the head (1 is a number's)."""
 
     rows: Callable[[Path, str], Iterable[Row]]
     outputs: int = 2
-    metric: str = "accuracy"
     examples: int = 3000  # to fine-tune on, at most
     pairs: bool = False
 
@@ -150,7 +149,7 @@ def topic(data: Path, part: str) -> list[Row]:
 TASKS = {
     "sst2": Dataset(sst2),
     "trec": Dataset(numbered("trec/TREC.train.all"), 6),
-    "stsb": Dataset(stsb, 1, "spearman", pairs=True),
+    "stsb": Dataset(stsb, 1, pairs=True),
     "agnews": Dataset(agnews, 4),
     "sick": Dataset(sick(4), 3, pairs=True),
     "subj": Dataset(numbered("subj/subj.all")),
@@ -160,7 +159,7 @@ TASKS = {
     "mpqa": Dataset(numbered("mpqa/mpqa.all")),
     "next": Dataset(next_sentence, pairs=True),
     "cr": Dataset(numbered("cr/custrev.all")),
-    "relatedness": Dataset(sick(3), 1, "spearman", pairs=True),
+    "relatedness": Dataset(sick(3), 1, pairs=True),
     "mr": Dataset(numbered("mr/rt-polarity.all")),
     "clinc150": Dataset(clinc150, 150, examples=8000),
 }
