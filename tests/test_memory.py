@@ -15,9 +15,9 @@ ALLOWED = 16 * 2**20  # bytes; a model that is not freed takes 1 MB in each roun
 
 
 def in_use() -> tuple[int, int]:
-    """Return the bytes of this process's own in memory, and the number of its open files."""
+    """Return the bytes of this process in memory, mapped files included, and the number of its open files."""
     fields = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
-    return int(fields["RssAnon"].split()[0]) * 1024, len(os.listdir("/proc/self/fd"))
+    return int(fields["VmRSS"].split()[0]) * 1024, len(os.listdir("/proc/self/fd"))
 
 
 @torch.inference_mode()
