@@ -95,7 +95,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--stages", type=names_of("stage", tuple(STAGES)), default=tuple(STAGES), help="(default: pruned,distilled)"
     )
     parser.add_argument("--distil", type=count, default=2048, metavar="N", help="examples (default: %(default)s)")
-    parser.add_argument("--epochs", type=number, default=2.0, help="of fine-tuning (default: %(default)s)")
     parser.add_argument("--lr", type=number, default=1e-4, help="of both trainings (default: %(default)s)")
     parser.add_argument("--max-length", type=count, default=64, metavar="TOKENS", help="(default: %(default)s)")
     parser.add_argument("--record-only", action="store_true", help="write the record of what is finished")
@@ -143,7 +142,7 @@ def tuned(args: argparse.Namespace, name: str, files: dict[str, Path], seed: int
     folder = args.out[FOLDER] / name / f"dense-{seed}"
     if not is_finished(folder):
         task, found = task_of(name), read_examples(source(name, files["train"]))
-        recipe = Recipe(epochs=args.epochs, lr=args.lr, batch_size=BATCH, seed=seed)
+        recipe = Recipe(epochs=tasks.TASKS[name].epochs, lr=args.lr, batch_size=BATCH, seed=seed)
         examples = found.sample(min(tasks.TASKS[name].examples, len(found)), seed)
         tokenizer = read_tokenizer(args.checkpoint, args.max_length)
         torch.manual_seed(seed)

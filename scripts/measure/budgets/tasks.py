@@ -32,6 +32,7 @@ class Dataset:
     rows: Callable[[Path, str], Iterable[Row]]
     outputs: int = 2
     examples: int = 3000  # to fine-tune on, at most
+    epochs: float = 2  # of fine-tuning
     pairs: bool = False
 
 
@@ -154,14 +155,14 @@ TASKS = {
     "sick": Dataset(sick(4), 3, pairs=True),
     "subj": Dataset(numbered("subj/subj.all")),
     "entities": Dataset(entities),
-    "banking77": Dataset(banking77, 77, examples=8000),
+    "banking77": Dataset(banking77, 77, examples=8000, epochs=5),
     "topic": Dataset(topic, ARTICLES),
     "mpqa": Dataset(numbered("mpqa/mpqa.all")),
     "next": Dataset(next_sentence, pairs=True),
     "cr": Dataset(numbered("cr/custrev.all")),
     "relatedness": Dataset(sick(3), 1, pairs=True),
     "mr": Dataset(numbered("mr/rt-polarity.all")),
-    "clinc150": Dataset(clinc150, 150, examples=8000),
+    "clinc150": Dataset(clinc150, 150, examples=8000, epochs=5),
 }
 
 
