@@ -4,8 +4,8 @@
 
 The folder holds the data sets of which the tasks are made (`tasks.py`).  CHECKPOINT is fine-tuned on each task, once
 for each seed, and every model is pruned to every share in every way (`methods.py`), then distilled.  A task is done
-before the next begins.  What is finished is not done again.  The record holds what is finished of the tasks, ways
-and shares that are named: `--record-only` writes it and runs nothing.
+before the next begins.  What is finished is not done again.  The record holds what is finished of the tasks, ways,
+shares and stages that are named: `--record-only` writes it and runs nothing.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     places = [path for path, run in every.items() if (run["task"], run["way"], run["share"]) in wanted]
     found = [every[path] for path in places]
     runs = [run for path in places for run in (*read_runs(path), *distilled_runs(path))]
-    rows = summary(found)
+    rows = summary(found, args.stages)
     for row in rows:
         print("{share:4.0%} {way}, {stage}: {lost:.1f} lost, {tasks} tasks (at worst {worst[1]:.1f})".format_map(row))
     dense = {run["task"]: read_runs(folder / run["task"] / f"dense-{run['seed']}")[0] for run in found}
@@ -251,14 +251,14 @@ class RecordedTeacher(nn.Module):
 # Rows
 
 
-def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def summary(runs: Sequence[dict[str, Any]], stages: Sequence[str] = tuple(STAGES)) -> list[dict[str, Any]]:
     """Return a row for each share, stage and way: points lost, the mean of the tasks', and more than by OURS.
 
     The tasks are those that all ways of the share and stage have.
     """
     lost: dict[tuple[float, str], dict[str, dict[str, list[float]]]] = {}
     for run, (stage, score) in product(runs, STAGES.items()):
-        if score in run:
+        if score in run and stage in stages:
             by_task = lost.setdefault((run["share"], stage), {}).setdefault(run["way"], {})
             by_task.setdefault(run["task"], []).append(100 * (run["dense"] - run[score]))
     rows = []
