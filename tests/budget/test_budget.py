@@ -299,7 +299,7 @@ def test_the_report_is_of_unseen_texts_where_they_are_given(
     assert report["metric"] == judged["metric"] == "accuracy"
     assert report["score"] == judged["model"]["accuracy"]
     assert (report["score_low"], report["score_high"]) == (judged["model"]["low"], judged["model"]["high"])
-    for name, value in judged["comparison"].items():  # examples are resampled in another order
+    for name, value in judged["comparison"].items():  # resampled in another order: p of 1,000 draws varies by 0.04
         assert report[name] == pytest.approx(value, abs=0.08), name
     card = (out / "README.md").read_text(encoding="utf-8")
     assert "50 texts of dev.tsv" in card
