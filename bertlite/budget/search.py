@@ -381,21 +381,13 @@ def layer_of(model: Any, layer: int) -> dict[str, Any]:
     return {
         "heads": list(kept_heads(config, layer)),
         "neurons": list(kept_neurons(config, layer)),
-        "attention": [block.attention.output.dense.weight.detach(), block.attention.output.dense.bias.detach()],
-        "network": [block.output.dense.weight.detach(), block.output.dense.bias.detach()],
+        "weights": {name: weight.detach() for name, weight in block.state_dict().items()},
     }
 
 
-@torch.no_grad()
 def put_layer_(model: Any, layer: int, found: Mapping[str, Any]) -> None:
     """Give a layer of the dense model the units and weights that `layer_of` returned."""
     config = model.config
     prune_heads_(model, {layer: sorted({*kept_heads(config, layer)} - {*found["heads"]})})
     prune_neurons_(model, {layer: sorted({*kept_neurons(config, layer)} - {*found["neurons"]})})
-    block = list(layers_of(model))[layer]
-    for part, (weight, bias) in (
-        (block.attention.output.dense, found["attention"]),
-        (block.output.dense, found["network"]),
-    ):
-        part.weight.copy_(weight)
-        part.bias.copy_(bias)
+    list(layers_of(model))[layer].load_state_dict(found["weights"])

@@ -24,7 +24,7 @@ from bertlite.importance.measurements import ScoringTask
 from bertlite.importance.moments import Moments, gather, power, total
 from bertlite.importance.selection import Elimination, eliminate
 from bertlite.importance.structures import EVERY_TOKEN, HEADS, STRUCTURES, run
-from bertlite.pruning import BertLike, Model, layers_of
+from bertlite.pruning import BertLike, Model, check_linear, layers_of
 
 GRID = 48  # sizes of a feed-forward network that are tried: multiples of 1/48 of its neurons
 DRAWS, MOST_DRAWS = 1024, 8  # labels to estimate second moments of gradients from; at most so many of each example
@@ -44,6 +44,9 @@ def prune_layerwise_(
 ) -> Generator[int, None, None]:
     """Prune a model to these sizes and fit it to the dense model; yield each layer's number when it is done.
 
+    All matrices of a layer are fitted by least squares on what the pruned and fitted layers below give: first those
+    that compute heads or neurons, to what they give in the dense model, then the output projection, as by `repair`.
+
     Args:
         model: with the heads and neurons of `dense`; changed in place.
         batches: inputs; labels are ignored.
@@ -58,12 +61,12 @@ def prune_layerwise_(
     Warns if there are fewer than two tokens for each input of a fitted matrix.
     """
     check_pair(model, dense)
-    check_sizes(model, curves, sizes, start)
+    check_sizes(model, dense, curves, sizes, start)
     with eval_mode(model, dense), torch.no_grad():
         runs = start_runs(model, dense, batches)
         width = model.config.hidden_size // model.config.num_attention_heads
         warn_of_few(runs, (size for heads, neurons in sizes for size in (heads * width, neurons)))
-        fitted = fit_layers_(model, dense, runs, ridge, start=start)
+        fitted = fit_layers_(model, dense, runs, ridge, start=start, all_matrices=True)
         for layer in range(start, len(sizes)):
             for structure, curve, count in zip(STRUCTURES, curves[layer], sizes[layer], strict=True):
                 units = structure.kept(model.config, layer)
@@ -71,19 +74,24 @@ def prune_layerwise_(
             yield next(fitted)
 
 
-def check_sizes(model: BertLike, curves: "Curves", sizes: Sizes, start: int = 0) -> None:
+def check_sizes(model: BertLike, dense: BertLike, curves: "Curves", sizes: Sizes, start: int) -> None:
     """Raise ValueError for sizes that a model cannot be pruned to, or curves of another model."""
     layers = model.config.num_hidden_layers
     for what, given in (("sizes", sizes), ("curves", curves)):
         if len(given) != layers:
             raise ValueError(f"there are {what} for {len(given)} layers; the model has {layers}")
-    for layer in range(start, layers):
+    for layer, block in list(enumerate(layers_of(model)))[start:]:
         for structure, curve, count in zip(STRUCTURES, curves[layer], sizes[layer], strict=True):
-            have = len(structure.kept(model.config, layer))
+            for part in structure.readers(block):
+                check_linear(f"what computes the {structure.unit}s of layer {layer}", part)
+            own, unit = structure.kept(model.config, layer), structure.unit
+            have = len(own)
+            if own != structure.kept(dense.config, layer):
+                raise ValueError(f"layer {layer} has other {unit}s than the dense model: prune a copy of that")
             if len(curve.order) != have:
-                raise ValueError(f"layer {layer} has {have} {structure.unit}s, its curve {len(curve.order)}")
+                raise ValueError(f"layer {layer} has {have} {unit}s, its curve {len(curve.order)}")
             if not 0 <= count <= have:
-                raise ValueError(f"layer {layer} cannot keep {count} {structure.unit}s: it has {have}")
+                raise ValueError(f"layer {layer} cannot keep {count} {unit}s: it has {have}")
 
 
 def problem(moments: Moments, weight: Tensor, metric: Tensor | None) -> tuple[Tensor, Tensor]:

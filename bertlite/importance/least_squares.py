@@ -20,6 +20,7 @@ from bertlite.config import pruned_neurons
 from bertlite.importance.batches import Batch, check_model, eval_mode, inputs_of, read_batches, real_tokens
 from bertlite.importance.moments import FOLDS, Moments, choose_ridge, fit_matrix, gather, total
 from bertlite.importance.predictions import Prediction, divergence, predictions
+from bertlite.importance.selection import inputs_of_units
 from bertlite.importance.structures import EVERY_TOKEN, HEADS, STRUCTURES, Structure, own_forward, run, started_at
 from bertlite.pruning import BertLike, Model, check_linear, layers_of
 from bertlite.stack.modules import BertLayer
@@ -103,15 +104,27 @@ def fit_layers_(
     ridge: float | None,
     structures: Sequence[Structure] = STRUCTURES,
     choose_share: ChooseShare | None = None,
+    *,
     start: int = 0,
+    all_matrices: bool = False,
 ) -> Iterator[int]:
-    """Fit the output projections from layer `start` on, from the bottom; yield each layer's number when it is done."""
+    """Fit layers from `start` on, from the bottom; yield each layer's number when it is done.
+
+    Args:
+        all_matrices: fit those that compute heads and neurons too, to what they give in the dense model; by default
+            only the output projections.
+    """
     for layer, (block, other) in enumerate(zip(layers_of(pruned), layers_of(dense), strict=True)):
         for each in runs:
             each.step_dense(other)
         for structure in structures if layer >= start else ():
+            if all_matrices and structure.dense(block).in_features:
+                units = [structure.kept(dense.config, layer).index(i) for i in structure.kept(pruned.config, layer)]
+                rows = inputs_of_units(torch.tensor(units, device=pruned.device), structure.width(block))
+                folds = gather(each.fit_readers(structure, block, other, rows) for each in runs)
+                refit_(structure.readers(block), folds, ridge)
             folds = gather(each.fit(structure, block) for each in runs)
-            refit_(structure.dense(block), folds, ridge, choose_share and partial(choose_share, layer))
+            refit_([structure.dense(block)], folds, ridge, choose_share and partial(choose_share, layer))
         for each in runs:
             each.step_pruned(block)
         if layer >= start:
@@ -171,6 +184,7 @@ class PairedRun:
     dense_arguments: tuple[Any, ...]
     below: Any = None  # the output of the pruned model's last layer that ran
     targets: Sequence[Tensor] = ()  # the inputs of the dense layer's two LayerNorms
+    dense_states: Sequence[Tensor] = ()  # what its attention and its feed-forward network read
 
     @classmethod
     def start(cls, pruned: BertLike, dense: BertLike, batch: Batch, before: int) -> "PairedRun":
@@ -180,15 +194,18 @@ class PairedRun:
 
     def step_dense(self, block: BertLayer) -> None:
         targets: list[Tensor] = []
+        states: list[Tensor] = []
 
-        def record(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            targets.append(args[0])
+        def recording(found: list[Tensor]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+            return lambda module, args: found.append(args[0])
 
         with ExitStack() as hooks:
             for structure in STRUCTURES:
-                hooks.enter_context(structure.output(block).LayerNorm.register_forward_pre_hook(record))
+                hooks.enter_context(structure.output(block).LayerNorm.register_forward_pre_hook(recording(targets)))
+            hooks.enter_context(block.intermediate.register_forward_pre_hook(recording(states)))
             out = block(self.dense_x, *self.dense_arguments)
         self.targets = targets[0], torch.cat(targets[1:], -2)  # a feed-forward network may run in chunks
+        self.dense_states = self.dense_x, torch.cat(states, -2)
         self.dense_x = out[0] if isinstance(out, tuple) else out
 
     def step_pruned(self, block: BertLayer) -> None:
@@ -197,18 +214,35 @@ class PairedRun:
 
     def fit(self, structure: Structure, block: BertLayer) -> tuple[Tensor, Tensor, Tensor]:
         """Return the input of an output projection, (T, W), its wanted output, (T, D), and sentences."""
-        calls: list[tuple[Tensor, Tensor]] = []
-
-        def record(module: nn.Module, args: tuple[Tensor, Tensor]) -> None:
-            calls.append(args)
-            if sum(inputs.shape[-2] for inputs, _ in calls) == self.x.shape[-2]:  # it may run in chunks
-                raise StopForward
-
-        with structure.output(block).register_forward_pre_hook(record), suppress(StopForward):
-            block(self.x, *self.arguments)
-        inputs, residual = (torch.cat(chunks, -2) for chunks in zip(*calls, strict=True))
+        inputs, residual = self.arguments_of(structure.output(block), block)
         wanted = self.flat(self.targets[STRUCTURES.index(structure)]).double() - self.flat(residual).double()
         return self.flat(inputs).double(), wanted, self.sentence
+
+    def fit_readers(
+        self, structure: Structure, block: BertLayer, dense: BertLayer, rows: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what the matrices that compute heads or neurons read, (T, D), and what they give in the dense layer.
+
+        Args:
+            rows: of the dense layer's matrices, those that are left.
+        """
+        read, *_ = self.arguments_of(structure.readers(block)[0], block)
+        given = self.flat(self.dense_states[STRUCTURES.index(structure)])
+        wanted = [F.linear(given, each.weight[rows], each.bias[rows]) for each in structure.readers(dense)]
+        return self.flat(read).double(), torch.cat(wanted, -1).double(), self.sentence
+
+    def arguments_of(self, module: nn.Module, block: BertLayer) -> tuple[Tensor, ...]:
+        """Return the arguments that a module of the pruned layer is called with."""
+        calls: list[tuple[Tensor, ...]] = []
+
+        def record(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            calls.append(args)
+            if sum(args[0].shape[-2] for args in calls) == self.x.shape[-2]:  # it may run in chunks
+                raise StopForward
+
+        with module.register_forward_pre_hook(record), suppress(StopForward):
+            block(self.x, *self.arguments)
+        return tuple(torch.cat(chunks, -2) for chunks in zip(*calls, strict=True))
 
     def flat(self, x: Tensor) -> Tensor:
         return x[self.real] if x.dim() == 3 else x  # else packed: there is no padding
@@ -250,21 +284,24 @@ def first_call(module: nn.Module, run: Callable[[], Any]) -> tuple[Any, ...]:
 
 
 def refit_(
-    part: nn.Linear,
+    parts: Sequence[nn.Linear],
     folds: Sequence[Moments],
     ridge: float | None,
     choose_share: Callable[[nn.Linear, Sequence[Tensor]], float] | None = None,
 ) -> None:
-    """Fit a projection's matrix and bias; with `choose_share`, the bias goes only that share of the way."""
-    weight, moments = part.weight.double(), total(folds)
+    """Fit linear layers that read the same inputs; with `choose_share`, the bias goes only that share of the way."""
+    weight, moments = torch.cat([part.weight for part in parts]).double(), total(folds)
     if weight.numel():
         weight = fit_matrix(moments, weight, choose_ridge(folds, weight) if ridge is None else ridge)
     bias = moments.bias(weight)
     if choose_share is not None:
+        (part,) = parts
         share = choose_share(part, [(moments - fold).bias(weight) for fold in folds])
         bias = between(part.bias.double(), bias, share)
-    part.weight.copy_(weight)
-    part.bias.copy_(bias)
+    sizes = [len(part.weight) for part in parts]
+    for part, own, shift in zip(parts, weight.split(sizes), bias.split(sizes), strict=True):
+        part.weight.copy_(own)
+        part.bias.copy_(shift)
 
 
 def between(old: Tensor, new: Tensor, share: float) -> Tensor:

@@ -28,6 +28,7 @@ class Structure:
     kept: Callable[[BertConfig, int], tuple[int, ...]]
     run_gated: Callable[[BertLike, Batch, Tensor], Any]  # model, batch, (L, B, N) -> output
     output: Callable[[BertLayer], BertOutput | BertSelfOutput]  # the module that projects them to the layer's output
+    readers: Callable[[BertLayer], tuple[nn.Linear, ...]]  # the matrices that compute them from the layer's states
     prune_: Callable[[Any, dict[int, list[int]]], object]
 
     def dense(self, layer: BertLayer) -> nn.Linear:
@@ -149,6 +150,7 @@ HEADS = Structure(
     kept=kept_heads,
     run_gated=run_with_head_gates,
     output=lambda layer: layer.attention.output,
+    readers=lambda layer: (layer.attention.self.query, layer.attention.self.key, layer.attention.self.value),
     prune_=prune_heads_,
 )
 NEURONS = Structure(
@@ -157,6 +159,7 @@ NEURONS = Structure(
     kept=kept_neurons,
     run_gated=run_with_neuron_gates,
     output=lambda layer: layer.output,
+    readers=lambda layer: (layer.intermediate.dense,),
     prune_=prune_neurons_,
 )
 STRUCTURES = (HEADS, NEURONS)  # in the order in which a layer runs them

@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import F64, assert_same, distance, make, make_batch
@@ -48,17 +49,48 @@ def sizes_of(model: Any) -> list[tuple[int, int]]:
     return [*present]
 
 
-@pytest.mark.parametrize("ridge", [0.0, None])
-def test_every_layer_has_its_size_and_is_fitted_as_repair_fits_it(ridge: float | None) -> None:
+def test_every_layer_has_its_size_and_is_fitted_as_repair_fits_it() -> None:
     """What is left is the least-squares fit: to repair the result again changes nothing."""
     model, batches = make(), data()
-    found = pruned(model, SIZES, batches, ridge=ridge)
+    found = pruned(model, SIZES, batches, ridge=0.0)
     assert sizes_of(found) == SIZES
-    gone = [copy.deepcopy(HEADS.present(found)), NEURONS.present(found)]
-    cut = prune_heads(model, {layer: (~row).nonzero()[:, 0].tolist() for layer, row in enumerate(gone[0])})
-    cut = prune_neurons(cut, {layer: (~row).nonzero()[:, 0].tolist() for layer, row in enumerate(gone[1])})
-    fitted = repair(cut, model, batches, ridge=0.0) if ridge == 0 else found
-    assert_same(found.state_dict(), fitted.state_dict(), atol=1e-7)
+    assert_same(repair(found, model, batches, ridge=0.0).state_dict(), found.state_dict(), atol=1e-7)
+
+
+def test_queries_keys_values_and_activations_are_fitted_to_the_dense_model() -> None:
+    """Each is the least-squares fit of what the dense model computes to what the pruned and fitted model reads."""
+    model, batches = make(), data()
+    found = pruned(model, [(2, 20), (2, 20), (4, 37)], batches, ridge=0.0)
+    real = torch.cat([batch["attention_mask"].bool() for batch in batches])
+    for layer in range(1, L):
+        for structure, width in ((HEADS, D // N), (NEURONS, 1)):
+            kept = torch.tensor(structure.kept(found.config, layer))
+            rows = (kept[:, None] * width + torch.arange(width)).flatten()
+            blocks = [each.encoder.layer[layer] for each in (found, model)]
+            for part, other in zip(*map(structure.readers, blocks), strict=True):
+                read, given = (x[real] for x in states(found, part, batches))
+                wanted = states(model, other, batches)[1][real][:, rows]
+                read = torch.cat([read, torch.ones(len(read), 1)], 1)
+                best = torch.from_numpy(read.numpy() @ np.linalg.lstsq(read.numpy(), wanted.numpy())[0])
+                assert_same(given, best, atol=1e-7)
+                assert distance(given, wanted) > 1e-3
+
+
+def states(model: Any, module: torch.nn.Module, batches: Any) -> tuple[Tensor, Tensor]:
+    """Return what a module reads and what it returns for all batches."""
+    seen: list[tuple[Tensor, Tensor]] = []
+    hook = module.register_forward_hook(lambda module, args, out: seen.append((args[0], out)))
+    with torch.no_grad():
+        for batch in batches:
+            model(**batch, output_hidden_states=True)
+    hook.remove()
+    return torch.cat([read for read, _ in seen]), torch.cat([out for _, out in seen])
+
+
+def divergence(found: Any, model: Any, batches: Any) -> float:
+    with torch.no_grad():
+        p, q = (torch.cat([each(**b).logits.log_softmax(-1) for b in batches]) for each in (model, found))
+    return float((p.exp() * (p - q)).sum(-1).mean())
 
 
 def test_the_heads_and_the_neurons_that_are_missed_least_go() -> None:
@@ -134,8 +166,9 @@ def test_sizes_that_cannot_be_met_are_refused_before_any_work() -> None:
         with pytest.raises(ValueError, match=message):
             [*prune_layerwise_(copy.deepcopy(model), model, data(), curves, sizes)]
     smaller = prune_heads(model, {1: [2]})
-    with pytest.raises(ValueError, match="layer 1 has 3 heads, its curve 4"):
-        [*prune_layerwise_(smaller, model, data(), curves, SIZES)]
+    for dense, message in ((model, "layer 1 has other heads than the dense model"), (smaller, "3 heads, its curve 4")):
+        with pytest.raises(ValueError, match=message):
+            [*prune_layerwise_(copy.deepcopy(smaller), dense, data(), curves, SIZES)]
     with pytest.raises(ValueError, match="curves for 2 layers; the model has 3"):
         [*prune_layerwise_(copy.deepcopy(model), model, data(), curves[:2], SIZES)]
 
@@ -251,13 +284,8 @@ def test_it_stays_nearer_than_the_lowest_scores_and_a_refit() -> None:
     neurons = neuron_importance(model, batches, "fisher", target="kl")
     choice = rank_heads(heads, 0.5), rank_neurons(neurons, 0.5)
     plain = repair(prune_neurons(prune_heads(model, choice[0]), choice[1]), model, batches)
-
-    def divergence(found: Any) -> float:
-        with torch.no_grad():
-            p, q = (torch.cat([each(**b).logits.log_softmax(-1) for b in others]) for each in (model, found))
-        return float((p.exp() * (p - q)).sum(-1).mean())
-
-    assert divergence(prune_to_macs(model, batches, 0.5, 16)) < 0.8 * divergence(plain)
+    found = prune_to_macs(model, batches, 0.5, 16)
+    assert divergence(found, model, others) < 0.8 * divergence(plain, model, others)
 
 
 def test_sizes_that_have_a_loss_begin_with_none_and_end_with_all() -> None:
