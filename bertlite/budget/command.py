@@ -317,7 +317,7 @@ def way_to_allocate(args: argparse.Namespace, target: Target) -> str:
     """
     timed, plain = target.is_timed, args.backend == PLAIN
     if args.allocate == "latency" and not timed:
-        raise ValueError(f"the target {target.text} is no time: --allocate latency needs a speed or a time")
+        raise ValueError(f"the target {target.text} is neither a speed nor a time, which --allocate latency needs")
     if target.is_size:
         return "bytes"
     if args.allocate == "auto":

@@ -459,7 +459,7 @@ def test_the_clock_runs_what_is_asked_for(world: Path, tmp_path: Path, monkeypat
         ("2x --backend nativ", "backend 'nativ' is unknown"),
         ("2x --dtype int8", "backend 'plain' has no int8"),
         ("2x --backend native --allocate latency", "only --backend plain runs: use macs"),
-        ("40% --allocate latency", "--allocate latency needs a speed or a time"),
+        ("40% --allocate latency", "which --allocate latency needs"),
         ("40% --distil 0", "--distil is 0; give minutes above 0"),
         ("40% --distil nan", "--distil is nan; give minutes above 0"),
         ("2x --at 1x41", "the work has 41 tokens; the model has positions for 40"),
