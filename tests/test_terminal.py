@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import struct
 import subprocess
 import threading
@@ -126,6 +127,7 @@ def on_terminal(*words: str, interrupt: str = "") -> tuple[object, str]:
     screen = threading.Thread(target=read)
     screen.start()
     status: object = None
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     try:
         with open(writer, "w", buffering=1) as terminal, redirect_stdout(terminal), redirect_stderr(terminal):
             try:
@@ -133,6 +135,7 @@ def on_terminal(*words: str, interrupt: str = "") -> tuple[object, str]:
             except SystemExit as end:
                 status = end.code
     finally:
+        signal.signal(signal.SIGINT, handler)
         screen.join()
         os.close(reader)
     return status, output.decode()
