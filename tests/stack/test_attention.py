@@ -271,13 +271,14 @@ def test_a_named_backend_is_the_one_that_runs(batch: dict[str, Tensor], kernels_
     assert model.config.attn_implementation == ON_CPU[-1]
 
 
-def test_dropped_attentions_come_from_eager_and_make_the_context(batch: dict[str, Tensor]) -> None:
+@pytest.mark.parametrize("name", ["auto", "eager"])
+def test_dropped_attentions_come_from_eager_and_make_the_context(name: str, batch: dict[str, Tensor]) -> None:
     model = make(attention_probs_dropout_prob=0.5, hidden_dropout_prob=0.0).train()
     with pytest.raises(ValueError, match="'sdpa' cannot give attentions while attention dropout is on"):
         on(model, "sdpa")(**batch, output_attentions=True)
     assert on(model, "sdpa")(**batch).attentions is None
     seen: list[tuple[Tensor, Tensor]] = []
-    attention = on(model, "auto").encoder.layer[0].attention.self
+    attention = on(model, name).encoder.layer[0].attention.self
     attention.value.register_forward_hook(lambda module, args, out: seen.append((out, out)))
     attention.register_forward_hook(lambda module, args, out: seen.append(out))
     weights = model(**batch, output_attentions=True).attentions[0]
