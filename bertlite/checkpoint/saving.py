@@ -64,7 +64,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def file_size(model: LoadableModel) -> int:
-    """Return the bytes of the file in which `save_model` writes a model's weights, if it is one file."""
+    """Return the bytes of the file in which `save_model` writes a model's weights."""
     state = tensors_to_save(model)
     return len(lay_out(state)[0]) + sum(tensor.nbytes for tensor in state.values())
 
