@@ -1,5 +1,6 @@
 """transformers.Trainer."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,32 @@ def resumes(side: Side, folder: Path) -> Observed:
     return {"loss": logged(whole, "loss"), "weights": state(whole.model)}
 
 
+@check(CLIENT, "load_best_model_at_end brings the best weights back", "accelerate")
+def best(side: Side, folder: Path) -> Observed:
+    cls = "BertForSequenceClassification"
+    data, scores = rows(cls), itertools.chain([0.9], itertools.repeat(0.1))
+    run = trainer(
+        side.load(cls, tiny(folder, cls)),
+        folder,
+        data,
+        max_steps=3,
+        eval_dataset=data,
+        compute_metrics=lambda _: {"score": next(scores)},
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="score",
+        greater_is_better=True,
+    )
+    run.train()
+    first = side.load(cls, folder / "checkpoint-1")
+    equal(state(run.model), state(first), what="the model and its best checkpoint")
+    differ(state(first), state(side.load(cls, folder / "checkpoint-3")), "training on")
+    return {"eval_loss": logged(run, "eval_loss")}
+
+
 @dense_and_pruned(CLIENT, "checkpointed layers run twice and give the same weights", "accelerate")
 def checkpointing(side: Side, folder: Path, pruned: bool = False) -> Observed:
     cls = "BertForMaskedLM"
@@ -144,6 +171,18 @@ def accumulation(side: Side, folder: Path, cls: str) -> Observed:
             raise AssertionError(f"{name} is {got:.5g}, and {wanted:.5g} for the same 8 rows in one batch")
     equal(many["weights"], one["weights"], within=ROUNDING32, what="the weights after one step")
     return one
+
+
+@check(CLIENT, "eval_loss is that of one batch, whatever the batch size", "accelerate")
+def evaluates(side: Side, folder: Path) -> Observed:
+    cls = "BertForSequenceClassification"
+    model, data, found = side.load(cls, tiny(folder, cls)), rows(cls, 6), []
+    for size in (6, 4):  # the last batch is smaller
+        run = trainer(model, folder, data, eval_dataset=data, per_device_eval_batch_size=size)
+        found.append(run.evaluate()["eval_loss"])
+    if abs(found[1] - found[0]) > ROUNDING32 * found[0]:
+        raise AssertionError(f"eval_loss is {found[1]:.6g} in batches of 4 and {found[0]:.6g} in one of 6")
+    return {"eval_loss": found[0]}
 
 
 @check(CLIENT, "label smoothing and NEFTune noise reach the loss", "accelerate")
