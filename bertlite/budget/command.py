@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bertlite.bench.work import Work
 from bertlite.budget.distil import CHECKS, Distillation
-from bertlite.budget.judge import judge, quality
+from bertlite.budget.judge import Quality, judge
 from bertlite.budget.search import Outcome, Search, State
 from bertlite.budget.target import Target, check_work, read_work, spare_bytes
 from bertlite.budget.texts import batches_of, encode, read_texts, split
@@ -171,9 +171,8 @@ def read_job(args: argparse.Namespace) -> Job:
     judged, distillation = batches_of(held_out, tokenizer, model, longest), None
     if args.distil is not None:
         all_texts, _ = split(texts, len(texts), HELD_OUT, args.seed, dev)
-        score = partial(quality, dense=model, batches=judged)
         data, labelled = encode(all_texts, tokenizer, longest), bool(texts.labels)
-        distillation = Distillation(model, data, labelled, args.distil, score, args.seed, args.device)
+        distillation = Distillation(model, data, labelled, args.distil, Quality(model, judged), args.seed, args.device)
     return Job(
         args,
         model,

@@ -1,6 +1,7 @@
 """Distillation after pruning: what is left of the layers is trained with the given model as teacher, within a time.
 
-Embeddings stay: they are the given model's own, and to train them takes a third of a step's time.
+Embeddings stay: they are the given model's own, and to train them takes a third of a step's time.  The teacher runs
+once on each text if what it computes fits in memory: a step then takes the small model's time alone.
 
 The number of steps is fixed when the training begins, by the measured time of a step, so that a killed training that
 is continued ends with the same weights.
@@ -11,15 +12,22 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from statistics import mean
+from types import SimpleNamespace
 from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from bertlite.budget.search import State
 from bertlite.experiments.data import EncodedExamples, batch_indices
 from bertlite.experiments.evaluate import TASKS
 from bertlite.experiments.finetune import Recipe, finetune_
 from bertlite.extras import import_optional
+from bertlite.importance.batches import eval_mode
 from bertlite.progress import Progress, in_words
 
 RECIPE = Recipe(epochs=1, distil=1.0, hidden=1.0)
@@ -27,6 +35,7 @@ LR = 0.1  # peak learning rate times the hidden size
 LABELS = 0.5  # weight of the labels in the loss, where there are any
 TIMED = 12  # steps to time; the first does not count
 CHECKS = 5  # of the model on the texts that it is judged by, beside that of the pruned model
+MEMORY = 2**31  # bytes that may be used for what the teacher computes
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,7 @@ class Distillation:
     Args:
         data: the texts to learn from.
         labelled: their labels are learnt from too.
-        minutes: what timing, steps and checks take; saving the state, once a minute, is extra.
+        minutes: what running the teacher, timing, steps and checks take; saving the state, once a minute, is extra.
         score: returns how good a model is on the texts that it is judged by.
 
     Raises:
@@ -70,7 +79,7 @@ class Distillation:
         """
         recipe = replace(RECIPE, lr=LR / model.config.hidden_size, distil=1 - LABELS * self.labelled, seed=self.seed)
         model.base_model.embeddings.requires_grad_(False)
-        progress.stage("timing steps of training")
+        progress.stage("running the given model, and timing steps of training")
         kept = state.once("distillation", lambda: self.plan(model, recipe))
         epochs = kept["steps"] / len(batch_indices(self.data, recipe.batch_size))
         progress.stage(f"training for {in_words(60 * self.minutes)}, {kept['steps']:,} steps")
@@ -93,6 +102,7 @@ class Distillation:
     def plan(self, model: Any, recipe: Recipe) -> dict[str, Any]:
         """Return the number of steps that the time is enough for, and the seconds of a step."""
         began, stamps = time.perf_counter(), list[float]()
+        _ = self.recorded
         some = replace(recipe, epochs=TIMED / len(batch_indices(self.data, recipe.batch_size)))
         self.finetune_(copy.deepcopy(model), some, log=lambda **_: stamps.append(time.perf_counter()))
         step = mean(after - before for before, after in pairwise(stamps))
@@ -108,6 +118,43 @@ class Distillation:
             )
         return {"steps": steps, "step_seconds": step}
 
+    @cached_property
+    def recorded(self) -> Any:
+        """The teacher, or a record of it if that fits in MEMORY."""
+        fits = RecordedTeacher.size(self.teacher, self.data) <= MEMORY
+        return RecordedTeacher(self.teacher, self.data) if fits else self.teacher
+
     def finetune_(self, model: Any, recipe: Recipe, **options: Any) -> int:
         task = TASKS["classification" if model.config.num_labels > 1 else "regression"]
-        return finetune_(model, self.data, task, recipe, teacher=self.teacher, device=self.device, **options)
+        return finetune_(model, self.data, task, recipe, teacher=self.recorded, device=self.device, **options)
+
+
+class RecordedTeacher(nn.Module):
+    """What a distillation needs of a model for some texts, computed once and kept in memory: logits, hidden states."""
+
+    def __init__(self, model: Any, data: EncodedExamples) -> None:
+        super().__init__()
+        self.known: dict[Any, tuple[Tensor, Tensor]] = {}  # by token ids and types: logits, states (layers, S, D)
+        for indices in batch_indices(data, RECIPE.batch_size):
+            batch = {name: x.to(model.device) for name, x in data.batch(indices, torch.float32).items()}
+            del batch["labels"]
+            with eval_mode(model), torch.no_grad():
+                out = model(**batch, output_hidden_states=True)
+            states = torch.stack(out.hidden_states, 1).cpu()  # (B, layers, S, D)
+            for i, logits, each in zip(indices, out.logits.cpu(), states, strict=True):
+                self.known[data.rows[i]] = logits, each[:, : data.length(i)].clone()
+
+    @staticmethod
+    def size(model: Any, data: EncodedExamples) -> int:
+        """Return the bytes of the hidden states that would be kept."""
+        config = model.config
+        floats = (config.num_hidden_layers + 1) * config.hidden_size * sum(data.length(i) for i in range(len(data)))
+        return int(floats * model.dtype.itemsize)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor, **_: bool) -> Any:
+        rows = zip(input_ids.tolist(), token_type_ids.tolist(), attention_mask.sum(1).tolist(), strict=True)
+        found = [self.known[tuple(ids[:n]), tuple(types[:n])] for ids, types, n in rows]
+        logits = torch.stack([each for each, _ in found])
+        states = torch.stack([F.pad(each, (0, 0, 0, input_ids.shape[1] - each.shape[1])) for _, each in found], 1)
+        home = input_ids.device
+        return SimpleNamespace(logits=logits.to(home), hidden_states=states.to(home).unbind())

@@ -1,6 +1,7 @@
 """Compare a pruned model with the dense one on texts that it was not fitted to."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from bertlite.experiments.compare import comparison
 from bertlite.experiments.evaluate import TASKS, Task, interval_over_examples
 from bertlite.experiments.statistics import Array
 from bertlite.importance.batches import eval_mode, inputs_of
-from bertlite.importance.predictions import divergence, predictions
+from bertlite.importance.predictions import Prediction, divergence, predictions
 
 
 def judge(model: Any, dense: Any, batches: Iterable[Mapping[str, Tensor]]) -> dict[str, Any]:
@@ -21,40 +22,59 @@ def judge(model: Any, dense: Any, batches: Iterable[Mapping[str, Tensor]]) -> di
         "kl", the mean divergence in nats from the dense model's predictions; for a classifier "agreement", the share
         of predictions with the same class; with labels what `scores` returns.
     """
-    kl, mine, theirs, truth = run_both(model, dense, batches)
+    kl, mine, theirs, truth = run_both(model, partial(forward, dense), batches)
     result: dict[str, Any] = {"kl": kl}
     if mine is not None and mine.shape[1] > 1:
         result["agreement"] = float(np.mean(mine.argmax(1) == theirs.argmax(1)))
     return result if truth is None else result | scores(mine, theirs, truth)
 
 
-def quality(model: Any, dense: Any, batches: Iterable[Mapping[str, Tensor]]) -> tuple[float, float]:
-    """Return the metric on the labels, 0 without any, and the negative divergence from the dense model."""
-    kl, mine, _, truth = run_both(model, dense, batches)
-    if truth is None:
-        return 0.0, -kl
-    task = task_of(mine)
-    return float(task.metrics[task.headline](mine, truth)), -kl
+class Quality:
+    """How good models are beside the dense one, which runs once on the batches."""
+
+    def __init__(self, dense: Any, batches: Sequence[Mapping[str, Tensor]]) -> None:
+        self.dense, self.batches = dense, batches
+
+    @cached_property
+    def known(self) -> "list[Forward]":
+        return [forward(self.dense, batch) for batch in self.batches]
+
+    def __call__(self, model: Any) -> tuple[float, float]:
+        """Return the metric on the labels, 0 without any, and the negative divergence from the dense model."""
+        known = iter(self.known)
+        kl, mine, _, truth = run_both(model, lambda _: next(known), self.batches)
+        if truth is None:
+            return 0.0, -kl
+        task = task_of(mine)
+        return float(task.metrics[task.headline](mine, truth)), -kl
+
+
+Forward = tuple[list[Prediction], Tensor | None]  # the predictions for a batch, and the logits of a head that has them
 
 
 @torch.inference_mode()
-def run_both(model: Any, dense: Any, batches: Iterable[Mapping[str, Tensor]]) -> tuple[float, Any, Any, Any]:
+def forward(model: Any, batch: Mapping[str, Tensor]) -> Forward:
+    with eval_mode(model):
+        out = model(**inputs_of(batch), return_dict=True)
+    return predictions(model, out, batch), out.get("logits")
+
+
+@torch.inference_mode()
+def run_both(
+    model: Any, dense: Callable[[Mapping[str, Tensor]], Forward], batches: Iterable[Mapping[str, Tensor]]
+) -> tuple[float, Any, Any, Any]:
     """Return the divergence of a model from the dense one; then the logits of both and the labels, or None."""
     divergences: list[Tensor] = []
     outputs: list[list[Tensor]] = []  # of each batch: the model's, the dense model's, labels if it has any
-    with eval_mode(model):
-        for batch in batches:
-            inputs = inputs_of(batch)
-            outs = [each(**inputs, return_dict=True) for each in (model, dense)]
-            q, p = (predictions(each, out, batch) for each, out in zip((model, dense), outs, strict=True))
-            divergences.append(divergence(p, q).double().cpu())
-            logits = [out.get("logits") for out in outs]
-            if logits[0] is not None and logits[0].dim() == 2:
-                labels = [batch["labels"].cpu()] if "labels" in batch else []
-                outputs.append([*(x.double().cpu() for x in logits), *labels])
+    for batch in batches:
+        (q, mine), (p, theirs) = forward(model, batch), dense(batch)
+        divergences.append(divergence(p, q).double().cpu())
+        if mine is not None and theirs is not None and mine.dim() == 2:
+            labels = [batch["labels"].cpu()] if "labels" in batch else []
+            outputs.append([*(x.double().cpu() for x in (mine, theirs)), *labels])
     found: list[Any] = [torch.cat(each).numpy() for each in zip(*outputs, strict=True)]
-    mine, theirs, truth = (found + [None] * 3)[:3]
-    return float(torch.cat(divergences).mean()), mine, theirs, truth
+    own, given, truth = (found + [None] * 3)[:3]
+    return float(torch.cat(divergences).mean()), own, given, truth
 
 
 def task_of(outputs: Array) -> Task:

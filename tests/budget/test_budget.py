@@ -14,7 +14,7 @@ from conftest import assert_same, make
 from bertlite import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer, prune_heads, prune_neurons
 from bertlite.bench.work import full
 from bertlite.budget import command, distil, search, times
-from bertlite.budget.judge import scores
+from bertlite.budget.judge import Quality, judge, scores
 from bertlite.budget.search import State
 from bertlite.budget.target import Target, UnitCosts, read_work
 from bertlite.budget.texts import batches_of, read_texts, split
@@ -527,10 +527,10 @@ def thirty_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 def longer_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the best state be that furthest from the first: a random model teaches nothing."""
 
-    def moved(model: Any, dense: Any, batches: Any) -> float:
-        return float((model.classifier.weight - dense.classifier.weight).norm())
+    def quality(dense: Any, batches: Any) -> Any:
+        return lambda model: float((model.classifier.weight - dense.classifier.weight).norm())
 
-    monkeypatch.setattr(command, "quality", moved)
+    monkeypatch.setattr(command, "Quality", quality)
 
 
 @pytest.mark.parametrize("labels", [True, False])
@@ -614,6 +614,41 @@ def test_the_steps_of_distillation_are_those_that_the_minutes_are_enough_for(
     assert asked.plan(model, distil.RECIPE) == {"steps": 60 - 12 - 2 - 6 * 2, "step_seconds": 1}
     with pytest.raises(ValueError, match=r"--distil 0\.4 is too short: timing and 6 checks take 26 s, and a step 1 s"):
         replace(asked, minutes=0.4).plan(model, distil.RECIPE)
+
+
+def test_the_given_model_runs_once_and_gives_what_it_gave_in_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make(BertForSequenceClassification, num_labels=3)
+    rows = tuple((tuple(range(5, 8 + i)), (0,) * (3 + i)) for i in range(4))
+    data = EncodedExamples(rows, (0, 1, 2, 0))
+    batch = data.batch([2, 0], torch.long)
+    batch.pop("labels")
+    asked = distil.Distillation(model, data, False, 1, lambda model: 0)
+    calls: list[int] = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    found, _, calls_then = asked.recorded(**batch), asked.recorded(**batch), len(calls)
+    wanted = model(**batch, output_hidden_states=True)
+    assert calls_then == 1  # all four texts in a batch
+    torch.testing.assert_close(found.logits, wanted.logits.detach())
+    real = batch["attention_mask"].bool()
+    for own, other in zip(found.hidden_states, wanted.hidden_states, strict=True):
+        torch.testing.assert_close(own[real], other[real].detach())
+    monkeypatch.setattr(distil, "MEMORY", distil.RecordedTeacher.size(model, data) - 1)
+    assert replace(asked).recorded is model
+
+
+def test_states_are_compared_with_predictions_that_are_made_once(world: Path) -> None:
+    model = BertForSequenceClassification.from_pretrained(world / "model")
+    dense = BertForSequenceClassification.from_pretrained(world / "model")
+    dense.classifier.bias.data += 0.5 * torch.arange(dense.config.num_labels)
+    batches = [{"input_ids": torch.tensor([[2, 5 + i, 3]]), "labels": torch.tensor([i])} for i in range(2)]
+    calls: list[int] = []
+    dense.register_forward_hook(lambda *_: calls.append(1))
+    quality = Quality(dense, batches)
+    found = [quality(model), quality(model)]
+    assert len(calls) == 2
+    whole = judge(model, dense, batches)
+    assert found == [(whole["score"], -whole["kl"])] * 2
+    assert whole["kl"] > 0
 
 
 def test_several_targets_share_one_search_and_are_as_each_alone(

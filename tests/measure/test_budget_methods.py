@@ -14,8 +14,6 @@ from conftest import F64, make, make_batch
 from torch import Tensor
 
 from bertlite import BertForSequenceClassification, prune_heads, prune_neurons, rank_heads, rank_neurons, with_pruned
-from bertlite.experiments.data import EncodedExamples
-from bertlite.experiments.evaluate import TASKS
 from bertlite.importance import head_importance, macs, neuron_importance, output_metrics, prune_to_macs
 from bertlite.importance.least_squares import start_runs
 from bertlite.importance.moments import gather, total
@@ -239,22 +237,6 @@ def test_points_lost_are_means_of_tasks_and_ways_are_compared_within_tasks() -> 
     assert other["more"] == pytest.approx((0 + 3) / 2)
     assert other["more_within"] == pytest.approx(12.706 * 1.5, abs=2e-3)
     assert "more" not in ours
-
-
-def test_a_recorded_teacher_gives_the_models_logits_in_any_order() -> None:
-    model = make(BertForSequenceClassification, num_labels=3)
-    rows = tuple((tuple(range(5, 8 + i)), (0,) * (3 + i)) for i in range(4))
-    examples, task = EncodedExamples(rows, (0, 1, 2, 0)), TASKS["classification"]
-    batch = examples.batch([2, 0], torch.long)
-    batch.pop("labels")
-    options = {"return_dict": True, "output_hidden_states": True}
-    found, wanted = budgets.RecordedTeacher(model, examples, task)(**batch, **options), model(**batch, **options)
-    torch.testing.assert_close(found.logits, wanted.logits.detach())
-    real = batch["attention_mask"].bool()
-    for own, other in zip(found.hidden_states, wanted.hidden_states, strict=True):
-        torch.testing.assert_close(own[real], other[real].detach())
-    options["output_hidden_states"] = False
-    assert budgets.RecordedTeacher(model, examples, task)(**batch, **options).hidden_states is None
 
 
 def test_tasks_are_made_from_the_data(tmp_path: Path) -> None:

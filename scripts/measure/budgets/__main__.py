@@ -15,14 +15,12 @@ from dataclasses import asdict
 from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
+from bertlite.budget.distil import RecordedTeacher
 from bertlite.cli.parts import FOLDER, RECORD, count, integers, names_of, number, numbers, paths
 from bertlite.experiments.compare import provenance
 from bertlite.experiments.data import DataSource, EncodedExamples, batch_indices, read_examples, read_tokenizer
@@ -31,7 +29,6 @@ from bertlite.experiments.files import model_sha256, units_kept
 from bertlite.experiments.finetune import Recipe, finetune_
 from bertlite.experiments.statistics import Estimate, clustered_estimate
 from bertlite.importance import macs
-from bertlite.importance.batches import eval_mode
 from bertlite.progress import Progress
 from bertlite.records import Record, Run, is_finished, read_runs, version_of, write_record
 from scripts.measure.budgets import tasks
@@ -171,8 +168,8 @@ class Bench:
         self.subject = cache(self.make_subject)
 
     @cached_property
-    def teacher(self) -> "RecordedTeacher":
-        return RecordedTeacher(self.model, first(self.train, self.examples), self.task)
+    def teacher(self) -> RecordedTeacher:
+        return RecordedTeacher(self.model, first(self.train, self.examples))
 
     def make_subject(self, texts: int) -> Subject:
         data = first(self.train, texts)
@@ -224,28 +221,6 @@ class Bench:
 
 def first(data: EncodedExamples, many: int) -> EncodedExamples:
     return EncodedExamples(data.rows[:many], data.labels[:many])
-
-
-class RecordedTeacher(nn.Module):
-    """What a distillation needs of a model for some examples, computed once: logits and hidden states."""
-
-    def __init__(self, model: Any, data: EncodedExamples, task: Task) -> None:
-        super().__init__()
-        self.known: dict[Any, tuple[Tensor, Tensor]] = {}  # by token ids and types: logits, states (layers, S, D)
-        for indices in batch_indices(data, BATCH):
-            batch = data.batch(indices, task.labels)
-            with eval_mode(model), torch.no_grad():
-                out = model(**{name: x for name, x in batch.items() if name != "labels"}, output_hidden_states=True)
-            states = torch.stack(out.hidden_states, 1)  # (B, layers, S, D)
-            for i, logits, each in zip(indices, out.logits, states, strict=True):
-                self.known[data.rows[i]] = logits, each[:, : data.length(i)].clone()
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor, **options: bool) -> Any:
-        rows = zip(input_ids.tolist(), token_type_ids.tolist(), attention_mask.sum(1).tolist(), strict=True)
-        found = [self.known[tuple(ids[:n]), tuple(types[:n])] for ids, types, n in rows]
-        states = [F.pad(each, (0, 0, 0, input_ids.shape[1] - each.shape[1])) for _, each in found]
-        hidden = torch.stack(states, 1).unbind() if options["output_hidden_states"] else None
-        return SimpleNamespace(logits=torch.stack([logits for logits, _ in found]), hidden_states=hidden)
 
 
 # Rows
