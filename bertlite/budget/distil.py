@@ -47,6 +47,7 @@ class Distillation:
         labelled: their labels are learnt from too.
         minutes: what running the teacher, timing, steps and checks take; saving the state, once a minute, is extra.
         score: returns how good a model is on the texts that it is judged by.
+        clock: returns the seconds that are counted.
 
     Raises:
         ModuleNotFoundError: accelerate is not installed.
@@ -60,6 +61,7 @@ class Distillation:
     score: Callable[[Any], Any]
     seed: int = 0
     device: str = "cpu"
+    clock: Callable[[], float] = time.perf_counter
 
     def __post_init__(self) -> None:
         if not 0 < self.minutes < math.inf:
@@ -84,7 +86,7 @@ class Distillation:
         epochs = kept["steps"] / len(batch_indices(self.data, recipe.batch_size))
         progress.stage(f"training for {in_words(60 * self.minutes)}, {kept['steps']:,} steps")
         progress.bar.close()  # the training has its own
-        began = time.perf_counter()
+        began = self.clock()
         best = self.finetune_(
             model,
             replace(recipe, epochs=epochs),
@@ -96,19 +98,19 @@ class Distillation:
         )
         model.base_model.embeddings.requires_grad_(True)
         facts = {"minutes": self.minutes, "texts": len(self.data), "labels": self.labelled, "epochs": epochs}
-        wall = round(time.perf_counter() - began, 1)
+        wall = round(self.clock() - began, 1)
         return {**facts, **kept, "best_step": best, "lr": recipe.lr, "hidden": recipe.hidden, "wall_seconds": wall}
 
     def plan(self, model: Any, recipe: Recipe) -> dict[str, Any]:
         """Return the number of steps that the time is enough for, and the seconds of a step."""
-        began, stamps = time.perf_counter(), list[float]()
+        began, stamps = self.clock(), list[float]()
         _ = self.recorded
         some = replace(recipe, epochs=TIMED / len(batch_indices(self.data, recipe.batch_size)))
-        self.finetune_(copy.deepcopy(model), some, log=lambda **_: stamps.append(time.perf_counter()))
+        self.finetune_(copy.deepcopy(model), some, log=lambda **_: stamps.append(self.clock()))
         step = mean(after - before for before, after in pairwise(stamps))
-        last = time.perf_counter()
+        last = self.clock()
         self.score(model)
-        now = time.perf_counter()
+        now = self.clock()
         fixed = now - began + (CHECKS + 1) * (now - last)
         steps = int((60 * self.minutes - fixed) / step)
         if steps < 1:

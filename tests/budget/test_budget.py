@@ -21,10 +21,9 @@ from bertlite.budget.texts import batches_of, read_texts, split
 from bertlite.cli import main, parts
 from bertlite.config import kept_heads, kept_neurons
 from bertlite.experiments import finetune
-from bertlite.experiments.data import DataSource, EncodedExamples, Examples, read_examples
+from bertlite.experiments.data import DataSource, EncodedExamples, Examples
 from bertlite.importance import macs
 from bertlite.inference.native.library import missing_platform
-from scripts.measure import budget_clock
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "fine", "bad", "poor", "film", "plot", "the", "a", "is"]
 L, N, W = 3, 4, 37
@@ -606,11 +605,10 @@ def test_the_steps_of_distillation_are_those_that_the_minutes_are_enough_for(
         now[0] += 2
         return 0.0
 
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
     monkeypatch.setattr(distil, "finetune_", train)
     model = BertForSequenceClassification.from_pretrained(world / "model")
     rows = tuple(((2, 5, 3), (0, 0, 0)) for _ in range(96))
-    asked = distil.Distillation(model, EncodedExamples(rows, (0.0,) * 96), False, 1, score)
+    asked = distil.Distillation(model, EncodedExamples(rows, (0.0,) * 96), False, 1, score, clock=lambda: now[0])
     assert asked.plan(model, distil.RECIPE) == {"steps": 60 - 12 - 2 - 6 * 2, "step_seconds": 1}
     with pytest.raises(ValueError, match=r"--distil 0\.4 is too short: timing and 6 checks take 26 s, and a step 1 s"):
         replace(asked, minutes=0.4).plan(model, distil.RECIPE)
@@ -725,22 +723,3 @@ def test_a_folder_that_is_there_is_not_written_over(
     assert prune(world, tmp_path / "small", "40%", "--at", "2x16") == 2
     assert "is there already: name another folder" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["small"]
-
-
-@pytest.mark.slow
-def test_the_comparison_by_the_clock_judges_before_and_after_distillation(world: Path, tmp_path: Path) -> None:
-    data = str(world / "texts.tsv")
-    words = [str(world / "model"), "--train", data, "--dev", data, "--text", "text", "--label", "class"]
-    words += ["--targets", "50%", "--at", "2x16", "--epochs", "9", "--lr", "1e-2"]
-    assert budget_clock.main([*words, "--out", f"{tmp_path / 'runs'},{tmp_path / 'record.json'}"]) == 0
-    record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
-    (row,) = record["rows"]
-    assert row["macs"] <= 0.5
-    assert row["target"] == "50%"
-    assert row["pruned"] == budget_clock.score(tmp_path / "runs" / "pruned-50%", read_dev(data), 64)
-    assert row["distilled"] == budget_clock.score(tmp_path / "runs" / "tuned-50%" / "model", read_dev(data), 64)
-    assert row["distilled"] > row["pruned"]
-
-
-def read_dev(data: str) -> Any:
-    return read_examples(DataSource(data, ("text",), "class"), classes=("no", "yes"))

@@ -233,8 +233,8 @@ def test_points_lost_are_means_of_tasks_and_ways_are_compared_within_tasks() -> 
     ours, other = (rows["pruned", way] for way in (OURS, "K-prune"))
     assert ours["lost"] == pytest.approx(1.0)  # of a 2, of b 0: not 1.33, the mean of the three models
     assert ours["lost_within"] == pytest.approx(12.706, abs=1e-3)  # Student's with two tasks: t is 12.706
-    assert (other["tasks"], other["worst"]) == (2, ["b", pytest.approx(3)])  # not c, which ours lacks
-    assert other["more"] == pytest.approx((0 + 3) / 2)
+    assert (other["tasks"], other["worst"]) == (3, ["c", pytest.approx(10)])
+    assert other["more"] == pytest.approx((0 + 3) / 2)  # without c, which ours lacks
     assert other["more_within"] == pytest.approx(12.706 * 1.5, abs=2e-3)
     assert "more" not in ours
 

@@ -1,18 +1,21 @@
 """Compare ways to prune to a share of the MACs, without training and after equal distillation.
 
-    python -m scripts.measure.budgets CHECKPOINT --data FOLDER --out runs/budgets,FILE.json
+    python -m scripts.measure.budgets CHECKPOINT --data FOLDER --out runs/budgets,FILE.json,FILE.png
 
 The folder holds the data sets of which the tasks are made (`tasks.py`).  CHECKPOINT is fine-tuned on each task, once
-for each seed, and every model is pruned to every share in every way (`methods.py`), then distilled.  A task is done
-before the next begins.  What is finished is not done again.  The record holds what is finished of the tasks, ways,
-shares and stages that are named: `--record-only` writes it and runs nothing.
+for each seed, and every model is pruned to every share in every way (`methods.py`).  Then come other stages: equal
+distillation; pruning and distillation within equal CPU time, as by `prune to --distil`; and the speed, for which a
+machine must be quiet.  A task is done before the next begins.  What is finished is not done again.  The record holds
+what is finished of the tasks, ways, shares and stages that are named: `--record-only` writes it and runs nothing.
 """
 
 import argparse
 import re
+import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertlite.budget.distil import RecordedTeacher
+from bertlite.bench.work import full
+from bertlite.budget.distil import Distillation, RecordedTeacher
+from bertlite.budget.judge import Quality
+from bertlite.budget.search import State
 from bertlite.cli.parts import FOLDER, RECORD, count, integers, names_of, number, numbers, paths
 from bertlite.experiments.compare import provenance
 from bertlite.experiments.data import DataSource, EncodedExamples, batch_indices, read_examples, read_tokenizer
@@ -30,13 +36,19 @@ from bertlite.experiments.finetune import Recipe, finetune_
 from bertlite.experiments.statistics import Estimate, clustered_estimate
 from bertlite.importance import macs
 from bertlite.progress import Progress
-from bertlite.records import Record, Run, is_finished, read_runs, version_of, write_record
+from bertlite.records import Record, Run, is_finished, quartiles, read_runs, version_of, write_record
+from bertlite.timing import alternate, ratios
 from scripts.measure.budgets import tasks
 from scripts.measure.budgets.methods import OURS, WAYS, Subject, Way, library
+from scripts.measure.budgets.picture import draw
 
+PICTURE = ".png"
 LENGTH = 128  # tokens of the sequence whose MACs are counted
 BATCH = 32
-STAGES = {"pruned": "score", "distilled": "distilled"}  # the stage, and what a run calls its score
+SCORES = {"pruned": "score", "distilled": "distilled", "timed": "timed"}  # the stage, and what a run calls its score
+STAGES = (*SCORES, "speed")
+CHOOSING = 256  # training examples by which the best state of a timed training is chosen
+WORK, ROUNDS = (8, 128), 7  # of the speed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,15 +61,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             bench = Bench(name, files, tuned(args, name, files, seed), args)
             for way, share in product(args.ways, args.shares):
                 place = bench.prune(way, share, seed, folder)
-                if "distilled" in args.stages:
-                    bench.distil(place, seed)
+                for stage in args.stages:
+                    bench.go_on(stage, place)
                 progress.advance()
                 progress.print("{task} {way} {share:.0%} {score:.4f} (dense {dense:.4f})".format_map(results(place)))
     every = {path: results(path) for path in sorted(folder.glob("*/pruned/*")) if is_finished(path)}
     wanted = {*product(args.tasks, args.ways, args.shares)}
     places = [path for path, run in every.items() if (run["task"], run["way"], run["share"]) in wanted]
     found = [every[path] for path in places]
-    runs = [run for path in places for run in (*read_runs(path), *distilled_runs(path))]
+    runs = [run for path in places for run in (*read_runs(path), *later_runs(path))]
     rows = summary(found, args.stages)
     for row in rows:
         print("{share:4.0%} {way}, {stage}: {lost:.1f} lost, {tasks} tasks (at worst {worst[1]:.1f})".format_map(row))
@@ -66,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "what": "ways to prune to a share of the MACs, without training and after distillation",
         "tuning": {name: {x: run.config[x] for x in ("examples", "epochs", "lr")} for name, run in dense.items()},
         "distillation": {"examples": args.distil, "batch": BATCH, "lr": args.lr},
+        "minutes": args.minutes,
         "length": LENGTH,
         "torch_pruning": version_of("torch-pruning"),
         **provenance(runs),
@@ -73,6 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "runs": found,
     }
     write_record(args.out[RECORD], record)
+    if PICTURE in args.out:
+        draw(rows, args.out[PICTURE])
     return 0
 
 
@@ -89,17 +104,22 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=integers, default=(0,), help="fine-tuned models of a task (default: 0)")
     parser.add_argument("--shares", type=numbers, default=(0.5, 0.3, 0.2), help="of the MACs (default: 0.5,0.3,0.2)")
     parser.add_argument(
-        "--stages", type=names_of("stage", tuple(STAGES)), default=tuple(STAGES), help="(default: pruned,distilled)"
+        "--stages", type=names_of("stage", STAGES), default=("pruned", "distilled"), help="(default: pruned,distilled)"
     )
     parser.add_argument("--distil", type=count, default=2048, metavar="N", help="examples (default: %(default)s)")
+    parser.add_argument("--minutes", type=number, default=3.0, help="of a timed one, in all (default: %(default)s)")
     parser.add_argument("--lr", type=number, default=1e-4, help="of both trainings (default: %(default)s)")
     parser.add_argument("--max-length", type=count, default=64, metavar="TOKENS", help="(default: %(default)s)")
     parser.add_argument("--record-only", action="store_true", help="write the record of what is finished")
     parser.add_argument(
-        "--out", type=paths((RECORD, FOLDER)), required=True, metavar="FOLDER,FILE.json", help="runs, and the record"
+        "--out",
+        type=paths((RECORD, FOLDER, PICTURE)),
+        required=True,
+        metavar="FOLDER,FILE.json[,FILE.png]",
+        help="runs, the record and its picture",
     )
     args = parser.parse_args(argv)
-    if len(args.out) < 2:
+    if not {FOLDER, RECORD} <= {*args.out}:
         parser.error("--out needs a folder for the runs and a file for the record: FOLDER,FILE.json")
     if any("Torch-Pruning" in way for way in args.ways) and not args.record_only:
         library()
@@ -114,16 +134,21 @@ def ways_named(text: str) -> tuple[str, ...]:
 
 
 def results(place: Path) -> dict[str, Any]:
-    """Return the settings and results of a pruned model, and its score once it is distilled."""
+    """Return the settings and results of a pruned model, with those of later stages that are finished."""
     (run,) = read_runs(place)
     found = {**run.config, **run.results, "model": run.facts["model"]["dense"]}
-    return found | dict(item for run in distilled_runs(place) for item in run.results.items())
+    return found | dict(item for run in later_runs(place) for item in run.results.items())
 
 
-def distilled_runs(place: Path) -> list[Record]:
-    """Return the run that distilled a pruned model, if it is finished."""
-    folder = place.parents[1] / "distilled" / place.name
-    return read_runs(folder) if is_finished(folder) else []
+def beside(place: Path, stage: str) -> Path:
+    """Return the folder of a later stage of a pruned model."""
+    return place.parents[1] / stage / place.name
+
+
+def later_runs(place: Path) -> list[Record]:
+    """Return the finished runs of a pruned model's later stages."""
+    folders = [beside(place, stage) for stage in STAGES[1:]]
+    return [run for folder in folders if is_finished(folder) for run in read_runs(folder)]
 
 
 def source(name: str, path: Path) -> DataSource:
@@ -157,7 +182,7 @@ class Bench:
 
     def __init__(self, name: str, files: dict[str, Path], checkpoint: Path, args: argparse.Namespace) -> None:
         self.name, self.task, self.metric = name, task_of(name), task_of(name).headline
-        self.examples, self.lr = args.distil, args.lr
+        self.examples, self.lr, self.minutes = args.distil, args.lr, args.minutes
         tokenizer = read_tokenizer(str(checkpoint), args.max_length)
         train, dev = (read_examples(source(name, files[part])) for part in ("train", "dev"))
         self.train = self.task.encode(train.sample(len(train), 0), tokenizer)  # shuffled
@@ -205,15 +230,44 @@ class Bench:
                 }
         return folder
 
-    def distil(self, pruned: Path, seed: int) -> None:
-        """Distil the model of a run, judge and record, unless that is done."""
-        folder = pruned.parents[1] / "distilled" / pruned.name
+    def go_on(self, stage: str, place: Path) -> None:
+        """Do a later stage of a pruned model and record it, unless that is done."""
+        folder = beside(place, stage)
         if not is_finished(folder):
-            recipe = Recipe(epochs=1, lr=self.lr, batch_size=BATCH, seed=seed, distil=1, hidden=1)
-            with Run("distil", asdict(recipe), folder=folder, seed=seed, **self.hashes) as run:
-                model, data = self.task.load(str(pruned / "model")), first(self.train, self.examples)
-                finetune_(model, data, self.task, recipe, teacher=self.teacher)
-                run.results = {"distilled": self.judge(model)[self.metric]}
+            (pruned,) = read_runs(place)
+            with Run(stage, pruned.config, folder=folder, seed=pruned.config["seed"], **self.hashes) as run:
+                run.results = getattr(self, stage)(pruned, folder)
+
+    def distilled(self, pruned: Record, folder: Path) -> dict[str, Any]:
+        model, data = self.load(pruned), first(self.train, self.examples)
+        recipe = Recipe(epochs=1, lr=self.lr, batch_size=BATCH, seed=pruned.config["seed"], distil=1, hidden=1)
+        finetune_(model, data, self.task, recipe, teacher=self.teacher)
+        return {"distilled": self.judge(model)[self.metric]}
+
+    def timed(self, pruned: Record, folder: Path) -> dict[str, Any]:
+        """Prune anew, and distil for what is left of the CPU time; the best state is chosen on training examples."""
+        way, began = pruned.config["way"], time.process_time()
+        model = WAYS[way].prune(self.make_subject(self.texts(WAYS[way])), pruned.config["share"])
+        used = time.process_time() - began
+        held, learnt = first(self.train, CHOOSING), self.train.rows[CHOOSING:]
+        score = Quality(self.model, [held.batch(i, self.task.labels) for i in batch_indices(held, BATCH)])
+        data, left = EncodedExamples(learnt, self.train.labels[CHOOSING:]), self.minutes - used / 60
+        training = Distillation(self.model, data, True, left, score, clock=time.process_time)
+        with Progress(None, "steps", what="timed", shown=False) as progress:
+            facts = training.train_(model, State(folder / "state", {}), progress)
+        found = {"minutes": self.minutes, "prune_seconds": used, "epochs": facts["epochs"]}
+        return {"timed": self.judge(model)[self.metric], "of": found}
+
+    def speed(self, pruned: Record, folder: Path) -> dict[str, Any]:
+        """Time the pruned model beside the dense one."""
+        inputs = full(*WORK).inputs(self.model.config.vocab_size, "cpu")
+        models = {"dense": self.model.eval(), "pruned": self.load(pruned).eval()}
+        with torch.inference_mode():
+            times = alternate({name: partial(model, **inputs) for name, model in models.items()}, ROUNDS)
+        return {"speedup": quartiles(ratios(times, "dense", "pruned"))}
+
+    def load(self, pruned: Record) -> Any:
+        return self.task.load(str(pruned.folder / "model"))
 
     def judge(self, model: Any) -> dict[str, float]:
         return evaluate(predict(model, self.dev, self.task), self.labels, self.task, self.dense)
@@ -227,32 +281,34 @@ def first(data: EncodedExamples, many: int) -> EncodedExamples:
 
 
 def summary(runs: Sequence[dict[str, Any]], stages: Sequence[str] = tuple(STAGES)) -> list[dict[str, Any]]:
-    """Return a row for each share, stage and way: points lost, the mean of the tasks', and more than by OURS.
+    """Return a row for each share, stage and way: points lost, the mean of its tasks', and more than by OURS.
 
-    The tasks are those that all ways of the share and stage have.
+    The difference is over the tasks that both have.
     """
     lost: dict[tuple[float, str], dict[str, dict[str, list[float]]]] = {}
-    for run, (stage, score) in product(runs, STAGES.items()):
+    for run, (stage, score) in product(runs, SCORES.items()):
         if score in run and stage in stages:
             by_task = lost.setdefault((run["share"], stage), {}).setdefault(run["way"], {})
             by_task.setdefault(run["task"], []).append(100 * (run["dense"] - run[score]))
     rows = []
-    for (share, stage), ways in sorted(lost.items(), key=lambda item: (-item[0][0], [*STAGES].index(item[0][1]))):
-        shared = sorted(set.intersection(*({*by_task} for by_task in ways.values())))
-        means = {way: {task: float(np.mean(by_task[task])) for task in shared} for way, by_task in ways.items()}
-        for way in (way for way in WAYS if way in ways and shared):
-            worst = max(shared, key=lambda task: means[way][task])
+    for (share, stage), ways in sorted(lost.items(), key=lambda item: (-item[0][0], STAGES.index(item[0][1]))):
+        means = {way: {task: float(np.mean(x)) for task, x in by_task.items()} for way, by_task in ways.items()}
+        for way in (way for way in WAYS if way in ways):
+            worst = max(means[way], key=lambda task: means[way][task])
             row = {
                 "share": share,
                 "stage": stage,
                 "way": way,
-                "tasks": len(shared),
+                "tasks": len(means[way]),
                 "worst": [worst, means[way][worst]],
             }
-            row |= with_interval("lost", clustered_estimate([ways[way][task] for task in shared]))
-            if way != OURS and OURS in ways:
+            row |= with_interval("lost", clustered_estimate([*ways[way].values()]))
+            if way != OURS and (shared := sorted({*means[way]} & {*means.get(OURS, {})})):
                 more = [[means[way][task] - means[OURS][task]] for task in shared]
                 row |= with_interval("more", clustered_estimate(more))
+            same = (run for run in runs if (run["share"], run["way"]) == (share, way))
+            if speeds := [run["speedup"]["median"] for run in same if "speedup" in run]:
+                row["speedup"] = statistics.median(speeds)
             rows.append(row)
     return rows
 

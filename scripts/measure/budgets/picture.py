@@ -1,0 +1,41 @@
+"""The picture of a comparison: points lost against the share of the MACs, and against the measured speed."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bertlite.experiments.plots import COLOURS, pyplot
+
+LINES = {"pruned": "-", "distilled": "--", "timed": ":"}
+WHEN = {"pruned": "", "distilled": ", distilled alike", "timed": ", distilled in equal time"}
+LOWEST = -25.0  # points; lines below end at the edge
+
+
+def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw the rows of a record: a line for each way and stage, with bands for the intervals."""
+    plt = pyplot()
+    figure, panels = plt.subplots(1, 2, figsize=(9, 4), sharey=True, layout="constrained")
+    colours = dict(zip(dict.fromkeys(row["way"] for row in rows), COLOURS, strict=False))
+    axes = {"share": ("multiply-accumulates (%)", 100), "speedup": ("speed, times the dense model's", 1)}
+    lines = dict.fromkeys((row["way"], row["stage"]) for row in rows)
+    for panel, (name, (label, factor)) in zip(panels, axes.items(), strict=True):
+        for way, stage in lines:
+            points = [row for row in rows if (row["way"], row["stage"]) == (way, stage) and name in row]
+            points.sort(key=lambda row: row[name])
+            x, y, within = [factor * row[name] for row in points], [-row["lost"] for row in points], bounds(points)
+            style = {"color": colours[way], "linestyle": LINES[stage]}
+            panel.plot(x, y, marker="o", markersize=4, label=way + WHEN[stage], **style)
+            panel.fill_between(x, *within, color=colours[way], alpha=0.1, linewidth=0)
+        panel.axhline(0, color="black", linewidth=0.8)
+        panel.set(xlabel=label, ylim=(LOWEST, 3))
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("points above the dense model")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
+    figure.savefig(path, dpi=140, bbox_inches="tight")
+    plt.close(figure)
+
+
+def bounds(rows: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+    """Return both ends of the intervals."""
+    within = [row["lost_within"] or 0.0 for row in rows]
+    return [[-row["lost"] + side * each for row, each in zip(rows, within, strict=True)] for side in (-1, 1)]
