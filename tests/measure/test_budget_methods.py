@@ -13,7 +13,15 @@ import torch
 from conftest import F64, make, make_batch
 from torch import Tensor
 
-from bertlite import BertForSequenceClassification, prune_heads, prune_neurons, rank_heads, rank_neurons, with_pruned
+from bertlite import (
+    BertForSequenceClassification,
+    BertTokenizer,
+    prune_heads,
+    prune_neurons,
+    rank_heads,
+    rank_neurons,
+    with_pruned,
+)
 from bertlite.importance import head_importance, macs, neuron_importance, output_metrics, prune_to_macs
 from bertlite.importance.least_squares import start_runs
 from bertlite.importance.moments import gather, total
@@ -237,6 +245,37 @@ def test_points_lost_are_means_of_tasks_and_ways_are_compared_within_tasks() -> 
     assert other["more"] == pytest.approx((0 + 3) / 2)  # without c, which ours lacks
     assert other["more_within"] == pytest.approx(12.706 * 1.5, abs=2e-3)
     assert "more" not in ours
+
+
+def test_all_stages_of_a_task_are_recorded_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "the"]
+
+    def rows(data: Path, part: str) -> list[tuple[str, str, str]]:
+        many = range(60 if part == "train" else 20)
+        return [(f"{words[7 + i % 2]} " * (i % 5 + (part == "dev")) + words[5 + i % 2], "", str(i % 2)) for i in many]
+
+    monkeypatch.setitem(tasks.TASKS, "tiny", tasks.Dataset(rows))
+    monkeypatch.setattr(budgets, "CHOOSING", 10)
+    monkeypatch.setattr(budgets, "WORK", (1, 16))
+    make(BertForSequenceClassification).float().save_pretrained(tmp_path / "model")
+    BertTokenizer({word: i for i, word in enumerate(words)}).save_pretrained(tmp_path / "model")
+    out = f"{tmp_path / 'runs'},{tmp_path / 'record.json'},{tmp_path / 'picture.png'}"
+    given = [str(tmp_path / "model"), "--data", str(tmp_path), "--tasks", "tiny", "--ways", OURS]
+    given += ["--shares", "0.5", "--stages", "pruned,distilled,timed,speed", "--minutes", "0.05", "--max-length", "16"]
+    assert budgets.main([*given, "--out", out]) == 0
+    record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
+    assert [row["stage"] for row in record["rows"]] == [*budgets.SCORES]
+    (found,) = record["runs"]
+    assert found["of"]["minutes"] == 0.05
+    assert 0 < found["of"]["prune_seconds"] < 3
+    assert found["of"]["epochs"] > 0
+    assert found["speedup"]["median"] > 0
+    assert {*budgets.SCORES.values()} <= {*found}
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
+    monkeypatch.setattr(budgets.Bench, "go_on", lambda *_: pytest.fail("it was done again"))
+    monkeypatch.setattr(budgets.Bench, "prune", lambda *_: pytest.fail("it was done again"))
+    assert budgets.main([*given, "--out", out, "--record-only"]) == 0
+    assert json.loads((tmp_path / "record.json").read_text(encoding="utf-8")) == record
 
 
 def test_tasks_are_made_from_the_data(tmp_path: Path) -> None:

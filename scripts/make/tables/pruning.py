@@ -1,16 +1,19 @@
 """Tables of pruning: shares of heads removed, and budgets."""
 
+from collections import Counter
 from typing import Any
 
 from bertlite.criteria import CRITERIA
-from bertlite.experiments.compare import describe_way
+from bertlite.experiments.compare import describe_way, show_interval
 from bertlite.experiments.experiment import REPAIRS
 from bertlite.timing import with_spread
 from scripts.make.tables.read import Record, measured_on, record, table
 
 OURS = "prune to"
 NAMES = {OURS: "`bertlite prune to`"}  # of the comparison of budgets: what a reader calls them
-STAGES = {"pruned": "", "distilled": ", distilled"}
+STAGES = {"pruned": "", "distilled": ", distilled", "timed": ", in equal time"}
+SCORES = {"pruned": "score", "distilled": "distilled", "timed": "timed"}  # of a run
+BRIEF = [*((share, "pruned") for share in (0.5, 0.3, 0.2)), *((share, "distilled") for share in (0.3, 0.2))]
 
 
 def pruning(name: str) -> str:
@@ -84,7 +87,7 @@ def budgets_brief() -> str:
     """Table of the points that each way loses at each share, before and after distillation."""
     found = record("pruning/budgets")
     rows = {(row["way"], row["share"], row["stage"]): row for row in found["rows"]}
-    columns = columns_of(found)
+    columns = [each for each in BRIEF if each in columns_of(found)]
     body = [[named(way), *(give(rows.get((way, *each), {}), "lost") for each in columns)] for way in best_first(found)]
     head = ["points lost at", *(f"{100 * share:g} % of the MACs{STAGES[stage]}" for share, stage in columns)]
     return table(head, body, note(found))
@@ -94,8 +97,9 @@ def note(found: Record) -> str:
     """Write what points are, and over what their means and intervals are."""
     counts = sorted({row["tasks"] for row in found["rows"]})
     over = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
-    trained = any(stage == "distilled" for _, stage in columns_of(found))
-    alike = f" All are distilled alike, on {found['distillation']['examples']:,} examples." if trained else ""
+    stages = {stage for _, stage in columns_of(found)}
+    count = found["distillation"]["examples"]
+    alike = f" All are distilled alike, on {count:,} examples." if "distilled" in stages else ""
     return (
         f"100 × the metric, dense less pruned; means over {over} tasks, one fine-tuned MiniLM each, ± half of a 95 %"
         f" interval over tasks.{alike}"
@@ -113,10 +117,12 @@ def named(way: str) -> str:
 
 
 def best_first(found: Record) -> list[str]:
-    """Return the ways, from the least lost at the smallest share without training."""
-    smallest = min(row["share"] for row in found["rows"])
-    rows = [row for row in found["rows"] if (row["share"], row["stage"]) == (smallest, "pruned")]
-    return [row["way"] for row in sorted(rows, key=lambda row: row["lost"])]
+    """Return the ways, from the least lost without training, at the smallest share that most ways have."""
+    rows = [row for row in found["rows"] if row["stage"] == "pruned"]
+    ways = Counter(row["share"] for row in rows)
+    share = max(ways, key=lambda share: (ways[share], -share))
+    lost = {row["way"]: row["lost"] for row in rows if row["share"] == share}
+    return sorted(lost, key=lambda way: lost[way])
 
 
 def give(row: dict[str, Any], name: str, sign: str = "") -> str:
@@ -130,7 +136,6 @@ def give(row: dict[str, Any], name: str, sign: str = "") -> str:
 def budgets() -> str:
     """Table of the points that each way loses: mean, worst task, difference from ours, at each share and stage."""
     found = record("pruning/budgets")
-    ways = best_first(found)
     body = [
         [
             f"{100 * row['share']:g} %{STAGES[row['stage']]}",
@@ -141,20 +146,21 @@ def budgets() -> str:
             give(row, "more", "+"),
         ]
         for column in columns_of(found)
-        for row in sorted(found["rows"], key=lambda row: ways.index(row["way"]))
+        for row in sorted(found["rows"], key=lambda row: row["lost"])
         if (row["share"], row["stage"]) == column
     ]
     head = ["MACs", "way", "tasks", "points lost", "worst task", f"more than {NAMES[OURS]}"]
-    return table(head, body, f"{note(found)} Differences are paired by task.")
+    timed = any(stage == "timed" for _, stage in columns_of(found))
+    equal = f" In equal time: {found['minutes']:g} CPU minutes for pruning and distillation." if timed else ""
+    return table(head, body, f"{note(found)}{equal} Differences are paired, over the tasks that both ways have.")
 
 
 def budget_tasks() -> str:
-    """Table of every task: the dense model, and ours at each share, before and after distillation."""
+    """Table of every task: the dense model, and ours at each share and stage."""
     found = record("pruning/budgets")
     ours = [run for run in found["runs"] if run["way"] == OURS]
-    names = {"pruned": "score", "distilled": "distilled"}
-    cells = {(run["task"], run["share"], stage): run.get(name) for run in ours for stage, name in names.items()}
-    columns = columns_of(found)
+    cells = {(run["task"], run["share"], stage): run.get(name) for run in ours for stage, name in SCORES.items()}
+    columns = [each for each in columns_of(found) if any(cells.get((run["task"], *each)) for run in ours)]
     body = [
         [task, run["metric"], *(percent(x) for x in (run["dense"], *(cells.get((task, *each)) for each in columns)))]
         for task, run in sorted({run["task"]: run for run in ours}.items())
@@ -168,24 +174,26 @@ def percent(value: float | None) -> str:
 
 
 def budget_clock() -> str:
-    """Table of targets by the clock: speed, and the score before and after distillation."""
+    """Table of targets by the clock with minutes of training: speed, score, and the time that each part took."""
     found = record("pruning/budget_clock")
+    first, *_ = rows = found["targets"]
     body = [
         [
             f"`prune to {row['target']}`",
             with_spread(row["speedup"]),
             f"{100 * row['macs']:.0f} %",
-            *(f"{100 * row[name]:.1f}" for name in ("pruned", "distilled")),
-            *(f"{row[name]:.0f} s" for name in ("search_seconds", "distil_seconds")),
+            f"{100 * row['score']:.1f}",
+            f"{100 * row['difference']:+.1f}{show_interval(row['difference_low'], row['difference_high'], '+')}",
+            f"{row['wall_seconds']:.0f} s",
         ]
-        for row in found["rows"]
+        for row in rows
     ]
+    minutes = first["distilled"]["minutes"]
     return table(
-        ["", "speed", "MACs", found["metric"], "distilled", "time of pruning", "of distillation"],
+        ["", "speed", "MACs", first["metric"], "difference", "time in all"],
         body,
-        f"A MiniLM fine-tuned on SST-2, dense {100 * found['dense']:.1f}; speed at"
-        f" {found['rows'][0]['work']}, median and quartiles; epochs of distillation: {found['epochs']:g}."
-        f" {measured_on(found)}.",
+        f"A MiniLM fine-tuned on SST-2, {100 * first['dense_score']:.1f}; speed at {first['work']}, median and"
+        f" quartiles; trained for {minutes:g} min each. {measured_on(found)}.",
     )
 
 
