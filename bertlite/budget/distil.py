@@ -81,7 +81,9 @@ class Distillation:
         """
         recipe = replace(RECIPE, lr=LR / model.config.hidden_size, distil=1 - LABELS * self.labelled, seed=self.seed)
         model.base_model.embeddings.requires_grad_(False)
-        progress.stage("running the given model, and timing steps of training")
+        outputs = f"its outputs for all texts would take {self.output_bytes / 1e9:.2g} GB"
+        how = "runs once on each text" if self.output_bytes <= MEMORY else f"runs in every step: {outputs}"
+        progress.stage(f"timing steps of training; the given model {how}")
         kept = state.once("distillation", lambda: self.plan(model, recipe))
         epochs = kept["steps"] / len(batch_indices(self.data, recipe.batch_size))
         progress.stage(f"training for {in_words(60 * self.minutes)}, {kept['steps']:,} steps")
@@ -121,10 +123,15 @@ class Distillation:
         return {"steps": steps, "step_seconds": step}
 
     @cached_property
+    def output_bytes(self) -> int:
+        """The size of the teacher's hidden states for all texts."""
+        config, tokens = self.teacher.config, sum(self.data.length(i) for i in range(len(self.data)))
+        return int((config.num_hidden_layers + 1) * config.hidden_size * tokens * self.teacher.dtype.itemsize)
+
+    @cached_property
     def recorded(self) -> Any:
-        """The teacher, or a record of it if that fits in MEMORY."""
-        fits = RecordedTeacher.size(self.teacher, self.data) <= MEMORY
-        return RecordedTeacher(self.teacher, self.data) if fits else self.teacher
+        """A record of the teacher if that fits in MEMORY, else the teacher."""
+        return RecordedTeacher(self.teacher, self.data) if self.output_bytes <= MEMORY else self.teacher
 
     def finetune_(self, model: Any, recipe: Recipe, **options: Any) -> int:
         task = TASKS["classification" if model.config.num_labels > 1 else "regression"]
@@ -145,13 +152,6 @@ class RecordedTeacher(nn.Module):
             states = torch.stack(out.hidden_states, 1).cpu()  # (B, layers, S, D)
             for i, logits, each in zip(indices, out.logits.cpu(), states, strict=True):
                 self.known[data.rows[i]] = logits, each[:, : data.length(i)].clone()
-
-    @staticmethod
-    def size(model: Any, data: EncodedExamples) -> int:
-        """Return the bytes of the hidden states that would be kept."""
-        config = model.config
-        floats = (config.num_hidden_layers + 1) * config.hidden_size * sum(data.length(i) for i in range(len(data)))
-        return int(floats * model.dtype.itemsize)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor, **_: bool) -> Any:
         rows = zip(input_ids.tolist(), token_type_ids.tolist(), attention_mask.sum(1).tolist(), strict=True)

@@ -630,7 +630,9 @@ def test_the_given_model_runs_once_and_gives_what_it_gave_in_any_batch(monkeypat
     real = batch["attention_mask"].bool()
     for own, other in zip(found.hidden_states, wanted.hidden_states, strict=True):
         torch.testing.assert_close(own[real], other[real].detach())
-    monkeypatch.setattr(distil, "MEMORY", distil.RecordedTeacher.size(model, data) - 1)
+    of_a_token = sum(x[0, 0].nbytes for x in wanted.hidden_states)
+    assert asked.output_bytes == sum(len(ids) for ids, _ in rows) * of_a_token
+    monkeypatch.setattr(distil, "MEMORY", asked.output_bytes - 1)
     assert replace(asked).recorded is model
 
 
