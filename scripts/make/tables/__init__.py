@@ -55,7 +55,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "pruningbrief": pruning.budgets_brief,
     "budgets": pruning.budgets,
     "budgettasks": pruning.budget_tasks,
-    "budgetclock": pruning.budget_clock,
     "vocabulary": pruning.vocabulary,
     "parity": partial(proof.parity, "parity-[0-9]*.json"),
     "clients": proof.clients,

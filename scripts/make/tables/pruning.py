@@ -4,10 +4,9 @@ from collections import Counter
 from typing import Any
 
 from bertlite.criteria import CRITERIA
-from bertlite.experiments.compare import describe_way, show_interval
+from bertlite.experiments.compare import describe_way
 from bertlite.experiments.experiment import REPAIRS
-from bertlite.timing import with_spread
-from scripts.make.tables.read import Record, measured_on, record, table
+from scripts.make.tables.read import Record, record, table
 
 OURS = "prune to"
 NAMES = {OURS: "`bertlite prune to`"}  # of the comparison of budgets: what a reader calls them
@@ -86,6 +85,8 @@ def beside_textpruner() -> str:
 def budgets_brief() -> str:
     """Table of the points that each way loses at each share, before and after distillation."""
     found = record("pruning/budgets")
+    most = max(row["tasks"] for row in found["rows"])
+    found = {**found, "rows": [row for row in found["rows"] if row["tasks"] == most]}  # others are on the page
     rows = {(row["way"], row["share"], row["stage"]): row for row in found["rows"]}
     columns = [each for each in BRIEF if each in columns_of(found)]
     body = [[named(way), *(give(rows.get((way, *each), {}), "lost") for each in columns)] for way in best_first(found)]
@@ -171,30 +172,6 @@ def budget_tasks() -> str:
 
 def percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f}"
-
-
-def budget_clock() -> str:
-    """Table of targets by the clock with minutes of training: speed, score, and the time that each part took."""
-    found = record("pruning/budget_clock")
-    first, *_ = rows = found["targets"]
-    body = [
-        [
-            f"`prune to {row['target']}`",
-            with_spread(row["speedup"]),
-            f"{100 * row['macs']:.0f} %",
-            f"{100 * row['score']:.1f}",
-            f"{100 * row['difference']:+.1f}{show_interval(row['difference_low'], row['difference_high'], '+')}",
-            f"{row['wall_seconds']:.0f} s",
-        ]
-        for row in rows
-    ]
-    minutes = first["distilled"]["minutes"]
-    return table(
-        ["", "speed", "MACs", first["metric"], "difference", "time in all"],
-        body,
-        f"A MiniLM fine-tuned on SST-2, {100 * first['dense_score']:.1f}; speed at {first['work']}, median and"
-        f" quartiles; trained for {minutes:g} min each. {measured_on(found)}.",
-    )
 
 
 def vocabulary() -> str:
