@@ -48,19 +48,20 @@ SPARE = 0.03  # by how much a model should be faster than needed at most
 TOLERANCE = 0.1  # by how much it may be, and how wide the interval of a pace that tells anything
 NARROW = 0.04  # width of an interval that needs no more rounds
 SETTINGS = "settings.json"
+FORMAT = 1  # of the files of a search; raise it with every change that earlier files do not fit
 
 
 class State:
     """The files of an unfinished search, or those that searches for several targets share.
 
     Raises:
-        ValueError: the folder belongs to a search with other settings.
+        ValueError: the folder belongs to a search with other settings, or of a bertlite with other files.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.folder = folder
         path = folder / SETTINGS
-        wanted = json.loads(json.dumps(settings))
+        wanted = json.loads(json.dumps({**settings, "format": FORMAT}))
         if path.exists():
             found = json.loads(path.read_text(encoding="utf-8"))
             other = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))

@@ -708,13 +708,16 @@ def test_the_first_line_comes_before_anything_slow_is_imported(
     assert main(["prune", "to", "2x", "my-model", "--texts", "x.txt", "--out", "small"]) == 130
 
 
-def test_an_unfinished_search_is_not_continued_by_another(tmp_path: Path) -> None:
+def test_an_unfinished_search_is_not_continued_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     State(tmp_path / "a", {"model": "2x", "seed": 0})
     State(tmp_path / "a", {"model": "2x", "seed": 0})
     with pytest.raises(
         ValueError, match="a belongs to a search with another model: name another folder, or delete it"
     ):
         State(tmp_path / "a", {"model": "3x", "seed": 0})
+    monkeypatch.setattr("bertlite.budget.search.FORMAT", 2)
+    with pytest.raises(ValueError, match="a belongs to a search with another format"):
+        State(tmp_path / "a", {"model": "2x", "seed": 0})
 
 
 def test_a_folder_that_is_there_is_not_written_over(

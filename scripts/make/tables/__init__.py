@@ -55,6 +55,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pruningbrief": pruning.budgets_brief,
     "budgets": pruning.budgets,
     "budgettasks": pruning.budget_tasks,
+    "budgetspeed": pruning.measured,
     "vocabulary": pruning.vocabulary,
     "parity": partial(proof.parity, "parity-[0-9]*.json"),
     "clients": proof.clients,

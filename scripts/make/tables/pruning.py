@@ -4,9 +4,10 @@ from collections import Counter
 from typing import Any
 
 from bertlite.criteria import CRITERIA
-from bertlite.experiments.compare import describe_way
+from bertlite.experiments.compare import describe_way, show_interval
 from bertlite.experiments.experiment import REPAIRS
-from scripts.make.tables.read import Record, record, table
+from bertlite.timing import with_spread
+from scripts.make.tables.read import Record, measured_on, record, records, table
 
 OURS = "prune to"
 NAMES = {OURS: "`bertlite prune to`"}  # of the comparison of budgets: what a reader calls them
@@ -172,6 +173,30 @@ def budget_tasks() -> str:
 
 def percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f}"
+
+
+def measured() -> str:
+    """Table of what the command itself reports, for speeds as targets, before and after minutes of training."""
+    found = [row for each in records("pruning/prune_to*.json") for row in each["targets"]]
+    body = [
+        [
+            f"`{row['target']}`" + (f", `--distil {row['distilled']['minutes']:g}`" if row["distilled"] else ""),
+            with_spread(row["speedup"]),
+            f"{100 * row['macs']:.0f} %",
+            f"{100 * row['score']:.1f}{show_interval(row['score_low'], row['score_high'])}",
+            f"{100 * row['difference']:+.1f}{show_interval(row['difference_low'], row['difference_high'], '+')}",
+            f"{row['wall_seconds']:.0f} s",
+        ]
+        for row in sorted(found, key=lambda row: (bool(row["distilled"]), row["speedup"]["median"]))
+    ]
+    first = found[0]
+    head = ["target", "speed", "MACs", first["metric"], f"more than {100 * first['dense_score']:.1f}, paired", "time"]
+    note = (
+        f"{first['checkpoint']}, fitted to {first['texts']['fitted to']:,} texts, judged on"
+        f" {first['texts']['held out']:,} others; {first['work']}, speed with quartiles, scores with 95 % intervals;"
+        f" {measured_on(first)}."
+    )
+    return table(head, body, note)
 
 
 def vocabulary() -> str:
