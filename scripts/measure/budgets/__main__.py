@@ -252,10 +252,15 @@ class Bench:
         held, learnt = first(self.train, CHOOSING), self.train.rows[CHOOSING:]
         score = Quality(self.model, [held.batch(i, self.task.labels) for i in batch_indices(held, BATCH)])
         data, left = EncodedExamples(learnt, self.train.labels[CHOOSING:]), self.minutes - used / 60
-        training = Distillation(self.model, data, True, left, score, clock=time.process_time)
-        with Progress(None, "steps", what="timed", shown=False) as progress:
-            facts = training.train_(model, State(folder / "state", {}), progress)
-        found = {"minutes": self.minutes, "prune_seconds": used, "epochs": facts["epochs"]}
+        found = {"minutes": self.minutes, "prune_seconds": used, "epochs": 0.0}
+        try:
+            training = Distillation(self.model, data, True, left, score, clock=time.process_time)
+            with Progress(None, "steps", what="timed", shown=False) as progress:
+                found |= {"epochs": training.train_(model, State(folder / "state", {}), progress)["epochs"]}
+        except ValueError as error:
+            if "--distil" not in str(error):
+                raise
+            found |= {"note": str(error)}  # no time is left for a step: the pruned model it is
         return {"timed": self.judge(model)[self.metric], "of": found}
 
     def speed(self, pruned: Record, folder: Path) -> dict[str, Any]:
