@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 import sys
 from itertools import combinations, pairwise, product
 from pathlib import Path
@@ -272,6 +273,13 @@ def test_all_stages_of_a_task_are_recorded_and_drawn(tmp_path: Path, monkeypatch
     assert found["speedup"]["median"] > 0
     assert {*budgets.SCORES.values()} <= {*found}
     assert (tmp_path / "picture.png").stat().st_size > 10_000
+    shutil.rmtree(tmp_path / "runs" / "tiny" / "timed")
+    given += ["--minutes", "1e-6"]  # none is left to train
+    assert budgets.main([*given, "--out", out]) == 0
+    record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
+    (found,) = record["runs"]
+    assert found["of"]["epochs"] == 0
+    assert found["timed"] == found["score"]
     monkeypatch.setattr(budgets.Bench, "go_on", lambda *_: pytest.fail("it was done again"))
     monkeypatch.setattr(budgets.Bench, "prune", lambda *_: pytest.fail("it was done again"))
     assert budgets.main([*given, "--out", out, "--record-only"]) == 0
