@@ -47,7 +47,7 @@ LENGTH = 128  # tokens of the sequence whose MACs are counted
 BATCH = 32
 SCORES = {"pruned": "score", "distilled": "distilled", "timed": "timed"}  # the stage, and what a run calls its score
 STAGES = (*SCORES, "speed")
-CHOOSING = 256  # training examples by which the best state of a timed training is chosen
+CHOOSING = 256  # the last training examples, by which the best state of a timed training is chosen
 WORK, ROUNDS = (8, 128), 7  # of the speed
 
 
@@ -245,13 +245,14 @@ class Bench:
         return {"distilled": self.judge(model)[self.metric]}
 
     def timed(self, pruned: Record, folder: Path) -> dict[str, Any]:
-        """Prune anew, and distil for what is left of the CPU time; the best state is chosen on training examples."""
+        """Prune anew, and distil for what is left of the CPU time; the best state is chosen on others."""
         way, began = pruned.config["way"], time.process_time()
         model = WAYS[way].prune(self.make_subject(self.texts(WAYS[way])), pruned.config["share"])
         used = time.process_time() - began
-        held, learnt = first(self.train, CHOOSING), self.train.rows[CHOOSING:]
+        data = first(self.train, -CHOOSING)
+        held = EncodedExamples(self.train.rows[-CHOOSING:], self.train.labels[-CHOOSING:])
         score = Quality(self.model, [held.batch(i, self.task.labels) for i in batch_indices(held, BATCH)])
-        data, left = EncodedExamples(learnt, self.train.labels[CHOOSING:]), self.minutes - used / 60
+        left = self.minutes - used / 60
         found = {"minutes": self.minutes, "prune_seconds": used, "epochs": 0.0}
         try:
             training = Distillation(self.model, data, True, left, score, clock=time.process_time)

@@ -136,5 +136,5 @@ WAYS = {
     "Kwon et al.": Way(lambda x, share: kwon(x.model, x.batches, x.gradients, share, x.length), 2048),
     "K-prune": Way(lambda x, share: kprune(x.model, x.batches, share, x.length), tokens=100_000),
     OURS: Way(joint),
-    f"{OURS}, 2,048 texts": Way(joint, 2048),
+    **{f"{OURS}, {texts:,} texts": Way(joint, texts) for texts in (256, 2048)},
 }
