@@ -68,11 +68,13 @@ class ScoringTask:
         """Return the function of the model's output whose changes are measured, for one batch.
 
         For target "kl" it is the divergence from the teacher's prediction or, given a generator, the negative
-        log-likelihood of labels drawn from that prediction.
+        log-likelihood of labels drawn from that prediction: without a teacher, from the very output.
         """
         if self.target == "loss":
             loss = self.loss or partial(example_losses, self.model)
             return lambda out: per_example("loss", loss(out, batch), batch)
+        if generator is not None and self.teacher is None:
+            return lambda out: sum_terms(p.nll(p.draw(generator)) for p in predictions(self.model, out, batch))
         teacher = self.model if self.teacher is None else self.teacher
         with torch.no_grad():
             dense = predictions(teacher, run(teacher, batch), batch)
