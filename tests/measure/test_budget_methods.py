@@ -246,6 +246,8 @@ def test_points_lost_are_means_of_tasks_and_ways_are_compared_within_tasks() -> 
     assert other["more"] == pytest.approx((0 + 3) / 2)  # without c, which ours lacks
     assert other["more_within"] == pytest.approx(12.706 * 1.5, abs=2e-3)
     assert "more" not in ours
+    fewer = budgets.summary([run | {"way": run["way"].replace(OURS, f"{OURS}, 256 texts")} for run in runs])
+    assert [row.get("more") for row in fewer] == [row.get("more") for row in budgets.summary(runs)]
 
 
 def test_all_stages_of_a_task_are_recorded_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,8 @@ def budgets_brief() -> str:
     found = {**found, "rows": [row for row in found["rows"] if row["tasks"] == most]}  # others are on the page
     rows = {(row["way"], row["share"], row["stage"]): row for row in found["rows"]}
     columns = [each for each in BRIEF if each in columns_of(found)]
-    body = [[named(way), *(give(rows.get((way, *each), {}), "lost") for each in columns)] for way in best_first(found)]
+    ways = [way for way in best_first(found) if all((way, *each) in rows for each in columns)]
+    body = [[named(way), *(give(rows[way, *each], "lost") for each in columns)] for way in ways]
     head = ["points lost at", *(f"{100 * share:g} % of the MACs{STAGES[stage]}" for share, stage in columns)]
     return table(head, body, note(found))
 
@@ -194,7 +195,7 @@ def measured() -> str:
     note = (
         f"{first['checkpoint']}, fitted to {first['texts']['fitted to']:,} texts, judged on"
         f" {first['texts']['held out']:,} others; {first['work']}, speed with quartiles, scores with 95 % intervals;"
-        f" {measured_on(first)}."
+        f" {measured_on(first)}. The second target of a command begins with the curves of the first."
     )
     return table(head, body, note)
 

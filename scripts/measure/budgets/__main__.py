@@ -289,7 +289,7 @@ def first(data: EncodedExamples, many: int) -> EncodedExamples:
 def summary(runs: Sequence[dict[str, Any]], stages: Sequence[str] = tuple(STAGES)) -> list[dict[str, Any]]:
     """Return a row for each share, stage and way: points lost, the mean of its tasks', and more than by OURS.
 
-    The difference is over the tasks that both have.
+    The difference is over the tasks that both have, from OURS with another number of texts where it lacks the stage.
     """
     lost: dict[tuple[float, str], dict[str, dict[str, list[float]]]] = {}
     for run, (stage, score) in product(runs, SCORES.items()):
@@ -299,6 +299,7 @@ def summary(runs: Sequence[dict[str, Any]], stages: Sequence[str] = tuple(STAGES
     rows = []
     for (share, stage), ways in sorted(lost.items(), key=lambda item: (-item[0][0], STAGES.index(item[0][1]))):
         means = {way: {task: float(np.mean(x)) for task, x in by_task.items()} for way, by_task in ways.items()}
+        ours = next((way for way in WAYS if way in ways and way.startswith(OURS)), OURS)
         for way in (way for way in WAYS if way in ways):
             worst = max(means[way], key=lambda task: means[way][task])
             row = {
@@ -309,8 +310,8 @@ def summary(runs: Sequence[dict[str, Any]], stages: Sequence[str] = tuple(STAGES
                 "worst": [worst, means[way][worst]],
             }
             row |= with_interval("lost", clustered_estimate([*ways[way].values()]))
-            if way != OURS and (shared := sorted({*means[way]} & {*means.get(OURS, {})})):
-                more = [[means[way][task] - means[OURS][task]] for task in shared]
+            if way != ours and (shared := sorted({*means[way]} & {*means.get(ours, {})})):
+                more = [[means[way][task] - means[ours][task]] for task in shared]
                 row |= with_interval("more", clustered_estimate(more))
             same = (run for run in runs if (run["share"], run["way"]) == (share, way))
             if speeds := [run["speedup"]["median"] for run in same if "speedup" in run]:
