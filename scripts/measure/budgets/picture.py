@@ -1,5 +1,6 @@
 """The picture of a comparison: points lost against the share of the MACs, and against the measured speed."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,17 @@ LOWEST = -25.0  # points; lines below end at the edge
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the rows of a record: a line for each way and stage, with bands for the intervals."""
+    """Draw rows of a record: a line for each way and stage, with bands for the intervals.
+
+    Drawn are those over the most tasks, with the most shares.
+    """
+    rows = [row for row in rows if row["tasks"] == max(row["tasks"] for row in rows)]
+    shares = Counter((row["way"], row["stage"]) for row in rows)
+    lines = [each for each in shares if shares[each] == max(shares.values())]
     plt = pyplot()
     figure, panels = plt.subplots(1, 2, figsize=(9, 4), sharey=True, layout="constrained")
-    colours = dict(zip(dict.fromkeys(row["way"] for row in rows), COLOURS, strict=False))
+    colours = dict(zip(dict.fromkeys(way for way, _ in lines), COLOURS, strict=False))
     axes = {"share": ("multiply-accumulates (%)", 100), "speedup": ("speed, times the dense model's", 1)}
-    lines = dict.fromkeys((row["way"], row["stage"]) for row in rows)
     for panel, (name, (label, factor)) in zip(panels, axes.items(), strict=True):
         for way, stage in lines:
             points = [row for row in rows if (row["way"], row["stage"]) == (way, stage) and name in row]
