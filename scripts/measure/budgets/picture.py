@@ -21,7 +21,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     shares = Counter((row["way"], row["stage"]) for row in rows)
     lines = [each for each in shares if shares[each] == max(shares.values())]
     plt = pyplot()
-    figure, panels = plt.subplots(1, 2, figsize=(9, 4), sharey=True, layout="constrained")
+    figure, panels = plt.subplots(1, 2, figsize=(7.5, 5.4), sharey=True, layout="constrained")
     colours = dict(zip(dict.fromkeys(way for way, _ in lines), COLOURS, strict=False))
     axes = {"share": ("multiply-accumulates (%)", 100), "speedup": ("speed, times the dense model's", 1)}
     for panel, (name, (label, factor)) in zip(panels, axes.items(), strict=True):
