@@ -178,7 +178,7 @@ def percent(value: float | None) -> str:
 
 def measured() -> str:
     """Table of what the command itself reports, for speeds as targets, before and after minutes of training."""
-    found = [row for each in records("pruning/prune_to*.json") for row in each["targets"]]
+    found = [row for each in records("pruning/prune_to*.json") for row in each.get("targets", [each])]
     body = [
         [
             f"`{row['target']}`" + (f", `--distil {row['distilled']['minutes']:g}`" if row["distilled"] else ""),
