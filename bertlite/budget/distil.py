@@ -38,6 +38,10 @@ CHECKS = 5  # of the model on the texts that it is judged by, beside that of the
 MEMORY = 2**31  # bytes that may be used for what the teacher computes
 
 
+class TooShortError(ValueError):
+    """The minutes are too few for a step of training."""
+
+
 @dataclass(frozen=True)
 class Distillation:
     """A training with the given model as teacher.
@@ -51,7 +55,8 @@ class Distillation:
 
     Raises:
         ModuleNotFoundError: accelerate is not installed.
-        ValueError: the minutes are not above 0, or the model has no predictions of one class or number.
+        TooShortError: the minutes are not above 0.
+        ValueError: the model has no predictions of one class or number.
     """
 
     teacher: Any
@@ -65,7 +70,7 @@ class Distillation:
 
     def __post_init__(self) -> None:
         if not 0 < self.minutes < math.inf:
-            raise ValueError(f"--distil is {self.minutes:g}; give minutes above 0")
+            raise TooShortError(f"--distil is {self.minutes:g}; give minutes above 0")
         kind = getattr(self.teacher, "label_kind", "no")
         if kind not in ("class", "number"):
             raise ValueError(
@@ -77,7 +82,7 @@ class Distillation:
         """Train a model and return what the report says of it.
 
         Raises:
-            ValueError: the time is too short for a step.
+            TooShortError: the time is too short for a step.
         """
         recipe = replace(RECIPE, lr=LR / model.config.hidden_size, distil=1 - LABELS * self.labelled, seed=self.seed)
         model.base_model.embeddings.requires_grad_(False)
@@ -116,7 +121,7 @@ class Distillation:
         fixed = now - began + (CHECKS + 1) * (now - last)
         steps = int((60 * self.minutes - fixed) / step)
         if steps < 1:
-            raise ValueError(
+            raise TooShortError(
                 f"--distil {self.minutes:g} is too short: timing and {CHECKS + 1} checks take {in_words(fixed)}, and a"
                 f" step {step:.2g} s; give more minutes"
             )

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from bertlite.bench.work import full
-from bertlite.budget.distil import Distillation, RecordedTeacher
+from bertlite.budget.distil import Distillation, RecordedTeacher, TooShortError
 from bertlite.budget.judge import Quality
 from bertlite.budget.search import State
 from bertlite.cli.parts import FOLDER, RECORD, count, integers, names_of, number, numbers, paths
@@ -258,9 +258,7 @@ class Bench:
             training = Distillation(self.model, data, True, left, score, clock=time.process_time)
             with Progress(None, "steps", what="timed", shown=False) as progress:
                 found |= {"epochs": training.train_(model, State(folder / "state", {}), progress)["epochs"]}
-        except ValueError as error:
-            if "--distil" not in str(error):
-                raise
+        except TooShortError as error:
             found |= {"note": str(error)}  # no time is left for a step: the pruned model it is
         return {"timed": self.judge(model)[self.metric], "of": found}
 

@@ -17,7 +17,8 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
     Drawn are those over the most tasks, with the most shares.
     """
-    rows = [row for row in rows if row["tasks"] == max(row["tasks"] for row in rows)]
+    most = max(row["tasks"] for row in rows)
+    rows = [row for row in rows if row["tasks"] == most]
     shares = Counter((row["way"], row["stage"]) for row in rows)
     lines = [each for each in shares if shares[each] == max(shares.values())]
     plt = pyplot()
