@@ -32,7 +32,6 @@ ORDER = (  # a room imports from the rows above its own; inside a room modules i
     ("attention_view", "hf", "inspection", "parity"),
     ("shipping",),
     ("embed", "experiments"),
-    ("bench",),
     ("budget",),
     ("cli",),
     ("__main__",),
@@ -93,10 +92,10 @@ def test_the_scan_sees_every_kind_of_import() -> None:
         "if TYPE_CHECKING:\n    import bertlite.hf\n"
         "class A:\n    from bertlite.stack.outputs import register\n    def f(self):\n        import bertlite.cli\n"
         "def g():\n    from bertlite.pruning import densify\n"
-        "command('bertlite.bench.command', 'bertlite', 'bertlite.nothing')\n"
+        "command('bertlite.parity.command', 'bertlite', 'bertlite.nothing')\n"
     )
     names = ("model", "config", "heads.models", "records", "stack.masks", "hf", "stack.outputs", "cli", "pruning")
-    wanted = {"bertlite", "bertlite.bench.command", *(f"bertlite.{name}" for name in names)}
+    wanted = {"bertlite", "bertlite.parity.command", *(f"bertlite.{name}" for name in names)}
     assert imports(source, "bertlite.batching") == wanted
     relative = "from . import check\nfrom .. import heads\nfrom ..config import BertConfig"
     found = {"bertlite.parity.check", "bertlite.heads", "bertlite.config"}

@@ -51,7 +51,7 @@ def save_checkpoint(folder: Path, layers: int) -> None:
 def make_home(folder: Path) -> Path:
     """Write everything that the examples name into a folder."""
     hub = ("google-bert/bert-base-uncased", "sentence-transformers/all-MiniLM-L6-v2")
-    for name in (*hub, "my-model", "dense", "exported/base"):
+    for name in (*hub, "my-model", "dense"):
         save_checkpoint(folder / name, layers=3)
     pruned = bertlite.prune_heads(bertlite.BertModel.from_pretrained(folder / "dense"), {0: [1], 2: range(4)})
     pruned.save_pretrained(folder / "pruned")
@@ -89,11 +89,6 @@ def as_here(example: str, home: Path) -> list[str]:
     if words[0] == "parity":
         words = ["parity", *([] if words[1:2] and not words[1].startswith("-") else ["my-model"]), *words[1:]]
         words += ["--only", "BertModel-sdpa-padded-float64"]
-    if words[0] == "bench" and words[1].startswith("-"):
-        words = [f"{word},exported" if word.endswith((".png", ".json")) else word for word in words]
-        words = [word.replace("bertlite native", "bertlite native float32") for word in words]
-        words += ["--seconds", "0.01"]
-        words += [] if "--out" in words else ["--out", "exported"]
     return words
 
 
@@ -156,8 +151,6 @@ def test_the_first_example_of_each_command_runs(home, few_rounds, monkeypatch, c
         words = as_here(example, home)
         if words[0] == "export":  # by tests/shipping/test_export.py
             continue
-        if words[0] == "bench":
-            words = [*(word.replace("forward", "forward 1 x 16") for word in words), "--rounds", "3"]
         assert main(words) == 0, (example, capsys.readouterr().err)
         assert [path for path in outputs_of(words) if not Path(path).exists()] == [], example
     assert main(["convert", "fast", "--full", "--out", "all-heads"]) == 0
@@ -178,7 +171,7 @@ def test_every_example_runs_on_a_terminal_and_writes_what_it_names(home) -> None
         assert [path for path in outputs_of(words) if not Path(path).exists()] == [], example
         if "--json" in words:
             assert json.loads(output[output.index("{\r\n") :])["what"] == f"bertlite {words[0]}"
-        if words[:2] in (["prune", "finetune"], ["prune", "run"]) or words[0] == "bench":
+        if words[:2] in (["prune", "finetune"], ["prune", "run"]):
             assert BAR.search(output), (example, output)
 
 

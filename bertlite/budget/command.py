@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
-from bertlite.bench.work import Work
 from bertlite.budget.distil import CHECKS, Distillation
 from bertlite.budget.judge import Quality, judge
 from bertlite.budget.search import Outcome, Search, State
 from bertlite.budget.target import Target, check_work, read_work, spare_bytes
 from bertlite.budget.texts import batches_of, encode, read_texts, split
 from bertlite.budget.vocabulary import describe, with_fewer_tokens
+from bertlite.budget.work import Work
 from bertlite.checkpoint import families
 from bertlite.checkpoint.files import Source
 from bertlite.checkpoint.saving import file_size

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertlite.bench.work import Work
 from bertlite.budget.target import Target, UnitCosts, spare_bytes
 from bertlite.budget.times import WIDE, TimeTable, time_table
+from bertlite.budget.work import Work
 from bertlite.config import kept_heads, kept_neurons
 from bertlite.importance.allocation import BySize, choose_sizes
 from bertlite.importance.layerwise import (

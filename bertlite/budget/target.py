@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertlite.bench.work import Work, full
+from bertlite.budget.work import Work, full
 from bertlite.checkpoint.saving import file_size
 from bertlite.experiments.files import units_kept
 from bertlite.importance.allocation import BySize, head_macs, neuron_macs

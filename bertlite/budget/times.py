@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bertlite.bench.work import Work
+from bertlite.budget.work import Work
 from bertlite.config import kept_heads, kept_neurons
 from bertlite.importance.allocation import BySize
 from bertlite.importance.structures import own_forward

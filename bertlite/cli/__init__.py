@@ -26,7 +26,6 @@ COMMANDS = (
     commands.embed,
     commands.convert,
     commands.export,
-    commands.bench,
 )
 
 

@@ -9,12 +9,9 @@ from bertlite.cli.parts import (
     add_device,
     command,
     count,
-    counts,
     integers,
     names,
-    number,
     option,
-    shapes,
 )
 from bertlite.cli.prune import add_data, add_metric
 
@@ -265,52 +262,3 @@ folder also gets what sentence-transformers and optimum need; it may be the chec
         dest="class_name",
         metavar="NAME",
     )
-
-
-def bench(commands: Commands) -> None:
-    """Add `bench`."""
-    action = command(
-        commands,
-        "bench",
-        "bertlite.bench.command",
-        summary="measure speed beside other libraries, or of checkpoints beside each other",
-        description="""\
-Without CHECKPOINT, time bertlite and its peers in turn: forward passes on full batches and on texts of real lengths.
-Every engine is first compared with float64; an engine with wrong results is named and not timed.
-Every ratio is taken round by round and printed with its quartiles.  Peers that are not installed are listed.
-
-With CHECKPOINT, time these models beside the first of them, such as pruned ones beside the dense one, all optimised by
-optimize_for_inference; --backend plain measures them as they are.""",
-        examples=(
-            '--only "8 x 128" --engines "bertlite native",OpenVINO --rounds 7 --out speed.json',
-            "runs/dense/model fast --shapes 1x16,8x128 --out speed-of-fast.json",
-            "runs/dense/model fast --backend plain",
-        ),
-        record="the times, ratios and errors of every section",
-        out={FOLDER: "exported models, which the next run uses again"},
-    )
-    action.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help="hub ids or folders, the baseline first")
-    option(action, "--rounds", count, 15, "runs of each candidate, 7 or more")
-    add_device(action)
-    add_peers(action)
-    models = action.add_argument_group("with CHECKPOINT")
-    sizes = "sequences x tokens of the inputs"
-    option(models, "--shapes", shapes, None, sizes, otherwise="1x16,8x128", metavar="BxS,…")
-    option(models, "--dtype", str, None, DTYPES, otherwise="the first checkpoint's")
-    backend = "of optimize_for_inference; plain is the models themselves"
-    option(models, "--backend", str, None, backend, otherwise="auto, the same for all")
-
-
-def add_peers(action: argparse.ArgumentParser) -> None:
-    """Add the arguments that are used without CHECKPOINT."""
-    peers = action.add_argument_group("without CHECKPOINT")
-    all_of = {"otherwise": "all", "metavar": "A,B"}
-    option(peers, "--only", names, None, "sections whose name contains one of these", **all_of)
-    baseline = "engines whose name contains one of these; the baseline always runs"
-    option(peers, "--engines", names, None, baseline, **all_of)
-    shape = "shapes with random weights: bert-base, MiniLM, bert-tiny, bert-large, bge-m3, all-mpnet"
-    option(peers, "--models", names, None, shape, otherwise="bert-base", metavar="A,B")
-    threads = "threads of all engines, a section for each number"
-    option(peers, "--threads", counts, None, threads, otherwise="as many as torch has", metavar="N,M")
-    limit = "time limit of a section, which then ends with fewer rounds, but at least 7"
-    option(peers, "--seconds", number, None, limit, otherwise="60", metavar="LIMIT")

@@ -178,11 +178,6 @@ def integers(text: str) -> tuple[int, ...]:
     return tuple(map(integer, names(text)))
 
 
-def counts(text: str) -> tuple[int, ...]:
-    """Parse "1,2" into (1, 2), integers of 1 or more."""
-    return tuple(map(count, names(text)))
-
-
 def numbers(text: str) -> tuple[float, ...]:
     """Parse "0.5,1" into (0.5, 1.0)."""
     return tuple(map(number, names(text)))

@@ -30,8 +30,7 @@ WAYS = ("auto", "latency", "macs")
 SUMMARY = "make a checkpoint faster or smaller (`prune to 2x`), or compare ways to prune"
 DESCRIPTION = """\
 Make a checkpoint faster or smaller by `to`; the other actions are experiments that compare ways to prune.  Each run
-is a folder that records its settings, inputs and results.  `bertlite bench CHECKPOINT…` times pruned models
-beside the dense one."""
+is a folder that records its settings, inputs and results."""
 TO = """\
 Prune a checkpoint to a budget of time, work or size, without training, or with minutes of it.
 

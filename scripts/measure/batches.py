@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from bertlite import BertTokenizer
-from bertlite.bench.work import lengths_like
 from bertlite.parity.command import DEMO, demo_checkpoint
 from bertlite.records import environment, version_of, write_record
 from scripts.measure.embed import VERSIONS, build
+from scripts.measure.speed.batches import lengths_like
 
 LONGEST = 128  # tokens
 

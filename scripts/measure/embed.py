@@ -21,21 +21,21 @@ from typing import Any
 
 import torch
 
-from bertlite.bench.accuracy import accuracy
-from bertlite.bench.engines import ALL, ENGINES, FLOATS, Engine, openvino_settings
 from bertlite.cli.parts import names
 from bertlite.embed import Embedder
 from bertlite.inference.native.library import NativeKernelsError
 from bertlite.inference.pooling import pool
 from bertlite.records import environment, sha256_of, version_of, write_record
 from bertlite.timing import alternate, check_rounds, summary, with_spread
+from scripts.measure.speed.accuracy import accuracy
+from scripts.measure.speed.engines import ALL, ENGINES, FLOATS, Engine, openvino_settings
 
 TORCH, OPENVINO = "sentence-transformers torch", "sentence-transformers OpenVINO"
 TOKENIZING = "bertlite, texts to tokens alone"
 VERSIONS = ("sentence-transformers", "optimum-intel", "openvino", "nncf")
 CALIBRATION = 64  # texts
 BATCH = 32  # texts, the default of sentence-transformers
-OTHERS = ("onnxruntime", "CTranslate2")  # engines of `bertlite bench`
+OTHERS = ("onnxruntime", "CTranslate2")  # of scripts/measure/speed/engines.py
 SECONDS = 150  # after which no round begins if there have been FEWEST
 
 Encode = Callable[[list[str]], Any]

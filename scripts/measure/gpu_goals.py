@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import torch
 
 from bertlite import BertConfig, BertModel
-from bertlite.bench.command import suffix
-from bertlite.bench.sections import MODELS
-from bertlite.bench.work import works
 from bertlite.importance import macs
 from bertlite.parity import reference
 from bertlite.records import environment, write_json, write_record
 from bertlite.timing import FEWEST, alternate, summary
+from scripts.measure.speed.batches import works
+from scripts.measure.speed.bench import MODELS, suffix
 
 SHAPES = ("bert-base", "bert-large")
 BUSY = 8192  # positions of a batch that keeps a GPU busy

@@ -12,12 +12,12 @@ import torch
 from conftest import assert_same, make
 
 from bertlite import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer, prune_heads, prune_neurons
-from bertlite.bench.work import full
 from bertlite.budget import command, distil, search, times
 from bertlite.budget.judge import Quality, judge, scores
 from bertlite.budget.search import State
 from bertlite.budget.target import Target, UnitCosts, read_work
 from bertlite.budget.texts import batches_of, read_texts, split
+from bertlite.budget.work import full
 from bertlite.cli import main, parts
 from bertlite.config import kept_heads, kept_neurons
 from bertlite.experiments import finetune

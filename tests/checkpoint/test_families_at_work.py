@@ -15,12 +15,12 @@ from test_families import batch_of, ours_of, theirs_of  # type: ignore[import-no
 from torch.nn import functional as F
 
 from bertlite import BertTokenizer, optimize_for_inference
-from bertlite.bench.accuracy import accuracy
 from bertlite.cli import main
 from bertlite.embed import Embedder
 from bertlite.inference.native.library import missing_platform
 from bertlite.shipping.convert import convert
 from bertlite.shipping.graphs import Graph
+from scripts.measure.speed.accuracy import accuracy
 
 transformers = pytest.importorskip("transformers")
 

@@ -20,7 +20,6 @@ from conftest import SIZES, randomise_
 
 import bertlite
 from bertlite import BertConfig, BertModel, BertTokenizer
-from bertlite.bench import engines as bench_engines
 from bertlite.cli import main
 from bertlite.embed import Embedder, pool
 from bertlite.embed import embedder as embedder_module
@@ -33,6 +32,7 @@ from bertlite.inference.native.library import missing_platform
 from bertlite.parity.command import demo_checkpoint
 from bertlite.progress import Progress
 from scripts.measure import embed as measure_embed
+from scripts.measure.speed import engines as speed_engines
 
 pq = pytest.importorskip("pyarrow.parquet")
 pa = pytest.importorskip("pyarrow")
@@ -418,7 +418,7 @@ def test_the_benchmark_compares_the_same_paragraphs(checkpoint, tmp_path, monkey
 
     monkeypatch.setattr(measure_embed, "with_torch", peer)
     monkeypatch.setattr(measure_embed, "with_openvino", without)
-    stand_in = bench_engines.Engine("CTranslate2", bench_engines.bertlite_engine("eager"), ("float32",))
+    stand_in = speed_engines.Engine("CTranslate2", speed_engines.bertlite_engine("eager"), ("float32",))
     monkeypatch.setattr(measure_embed, "ENGINES", (stand_in,))
     arguments = [str(checkpoint), str(text), "--texts", "5", "--rounds", "7", "--out", str(path)]
     assert measure_embed.main(arguments) == 0

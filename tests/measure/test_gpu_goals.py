@@ -7,12 +7,11 @@ import pytest
 from conftest import SIZES
 
 from bertlite import BertConfig
-from bertlite.bench.command import suffix
-from bertlite.bench.sections import MODELS
-from bertlite.bench.work import works
 from bertlite.importance import macs
 from scripts.measure import gpu_goals
 from scripts.measure.gpu_goals import GOALS, GRAPH, LATENCY, LIMITS, MASK, MEMORY, PACKED, PARITY, RECORDS, SPEED
+from scripts.measure.speed.batches import works
+from scripts.measure.speed.bench import MODELS, suffix
 
 PEAK = 1e15
 

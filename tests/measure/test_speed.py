@@ -1,16 +1,207 @@
-"""scripts/measure/speed: pruned models, training, and what comes before a batch."""
+"""scripts/measure/speed: the work is what it says, and every engine that is timed is right."""
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 import torch
+from conftest import SIZES
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bertlite.bench.command import new_record
-from bertlite.bench.sections import BASELINE, Bench
-from bertlite.bench.work import full
-from scripts.measure.speed import sections
-from scripts.measure.speed.__main__ import main
+from bertlite.budget.work import Work, full
+from bertlite.parity import reference
+from scripts.measure.speed import bench, engines, sections
+from scripts.measure.speed.__main__ import main, new_record
+from scripts.measure.speed.accuracy import ERRORS, Accuracy, accuracies, accuracy
+from scripts.measure.speed.batches import LENGTHS, lengths_like, ragged, works
+from scripts.measure.speed.bench import BASELINE, Bench, ratio_pairs, section_lines
+from scripts.measure.speed.engines import ENGINES
+
+
+def test_lengths_are_quantiles_of_the_data():
+    lengths = lengths_like("SST-2", 32, 128)
+    assert len(lengths) == 32
+    assert list(lengths) != sorted(lengths)
+    assert lengths_like("SST-2", 32, 20) == tuple(min(20, n) for n in lengths)
+    assert sum(lengths_like("SST-2", 1000, 512)) / 1000 == pytest.approx(mean_of("SST-2"), rel=0.01)
+    with pytest.raises(ValueError, match="no lengths of 'IMDB'; have: SST-2, WikiText-2"):
+        lengths_like("IMDB", 1, 1)
+
+
+def mean_of(dataset):
+    counts = json.loads(LENGTHS.read_text())[dataset]["counts"]
+    return sum(int(n) * count for n, count in counts.items()) / sum(counts.values())
+
+
+def test_a_batch_has_the_tokens_it_says():
+    for work in works():
+        batch = work.inputs(1000)
+        assert batch["input_ids"].shape == (len(work.lengths), work.width)
+        assert int(batch["attention_mask"].sum()) == work.tokens
+        assert bool((batch["input_ids"].ne(0) == batch["attention_mask"].bool()).all())
+    assert full(8, 128).padding == "none"
+
+
+def test_texts_are_padded_to_the_longest_of_their_batch_unless_their_length_is_fixed():
+    longest, fixed = ragged("SST-2", 32, 128), ragged("SST-2", 32, 128, fixed=True)
+    assert (longest.name, longest.padding, fixed.name, fixed.padding) == (
+        *("32 x 49 SST-2", "longest"),
+        *("32 x 128 SST-2", "fixed"),
+    )
+    assert longest.lengths == fixed.lengths
+    assert longest.filled == pytest.approx(fixed.filled * 128 / 49)
+    kinds = [work.padding for work in works()]
+    assert kinds.index("longest") < kinds.index("fixed"), "what users meet is measured first"
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtype"),
+    [(engine, dtype) for engine in ENGINES for dtype in engine.dtypes if "compiled" not in engine.name],
+    ids=lambda each: getattr(each, "name", each),
+)
+def test_every_engine_computes_the_same(engine, dtype, kept):
+    reason = engine.reason_missing("cpu")
+    if reason:
+        pytest.skip(reason)
+    batch = ragged("SST-2", 4, 23).inputs(1000)
+    truth = reference.load(kept / "base", "BertModel", {}, torch.float64, "eager", "cpu")
+    (found,) = accuracies(truth, {"it": engine.build(kept / "base", dtype, "cpu")}, batch).values()
+    assert found.is_right(dtype), found
+    assert found.error > 0  # float64 is none of them
+
+
+def test_an_engine_is_wrong_by_its_error_by_one_token_or_by_its_mask():
+    right = torch.randn(7, 5, dtype=torch.float64)
+    unmasked = right + 0.1 * torch.randn(7, 5, dtype=torch.float64)
+    assert accuracy(right, right, unmasked).is_right("float32")
+    assert not accuracy(right + 1, right, None).is_right("int8")
+    one_token = torch.cat([-right[:1], right[1:]])
+    found = accuracy(one_token, right, None)
+    assert found.cosine == pytest.approx(-1)
+    assert not replace(found, error=0.0).is_right("int8")
+    found = accuracy(unmasked, right, unmasked)
+    assert found.error < ERRORS["int8"]
+    assert found.cosine > 0.9
+    assert not found.is_right("int8")  # it is near enough, but nearer to what ignores the mask
+    assert not Accuracy(float("nan"), 1.0).is_right("int8")
+    assert not Accuracy(0.0, float("nan")).is_right("int8")
+
+
+def test_an_engine_that_is_wrong_is_not_timed(kept, few_rounds, monkeypatch, capsys):
+    def deaf(folder, dtype, device):  # to the mask
+        run = engines.transformers_engine("sdpa")(folder, dtype, device)
+        return lambda batch: run({"input_ids": batch["input_ids"]})
+
+    monkeypatch.setattr(bench, "ENGINES", (ENGINES[0], engines.Engine("quick", deaf, ("float32",))))
+    found = bench.forward(ragged("SST-2", 4, 23), Bench(3, kept))
+    assert BASELINE in found["seconds"]
+    assert "quick float32" not in found["seconds"]
+    assert found["wrong"] == ["quick float32"]
+    assert found["errors"]["quick float32"] > ERRORS["float32"]
+    assert "WRONG  quick float32: error" in "\n".join(section_lines("ragged", found))
+
+
+def test_an_engine_that_cannot_be_built_is_named(kept, few_rounds, monkeypatch):
+    def broken(folder, dtype, device):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(bench, "ENGINES", (ENGINES[0], engines.Engine("quick", broken, ("float32",))))
+    found = Bench(3, kept)
+    assert list(found.runs) == [BASELINE, "transformers sdpa bfloat16"]
+    assert found.missing == {"quick float32": "cannot be built: RuntimeError: no compiler"}
+
+
+def test_openvino_stands_over_all_of_its_dtype():
+    names = [BASELINE, "OpenVINO int8", "CTranslate2 int8", "bertlite native float32"]
+    pairs = ratio_pairs(dict.fromkeys(names))
+    assert [pair for pair in pairs if pair[0] == BASELINE] == [(BASELINE, name) for name in names[1:]]
+    assert [pair for pair in pairs if pair[0] != BASELINE] == [("OpenVINO int8", "CTranslate2 int8")]
+
+
+def test_sections_belong_to_a_model_and_a_number_of_threads(kept, few_rounds, tmp_path, monkeypatch, capsys):
+    def count(work, bench):
+        seconds = dict.fromkeys(("low", "median", "high"), 1.0)
+        return {"what": f"{bench.model}, {torch.get_num_threads()}", "seconds": {BASELINE: seconds}, "ratios": {}}
+
+    monkeypatch.setattr(bench, "forward", count)
+    before, record = torch.get_num_threads(), tmp_path / "speed.json"
+    words = ["--models", "bert-base,MiniLM", "--threads", "1,3", "--only", "forward 1 x 16"]
+    assert main([*words, "--out", str(record)]) == 0
+    found = {name: each["what"] for name, each in json.loads(record.read_text())["sections"].items()}
+    assert found == {
+        "forward 1 x 16 1 thread": "bert-base, 1",
+        "forward 1 x 16 3 threads": "bert-base, 3",
+        "forward 1 x 16 MiniLM 1 thread": "MiniLM, 1",
+        "forward 1 x 16 MiniLM 3 threads": "MiniLM, 3",
+    }
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("model", ["bge-m3", "all-mpnet"])
+def test_an_engine_computes_what_the_class_of_another_family_does(model, tmp_path, few_rounds, monkeypatch):
+    """On padding as the family has it."""
+    pytest.importorskip("transformers")
+    name, sizes = bench.MODELS[model]
+    small = {**SIZES, "model_type": sizes["model_type"], "num_attention_heads": 3, "initializer_range": 0.2}
+    monkeypatch.setitem(bench.MODELS, model, (name, small))
+    it, work = Bench(3, tmp_path, model, only=("bertlite native float32",)), Work("2 x 11", (11, 7), 11)
+    found = bench.forward(work, it)
+    assert found["wrong"] == []
+    assert set(found["seconds"]) == {BASELINE, "bertlite native float32"}
+    assert it.config.positions_skip_padding
+    batch = work.inputs(97, pad=it.config.pad_token_id or 0)
+    assert ((batch["input_ids"] == 1) == (batch["attention_mask"] == 0)).all()
+
+
+def test_a_gpu_is_given_more_to_do():
+    assert set(works("cuda")) > set(works())
+
+
+def test_the_command_measures_and_records(kept, few_rounds, tmp_path):
+    record = tmp_path / "speed.json"
+    words = ["--only", "forward 1 x 16", "--engines", "bertlite native", "--rounds", "3", "--out"]
+    assert main([*words, f"{record},{kept}"]) == 0
+    section = json.loads(record.read_text())["sections"]["forward 1 x 16"]
+    ours = [f"bertlite native {dtype}" for dtype in ("float32", "bfloat16", "int8")]
+    assert set(section["seconds"]) == {BASELINE, *ours}
+    spread = section["ratios"][f"{BASELINE} / {ours[0]}"]
+    assert 0 < spread["low"] <= spread["median"] <= spread["high"]
+    assert 0 < section["errors"][BASELINE] < 1e-5 < section["errors"]["bertlite native int8"]
+    assert (section["model"], section["threads"]) == ("bert-base", torch.get_num_threads())
+
+
+def test_missing_peers_are_named(kept, few_rounds, tmp_path, capsys, monkeypatch):
+    gone = replace(next(each for each in ENGINES if each.name == "onnxruntime"), needs=("no_such_package",))
+    monkeypatch.setattr(bench, "ENGINES", (ENGINES[0], gone))
+    record = tmp_path / "speed.json"
+    assert main(["--only", "forward 1 x 16", "--rounds", "3", "--out", f"{record},{kept}"]) == 0
+    assert "missing: onnxruntime float32: not installed: no_such_package" in capsys.readouterr().out
+    assert json.loads(record.read_text())["missing"]["onnxruntime int8"] == "not installed: no_such_package"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (
+            ["--only", "forward,nonsense"],
+            "no section matches 'nonsense'; have: import, loading, cold start, forward",
+        ),
+        (["--engines", "jax"], "no engine matches 'jax'; have: transformers sdpa float32"),
+        (["--models", "bert-huge"], "there is no model 'bert-huge'; have: bert-base, MiniLM"),
+        (["--rounds", "6"], "--rounds is 6; a median with its spread needs 7 or more"),
+        (["--seconds", "0"], "--seconds is 0.0; a section needs more than 0"),
+    ],
+)
+def test_bad_requests(words, reason):
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        main(words)
+
+
+def test_float32_is_not_computed_in_lower_precision(monkeypatch):
+    monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
+    with pytest.raises(ValueError, match="FPMATH_MODE is 'BF16', which lets float32 be computed in lower precision"):
+        main(["--only", "1 x 16"])
 
 
 def test_pruned_models_stand_beside_the_whole(kept, few_rounds, monkeypatch):
@@ -74,5 +265,3 @@ def test_a_record_of_another_environment_is_not_added_to(change, names, tmp_path
     path.write_text(json.dumps({"environment": new_record("cpu")["environment"] | change, "sections": {}}))
     with pytest.raises(ValueError, match=f"was measured in another environment, which differs in {names}: write"):
         main(["--only", "import", "--out", str(path)])
-    with pytest.raises(ValueError, match="no section matches 'nonsense'; have: import, loading, cold start"):
-        main(["--only", "nonsense"])

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertlite.bench.work import full
 from bertlite.budget.distil import Distillation, RecordedTeacher, TooShortError
 from bertlite.budget.judge import Quality
 from bertlite.budget.search import State
+from bertlite.budget.work import full
 from bertlite.cli.parts import FOLDER, RECORD, count, integers, names_of, number, numbers, paths
 from bertlite.experiments.compare import provenance
 from bertlite.experiments.data import DataSource, EncodedExamples, batch_indices, read_examples, read_tokenizer

@@ -1,29 +1,41 @@
-"""Make our own records of speed: `bertlite bench`, pruned models, starting, and training.
+"""Make the records of speed: bertlite beside its peers, pruned models, starting, and training.
 
+    python -m scripts.measure.speed --only "forward 8 x 128" --engines "bertlite native",OpenVINO --rounds 7
     python -m scripts.measure.speed --only forward,pruned --models bert-base,MiniLM --out speed.json,speed.png,exported
     python -m scripts.measure.speed --only "forward 32 x,forward 1 x" --models bge-m3,all-mpnet --out speed.json
     python -m scripts.measure.speed --only training --out speed.json
     python -m scripts.measure.speed --only import,loading,cold --rounds 7 --out scripts/results/startup.json
 
-To the sections of `bertlite bench` come models without half of their heads and neurons, training steps, import,
-loading and cold start.  The record is written after each section.  Other sections in the file stay, if they were
-measured in the same environment.
+Candidates run in turn, and every ratio is taken round by round and printed with its quartiles.  Forward passes are on
+full batches and on texts of real lengths; an engine is first compared with float64, and named but not timed if its
+results are wrong.  Peers that are not installed are listed.  Pruned models lack half of their heads and neurons.  The
+record is written after each section.  Other sections in the file stay, if they were measured in the same environment.
 """
 
 import argparse
+import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from bertlite.bench.command import new_record, run_sections
-from bertlite.cli.commands import add_peers
-from bertlite.cli.parts import FOLDER, RECORD, add_device, count, paths
+import torch
+
+from bertlite.cli.parts import FOLDER, RECORD, add_device, count, names, option, paths
+from bertlite.progress import Progress
+from bertlite.records import environment, version_of, write_json
 from bertlite.timing import check_rounds
+from scripts.measure.speed.bench import MODELS, Bench, Section, section_lines, suffix
+from scripts.measure.speed.engines import ENGINES
 from scripts.measure.speed.sections import sections
 
 PICTURE = ".png"
+PEERS = ("onnx", "onnxruntime", "openvino", "nncf", "ctranslate2")
+FPMATH = "ONEDNN_DEFAULT_FPMATH_MODE"  # lets oneDNN compute float32 in bfloat16
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,8 +51,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_peers(parser)
-    parser.add_argument("--rounds", type=count, default=15, help="runs of each candidate (default: %(default)s)")
+    option(parser, "--only", names, (), "sections whose name contains one of these", otherwise="all", metavar="A,B")
+    baseline = "engines whose name contains one of these; the baseline always runs"
+    option(parser, "--engines", names, (), baseline, otherwise="all", metavar="A,B")
+    option(parser, "--models", names, ("bert-base",), f"of {', '.join(MODELS)}, with random weights", metavar="A,B")
+    threads = "threads of all engines, a section for each number"
+    option(parser, "--threads", counts, (None,), threads, otherwise="as many as torch has", metavar="N,M")
+    limit = "time limit of a section in seconds, which then ends with fewer rounds, but at least 7"
+    option(parser, "--seconds", float, 60.0, limit)
+    option(parser, "--rounds", count, 15, "runs of each candidate, 7 or more")
     parser.add_argument(
         "--out",
         type=paths((RECORD, PICTURE, FOLDER)),
@@ -50,6 +69,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add_device(parser)
     return parser.parse_args(argv)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    return tuple(map(count, names(text)))
+
+
+def new_record(device: str) -> dict[str, Any]:
+    """Return a record without sections, whose environment names the versions of the peers."""
+    found = environment(device)
+    found["versions"] |= {name: version_of(name) for name in PEERS}
+    return {"what": "speed", "environment": found, "sections": {}}
 
 
 def open_record(path: Path | None, new: dict[str, Any]) -> dict[str, Any]:
@@ -69,6 +99,73 @@ def open_record(path: Path | None, new: dict[str, Any]) -> dict[str, Any]:
             " file, or delete it"
         )
     return old
+
+
+def run_sections(args: argparse.Namespace, known: Mapping[str, Section], record: dict[str, Any]) -> None:
+    """Run sections for each model and number of threads, print the lines of each, and write the record after each.
+
+    Raises:
+        ValueError: a section, an engine or a model matches nothing; or the environment lets float32 be computed in
+            lower precision, or the time limit is none.
+    """
+    require_float32(os.environ)
+    if not args.seconds > 0:
+        raise ValueError(f"--seconds is {args.seconds}; a section needs more than 0")
+    select("engine", args.engines, [f"{engine.name} {dtype}" for engine in ENGINES for dtype in engine.dtypes])
+    if unknown := [name for name in args.models if name not in MODELS]:
+        raise ValueError(f"there is no model {unknown[0]!r}; have: {', '.join(MODELS)}")
+    named = {
+        (model, number): {f"{name}{suffix(model, number)}": section for name, section in known.items()}
+        for model, number in itertools.product(args.models, args.threads)
+    }
+    chosen = select("section", args.only, [name for group in named.values() for name in group])
+    with (
+        TemporaryDirectory(prefix="bertlite-base-") as temporary,
+        Progress(len(chosen) * args.rounds, "rounds", what="bench") as progress,
+    ):
+        done, missing, kept = 0, record.setdefault("missing", {}), args.folder or Path(temporary)
+        for (model, number), group in named.items():
+            with torch_threads(number):
+                only = tuple(args.engines or ("",))
+                bench = Bench(args.rounds, kept, model, args.device, only, args.seconds, progress.advance, missing)
+                for name in [name for name in group if name in chosen]:
+                    record["sections"][name], done = group[name](bench), done + args.rounds
+                    progress.advance(done - progress.done)  # with the rounds that the time limit left out
+                    progress.print("\n".join(section_lines(name, record["sections"][name])))
+                    if args.record:
+                        write_json(args.record, record)
+    for name, reason in missing.items():
+        print(f"missing: {name}: {reason}")
+
+
+@contextmanager
+def torch_threads(number: int | None) -> Iterator[None]:
+    """Let torch have a number of threads within the block; None is as many as it has."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def require_float32(variables: Mapping[str, str]) -> None:
+    """Raise ValueError if the environment lets float32 be computed in lower precision."""
+    mode = variables.get(FPMATH, "")
+    if mode.upper() not in ("", "STRICT"):
+        raise ValueError(f"{FPMATH} is {mode!r}, which lets float32 be computed in lower precision: unset it")
+
+
+def select(kind: str, wanted: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return the names that contain one of the wanted parts, or all if none is given.
+
+    Raises:
+        ValueError: no name contains one of them.
+    """
+    for part in wanted:
+        if not any(part in name for name in known):
+            raise ValueError(f"no {kind} matches {part!r}; have: {', '.join(known)}")
+    return [name for name in known if not wanted or any(part in name for part in wanted)]
 
 
 def plot(record: Mapping[str, Any], path: Path) -> None:

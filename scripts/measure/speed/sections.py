@@ -1,4 +1,4 @@
-"""The sections of our own records: those of `bertlite bench`, pruned models, starting, and training."""
+"""The sections of our own records: forward passes, pruned models, starting, and training."""
 
 import copy
 import re
@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 import bertlite
-from bertlite.bench.accuracy import Accuracy, accuracies
-from bertlite.bench.engines import ALL, FLOATS, forward_of
-from bertlite.bench.sections import Bench, Section, forward_sections, section_of, time_right_runs
-from bertlite.bench.work import Forward, full, ragged
+from bertlite.budget.work import full
 from bertlite.timing import alternate, peak_bytes, summary
 from scripts.measure.speed import startup
+from scripts.measure.speed.accuracy import Accuracy, Forward, accuracies
+from scripts.measure.speed.batches import ragged
+from scripts.measure.speed.bench import Bench, Section, forward_sections, section_of, time_right_runs
+from scripts.measure.speed.engines import ALL, FLOATS, forward_of
 
 WHOLE = "whole"
 

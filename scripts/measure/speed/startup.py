@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import bertlite
-from bertlite.bench.sections import Bench
 from bertlite.parity.command import DEMO, demo_checkpoint
 from bertlite.timing import alternate, summary
+from scripts.measure.speed.bench import Bench
 
 ROOT = Path(bertlite.__file__).resolve().parent.parent
 COLD = {  # programs that embed one sentence and end; {0} is the checkpoint

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 import bertlite
-from bertlite.bench.work import Forward
 from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source
 from bertlite.parity import reference
+from scripts.measure.speed.accuracy import Forward
 
 FLOATS = ("float32", "bfloat16")
 ALL = (*FLOATS, "int8")

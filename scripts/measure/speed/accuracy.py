@@ -3,7 +3,7 @@
 Shapes:  B sequences · S positions · D hidden
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertlite.bench.work import Forward
-
+Forward = Callable[[Mapping[str, Tensor]], Any]  # batch -> outputs
 ERRORS = {"float32": 1e-4, "bfloat16": 0.05, "int8": 0.2}  # above these an engine is wrong
 COSINES = {"float32": 1 - 1e-6, "bfloat16": 0.99, "int8": 0.9}  # and below these, at a single token
 

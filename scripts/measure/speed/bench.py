@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 import bertlite
-from bertlite.bench.accuracy import Accuracy, accuracies
-from bertlite.bench.engines import ENGINES
-from bertlite.bench.work import Forward, Work, works
+from bertlite.budget.work import Work
 from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source
 from bertlite.parity import reference
 from bertlite.timing import Timings, alternate, summary, with_spread
+from scripts.measure.speed.accuracy import Accuracy, Forward, accuracies
+from scripts.measure.speed.batches import works
+from scripts.measure.speed.engines import ENGINES
 
 BASELINE = "transformers sdpa float32"
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # shape: folder, and what differs from bert-base
@@ -183,3 +184,9 @@ def section_lines(name: str, found: Mapping[str, Any]) -> Iterator[str]:
         yield f"  WRONG  {candidate}: error {found['errors'][candidate]:.1e}, so it is not timed"
     for ratio, value in found["ratios"].items():
         yield f"  {ratio:<{2 * width + 3}} {with_spread(value)}"
+
+
+def suffix(model: str, threads: int | None) -> str:
+    """Return the suffix of a section's name: its model and threads, if not the default ones."""
+    number = "" if threads is None else f" {threads} thread{'s' * (threads > 1)}"
+    return f"{'' if model == 'bert-base' else f' {model}'}{number}"

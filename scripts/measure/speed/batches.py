@@ -2,61 +2,16 @@
 
 `lengths.json` counts texts by their number of tokens in the vocabulary of bert-base-uncased, [CLS] and [SEP] included:
 the sentences of SST-2, and the paragraphs of WikiText-2 (its lines that are no headings).  It holds none of the texts.
-
-Shapes:  B sequences · S positions
 """
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor
-
-Forward = Callable[[Mapping[str, Tensor]], Any]  # batch -> outputs
+from bertlite.budget.work import Work, full
 
 LENGTHS = Path(__file__).with_name("lengths.json")
-
-
-@dataclass(frozen=True)
-class Work:
-    """One batch to run."""
-
-    name: str
-    lengths: tuple[int, ...]
-    width: int  # S, to which all sequences are padded
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens that are not padding."""
-        return sum(self.lengths)
-
-    @property
-    def filled(self) -> float:
-        """Share of the positions that hold tokens."""
-        return self.tokens / (len(self.lengths) * self.width)
-
-    @property
-    def padding(self) -> str:
-        """Return what the sequences are padded to: "none", the "longest" of the batch, or a "fixed" length."""
-        if self.filled == 1:
-            return "none"
-        return "longest" if self.width == max(self.lengths) else "fixed"
-
-    def inputs(self, vocabulary: int, device: str = "cpu", pad: int = 0) -> dict[str, Tensor]:
-        """Return random words with an attention mask, which full batches have too, as tokenizers make it.
-
-        Args:
-            pad: the id of padding, above which the words' are.
-        """
-        generator = torch.Generator().manual_seed(0)
-        shape = (len(self.lengths), self.width)
-        mask = torch.arange(self.width) < torch.tensor(self.lengths)[:, None]
-        ids = torch.randint(pad + 1, vocabulary, shape, generator=generator).masked_fill(~mask, pad)
-        return {"input_ids": ids.to(device), "attention_mask": mask.long().to(device)}
 
 
 def lengths_like(dataset: str, batch: int, width: int) -> tuple[int, ...]:
@@ -73,11 +28,6 @@ def lengths_like(dataset: str, batch: int, width: int) -> tuple[int, ...]:
     lengths = [min(width, texts[int((i + 0.5) * len(texts) / batch)]) for i in range(batch)]
     random.Random(0).shuffle(lengths)
     return tuple(lengths)
-
-
-def full(batch: int, width: int) -> Work:
-    """Return a batch without padding."""
-    return Work(f"{batch} x {width}", (width,) * batch, width)
 
 
 def ragged(dataset: str, batch: int, limit: int, fixed: bool = False) -> Work:

@@ -1,0 +1,52 @@
+"""Batches to time: random words with the lengths of texts.
+
+Shapes:  B sequences · S positions
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Work:
+    """One batch to run."""
+
+    name: str
+    lengths: tuple[int, ...]
+    width: int  # S, to which all sequences are padded
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that are not padding."""
+        return sum(self.lengths)
+
+    @property
+    def filled(self) -> float:
+        """Share of the positions that hold tokens."""
+        return self.tokens / (len(self.lengths) * self.width)
+
+    @property
+    def padding(self) -> str:
+        """Return what the sequences are padded to: "none", the "longest" of the batch, or a "fixed" length."""
+        if self.filled == 1:
+            return "none"
+        return "longest" if self.width == max(self.lengths) else "fixed"
+
+    def inputs(self, vocabulary: int, device: str = "cpu", pad: int = 0) -> dict[str, Tensor]:
+        """Return random words with an attention mask, which full batches have too, as tokenizers make it.
+
+        Args:
+            pad: the id of padding, above which the words' are.
+        """
+        generator = torch.Generator().manual_seed(0)
+        shape = (len(self.lengths), self.width)
+        mask = torch.arange(self.width) < torch.tensor(self.lengths)[:, None]
+        ids = torch.randint(pad + 1, vocabulary, shape, generator=generator).masked_fill(~mask, pad)
+        return {"input_ids": ids.to(device), "attention_mask": mask.long().to(device)}
+
+
+def full(batch: int, width: int) -> Work:
+    """Return a batch without padding."""
+    return Work(f"{batch} x {width}", (width,) * batch, width)
