@@ -41,6 +41,7 @@ OWN: dict[str, Any] = {  # fields of bertlite alone, written where they are not 
     "pooler_act": "tanh",
     "pooler_dropout": 0.0,
     "positions_skip_padding": False,
+    "padding_has_position": False,
     "embedding_size": None,
     "pruned_neurons": {},
 }
@@ -58,6 +59,7 @@ class BertConfig:
         pooler_act: activation of the pooler; only bertlite reads a checkpoint with another than "tanh".
         pooler_dropout: rate of dropout before the pooler, as in RoBERTa's classifier; only bertlite reads it.
         positions_skip_padding: count positions over the tokens that are not `pad_token_id`, as RoBERTa does.
+        padding_has_position: padding has a position too, the last row of the table; by default it embeds as zeros.
         embedding_size: width of the embeddings, which are then projected to the hidden size, as in ELECTRA small; by
             default the hidden size, without a projection.
         pruned_heads: {layer: heads removed}, numbered as in the unpruned model, in transformers 4's format.
@@ -93,6 +95,7 @@ class BertConfig:
     pooler_act: str = "tanh"
     pooler_dropout: float = 0.0
     positions_skip_padding: bool = False
+    padding_has_position: bool = False
     embedding_size: int | None = None
     pruned_heads: Mapping[int, Iterable[int]] = field(default_factory=dict)
     pruned_neurons: Mapping[int, Iterable[int]] = field(default_factory=dict)
@@ -276,7 +279,8 @@ def embeds_size(config: BertConfig) -> int:
 def differs_from_bert(config: BertConfig) -> bool:
     """Return whether BERT as others have it, given the same tensors, would compute something else or fail late."""
     projected = embeds_size(config) != config.hidden_size
-    return projected or own_field(config, "pooler_act") != "tanh" or config.position_embedding_type == "bucketed"
+    positions = config.position_embedding_type == "bucketed" or own_field(config, "padding_has_position")
+    return projected or own_field(config, "pooler_act") != "tanh" or positions
 
 
 def check_numbers(config: BertConfig) -> None:

@@ -73,7 +73,7 @@ def inspect(checkpoint: str | Path, *, revision: str | None = None) -> dict[str,
     files = find_checkpoint(Source(checkpoint, revision))
     origin, stored = Origin.read(files.config), read_tensors(files)
     cls = class_of(origin.config())
-    _, config = origin.build(cls, {}, {})
+    _, config = origin.build(cls, {}, {}, stored)
     absent, faults = bertlite_faults(cls, origin, stored)
     names = ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings", "position_embedding_type")
     layers = range(config.num_hidden_layers)
@@ -115,7 +115,7 @@ def class_of(config: BertConfig) -> type[BertPreTrainedModel]:
 
 def bertlite_faults(cls: type[BertPreTrainedModel], origin: Origin, stored: State) -> tuple[set[str], list[str]]:
     """Return the parts that `cls.from_pretrained` would initialise, and the faults it would raise."""
-    options, config = origin.build(cls, {}, {})
+    options, config = origin.build(cls, {}, {}, stored)
     model = make_skeleton(cls, config, options)
     try:
         state = origin.as_bert(dict(stored), model.state_dict())

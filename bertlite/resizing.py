@@ -58,7 +58,8 @@ class Resizable:
         """
         size = positive("new_num_position_embeddings", new_num_position_embeddings)
         config, old = replace(self.config, max_position_embeddings=size), self.config.max_position_embeddings
-        positions = self.base_model.embeddings.position_embeddings
+        embeddings = self.base_model.embeddings
+        positions = embeddings.position_embeddings
         relative = [
             layer.attention.self
             for layer in layers_of(self)
@@ -67,7 +68,11 @@ class Resizable:
         check_embedding("position_embeddings", positions)
         for attention in relative:
             check_embedding("distance_embedding", attention.distance_embedding)
-        set_rows_(positions, positions.weight[torch.arange(size) % old])
+        rows = torch.arange(size) % old
+        if config.padding_has_position:  # which stays the last
+            rows = torch.cat([rows, torch.tensor([old])])
+            embeddings.padding_row = positions.padding_idx = size
+        set_rows_(positions, positions.weight[rows])
         distances = torch.arange(1 - size, size).clamp(1 - old, old - 1)
         for attention in relative:
             set_rows_(attention.distance_embedding, attention.distance_embedding.weight[distances + old - 1])

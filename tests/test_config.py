@@ -198,6 +198,7 @@ def test_a_config_survives_JSON_and_pickle() -> None:
         "pooler_act": "relu",
         "pooler_dropout": 0.25,
         "positions_skip_padding": True,
+        "padding_has_position": True,
         "embedding_size": 128,
         "pruned_heads": {0: (1,), 2: (0, 1, 2, 3)},
         "pruned_neurons": {1: (5, 36)},

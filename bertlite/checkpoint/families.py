@@ -7,10 +7,11 @@ What differs from a BERT and is left is a field of `BertConfig`: `positions_skip
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bertlite.checkpoint.files import Source, find_checkpoint
@@ -59,11 +60,20 @@ class Family:
     needs: Mapping[str, Any] = field(default_factory=dict)
 
 
+POSITIONS = "embeddings.position_embeddings.weight"
+
+
 def cut_positions_(state: State, values: Values, base: str) -> None:
-    """Drop the rows of positions up to that of padding, which no token has: the first token then has position 0."""
-    name = f"{base}embeddings.position_embeddings.weight"
+    """Drop the rows of positions before the first token's; padding's, unless it is zero, becomes the last."""
+    name, pad = f"{base}{POSITIONS}", values["pad_token_id"]
     if name in state:
-        state[name] = state[name][values["pad_token_id"] + 1 :]
+        rows = state[name]
+        state[name] = torch.cat([rows[pad + 1 :], rows[pad, None]]) if has_nonzero(rows, pad) else rows[pad + 1 :]
+
+
+def has_nonzero(table: Tensor, row: int) -> bool:
+    """Return whether a row of a table is there and not zero."""
+    return table.dim() == 2 and len(table) > row and bool(table[row].any())
 
 
 def add_segments_(state: State, values: Values, base: str) -> None:
@@ -247,9 +257,9 @@ class Origin:
         return cls(path, kind, family, values)
 
     def build(
-        self, cls: Any, options: Mapping[str, Any], overrides: Mapping[str, Any]
+        self, cls: Any, options: Mapping[str, Any], overrides: Mapping[str, Any], state: State
     ) -> tuple[dict[str, Any], BertConfig]:
-        """Return the options and the config by which a model of a class is made.
+        """Return the options and the config by which a model of a class is made for the tensors of the checkpoint.
 
         A base model has a pooler if the family's has one, or if the options say so.
         """
@@ -257,7 +267,12 @@ class Origin:
         if not self.family.pooler and not hasattr(cls, "needs_pooler"):  # which heads have
             options.setdefault("add_pooling_layer", False)
         pooled = options.get("add_pooling_layer", getattr(cls, "needs_pooler", True))
-        return options, self.config(cls.__name__ if pooled else None, **overrides)
+        config = self.config(cls.__name__ if pooled else None, **overrides)
+        if "positions_skip_padding" in self.family.fixed:
+            tables = [table for name, table in state.items() if name.endswith(POSITIONS)]
+            padded = any(has_nonzero(table, self.values["pad_token_id"]) for table in tables)
+            config = replace(config, padding_has_position=padded)
+        return options, config
 
     def config(self, pooled: str | None = None, **overrides: Any) -> BertConfig:
         """Return the config of the BERT; that of a class with a pooler states its activation and rates of dropout."""

@@ -130,8 +130,8 @@ def load_model(
     asked = parse_dtype(dtype)
     files = find_checkpoint(source)
     origin = Origin.read(files.config)
-    options, config = origin.build(cls, options, overrides)
     state = read_tensors(files)
+    options, config = origin.build(cls, options, overrides, state)
     raise_faults(f"{files.weights} does not fit {files.config.name}:", implausible_sizes(state, config))
     if asked is not None and origin.family is not BERT:  # which may add tensors: not in a narrower dtype
         state = {name: t.to(asked) if t.dtype in DTYPES.values() else t for name, t in state.items()}

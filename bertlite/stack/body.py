@@ -82,6 +82,7 @@ class BertBody(Body, Generic[Out]):
                 so.
             token_type_ids: (B, S), the segment of each token; zeros by default.
             position_ids: (B, S), (1, S) or (S,); by default counted from 0, or from the length of `past_key_values`.
+                A model of RoBERTa's kind takes RoBERTa's numbers: `pad_token_id` for padding, and from the next on.
             inputs_embeds: (B, S, D), in place of input_ids.
             head_mask: what each head's context is multiplied by: (N,), (L, N), (L, B, N) or transformers'
                 (L, B, N, 1, 1), heads in the numbering of the unpruned model.  Cross-attention has none.

@@ -60,15 +60,20 @@ class Inputs:
     def positions(self, config: BertConfig, past: int) -> Tensor | None:
         """Return the position ids that were given or, if positions skip padding, those counted; None: count from 0.
 
-        The first token that is not padding has position 0, or `past`, and padding -1: the embedding of no position.
+        The first token that is not padding has position 0, or `past`, and padding -1.
         """
-        given, ids = self.position_ids, self.input_ids
+        given, ids, first = self.position_ids, self.input_ids, first_position(config)
         if given is not None or ids is None or not getattr(config, "positions_skip_padding", False):
-            return given
+            return given - first if given is not None and first else given
         real = ids.ne(-1 if config.pad_token_id is None else config.pad_token_id)
         each = [real] if self.cu_seqlens is None else [*real.split(self.lengths), real[:0]]  # anew in each sequence
         count = torch.cat([sequence.cumsum(-1) for sequence in each])
         return (count + (past - 1)).masked_fill(~real, -1)
+
+
+def first_position(config: Any) -> int:
+    """Return the first token's number in position_ids: 0, or as in RoBERTa the one after padding's, `pad_token_id`."""
+    return 1 + (config.pad_token_id or 0) if getattr(config, "positions_skip_padding", False) else 0
 
 
 def check_tensor(name: str, given: Any) -> None:
@@ -141,14 +146,14 @@ def check_tokens(inputs: Inputs, config: BertConfig, past: int) -> None:
             f"{f', after {past} in the cache' if past else ''}; this model takes 1 to"
             f" {config.max_position_embeddings} (max_position_embeddings): truncate them"
         )
-    for name, ids, fits, field in (
-        ("token_type_ids", inputs.token_type_ids, segments, "type_vocab_size"),
-        ("position_ids", inputs.position_ids, positions, "max_position_embeddings"),
+    for name, ids, fits, field, first in (
+        ("token_type_ids", inputs.token_type_ids, segments, "type_vocab_size", 0),
+        ("position_ids", inputs.position_ids, positions, "max_position_embeddings", first_position(config)),
     ):
         if isinstance(ids, Tensor) and tuple(ids.shape) not in fits:  # torch.fx traces with stand-ins
             raise ValueError(f"{name} has shape {tuple(ids.shape)}; expected {' or '.join(map(str, fits))}")
         if ids is not None:
-            check_ids(name, ids, getattr(config, field), field)
+            check_ids(name, ids, getattr(config, field), field, first)
 
 
 def check_ends(inputs: Inputs, name: str) -> int:
@@ -198,15 +203,15 @@ def check_encoder_states(config: BertConfig, states: Tensor, batch: int) -> None
         )
 
 
-def check_ids(name: str, ids: Tensor, limit: int, field: str) -> None:
-    """Refuse indices of another dtype, or outside a table."""
+def check_ids(name: str, ids: Tensor, size: int, field: str, first: int = 0) -> None:
+    """Refuse indices of another dtype, or outside a table; `first` is of its first row, padding's the one before."""
     if ids.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{name} is {ids.dtype}; indices are torch.long or torch.int")
+    lowest, highest = max(first - 1, 0), first + size - 1
+    known = f"this model has {lowest} to {highest} ({field} {size}{f', from {first} on' if first else ''})"
     if ids.device.type == "cpu" and ids.numel() and values_readable(ids):
         low, high = (int(end) for end in ids.aminmax())
-        if low < 0 or high >= limit:
-            wrong = low if low < 0 else high
-            raise ValueError(f"{name} holds {wrong}; this model has 0 to {limit - 1} ({field} {limit})")
+        if low < lowest or high > highest:
+            raise ValueError(f"{name} holds {low if low < lowest else high}; {known}")
     elif values_readable(ids) and ids.is_cuda:  # the message comes with the next call that waits for the device
-        message = f"{name} holds others; this model has 0 to {limit - 1} ({field} {limit})"
-        torch_private.assert_async(((ids >= 0) & (ids < limit)).all(), message)
+        torch_private.assert_async(((ids >= lowest) & (ids <= highest)).all(), f"{name} holds others; {known}")

@@ -26,12 +26,14 @@ class BertEmbeddings(nn.Module):
         super().__init__()
         size = embeds_size(config)
         self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings, size)
+        positions = config.max_position_embeddings
+        self.padding_row = positions if own_field(config, "padding_has_position") else None
+        self.position_embeddings = nn.Embedding(positions + (self.padding_row is not None), size, self.padding_row)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
         self.LayerNorm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.projection = nn.Linear(size, config.hidden_size) if size != config.hidden_size else None
-        self.skips_padding = own_field(config, "positions_skip_padding")  # padding, at -1, has no position
+        self.skips_padding = own_field(config, "positions_skip_padding")  # padding is at -1
         self.absolute = config.position_embedding_type not in RELATIVE  # else the scores know where tokens stand
 
     def forward(
@@ -50,8 +52,10 @@ class BertEmbeddings(nn.Module):
                 position_ids = torch.arange(x.shape[-2], device=x.device)[None]
                 if hasattr(self.position_embeddings.weight, "grad_sample"):  # of Opacus, which wants (B, S)
                     position_ids = position_ids.expand(x.shape[:-1])
-            places = self.position_embeddings(position_ids.clamp(min=0) if self.skips_padding else position_ids)
-            x = x + (places * (position_ids >= 0)[..., None] if self.skips_padding else places)
+            skips, row = self.skips_padding, self.padding_row
+            rows = position_ids.masked_fill(position_ids < 0, row or 0) if skips else position_ids
+            places = self.position_embeddings(rows)
+            x = x + (places * (position_ids >= 0)[..., None] if skips and row is None else places)
         x = self.dropout(self.LayerNorm(x))
         return x if self.projection is None else self.projection(x)
 

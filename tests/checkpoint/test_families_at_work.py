@@ -99,6 +99,69 @@ def test_the_native_kernels_run_it(dtype: str, kind: str, worlds: Any) -> None:
     assert accuracy(found, right, None).is_right(dtype)
 
 
+@pytest.fixture(scope="module", params=["roberta", "mpnet"])
+def with_row(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """Return a model whose padding has a position that is not zero, and its folder."""
+    theirs, folder = theirs_of(request.param), tmp_path_factory.mktemp("row")
+    with torch.no_grad():
+        theirs.embeddings.position_embeddings.weight[theirs.config.pad_token_id] = torch.randn(48, dtype=F64)
+    theirs.save_pretrained(folder)
+    return theirs, folder
+
+
+@pytest.mark.parametrize("way", ["eager", "sdpa", "packed", "cu_seqlens", "native", "native cu_seqlens"])
+@pytest.mark.parametrize("given", [False, True], ids=["counted", "given"])
+def test_positions_have_transformers_numbers_and_padding_its_own_row(way: str, given: bool, with_row: Any) -> None:
+    """As RobertaModel and MPNetModel, where padding is attended to as well, as it is without a mask."""
+    theirs, folder = with_row
+    native = way.startswith("native")
+    if native and (reason := missing_platform()):
+        pytest.skip(reason)
+    batch = batch_of(theirs)
+    ids = batch["input_ids"]
+    numbers = {"position_ids": torch.randint(1, 42, ids.shape)} if given else {}
+    if given:
+        numbers["position_ids"][0, :2] = torch.tensor([1, 41])  # padding's, and the last
+    model = ours_of(folder, backend=way if way in ("eager", "sdpa", "packed") else "auto")
+    model = optimize_for_inference(model.float(), torch.float32, "native") if native else model
+    with torch.no_grad():
+        wanted = theirs(ids, **numbers).last_hidden_state
+        if way.endswith("cu_seqlens"):
+            flat = {name: x.flatten() for name, x in numbers.items()}
+            found = model(ids.flatten(), cu_seqlens=torch.tensor([0, 33, 66, 99], dtype=torch.int32), **flat)
+            found = found.last_hidden_state.view_as(wanted)
+        else:
+            found = model(ids, **numbers).last_hidden_state
+            real, mask = batch["attention_mask"].bool(), batch["attention_mask"]
+            masked = model(ids, mask, **numbers).last_hidden_state[real].double()
+            assert_same(masked, theirs(ids, mask, **numbers).last_hidden_state[real], atol=1e-4 if native else 1e-12)
+    assert_same(found.double(), wanted, atol=1e-4 if native else 1e-12)
+
+
+def test_padding_with_a_position_is_kept_when_saved_and_resized(with_row: Any, tmp_path: Path) -> None:
+    theirs, folder = with_row
+    model, ids = ours_of(folder), batch_of(theirs)["input_ids"]
+    with torch.no_grad():
+        wanted = theirs(ids).last_hidden_state
+        model.save_pretrained(tmp_path / "saved")
+        assert_same(ours_of(tmp_path / "saved")(ids).last_hidden_state, wanted)
+        model.resize_position_embeddings(50)
+        model.save_pretrained(tmp_path / "longer")
+        assert_same(ours_of(tmp_path / "longer")(ids).last_hidden_state, wanted)
+    assert main(["inspect", str(folder)]) == 0
+    with pytest.raises((ValueError, KeyError)):  # stock has no place for it
+        transformers.BertModel.from_pretrained(tmp_path / "saved")
+
+
+@EACH
+def test_positions_outside_the_table_are_named_in_transformers_numbers(kind: str, worlds: Any) -> None:
+    model, ids = ours_of(worlds(kind)[1]), torch.full((1, 3), 7)
+    lowest, highest = (0, 39) if kind == "electra small" else (1, 41)
+    for wrong in (lowest - 1, highest + 1):
+        with pytest.raises(ValueError, match=f"position_ids holds {wrong}; this model has {lowest} to {highest} "):
+            model(ids, position_ids=torch.tensor([[lowest, wrong, highest]]))
+
+
 @EACH
 def test_a_job_embeds_texts_of_many_languages_each_as_alone(kind: str, worlds: Any, tmp_path: Path) -> None:
     """Bit for bit as each text alone, with the native kernels, and as transformers' model of the ids."""

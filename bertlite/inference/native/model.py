@@ -16,6 +16,7 @@ from bertlite.inference.support import norm_fault
 from bertlite.model import BertModel, BertPreTrainedModel
 from bertlite.stack.attention import packs
 from bertlite.stack.body import has_hooks, has_hooks_within, pick
+from bertlite.stack.inputs import first_position
 from bertlite.stack.layouts import Padded
 from bertlite.stack.masks import values_readable
 from bertlite.stack.modules import BertEmbeddings, BertPooler
@@ -62,11 +63,13 @@ class NativeEmbeddings(BertEmbeddings):
     def ids(self, words: Tensor, rows: int, length: int) -> Ids:
         """Return a struct with the tables of embeddings; the words' may be another than the model's."""
         segments, positions, norm = self.token_type_embeddings, self.position_embeddings, self.LayerNorm
+        padded = self.padding_row is not None
         return Ids(
             rows=rows, length=length, words=words.data_ptr(), segment_table=segments.weight.data_ptr(),
             position_table=positions.weight.data_ptr() if self.absolute else None,
             norm_weight=norm.weight.data_ptr(), norm_bias=norm.bias.data_ptr(), word_count=words.shape[0],
-            segment_count=segments.num_embeddings, position_count=positions.num_embeddings,
+            segment_count=segments.num_embeddings, position_count=positions.num_embeddings - padded,
+            padding_has_position=padded,
         )  # fmt: skip
 
     def is_intact(self) -> bool:
@@ -137,6 +140,8 @@ class NativeBertModel(BertModel):
         fits = all(x.shape == shape and is_laid(x, torch.int64) for x in (input_ids, *beside))
         if not fits or len(shape) != (1 if packed else 2):
             return None
+        if positions is not None and (first := first_position(self.config)):
+            positions = positions - first
         if packed and (mask is not None or encoded or ends.dim() != 1 or not is_laid(ends, torch.int32)):
             return None
         rows = len(ends) - 1 if packed else shape[0]
@@ -146,7 +151,7 @@ class NativeBertModel(BertModel):
         )
         given.takes_padding = first_only or not encoded  # a head of tokens takes them without padding
         given.keeps_order = self.config.position_embedding_type != "absolute"
-        if self.config.positions_skip_padding and positions is None:
+        if self.config.positions_skip_padding:
             pad = self.config.pad_token_id
             given.skips_padding, given.padding = True, -1 if pad is None else pad
         words = self.embeddings.word_embeddings.weight

@@ -22,6 +22,7 @@ struct Ids {
     long keeps_order;             // whether padding is only behind the tokens, as positions are relative
     const void *words, *segment_table, *position_table, *norm_weight, *norm_bias;  // in the dtype of the batch
     long word_count, segment_count, position_count;
+    long padding_has_position;  // whether padding's is behind those that are counted
 };
 }
 
@@ -50,7 +51,7 @@ class TokenPlaces {
 
     long tokens() const { return starts.back(); }
     long at(long token) const { return places_.empty() ? token : places_[token]; }
-    long position(long token) const {  // -1: none
+    long position(long token) const {  // -1: padding's
         const long index = at(token);
         return ids_->positions      ? ids_->positions[index]
                : positions_.empty() ? index % ids_->length
@@ -148,8 +149,9 @@ void embed(const Ids& ids, const TokenPlaces& places, long token, long width, co
     const long at = places.at(token);
     read_row(row(ids.words, ids.ids[at]), width, to);
     read_row(row(ids.segment_table, ids.segments ? ids.segments[at] : 0), width, to, true);
-    const long position = places.position(token);
-    if (ids.position_table && position >= 0) read_row(row(ids.position_table, position), width, to, true);
+    const long position = places.position(token), place = position < 0 ? ids.position_count : position;
+    if (ids.position_table && place < ids.position_count + ids.padding_has_position)
+        read_row(row(ids.position_table, place), width, to, true);
     layer_norm(to, width, norm, norm + round_up(width, LANES), epsilon);
     if constexpr (std::is_same_v<T, BFloat16>)  // as the embeddings are where they are computed alone
         for (long i = 0; i < width; i += LANES) {
