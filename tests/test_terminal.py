@@ -20,7 +20,7 @@ from test_cli import LEAVES  # type: ignore[import-not-found]
 
 import bertlite
 from bertlite.cli import main
-from bertlite.shipping.formats import FORMATS
+from bertlite.shipping.onnx import PACKAGES
 
 for library in ("transformers", "accelerate", "datasets", "matplotlib", "pyarrow"):
     if find_spec(library) is None:
@@ -138,10 +138,7 @@ def on_terminal(*words: str, interrupt: str = "") -> tuple[object, str]:
 
 def missing_exporter(words: list[str]) -> list[str]:
     """Return the packages of an export that are not installed."""
-    if words[0] != "export":
-        return []
-    packages = FORMATS[words[words.index("--format") + 1] if "--format" in words else "onnx"].packages
-    return [package for package in packages if find_spec(package) is None]
+    return [package for package in PACKAGES if words[0] == "export" and find_spec(package) is None]
 
 
 def test_the_first_example_of_each_command_runs(home, few_rounds, monkeypatch, capsys) -> None:

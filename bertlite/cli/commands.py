@@ -237,21 +237,20 @@ def export(commands: Commands) -> None:
         commands,
         "export",
         "bertlite.shipping.export",
-        summary="write a checkpoint as ONNX or OpenVINO IR",
+        summary="write a checkpoint as ONNX, which OpenVINO reads too",
         description="""\
-Write a dense or pruned checkpoint as ONNX or OpenVINO IR, for batches and lengths of any size, in float32.  The graph
-is run beside the model at several shapes with padding, and kept only if its error is as small as torch's own.  The
-folder also gets what sentence-transformers and optimum need; it may be the checkpoint's own.""",
+Write a dense or pruned checkpoint as ONNX, for batches and lengths of any size, in float32.  The graph is run
+beside the model at several shapes with padding, and kept only if its error is as small as torch's own.  The folder
+also gets what sentence-transformers and optimum need; it may be the checkpoint's own.""",
         examples=(
             "sentence-transformers/all-MiniLM-L6-v2 --out minilm-onnx",
-            "fast --format openvino --out fast-openvino",
+            "fast --out fast-onnx",
         ),
         record="what was written, and how it compares with the model",
         out={FOLDER: "the graph, config.json, the tokenizer and export.json"},
         needs=(FOLDER,),
     )
     add_checkpoint(action)
-    option(action, "--format", names, "onnx", "onnx, openvino or both", metavar="A[,B]")
     option(
         action,
         "--class",

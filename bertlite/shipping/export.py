@@ -27,8 +27,8 @@ from bertlite.parity.compare import distance, largest, rms
 from bertlite.progress import Progress
 from bertlite.records import sha256_of, write_json
 from bertlite.shipping.carried import MODULES, carry_modules, carry_tokenizer
-from bertlite.shipping.formats import FORMATS, Format, find_format
 from bertlite.shipping.graphs import Graph
+from bertlite.shipping.onnx import FILE, load_onnx, require_packages, write_onnx
 
 RECORD = "export.json"
 FACTOR = 10.0  # 1.6 was found for a model of 6 layers
@@ -36,27 +36,22 @@ SHAPES = ((1, 1), (2, 11), (4, 5), (3, 128))  # sequences x tokens, if the model
 
 
 def main(args: argparse.Namespace) -> int:
-    """Export a checkpoint in each format, and print the errors of the graphs."""
-    for name in args.format:
-        find_format(name).require()  # before any of them is written
-    record = {}
-    with Progress(len(args.format) * (2 + len(SHAPES)), "steps", what="export") as progress:
+    """Export a checkpoint, and print the errors of the graph."""
+    with Progress(2 + len(SHAPES), "steps", what="export") as progress:
 
         def step(text: str) -> None:
             progress.bar.set_description_str(f"export: {text}", refresh=False)
             progress.advance()
 
-        for name in args.format:
-            record = export(args.checkpoint, args.folder, name, cls=args.class_name, progress=step)
-            found = record["formats"][name]
-            rows = [row for shape in found["shapes"] for row in shape["outputs"].values()]
-            worst = max(rows, key=lambda row: row["error"] / row["allowed"])
-            progress.print(
-                f"{args.folder / FORMATS[name].file}: {found['class']}, {found['bytes'] / 1e6:.1f} MB;"
-                f" at {len(found['shapes'])} shapes the largest difference from the model is"
-                f" {max(row['difference'] for row in rows):.1e}, the error {worst['error']:.1e}"
-                f" (torch's own {worst['torch']:.1e}, allowed {worst['allowed']:.1e})"
-            )
+        record = export(args.checkpoint, args.folder, cls=args.class_name, progress=step)
+        rows = [row for shape in record["shapes"] for row in shape["outputs"].values()]
+        worst = max(rows, key=lambda row: row["error"] / row["allowed"])
+        progress.print(
+            f"{args.folder / FILE}: {record['class']}, {record['bytes'] / 1e6:.1f} MB;"
+            f" at {len(record['shapes'])} shapes the largest difference from the model is"
+            f" {max(row['difference'] for row in rows):.1e}, the error {worst['error']:.1e}"
+            f" (torch's own {worst['torch']:.1e}, allowed {worst['allowed']:.1e})"
+        )
     if args.record:
         write_json(args.record, record)
     return 0
@@ -65,20 +60,18 @@ def main(args: argparse.Namespace) -> int:
 def export(
     checkpoint: str | PathLike[str],
     folder: str | PathLike[str],
-    format: str = "onnx",
     *,
     cls: str | None = None,
     progress: Callable[[str], object] = lambda _: None,
 ) -> dict[str, Any]:
-    """Write a checkpoint as ONNX or OpenVINO IR, for batches and lengths of any size, in float32.
+    """Write a checkpoint as ONNX, for batches and lengths of any size, in float32.
 
-    The folder gets onnx/model.onnx or openvino/openvino_model.xml, config.json, the tokenizer, sentence-transformers'
-    modules and export.json, so that optimum and sentence-transformers load it; another format of the same checkpoint
-    can be added later.  If the folder is the checkpoint's own, it gets only the graph and export.json.
+    The folder gets onnx/model.onnx, config.json, the tokenizer, sentence-transformers' modules and export.json, so
+    that optimum and sentence-transformers load it.  If the folder is the checkpoint's own, it gets only the graph and
+    export.json.
 
     Args:
         checkpoint: a folder or a hub id.
-        format: a name of `bertlite.shipping.formats.FORMATS`.
         cls: name of the class; by default that of config.json, and BertModel if sentence-transformers made it.
         progress: called with a sentence at each step.
 
@@ -87,29 +80,31 @@ def export(
         between graph and model, the root mean square of the error and what is allowed.
 
     Raises:
-        ModuleNotFoundError: a package that the format needs is not installed.
+        ModuleNotFoundError: a package of the extra `onnx` is not installed.
         FileExistsError: the folder holds neither this checkpoint nor an export of it.
         ValueError: the graph computes other outputs than the model, in which case nothing is written; or there is no
-            such format or class, or the checkpoint cannot be read.
+            such class, or the checkpoint cannot be read.
     """
-    kind, source, out = find_format(format), Source(checkpoint), Path(folder).expanduser()
-    kind.require()
+    require_packages()
+    source, out = Source(checkpoint), Path(folder).expanduser()
     hashes = fingerprint(source)
     own = check_target(source, out, hashes)
     model_class = choose_class(source, cls)
     progress(f"loading {model_class.__name__}")
     model = model_class.from_pretrained(checkpoint, dtype=torch.float32)
     graph = Graph(model)
-    with replacing(out, superseded=re.compile(Path(kind.file).parts[0])) as new:
-        target = new / kind.file
+    with replacing(out, superseded=re.compile(FILE.parts[0])) as new:
+        target = new / FILE
         target.parent.mkdir(parents=True)
-        progress(f"writing {kind.file}")
+        progress(f"writing {FILE}")
         started = time.perf_counter()
-        kind.write(graph, target)
+        write_onnx(graph, target)
         seconds = time.perf_counter() - started
-        shapes = list(compare(kind, graph, target, progress))
-        check_differences(kind, shapes)
-        found = {
+        shapes = list(compare(graph, target, progress))
+        check_differences(shapes)
+        record = {
+            "what": "bertlite export",
+            "sha256": hashes,
             "class": model_class.__name__,
             "inputs": [*graph.sample(1, 1)],
             "outputs": list(graph.outputs),
@@ -118,8 +113,6 @@ def export(
             "seconds": round(seconds, 1),
             "shapes": shapes,
         }
-        before = read_json_object(out / RECORD)["formats"] if (out / RECORD).is_file() else {}
-        record = {"what": "bertlite export", "sha256": hashes, "formats": {**before, format: found}}
         write_json(new / RECORD, record)
         if not own:
             write_beside(source, new, model)
@@ -176,9 +169,9 @@ def write_beside(source: Source, folder: Path, model: BertPreTrainedModel) -> No
 
 
 @torch.inference_mode()
-def compare(kind: Format, graph: Graph, path: Path, progress: Callable[[str], object]) -> Iterator[dict[str, Any]]:
+def compare(graph: Graph, path: Path, progress: Callable[[str], object]) -> Iterator[dict[str, Any]]:
     """Run a written graph and the model on batches of several shapes, and yield the differences of each."""
-    run, truth = kind.load(path), graph.double_copy()
+    run, truth = load_onnx(path), graph.double_copy()
     for number, (batch, tokens) in enumerate(SHAPES):
         length = min(tokens, graph.longest)
         progress(f"comparing at {batch}x{length}")
@@ -198,7 +191,7 @@ def compare(kind: Format, graph: Graph, path: Path, progress: Callable[[str], ob
         yield {"batch": batch, "length": length, "outputs": rows}
 
 
-def check_differences(kind: Format, shapes: list[dict[str, Any]]) -> None:
+def check_differences(shapes: list[dict[str, Any]]) -> None:
     """Raise ValueError for a graph whose errors exceed those allowed; name outputs, shapes and figures."""
     wrong = [
         f"{name} at {shape['batch']}x{shape['length']}: error {row['error']:.1e}, allowed {row['allowed']:.1e},"
@@ -208,6 +201,4 @@ def check_differences(kind: Format, shapes: list[dict[str, Any]]) -> None:
         if not row["ok"]
     ]
     if wrong:
-        raise ValueError(
-            f"the {kind.name} graph computes other outputs than the model and was not kept: {'; '.join(wrong)}"
-        )
+        raise ValueError(f"the graph computes other outputs than the model and was not kept: {'; '.join(wrong)}")

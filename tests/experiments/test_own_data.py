@@ -22,7 +22,7 @@ from bertlite import BertForSequenceClassification, BertForTokenClassification
 from bertlite.cli import main
 from bertlite.experiments.files import class_names
 from bertlite.records import read_runs
-from bertlite.shipping.formats import FORMATS
+from bertlite.shipping.onnx import PACKAGES
 
 pyarrow, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
 PAGE = Path(__file__).resolve().parents[2] / "notebooks" / "docs" / "own_data.md"
@@ -95,7 +95,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
         for command in COMMANDS:
             words = shlex.split(command)
-            if words[0] == "export" and not all(map(find_spec, FORMATS["onnx"].packages)):
+            if words[0] == "export" and not all(map(find_spec, PACKAGES)):
                 continue
             status = main([*words, *(QUICK if "finetune" in words else [])])
             assert status in ((0, 1) if words[0] == "evaluate" else (0,)), command

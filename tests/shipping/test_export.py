@@ -1,8 +1,7 @@
-"""bertlite/shipping: ONNX and OpenVINO graphs compute what the model does, or are not kept."""
+"""bertlite/shipping: ONNX graphs compute what the model does, or are not kept, and OpenVINO reads them."""
 
 import json
 import shutil
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,18 +19,17 @@ from bertlite.cli import main, parser
 from bertlite.cli.words import subcommands
 from bertlite.extras import install_hint
 from bertlite.heads import models as heads
-from bertlite.shipping import formats
+from bertlite.shipping import onnx
 from bertlite.shipping.export import SHAPES, choose_class, export
-from bertlite.shipping.formats import FORMATS
 from bertlite.shipping.graphs import INPUTS, Graph
 
 TINY = {"num_hidden_layers": 1, "hidden_size": 24, "intermediate_size": 37}
 CLASSES = [BertModel, *(getattr(heads, name) for name in heads.__all__)]
 
 
-def needs(name: str) -> None:
-    """Skip the test where a package of a format is not installed."""
-    for package in FORMATS[name].packages:
+def needs(*packages: str) -> None:
+    """Skip the test where one of these packages, or of those of the export, is not installed."""
+    for package in (*onnx.PACKAGES, *packages):
         pytest.importorskip(package)
 
 
@@ -70,7 +68,7 @@ def test_a_model_with_cross_attention_is_refused():
 
 
 class Pretended:
-    """A format whose file holds the graph's own weights, so that no other library is needed."""
+    """Writes and runs a file by the graph itself, so that no other library is needed."""
 
     def __init__(self, change: float = 0.0) -> None:
         self.change = change
@@ -91,9 +89,10 @@ class Pretended:
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, change: float = 0.0) -> None:
-    for name, each in FORMATS.items():
-        fake = Pretended(change)
-        monkeypatch.setitem(FORMATS, name, replace(each, packages=(), write=fake.write, load=fake.load))
+    fake = Pretended(change)
+    monkeypatch.setattr(onnx, "PACKAGES", ())
+    monkeypatch.setattr("bertlite.shipping.export.write_onnx", fake.write)
+    monkeypatch.setattr("bertlite.shipping.export.load_onnx", fake.load)
 
 
 @pytest.fixture(scope="module")
@@ -102,24 +101,20 @@ def source(tmp_path_factory):
     return save(folder, BertForSequenceClassification, **PRUNED, num_labels=3)
 
 
-@pytest.mark.parametrize(("name", "change"), [("onnx", 1e-3), ("openvino", float("nan"))])
-def test_a_graph_that_computes_something_else_is_not_kept(name, change, source, tmp_path, monkeypatch):
+@pytest.mark.parametrize("change", [1e-3, float("nan")])
+def test_a_graph_that_computes_something_else_is_not_kept(change, source, tmp_path, monkeypatch):
     pretend(monkeypatch, change)
-    with pytest.raises(
-        ValueError, match=rf"the {name} graph computes other outputs .* logits at 2x11: error (1\.0e-03|nan)"
-    ):
-        export(source, tmp_path / "out", name)
+    with pytest.raises(ValueError, match=r"the graph computes other outputs .* logits at 2x11: error (1\.0e-03|nan)"):
+        export(source, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
-    assert main(["export", str(source), "--format", name, "--out", str(tmp_path / "out")]) == 2
+    assert main(["export", str(source), "--out", str(tmp_path / "out")]) == 2
 
 
-@pytest.mark.parametrize(("name", "package"), [("onnx", "onnxscript"), ("openvino", "openvino")])
-def test_a_package_that_is_missing_is_named_with_its_extra(name, package, source, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(formats, "find_spec", lambda asked: None if asked == package else "there")
-    words = ["export", str(source), "--format", name, "--out", str(tmp_path / "out")]
-    assert main(words) == 2
+def test_a_package_that_is_missing_is_named_with_its_extra(source, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(onnx, "find_spec", lambda asked: None if asked == "onnxscript" else "there")
+    assert main(["export", str(source), "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
-    assert said == f"bertlite export: --format {name} needs {package}: {install_hint(name)}\n"
+    assert said == f"bertlite export: the export needs onnxscript: {install_hint('onnx')}\n"
     assert not (tmp_path / "out").exists()
 
 
@@ -132,7 +127,7 @@ def test_commands_ask_for_the_outputs_that_they_read_whatever_the_config_says(fl
     Path("model/config.json").write_text(json.dumps(config))
     Path("texts.txt").write_text("a b\nc\n")
     assert main(["export", "model", "--out", "graphs"]) == 0
-    assert read(Path("graphs/export.json"))["formats"]["onnx"]["outputs"] == ["last_hidden_state", "pooler_output"]
+    assert read(Path("graphs/export.json"))["outputs"] == ["last_hidden_state", "pooler_output"]
     assert main(["attention", "model", "a b", "--out", "page.html"]) == 0
     pytest.importorskip("pyarrow")
     assert main(["embed", "model", "texts.txt", "--out", "vectors"]) == 0
@@ -148,36 +143,24 @@ def test_a_folder_of_something_else_is_left_alone(source, tmp_path, monkeypatch)
     export(source, tmp_path / "graphs")
     with pytest.raises(FileExistsError, match="name another folder"):
         export(other, tmp_path / "graphs")
-    with pytest.raises(ValueError, match="there is no format 'tflite'; have: onnx, openvino"):
-        export(source, tmp_path / "new", "tflite")
     with pytest.raises(ValueError, match="there is no class 'BertForPoetry'; have: BertModel, BertForMaskedLM"):
         export(source, tmp_path / "new", cls="BertForPoetry")
     assert not (tmp_path / "new").exists()
 
 
-def test_formats_gather_in_one_folder_with_what_loaders_need(source, tmp_path, monkeypatch, capsys):
+def test_the_folder_has_the_record_and_what_loaders_need(source, tmp_path, monkeypatch, capsys):
     pretend(monkeypatch)
     out = tmp_path / "out"
-    words = ["export", str(source), "--format", "onnx,openvino", "--out", str(out), "--json"]
+    words = ["export", str(source), "--out", str(out), "--json"]
     assert main(words) == 0
     record = json.loads(capsys.readouterr().out)
     assert record == read(out / "export.json")
-    assert list(record["formats"]) == ["onnx", "openvino"]
-    found = record["formats"]["onnx"]
-    assert found["class"] == "BertForSequenceClassification"
-    assert (found["inputs"], found["outputs"]) == (["input_ids", "attention_mask", "token_type_ids"], ["logits"])
-    assert [(shape["batch"], shape["length"]) for shape in found["shapes"]] == [(1, 1), (2, 11), (4, 5), (3, 40)]
-    assert all(shape["outputs"]["logits"]["ok"] for shape in found["shapes"])
-    names = {
-        "onnx/model.onnx",
-        "openvino/openvino_model.xml",
-        "config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
-    assert names | {"vocab.txt", "export.json"} == {
-        str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()
-    }
+    assert record["class"] == "BertForSequenceClassification"
+    assert (record["inputs"], record["outputs"]) == (["input_ids", "attention_mask", "token_type_ids"], ["logits"])
+    assert [(shape["batch"], shape["length"]) for shape in record["shapes"]] == [(1, 1), (2, 11), (4, 5), (3, 40)]
+    assert all(shape["outputs"]["logits"]["ok"] for shape in record["shapes"])
+    names = {"onnx/model.onnx", "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "export.json"}
+    assert names == {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     assert read(out / "config.json")["id2label"] == {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"}
     assert read(out / "tokenizer.json")["truncation"] is None
 
@@ -219,7 +202,7 @@ def test_a_hub_id_is_exported(source, tmp_path, monkeypatch):
     in_hub_cache(source, tmp_path / "hub", "someone/else")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert export("someone/else", tmp_path / "out")["formats"]["onnx"]["class"] == "BertForSequenceClassification"
+    assert export("someone/else", tmp_path / "out")["class"] == "BertForSequenceClassification"
     assert (tmp_path / "out" / "tokenizer.json").exists()
 
 
@@ -233,29 +216,20 @@ def test_the_commands_of_the_page_are_examples_of_help():
     assert set(shown) <= known
 
 
-# The real formats ----------------------------------------------------------------------------------------------------
+# The real format -----------------------------------------------------------------------------------------------------
 
 
-def exported(cls: Any, name: str, folder: Path, **changes: Any) -> tuple[Any, Path]:
+def exported(cls: Any, folder: Path, **changes: Any) -> tuple[Any, Path]:
     """Export a model and return it with the file, whose record says that it was compared."""
     save(folder / "model", cls, **{**TINY, **changes})
     out = folder / "out"
-    record = export(folder / "model", out, name)
-    assert record["formats"][name]["class"] == cls.__name__
-    return cls.from_pretrained(folder / "model"), out / FORMATS[name].file
+    assert export(folder / "model", out)["class"] == cls.__name__
+    return cls.from_pretrained(folder / "model"), out / onnx.FILE
 
 
-def check(model: Any, path: Path, name: str) -> None:
-    """Run a graph on batches of shapes that its export did not see, and compare; ONNX names its axes."""
-    graph, run = Graph(model), FORMATS[name].load(path)
-    if name == "onnx":
-        import onnx
-
-        assert str(Path(bertlite.__file__).parent).encode() not in path.read_bytes(), "it tells of this machine"
-        found = onnx.load(path).graph
-        axes = {each.name: [axis.dim_param for axis in each.type.tensor_type.shape.dim] for each in found.input}
-        assert axes == {name: [*graph.axes] for name in INPUTS}
-        assert tuple(each.name for each in found.output) == graph.outputs
+def check(model: Any, run: onnx.Forward) -> None:
+    """Run a graph on batches of shapes that its export did not see, and compare."""
+    graph = Graph(model)
     for batch, length in ((1, 2), (5, 3), (2, 39), (7, 17)):
         inputs = graph.sample(batch, length, seed=batch)
         with torch.no_grad():
@@ -272,32 +246,47 @@ UNLIKE = (BertModel, heads.BertLMHeadModel)  # an encoder with two outputs, and 
     [cls if cls in UNLIKE else pytest.param(cls, marks=pytest.mark.slow) for cls in CLASSES],
     ids=lambda cls: cls.__name__,
 )
-@pytest.mark.parametrize("name", list(FORMATS))
-def test_every_class_pruned_is_run_at_shapes_that_were_not_traced(cls, name, tmp_path):
-    needs(name)
+def test_every_class_pruned_is_run_at_shapes_that_were_not_traced(cls, tmp_path):
+    needs()
     changes: dict[str, Any] = {"pruned_heads": {0: (1, 3)}, "pruned_neurons": {0: (0, 5)}}
     if cls is BertModel:  # the others' layers are the same
         changes = {**PRUNED, "num_hidden_layers": 3}
     if cls is heads.BertLMHeadModel:
         changes["is_decoder"] = True
-    check(*exported(cls, name, tmp_path, **changes), name)
+    model, path = exported(cls, tmp_path, **changes)
+    check(model, onnx.load_onnx(path))
 
 
-@pytest.mark.parametrize("name", list(FORMATS))
-def test_a_dense_model_with_relative_positions_is_run(name, tmp_path):
-    needs(name)
-    check(*exported(BertModel, name, tmp_path, position_embedding_type="relative_key_query"), name)
+def test_a_dense_model_with_relative_positions_is_run_and_names_inputs_outputs_and_axes(tmp_path):
+    needs()
+    from onnx import load
+
+    model, path = exported(BertModel, tmp_path, position_embedding_type="relative_key_query")
+    check(model, onnx.load_onnx(path))
+    assert str(Path(bertlite.__file__).parent).encode() not in path.read_bytes(), "it tells of this machine"
+    found, graph = load(path).graph, Graph(model)
+    axes = {each.name: [axis.dim_param for axis in each.type.tensor_type.shape.dim] for each in found.input}
+    assert axes == {name: [*graph.axes] for name in INPUTS}
+    assert tuple(each.name for each in found.output) == graph.outputs
 
 
-def test_openvino_keeps_float32_and_names_inputs_and_outputs(tmp_path):
+@pytest.mark.parametrize("own_format", [False, True], ids=["the ONNX file", "made from it"])
+def test_openvino_reads_the_file(own_format, tmp_path):
+    """And writes its own format from it, as the page says."""
     needs("openvino")
     import openvino
 
-    model, path = exported(BertModel, "openvino", tmp_path)
-    found = openvino.Core().read_model(path)
-    assert [value.get_any_name() for value in found.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
-    assert [value.get_any_name() for value in found.outputs] == ["last_hidden_state", "pooler_output"]
-    assert path.with_suffix(".bin").stat().st_size >= 4 * model.num_parameters()
+    model, path = exported(heads.BertForPreTraining, tmp_path, **{**PRUNED, "num_hidden_layers": 3})
+    if own_format:
+        graph, path = openvino.convert_model(path), tmp_path / "openvino_model.xml"
+        openvino.save_model(graph, path, compress_to_fp16=False)
+    served = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+    def run(inputs: dict[str, Tensor]) -> list[Tensor]:
+        found = served({name: x.numpy() for name, x in inputs.items()})
+        return [torch.from_numpy(found[name]) for name in Graph(model).outputs]
+
+    check(model, run)
 
 
 @pytest.mark.clients
@@ -306,7 +295,7 @@ def test_openvino_keeps_float32_and_names_inputs_and_outputs(tmp_path):
     ("backend", "module"), [("onnx", "optimum.onnxruntime"), ("openvino", "optimum.intel.openvino")]
 )
 def test_sentence_transformers_runs_the_graph(backend, module, tmp_path):
-    needs(backend)
+    needs(*([backend] if backend == "openvino" else []))
     for package in ("sentence_transformers", module):
         if find_spec(package.partition(".")[0]) is None:
             pytest.skip(f"{package} is not installed")
@@ -316,7 +305,12 @@ def test_sentence_transformers_runs_the_graph(backend, module, tmp_path):
     source = add_pooling(save(tmp_path / "model", **TINY, pruned_heads={0: (1,)}))
     pooling = source / "1_Pooling" / "config.json"
     pooling.write_text(json.dumps({**read(pooling), "word_embedding_dimension": TINY["hidden_size"]}))
-    export(source, tmp_path / "out", backend)
+    export(source, tmp_path / "out")
+    if backend == "openvino":
+        import openvino
+
+        graph = openvino.convert_model(tmp_path / "out" / onnx.FILE)
+        openvino.save_model(graph, tmp_path / "out" / "openvino" / "openvino_model.xml", compress_to_fp16=False)
     options = {
         "onnx": {"provider": "CPUExecutionProvider"},
         "openvino": {"ov_config": {"INFERENCE_PRECISION_HINT": "f32"}},

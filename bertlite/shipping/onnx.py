@@ -1,13 +1,9 @@
-"""ONNX and OpenVINO IR: write a graph, and run it.
-
-Both libraries are optional: the extras `onnx` and `openvino` install them.
-"""
+"""The ONNX file of a graph: write it, and run it.  The extra `onnx` installs what this needs."""
 
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,33 +15,17 @@ from bertlite.extras import install_hint
 from bertlite.shipping.graphs import INPUTS, Graph
 
 Forward: TypeAlias = Callable[[Mapping[str, Tensor]], list[Tensor]]  # inputs by name -> outputs in order
+FILE = Path("onnx", "model.onnx")  # in a folder, where sentence-transformers and optimum look for it
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 PROTOBUF_LIMIT = 2**31  # bytes that one ONNX file may have
 HEADROOM = 2**26  # bytes kept for the graph itself
 
 
-@dataclass(frozen=True)
-class Format:
-    """A file format of graphs.
-
-    Args:
-        file: path of the graph in a folder, where sentence-transformers and optimum look for it.
-        extra: of bertlite, which installs the packages.
-        packages: modules that it needs.
-        write: (graph, path) writes the file.
-        load: path -> the function that runs it on the CPU.
-    """
-
-    name: str
-    file: str
-    packages: tuple[str, ...]
-    write: Callable[[Graph, Path], None]
-    load: Callable[[Path], Forward]
-
-    def require(self) -> None:
-        """Raise ModuleNotFoundError if a package is not installed."""
-        missing = [name for name in self.packages if find_spec(name) is None]
-        if missing:
-            raise ModuleNotFoundError(f"--format {self.name} needs {', '.join(missing)}: {install_hint(self.name)}")
+def require_packages() -> None:
+    """Raise ModuleNotFoundError if a package is not installed."""
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ModuleNotFoundError(f"the export needs {', '.join(missing)}: {install_hint('onnx')}")
 
 
 @contextmanager
@@ -96,6 +76,7 @@ def drop_traces_(model: Any) -> None:
 
 
 def load_onnx(path: Path) -> Forward:
+    """Return the function that runs the file on the CPU with onnxruntime."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -106,46 +87,3 @@ def load_onnx(path: Path) -> Forward:
         return [torch.from_numpy(x) for x in session.run(None, {name: x.numpy() for name, x in inputs.items()})]
 
     return run
-
-
-def write_openvino(graph: Graph, path: Path) -> None:
-    """Write OpenVINO IR, an .xml file with its .bin."""
-    import openvino
-
-    with quiet(), torch.no_grad():
-        model = openvino.convert_model(graph, example_input=graph.sample(2, min(7, graph.longest)))
-    for given, name in zip(model.inputs, INPUTS, strict=True):
-        given.get_tensor().set_names({name})
-    for out, name in zip(model.outputs, graph.outputs, strict=True):
-        out.get_tensor().set_names({name})
-    openvino.save_model(model, path, compress_to_fp16=False)
-
-
-def load_openvino(path: Path) -> Forward:
-    import openvino
-
-    settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
-    model = openvino.Core().compile_model(path, "CPU", settings)
-    names = [out.get_any_name() for out in model.outputs]
-
-    def run(inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        found = model({name: x.numpy() for name, x in inputs.items()})
-        return [torch.from_numpy(found[name].copy()) for name in names]
-
-    return run
-
-
-FORMATS = {
-    each.name: each
-    for each in (
-        Format("onnx", "onnx/model.onnx", ("onnx", "onnxscript", "onnxruntime"), write_onnx, load_onnx),
-        Format("openvino", "openvino/openvino_model.xml", ("openvino",), write_openvino, load_openvino),
-    )
-}
-
-
-def find_format(name: str) -> Format:
-    """Return the format of this name; raise ValueError if there is none."""
-    if name not in FORMATS:
-        raise ValueError(f"there is no format {name!r}; have: {', '.join(FORMATS)}")
-    return FORMATS[name]
