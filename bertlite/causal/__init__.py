@@ -6,7 +6,6 @@ Heads have their numbers in the unpruned model, and a pruned one is nan.
 from bertlite.causal.ablation import ABLATIONS, Ablation, ablate, ablated, mean_contexts
 from bertlite.causal.metrics import METRICS
 from bertlite.causal.patching import DIRECTIONS, Patching, attribution_patch, patch
-from bertlite.causal.shapley import ShapleyValues, shapley_values
 from bertlite.causal.sites import SITES, activations_at
 
 __all__ = [
@@ -16,12 +15,10 @@ __all__ = [
     "SITES",
     "Ablation",
     "Patching",
-    "ShapleyValues",
     "ablate",
     "ablated",
     "activations_at",
     "attribution_patch",
     "mean_contexts",
     "patch",
-    "shapley_values",
 ]

@@ -10,7 +10,7 @@ Zeros give later layers inputs that never occur; a mean removes only what differ
 Shapes:  E examples · R rows of a batch · S positions · L layers · N heads as built · H head dim
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +37,6 @@ from bertlite.pruning import BertLike
 
 HEAD = SITES["head"]
 ABLATIONS = ("zero", "mean", "resample")
-Gone = Mapping[int, Sequence[int]]  # {layer: ablated heads}
 
 
 @dataclass(frozen=True)
@@ -64,44 +63,20 @@ class Ablation:
         return counted.std(0) / len(counted) ** 0.5
 
 
-@contextmanager
-def ablation_losses(
-    model: BertLike, batches: Iterable[Batch], method: str, reference: Iterable[Batch] | None, seed: int, **others: Any
-) -> Iterator[Callable[[Gone], Tensor]]:
-    """Yield the function that returns the loss of every example with some heads ablated, (E,), float64 on the CPU.
-
-    Args:
-        others: target, loss and teacher, as for `head_importance`.
-
-    Raises:
-        ValueError: names that are unknown or do not go together, or batches that do not fit the model.
-    """
-    if method not in ABLATIONS:
-        raise ValueError(f"there is no ablation {method!r}; have: {', '.join(ABLATIONS)}")
-    task = ScoringTask(model, HEADS, "example", seed=seed, **others)
-    check_task(task, "leave_one_out")
-    read = read_rows(model, batches, task.needs_labels)
-    known = read if reference is None else read_rows(model, reference)
-    with eval_mode(*task.models), torch.no_grad():
-        if method == "resample":
-            values = resampled_contexts(model, read, known, seed)
-        else:
-            size = model.config.hidden_size // model.config.num_attention_heads
-            zeros = torch.zeros(*HEADS.shape(model), size, device=model.device)
-            values = [kept_contexts(model, mean_of(model, known) if method == "mean" else zeros)] * len(read)
-        objectives = [task.objective(batch) for batch in read]
-
-        def losses(gone: Gone) -> Tensor:
-            found = []
-            for batch, objective, contexts in zip(read, objectives, values, strict=True):
-                edit = partial(replace_heads, model, gone, contexts)
-                found.append(objective(run_edited(model, batch, HEAD, edit)).double().cpu())
-            return torch.cat(found)
-
-        yield losses
+def contexts_instead(
+    model: BertLike, method: str, batches: list[Batch], reference: list[Batch], seed: int
+) -> list[list[Tensor]]:
+    """Return the contexts to put in place of each batch's: for each layer (R or 1, S or 1, n, H)."""
+    if method == "resample":
+        return resampled_contexts(model, batches, reference, seed)
+    size = model.config.hidden_size // model.config.num_attention_heads
+    zeros = torch.zeros(*HEADS.shape(model), size, device=model.device)
+    return [kept_contexts(model, mean_of(model, reference) if method == "mean" else zeros)] * len(batches)
 
 
-def replace_heads(model: BertLike, gone: Gone, values: Sequence[Tensor], layer: int, x: Tensor) -> Tensor | None:
+def replace_heads(
+    model: BertLike, gone: Mapping[int, Sequence[int]], values: Sequence[Tensor], layer: int, x: Tensor
+) -> Tensor | None:
     """Replace some heads' contexts, (R, S, n, H), by values."""
     kept = kept_heads(model.config, layer)
     indices = [kept.index(head) for head in gone.get(layer, ()) if head in kept]
@@ -144,8 +119,22 @@ def ablate(
         ValueError: an unknown name, no batches, labels that are missing or do not fit, or a reference that has no
             other example.
     """
-    options: dict[str, Any] = {"target": target, "loss": loss, "teacher": teacher}
-    with ablation_losses(model, batches, method, reference, seed, **options) as losses:
+    if method not in ABLATIONS:
+        raise ValueError(f"there is no ablation {method!r}; have: {', '.join(ABLATIONS)}")
+    task = ScoringTask(model, HEADS, "example", seed=seed, target=target, loss=loss, teacher=teacher)
+    check_task(task, "leave_one_out")
+    read = read_rows(model, batches, task.needs_labels)
+    known = read if reference is None else read_rows(model, reference)
+    with eval_mode(*task.models), torch.no_grad():
+        values = contexts_instead(model, method, read, known, seed)
+        objectives = [task.objective(batch) for batch in read]
+
+        def losses(gone: Mapping[int, Sequence[int]]) -> Tensor:  # (E,), float64 on the CPU
+            edits = [partial(replace_heads, model, gone, contexts) for contexts in values]
+            each = zip(read, objectives, edits, strict=True)
+            found = [objective(run_edited(model, batch, HEAD, edit)) for batch, objective, edit in each]
+            return torch.cat([loss.double().cpu() for loss in found])
+
         whole = losses({})
         increases = torch.full((len(whole), *HEADS.shape(model)), torch.nan, dtype=torch.float64)
         for layer, head in HEADS.present(model).nonzero().tolist():

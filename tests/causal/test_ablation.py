@@ -1,8 +1,7 @@
-"""Ablation and Shapley values: equal to hooks written here, to pruning, and to the mean over all orders."""
+"""Ablation: equal to hooks written here, and to pruning."""
 
 from collections.abc import Iterable
-from functools import cache, partial
-from itertools import permutations
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,9 +18,8 @@ from bertlite import (
     head_importance,
     prune_heads,
 )
-from bertlite.causal import ablate, ablated, activations_at, mean_contexts, shapley_values
+from bertlite.causal import ablate, ablated, activations_at, mean_contexts
 from bertlite.causal.ablation import scaled_positions
-from bertlite.causal.shapley import draw_orders, increases_along
 
 METHODS = ("zero", "mean", "resample")
 
@@ -181,7 +179,6 @@ def test_examples_without_a_label_do_not_count(method: str) -> None:
     assert found.increases[1].isnan().all()
     assert_same(found.increase, found.increases[[0, 2]].mean(0))
     assert_same(found.standard_error, found.increases[[0, 2]].std(0) / 2**0.5)
-    assert shapley_values(model, [batch], orders=4, method=method).values.isfinite().all()
 
 
 def test_choices_are_rows_of_one_example() -> None:
@@ -258,87 +255,6 @@ def test_a_block_refuses_what_does_not_fit() -> None:
         pass
 
 
-# Shapley values
-
-
-def game(gone: Any) -> Tensor:
-    """Losses of two examples with some of four players gone, of which 0 and 1 stand for each other."""
-    left = set(range(4)) - set(gone)
-    first = 3.0 - 2.0 * bool(left & {0, 1}) - 0.5 * (2 in left) * (3 in left)
-    return torch.tensor([first, 1.0 - 0.25 * (3 in left)], dtype=F64)
-
-
-def mean_over_orders(losses: Any, players: int) -> Tensor:
-    """Return Shapley values by their definition, (K, P)."""
-    known = cache(lambda gone: losses(sorted(gone)))
-    orders, whole, empty = list(permutations(range(players))), known(frozenset()), known(frozenset(range(players)))
-    return sum(increases_along(lambda gone: known(frozenset(gone)), o, whole, empty) for o in orders) / len(orders)
-
-
-def test_players_that_stand_for_each_other_share_what_they_are_worth() -> None:
-    values = mean_over_orders(game, 4)
-    assert_same(values[0], torch.tensor([1.0, 1.0, 0.25, 0.25], dtype=F64))  # by symmetry, and what they stand for
-    assert_same(values[1], torch.tensor([0, 0, 0, 0.25], dtype=F64))
-
-
-def test_orders_are_permutations_and_every_second_is_reversed() -> None:
-    orders = list(draw_orders(6, 5, 0))
-    assert all(sorted(order) == list(range(6)) for order in orders)
-    assert orders[1] == orders[0][::-1]
-    assert orders[3] == orders[2][::-1]
-    assert orders[4] not in orders[:4]
-    assert list(draw_orders(6, 5, 0)) == orders
-    assert [sorted(order) for order in draw_orders(0, 2, 0)] == [[], []]
-
-
-def test_what_is_lost_along_an_order_adds_up() -> None:
-    whole, empty = game(()), game(range(4))
-    assert_same(increases_along(game, [3, 0, 1, 2], whole, empty).sum(1), empty - whole)
-
-
-def coalition_losses(model: Any, batches: Any, method: str) -> Any:
-    """Losses by hooks of this file."""
-    own = means(model, batches)
-
-    def losses(gone: Iterable[tuple[int, int]]) -> Tensor:
-        values: dict[int, dict[int, Tensor]] = {}
-        for layer, j in gone:
-            value = own[layer][None, j * H : (j + 1) * H] if method == "mean" else torch.zeros(1, H, dtype=F64)
-            values.setdefault(layer, {})[j] = value
-        return torch.stack([loss_with(model, single, values) for single in rows(batches)])
-
-    return losses
-
-
-@pytest.mark.parametrize("method", ["zero", "mean"])
-def test_values_are_near_those_over_all_orders(method: str) -> None:
-    gone = {0: [1, 3], 1: [0, 1, 2, 3], 2: [2]}
-    model, batches = prune_heads(classifier(), gone), data(3)
-    players = [(0, 0), (0, 1), (2, 0), (2, 1), (2, 2)]  # layer, index among those kept
-    losses = coalition_losses(model, batches, method)
-    counted = mean_over_orders(lambda gone: losses(players[k] for k in gone), 5).mean(0)
-    wanted = torch.full((L, N), torch.nan, dtype=F64)
-    wanted[0, [0, 2]], wanted[2, [0, 1, 3]] = counted[:2], counted[2:]
-    sampled = shapley_values(model, batches, orders=24, method=method)
-    assert torch.equal(sampled.values.isnan(), wanted.isnan())
-    assert torch.equal(sampled.standard_errors.isnan(), wanted.isnan())
-    gaps = (sampled.values - wanted).abs() / sampled.standard_errors
-    assert float(gaps.nan_to_num().max()) < 4  # standard errors
-    assert float(sampled.values.nansum()) == pytest.approx(sampled.empty - sampled.whole, abs=1e-12)
-    assert float(sampled.standard_errors.nan_to_num().max()) > 1e-6
-    assert sampled.runs == 2 + 24 * 4
-
-
-def test_standard_errors_say_how_far_other_orders_lead() -> None:
-    model, batches = prune_heads(classifier(), {**PRUNED, 2: [1, 2]}), data(3, size=3)
-    drawn = [shapley_values(model, batches, orders=6, seed=seed) for seed in range(16)]
-    spread = torch.stack([each.values for each in drawn]).std(0)
-    said = torch.stack([each.standard_errors.square() for each in drawn]).mean(0).sqrt()
-    ratio = (said / spread)[~spread.isnan()]
-    assert float(ratio.min()) > 0.5  # of 16 draws
-    assert float(ratio.max()) < 2
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -358,22 +274,8 @@ def test_what_cannot_be_ablated_is_refused(options: dict[str, Any], text: str) -
         ablate(model, options.pop("batches", data()), **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"orders": 2}, "orders is 2; give 4 or more, in pairs"),
-        ({"orders": 5}, "orders is 5; give 4 or more, in pairs"),
-        ({"method": "shuffle"}, "there is no ablation 'shuffle'"),
-    ],
-)
-def test_what_cannot_be_shared_out_is_refused(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        shapley_values(classifier(), data(), **options)
-
-
 def test_the_model_is_left_as_found() -> None:
     model = worn(prune_heads(classifier(), PRUNED))
     with left_as_found(model):
         for method in METHODS:
             ablate(model, data(3, size=3), method)
-            shapley_values(model, data(3, size=3), orders=4, method=method)
