@@ -20,4 +20,4 @@ else:  # type checkers would take the function to mean that every name exists
         return import_public(__name__, name)
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), "__all__", *__getattr__("__all__")})
+        return [*__getattr__("__all__"), "__all__", "__version__"]

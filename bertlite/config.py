@@ -2,14 +2,15 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from operator import index
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from bertlite.activations import ACTIVATIONS, ONLY_HERE
-from bertlite.records import to_json
+from bertlite.records import to_json, write_text
 
 RELATIVE = ("relative_key", "relative_key_query")
 POSITIONS = ("absolute", *RELATIVE, "bucketed")
@@ -109,6 +110,8 @@ class BertConfig:
     attn_implementation: str = "auto"
     extra: Mapping[str, Any] = field(default_factory=dict)
 
+    read: ClassVar[Callable[..., "BertConfig"]]  # of a checkpoint; bertlite.checkpoint.families has it
+
     def __post_init__(self) -> None:
         self._check_types()
         self._set(hidden_act=self.hidden_act.removeprefix(ONLY_HERE))
@@ -157,6 +160,26 @@ class BertConfig:
         if label2id is None:
             label2id = {label: i for i, label in id2label.items()}
         self._set(num_labels=len(id2label), id2label=id2label, label2id=dict(label2id))
+
+    @classmethod
+    def from_pretrained(cls, source: str | PathLike[str], **options: Any) -> "BertConfig":
+        """Read the config of a checkpoint of BERT's or one of its families, without its weights.
+
+        Args:
+            source: a hub id, a folder, or a weights file with its config.json beside it.
+            options: `revision`, `subfolder`, `cache_dir`, `token` and `local_files_only` as for `huggingface_hub`; and
+                fields of the config to replace.
+
+        Raises:
+            FileNotFoundError: there is no such checkpoint.
+            ValueError: its config.json is not a BERT's.
+            TypeError: an option that is not a field.
+        """
+        return cls.read(source, **options)
+
+    def save_pretrained(self, folder: str | PathLike[str]) -> None:
+        """Write config.json, atomically, into a folder, which is made if need be."""
+        write_text(Path(folder) / "config.json", self.to_json_string())
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> "BertConfig":

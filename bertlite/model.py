@@ -15,7 +15,7 @@ from bertlite.checkpoint.names import rename_legacy_keys_
 from bertlite.checkpoint.pretrained import Pretrained
 from bertlite.checkpoint.skeleton import init_weights
 from bertlite.config import BertConfig, set_config
-from bertlite.pruning import prune_heads_
+from bertlite.pruning import compact_, drop_layers_, prune_heads_, prune_neurons_
 from bertlite.resizing import Resizable
 from bertlite.stack.attention import check_backend
 from bertlite.stack.body import BertBody, config_of
@@ -125,9 +125,23 @@ class BertPreTrainedModel(Pretrained, Resizable, nn.Module):
         check_backend(name)
         set_config(self, replace(self.config, attn_implementation=name))
 
+    # a method changes its model; the function of the same name in bertlite returns a copy
+
     def prune_heads(self, heads: Mapping[int, Iterable[int]]) -> None:
         """Remove heads from this model: `bertlite.prune_heads_`."""
         prune_heads_(self, heads)
+
+    def prune_neurons(self, neurons: Mapping[int, Iterable[int]]) -> None:
+        """Remove intermediate neurons from this model: `bertlite.prune_neurons_`."""
+        prune_neurons_(self, neurons)
+
+    def drop_layers(self, layers: Iterable[int]) -> None:
+        """Remove whole layers from this model: `bertlite.drop_layers_`."""
+        drop_layers_(self, layers)
+
+    def compact(self) -> None:
+        """Remove the heads and neurons without effect from this model: `bertlite.compact_`."""
+        compact_(self)
 
     def gradient_checkpointing_enable(
         self,
@@ -185,7 +199,7 @@ class BertModel(BertBody[BertModelOutput], BertPreTrainedModel):
 
     config: BertConfig
 
-    def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
+    def __init__(self, config: BertConfig, *, add_pooling_layer: bool = True) -> None:
         super().__init__(config, add_pooling_layer=add_pooling_layer)
 
     @property

@@ -4,7 +4,15 @@ from bertlite.batching import Batches, token_budget_batches
 from bertlite.config import BertConfig, kept_heads, kept_neurons
 from bertlite.heads import models
 from bertlite.heads.models import *  # noqa: F403  # the task heads, each of which names itself there
-from bertlite.importance import head_importance, neuron_importance, rank_heads, rank_neurons, repair, repair_
+from bertlite.importance import (
+    head_importance,
+    neuron_importance,
+    prune_to_macs,
+    rank_heads,
+    rank_neurons,
+    repair,
+    repair_,
+)
 from bertlite.inference.optimize import optimize_for_inference
 from bertlite.model import BertModel
 from bertlite.pruning import (
@@ -45,6 +53,7 @@ __all__ = [
     "prune_heads_",
     "prune_neurons",
     "prune_neurons_",
+    "prune_to_macs",
     "prune_vocabulary",
     "rank_heads",
     "rank_neurons",

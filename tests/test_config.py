@@ -218,6 +218,22 @@ def test_a_config_survives_JSON_and_pickle() -> None:
     assert pickle.loads(pickle.dumps(config)) == config
 
 
+def test_a_config_is_saved_and_read_without_weights(tmp_path: Any) -> None:
+    config = BertConfig(**SIZES, pruned_heads={1: [0]})
+    config.save_pretrained(tmp_path / "new")
+    assert BertConfig.from_pretrained(tmp_path / "new") == config
+    assert BertConfig.from_pretrained(tmp_path, subfolder="new", num_labels=3).num_labels == 3
+    with pytest.raises(TypeError, match="no field hiden_size"):
+        BertConfig.from_pretrained(tmp_path / "new", hiden_size=1)
+    with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
+        BertConfig.from_pretrained(tmp_path)
+    roberta = {**SIZES, "model_type": "roberta", "pad_token_id": 1}
+    (tmp_path / "config.json").write_text(json.dumps(roberta), encoding="utf-8")
+    found = BertConfig.from_pretrained(tmp_path)
+    assert found.positions_skip_padding
+    assert found.max_position_embeddings == SIZES["max_position_embeddings"] - 2
+
+
 def test_the_backend_is_never_saved(config: BertConfig) -> None:
     chosen = replace(config, attn_implementation="eager")
     assert "attn_implementation" not in chosen.to_dict()

@@ -116,7 +116,7 @@ def test_checkpointing_to_the_host_gives_the_memory_of_the_gpu_back():
 
 
 def test_an_optimised_model_says_where_it_is(model):
-    quick = optimize_for_inference(model.float().cuda(), torch.bfloat16)
+    quick = optimize_for_inference(model.float().cuda(), dtype=torch.bfloat16)
     assert (quick.backend, quick.device.type, quick.dtype) == ("plain", "cuda", torch.bfloat16)
     with pytest.raises(ValueError, match="they are for the CPU, and the model is on cuda"):
         optimize_for_inference(model.float().cuda(), backend="native")

@@ -155,7 +155,7 @@ def test_the_public_names_load_torch_and_bertlite_alone() -> None:
 def test_what_is_public_is_there_and_nothing_else() -> None:
     assert sorted(bertlite.__all__) == list(bertlite.__all__)
     assert all(hasattr(bertlite, name) for name in bertlite.__all__)
-    assert set(bertlite.__all__) <= set(dir(bertlite))
+    assert set(dir(bertlite)) == {*bertlite.__all__, "__all__", "__version__"}
     assert not hasattr(bertlite, "kept_head")
     assert not hasattr(bertlite, "_names")
     with pytest.raises(ImportError, match="cannot import name 'BertModle' from 'bertlite'"):

@@ -170,7 +170,7 @@ def test_an_optimised_model_is_right_or_refuses(model, batch, dtype, first):
         pytest.skip(reason)
     mask = batch["attention_mask"]
     floats = torch.float32 if dtype == torch.int8 else dtype
-    quick = optimize_for_inference(prune_heads(model, {}).to(floats), dtype)
+    quick = optimize_for_inference(prune_heads(model, {}).to(floats), dtype=dtype)
     out = quick(**batch, first_token_only=first)
     assert out.last_hidden_state.isfinite().all()
     assert out.pooler_output.isfinite().all()

@@ -19,6 +19,7 @@ from bertlite import (
     BertForSequenceClassification,
     BertModel,
     densify,
+    drop_layers,
     kept_heads,
     kept_neurons,
     prune_heads,
@@ -187,6 +188,11 @@ def test_a_function_leaves_its_argument_alone_and_that_with_an_underscore_return
     assert_unchanged(model, before, config)
     assert prune_(model, cases["some"]) is model
     assert model.config == pruned.config
+    other = make()
+    method = {"heads": other.prune_heads, "neurons": other.prune_neurons}[unit]
+    assert method(cases["some"]) is None
+    other.drop_layers([1])
+    assert other.config == drop_layers(model, [1]).config
 
 
 @pytest.mark.parametrize("cls", CLASSES)

@@ -152,7 +152,7 @@ def read_job(args: argparse.Namespace) -> Job:
     texts, dev = read_both(args, config)
     model, tokenizer, given = read_model(args, config, texts, dev)
     dtype = parse_compute_dtype(args.dtype)
-    timed = optimize_for_inference(model, dtype, args.backend)  # raises if it cannot be timed
+    timed = optimize_for_inference(model, dtype=dtype, backend=args.backend)  # raises if it cannot be timed
     longest = min(args.max_length, config.max_position_embeddings)
     fit, held_out = split(texts, args.calibration, HELD_OUT, args.seed, dev)
     shared = {name: getattr(args, name) for name in SETTINGS} | {"texts": fit.sha256, "model": model_sha256(model)}

@@ -8,13 +8,14 @@ What differs from a BERT and is left is a field of `BertConfig`: `positions_skip
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bertlite.checkpoint.files import Source, find_checkpoint
+from bertlite.checkpoint.files import CONFIG_FILES, Source, first_existing, locate
 from bertlite.checkpoint.names import WRAPPER_PREFIXES
 from bertlite.config import BertConfig, read_json_object
 
@@ -343,6 +344,16 @@ def class_name(name: str) -> str:
     return "BertModel" if part is None else "Bert" + part[0].replace("ForCausalLM", "LMHeadModel")
 
 
-def read_config(source: Source) -> BertConfig:
+def read_config(source: Source, **overrides: Any) -> BertConfig:
     """Read the config of a checkpoint of any family as a BERT's; `Origin.read` says what is refused."""
-    return Origin.read(find_checkpoint(source).config).config()
+    return Origin.read(first_existing(locate(source), CONFIG_FILES)).config(**overrides)
+
+
+def config_of_checkpoint(source: str | PathLike[str], **options: Any) -> BertConfig:
+    """Read the config of a checkpoint; see `BertConfig.from_pretrained`."""
+    place = {name: options.pop(name) for name in PLACE if name in options}
+    return read_config(Source(source, **place), **options)
+
+
+PLACE = ("revision", "subfolder", "cache_dir", "token", "local_files_only")
+BertConfig.read = config_of_checkpoint

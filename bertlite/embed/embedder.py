@@ -367,11 +367,11 @@ def pack_weights(
     With "auto" it is the model itself on a GPU and, with a warning in the log, if that raises; int8 raises.
     """
     if backend != "auto":
-        return optimize_for_inference(model, dtype, backend)
+        return optimize_for_inference(model, dtype=dtype, backend=backend)
     if model.device.type != "cpu" and dtype != torch.int8:
         return model
     try:
-        return optimize_for_inference(model, dtype)
+        return optimize_for_inference(model, dtype=dtype)
     except (ValueError, RuntimeError) as error:  # for this device or dtype; for this torch or processor
         if dtype == torch.int8:
             raise

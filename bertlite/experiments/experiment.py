@@ -250,7 +250,7 @@ class Experiment:
     def choose(self, cell: Cell, scores: Tensor) -> Choice:
         """Return the heads that a cell removes by these scores, (layers, heads)."""
         count = round(cell.fraction * int(HEADS.present(self.dense).sum()))
-        return rank_heads(scores, count, at_least=cell.at_least)
+        return rank_heads(scores, count=count, at_least=cell.at_least)
 
     def scores(self, cell: Cell) -> Tensor:
         """Return the dense model's scores, (layers, heads), computed once for all cells; the lowest go first."""

@@ -20,8 +20,9 @@ ROUNDING = 1e-9  # of a unit, a cell or a budget: three times 1.1 is 3.3
 
 def rank_heads(
     scores: Tensor,
-    amount: int | float,
     *,
+    count: int | None = None,
+    share: float | None = None,
     uniform: bool = False,
     at_least: int = 0,
     protect: Mapping[int, Iterable[int]] | None = None,
@@ -30,33 +31,37 @@ def rank_heads(
 
     Args:
         scores: (layers, heads), of the model that is to be pruned, as `head_importance` returns them.
-        amount: how many of the heads that the model has: an int, or a float between 0 and 1 as a share, rounded.
+        count: how many heads to remove; or
+        share: which share, from 0 to 1, of those that the model has, rounded.
         uniform: take from the layers with most heads left, so that layers end with equal numbers; by default, wherever
             scores are lowest.
         at_least: heads that each layer keeps; a layer that has fewer before loses none.
         protect: {layer: heads} that are kept.
 
     Raises:
+        TypeError: neither `count` nor `share` is given, or both.
         ValueError: the target cannot be met, the scores are not (layers, heads), or a layer or head is unknown.
     """
-    return rank(scores, amount, uniform, at_least, protect, "head")
+    return rank(scores, count, share, uniform, at_least, protect, "head")
 
 
 def rank_neurons(
     scores: Tensor,
-    amount: int | float,
     *,
+    count: int | None = None,
+    share: float | None = None,
     uniform: bool = False,
     at_least: int = 0,
     protect: Mapping[int, Iterable[int]] | None = None,
 ) -> Choice:
     """Choose the intermediate neurons to remove; arguments as for `rank_heads`, with scores (layers, neurons)."""
-    return rank(scores, amount, uniform, at_least, protect, "neuron")
+    return rank(scores, count, share, uniform, at_least, protect, "neuron")
 
 
 def rank(
     scores: Tensor,
-    amount: int | float,
+    count: int | None,
+    share: float | None,
     uniform: bool,
     at_least: int,
     protect: Mapping[int, Iterable[int]] | None,
@@ -68,7 +73,7 @@ def rank(
     protected = normalise_units(protect or {}, len(scores), scores.shape[1], unit)
     free, table = ascending(scores, protected), scores.tolist()
     left = {layer: int((~row.isnan()).sum()) for layer, row in enumerate(scores)}
-    total = count_of(amount, sum(left.values()), unit)
+    total = number_of(count, share, sum(left.values()), unit)
     chosen: Choice = {}
     for step in range(total):
         layers = [layer for layer in left if free[layer] and left[layer] > at_least]
@@ -94,14 +99,15 @@ def check_scores(scores: Tensor, unit: str) -> None:
         raise ValueError(f"the scores of {unit}s hold infinity; to keep or remove some, use protect= or name them")
 
 
-def count_of(amount: int | float, count: int, unit: str) -> int:
-    """Return how many of `count` units an amount is: a number, or a share of them."""
-    whole = isinstance(amount, int) and not isinstance(amount, bool)
-    if isinstance(amount, bool) or not (0 <= amount <= (count if whole else 1)):
-        raise ValueError(
-            f"{amount!r} of {count} {unit}s cannot be removed: give an int up to {count}, or a share from 0 to 1"
-        )
-    return int(amount) if whole else round(amount * count)
+def number_of(count: int | None, share: float | None, total: int, unit: str) -> int:
+    """Return how many of all units are meant by a count of them or by a share."""
+    if (count is None) == (share is None):
+        raise TypeError(f"give count=, a number of {unit}s, or share=, from 0 to 1; not {count!r} and {share!r}")
+    if count is not None and not (isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= total):
+        raise ValueError(f"count is {count!r}; it is a number of {unit}s, from 0 to the {total} that are there")
+    if share is not None and not 0 <= share <= 1:
+        raise ValueError(f"share is {share!r}; it is from 0 to 1 of the {total} {unit}s that are there")
+    return count if count is not None else round(float(share or 0) * total)
 
 
 def ascending(scores: Tensor, protected: Mapping[int, Iterable[int]]) -> list[list[int]]:

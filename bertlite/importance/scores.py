@@ -49,8 +49,8 @@ def with_criteria(unit: str) -> Callable[[Function], Function]:
 def head_importance(
     model: BertLike,
     batches: Iterable[Batch] = (),
-    criterion: str = "michel",
     *,
+    criterion: str = "michel",
     reduction: str = "example",
     target: str = "loss",
     loss: Loss | None = None,
@@ -94,8 +94,8 @@ def head_importance(
 def neuron_importance(
     model: BertLike,
     batches: Iterable[Batch] = (),
-    criterion: str = "michel",
     *,
+    criterion: str = "michel",
     reduction: str = "example",
     target: str = "loss",
     loss: Loss | None = None,

@@ -16,7 +16,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
 
 def optimize_for_inference(
-    model: BertPreTrainedModel, dtype: torch.dtype | None = None, backend: str = "auto", verify: bool = True
+    model: BertPreTrainedModel, *, dtype: torch.dtype | None = None, backend: str = "auto", verify: bool = True
 ) -> InferenceModel:
     """Return a copy of the model that runs faster, and only runs.
 

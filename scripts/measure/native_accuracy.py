@@ -67,7 +67,8 @@ def measure(name: str, checkpoint: str, source: DataSource) -> dict[str, Any]:
         "checkpoint": sha256_of(Path(checkpoint) / "model.safetensors"),
         "plain": points(model),
         "points": {
-            f"native {dtype_name(dtype)}": points(optimize_for_inference(model, dtype, "native")) for dtype in DTYPES
+            f"native {dtype_name(dtype)}": points(optimize_for_inference(model, dtype=dtype, backend="native"))
+            for dtype in DTYPES
         },
     }
 

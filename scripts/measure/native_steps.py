@@ -102,7 +102,7 @@ def measure(
         for name, each in kernels.items()
     }
     if dtype.is_floating_point:
-        candidates["the plain model"] = partial(optimize_for_inference(model, dtype, "plain"), ids)
+        candidates["the plain model"] = partial(optimize_for_inference(model, dtype=dtype, backend="plain"), ids)
     times = alternate(candidates, rounds, burst=0.05)
     return summary(f"{shape}, {dtype}", times, [(name, AS_IT_IS) for name in candidates if name != AS_IT_IS])
 

@@ -125,7 +125,7 @@ def run_python(seconds: float, seed: int) -> dict[str, Any]:
             real = mask[:, : truth.shape[1]].bool()  # one position with first_token_only
         truth = truth[real]  # padding is left out, and zeros
         for dtype, allowed in ALLOWED.items():
-            ours = optimize_for_inference(model, dtype, "native")(**inputs).last_hidden_state[real]
+            ours = optimize_for_inference(model, dtype=dtype, backend="native")(**inputs).last_hidden_state[real]
             error = float((ours.double() - truth).abs().amax() / truth.abs().amax()) if len(truth) else 0.0
             worst[str(dtype)] = max(worst[str(dtype)], error)
             if not error <= allowed:

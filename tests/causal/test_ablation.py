@@ -87,7 +87,7 @@ def test_zeros_are_leave_one_out(gone: Any) -> None:
     model, batches = prune_heads(classifier(), gone), data()
     found = ablate(model, batches, "zero")
     same(found.increases, table(model, gone, batches, lambda e, layer, j: torch.zeros(1, H, dtype=F64)))
-    same(found.increase, head_importance(model, batches, "leave_one_out"))
+    same(found.increase, head_importance(model, batches, criterion="leave_one_out"))
     wanted = torch.stack([model(**single).loss for single in rows(batches)]).detach()
     assert_same(found.losses, wanted)
     same(found.standard_error, found.increases.std(0) / 5**0.5)

@@ -93,7 +93,7 @@ def test_the_native_kernels_run_it(dtype: str, kind: str, worlds: Any) -> None:
     theirs, folder = worlds(kind)
     batch = batch_of(theirs)
     real = batch["attention_mask"].bool()
-    model = optimize_for_inference(ours_of(folder).float(), getattr(torch, dtype), "native")
+    model = optimize_for_inference(ours_of(folder).float(), dtype=getattr(torch, dtype), backend="native")
     with torch.no_grad():
         found, right = (each(**batch).last_hidden_state[real].double() for each in (model, theirs))
     assert accuracy(found, right, None).is_right(dtype)

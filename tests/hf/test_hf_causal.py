@@ -53,7 +53,9 @@ def test_the_core_and_hf_are_scored_and_repaired_alike(name: str, backend: str) 
     other = core_of(model, attn_implementation=backend)
     batches = [{**inputs_of(name), **labels_of(name)}]
     for criterion in ("fisher", "leave_one_out"):
-        assert_same(head_importance(model, batches, criterion), head_importance(other, batches, criterion))
+        assert_same(
+            head_importance(model, batches, criterion=criterion), head_importance(other, batches, criterion=criterion)
+        )
     assert_same(neuron_importance(model, batches), neuron_importance(other, batches))
     pruned = [bertlite.prune_neurons(bertlite.prune_heads(m, {0: [1]}), {1: [3]}) for m in (model, other)]
     pairs = zip(pruned, (model, other), strict=True)

@@ -36,24 +36,27 @@ def count(choice: Choice) -> int:
 
 
 def test_the_lowest_scores_go_wherever_they_are() -> None:
-    assert rank_heads(SCORES, 4) == {0: [1, 3], 1: [0], 2: [0]}
-    assert rank_heads(SCORES, 0) == {}
-    assert rank_heads(SCORES, 11) == {0: [0, 1, 2, 3], 1: [0, 2, 3], 2: [0, 1, 2, 3]}
+    assert rank_heads(SCORES, count=4) == {0: [1, 3], 1: [0], 2: [0]}
+    assert rank_heads(SCORES, count=0) == {}
+    assert rank_heads(SCORES, count=11) == {0: [0, 1, 2, 3], 1: [0, 2, 3], 2: [0, 1, 2, 3]}
 
 
 def test_a_share_is_of_the_heads_still_there() -> None:
-    assert rank_heads(SCORES, 0.5) == rank_heads(SCORES, 6)  # 5.5 of 11, to the even number
-    assert rank_heads(SCORES, 0.36) == rank_heads(SCORES, 4)
-    assert rank_heads(SCORES, 1.0) == rank_heads(SCORES, 11)
-    assert rank_heads(SCORES, 1) == {0: [1]}
+    assert rank_heads(SCORES, share=0.5) == rank_heads(SCORES, count=6)  # 5.5 of 11, to the even number
+    assert rank_heads(SCORES, share=0.36) == rank_heads(SCORES, count=4)
+    assert rank_heads(SCORES, share=1.0) == rank_heads(SCORES, count=11)
+    assert rank_heads(SCORES, count=1) == {0: [1]}
 
 
 def test_uniform_takes_from_the_fullest_layers() -> None:
-    assert rank_heads(SCORES, 2, uniform=True) == {0: [1], 2: [0]}
-    assert rank_heads(SCORES, 3, uniform=True) == {0: [1, 3], 2: [0]}  # all layers have three left: the lowest goes
-    assert rank_heads(SCORES, 5, uniform=True) == {0: [1, 3], 1: [0], 2: [0, 1]}
+    assert rank_heads(SCORES, count=2, uniform=True) == {0: [1], 2: [0]}
+    assert rank_heads(SCORES, count=3, uniform=True) == {
+        0: [1, 3],
+        2: [0],
+    }  # the lowest of equal ones
+    assert rank_heads(SCORES, count=5, uniform=True) == {0: [1, 3], 1: [0], 2: [0, 1]}
     for amount in range(12):
-        chosen = rank_heads(SCORES, amount, uniform=True)
+        chosen = rank_heads(SCORES, count=amount, uniform=True)
         left = [int((~row.isnan()).sum()) - len(chosen.get(layer, ())) for layer, row in enumerate(SCORES)]
         assert count(chosen) == amount
         assert max(left) - min(left) <= 1
@@ -62,57 +65,64 @@ def test_uniform_takes_from_the_fullest_layers() -> None:
 
 
 def test_every_layer_keeps_at_least_so_many() -> None:
-    assert rank_heads(SCORES, 2, at_least=3) == {0: [1], 2: [0]}  # layer 1 has three already
-    assert rank_heads(SCORES, 8, at_least=1) == {0: [1, 2, 3], 1: [0, 3], 2: [0, 1, 2]}
-    assert rank_heads(SCORES, 1, at_least=3) == {0: [1]}
+    assert rank_heads(SCORES, count=2, at_least=3) == {0: [1], 2: [0]}  # layer 1 has three already
+    assert rank_heads(SCORES, count=8, at_least=1) == {0: [1, 2, 3], 1: [0, 3], 2: [0, 1, 2]}
+    assert rank_heads(SCORES, count=1, at_least=3) == {0: [1]}
 
 
 def test_protected_heads_stay() -> None:
-    assert rank_heads(SCORES, 4, protect={0: [1], 2: [0]}) == {0: [3], 1: [0, 3], 2: [1]}
-    assert rank_heads(SCORES, 9, protect={0: [1], 1: [1, 2]}) == {0: [0, 2, 3], 1: [0, 3], 2: [0, 1, 2, 3]}
+    assert rank_heads(SCORES, count=4, protect={0: [1], 2: [0]}) == {0: [3], 1: [0, 3], 2: [1]}
+    assert rank_heads(SCORES, count=9, protect={0: [1], 1: [1, 2]}) == {0: [0, 2, 3], 1: [0, 3], 2: [0, 1, 2, 3]}
 
 
 def test_of_equals_the_later_goes_last() -> None:
     equal = torch.zeros(3, 4)
-    assert rank_heads(equal, 5) == {0: [0, 1, 2, 3], 1: [0]}
-    assert rank_heads(equal, 5, uniform=True) == {0: [0, 1], 1: [0, 1], 2: [0]}
+    assert rank_heads(equal, count=5) == {0: [0, 1, 2, 3], 1: [0]}
+    assert rank_heads(equal, count=5, uniform=True) == {0: [0, 1], 1: [0, 1], 2: [0]}
 
 
 def test_neurons_are_ranked_alike() -> None:
     scores = draw(3, 37)
     options: dict[str, Any] = {"uniform": True, "at_least": 2, "protect": {1: [4]}}
-    assert rank_neurons(scores, 0.4, **options) == rank_heads(scores, 0.4, **options)
+    assert rank_neurons(scores, share=0.4, **options) == rank_heads(scores, share=0.4, **options)
     with pytest.raises(ValueError, match="layer 1 has no neuron 37"):
-        rank_neurons(scores, 1, protect={1: [37]})
+        rank_neurons(scores, count=1, protect={1: [37]})
     with pytest.raises(TypeError, match="at_leats"):
-        rank_neurons(scores, 1, at_leats=1)  # type: ignore[call-arg]
+        rank_neurons(scores, count=1, at_leats=1)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
-    ("amount", "options", "message"),
+    ("options", "message"),
     [
-        (12, {}, "12 of 11 heads cannot be removed: give an int up to 11, or a share from 0 to 1"),
-        (-1, {}, "-1 of 11 heads cannot be removed"),
-        (1.5, {}, "1.5 of 11 heads cannot be removed"),
-        (NAN, {}, "nan of 11 heads cannot be removed"),
-        (True, {}, "True of 11 heads cannot be removed"),
-        (9, {"at_least": 1}, "9 heads cannot be removed: at_least 1 and the protected ones leave only 8 to remove"),
-        (11, {"protect": {0: [0]}}, "leave only 10 to remove"),
-        (1, {"at_least": -1}, "at_least is -1"),
-        (1, {"protect": {3: [0]}}, "there is no layer 3"),
-        (1, {"protect": {0: [4]}}, "layer 0 has no head 4"),
+        ({"count": 12}, "count is 12; it is a number of heads, from 0 to the 11 that are there"),
+        ({"count": -1}, "count is -1"),
+        ({"count": True}, "count is True"),
+        ({"count": 0.5}, "count is 0.5"),
+        ({"share": 1.5}, "share is 1.5; it is from 0 to 1 of the 11 heads that are there"),
+        ({"share": NAN}, "share is nan"),
+        ({"count": 9, "at_least": 1}, "at_least 1 and the protected ones leave only 8 to remove"),
+        ({"count": 11, "protect": {0: [0]}}, "leave only 10 to remove"),
+        ({"count": 1, "at_least": -1}, "at_least is -1"),
+        ({"count": 1, "protect": {3: [0]}}, "there is no layer 3"),
+        ({"count": 1, "protect": {0: [4]}}, "layer 0 has no head 4"),
     ],
 )
-def test_targets_that_cannot_be_met_are_refused(amount: Any, options: dict[str, Any], message: str) -> None:
+def test_targets_that_cannot_be_met_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        rank_heads(SCORES, amount, **options)
+        rank_heads(SCORES, **options)
+
+
+def test_a_count_or_a_share_is_given() -> None:
+    for options in ({}, {"count": 1, "share": 0.5}):
+        with pytest.raises(TypeError, match="give count=, a number of heads, or share="):
+            rank_heads(SCORES, **options)
 
 
 def test_scores_that_are_none_are_refused() -> None:
     with pytest.raises(ValueError, match=r"shape \(3,\); expected \(layers, heads\)"):
-        rank_heads(torch.zeros(3), 1)
+        rank_heads(torch.zeros(3), count=1)
     with pytest.raises(ValueError, match="hold infinity"):
-        rank_heads(torch.tensor([[1.0, math.inf]]), 1)
+        rank_heads(torch.tensor([[1.0, math.inf]]), count=1)
 
 
 # macs

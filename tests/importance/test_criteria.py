@@ -47,10 +47,10 @@ def test_a_new_entry_is_a_criterion_of_the_library(cube: Criterion, labelled: An
     model, batches = labelled
     gradients = torch.cat([*gate_gradients(ScoringTask(model, HEADS), batches)])
     wanted = gradients.abs().pow(3).mean(0)
-    assert_same(head_importance(model, batches, "cube"), wanted)
-    assert neuron_importance(model, batches, "cube").shape == (L, W)
+    assert_same(head_importance(model, batches, criterion="cube"), wanted)
+    assert neuron_importance(model, batches, criterion="cube").shape == (L, W)
     with pytest.raises(ValueError, match=r"have: .*random, cube$"):
-        head_importance(model, batches, "square")
+        head_importance(model, batches, criterion="square")
 
 
 def test_a_new_entry_is_in_the_docstrings_and_on_the_page(cube: Criterion) -> None:
@@ -96,14 +96,14 @@ def test_an_entry_says_what_a_criterion_needs(name: str, labelled: Any) -> None:
     unlabelled = [{key: x for key, x in batch.items() if key != "labels"} for batch in batches]
     if criterion.needs_loss:
         with pytest.raises(ValueError, match="there are no labels"):
-            head_importance(model, unlabelled, name)
+            head_importance(model, unlabelled, criterion=name)
     elif criterion.needs_data:
-        assert head_importance(model, unlabelled, name).isfinite().all()
+        assert head_importance(model, unlabelled, criterion=name).isfinite().all()
         with pytest.raises(ValueError, match="there are no batches"):
-            head_importance(model, [], name)
+            head_importance(model, [], criterion=name)
     else:
-        assert head_importance(model, [], name).isfinite().all()
-    assert head_importance(model, unlabelled, name, target="kl").isfinite().all()
+        assert head_importance(model, [], criterion=name).isfinite().all()
+    assert head_importance(model, unlabelled, criterion=name, target="kl").isfinite().all()
 
 
 @pytest.mark.parametrize("name", CRITERIA)
@@ -112,13 +112,13 @@ def test_an_entry_says_what_a_criterion_scores_and_averages(name: str, labelled:
     for unit, function, shape in (("head", head_importance, (L, N)), ("neuron", neuron_importance, (L, W))):
         for reduction in REDUCTIONS:
             if unit in CRITERIA[name].units and reduction in CRITERIA[name].reductions(unit):
-                scores = function(model, batches, name, reduction=reduction)
+                scores = function(model, batches, criterion=name, reduction=reduction)
                 assert (scores.shape, scores.dtype) == (shape, F64)
             else:
                 with pytest.raises(
                     ValueError, match=r"is unknown for neurons|does not score neurons|has no parts by token"
                 ):
-                    function(model, batches, name, reduction=reduction)
+                    function(model, batches, criterion=name, reduction=reduction)
 
 
 # The package

@@ -280,9 +280,9 @@ def test_a_share_of_the_macs_is_used_and_not_exceeded(share: float) -> None:
 def test_it_stays_nearer_than_the_lowest_scores_and_a_refit() -> None:
     model, batches = make(BertForSequenceClassification, num_labels=3), data(count=120)
     others = data(count=40, seed=9)
-    heads = head_importance(model, batches, "fisher", target="kl")
-    neurons = neuron_importance(model, batches, "fisher", target="kl")
-    choice = rank_heads(heads, 0.5), rank_neurons(neurons, 0.5)
+    heads = head_importance(model, batches, criterion="fisher", target="kl")
+    neurons = neuron_importance(model, batches, criterion="fisher", target="kl")
+    choice = rank_heads(heads, share=0.5), rank_neurons(neurons, share=0.5)
     plain = repair(prune_neurons(prune_heads(model, choice[0]), choice[1]), model, batches)
     found = prune_to_macs(model, batches, 0.5, 16)
     assert divergence(found, model, others) < 0.8 * divergence(plain, model, others)

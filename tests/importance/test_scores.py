@@ -125,7 +125,7 @@ def test_michel_and_fisher_are_means_of_the_gradients() -> None:
     gradients = gradients_of(model, batches)
     assert gradients.shape == (5, L, N)
     assert_same(head_importance(model, batches), gradients.abs().mean(0))
-    assert_same(head_importance(model, batches, "fisher"), gradients.square().mean(0))
+    assert_same(head_importance(model, batches, criterion="fisher"), gradients.square().mean(0))
     of_batches = torch.stack([gradients[:2].mean(0), gradients[2:4].mean(0), gradients[4]])
     assert_same(head_importance(model, batches, reduction="batch"), of_batches.abs().mean(0))
 
@@ -167,7 +167,7 @@ def test_labels_of_padding_do_not_count(cls: Any) -> None:
 
 def test_leave_one_out_is_what_pruning_the_head_costs() -> None:
     model, batches = model_of(), data()
-    scores = head_importance(model, batches, "leave_one_out")
+    scores = head_importance(model, batches, criterion="leave_one_out")
     (whole,) = data(size=5)
     for layer, head in ((0, 0), (1, 2), (2, 3)):
         with torch.no_grad():
@@ -195,7 +195,7 @@ def test_leave_one_out_computes_once_what_a_head_cannot_change(
     monkeypatch.setattr(BertSelfOutput, "forward", counted)
     (increases,) = loss_increases(ScoringTask(model, HEADS), [batch])  # (examples, layers, heads)
     assert len(runs) == 1 + 2, "layer 0 runs for the whole model and for its own two heads"
-    neuron_importance(prune_neurons(model, FEW), [batch], "leave_one_out")
+    neuron_importance(prune_neurons(model, FEW), [batch], criterion="leave_one_out")
     assert len(runs) == 3 + 1 + 3, "and for the whole model and its own three neurons"
     inputs = {name: value for name, value in batch.items() if name != "labels"}
 
@@ -219,8 +219,12 @@ def test_confidence_is_a_mean_over_real_tokens() -> None:
     real = batch["attention_mask"].bool()
     peaks = weights.amax(-1)  # (L, B, N, S)
     rows = [peaks[:, i, :, : int(real[i].sum())] for i in range(5)]
-    assert_same(head_importance(model, data(), "confidence"), torch.stack([x.mean(-1) for x in rows]).mean(0))
-    assert_same(head_importance(model, data(), "confidence", reduction="token"), torch.cat(rows, -1).mean(-1))
+    assert_same(
+        head_importance(model, data(), criterion="confidence"), torch.stack([x.mean(-1) for x in rows]).mean(0)
+    )
+    assert_same(
+        head_importance(model, data(), criterion="confidence", reduction="token"), torch.cat(rows, -1).mean(-1)
+    )
 
 
 def test_magnitude_is_the_norm_of_a_heads_block() -> None:
@@ -248,7 +252,7 @@ def test_fisher_of_kl_is_twice_the_divergence_to_second_order() -> None:
     batches = [{k: x for k, x in b.items() if k != "labels"} for b in data()]
     (whole,) = data(size=5)
     copies = [{name: x.repeat(100, *[1] * (x.dim() - 1)) for name, x in whole.items()}] * 4  # labels are not read
-    fisher = head_importance(model, copies, "fisher", target="kl")
+    fisher = head_importance(model, copies, criterion="fisher", target="kl")
     gate = torch.ones(L, N, dtype=F64)
     for layer, head in ((0, 1), (1, 2)):
         gate[layer, head] = 1 - 1e-4
@@ -264,26 +268,26 @@ def test_without_labels_every_model_is_scored_by_its_own_prediction(cls: Any) ->
     model = model_of(cls)
     batches = [{k: x for k, x in b.items() if "label" not in k and "positions" not in k} for b in data(cls)]
     for criterion in ("michel", "fisher", "leave_one_out"):
-        scores = head_importance(model, batches, criterion, target="kl")
+        scores = head_importance(model, batches, criterion=criterion, target="kl")
         assert scores.isfinite().all()
         assert scores.abs().max() > 1e-6
-    assert (head_importance(model, batches, "leave_one_out", target="kl") > 0).all()  # a divergence
+    assert (head_importance(model, batches, criterion="leave_one_out", target="kl") > 0).all()  # a divergence
     assert_same(
-        head_importance(model, batches, "fisher", target="kl"),
-        head_importance(model, data(cls), "fisher", target="kl"),
+        head_importance(model, batches, criterion="fisher", target="kl"),
+        head_importance(model, data(cls), criterion="fisher", target="kl"),
         atol=0,
     )
-    other = head_importance(model, batches, "fisher", target="kl", seed=1)
-    assert distance(head_importance(model, batches, "fisher", target="kl"), other) > 1e-9
+    other = head_importance(model, batches, criterion="fisher", target="kl", seed=1)
+    assert distance(head_importance(model, batches, criterion="fisher", target="kl"), other) > 1e-9
 
 
 def test_a_teacher_gives_a_pruned_models_divergence_a_gradient() -> None:
     model, batches = model_of(), data()
     pruned = prune_heads(model, {1: [0, 1]})
-    measured = head_importance(pruned, batches, "leave_one_out", target="kl", teacher=model)
+    measured = head_importance(pruned, batches, criterion="leave_one_out", target="kl", teacher=model)
     assert measured[1, :2].isnan().all()
     assert (measured < 0).any() or distance(
-        measured[0], head_importance(pruned, batches, "leave_one_out", target="kl")[0]
+        measured[0], head_importance(pruned, batches, criterion="leave_one_out", target="kl")[0]
     ) > 1e-6
 
 
@@ -304,13 +308,13 @@ def test_a_loss_of_ones_own() -> None:
 @pytest.mark.parametrize("criterion", ["michel", "fisher", "leave_one_out", "confidence"])
 def test_by_example_the_batch_size_does_not_matter(criterion: str, target: str) -> None:
     model = model_of()
-    alone = head_importance(model, data(size=1), criterion, target=target)
+    alone = head_importance(model, data(size=1), criterion=criterion, target=target)
     for size in (2, 5):
-        assert_same(head_importance(model, data(size=size), criterion, target=target), alone)
+        assert_same(head_importance(model, data(size=size), criterion=criterion, target=target), alone)
     trimmed = [
         {k: x[..., : int(b["attention_mask"].sum())] if x.dim() > 1 else x for k, x in b.items()} for b in data(size=1)
     ]
-    assert_same(head_importance(model, trimmed, criterion, target=target), alone)
+    assert_same(head_importance(model, trimmed, criterion=criterion, target=target), alone)
 
 
 @pytest.mark.parametrize("cls", [BertForSequenceClassification, BertForTokenClassification, BertForMultipleChoice])
@@ -324,23 +328,23 @@ def test_every_backend_gives_the_same_scores(criterion: str, cls: Any) -> None:
         model.set_attn_implementation(name)
         if name == "packed" and attends:
             with pytest.raises(ValueError, match="'packed' cannot give attentions"):
-                head_importance(model, batches, criterion)
+                head_importance(model, batches, criterion=criterion)
             continue
         for reduction in ("example", "token", "batch"):
             if reduction == "token" and criterion == "leave_one_out":
                 continue
-            found = head_importance(model, batches, criterion, reduction=reduction).nan_to_num(nan=-1)
+            found = head_importance(model, batches, criterion=criterion, reduction=reduction).nan_to_num(nan=-1)
             assert_same(found, scores.setdefault(reduction, found))
         if criterion in NEURON_CRITERIA:
             few = prune_neurons(model, FEW)  # criteria that measure every neuron take long
-            found = neuron_importance(few, batches, criterion).nan_to_num(nan=-1)
+            found = neuron_importance(few, batches, criterion=criterion).nan_to_num(nan=-1)
             assert_same(found, scores.setdefault("neurons", found))
 
 
 @pytest.mark.parametrize("criterion", CRITERIA)
 def test_pruned_heads_are_nan_and_the_others_have_their_numbers(criterion: str) -> None:
     pruned = prune_heads(model_of(), PRUNED)
-    scores = head_importance(pruned, data(), criterion)
+    scores = head_importance(pruned, data(), criterion=criterion)
     gone = torch.zeros(L, N, dtype=torch.bool)
     gone[0, [1, 3]] = gone[1] = True
     assert torch.equal(scores.isnan(), gone)
@@ -350,7 +354,7 @@ def test_pruned_heads_are_nan_and_the_others_have_their_numbers(criterion: str) 
 def test_a_pruned_model_is_scored_as_the_gated_one() -> None:
     """Gradients at heads that stay, with the others gated off."""
     model, batches = model_of(), data()
-    scores = head_importance(prune_heads(model, {0: [1, 3]}), batches, "fisher")
+    scores = head_importance(prune_heads(model, {0: [1, 3]}), batches, criterion="fisher")
     gate = torch.ones(L, N, dtype=F64, requires_grad=True)
     off = torch.ones(L, N, dtype=F64)
     off[0, [1, 3]] = 0
@@ -363,7 +367,7 @@ def test_a_pruned_model_is_scored_as_the_gated_one() -> None:
 
 def test_a_model_without_any_head_has_only_nan() -> None:
     model = prune_heads(model_of(), {0: ALL, 1: ALL, 2: ALL})
-    assert head_importance(model, data(), "leave_one_out").isnan().all()
+    assert head_importance(model, data(), criterion="leave_one_out").isnan().all()
     assert head_importance(model, data()).isnan().all()
 
 
@@ -380,12 +384,12 @@ def test_the_model_is_left_as_found(criterion: str) -> None:
     model, teacher = worn(model_of(**few)), worn(model_of(**few))
     options = {} if criterion == "random" else {"target": "kl", "teacher": teacher}
     with left_as_found(model, teacher):
-        found = head_importance(model, data(), criterion)
+        found = head_importance(model, data(), criterion=criterion)
         if criterion in NEURON_CRITERIA:
-            neuron_importance(model, data(size=5), criterion)
-        head_importance(model, data(), criterion, **options)
+            neuron_importance(model, data(size=5), criterion=criterion)
+        head_importance(model, data(), criterion=criterion, **options)
     with torch.no_grad(), left_as_found(model):
-        assert_same(head_importance(model, data(), criterion), found)
+        assert_same(head_importance(model, data(), criterion=criterion), found)
 
 
 @pytest.mark.parametrize("score", [head_importance, neuron_importance])
@@ -399,7 +403,7 @@ def test_the_model_is_left_as_found_after_an_error(criterion: str, score: Any) -
     if score is neuron_importance:
         model.classifier.register_forward_hook(fails)
     with left_as_found(model), pytest.raises(BoomError):
-        score(model, data(), criterion, loss=fails)
+        score(model, data(), criterion=criterion, loss=fails)
 
 
 # Neurons
@@ -407,7 +411,7 @@ def test_the_model_is_left_as_found_after_an_error(criterion: str, score: Any) -
 
 def test_neurons_are_scored_by_gates_on_their_activations() -> None:
     model, batches = model_of(), data()
-    scores = neuron_importance(model, batches, "fisher")
+    scores = neuron_importance(model, batches, criterion="fisher")
     assert scores.shape == (L, W)
     for layer, neuron in ((0, 0), (1, 20), (2, 36)):
         gradients = []
@@ -452,8 +456,8 @@ def test_leave_one_out_is_what_pruning_the_neuron_costs(backend: str, cls: Any) 
     model, (batch,) = prune_neurons(model_of(cls), NEURON_GONE), data(cls, size=5)
     for each in (model, other := model_of(cls, chunk_size_feed_forward=4)):
         each.set_attn_implementation(backend)
-    scores = neuron_importance(model, [batch], "leave_one_out")
-    chunked = neuron_importance(prune_neurons(other, NEURON_GONE), [batch], "leave_one_out")
+    scores = neuron_importance(model, [batch], criterion="leave_one_out")
+    chunked = neuron_importance(prune_neurons(other, NEURON_GONE), [batch], criterion="leave_one_out")
     assert_same(chunked.nan_to_num(-1), scores.nan_to_num(-1))
 
     def loss(model: Any) -> float:
@@ -469,8 +473,8 @@ def test_leave_one_out_is_what_pruning_the_neuron_costs(backend: str, cls: Any) 
 @pytest.mark.parametrize("criterion", NEURON_CRITERIA)
 def test_neurons_of_a_model_in_bfloat16_have_scores(criterion: str) -> None:
     model = model_of(intermediate_size=7)
-    wanted = neuron_importance(model, data(), criterion)
-    found = neuron_importance(model.bfloat16(), data(), criterion)
+    wanted = neuron_importance(model, data(), criterion=criterion)
+    found = neuron_importance(model.bfloat16(), data(), criterion=criterion)
     assert found.isfinite().all()
     if criterion in ("michel", "magnitude"):  # means of one sign: 8 bits leave a few per cent
         assert float((found - wanted).norm() / wanted.norm()) < 0.05
@@ -479,7 +483,7 @@ def test_neurons_of_a_model_in_bfloat16_have_scores(criterion: str) -> None:
 @pytest.mark.parametrize("criterion", NEURON_CRITERIA)
 def test_pruned_neurons_are_nan(criterion: str) -> None:
     model = prune_neurons(model_of(intermediate_size=7), {0: [3, 6], 2: range(7)})
-    scores = neuron_importance(model, data(), criterion)
+    scores = neuron_importance(model, data(), criterion=criterion)
     assert scores.isnan().nonzero().tolist() == [[0, 3], [0, 6], *([2, i] for i in range(7))]
 
 
@@ -530,11 +534,11 @@ def test_what_means_nothing_is_refused_before_any_work(options: dict[str, Any], 
 @pytest.mark.parametrize("criterion", ["michel", "leave_one_out", "confidence"])
 def test_no_data_is_refused(criterion: str) -> None:
     with pytest.raises(ValueError, match="there are no batches"):
-        head_importance(model_of(), [], criterion)
+        head_importance(model_of(), [], criterion=criterion)
     with pytest.raises(ValueError, match="batch 0 has neither input_ids nor inputs_embeds; it has labels"):
-        head_importance(model_of(), [{"labels": torch.zeros(2)}], criterion)
+        head_importance(model_of(), [{"labels": torch.zeros(2)}], criterion=criterion)
     with pytest.raises(TypeError, match="batch 1 is a list"):
-        head_importance(model_of(), [*data(size=5), []], criterion)
+        head_importance(model_of(), [*data(size=5), []], criterion=criterion)
 
 
 LABELS = [
@@ -575,5 +579,5 @@ def test_other_models_are_refused() -> None:
         ValueError,
         match="'confidence' does not score neurons: it is computed from attention weights, which neurons do not",
     ):
-        neuron_importance(model_of(), data(), "confidence")
+        neuron_importance(model_of(), data(), criterion="confidence")
     assert SIZES["num_hidden_layers"] == L

@@ -34,7 +34,7 @@ def no_kernels(monkeypatch):
 def test_without_kernels_auto_is_a_plain_copy_and_says_once_what_to_install(dtype, no_kernels):
     model, batch = make().float().train(), make_batch()
     with pytest.warns(RuntimeWarning, match="plain model, without the native kernels: no .* install one, as by `apt"):
-        quick = optimize_for_inference(model, dtype)
+        quick = optimize_for_inference(model, dtype=dtype)
     assert type(quick) is InferenceModel
     assert (quick.backend, quick.compute_dtype, quick.dtype) == ("plain", dtype, dtype)
     assert not any(part.training for part in quick.modules())
@@ -45,11 +45,11 @@ def test_without_kernels_auto_is_a_plain_copy_and_says_once_what_to_install(dtyp
     assert torch.equal(out, copy.deepcopy(model).eval().to(dtype)(**batch).last_hidden_state)
     assert model.training
     with warnings.catch_warnings(action="error"):
-        optimize_for_inference(model, dtype)
+        optimize_for_inference(model, dtype=dtype)
     with pytest.raises(NativeKernelsError, match="no C"):
-        optimize_for_inference(model, dtype, "native")
+        optimize_for_inference(model, dtype=dtype, backend="native")
     with pytest.raises(NativeKernelsError, match="no C"):
-        optimize_for_inference(model, torch.int8)
+        optimize_for_inference(model, dtype=torch.int8)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_model_that_the_kernels_cannot_run_is_left_as_it_is(changes, reason):
     with pytest.raises(ValueError, match=rf"native kernels cannot run this model: .*{reason}.*use 'auto' in float32"):
         optimize_for_inference(model, backend="native")
     with pytest.raises(ValueError, match=reason):
-        optimize_for_inference(model, torch.int8)
+        optimize_for_inference(model, dtype=torch.int8)
     with pytest.warns(RuntimeWarning, match=reason):
         quick = optimize_for_inference(model)
     assert quick.backend == "plain"
@@ -89,11 +89,11 @@ def test_requests_that_cannot_be_met(model):
         ),
     ):
         with pytest.raises(ValueError, match=message):
-            optimize_for_inference(model, dtype, backend)
+            optimize_for_inference(model, dtype=dtype, backend=backend)
     with pytest.raises(ValueError, match="int8 is for the CPU and the model is on meta; use bfloat16 or float16"):
-        optimize_for_inference(elsewhere, torch.int8)
+        optimize_for_inference(elsewhere, dtype=torch.int8)
     with pytest.raises(ValueError, match="they are for the CPU, and the model is on meta"):
-        optimize_for_inference(elsewhere, torch.float32, "native")
+        optimize_for_inference(elsewhere, dtype=torch.float32, backend="native")
     with pytest.raises(TypeError, match=r"model is a torch.nn.modules.linear.Linear; load it with bertlite"):
         optimize_for_inference(nn.Linear(2, 2))
 
@@ -104,7 +104,7 @@ def test_plain_is_a_copy_in_any_float_dtype_with_whatever_was_put_into_it(dtype)
     model.encoder.layer[1].output = nn.Identity()
     model.encoder.layer[1].output.forward = lambda x, residual: residual + 1
     with warnings.catch_warnings(action="error"):
-        quick = optimize_for_inference(model, dtype, "plain")
+        quick = optimize_for_inference(model, dtype=dtype, backend="plain")
     assert (quick.backend, quick.compute_dtype, quick.dtype) == ("plain", *(dtype or torch.float32,) * 2)
     assert_same(quick(**batch), copy.deepcopy(model).eval().to(quick.dtype)(**batch), atol=0)
     assert model.dtype == torch.float32
@@ -116,7 +116,7 @@ def test_a_wrapped_matrix_is_refused(model):
 
     model.encoder.layer[1].output.dense = Adapter(37, 48)
     with pytest.raises(TypeError, match=r"encoder\.layer\.1\.output\.dense is a .*Adapter, not a plain nn\.Linear"):
-        optimize_for_inference(model, torch.float32)
+        optimize_for_inference(model, dtype=torch.float32)
 
 
 def test_a_head_without_outputs_is_converted():
@@ -157,5 +157,5 @@ def test_all_else_is_refused(model, ask):
 
 def test_a_plain_copy_has_no_packed_weights_to_save(model, tmp_path):
     with pytest.raises(RuntimeError, match=r"backend 'plain' has no packed weights, .* save the model itself"):
-        optimize_for_inference(model, torch.float32, "plain").save(tmp_path / "other")
+        optimize_for_inference(model, dtype=torch.float32, backend="plain").save(tmp_path / "other")
     assert not any(tmp_path.iterdir())

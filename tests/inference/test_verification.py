@@ -31,17 +31,17 @@ def test_a_fault_that_no_look_at_the_modules_finds_is_an_error(dtype, monkeypatc
     with pytest.raises(
         RuntimeError, match=r"does not compute this model: .* differs by up to .*that rounding explains"
     ):
-        optimize_for_inference(model, dtype, "native")
-    assert optimize_for_inference(model, dtype, "native", verify=False).compute_dtype == dtype
+        optimize_for_inference(model, dtype=dtype, backend="native")
+    assert optimize_for_inference(model, dtype=dtype, backend="native", verify=False).compute_dtype == dtype
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_trained_model_with_a_layer_less_is_another(dtype):
     model = BertModel.from_pretrained(demo_checkpoint() or pytest.skip("the MiniLM checkpoint is not installed"))
     kernels_or_skip()
-    quick = optimize_for_inference(model, dtype, "native")
+    quick = optimize_for_inference(model, dtype=dtype, backend="native")
     for layer in (0, 2, 5):
-        less = optimize_for_inference(drop_layers(model, [layer]), dtype, quick.backend, verify=False)
+        less = optimize_for_inference(drop_layers(model, [layer]), dtype=dtype, backend=quick.backend, verify=False)
         with pytest.raises(RuntimeError, match="does not compute this model: for random tokens last_hidden_state"):
             verify(model, less.model, quick.backend, dtype)
 
@@ -69,7 +69,7 @@ def test_weights_of_any_size_pass(scale):
         for parameter in model.encoder.parameters():
             parameter.mul_(scale)
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
-        optimize_for_inference(model, dtype)
+        optimize_for_inference(model, dtype=dtype)
 
 
 def test_sizes_of_one_pass():
@@ -112,7 +112,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_changes_or_reads_layers_refuses_an_optimised_model(change):
-    quick = optimize_for_inference(make(**NATIVE).float(), torch.float32, verify=False)
+    quick = optimize_for_inference(make(**NATIVE).float(), dtype=torch.float32, verify=False)
     with pytest.raises(TypeError, match=r"made by optimize_for_inference, .*change the original model"):
         CHANGES[change](quick.model)
     if change != "resize":

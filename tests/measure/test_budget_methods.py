@@ -67,7 +67,7 @@ def test_within_a_share_of_the_macs_no_choice_keeps_more(share: float) -> None:
     best = min(
         float(ranked[0][:few].sum() + ranked[1][:others].sum())
         for few, others in product(range(9), range(11))
-        if macs(with_pruned(config, rank_heads(scores[0], few), rank_neurons(scores[1], others)), 11)
+        if macs(with_pruned(config, rank_heads(scores[0], count=few), rank_neurons(scores[1], count=others)), 11)
         <= share * macs(config, 11)
     )
     found = kwon.within_budget(config, share, 11, scores[0], scores[1])

@@ -80,7 +80,7 @@ def within_budget(config: Any, share: float, length: int, heads: Tensor, neurons
         if count * costs[0] <= budget * (1 + 1e-12)
     ]
     best = max(numbers, key=lambda pair: float(sums[0][pair[0]] + sums[1][pair[1]]))
-    return rank_heads(heads, heads.numel() - best[0]), rank_neurons(neurons, neurons.numel() - best[1])
+    return rank_heads(heads, count=heads.numel() - best[0]), rank_neurons(neurons, count=neurons.numel() - best[1])
 
 
 def rearrange(choice: Choice, grads: Tensor) -> Choice:

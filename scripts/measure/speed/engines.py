@@ -61,7 +61,7 @@ def bertlite_engine(attention: str, backend: str | None = None) -> Callable[[Pat
         )
         if backend is None:
             return forward_of(model)
-        return forward_of(bertlite.optimize_for_inference(model, getattr(torch, dtype), backend))
+        return forward_of(bertlite.optimize_for_inference(model, dtype=getattr(torch, dtype), backend=backend))
 
     return build
 

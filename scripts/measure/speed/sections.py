@@ -43,7 +43,9 @@ def pruned(bench: Bench) -> dict[str, Any]:
         for dtype in ALL if bench.device == "cpu" else FLOATS:
             name = f"bertlite {backend} {what} {dtype}"
             try:
-                mine[name] = forward_of(bertlite.optimize_for_inference(model, getattr(torch, dtype), backend))
+                mine[name] = forward_of(
+                    bertlite.optimize_for_inference(model, dtype=getattr(torch, dtype), backend=backend)
+                )
             except (ValueError, RuntimeError) as error:  # this model cannot be run, or there is no compiler
                 bench.missing[name] = str(error)
         found |= accuracies(copy.deepcopy(model).double(), mine, batch)

@@ -170,9 +170,9 @@ def test_an_altered_model_runs_as_it_is_or_is_refused_by_name(what, backend, mon
     if backend not in alteration.runs:
         named = pytest.raises((TypeError, ValueError), match=rf"\b{re.escape(alteration.name)} (is|has) ")
         with named, context if hasattr(context, "__enter__") else nullcontext():
-            optimize_for_inference(model, torch.float32, backend, verify=False)
+            optimize_for_inference(model, dtype=torch.float32, backend=backend, verify=False)
         return
-    quick = optimize_for_inference(model, torch.float32, backend, verify=False)
+    quick = optimize_for_inference(model, dtype=torch.float32, backend=backend, verify=False)
     assert quick.backend == ("native" if "native" in alteration.runs else "plain")
     real = batch["attention_mask"].bool()
     ours, plain = (full_of(each, batch)[real] for each in (quick.model, model))

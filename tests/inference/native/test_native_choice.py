@@ -54,14 +54,14 @@ def test_auto_takes_the_plain_model_where_the_kernels_are_slower_and_says_so_onc
     monkeypatch.setattr(choice, "load_kernels", lambda **_: kernels)
     model, batch = make_native().float(), make_batch()
     with pytest.warns(RuntimeWarning, match=f"plain model, .*: they are slower on this processor in {dtype}; b"):
-        quick = optimize_for_inference(model, dtype)
+        quick = optimize_for_inference(model, dtype=dtype)
     assert (quick.backend, quick.compute_dtype) == ("plain", dtype)
     assert_same(quick(**batch), model.to(dtype)(**batch), atol=0)
     with warnings.catch_warnings(action="error"):
-        assert optimize_for_inference(model, dtype).backend == "plain"
+        assert optimize_for_inference(model, dtype=dtype).backend == "plain"
     assert capfd.readouterr().err.count("measured once: native") == 1
-    assert optimize_for_inference(model.float(), dtype, "native").backend == "native"
-    assert optimize_for_inference(model, torch.int8).compute_dtype == torch.int8  # which no plain model has
+    assert optimize_for_inference(model.float(), dtype=dtype, backend="native").backend == "native"
+    assert optimize_for_inference(model, dtype=torch.int8).compute_dtype == torch.int8  # which no plain model has
 
 
 def test_kernels_that_are_faster_are_taken():

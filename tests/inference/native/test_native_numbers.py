@@ -160,7 +160,7 @@ def test_a_token_that_is_not_finite_spoils_its_own_sequence_alone(name, bad, dty
 @dtypes
 def test_it_is_taken_where_it_can_run_the_model(backend, dtype, monkeypatch):
     monkeypatch.setattr(choice, "kernels_are_faster", lambda *_: True)  # on any processor
-    quick = optimize_for_inference(make_native().float(), dtype, backend)
+    quick = optimize_for_inference(make_native().float(), dtype=dtype, backend=backend)
     assert (quick.backend, quick.compute_dtype, quick.device.type) == ("native", dtype, "cpu")
     assert quick.dtype == (torch.float32 if dtype == torch.int8 else dtype)
     assert isinstance(quick.model.encoder, NativeEncoder)
@@ -172,7 +172,7 @@ def test_no_matrix_is_held_twice(dtype):
     model = make(hidden_size=128, intermediate_size=192).float()
     theirs = {x.data_ptr() for x in model.parameters()}
     quick = optimize_for_inference(
-        make(hidden_size=128, num_attention_heads=2, intermediate_size=192).float(), dtype, "native"
+        make(hidden_size=128, num_attention_heads=2, intermediate_size=192).float(), dtype=dtype, backend="native"
     )
     assert not any(isinstance(part, nn.Linear) for part in quick.modules())
     assert not theirs & {x.data_ptr() for x in quick.parameters()}

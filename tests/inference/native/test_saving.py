@@ -60,7 +60,7 @@ def test_what_is_loaded_gives_the_same_bit_for_bit(kind, dtype, tmp_path):
     model = pruned(cls, options, **changes)
     if kind == "an untied decoder":
         model.cls.predictions.decoder.weight.data.normal_()
-    quick = optimize_for_inference(model, dtype, "native")
+    quick = optimize_for_inference(model, dtype=dtype, backend="native")
     quick.save(tmp_path / "quick")
     again = InferenceModel.load(tmp_path / "quick")
     if (maps := Path("/proc/self/maps")).exists():
@@ -85,8 +85,8 @@ def test_every_set_of_instructions_packs_the_same_bytes(name, dtype):
 
 def test_saving_replaces_what_was_there_and_nothing_else(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
-    optimize_for_inference(pruned(BertModel), torch.float32, "native").save(tmp_path)
-    quick = optimize_for_inference(pruned(BertModel), torch.int8, "native")
+    optimize_for_inference(pruned(BertModel), dtype=torch.float32, backend="native").save(tmp_path)
+    quick = optimize_for_inference(pruned(BertModel), dtype=torch.int8, backend="native")
     quick.save(tmp_path)
     assert (tmp_path / "tokenizer.json").read_text() == "{}"
     assert torch.equal(InferenceModel.load(tmp_path)(IDS).pooler_output, quick(IDS).pooler_output)
@@ -97,7 +97,7 @@ def saved(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("saved") / "quick"
     model = BertForSequenceClassification(BertConfig(**{**SIZES, "num_hidden_layers": 2})).eval()
     model = prune_neurons(prune_heads(model, {0: [0, 2]}), {1: [36]})
-    optimize_for_inference(model, torch.float32, "native").save(folder)
+    optimize_for_inference(model, dtype=torch.float32, backend="native").save(folder)
     return folder
 
 
@@ -195,7 +195,7 @@ def test_tensors_that_do_not_fit_are_refused(edit, message, saved, tmp_path):
 
 def test_a_folder_holds_what_was_saved_last(tmp_path):
     first, second = pruned(BertModel), BertModel(BertConfig(**SIZES)).eval()
-    quick = optimize_for_inference(first, torch.float32, "native")
+    quick = optimize_for_inference(first, dtype=torch.float32, backend="native")
     quick.save(tmp_path)
     second.save_pretrained(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"has no native\.safetensors; optimise the model again"):
@@ -217,7 +217,7 @@ def test_other_classes_and_layers_are_not_saved(tmp_path):
     short = BertModel(BertConfig(**SIZES))
     del short.encoder.layer[1]
     with pytest.raises(ValueError, match="this BertModel cannot be saved: its layers are not those"):
-        optimize_for_inference(short, torch.float32, "native").save(tmp_path / "short")
+        optimize_for_inference(short, dtype=torch.float32, backend="native").save(tmp_path / "short")
     with pytest.raises(TypeError, match=r"Own cannot be saved optimised; have: .*BertModel"):
-        optimize_for_inference(Own(BertConfig(**SIZES)), torch.float32, "native").save(tmp_path / "own")
+        optimize_for_inference(Own(BertConfig(**SIZES)), dtype=torch.float32, backend="native").save(tmp_path / "own")
     assert not any(tmp_path.iterdir())
