@@ -233,7 +233,7 @@ class Origin:
         values: of its config.json, with BERT's names for fields.
     """
 
-    path: Path
+    path: Path | str
     kind: str
     family: Family
     values: Values
@@ -245,7 +245,11 @@ class Origin:
         Raises:
             ValueError: the file is not a JSON object, or that of a model that is not a BERT; it says why.
         """
-        values = read_json_object(path)
+        return cls.of(path, read_json_object(path))
+
+    @classmethod
+    def of(cls, path: Path | str, values: Values) -> "Origin":
+        """Take the content of a config.json, which errors call by its path; see `read`."""
         kind = values.get("model_type", "bert")
         family = FAMILIES.get(kind) if isinstance(kind, str) else None
         if family is None:

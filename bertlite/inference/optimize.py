@@ -1,8 +1,12 @@
 """`optimize_for_inference`: a copy of a model that runs faster, and only runs."""
 
+from functools import partial
+from typing import Any, TypeVar, overload
+
 import torch
 
 from bertlite.checkpoint.checks import parse_dtype
+from bertlite.inference.bodies import optimize_bodies
 from bertlite.inference.native.choice import kernels_if_faster, require_kernels
 from bertlite.inference.native.conversion import native_copy, plain_copy
 from bertlite.inference.runtime import InferenceModel
@@ -10,21 +14,39 @@ from bertlite.inference.support import check_unaltered
 from bertlite.inference.verification import verify as verify_copy
 from bertlite.model import BertPreTrainedModel
 
+Thing = TypeVar("Thing")
 PLAIN = "plain"  # the backend that is the model itself
 BACKENDS = ("auto", "native", PLAIN)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
 
+@overload
 def optimize_for_inference(
     model: BertPreTrainedModel, *, dtype: torch.dtype | None = None, backend: str = "auto", verify: bool = True
-) -> InferenceModel:
-    """Return a copy of the model that runs faster, and only runs.
+) -> InferenceModel: ...
+
+
+@overload
+def optimize_for_inference(
+    model: Thing, *, dtype: torch.dtype | None = None, backend: str = "auto", verify: bool = True
+) -> Thing: ...
+
+
+def optimize_for_inference(
+    model: Any, *, dtype: torch.dtype | None = None, backend: str = "auto", verify: bool = True
+) -> Any:
+    """Return a copy of a model that runs faster, and only runs.
+
+    Of a model of transformers or bertlite.hf, and of what holds one, such as a SentenceTransformer, a CrossEncoder or
+    a pipeline, the copy is of the same kind, and its libraries go on using it: each encoder in it that is a BERT, or
+    of one of BERT's families, is replaced, and heads, pooling and all else stay.
 
     The copy shares nothing with `model`: delete that one to free its memory, and optimise again after any change to
     its weights.
 
     Args:
-        model: BertModel or one of the task heads, pruned or not, on the CPU or a GPU.
+        model: BertModel or one of the task heads, pruned or not, on the CPU or a GPU; or an object of torch that holds
+            such encoders, in eval mode.
         dtype: to compute in: float32 or bfloat16, on a GPU also float16, on the CPU also int8; by default the model's
             own.  With int8 the matrices of the layers are 8-bit integers, their inputs are quantised at every call by
             the smallest and largest number of each token, attention is bfloat16 and all else float32.
@@ -43,11 +65,12 @@ def optimize_for_inference(
             finite.
         RuntimeError: "native" or int8 was asked for and the kernels cannot be compiled; or the copy was verified and
             differs.
-        TypeError: `model` is not a bertlite model, or has modules that a copy would not reproduce: linear layers that
-            are not plain nn.Linear, layers of other classes, hooks within the encoder.
+        TypeError: `model` is no such model and holds none, or has modules that a copy would not reproduce: linear
+            layers that are not plain nn.Linear, layers of other classes, hooks within the encoder.
     """
     if not isinstance(model, BertPreTrainedModel):
-        raise TypeError(f"model is a {type(model).__module__}.{type(model).__qualname__}; load it with bertlite")
+        optimise = partial(optimize_for_inference, dtype=dtype, backend=backend, verify=verify)
+        return optimize_bodies(model, optimise, compare if verify else None)
     dtype = dtype or model.dtype
     check_backend(backend)
     if backend == PLAIN:
@@ -65,6 +88,11 @@ def optimize_for_inference(
     if verify:
         verify_copy(model, copied.eval(), found, dtype)
     return InferenceModel(copied, found, dtype)
+
+
+def compare(model: BertPreTrainedModel, original: Any) -> None:
+    """Raise RuntimeError if a model does not compute what the original does, for a few random tokens."""
+    verify_copy(model, original, "the original module", model.dtype)
 
 
 def check_backend(backend: str) -> None:

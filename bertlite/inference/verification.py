@@ -27,7 +27,7 @@ RUNS = 4  # of the plain model: one without noise, the others with it, since lar
 # mean error of rounding to it; that of 8-bit integers is this error itself.  MiniLM is off by 0.2 to 1.3 times the
 # noise, and without one of its layers by 5.8 times that of int8, 7.9 times that of bfloat16, or more; random models of
 # any size of weights are off by up to 1.1 times.
-ALLOWED = {torch.float32: 64.0, torch.bfloat16: 4.0, torch.float16: 4.0, torch.int8: 3.5}
+ALLOWED = {torch.float64: 64.0, torch.float32: 64.0, torch.bfloat16: 4.0, torch.float16: 4.0, torch.int8: 3.5}
 STEPS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-7}  # of float32 in matmuls, by torch's setting
 Outputs = dict[str, Tensor]
 

@@ -123,7 +123,7 @@ def test_positions_have_transformers_numbers_and_padding_its_own_row(way: str, g
     if given:
         numbers["position_ids"][0, :2] = torch.tensor([1, 41])  # padding's, and the last
     model = ours_of(folder, backend=way if way in ("eager", "sdpa", "packed") else "auto")
-    model = optimize_for_inference(model.float(), torch.float32, "native") if native else model
+    model = optimize_for_inference(model.float(), dtype=torch.float32, backend="native") if native else model
     with torch.no_grad():
         wanted = theirs(ids, **numbers).last_hidden_state
         if way.endswith("cu_seqlens"):

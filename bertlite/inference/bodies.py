@@ -1,0 +1,256 @@
+"""Encoders inside the objects of other libraries: found, converted, and put back in their place.
+
+A body is a module of transformers, or of bertlite.hf, that `checkpoint.families` knows as a BERT: the encoder inside a
+SentenceTransformer, a CrossEncoder, a pipeline or a model with a head.
+"""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NoReturn, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from bertlite.checkpoint.checks import fit_tensors_
+from bertlite.checkpoint.families import FAMILIES, Origin
+from bertlite.checkpoint.faults import raise_faults
+from bertlite.checkpoint.skeleton import assign_tensors_, make_skeleton
+from bertlite.inference.runtime import InferenceModel, raise_missing
+from bertlite.inference.support import kind_of, own_code
+from bertlite.model import BertModel
+from bertlite.stack.masks import values_readable
+
+Thing = TypeVar("Thing")
+Optimise = Callable[[BertModel], InferenceModel]
+BODIES = ("Bert", "Roberta", "XLMRoberta", "Camembert", "Data2VecText", "Ernie", "Electra", "DistilBert", "MPNet")
+ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "auto", "packed", "varlen")
+INPUTS = ("token_type_ids", "position_ids", "inputs_embeds", "head_mask", "cu_seqlens")
+FOR_HEADS = ("first_token_only", "return_encoded")  # as heads of bertlite.hf ask
+ASKED = ("output_attentions", "output_hidden_states", "return_dict")
+UNREAD = ("use_cache", "cache_position", "is_causal")  # by an encoder; None, False or a default
+HOMES = ("torch.nn.", "transformers.", "bertlite.")  # of the classes that compute what they say
+
+
+def optimize_bodies(thing: Thing, optimise: Optimise, compare: Callable[[BertModel, Any], None] | None) -> Thing:
+    """Return a copy of an object of torch in which each encoder that is a BERT runs optimised.
+
+    Args:
+        optimise: makes the optimised model of a BertModel.
+        compare: raises if a BertModel does not compute what a body does.
+
+    Raises:
+        TypeError: the object holds no such encoder, or one with a part that would not be run; it names the part.
+        ValueError: an encoder is a decoder, or in training mode.
+    """
+    bodies = list(find_bodies(thing))
+    if not bodies:
+        raise TypeError(
+            f"there is no encoder to optimise in a {kind_of(thing)}: give a model of bertlite, or an object of torch"
+            f" that holds one of {', '.join(f'{name}Model' for name in BODIES)}"
+        )
+    for name, body in bodies:
+        check_body(name, body)
+    made: dict[int, Any] = {}
+    for name, body in bodies:
+        model = as_bert(name, body)
+        if compare is not None:
+            compare(model, Like(body))
+        made[id(body)] = OptimizedBody(body, optimise(model))
+    return copy_with(thing, made)
+
+
+def find_bodies(thing: object) -> Iterator[tuple[str, nn.Module]]:
+    """Yield each body once, with its name: of a module, or of an object that holds modules, as a pipeline does."""
+    found: set[int] = set()
+    for prefix, module in modules_of(thing):
+        for name, part in module.named_modules(prefix=prefix):
+            if is_body(part) and id(part) not in found:
+                found.add(id(part))
+                yield name or type(part).__name__, part
+
+
+def modules_of(thing: object) -> list[tuple[str, nn.Module]]:
+    """Return the modules that an object is or holds, by the names of its attributes."""
+    if isinstance(thing, nn.Module):
+        return [("", thing)]
+    return [(name, part) for name, part in getattr(thing, "__dict__", {}).items() if isinstance(part, nn.Module)]
+
+
+def is_body(part: nn.Module) -> bool:
+    """Return whether a module is the base model of a family of BERTs, or of a class made from one."""
+    kind = getattr(getattr(part, "config", None), "model_type", None)
+    names = [each.__name__ for each in type(part).__mro__ if each.__module__.startswith(HOMES[1:])]
+    return kind in FAMILIES and any(f"{name}Model" in names for name in BODIES)
+
+
+def check_body(name: str, body: nn.Module) -> None:
+    """Raise TypeError or ValueError, which name the module, if an optimised copy would not run all that is there."""
+    config: Any = body.config
+    if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
+        raise ValueError(f"{name} is a decoder, which the kernels do not run: leave it as it is")
+    attention = getattr(config, "_attn_implementation", None) or "sdpa"
+    if attention not in ATTENTIONS:
+        raise TypeError(f"{name} has attention {attention!r}, which would not be run; set it to 'sdpa' first")
+    for path, part in body.named_modules(prefix=name):
+        if part.training:
+            raise ValueError(f"{path} is in training mode; call .eval() on what you optimise first")
+        kind = type(part)
+        adapted = hasattr(part, "base_layer") or getattr(part, "_hf_peft_config_loaded", False)
+        if adapted or not kind.__module__.startswith(HOMES) or (isinstance(part, nn.Linear) and kind is not nn.Linear):
+            raise TypeError(
+                f"{path} is a {kind_of(part)}, which would not be run: merge adapters first, and start from the model"
+                " that is neither quantised nor compiled"
+            )
+        if (change := own_code(part)) and not only_records(part):
+            raise TypeError(f"{path} has {change}, which would not be run: remove it first")
+
+
+def only_records(part: nn.Module) -> bool:
+    """Return whether the code that a module has beside its class is transformers' hooks that keep hidden states."""
+    others = (part._forward_pre_hooks, part._backward_pre_hooks, part._backward_hooks)
+    own = [hook.__module__ for hook in part._forward_hooks.values()]
+    return bool(own) and not any(others) and set(own) == {"transformers.utils.output_capturing"}
+
+
+@torch.no_grad()
+def as_bert(name: str, body: Any) -> BertModel:
+    """Return a bertlite model with a body's own tensors, in eval mode."""
+    origin = Origin.of(f"the config of {name}", body.config.to_dict())
+    pooler = getattr(body, "pooler", None) is not None
+    state = dict(body.state_dict())
+    options, config = origin.build(BertModel, {"add_pooling_layer": pooler}, {}, state)
+    model = make_skeleton(BertModel, config, options)
+    wanted = model.state_dict()
+    state = origin.as_bert(state, wanted)
+    fit = fit_tensors_(state, wanted, model, config)
+    raise_faults(f"{name}, a {kind_of(body)}, is not the BERT of its config:", [*fit.faults, *sorted(fit.absent)])
+    assign_tensors_(model, {key: state[key].detach() for key in wanted})
+    return model.requires_grad_(False).eval()
+
+
+def copy_with(thing: Thing, made: Mapping[int, Any]) -> Thing:
+    """Return a copy of an object, with other modules in place of some; what is no module is shared."""
+    if isinstance(thing, nn.Module):
+        return copy.deepcopy(thing, dict(made))  # which takes them for copies that it has made
+    copied = copy.copy(thing)
+    memo = dict(made)
+    for name, module in modules_of(thing):
+        object.__setattr__(copied, name, copy.deepcopy(module, memo))
+    return copied
+
+
+class Like:
+    """A body that is called by name, as a BertModel is, for a comparison of the two."""
+
+    def __init__(self, body: Any) -> None:
+        self.body, self.dtype, self.base_model = body, body.dtype, self
+        self.takes = {"return_dict", *inspect.signature(body.forward).parameters}
+
+    def __call__(self, **inputs: Any) -> Any:
+        return self.body(**{name: x for name, x in inputs.items() if name in self.takes})
+
+
+class OptimizedBody(nn.Module):
+    """An optimised encoder in the place of a module of transformers: called like it, it returns what that returns.
+
+    It keeps that module's device and dtype.  To change them, to train and to save it are errors that say how to go on.
+    """
+
+    model: InferenceModel
+    packed: BertModel | None  # a plain model that leaves padding out
+
+    def __init__(self, body: Any, model: InferenceModel) -> None:
+        super().__init__()
+        self.config, self.main_input_name = body.config, body.main_input_name
+        self.anchor = nn.Parameter(torch.empty(0, dtype=body.dtype, device=body.device), requires_grad=False)
+        packed = None if model.backend == "native" else copy.copy(model.base_model)
+        if packed is not None:
+            packed.config = replace(packed.config, attn_implementation="packed")
+        vars(self).update(model=model, packed=packed)  # no children, whose weights others would count, move and save
+        self.arguments = tuple(inspect.signature(body.forward).parameters)
+        with torch.no_grad():
+            ids = torch.zeros(1, 1, dtype=torch.long, device=body.device)
+            self.output_type, as_tuple = type(body(ids)), body(ids, return_dict=False)
+        self.gap = sum(x is None for x in as_tuple)  # transformers 4 leaves room for a pooler's output
+        super().train(False)
+
+    def forward(
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, *rest: Any, **given: Any
+    ) -> Any:
+        """Run the encoder; arguments and results are those of the module whose place it took.
+
+        Raises:
+            TypeError: an argument that an encoder has no use for is not None.
+        """
+        given = {**dict(zip(self.arguments[2:], rest, strict=False)), **given}
+        inputs = {name: given.pop(name, None) for name in INPUTS}
+        asked = {name: given.pop(name, None) for name in ASKED}
+        asked = {name: getattr(self.config, name) if x is None else x for name, x in asked.items()}
+        if not isinstance(states := asked["output_hidden_states"], bool):
+            raise TypeError(f"output_hidden_states is {states!r}; an optimised encoder gives all (True) or none")
+        flags = {name: bool(given.pop(name, False)) for name in FOR_HEADS}
+        unknown = [name for name, x in given.items() if x is not None and name not in UNREAD]
+        if unknown:
+            raise TypeError(f"an optimised encoder does not support {unknown[0]}: leave it None, or keep the original")
+        model: Any = self.model
+        if self.packed is not None and not asked["output_attentions"] and is_padded_right(attention_mask):
+            model = self.packed
+        as_dict = asked.pop("return_dict")
+        out = model(input_ids, attention_mask, **inputs, **asked, **flags, return_dict=True)
+        if flags["return_encoded"]:
+            vars(out).update({name: self.as_given(x) for name, x in out.items() if name != "layout"})
+            return out
+        found = self.output_type(**{name: self.as_given(x) for name, x in out.items()})
+        if as_dict:
+            return found
+        first, *others = found.to_tuple()
+        return (first, *[None] * self.gap, *others)
+
+    def as_given(self, x: Any) -> Any:
+        """Return an output, or a tuple of them, in the dtype of the module."""
+        return tuple(map(self.as_given, x)) if isinstance(x, tuple) else x.to(self.dtype)
+
+    def may_skip_padding(self) -> bool:
+        """Return False: heads of bertlite.hf get every token."""
+        return False
+
+    @property
+    def device(self) -> torch.device:
+        return self.anchor.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.anchor.dtype
+
+    def extra_repr(self) -> str:
+        return f"{type(self.config).__name__}, {self.model.extra_repr()}"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "OptimizedBody":
+        after = fn(self.anchor.detach().clone())
+        if (after.device, after.dtype) != (self.device, self.dtype):
+            raise RuntimeError(
+                f"an optimised encoder stays on {self.device} in {self.dtype}, and was asked for {after.dtype} on"
+                f" {after.device}: move the original, and optimise that"
+            )
+        return self
+
+    def train(self, mode: bool = True) -> "OptimizedBody":
+        return raise_missing("training mode: train the original, and optimise that") if mode else self
+
+    def state_dict(self, *args: object, **kwargs: object) -> NoReturn:
+        raise_missing("state_dict: save the original")
+
+    def _load_from_state_dict(self, *args: object) -> NoReturn:
+        raise_missing("load_state_dict: load into the original, and optimise that")
+
+    def save_pretrained(self, *args: object, **kwargs: object) -> NoReturn:
+        raise_missing("save_pretrained: save the original")
+
+
+def is_padded_right(mask: Tensor | None) -> bool:
+    """Return whether padding, all of it after the tokens, is to be left out."""
+    if mask is None or mask.dim() != 2 or not mask.shape[1] or not values_readable(mask):
+        return False
+    return bool((mask[:, 0] != 0).all() & (mask[:, 1:] <= mask[:, :-1]).all())

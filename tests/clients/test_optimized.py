@@ -1,0 +1,114 @@
+"""Objects of client libraries with the kernels beneath: the same scores and vectors, by the same calls."""
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from natively import kernels_or_skip
+
+from bertlite import optimize_for_inference
+from bertlite.inference.bodies import OptimizedBody
+from tests.clients.checks.common import minilm
+from tests.clients.checks.embeddings import inner
+from tests.clients.checks.pipelines import TASKS, names, worded
+
+WITHIN = 1e-6  # of scores and vectors in float32
+WORDS = ["the", "capital", "of", "France", "soup", "simmer", "Rome", "history", "is", "long"]
+TEXTS = [" ".join(WORDS[(i * j + i) % 10] for j in range(1 + (7 * i) % 31)) for i in range(48)]
+
+
+@pytest.fixture(autouse=True)
+def kernels() -> None:
+    kernels_or_skip()
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Any:
+    return pytest.importorskip("sentence_transformers").SentenceTransformer(str(minilm()), device="cpu")
+
+
+def test_a_SentenceTransformer_gives_its_vectors_whatever_their_batch(encoder: Any) -> None:
+    quick = optimize_for_inference(encoder)
+    assert type(quick) is type(encoder)
+    assert type(inner(quick)) is OptimizedBody
+    assert type(inner(encoder)).__name__ == "BertModel"
+    vectors = quick.encode(TEXTS)
+    assert np.abs(vectors - encoder.encode(TEXTS)).max() <= WITHIN
+    for dtype in (torch.float32, torch.int8, torch.bfloat16):
+        each = optimize_for_inference(encoder, dtype=dtype)
+        alone = np.stack([each.encode(text) for text in TEXTS])
+        for size in (7, 32):
+            assert (each.encode(TEXTS, batch_size=size) == alone).all()
+        assert (alone * vectors).sum(1).min() > 0.97  # the cosine with float32's
+    for copied in (copy.deepcopy(quick), pickle.loads(pickle.dumps(quick)), quick.to("cpu").eval()):
+        assert (copied.encode(TEXTS) == vectors).all()
+    tokens = encoder.encode(TEXTS[:3], output_value="token_embeddings")
+    for ours, theirs in zip(quick.encode(TEXTS[:3], output_value="token_embeddings"), tokens, strict=True):
+        assert (ours - theirs).abs().max() <= 10 * WITHIN  # tokens are not of length 1
+
+
+@pytest.mark.slow
+def test_a_pool_of_processes_gives_the_same_vectors(encoder: Any) -> None:
+    quick = optimize_for_inference(encoder)
+    pool = quick.start_multi_process_pool(["cpu", "cpu"])
+    try:
+        vectors = quick.encode(TEXTS, pool=pool, chunk_size=16)
+    finally:
+        quick.stop_multi_process_pool(pool)
+    assert (vectors == quick.encode(TEXTS)).all()
+
+
+def test_a_CrossEncoder_gives_its_scores(tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    path = worded(tmp_path, "BertForSequenceClassification", num_labels=1)
+    model = library.CrossEncoder(str(path), device="cpu")
+    pairs = [(f"word{i} word3", " ".join(f"word{j}" for j in range(1 + i % 7))) for i in range(20)]
+    quick = optimize_for_inference(model)
+    assert np.abs(quick.predict(pairs) - model.predict(pairs)).max() <= WITHIN
+    assert [hit["corpus_id"] for hit in quick.rank("word5", [b for _, b in pairs])] == [
+        hit["corpus_id"] for hit in model.rank("word5", [b for _, b in pairs])
+    ]
+
+
+def test_a_SparseEncoder_gives_its_vectors(tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    model = library.SparseEncoder(str(worded(tmp_path, "BertForMaskedLM")), device="cpu")
+    texts = ["word1 word2 word3", "word9"]
+    ours, theirs = (each.encode(texts).to_dense() for each in (optimize_for_inference(model), model))
+    assert (ours - theirs).abs().max() <= WITHIN * theirs.abs().max()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_pipeline_gives_its_answers(task: str, tmp_path: Path) -> None:
+    it = TASKS[task]
+    path = worded(tmp_path, it.cls, **it.fields)
+    pipe = transformers.pipeline(task, model=str(path), device="cpu")
+    quick = optimize_for_inference(pipe)
+    assert type(quick) is type(pipe)
+    assert any(type(part) is OptimizedBody for part in quick.model.modules())
+    ours, theirs = numbers(it.ask(quick)), numbers(it.ask(pipe))
+    assert len(ours) == len(theirs) > 0
+    assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) <= 3 * WITHIN
+
+
+def test_zero_shot_classification(tmp_path: Path) -> None:
+    path = worded(tmp_path, "BertForSequenceClassification", **names("contradiction", "neutral", "entailment"))
+    pipe = transformers.pipeline("zero-shot-classification", model=str(path), device="cpu")
+    ask = {"candidate_labels": ["word7", "word8 word9"], "hypothesis_template": "word1 {}"}
+    ours, theirs = (each("word2 word3", **ask) for each in (optimize_for_inference(pipe), pipe))
+    assert ours["labels"] == theirs["labels"]
+    assert np.abs(np.array(ours["scores"]) - theirs["scores"]).max() <= WITHIN
+
+
+def numbers(answer: Any) -> list[float]:
+    """Return all numbers of an answer, in order."""
+    if isinstance(answer, dict):
+        return [x for value in answer.values() for x in numbers(value)]
+    if isinstance(answer, list | tuple):
+        return [x for value in answer for x in numbers(value)]
+    return [] if isinstance(answer, str) or answer is None else [float(answer)]

@@ -1,0 +1,178 @@
+"""bertlite/inference/bodies.py: encoders of transformers, and what holds them, run optimised in their place."""
+
+import copy
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import F64, SIZES, assert_same, randomise_
+from natively import kernels_or_skip
+from torch import nn
+
+from bertlite import optimize_for_inference
+from bertlite.inference.bodies import OptimizedBody
+
+transformers = pytest.importorskip("transformers")
+hf = pytest.importorskip("bertlite.hf")
+
+SIZE = {name: size for name, size in SIZES.items() if name != "type_vocab_size"}
+NATIVE = 2e-6  # of numbers near 1, of float32: transformers' own differ from float64 by as much
+HEADS = {
+    "Bert": "ForTokenClassification", "Roberta": "ForSequenceClassification", "XLMRoberta": "ForMaskedLM",
+    "Camembert": "ForTokenClassification", "Data2VecText": "Model", "Ernie": "ForSequenceClassification",
+    "Electra": "ForSequenceClassification", "DistilBert": "ForTokenClassification", "MPNet": "Model",
+}  # fmt: skip
+DISTIL = {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 37, "vocab_size": 97, "max_position_embeddings": 40}
+
+
+def model_of(family: str, **changes: Any) -> Any:
+    """Make a random model of transformers in eval mode."""
+    sizes = DISTIL if family == "DistilBert" else {**SIZE, **({"embedding_size": 21} if family == "Electra" else {})}
+    config = getattr(transformers, f"{family}Config")(**{**sizes, **changes})
+    return randomise_(getattr(transformers, family + HEADS[family])(config)).eval()
+
+
+def batch_of(model: Any) -> dict[str, torch.Tensor]:
+    ids = torch.randint(5, 97, (3, 11))
+    mask = (torch.arange(11) < torch.tensor([[11], [7], [4]])).long()
+    return {"input_ids": ids.where(mask == 1, model.config.pad_token_id), "attention_mask": mask}
+
+
+def real(x: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return what an output says of tokens, if it says it of each position."""
+    mask = batch["attention_mask"]
+    return x[mask == 1] if x.shape[:2] == mask.shape else x
+
+
+@pytest.mark.parametrize("family", HEADS)
+def test_each_family_computes_what_it_did(family: str) -> None:
+    model = model_of(family).to(F64)
+    model.set_attn_implementation("eager")  # the only one that returns attentions in 5
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    quick, batch = optimize_for_inference(model, backend="plain"), batch_of(model)
+    options = {"output_hidden_states": True, "output_attentions": True}
+    theirs, ours = model(**batch, **options), quick(**batch, **options)
+    assert type(ours) is type(theirs)
+    assert list(ours.keys()) == [name for name, x in theirs.items() if x != ()]
+    assert_same(real(ours[0], batch), real(theirs[0], batch))
+    for mine, stock in zip(ours.hidden_states, theirs.hidden_states, strict=True):
+        assert_same(real(mine, batch), real(stock, batch))
+    for mine, stock in zip(ours.attentions, theirs.attentions, strict=True):
+        keys = batch["attention_mask"][:, None, :, None] == 1
+        assert_same(mine * keys, stock * keys)
+    packed = quick(**batch)  # without attentions padding is left out
+    assert_same(real(packed[0], batch), real(theirs[0], batch))
+    theirs, ours = (m(**batch, return_dict=False) for m in (model, quick))
+    assert [type(x) for x in ours] == [type(x) for x in theirs]
+    assert_same(model.state_dict(), before, atol=0)
+    assert_same(optimize_for_inference(model, backend="plain")(**batch)[0], packed[0], atol=0)  # after its hooks
+
+
+@pytest.mark.parametrize("family", HEADS)
+def test_each_family_runs_on_the_kernels(family: str) -> None:
+    kernels_or_skip()
+    model = model_of(family)
+    batch = batch_of(model)
+    theirs = real(model(**batch)[0], batch)
+    quick = optimize_for_inference(model, backend="native")
+    ours = quick(**batch)[0]
+    assert (real(ours, batch) - theirs).abs().max() <= NATIVE * theirs.abs().max().clamp(min=1)
+    for copied in (copy.deepcopy(quick), pickle.loads(pickle.dumps(quick))):
+        assert_same(copied(**batch)[0], ours, atol=0)
+    small = optimize_for_inference(model, dtype=torch.int8)(**batch)[0]  # verified when it was made
+    assert small.dtype == torch.float32
+
+
+def test_a_pruned_model_of_hf_keeps_its_heads() -> None:
+    config = transformers.BertConfig(**SIZE)
+    model = randomise_(hf.BertForSequenceClassification(config)).eval().to(F64)
+    model.prune_heads({0: range(4), 1: [1, 3]})
+    quick, batch = optimize_for_inference(model, backend="plain"), batch_of(model)
+    assert_same(quick(**batch).logits, model(**batch).logits)
+    assert type(quick) is type(model)
+    assert type(quick.bert) is OptimizedBody
+    assert quick.bert.config.pruned_heads == model.config.pruned_heads
+
+
+def test_what_holds_a_model_is_copied_and_holds_another() -> None:
+    model = model_of("Bert").to(F64)
+    outer = SimpleNamespace(model=model, tokenizer=object())
+    quick = optimize_for_inference(outer, backend="plain")
+    assert (outer.model, quick.tokenizer) == (model, outer.tokenizer)
+    two = optimize_for_inference(nn.ModuleDict({"a": model.bert, "b": nn.Sequential(model.bert)}), backend="plain")
+    assert two["a"] is two["b"][0]
+    assert type(two["a"]) is type(quick.model.bert) is OptimizedBody
+    assert type(model.bert).__name__ == "BertModel"
+
+
+def test_what_changes_nothing_works_and_what_would_says_how_to_go_on() -> None:
+    model = model_of("Bert")
+    quick, batch = optimize_for_inference(model, backend="plain"), batch_of(model)
+    before = quick(**batch).logits
+    same = quick.to("cpu").cpu().float().eval().share_memory().to(torch.float32)
+    assert_same(same(**batch).logits, before, atol=0)
+    assert not quick.bert(**batch)[0].requires_grad
+    assert (quick.bert.device.type, quick.bert.dtype) == ("cpu", torch.float32)
+    for change in (quick.half, quick.double, lambda: quick.to("meta")):
+        with pytest.raises(RuntimeError, match="move the original, and optimise that"):
+            change()
+    with pytest.raises(RuntimeError, match="train the original"):
+        quick.train()
+    with pytest.raises(RuntimeError, match="save the original"):
+        quick.state_dict()
+    with pytest.raises(RuntimeError, match="load into the original"):
+        quick.load_state_dict(model.state_dict())
+    with pytest.raises(TypeError, match="does not support encoder_hidden_states"):
+        quick.bert(batch["input_ids"], encoder_hidden_states=before)
+    with pytest.raises(TypeError, match="output_hidden_states is"):
+        quick.bert(batch["input_ids"], output_hidden_states=[1])
+    with pytest.raises(TypeError, match="no encoder to optimise in a"):
+        optimize_for_inference(quick)
+
+
+class Scaled(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+def scale(model: Any) -> None:
+    model.bert.encoder.layer[1].output.dense = Scaled(37, 48).eval()
+
+
+def attend(model: Any) -> None:
+    model.config._attn_implementation = "mine"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda model: model.bert.encoder.layer[2].train(),
+            r"bert\.encoder\.layer\.2 is in training mode; call \.eval",
+        ),
+        (scale, r"bert\.encoder\.layer\.1\.output\.dense is a .*Scaled, which would not be run: merge adapters"),
+        (attend, "bert has attention 'mine', which would not be run; set it to 'sdpa'"),
+        (
+            lambda model: model.bert.encoder.layer[0].register_forward_hook(lambda *_: None),
+            r"bert\.encoder\.layer\.0 has hooks, which would not be run: remove it first",
+        ),
+        (lambda model: setattr(model.config, "is_decoder", True), "bert is a decoder"),
+    ],
+)
+def test_what_would_not_be_run_is_refused_by_name(change: Any, message: str) -> None:
+    model = model_of("Bert")
+    change(model)
+    with pytest.raises((TypeError, ValueError), match=message):
+        optimize_for_inference(model, backend="plain")
+
+
+def test_a_body_that_is_not_the_BERT_of_its_config_is_refused() -> None:
+    model = model_of("Bert")
+    model.config.layer_norm_eps = 0.5
+    with pytest.raises(RuntimeError, match=r"'the original module' in torch\.float32 does not compute this model"):
+        optimize_for_inference(model, backend="plain")
+    model.config.num_hidden_layers = 2
+    with pytest.raises(ValueError, match="is not the BERT of its config"):
+        optimize_for_inference(model, backend="plain")
