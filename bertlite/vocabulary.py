@@ -54,7 +54,7 @@ def prune_vocabulary(
     ids, content = tokenizer.get_vocab(), json.loads(tokenizer.backend_tokenizer.to_str())
     names = {number: token for token, number in ids.items()}
     used = {names[number] for row in ids_of(tokenizer, [("", ""), *texts]) for number in row}
-    used |= {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
+    used |= {*tokenizer.all_special_tokens, *(token["content"] for token in content["added_tokens"])}
     stated = {names[number] for number in token_ids(model.config).values() if number in names}
     tokens = tokens_to_keep(content["model"], used | stated)
     spare = [token for _, token in sorted(names.items()) if token not in tokens and not UNUSED.fullmatch(token)]
@@ -146,7 +146,7 @@ def with_ids(tokenizer: BertTokenizer, content: dict[str, Any], ids: Mapping[int
     if backend.get_vocab() != wanted:
         raise ValueError("the tokenizer gives its added tokens other ids: they do not follow the vocabulary's")
     small = copy.copy(tokenizer)
-    vars(small).update(_tokenizer=backend, _ids=range(len(ids)))
+    small.backend_tokenizer = backend
     return small
 
 

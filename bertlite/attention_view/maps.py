@@ -67,7 +67,7 @@ def attention_maps(
         if given is not None and not tokenizer.tokenize(given):
             raise ValueError(f"the text {given!r} has no words, so there is no attention to draw: give a sentence")
     encoded = tokenizer(text, pair, return_tensors="pt")
-    tokens = tuple(encoded.tokens())
+    tokens = tuple(encoded.encodings[0].tokens)
     if len(tokens) > config.max_position_embeddings:
         raise ValueError(
             f"the text has {len(tokens)} tokens, and this model takes {config.max_position_embeddings}: shorten it"
