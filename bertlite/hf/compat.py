@@ -1,23 +1,35 @@
-"""All differences between transformers 4.57 and 5.x that matter here, and attention functions registered with it."""
+"""All differences between versions of transformers that matter here, and attention functions registered with it."""
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import DynamicCache, EncoderDecoderCache, PretrainedConfig
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, create_causal_mask
+from transformers import DynamicCache, EncoderDecoderCache, PretrainedConfig, masking_utils
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import TransformersKwargs
+
+try:
+    from transformers.utils import output_capturing as capturing
+except ImportError:  # before 5.2
+    capturing = None
 
 from bertlite.config import check_values, normalise_heads, normalise_neurons, pruned_neurons
 from bertlite.stack.layer_inputs import Backend, LayerInputs
 from bertlite.stack.modules import linear
 
 V5 = int(transformers.__version__.split(".")[0]) >= 5
+RECORDS_CROSS = capturing is not None  # attentions of cross-attention, as () where there is none
+INDEXES_STATES = hasattr(capturing, "selected_hidden_states")  # by one number too
+TAKEN = {  # arguments of the functions that make masks
+    name: tuple(inspect.signature(getattr(masking_utils, name)).parameters)
+    for name in ("create_causal_mask", "create_bidirectional_mask")
+    if hasattr(masking_utils, name)
+}
 IGNORED = (*TransformersKwargs.__annotations__, "cache_position")  # arguments that every forward takes and may ignore
-EMBEDS = "inputs_embeds" if V5 else "input_embeds"  # the name of an argument of the mask functions
 
 
 def complete_config_(config: Any) -> None:
@@ -68,23 +80,22 @@ def registered_mask(
     name = config._attn_implementation
     if name not in ALL_MASK_ATTENTION_FUNCTIONS._global_mapping and (mask is None or mask.dim() != 4):
         return None  # transformers passes such a function no mask either
-    if causal:
-        positions: dict[str, Any] = {}
-        if not V5:
-            past = 0 if cache is None else cache.get_seq_length()
-            positions["cache_position"] = torch.arange(past, past + x.shape[1], device=x.device)
-        return create_causal_mask(
-            config=config, **{EMBEDS: x}, attention_mask=mask, past_key_values=cache, **positions
-        )
-    if V5:
-        from transformers.masking_utils import create_bidirectional_mask
-
-        return create_bidirectional_mask(
-            config=config, inputs_embeds=x, attention_mask=mask, past_key_values=cache, encoder_hidden_states=states
-        )
-    if mask is None or bool(mask.all()):
-        return None
-    raise ValueError(f"transformers {transformers.__version__} makes no mask for {name!r}; use eager or sdpa, or 5.x")
+    maker = "create_causal_mask" if causal else "create_bidirectional_mask"
+    if maker not in TAKEN:
+        if mask is None or bool(mask.all()):
+            return None
+        version = transformers.__version__
+        raise ValueError(f"transformers {version} makes no mask for {name!r}; use eager or sdpa, or 5.x")
+    past = 0 if cache is None else cache.get_seq_length()
+    known = {
+        "config": config,
+        "attention_mask": mask,
+        "past_key_values": cache,
+        "encoder_hidden_states": states,
+        **dict.fromkeys(("inputs_embeds", "input_embeds"), x),  # before 5.2
+        "cache_position": torch.arange(past, past + x.shape[1], device=x.device),  # before 5.9
+    }
+    return getattr(masking_utils, maker)(**{name: known[name] for name in TAKEN[maker] if name in known})
 
 
 def attend_registered(
