@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Function = Callable[[Tensor], Tensor]
-ONLY_HERE = "bertlite:"  # before a `hidden_act` on disk that others must not load: see `bertlite.config.BertConfig`
+# before a `hidden_act` on disk that others must not load: transformers ends in a KeyError that is just the name
+ONLY_HERE = "load this model with bertlite, it is no plain BERT; bertlite:"
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -66,6 +67,6 @@ class Activation(nn.Module):
 
 def activation(name: str) -> nn.Module:
     """Make the module for one name of ACTIVATIONS; only `prelu` carries a parameter."""
-    name = name.removeprefix(ONLY_HERE)
+    name = name.rpartition("bertlite:")[2]
     entry = ACTIVATIONS[name]
     return entry() if isinstance(entry, type) else Activation(name)

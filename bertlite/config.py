@@ -38,7 +38,7 @@ FIELD_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
     Mapping[str, Any]: ((Mapping,), "a mapping"),
 }
 RUN_TIME = ("attn_implementation", "extra")  # fields that config.json does not have
-OWN: dict[str, Any] = {  # fields of bertlite alone, written where they are not those of a BERT
+OWN: dict[str, Any] = {  # fields of bertlite alone
     "pooler_act": "tanh",
     "pooler_dropout": 0.0,
     "positions_skip_padding": False,
@@ -46,6 +46,7 @@ OWN: dict[str, Any] = {  # fields of bertlite alone, written where they are not 
     "embedding_size": None,
     "pruned_neurons": {},
 }
+UNWRITTEN = {**OWN, "pruned_heads": {}}  # values that are left out of config.json: transformers lacks these fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +115,7 @@ class BertConfig:
 
     def __post_init__(self) -> None:
         self._check_types()
-        self._set(hidden_act=self.hidden_act.removeprefix(ONLY_HERE))
+        self._set(hidden_act=self.hidden_act.rpartition("bertlite:")[2])
         check_values(self)
         self._set(pruned_heads=normalise_heads(self.pruned_heads, self.num_hidden_layers, self.num_attention_heads))
         self._set(
@@ -229,7 +230,7 @@ class BertConfig:
         del values["num_labels"]  # transformers derives it from id2label; 5.x does not accept both
         values["pruned_heads"] = {layer: list(heads) for layer, heads in self.pruned_heads.items()}
         values["pruned_neurons"] = {layer: list(neurons) for layer, neurons in self.pruned_neurons.items()}
-        values = {name: value for name, value in values.items() if name not in OWN or value != OWN[name]}
+        values = {name: value for name, value in values.items() if name not in UNWRITTEN or value != UNWRITTEN[name]}
         if differs_from_bert(self):
             values["hidden_act"] = ONLY_HERE + self.hidden_act
         return {**self.extra, **values, "model_type": self.model_type}
@@ -278,7 +279,7 @@ def check_values(config: BertConfig) -> None:
         raise ValueError(f"pad_token_id {config.pad_token_id} is outside the vocabulary, 0 to {config.vocab_size - 1}")
     check_numbers(config)
     for name, value, allowed in (
-        ("hidden_act", config.hidden_act.removeprefix(ONLY_HERE), tuple(ACTIVATIONS)),
+        ("hidden_act", config.hidden_act.rpartition("bertlite:")[2], tuple(ACTIVATIONS)),
         ("pooler_act", own_field(config, "pooler_act"), tuple(ACTIVATIONS)),
         ("position_embedding_type", config.position_embedding_type, POSITIONS),
         ("problem_type", config.problem_type, (None, *PROBLEMS)),
@@ -362,8 +363,9 @@ def normalise_units(
             raise ValueError(
                 f"{unit}s are given as {{layer: [{unit}s]}}, all integers; not as {{{key!r}: {named!r}}}"
             ) from None
-        if not 0 <= layer < layers:
+        if not -layers <= layer < layers:
             raise ValueError(f"there is no layer {layer}: the model has {layers} layers, 0 to {layers - 1}")
+        layer %= layers  # -1 is the last, as in transformers 4
         for each in sorted(chosen):
             if not 0 <= each < built_with:
                 raise ValueError(

@@ -19,7 +19,7 @@ from bertlite import BertModel
 
 ROOT = Path(__file__).resolve().parents[1]
 FUNCTION, BODY, LINE = 60, 40, 119  # lines of a function, and of BertBody.forward; characters of a line of C++
-WAYS = {"padded": 1475, "packed": 1725, "cu_seqlens": 1725, "bertlite.hf": 2235}  # lines of all files a forward runs
+WAYS = {"padded": 1475, "packed": 1725, "cu_seqlens": 1725, "bertlite.hf": 2245}  # lines of all files a forward runs
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

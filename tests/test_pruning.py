@@ -382,7 +382,7 @@ def test_pruning_drops_the_gradients_of_what_it_replaces(model: BertModel, batch
 
 BAD_HEADS: list[tuple[Any, str]] = [
     ({3: [0]}, "there is no layer 3: the model has 3 layers, 0 to 2"),
-    ({-1: [0]}, "there is no layer -1"),
+    ({-4: [0]}, "there is no layer -4"),
     ({0: [4]}, "layer 0 has no head 4: it was built with 4 heads, 0 to 3"),
     ({0: [-1]}, "layer 0 has no head -1"),
     ({0: [1], 1: [7]}, "layer 1 has no head 7"),

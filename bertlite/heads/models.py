@@ -158,14 +158,15 @@ class SequenceClassificationBody(ClassifierBody[Out]):
     def check_label(self, name: str, labels: Tensor, logits: Tensor) -> None:
         self.loss(logits, labels)
 
+    def problem(self, labels: Tensor) -> str:
+        """Return the config's problem_type or, by transformers' rule, that of labels; the config is not changed."""
+        if self.config.problem_type is not None or self.config.num_labels == 1:
+            return self.config.problem_type or "regression"
+        return "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
+
     def loss(self, logits: Tensor, labels: Tensor, items: Items = None) -> Tensor:
         check_tensor("labels", labels)
-        problem = self.config.problem_type
-        if problem is None:  # transformers' rule, but the config is not changed
-            if self.config.num_labels == 1:
-                problem = "regression"
-            else:
-                problem = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
+        problem = self.problem(labels)
         if problem == "single_label_classification":
             return cross_entropy(logits, labels, items=items)
         if not fits(labels, logits.shape):

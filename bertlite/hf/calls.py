@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
 from bertlite.hf import compat
@@ -20,6 +21,7 @@ from bertlite.stack.masks import values_readable
 from bertlite.stack.outputs import Encoded
 from bertlite.stack.packing import Packed
 
+TABLES = {"word": "vocab_size", "token_type": "type_vocab_size", "position": "max_position_embeddings"}
 NAMES = {None: "auto", "sdpa": "auto", "auto": "auto"}  # transformers' default name lets the best kernel run
 
 
@@ -62,9 +64,11 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
             self.warn_if_padding_and_no_attention_mask(ids, None)
         encoded = super().encode(inputs, cache)
         named: Any = inputs.output_hidden_states
+        if compat.INDEXES_STATES and isinstance(named, int) and not isinstance(named, bool):
+            named = [named]
         if isinstance(named, Sequence) and encoded.hidden_states is not None:
             encoded.hidden_states = states_named(named, encoded.hidden_states)  # type: ignore[assignment]
-        if V5 and inputs.output_attentions and encoded.cross_attentions is None:
+        if compat.RECORDS_CROSS and inputs.output_attentions and encoded.cross_attentions is None:
             encoded.cross_attentions = ()
         return encoded
 
@@ -90,6 +94,17 @@ class StockCalls(BertBody[BaseModelOutputWithPoolingAndCrossAttentions]):
         if wants_dict:
             return out
         return out.to_tuple() if V5 or self.pooler is not None else (out[0], None, *out[1:])
+
+    @property
+    def limits(self) -> Any:
+        """The config with the sizes of the tables that the embeddings have: others may have replaced them."""
+        tables = {field: getattr(self.embeddings, f"{name}_embeddings", None) for name, field in TABLES.items()}
+        sizes = {field: table.num_embeddings for field, table in tables.items() if isinstance(table, nn.Embedding)}
+        if getattr(self.embeddings, "padding_row", None) is not None:
+            sizes["max_position_embeddings"] -= 1
+        if all(size == getattr(self.config, field) for field, size in sizes.items()):
+            return self.config
+        return SimpleNamespace(**{**vars(self.config), **sizes})
 
     def layer_inputs(self, inputs: Inputs, layout: Layout, x: Tensor, cache: Any) -> LayerInputs:
         given = super().layer_inputs(inputs, layout, x, cache)

@@ -79,6 +79,17 @@ class BertPreTrainedModel(stock.BertPreTrainedModel):
         raise_faults(f"{pretrained_model_name_or_path} {NONFINITE}", nonfinite_tensors(dict(model.named_parameters())))
         return loaded
 
+    def save_pretrained(self, *args: Any, **options: Any) -> Any:
+        """Save as transformers does; an unpruned model's config has no `pruned_heads`, which 5 does not know."""
+        config, empty = self.config, compat.V5 and not getattr(self.config, "pruned_heads", True)
+        if empty:
+            del config.pruned_heads
+        try:
+            return super().save_pretrained(*args, **options)
+        finally:
+            if empty:
+                config.pruned_heads = {}
+
     def prune_heads(self, heads_to_prune: Mapping[int, Iterable[int]]) -> None:
         """Remove heads, numbered as in the unpruned model; see `bertlite.prune_heads_`.
 
@@ -170,7 +181,7 @@ def additive_scores(mask: Tensor, dtype: torch.dtype) -> Tensor:
 class BertModel(StockCalls, BertPreTrainedModel, stock.BertModel):
     """`transformers.BertModel` with bertlite's stack.
 
-    `output_hidden_states` may also be a list of indices, as in 5; the other states are None in the tuple.
+    `output_hidden_states` may also be an index, as in 5.23, or a list of them, as in 5; other states are None.
     """
 
     output_type = BaseModelOutputWithPoolingAndCrossAttentions
@@ -267,6 +278,11 @@ class BertForSequenceClassification(
     stock.BertForSequenceClassification,
 ):
     output_type = SequenceClassifierOutput
+
+    def problem(self, labels: Tensor) -> str:
+        """Return the problem_type, which the first labels decide for good: pipelines of a saved model read it."""
+        self.config.problem_type = super().problem(labels)
+        return self.config.problem_type
 
 
 @in_stocks_order

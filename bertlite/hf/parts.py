@@ -46,10 +46,9 @@ class BertEmbeddings(modules.BertEmbeddings, WithoutStock, stock.BertEmbeddings)
     ) -> Tensor:
         tokens = inputs_embeds if input_ids is None else input_ids
         if position_ids is None and tokens is not None:
-            length = tokens.shape[1]
-            position_ids = self.position_ids[:, past_key_values_length : past_key_values_length + length]
-            if hasattr(self.position_embeddings.weight, "grad_sample"):  # of Opacus, which needs (B, S)
-                position_ids = position_ids.expand(tokens.shape[:2])
+            end = past_key_values_length + tokens.shape[1]
+            if past_key_values_length or end <= self.position_ids.shape[1]:  # or the table is longer
+                position_ids = self.position_ids[:, past_key_values_length:end]
         return modules.BertEmbeddings.forward(self, input_ids, token_type_ids, position_ids, inputs_embeds)
 
 

@@ -39,6 +39,7 @@ class BertBody(Body, Generic[Out]):
     pooler: BertPooler | None
     output_type: ClassVar[type[Any]] = BertModelOutput
     encoder_class: ClassVar[type[BertEncoder]] = BertEncoder
+    limits: Any = property(lambda self: self.config)  # the sizes by which inputs are checked
 
     if TYPE_CHECKING:
 
@@ -113,7 +114,7 @@ class BertBody(Body, Generic[Out]):
         )  # fmt: skip
         check_combination(inputs, config, past_key_values is not None, self.recomputes())
         cache = self.cache_for(past_key_values, use_cache, encoder_hidden_states is not None)
-        check_tokens(inputs, config, 0 if cache is None else cache.length)
+        check_tokens(inputs, self.limits, 0 if cache is None else cache.length)
         check_devices(self.embeddings, inputs)
         encoded = self.encode(inputs, cache)
         encoded.past_key_values = self.cache_out(cache) if self.returns_cache(use_cache) else None
@@ -124,10 +125,8 @@ class BertBody(Body, Generic[Out]):
     def encode(self, inputs: Inputs, cache: Any) -> Encoded:
         """Run the embeddings and the layers; the pooler and the cache that is returned are left to `forward`."""
         layout = self.choose(inputs, cache)
-        ids, types, embeds = (
-            None if x is None else layout.pack(x)
-            for x in (inputs.input_ids, inputs.token_type_ids, inputs.inputs_embeds)
-        )
+        tokens = (inputs.input_ids, inputs.token_type_ids, inputs.inputs_embeds)
+        ids, types, embeds = (None if x is None else layout.pack(x) for x in tokens)
         positions = layout.positions(inputs.positions(self.config, 0 if cache is None else cache.length))
         x = self.embeddings(ids, types, positions, embeds)  # (B, S, D) or (T, D)
         given = self.layer_inputs(inputs, layout, x, cache)

@@ -50,8 +50,8 @@ class BertEmbeddings(nn.Module):
         if self.absolute:
             if position_ids is None:
                 position_ids = torch.arange(x.shape[-2], device=x.device)[None]
-                if hasattr(self.position_embeddings.weight, "grad_sample"):  # of Opacus, which wants (B, S)
-                    position_ids = position_ids.expand(x.shape[:-1])
+            if hasattr(self.position_embeddings.weight, "grad_sample"):  # of Opacus, which wants (B, S)
+                position_ids = position_ids.expand(x.shape[:-1])
             skips, row = self.skips_padding, self.padding_row
             rows = position_ids.masked_fill(position_ids < 0, row or 0) if skips else position_ids
             places = self.position_embeddings(rows)

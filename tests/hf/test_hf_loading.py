@@ -233,6 +233,18 @@ def test_loading_leaves_no_trace_in_the_positions(tmp_path: Path) -> None:
 # Pruned checkpoints
 
 
+def test_the_config_of_an_unpruned_model_has_the_fields_of_transformers(tmp_path: Path) -> None:
+    theirs, ours = pair("BertModel")
+    for model, folder in ((theirs, "theirs"), (ours, "ours"), (core_of(ours), "core")):
+        model.save_pretrained(tmp_path / folder)
+    fields = {
+        each: set(json.loads((tmp_path / each / "config.json").read_text())) for each in ("theirs", "ours", "core")
+    }
+    assert fields["ours"] - fields["theirs"] <= {"position_embedding_type"}
+    assert "pruned_heads" not in fields["core"]
+    assert ours.config.pruned_heads == {}  # for code of transformers 4
+
+
 @pytest.mark.parametrize("name", ["BertModel", "BertForSequenceClassification"])
 def test_a_pruned_file_is_in_the_form_of_transformers_4(name: str, tmp_path: Path) -> None:
     model = ours_of(name)

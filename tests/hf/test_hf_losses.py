@@ -61,6 +61,7 @@ def test_every_kind_of_sequence_label_adds_up_and_equals_transformers(kind: str)
     wanted = theirs(**inputs_of(), labels=labels)
     got = ours(**inputs_of(), labels=labels)
     assert_same(dict(got), dict(wanted))
+    assert ours.config.problem_type == theirs.config.problem_type is not None  # the first labels decide, for pipelines
     items, losses = labels.numel(), []
     for b in range(B):
         part = {key: x[b : b + 1] for key, x in {**inputs_of(), "labels": labels}.items()}

@@ -63,7 +63,7 @@ def test_what_it_would_compute_otherwise_brings_its_code(name: str, sizes: dict[
     assert "refuses it" in found["notes"][0]
     assert json.loads((out / "config.json").read_text())["auto_map"]
     assert "transformers' own BERT would compute something else" in (out / "README.md").read_text()
-    with pytest.raises(KeyError, match="bertlite:gelu"):
+    with pytest.raises(KeyError, match="load this model with bertlite, it is no plain BERT; bertlite:gelu"):
         getattr(transformers, found["class"]).from_pretrained(out)
 
 
