@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Function = Callable[[Tensor], Tensor]
-# before a `hidden_act` on disk that others must not load: transformers ends in a KeyError that is just the name
-ONLY_HERE = "load this model with bertlite, it is no plain BERT; bertlite:"
+ONLY_HERE = "load this model with bertlite, it is no plain BERT; bertlite:"  # before a `hidden_act` on disk
 
 
 def gelu_tanh(x: Tensor) -> Tensor:

@@ -48,11 +48,9 @@ def sdpa(
     """Compute attention by torch's fused kernels, which give no weights."""
     if not q.shape[1]:  # no heads, by which the kernel of torch 2.9 to 2.11 divides: the process would end
         return q + k.sum() + v.sum(), None
-    mask = allowed
-    if bias is not None:
-        mask = as_scores(bias, q.dtype)
-        if allowed is not None:
-            mask = mask.masked_fill(~allowed, torch.finfo(q.dtype).min)
+    mask = allowed if bias is None else as_scores(bias, q.dtype)
+    if mask is not None and bias is not None and allowed is not None:
+        mask = mask.masked_fill(~allowed, torch.finfo(q.dtype).min)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout), None
 
 
