@@ -39,7 +39,7 @@ class Batches(tuple[tuple[int, ...], ...]):
             raise ValueError(f"batch {wrong} has {wanted[wrong]} sequences, and {sizes[wrong]} results")
         order = [i for batch in self for i in batch]
         if all(isinstance(each, Tensor) for each in given):
-            back = torch.tensor(order, device=given[0].device).argsort()
+            back = torch.tensor(order, dtype=torch.long, device=given[0].device).argsort()
             return torch.cat(given)[back]
         flat = [value for each in given for value in each]
         return [value for _, value in sorted(zip(order, flat, strict=True), key=lambda pair: pair[0])]

@@ -68,12 +68,12 @@ class Resizable:
         check_embedding("position_embeddings", positions)
         for attention in relative:
             check_embedding("distance_embedding", attention.distance_embedding)
-        rows = torch.arange(size) % old
+        rows = torch.arange(size, device="cpu") % old
         if config.padding_has_position:  # which stays the last
-            rows = torch.cat([rows, torch.tensor([old])])
+            rows = torch.cat([rows, torch.tensor([old], dtype=torch.long, device="cpu")])
             embeddings.padding_row = positions.padding_idx = size
         set_rows_(positions, positions.weight[rows])
-        distances = torch.arange(1 - size, size).clamp(1 - old, old - 1)
+        distances = torch.arange(1 - size, size, device="cpu").clamp(1 - old, old - 1)
         for attention in relative:
             set_rows_(attention.distance_embedding, attention.distance_embedding.weight[distances + old - 1])
             attention.max_position_embeddings = size

@@ -67,7 +67,7 @@ def prune_vocabulary(
     for text, before, after in zip(texts, ids_of(tokenizer, texts), ids_of(small, texts), strict=True):
         if [new_ids.get(number) for number in before] != after:
             raise ValueError(f"with fewer tokens the text {text!r:.80} would be cut in another way: leave it out")
-    result, rows = copy.deepcopy(model), torch.tensor(kept, device=model.device)
+    result, rows = copy.deepcopy(model), torch.tensor(kept, dtype=torch.long, device=model.device)
     change_tokens_(result, with_token_ids(model.config, new_ids), lambda table: table[rows])
     return result, small
 

@@ -102,3 +102,39 @@ def test_lines_of_cpp_are_no_longer_than_those_of_python() -> None:
         for i, line in enumerate(text.splitlines(), 1)
     }
     assert [place for place, line in lines.items() if len(line) > LINE] == []
+
+
+DTYPED = {"empty", "eye", "full", "linspace", "ones", "rand", "randn", "tensor", "zeros"}
+PLACED = DTYPED | {"arange", "empty_strided", "randint", "randperm"}
+
+
+def test_every_tensor_that_is_made_names_its_dtype_and_device() -> None:
+    """Or it is another under another default.  What modules are made of follows the defaults, as torch's own do."""
+    wrong, seen = [], 0
+    for path, text in sources("py").items():
+        tree = ast.parse(text)
+        made = [each for name, each in functions(text) if name.startswith("__init__")] + calls(
+            tree, "nn", {"Parameter"}
+        )
+        follows = {ast.unparse(each) for part in made for each in calls(part, "torch", PLACED)}
+        for call in calls(tree, "torch", PLACED) if path.startswith("bertlite/") else ():
+            seen += 1
+            given = {keyword.arg for keyword in call.keywords}
+            needed = {"device", "dtype"} if call.func.attr in DTYPED else {"device"}  # type: ignore[attr-defined]
+            if not needed <= given and ast.unparse(call) not in follows:
+                wrong.append(f"{path}:{call.lineno}: {ast.unparse(call)}")
+    assert seen > 50
+    assert not wrong, "these follow torch's default dtype or device:\n" + "\n".join(wrong)
+
+
+def calls(tree: ast.AST, module: str, names: set[str]) -> list[ast.Call]:
+    """Return the calls of some functions of a module, such as torch.zeros."""
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in names
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == module
+    ]

@@ -145,11 +145,11 @@ def target_shares(maps: AttentionMaps, head: Head) -> list[float]:
     """Return the share of a head's attention that goes to each of TARGETS, averaged over the words; they sum to 1."""
     weights, words = maps.weights[head], word_positions(maps)
     size = len(maps.tokens)
-    positions = torch.arange(size)
+    positions = torch.arange(size, device="cpu")
     offsets = positions - positions[:, None]  # of the attended token from the attending one
-    special = torch.zeros(size, dtype=torch.bool)
+    special = torch.zeros(size, dtype=torch.bool, device="cpu")
     special[list(maps.special)] = True
-    kinds = torch.full((size, size), TARGETS.index("other words"))
+    kinds = torch.full((size, size), TARGETS.index("other words"), dtype=torch.long, device="cpu")
     kinds[offsets == 1] = TARGETS.index("the token after")
     kinds[offsets == -1] = TARGETS.index("the token before")
     kinds[special.expand(size, size)] = TARGETS.index("special tokens")
@@ -165,7 +165,7 @@ def clarity(maps: AttentionMaps, head: Head) -> float:
     before, or all to the same word.
     """
     weights, words = maps.weights[head], word_positions(maps)
-    positions = torch.tensor(words)
+    positions = torch.tensor(words, dtype=torch.long, device="cpu")
     beyond = (weights - weights[words].mean(0))[words][:, words]
     far = (positions - positions[:, None]).abs() > 1
     return (beyond * far).amax(1).clamp(min=0).mean().item()

@@ -42,8 +42,9 @@ class Work:
         """
         generator = torch.Generator().manual_seed(0)
         shape = (len(self.lengths), self.width)
-        mask = torch.arange(self.width) < torch.tensor(self.lengths)[:, None]
-        ids = torch.randint(pad + 1, vocabulary, shape, generator=generator).masked_fill(~mask, pad)
+        lengths = torch.tensor(self.lengths, dtype=torch.long, device="cpu")
+        mask = torch.arange(self.width, device="cpu") < lengths[:, None]
+        ids = torch.randint(pad + 1, vocabulary, shape, generator=generator, device="cpu").masked_fill(~mask, pad)
         return {"input_ids": ids.to(device), "attention_mask": mask.long().to(device)}
 
 

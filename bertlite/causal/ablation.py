@@ -70,7 +70,7 @@ def contexts_instead(
     if method == "resample":
         return resampled_contexts(model, batches, reference, seed)
     size = model.config.hidden_size // model.config.num_attention_heads
-    zeros = torch.zeros(*HEADS.shape(model), size, device=model.device)
+    zeros = torch.zeros(*HEADS.shape(model), size, device=model.device, dtype=torch.float32)
     return [kept_contexts(model, mean_of(model, reference) if method == "mean" else zeros)] * len(batches)
 
 
@@ -136,7 +136,7 @@ def ablate(
             return torch.cat([loss.double().cpu() for loss in found])
 
         whole = losses({})
-        increases = torch.full((len(whole), *HEADS.shape(model)), torch.nan, dtype=torch.float64)
+        increases = torch.full((len(whole), *HEADS.shape(model)), torch.nan, dtype=torch.float64, device="cpu")
         for layer, head in HEADS.present(model).nonzero().tolist():
             increases[:, layer, head] = losses({layer: [head]}) - whole
     return Ablation(increases, whole)
@@ -188,7 +188,7 @@ def ablated(model: BertLike, heads: Mapping[int, Iterable[int]], contexts: Tenso
     layers, built = HEADS.shape(model)
     chosen = normalise_units(heads, layers, built, "head")
     wanted = (layers, built, config.hidden_size // built)
-    given = torch.zeros(wanted) if contexts is None else contexts
+    given = torch.zeros(wanted, dtype=torch.float32, device="cpu") if contexts is None else contexts
     if tuple(given.shape) != wanted:
         raise ValueError(f"contexts are {tuple(given.shape)}; expected {wanted}")
     for layer, gone in chosen.items():
@@ -221,11 +221,8 @@ def resampled_contexts(model: BertLike, batches: list[Batch], reference: list[Ba
             others = [j for j, tokens in enumerate(known) if tokens != own]
             if not others:
                 raise ValueError("there is no other example to resample from; give a reference with other texts")
-            values.append(
-                placed_contexts(
-                    model, single, donors[others[int(torch.randint(len(others), (), generator=generator))]]
-                )
-            )
+            drawn = int(torch.randint(len(others), (), generator=generator, device="cpu"))
+            values.append(placed_contexts(model, single, donors[others[drawn]]))
         found.append([torch.cat(rows) for rows in zip(*values, strict=True)])
     return found
 
@@ -257,4 +254,4 @@ def tokens_of(single: Batch) -> list[Any]:
 def scaled_positions(count: int, others: int) -> Tensor:
     """Return the positions among `others` tokens of `count` tokens, evenly spaced from the first to the last."""
     steps = max(count - 1, 1)
-    return (torch.arange(count) * (others - 1) + steps // 2) // steps
+    return (torch.arange(count, device="cpu") * (others - 1) + steps // 2) // steps

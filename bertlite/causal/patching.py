@@ -203,7 +203,9 @@ def patched(model: BertLike, pair: Exchange, site: Site, positions: Sequence[int
     """Return the metric with one unit replaced at a time, (B, L, U, P); nan for pruned units."""
     columns = [slice(None)] if positions is None else [slice(position, position + 1) for position in positions]
     present = site.present(model)
-    found = torch.full((pair.ends.shape[1], *present.shape, len(columns)), torch.nan, dtype=torch.float64)
+    found = torch.full(
+        (pair.ends.shape[1], *present.shape, len(columns)), torch.nan, dtype=torch.float64, device="cpu"
+    )
     for level, unit in present.nonzero().tolist():
         index = site.kept(model.config, level).index(unit)
         for i, where in enumerate(columns):
@@ -230,7 +232,7 @@ def first_order(model: BertLike, pair: Exchange, site: Site, positions: Sequence
         grads = torch.autograd.grad(metrics.sum(), asked, allow_unused=True, materialize_grads=True)
     columns = slice(None) if positions is None else list(positions)
     shape = len(metrics), *site.present(model).shape, 1 if positions is None else len(positions)
-    found = torch.full(shape, torch.nan, dtype=torch.float64)
+    found = torch.full(shape, torch.nan, dtype=torch.float64, device="cpu")
     for level, grad in zip(probes, grads, strict=True):
         each = ((pair.values[level] - own[level]).double() * grad.double()).sum(-1)[:, columns]  # (R, S or P, u)
         each = each.reshape(len(metrics), -1, *each.shape[1:]).sum(1)  # the rows of an example add up

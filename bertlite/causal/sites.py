@@ -37,7 +37,7 @@ class Site:
     def present(self, model: BertLike) -> Tensor:
         """Return (L, U) bool: the units that are not pruned."""
         units = model.config.num_attention_heads if self.of_heads else 1
-        there = torch.zeros(len(self.modules(model)), units, dtype=torch.bool)
+        there = torch.zeros(len(self.modules(model)), units, dtype=torch.bool, device="cpu")
         for level in range(len(there)):
             there[level, list(self.kept(model.config, level))] = True
         return there
@@ -158,7 +158,7 @@ def read_values(model: BertLike, batch: Batch, site: Site) -> tuple[Any, list[Te
         found[level] = x
 
     out = run_edited(model, batch, site, keep)
-    none = torch.zeros(*real.shape, 0, 1, device=real.device)  # of a layer without heads
+    none = torch.zeros(*real.shape, 0, 1, device=real.device, dtype=torch.float32)  # of a layer without heads
     return out, [found.get(level, none) for level in range(len(site.modules(model)))]
 
 

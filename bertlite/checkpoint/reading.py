@@ -73,7 +73,7 @@ def read_safetensors(path: Path, start: bytes) -> State:
     except SafetensorError as error:
         raise damaged_file(path, error) from None
     first = 8 + int.from_bytes(start[:8], "little")
-    header = json.loads(torch.empty((), dtype=torch.uint8).set_(whole)[8:first].numpy().tobytes())
+    header = json.loads(torch.empty((), dtype=torch.uint8, device="cpu").set_(whole)[8:first].numpy().tobytes())
     header.pop("__metadata__", None)
     unknown = {name: entry["dtype"] for name, entry in header.items() if entry["dtype"] not in SAFETENSORS_DTYPES}
     raise_faults(
@@ -101,7 +101,7 @@ def mapped_tensor(whole: Any, first: int, dtype: str, shape: list[int], data_off
     """
     start, end = (first + offset for offset in data_offsets)
     part, kind = whole[start:end], SAFETENSORS_DTYPES[dtype]
-    return torch.empty((), dtype=kind).set_(part.clone() if start % kind.itemsize else part).view(shape)
+    return torch.empty((), dtype=kind, device="cpu").set_(part.clone() if start % kind.itemsize else part).view(shape)
 
 
 def read_pickle(path: Path, start: bytes) -> State:

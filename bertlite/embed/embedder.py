@@ -310,7 +310,7 @@ class Embedder:
         """
         _, model = self.load()
         lengths, first_only = [len(row) for row in ids], self.pooling == "cls" and not skipped
-        tokens = torch.tensor([token for row in ids for token in row], device=self.device)
+        tokens = torch.tensor([token for row in ids for token in row], dtype=torch.long, device=self.device)
         ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=self.device)
         states = model(tokens, cu_seqlens=ends, first_token_only=first_only).last_hidden_state
         if skipped:

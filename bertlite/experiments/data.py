@@ -304,17 +304,18 @@ class EncodedExamples:
         length = max(len(ids) for ids, _ in rows)
 
         def padded(part: int) -> Tensor:
-            return torch.tensor([[*row[part], *[0] * (length - len(row[part]))] for row in rows])
+            filled = [[*row[part], *[0] * (length - len(row[part]))] for row in rows]
+            return torch.tensor(filled, dtype=torch.long, device="cpu")
 
-        lengths = torch.tensor([len(ids) for ids, _ in rows])
+        lengths = torch.tensor([len(ids) for ids, _ in rows], dtype=torch.long, device="cpu")
         labels: list[Any] = [self.labels[i] for i in indices]
         if isinstance(labels[0], tuple):
             labels = [[*label, *[NO_LABEL] * (length - len(label))] for label in labels]
         return {
             "input_ids": padded(0),
-            "attention_mask": (torch.arange(length) < lengths[:, None]).long(),
+            "attention_mask": (torch.arange(length, device="cpu") < lengths[:, None]).long(),
             "token_type_ids": padded(1),
-            "labels": torch.tensor(labels, dtype=dtype),
+            "labels": torch.tensor(labels, dtype=dtype, device="cpu"),
         }
 
     def targets(self) -> NDArray[Any]:

@@ -240,7 +240,7 @@ class Experiment:
             ValueError: so many heads cannot be removed, or the cell needs a loss that the task does not have.
         """
         present = HEADS.present(self.dense)
-        self.choose(cell, torch.zeros(present.shape).where(present, math.nan))
+        self.choose(cell, torch.zeros(present.shape, dtype=torch.float32, device="cpu").where(present, math.nan))
         asked = parse_criterion(cell.criterion)
         if self.task.apart and CRITERIA[asked["criterion"]].needs_loss and asked.get("target") != "kl":
             raise ValueError(f"{self.task.name} has no loss for one text: use {cell.criterion}/kl")

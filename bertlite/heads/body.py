@@ -139,7 +139,9 @@ class HeadBody(Body, Generic[Out]):
         if missing:
             raise ValueError(f"there are no {' and no '.join(missing)}; label the data, or take target='kl'")
         for name, logits in shapes.items():
-            self.check_label(name, labels[name], torch.zeros((), device=labels[name].device).expand(logits))
+            self.check_label(
+                name, labels[name], torch.zeros((), device=labels[name].device, dtype=torch.float32).expand(logits)
+            )
 
     def check_label(self, name: str, labels: Tensor, logits: Tensor) -> None:
         """Raise ValueError if labels of one name do not fit logits of this shape."""

@@ -183,11 +183,11 @@ def knapsack(options: Sequence[Sequence[tuple[float, float]]], budget: float) ->
     slack = budget - sum(cheapest)
     if not slack >= -ROUNDING * budget:
         raise ValueError(f"the budget is {budget}; the cheapest choice takes {sum(cheapest):.6g}")
-    best = torch.zeros(CELLS + 1, dtype=torch.float64)  # value, by the cells that may be spent
+    best = torch.zeros(CELLS + 1, dtype=torch.float64, device="cpu")  # value, by the cells that may be spent
     spendings, steps = [], []
     for each, least in zip(options, cheapest, strict=True):
         spendings.append([cells_of(cost - least, max(slack, 0.0)) for cost, _ in each])
-        after = torch.full((len(each), CELLS + 1), -torch.inf, dtype=torch.float64)
+        after = torch.full((len(each), CELLS + 1), -torch.inf, dtype=torch.float64, device="cpu")
         for i, (spent, (_, value)) in enumerate(zip(spendings[-1], each, strict=True)):
             after[i, spent:] = best[: CELLS + 1 - spent] + value
         best, taken = after.max(0)

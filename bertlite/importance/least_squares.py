@@ -120,7 +120,9 @@ def fit_layers_(
         for structure in structures if layer >= start else ():
             if all_matrices and structure.dense(block).in_features:
                 units = [structure.kept(dense.config, layer).index(i) for i in structure.kept(pruned.config, layer)]
-                rows = inputs_of_units(torch.tensor(units, device=pruned.device), structure.width(block))
+                rows = inputs_of_units(
+                    torch.tensor(units, dtype=torch.long, device=pruned.device), structure.width(block)
+                )
                 folds = gather(each.fit_readers(structure, block, other, rows) for each in runs)
                 refit_(structure.readers(block), folds, ridge)
             folds = gather(each.fit(structure, block) for each in runs)

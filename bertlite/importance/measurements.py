@@ -88,7 +88,7 @@ class ScoringTask:
 
 def mean(values: Iterable[Tensor]) -> Tensor:
     """Average the (K, L, N) of every batch to (L, N)."""
-    total, count = torch.zeros(()), 0
+    total, count = torch.zeros((), dtype=torch.float32, device="cpu"), 0
     for each in values:
         total, count = total + each.sum(0), count + len(each)
     if not count:
@@ -139,10 +139,12 @@ def loss_increases(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tens
     present = structure.present(model)
     for batch in task.labelled(batches):
         objective = task.objective(batch)
-        gate = torch.ones(len(present), count_examples(batch), present.shape[1], device=model.device)
+        gate = torch.ones(
+            len(present), count_examples(batch), present.shape[1], device=model.device, dtype=torch.float32
+        )
         with recorded_layers(model) as known:
             whole = objective(structure.run_gated(model, batch, gate))
-        increase = torch.full((count_examples(batch), *present.shape), torch.nan, dtype=torch.float64)
+        increase = torch.full((count_examples(batch), *present.shape), torch.nan, dtype=torch.float64, device="cpu")
         for layer in range(len(present)):
             with started_at(model, layer, known[layer - 1] if layer else None):
                 for unit in present[layer].nonzero()[:, 0].tolist():
@@ -181,7 +183,8 @@ def attentions(task: ScoringTask, criterion: Criterion, batches: Iterable[Batch]
 
 def weight_statistic(task: ScoringTask, criterion: Criterion) -> Tensor:
     """Return the criterion's statistic of each unit's weights in the output projection, (L, N)."""
-    structure, found = task.structure, torch.full(task.structure.shape(task.model), torch.nan, dtype=torch.float64)
+    structure = task.structure
+    found = torch.full(structure.shape(task.model), torch.nan, dtype=torch.float64, device="cpu")
     for layer, block in enumerate(layers_of(task.model)):
         kept, weight = list(structure.kept(task.model.config, layer)), structure.dense(block).weight.detach().double()
         if kept:
@@ -191,7 +194,7 @@ def weight_statistic(task: ScoringTask, criterion: Criterion) -> Tensor:
 
 def noise(task: ScoringTask) -> Tensor:
     generator = torch.Generator().manual_seed(task.seed)
-    return torch.rand(task.structure.shape(task.model), generator=generator, dtype=torch.float64)
+    return torch.rand(task.structure.shape(task.model), generator=generator, dtype=torch.float64, device="cpu")
 
 
 Score = Callable[[ScoringTask, Criterion, Iterable[Batch]], Tensor]

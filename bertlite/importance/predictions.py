@@ -87,10 +87,10 @@ class Prediction:
         The labels do not depend on how examples are batched and padded, only on their order.
         """
         B, P, C = self.values.shape
-        counted = torch.ones(B, P, dtype=torch.bool) if self.counted is None else self.counted.cpu()
+        counted = torch.ones(B, P, dtype=torch.bool, device="cpu") if self.counted is None else self.counted.cpu()
         width = 1 if self.family is CLASS else C
-        noise = torch.full((B, P, width), 0.5, dtype=torch.float64)
-        noise[counted] = torch.rand(int(counted.sum()), width, generator=generator, dtype=torch.float64)
+        noise = torch.full((B, P, width), 0.5, dtype=torch.float64, device="cpu")
+        noise[counted] = torch.rand(int(counted.sum()), width, generator=generator, dtype=torch.float64, device="cpu")
         return self.family.draw(self.values.detach(), noise.to(self.values.device))
 
     def total(self, each: Tensor) -> Tensor:  # (B, P) -> (B,)

@@ -146,7 +146,7 @@ def score(task: ScoringTask, criterion: str, batches: Iterable[Batch], normalise
     """Score all units of a model, (L, N), nan where one is pruned."""
     entry = check_task(task, criterion)
     present = task.structure.present(task.model)
-    normalise(torch.ones(present.shape), normaliser)  # raises before any work
+    normalise(torch.ones(present.shape, dtype=torch.float32, device="cpu"), normaliser)  # raises before any work
     with eval_mode(*task.models):
         scores = SCORES[entry.measurement](task, entry, batches)
     return normalise(scores.double().masked_fill(~present, torch.nan), normaliser)

@@ -76,7 +76,7 @@ def eliminate(gram: Tensor, wanted: Tensor, width: int = 1, *, at_once: int = AT
         left[lowest] = False
         X.addmm_(across.T, half, alpha=-1)
         P.addmm_(across.T, across, alpha=-1)
-    return Elimination(tuple(order), torch.tensor(losses, dtype=torch.float64))
+    return Elimination(tuple(order), torch.tensor(losses, dtype=torch.float64, device="cpu"))
 
 
 def removal_costs(P: Tensor, X: Tensor, width: int, left: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ class Structure:
 
     def present(self, model: BertLike) -> Tensor:
         """Return (L, N) bool: the units that are not pruned."""
-        there = torch.zeros(self.shape(model), dtype=torch.bool)
+        there = torch.zeros(self.shape(model), dtype=torch.bool, device="cpu")
         for layer in range(there.shape[0]):
             there[layer, list(self.kept(model.config, layer))] = True
         return there

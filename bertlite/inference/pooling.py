@@ -53,7 +53,7 @@ def pool(states: Tensor, lengths: Sequence[int], pooling: str) -> Tensor:
         ValueError: another name.
     """
     states = states.float() if states.dtype in (torch.float16, torch.bfloat16) else states
-    counts = torch.tensor(lengths, device=states.device)
+    counts = torch.tensor(lengths, dtype=torch.long, device=states.device)
     if pooling == "cls":
         return states[counts.cumsum(0) - counts]
     if pooling == "lasttoken":

@@ -76,7 +76,7 @@ def verify(model: BertPreTrainedModel, converted: BertPreTrainedModel, backend: 
 def random_inputs(model: BertPreTrainedModel) -> dict[str, Tensor]:
     """Return the same random tokens for every model of a vocabulary, with padding, as the model's class takes them."""
     config, random = model.config, torch.Generator().manual_seed(0)
-    lengths = torch.tensor(LENGTHS, device="cpu").clamp(max=config.max_position_embeddings)
+    lengths = torch.tensor(LENGTHS, dtype=torch.long, device="cpu").clamp(max=config.max_position_embeddings)
     shape = (len(LENGTHS), int(lengths.max()))
     inputs = {
         "input_ids": torch.randint(config.vocab_size, shape, generator=random, device="cpu"),
@@ -87,7 +87,7 @@ def random_inputs(model: BertPreTrainedModel) -> dict[str, Tensor]:
         inputs = {name: x[:, None] for name, x in inputs.items()}
     if config.add_cross_attention and "encoder_hidden_states" in inspect.signature(model.forward).parameters:
         inputs["encoder_hidden_states"] = torch.randn(
-            len(LENGTHS), 3, config.hidden_size, generator=random, device="cpu"
+            len(LENGTHS), 3, config.hidden_size, generator=random, device="cpu", dtype=torch.float32
         )
     return {name: x.to(model.device) for name, x in inputs.items()}
 

@@ -282,7 +282,7 @@ def weighted_sum(out: Output) -> Tensor:
     total = None
     for value in out.values():
         assert isinstance(value, Tensor)
-        draw = torch.randn(value.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        draw = torch.randn(value.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64, device="cpu")
         part = (value * draw.to(value)).sum()
         total = part if total is None else total + part
     assert total is not None

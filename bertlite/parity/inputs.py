@@ -34,12 +34,16 @@ def inputs_of(case: Case, config: BertConfig, checkpoint: str | Path, device: st
     inputs = masked_tokens(case, ids, types, mask, draw, dtype)
     if case.batch == "embeds":
         del inputs["input_ids"]
-        inputs["inputs_embeds"] = torch.randn(batch, length, config.hidden_size, generator=draw).to(dtype)
+        inputs["inputs_embeds"] = torch.randn(
+            batch, length, config.hidden_size, generator=draw, dtype=torch.float32, device="cpu"
+        ).to(dtype)
     if case.feature == "head_mask":
-        gate = torch.rand(config.num_hidden_layers, config.num_attention_heads, generator=draw)
+        gate = torch.rand(
+            config.num_hidden_layers, config.num_attention_heads, generator=draw, dtype=torch.float32, device="cpu"
+        )
         inputs["head_mask"] = gate.where(gate > 0.3, 0.0)
     if case.feature == "crossed":
-        states = torch.randn(batch, length // 2, config.hidden_size, generator=draw)
+        states = torch.randn(batch, length // 2, config.hidden_size, generator=draw, dtype=torch.float32, device="cpu")
         inputs["encoder_hidden_states"] = states.to(dtype)
         inputs["encoder_attention_mask"] = mask[:, : length // 2]
     inputs.update(labels_of(case, config, ids, mask, draw))
@@ -65,11 +69,12 @@ def masked_tokens(
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         return {"input_ids": ids, "token_type_ids": types, "attention_mask": mask, "position_ids": positions}
     if case.batch in ("mask3d", "mask4d"):
-        allowed = (torch.rand(batch, length, length, generator=draw) < 0.7) & mask[:, None].bool()
-        allowed |= torch.eye(length, dtype=torch.bool)
+        drawn = torch.rand(batch, length, length, generator=draw, dtype=torch.float32, device="cpu")
+        allowed = (drawn < 0.7) & mask[:, None].bool()
+        allowed |= torch.eye(length, dtype=torch.bool, device="cpu")
         mask = allowed.long() if case.batch == "mask3d" else allowed[:, None]
     elif case.batch == "additive":
-        bias = torch.randn(batch, 1, length, length, generator=draw)
+        bias = torch.randn(batch, 1, length, length, generator=draw, dtype=torch.float32, device="cpu")
         mask = bias.to(dtype).masked_fill(mask[:, None, None] == 0, torch.finfo(dtype).min)
     elif case.batch == "emptyrow":
         mask = torch.cat([mask[:-1], torch.zeros_like(mask[-1:])])
@@ -81,7 +86,7 @@ def labels_of(
 ) -> Mapping[str, Tensor]:
     """Return the labels that the case's model takes."""
     batch, length = ids.shape
-    some = (torch.rand(batch, length, generator=draw) < 0.4) & mask.bool()
+    some = (torch.rand(batch, length, generator=draw, dtype=torch.float32, device="cpu") < 0.4) & mask.bool()
     words = ids.where(some, -100)
     match case.model:
         case "BertLMHeadModel" if case.dtype != "float64":  # transformers sums this loss in float32, always
@@ -89,20 +94,23 @@ def labels_of(
         case "BertForMaskedLM":
             return {"labels": words}
         case "BertForPreTraining":
-            return {"labels": words, "next_sentence_label": torch.arange(batch) % 2}
+            return {"labels": words, "next_sentence_label": torch.arange(batch, device="cpu") % 2}
         case "BertForNextSentencePrediction":
-            return {"labels": torch.arange(batch) % 2}
+            return {"labels": torch.arange(batch, device="cpu") % 2}
         case "BertForSequenceClassification" if config.num_labels == 1 or config.problem_type in FLOATS:
             shape = (batch,) if config.num_labels == 1 else (batch, config.num_labels)
-            return {"labels": (torch.arange(math.prod(shape)) % 2).view(shape).float()}
+            return {"labels": (torch.arange(math.prod(shape), device="cpu") % 2).view(shape).float()}
         case "BertForSequenceClassification":
-            return {"labels": torch.arange(batch) % config.num_labels}
+            return {"labels": torch.arange(batch, device="cpu") % config.num_labels}
         case "BertForTokenClassification":
             return {"labels": (ids % config.num_labels).where(some, -100)}
         case "BertForMultipleChoice":
-            return {"labels": torch.arange(batch // 2) % 2}
+            return {"labels": torch.arange(batch // 2, device="cpu") % 2}
         case "BertForQuestionAnswering":
-            return {"start_positions": torch.arange(batch), "end_positions": torch.arange(batch) + length - 2}
+            return {
+                "start_positions": torch.arange(batch, device="cpu"),
+                "end_positions": torch.arange(batch, device="cpu") + length - 2,
+            }
     return {}
 
 
@@ -120,9 +128,10 @@ def tokens(case: Case, config: BertConfig, checkpoint: str | Path) -> tuple[Tens
     elif case.batch == "long":  # the same words again and again
         lengths = [longest, longest - longest // 3, longest // 2, longest // 5]
         sequences = [(ids * (longest // len(ids) + 1), types * (longest // len(ids) + 1)) for ids, types in sequences]
-    ids, types, mask = (torch.zeros(len(sequences), max(lengths), dtype=torch.long) for _ in range(3))
+    ids, types, mask = (torch.zeros(len(sequences), max(lengths), dtype=torch.long, device="cpu") for _ in range(3))
     for i, ((words, segments), n) in enumerate(zip(sequences, lengths, strict=True)):
-        ids[i, :n], types[i, :n], mask[i, :n] = torch.tensor(words[:n]), torch.tensor(segments[:n]), 1
+        given = torch.tensor([words[:n], segments[:n]], dtype=torch.long, device="cpu")
+        ids[i, :n], types[i, :n], mask[i, :n] = *given, 1
     return ids, types, mask
 
 
@@ -149,7 +158,7 @@ def random_tokens(config: BertConfig, longest: int) -> list[tuple[list[int], lis
     lengths = [longest, max(2, longest // 3), max(2, longest // 2), max(2, longest - 3)]
     return [
         (
-            torch.randint(1, config.vocab_size, (n,), generator=draw).tolist(),
+            torch.randint(1, config.vocab_size, (n,), generator=draw, device="cpu").tolist(),
             [int(i > n // 2) % config.type_vocab_size for i in range(n)],
         )
         for n in lengths

@@ -133,7 +133,7 @@ def complete(checkpoint: str | Path, model: str, overrides: Overrides, folder: P
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
             if name in missing:
-                noise = torch.randn(parameter.shape, generator=draw)
+                noise = torch.randn(parameter.shape, generator=draw, dtype=torch.float32, device="cpu")
                 parameter.copy_(0.1 * noise + float(name.endswith("LayerNorm.weight")))
     theirs.save_pretrained(folder)
     return folder
@@ -196,7 +196,7 @@ def prune(model: nn.Module, heads: Mapping[int, Sequence[int]]) -> nn.Module:
         model.prune_heads({layer: list(which) for layer, which in heads.items()})  # type: ignore[operator]
         return model.to(dtype)  # 4.57 makes the smaller layers float32, whatever the model; all of ours fit in float32
     config = cast(BertConfig, model.config)
-    gate = torch.ones(config.num_hidden_layers, config.num_attention_heads)
+    gate = torch.ones(config.num_hidden_layers, config.num_attention_heads, dtype=torch.float32, device="cpu")
     for layer, which in heads.items():
         gate[layer, list(which)] = 0
     return with_gates(model, gate)

@@ -105,4 +105,5 @@ def difference(model: BertPreTrainedModel, checkpoint: str, batch: str, family: 
     name = type(model).__name__
     case = Case(name, "eager", "padded" if name == "BertForMultipleChoice" else batch, "float64", family=family)
     [report] = check_all([case], "cpu", checkpoint)
-    return float(torch.tensor([row.error for row in report.rows]).max())  # nan if one is
+    errors = torch.tensor([row.error for row in report.rows], dtype=torch.float64, device="cpu")
+    return float(errors.max())  # nan if one is

@@ -79,11 +79,11 @@ class Graph(nn.Module):
         draw = torch.Generator().manual_seed(seed)
         shape = (batch, CHOICES, length) if self.choices else (batch, length)
         config = self.model.config
-        mask = torch.ones(shape, dtype=torch.long)
+        mask = torch.ones(shape, dtype=torch.long, device="cpu")
         mask[1:2, ..., (length + 1) // 2 :] = 0
         mask[2:3] = 0
         return {
-            "input_ids": torch.randint(config.vocab_size, shape, generator=draw),
+            "input_ids": torch.randint(config.vocab_size, shape, generator=draw, device="cpu"),
             "attention_mask": mask,
-            "token_type_ids": torch.randint(config.type_vocab_size, shape, generator=draw),
+            "token_type_ids": torch.randint(config.type_vocab_size, shape, generator=draw, device="cpu"),
         }

@@ -210,7 +210,7 @@ class Packed:
 
     def tensor(self, numbers: Sequence[int]) -> Tensor:
         """Return numbers as a tensor on the device of the tokens, without waiting for a GPU."""
-        return torch.tensor(numbers, dtype=torch.long).to(self.counts.device, non_blocking=True)
+        return torch.tensor(numbers, dtype=torch.long, device="cpu").to(self.counts.device, non_blocking=True)
 
 
 def group_lengths(lengths: Sequence[int]) -> list[list[int]]:
@@ -242,7 +242,7 @@ def packing_of(x: Tensor, mask: Tensor | None, name: str) -> Packed:
         raise ValueError(f"backend {name!r} cannot run in torch.func.vmap, which cannot count tokens; use 'auto'")
     if mask is None:
         batch, length = x.shape[:2]
-        return Packed((length,) * batch, torch.full((batch,), length, device=x.device), (batch, length))
+        return Packed((length,) * batch, x.new_full((batch,), length, dtype=torch.long), (batch, length))
     if mask.dim() != 2:
         raise ValueError(f"backend {name!r} takes a 2-D attention_mask, not {mask.dim()}-D; use 'sdpa' or 'auto'")
     return Packed.of_mask(read_rows(x, mask).to(x.device))

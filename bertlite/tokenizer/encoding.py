@@ -127,5 +127,5 @@ def to_tensor(name: str, column: list[list[int]], kind: str) -> "torch.Tensor | 
     lengths = sorted({len(row) for row in column})
     if len(lengths) > 1:
         raise ValueError(f"{name} has rows of {lengths[0]} to {lengths[-1]} and cannot be a tensor: pass padding=True")
-    found = torch.tensor(column, dtype=torch.int64)
+    found = torch.tensor(column, dtype=torch.int64, device="cpu")
     return found if kind == "pt" else found.numpy()

@@ -340,6 +340,9 @@ def test_a_tied_model_is_moved_saved_and_loaded(room, tmp_path):
     given = moved(rows(attention_mask=lengths_mask()), SECOND)
     with torch.no_grad():
         assert_same(loaded.eval()(**given).logits.cpu(), there(**given).logits.cpu(), atol=0)
+        with torch.device(SECOND):  # as torch.set_default_device has it
+            here = getattr(models, name).from_pretrained(tmp_path / "cpu", dtype=torch.float64, **options)
+            assert_same(here.to(SECOND)(**given).logits.cpu(), there(**given).logits.cpu(), atol=0)
     assert_same(loaded.cpu().state_dict(), model.state_dict(), atol=0)
 
 

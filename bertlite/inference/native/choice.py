@@ -121,7 +121,10 @@ def measure(kernels: Kernels, dtype: torch.dtype) -> dict[str, float]:
     )  # fmt: skip
     model = make_skeleton(BertModel, config, {"add_pooling_layer": False})
     shapes = {name: x.shape for name, x in model.state_dict().items()}
-    values = {name: torch.linspace(-0.1, 0.1, n.numel(), device="cpu").view(n) for name, n in shapes.items()}
+    values = {
+        name: torch.linspace(-0.1, 0.1, n.numel(), device="cpu", dtype=torch.float32).view(n)
+        for name, n in shapes.items()
+    }
     assign_tensors_(model.eval(), values)
     candidates = {"native": native_copy(model, dtype, kernels), "plain": plain_copy(model, dtype)}
     ids, shortest = torch.arange(TOKENS, device="cpu")[None], dict.fromkeys(candidates, math.inf)

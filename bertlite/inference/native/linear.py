@@ -44,7 +44,7 @@ class NativeLinear(nn.Module):
     def activate(self, act: str) -> None:
         """Apply an activation to the outputs from now on."""
         self.activation = act
-        self.padded_bias = torch.zeros(round_up(self.outputs, BLOCK))
+        self.padded_bias = torch.zeros(round_up(self.outputs, BLOCK), dtype=torch.float32, device="cpu")
         if self.bias is not None:
             self.padded_bias[: self.outputs] = self.bias
         matrix = Matrix(self.weight.data_ptr(), self.padded_bias.data_ptr(), 0, 0, self.outputs, self.inputs)

@@ -47,7 +47,7 @@ class NativeEmbeddings(BertEmbeddings):
             return super().forward(input_ids, token_type_ids, position_ids, inputs_embeds)
         words = words.to(self.word_embeddings.weight.dtype).contiguous()
         if inputs_embeds is not None:
-            input_ids = torch.arange(shape.numel()).view(shape)
+            input_ids = torch.arange(shape.numel(), device="cpu").view(shape)
         beside = (input_ids, token_type_ids, position_ids)
         laid = [None if ids is None else ids.expand(shape).long().contiguous() for ids in beside]
         given = self.ids(words, shape[:-1].numel(), shape[-1])

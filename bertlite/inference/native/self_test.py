@@ -42,7 +42,7 @@ def waves(*shape: int) -> Tensor:
 def run(kernels: Kernels, layer: BertLayer, config: BertConfig, numbers: str, x: Tensor) -> Tensor:
     """Return what kernels give for a layer and a sequence of tokens."""
     x, weights = x.float(), NativeWeights.of([layer], config, numbers, kernels)
-    starts, out = torch.tensor([0, TOKENS], device="cpu"), torch.full_like(x, torch.nan)
+    starts, out = torch.tensor([0, TOKENS], dtype=torch.long, device="cpu"), torch.full_like(x, torch.nan)
     batch = Batch(tokens=TOKENS, sequences=1, starts=starts.data_ptr(), hidden=x.data_ptr(), output=out.data_ptr())
     kernels.run(numbers, weights.model, batch, 1)
     return out

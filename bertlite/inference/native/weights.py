@@ -156,7 +156,7 @@ class NativeWeights:
             weight = pad(own.distance_embedding.weight.flip(0), (0, self.shape.padded_head - self.shape.head_size))
             self.pack_matrix(i, "distances", weight, weight.new_zeros(len(weight)), kernels)
         elif self.shape.positions == "bucketed":
-            distances = torch.arange(self.shape.max_positions - 1, -self.shape.max_positions, -1)
+            distances = torch.arange(self.shape.max_positions - 1, -self.shape.max_positions, -1, device="cpu")
             bias = own.distance_embedding.weight[distance_buckets(distances)].T  # (N, 2 P - 1)
             self.part(i, "distance_bias").copy_(bias.flatten())
 
@@ -219,7 +219,7 @@ def round_up(n: int, to: int) -> int:
 
 def aligned(size: int) -> Tensor:
     """Return so many bytes of memory, aligned to a cache line."""
-    data = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
+    data = torch.empty(size + ALIGNMENT, dtype=torch.uint8, device="cpu")
     start = -data.data_ptr() % ALIGNMENT
     return data[start : start + size]
 
