@@ -165,9 +165,10 @@ class BertBody(Body, Generic[Out]):
 
     def unpacked(self, encoded: Encoded, return_dict: bool | None) -> Out:
         """Return what `forward` gives its caller: tokens lie as in the inputs."""
-        states, parts = encoded.hidden_states, {**vars(encoded)}
-        layout, last = parts.pop("layout"), parts.pop("last_hidden_state")
-        out = self.output_type(last_hidden_state=layout.unpack(last) if states is None else states[-1], **parts)
+        states, last = encoded.hidden_states, encoded.last_hidden_state
+        parts = {name: getattr(encoded, name) for name in BertModelOutput.__dataclass_fields__}  # type: ignore[attr-defined]
+        parts["last_hidden_state"] = encoded.layout.unpack(last) if states is None else states[-1]
+        out = self.output_type(**parts)
         return pick(out, self.config.return_dict if return_dict is None else return_dict)
 
     def choose(self, inputs: Inputs, cache: Any) -> Layout:

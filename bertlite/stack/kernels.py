@@ -46,7 +46,7 @@ def sdpa(
     q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, bias: Tensor | None, dropout: float
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention by torch's fused kernels, which give no weights."""
-    if not q.shape[1]:  # no heads, by which the kernel of torch 2.9 to 2.11 divides: the process would end
+    if q.shape[1] == 0:  # no heads, by which the kernel of torch 2.9 to 2.11 divides: the process would end
         return q + k.sum() + v.sum(), None
     mask = allowed if bias is None else as_scores(bias, q.dtype)
     if mask is not None and bias is not None and allowed is not None:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from bertlite.stack.cache import Cache
 from bertlite.stack.layouts import Layout
-from bertlite.stack.masks import Mask
 
 
 @dataclass(frozen=True)
@@ -40,9 +39,6 @@ class Backend:
     missing: Callable[[Needs], str | None] = lambda needs: None  # what else it needs and does not find
 
 
-EVERYTHING = Mask()  # restricts nothing
-
-
 @dataclass(frozen=True, eq=False)
 class LayerInputs:
     """What the layers of one forward are given beside hidden states.
@@ -64,8 +60,8 @@ class LayerInputs:
     """
 
     backend: Backend
-    layout: Layout | None = None
-    mask: Any = EVERYTHING  # in bertlite.hf also what a function registered with transformers takes
+    layout: Layout | None
+    mask: Any  # in bertlite.hf also what a function registered with transformers takes
     gates: Sequence[Tensor | None] | Mapping[int, Tensor] | None = None
     cache: Cache | None = None
     source: Tensor | None = None

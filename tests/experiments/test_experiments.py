@@ -39,6 +39,7 @@ from bertlite.importance import distillation_loss
 from bertlite.records import Run, commit_of, read_runs
 from bertlite.stack.attention import BACKENDS
 from bertlite.stack.layer_inputs import LayerInputs
+from bertlite.stack.masks import Mask
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = [*SPECIAL, "good", "fine", "bad", "poor", "film", "plot", "the", "a", "is"]
@@ -727,7 +728,7 @@ def test_macs_are_what_torch_counts():
         bertlite.prune_heads(make(attn_implementation="eager"), {0: [1], 2: range(4)}), {1: [3, 5]}
     )
     with FlopCounterMode(display=False) as counter:
-        model.encoder(torch.randn(2, 11, 48, dtype=torch.float64), LayerInputs(BACKENDS["eager"]))
+        model.encoder(torch.randn(2, 11, 48, dtype=torch.float64), LayerInputs(BACKENDS["eager"], None, Mask()))
     assert counter.get_total_flops() == 2 * 2 * macs(model.config, 11)
 
 
