@@ -1,6 +1,6 @@
 """The BERT you can read, prove, prune and run.
 
-`import bertlite` is instant: the public names, and modules such as `bertlite.pruning`, are imported when they are
+`import bertlite` is instant: the public names, and modules such as `bertlite.inference`, are imported when they are
 first asked for.
 """
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"  # stated here alone; pyproject.toml reads it
 
 if TYPE_CHECKING:
-    from bertlite.heads.models import *  # noqa: F403  # mypy follows no `__all__ += models.__all__`
+    from bertlite.models.heads import *  # noqa: F403  # mypy follows no `__all__ += models.__all__`
     from bertlite.public import *  # noqa: F403
     from bertlite.public import __all__ as __all__
 else:  # type checkers would take the function to mean that every name exists
 
     def __getattr__(name: str) -> Any:
-        from bertlite.extras import import_public
+        from bertlite.support.extras import import_public
 
         return import_public(__name__, name)
 

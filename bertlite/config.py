@@ -9,8 +9,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bertlite.activations import ACTIVATIONS, ONLY_HERE
-from bertlite.records import to_json, write_text
+from bertlite.stack.activations import ACTIVATIONS, ONLY_HERE
+from bertlite.support.records import to_json, write_text
 
 RELATIVE = ("relative_key", "relative_key_query")
 POSITIONS = ("absolute", *RELATIVE, "bucketed")

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bertlite.activations import ONLY_HERE
 from bertlite.checkpoint.checks import fit_tensors_
 from bertlite.checkpoint.families import BERT, Origin
 from bertlite.checkpoint.files import Source, find_checkpoint
@@ -31,10 +30,11 @@ from bertlite.checkpoint.reading import State, read_tensors
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.checkpoint.skeleton import make_skeleton
 from bertlite.config import RELATIVE, BertConfig, differs_from_bert, kept_heads, kept_neurons
-from bertlite.heads import models as heads
-from bertlite.model import BertModel, BertPreTrainedModel
-from bertlite.progress import count_of
-from bertlite.records import write_json
+from bertlite.models import heads
+from bertlite.models.base import BertModel, BertPreTrainedModel
+from bertlite.stack.activations import ONLY_HERE
+from bertlite.support.progress import count_of
+from bertlite.support.records import write_json
 
 SAME, DIFFERS, FAILS = "same", "differs", "fails"  # outcomes, from good to bad
 ONLY_5 = ("hardswish", "sqrtsoftplus")  # activations that transformers 4 does not know

@@ -1,10 +1,11 @@
 """The public names of bertlite, each from the module it lives in."""
 
-from bertlite.batching import Batches, token_budget_batches
 from bertlite.config import BertConfig, kept_heads, kept_neurons
-from bertlite.heads import models
-from bertlite.heads.models import *  # noqa: F403  # the task heads, each of which names itself there
-from bertlite.importance import (
+from bertlite.inference.optimize import optimize_for_inference
+from bertlite.models import heads
+from bertlite.models.base import BertModel
+from bertlite.models.heads import *  # noqa: F403  # the task heads, each of which names itself there
+from bertlite.pruning.importance import (
     head_importance,
     neuron_importance,
     prune_to_macs,
@@ -13,9 +14,7 @@ from bertlite.importance import (
     repair,
     repair_,
 )
-from bertlite.inference.optimize import optimize_for_inference
-from bertlite.model import BertModel
-from bertlite.pruning import (
+from bertlite.pruning.structure import (
     compact,
     compact_,
     densify,
@@ -28,9 +27,10 @@ from bertlite.pruning import (
     scatter_heads,
     with_pruned,
 )
+from bertlite.pruning.vocabulary import prune_vocabulary
 from bertlite.stack.cache import KeyValueCache
+from bertlite.support.batching import Batches, token_budget_batches
 from bertlite.tokenizer import BatchEncoding, BertTokenizer
-from bertlite.vocabulary import prune_vocabulary
 
 __all__ = [
     "BatchEncoding",
@@ -63,5 +63,5 @@ __all__ = [
     "token_budget_batches",
     "with_pruned",
 ]
-__all__ += models.__all__
+__all__ += heads.__all__
 __all__.sort()

@@ -16,14 +16,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bertlite import BertConfig, BertModel, timing
-from bertlite.heads import models
+from bertlite import BertConfig, BertModel
+from bertlite.models import heads
 from bertlite.stack.attention import BACKENDS
 from bertlite.stack.layer_inputs import Needs
+from bertlite.support import timing
 
 F64 = torch.float64
 ON_CPU = [name for name, backend in BACKENDS.items() if backend.missing(Needs()) is None]  # backends that run here
-HEADED: list[Any] = [getattr(models, name) for name in models.__all__ if name != "BertLMHeadModel"]  # encoders
+HEADED: list[Any] = [getattr(heads, name) for name in heads.__all__ if name != "BertLMHeadModel"]  # encoders
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]  # the first words of a vocabulary
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 LABELS, CHOICES, NONE = 6, 7, -100

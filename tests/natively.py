@@ -28,7 +28,7 @@ from bertlite.inference.native.library import (
     processor_flags,
     usable_sets,
 )
-from bertlite.model import BertPreTrainedModel
+from bertlite.models.base import BertPreTrainedModel
 from bertlite.parity.compare import as_well, largest
 
 SIZES: dict[str, Any] = {"hidden_size": 80, "num_attention_heads": 5}

@@ -9,8 +9,8 @@ import pytest
 from conftest import SIZES
 
 from bertlite import BertConfig, kept_heads, with_pruned
-from bertlite.activations import ACTIVATIONS
 from bertlite.config import OWN, POSITIONS, PROBLEMS
+from bertlite.stack.activations import ACTIVATIONS
 
 REFUSED = [  # field, value, what the message says besides the field's name
     ("vocab_size", 0, "is 0; it must be 1 to"),

@@ -45,14 +45,14 @@ def test_a_block_that_fails_fails_its_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["bertlite", "bertlite.causal", "bertlite.embed", "bertlite.hf", "bertlite.importance", "bertlite.parity"],
+    ["bertlite", "bertlite.causal", "bertlite.embed", "bertlite.hf", "bertlite.pruning.importance", "bertlite.parity"],
 )
 def test_every_public_name_is_in_the_reference(module: str) -> None:
     if module == "bertlite.hf":
         pytest.importorskip("transformers")
     documented = set(re.findall(r"^\.\. auto\w+:: ([\w.]+)$", REFERENCE, re.MULTILINE))
-    if "bertlite.heads.models" in documented:  # the whole module: what it names in __all__
-        documented |= {f"bertlite.{name}" for name in import_module("bertlite.heads.models").__all__}
+    if "bertlite.models.heads" in documented:  # the whole module: what it names in __all__
+        documented |= {f"bertlite.{name}" for name in import_module("bertlite.models.heads").__all__}
     names = set(import_module(module).__all__) - THEIRS.get(module, set())
     missing = [name for name in names if not {f"bertlite.{name}", f"{module}.{name}"} & documented]
     assert not missing, f"notebooks/docs/api lacks {sorted(missing)}"
@@ -93,7 +93,7 @@ CONTRIBUTING = ROOT / ".github" / "CONTRIBUTING.md"
 def test_contributing_names_files_that_exist() -> None:
     text = CONTRIBUTING.read_text(encoding="utf-8")
     named = set(re.findall(r"(?<![\w/])((?:bertlite|scripts|tests|notebooks|\.ci|\.github)/[\w./-]*\w)", text))
-    assert len(named) > 40
+    assert len(named) > 30
     assert {path for path in named if not (ROOT / path).exists()} == set()
 
 
@@ -102,7 +102,6 @@ def test_the_tour_of_contributing_has_every_room() -> None:
     rooms = {
         path.name for path in (ROOT / "bertlite").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
     }
-    rooms |= {f"stack/{path.name}" for path in (ROOT / "bertlite" / "stack").glob("[!_]*.py")}
     assert {room for room in rooms - {"__init__.py", "__main__.py"} if f"`bertlite/{room}" not in text} == set()
 
 

@@ -17,22 +17,20 @@ import bertlite
 
 PACKAGE = Path(bertlite.__file__).parent
 ORDER = (  # a room imports from the rows above its own; inside a room modules import each other, without a cycle
-    ("activations", "batching", "criteria", "extras", "progress", "records", "torch_private"),
-    ("config", "rows", "timing"),
+    ("support", "stack.activations", "pruning", "pruning.criteria"),  # parts of rooms stand where others need them
+    ("config",),
     ("stack",),
     ("checkpoint",),
-    ("pruning", "tokenizer"),
-    ("resizing",),
-    ("model",),
-    ("heads",),
-    ("importance", "inference", "vocabulary"),
+    ("pruning.structure", "tokenizer"),
+    ("models",),
+    ("inference", "pruning.importance", "pruning.vocabulary"),
     ("causal",),
     ("public",),
     ("bertlite",),
     ("attention_view", "hf", "inspection", "parity"),
     ("shipping",),
     ("embed", "experiments"),
-    ("budget",),
+    ("pruning.budget",),
     ("cli",),
     ("__main__",),
 )
@@ -42,8 +40,9 @@ MODULES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
 
 
 def room_of(module: str) -> str:
-    """Return the folder or file directly under bertlite that a module lies in; "bertlite" for the package itself."""
-    return module.split(".")[1] if module != "bertlite" else module
+    """Return the room that a module lies in, a part of one if it has a row; "bertlite" for the package itself."""
+    names = module.split(".")[1:3]
+    return next((room for room in (".".join(names), *names[:1]) if room in ROW), names[0]) if names else module
 
 
 def imports(source: str, module: str, is_package: bool = False) -> set[str]:
@@ -84,21 +83,22 @@ def needed_by(module: str) -> set[str]:
 def test_the_scan_sees_every_kind_of_import() -> None:
     source = (
         "import torch\n"
-        "import bertlite.model\n"
+        "import bertlite.models.base\n"
         "from bertlite import config, BertModel\n"
-        "from bertlite.heads import models\n"
+        "from bertlite.models import heads\n"
         "from . import records\n"
         "from .stack.masks import read_mask\n"
         "if TYPE_CHECKING:\n    import bertlite.hf\n"
         "class A:\n    from bertlite.stack.outputs import register\n    def f(self):\n        import bertlite.cli\n"
-        "def g():\n    from bertlite.pruning import densify\n"
+        "def g():\n    from bertlite.pruning.structure import densify\n"
         "command('bertlite.parity.command', 'bertlite', 'bertlite.nothing')\n"
     )
-    names = ("model", "config", "heads.models", "records", "stack.masks", "hf", "stack.outputs", "cli", "pruning")
-    wanted = {"bertlite", "bertlite.parity.command", *(f"bertlite.{name}" for name in names)}
-    assert imports(source, "bertlite.batching") == wanted
-    relative = "from . import check\nfrom .. import heads\nfrom ..config import BertConfig"
-    found = {"bertlite.parity.check", "bertlite.heads", "bertlite.config"}
+    names = ("models.base", "config", "models.heads", "hf", "stack.outputs", "cli", "pruning.structure")
+    near = ("support.records", "support.stack.masks")  # of relative imports
+    wanted = {"bertlite", "bertlite.parity.command", *(f"bertlite.{name}" for name in (*names, *near))}
+    assert imports(source, "bertlite.support.batching") == wanted
+    relative = "from . import check\nfrom .. import models\nfrom ..config import BertConfig"
+    found = {"bertlite.parity.check", "bertlite.models", "bertlite.config"}
     assert imports(relative, "bertlite.parity.cases") == found
     assert imports(relative, "bertlite.parity", is_package=True) == found
 
@@ -118,15 +118,20 @@ def test_no_modules_import_each_other() -> None:
 
 
 def test_files_need_no_model() -> None:
-    light = {"bertlite.records", "bertlite.checkpoint.faults", "bertlite.checkpoint.folders"}
+    light = {"bertlite.support.records", "bertlite.checkpoint.faults", "bertlite.checkpoint.folders"}
     for module in ("records", "checkpoint.faults", "checkpoint.files", "checkpoint.folders"):
         assert needed_by(f"bertlite.{module}") <= light, module
 
 
 def test_a_tokenizer_needs_no_model() -> None:
     files = {f"bertlite.checkpoint.{name}" for name in ("faults", "files", "folders", "hub")}
-    families = {"bertlite.checkpoint.families", "bertlite.checkpoint.names", "bertlite.config", "bertlite.activations"}
-    allowed = {"bertlite.records", *files, *families}  # by families, how many positions there are
+    families = {
+        "bertlite.checkpoint.families",
+        "bertlite.checkpoint.names",
+        "bertlite.config",
+        "bertlite.stack.activations",
+    }
+    allowed = {"bertlite.support.records", *files, *families}  # by families, how many positions there are
     for module in (name for name in MODULES if room_of(name) == "tokenizer"):
         assert {name for name in needed_by(module) if room_of(name) != "tokenizer"} <= allowed, module
 
@@ -180,9 +185,14 @@ def test_a_new_interpreter_finds_what_is_public() -> None:
     """Each use in a process that has imported torch and nothing of bertlite."""
     uses = (
         "from bertlite import *; BertModel, token_budget_batches",
-        "import bertlite; bertlite.pruning.prune_heads is bertlite.prune_heads or 1 / 0",
+        "import bertlite; bertlite.inference.optimize_for_inference is bertlite.optimize_for_inference or 1 / 0",
         "import pickle; pickle.loads(b'cbertlite\\nBertConfig\\n.').from_dict",
     )
     command = [sys.executable, "-c", IN_FORKS, *uses]
     done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_package_has_few_rooms() -> None:
+    rooms = {path.name for path in PACKAGE.iterdir() if not path.name.startswith("_") and path.name != "py.typed"}
+    assert len(rooms) <= 20, sorted(rooms)

@@ -7,8 +7,8 @@ from pathlib import Path
 from bertlite.attention_view.maps import AttentionMaps, attention_maps, check_comparable, make_record
 from bertlite.attention_view.pages import page
 from bertlite.checkpoint.files import Source, find_checkpoint
-from bertlite.model import BertModel
-from bertlite.records import write_bytes, write_json
+from bertlite.models.base import BertModel
+from bertlite.support.records import write_bytes, write_json
 from bertlite.tokenizer import BertTokenizer
 
 

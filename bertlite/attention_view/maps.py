@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bertlite.config import kept_heads
-from bertlite.model import BertPreTrainedModel
+from bertlite.models.base import BertPreTrainedModel
 from bertlite.tokenizer import BertTokenizer
 
 Head = tuple[int, int]  # its layer and its number there

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bertlite.causal.sites import SITES, edited, read_rows, read_values, run_edited
 from bertlite.config import kept_heads, normalise_units
-from bertlite.importance.batches import (
+from bertlite.pruning.importance.batches import (
     Batch,
     Loss,
     check_model,
@@ -30,10 +30,10 @@ from bertlite.importance.batches import (
     real_tokens,
     split_examples,
 )
-from bertlite.importance.measurements import ScoringTask
-from bertlite.importance.scores import check_task
-from bertlite.importance.structures import HEADS
-from bertlite.pruning import BertLike
+from bertlite.pruning.importance.measurements import ScoringTask
+from bertlite.pruning.importance.scores import check_task
+from bertlite.pruning.importance.structures import HEADS
+from bertlite.pruning.structure import BertLike
 
 HEAD = SITES["head"]
 ABLATIONS = ("zero", "mean", "resample")

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertlite.importance.batches import Batch, per_example
-from bertlite.importance.predictions import divergence, predictions
-from bertlite.pruning import BertLike
+from bertlite.pruning.importance.batches import Batch, per_example
+from bertlite.pruning.importance.predictions import divergence, predictions
+from bertlite.pruning.structure import BertLike
 
 Metric = Callable[[Any, Batch], Tensor]  # (model output, batch) -> (B,)
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from bertlite.causal.metrics import FLAT_AT_CLEAN, Metric, Pair, check_metric, metric_of
 from bertlite.causal.sites import Site, read_rows, read_values, run_edited, site_of
-from bertlite.importance.batches import Batch, eval_mode, input_shape, real_tokens
-from bertlite.pruning import BertLike
+from bertlite.pruning.importance.batches import Batch, eval_mode, input_shape, real_tokens
+from bertlite.pruning.structure import BertLike
 
 DIRECTIONS = ("denoise", "noise")
 Batches = Batch | Iterable[Batch]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bertlite.records import naming
+from bertlite.support.records import naming
 
 LAST = "config.json"  # without which a folder is not a checkpoint
 

@@ -4,8 +4,8 @@ import json
 from os import PathLike
 from pathlib import Path
 
-from bertlite.extras import install_hint
-from bertlite.records import write_json, write_text
+from bertlite.support.extras import install_hint
+from bertlite.support.records import write_json, write_text
 
 AUTO_CLASSES = {  # of transformers 4.57 and 5: the class of bertlite.hf that each loads a BERT as
     "AutoModel": "BertModel",

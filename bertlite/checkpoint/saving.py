@@ -16,7 +16,7 @@ from bertlite.checkpoint.folders import replacing
 from bertlite.checkpoint.names import DECODER, DECODER_BIAS, LoadableModel, fill_shared_names_
 from bertlite.checkpoint.reading import ALIGNMENT, SAFETENSORS_DTYPES, State, is_plain_tensor
 from bertlite.checkpoint.skeleton import make_skeleton
-from bertlite.records import to_json
+from bertlite.support.records import to_json
 
 SUPERSEDED = re.compile(  # by a save: what an earlier one left, of a model or of an optimised one
     r"model(\.[\w-]+|-\d+-of-\d+)*\.safetensors(\.index(\.[\w-]+)?\.json)?|native\.json|(native|layers|rest)\.safetensors"

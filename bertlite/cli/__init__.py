@@ -15,7 +15,7 @@ from pathlib import Path
 from bertlite import __version__
 from bertlite.cli import commands, prune, words
 from bertlite.cli.parts import FOLDER, PATHS, RECORD, Parser
-from bertlite.extras import install_hint
+from bertlite.support.extras import install_hint
 
 COMMANDS = (
     commands.inspect,

@@ -21,7 +21,7 @@ from bertlite.cli.parts import (
     option,
     shapes,
 )
-from bertlite.criteria import CRITERIA, NORMALISERS, REDUCTIONS, TARGETS
+from bertlite.pruning.criteria import CRITERIA, NORMALISERS, REDUCTIONS, TARGETS
 
 WORK = "bertlite.experiments.command"
 TASKS = ("classification", "tokens", "regression", "similarity")
@@ -146,7 +146,7 @@ def add_to(actions: Commands) -> None:
     action = command(
         actions,
         "to",
-        "bertlite.budget.command",
+        "bertlite.pruning.budget.command",
         summary="prune a checkpoint to a speed, a time, a size or a share of its MACs",
         record="the report",
         out={FOLDER: "the pruned checkpoint with its tokenizer, a card and report.json"},
@@ -200,7 +200,7 @@ def add_vocabulary(actions: Commands) -> None:
     action = command(
         actions,
         "vocabulary",
-        "bertlite.budget.vocabulary",
+        "bertlite.pruning.budget.vocabulary",
         summary="keep the tokens that texts use, and the embeddings of these",
         record="the report",
         out={FOLDER: "the checkpoint with its tokenizer, a card and report.json"},

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from bertlite.embed.embedder import Embedder
 from bertlite.embed.job import Job, Rows, run
-from bertlite.progress import count_of
-from bertlite.records import write_json
+from bertlite.support.progress import count_of
+from bertlite.support.records import write_json
 
 
 def main(args: argparse.Namespace) -> int:

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bertlite.batching import token_budget_batches
 from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source, find_checkpoint, locate
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.inference import InferenceModel, optimize_for_inference
 from bertlite.inference.optimize import check_backend, parse_compute_dtype
 from bertlite.inference.pooling import POOLINGS, pool, read_settings
-from bertlite.model import BertModel
-from bertlite.records import sha256_of
+from bertlite.models.base import BertModel
+from bertlite.support.batching import token_budget_batches
+from bertlite.support.records import sha256_of
 from bertlite.tokenizer import BertTokenizer
 
 if TYPE_CHECKING:

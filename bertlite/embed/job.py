@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from bertlite.checkpoint.folders import sync
 from bertlite.embed.embedder import Embedder
-from bertlite.progress import Progress
-from bertlite.records import naming, sha256, write_json
-from bertlite.rows import ID, TEXT, Table, format_of, import_pyarrow, read_rows
+from bertlite.support.progress import Progress
+from bertlite.support.records import naming, sha256, write_json
+from bertlite.support.rows import ID, TEXT, Table, format_of, import_pyarrow, read_rows
 
 if TYPE_CHECKING:
     import pyarrow
@@ -43,7 +43,7 @@ class Rows:
 
     Args:
         paths: at least one.
-        format: a name of `bertlite.rows.READERS`; by default that of each file's suffix.
+        format: a name of `bertlite.support.rows.READERS`; by default that of each file's suffix.
         column: the name of the column with the text; a text file has one row for each line.
         id: the name of the column with the id, an integer or a string; by default rows are numbered from 0, through
             all files.
@@ -67,7 +67,7 @@ class Rows:
         """Yield (id, text) of every row.
 
         Raises:
-            ValueError: as `bertlite.rows.read_rows`.
+            ValueError: as `bertlite.support.rows.read_rows`.
         """
         columns = [(self.column, TEXT), *([] if self.id is None else [(self.id, ID)])]
         tables = (Table(path, columns, hint="; name another with --column") for path in self.paths)

@@ -38,8 +38,8 @@ from bertlite.experiments.files import SCORES, class_names, labels, model_sha256
 from bertlite.experiments.finetune import STATE, Recipe, finetune_, is_main_process, keep_metrics
 from bertlite.experiments.ship import describe_finetuning, figures_of, report_of
 from bertlite.experiments.statistics import rank_correlations
-from bertlite.records import METRICS, Record, Run, read_runs, write_json, write_record
 from bertlite.shipping.folder import write_model
+from bertlite.support.records import METRICS, Record, Run, read_runs, write_json, write_record
 
 
 def main(args: argparse.Namespace) -> int:

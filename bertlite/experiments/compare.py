@@ -18,7 +18,7 @@ from bertlite.experiments.statistics import (
     mcnemar,
     paired_bootstrap,
 )
-from bertlite.records import Record, commit_of
+from bertlite.support.records import Record, commit_of
 
 Key = TypeVar("Key", bound=Hashable)
 Way = tuple[tuple[str, Any], ...]  # a way of pruning: the fields of a cell but its seed, and of the setting

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertlite.checkpoint.files import Source, locate
-from bertlite.extras import import_optional
-from bertlite.records import sha256_of
-from bertlite.rows import LABEL, LABELS, SUFFIXES, TEXT, WORDS, Table, read_rows
+from bertlite.support.extras import import_optional
+from bertlite.support.records import sha256_of
+from bertlite.support.rows import LABEL, LABELS, SUFFIXES, TEXT, WORDS, Table, read_rows
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 NO_LABEL = -100  # of a word without a label, and of tokens that do not begin a word
@@ -37,7 +37,7 @@ class DataSource:
     """The source of examples, and the names of their columns.
 
     Args:
-        path: a file that `bertlite.rows` reads, or a hub data set, NAME or NAME:CONFIGURATION.
+        path: a file that `bertlite.support.rows` reads, or a hub data set, NAME or NAME:CONFIGURATION.
         text: names of the columns with the text: one, or two for pairs.
         label: name of the column with the label; None for texts without labels.
         columns: names of all columns, for a .csv or .tsv file that has no header.
@@ -125,7 +125,7 @@ def read_examples(
     Raises:
         FileNotFoundError: there is no such file.
         ModuleNotFoundError: the kind of file or data set needs a package that is not installed.
-        ValueError: as `bertlite.rows.read_rows`; or there are no examples, or a label is neither a number nor a class.
+        ValueError: as `support.rows.read_rows`; or there are no examples, or a label is neither a number nor a class.
     """
     if not 1 <= len(source.text) <= (1 if words else 2):
         wanted = "words have one column" if words else "the text has one column or two"

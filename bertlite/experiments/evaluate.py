@@ -25,8 +25,8 @@ from bertlite.experiments.data import (
     pad_rows,
 )
 from bertlite.experiments.statistics import Array, Interval, Metric, bootstrap, wilson
-from bertlite.importance.batches import eval_mode
 from bertlite.inference.pooling import POOLINGS, pool, read_settings
+from bertlite.pruning.importance.batches import eval_mode
 
 RANGES = {"mcc": (-1.0, 1.0), "spearman": (-1.0, 1.0), "loss": (0.0, math.inf)}  # of metrics; of others 0 to 1
 

@@ -22,7 +22,7 @@ from bertlite.experiments.evaluate import TASKS, Task, evaluate, interval_over_e
 from bertlite.experiments.files import class_names
 from bertlite.experiments.statistics import Array
 from bertlite.inspection import bertlite_faults, class_of
-from bertlite.records import environment, write_json
+from bertlite.support.records import environment, write_json
 
 TASK_OF = {"BertForTokenClassification": "tokens", "BertModel": "similarity", "BertForMaskedLM": "masked"}
 MASKED_SHARE = 0.15  # of a text's tokens, as in BERT's training (Devlin et al. 2018, arXiv:1810.04805, section 3.1)

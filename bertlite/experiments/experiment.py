@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from bertlite import prune_heads
-from bertlite.criteria import CRITERIA
 from bertlite.experiments.data import (
     DataSource,
     EncodedExamples,
@@ -45,13 +44,23 @@ from bertlite.experiments.files import (
 from bertlite.experiments.finetune import Recipe, finetune_
 from bertlite.experiments.ship import describe_pruning, figures_of, report_of
 from bertlite.experiments.statistics import Array
-from bertlite.importance import METHODS, NORMALISERS, REDUCTIONS, TARGETS, head_importance, macs, rank_heads, repair_
-from bertlite.importance.allocation import Choice
-from bertlite.importance.batches import Batch
-from bertlite.importance.structures import HEADS
-from bertlite.progress import Progress
-from bertlite.records import Record, Run, is_finished, sha256_of
+from bertlite.pruning.criteria import CRITERIA
+from bertlite.pruning.importance import (
+    METHODS,
+    NORMALISERS,
+    REDUCTIONS,
+    TARGETS,
+    head_importance,
+    macs,
+    rank_heads,
+    repair_,
+)
+from bertlite.pruning.importance.allocation import Choice
+from bertlite.pruning.importance.batches import Batch
+from bertlite.pruning.importance.structures import HEADS
 from bertlite.shipping.folder import write_model
+from bertlite.support.progress import Progress
+from bertlite.support.records import Record, Run, is_finished, sha256_of
 
 REPAIRS = ("none", *METHODS)
 INVERTED = "inverted"  # remove the heads with the highest scores
@@ -89,11 +98,11 @@ class Cell:
     """One way of pruning.
 
     Args:
-        criterion: a name of `bertlite.importance.CRITERIA`, followed by options such as "fisher/batch/layer_l2"
+        criterion: a name of `bertlite.pruning.criteria.CRITERIA`, followed by options such as "fisher/batch/layer_l2"
             or "michel/kl/inverted".
         fraction: share of the heads to remove, those with the lowest scores.
         at_least: heads that every layer keeps.
-        repair: "none", or a name of `bertlite.importance.METHODS`.
+        repair: "none", or a name of `bertlite.pruning.importance.METHODS`.
         epochs: passes of retraining after repair.
         seed: seed of the calibration sample, of random scores and of retraining.
     """

@@ -10,7 +10,7 @@ import torch
 from bertlite import kept_heads, kept_neurons
 from bertlite.experiments.data import NO_LABEL, pad_rows
 from bertlite.experiments.statistics import Array
-from bertlite.records import Record, sha256_of
+from bertlite.support.records import Record, sha256_of
 
 MASKS, SCORES = "masks.json", "scores.json"
 DENSE = "dense"  # the outputs of the dense model that a run pruned, in its predictions

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from bertlite.experiments.data import EncodedExamples, batch_indices
 from bertlite.experiments.evaluate import Task
 from bertlite.experiments.files import model_sha256
-from bertlite.progress import Progress
-from bertlite.records import read_lines, sha256_of, write_json, write_text
+from bertlite.support.progress import Progress
+from bertlite.support.records import read_lines, sha256_of, write_json, write_text
 
 STATE = "training"  # in the folder of a run that is not finished
 FACTS = "facts.json"  # in the folder of a state
@@ -178,7 +178,7 @@ def is_part(step: int, steps: int, parts: int) -> bool:
 
 def training_loss(model: nn.Module, batch: Mapping[str, Tensor], recipe: Recipe, teacher: nn.Module | None) -> Tensor:
     """Return the loss of a batch: of its labels, and with `recipe.distil` of the distance to the teacher."""
-    from bertlite.importance import distillation_loss
+    from bertlite.pruning.importance import distillation_loss
 
     options: Any = {"return_dict": True, "output_hidden_states": recipe.hidden > 0}
     inputs = {name: value for name, value in batch.items() if name != "labels"}

@@ -8,7 +8,7 @@ import numpy as np
 
 from bertlite.experiments.compare import describe_way
 from bertlite.experiments.statistics import Array
-from bertlite.extras import import_optional
+from bertlite.support.extras import import_optional
 
 SummaryRow = dict[str, Any]  # of `compare.summarise`
 BASELINE = "random"

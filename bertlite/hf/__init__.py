@@ -3,7 +3,7 @@
 try:
     from transformers import BertConfig, BertTokenizer, BertTokenizerFast
 except ModuleNotFoundError:
-    from bertlite.extras import import_optional
+    from bertlite.support.extras import import_optional
 
     import_optional("transformers", "`bertlite.hf`", "hf")
     raise

@@ -13,7 +13,7 @@ from bertlite.checkpoint.names import WRAPPER_PREFIXES, current_name
 from bertlite.checkpoint.reading import read_tensors
 from bertlite.checkpoint.skeleton import make_skeleton
 from bertlite.config import SIZES, BertConfig
-from bertlite.model import BertModel
+from bertlite.models.base import BertModel
 
 
 def check_folder(source: Any, options: Mapping[str, Any], is_bert: bool) -> None:

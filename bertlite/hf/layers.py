@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.models.bert import modeling_bert as stock
 
-from bertlite import pruning
 from bertlite.config import kept_neurons, normalise_heads
 from bertlite.hf.cache import past_of
 from bertlite.hf.compat import complete_config_
 from bertlite.hf.masks import gate_of, read_inputs, takes_inputs
 from bertlite.hf.parts import BertIntermediate, BertOutput, BertSelfOutput, WithoutStock
+from bertlite.pruning import structure as pruning
 from bertlite.stack import modules
 from bertlite.stack.layer_inputs import LayerInputs
 

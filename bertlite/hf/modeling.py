@@ -21,19 +21,19 @@ from transformers.models.bert import modeling_bert as stock
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.utils import logging
 
-from bertlite import pruning
 from bertlite.checkpoint.checks import NONFINITE, nonfinite_tensors
 from bertlite.checkpoint.faults import raise_faults
 from bertlite.checkpoint.skeleton import is_misaligned
 from bertlite.config import embeds_size, normalise_heads, set_config
-from bertlite.heads import layers as head_layers
-from bertlite.heads import models as heads
-from bertlite.heads.body import HeadBody
 from bertlite.hf import compat, layers4, layers5, parts
 from bertlite.hf.calls import StockCalls, check_unused
 from bertlite.hf.folder import check_folder
 from bertlite.hf.masks import OURS
 from bertlite.hf.signatures import in_stocks_order
+from bertlite.models import heads
+from bertlite.models import layers as head_layers
+from bertlite.models.body import HeadBody
+from bertlite.pruning import structure as pruning
 from bertlite.stack.body import BertBody
 
 logger = logging.get_logger(__name__)

@@ -9,11 +9,11 @@ transformers 4.57 both are the same classes.
 """
 
 # mypy: disable-error-code=no-redef
-from bertlite.heads.body import HeadBody
 from bertlite.hf import *  # noqa: F403  # all that is not made anew below
 from bertlite.hf import compat, modeling
 from bertlite.hf.layers4 import BertAttention, BertEncoder, BertLayer, BertSelfAttention  # noqa: F401
 from bertlite.hf.signatures import ORDER_OF_4, in_order
+from bertlite.models.body import HeadBody
 
 if compat.V5:
 

@@ -19,7 +19,7 @@ from bertlite.checkpoint.faults import raise_faults
 from bertlite.checkpoint.skeleton import assign_tensors_, make_skeleton
 from bertlite.inference.runtime import InferenceModel, raise_missing
 from bertlite.inference.support import kind_of, own_code
-from bertlite.model import BertModel
+from bertlite.models.base import BertModel
 from bertlite.stack.masks import values_readable
 
 Thing = TypeVar("Thing")

@@ -12,7 +12,7 @@ from bertlite.inference.native.conversion import native_copy, plain_copy
 from bertlite.inference.runtime import InferenceModel
 from bertlite.inference.support import check_unaltered
 from bertlite.inference.verification import verify as verify_copy
-from bertlite.model import BertPreTrainedModel
+from bertlite.models.base import BertPreTrainedModel
 
 Thing = TypeVar("Thing")
 PLAIN = "plain"  # the backend that is the model itself

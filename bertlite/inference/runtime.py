@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bertlite.config import BertConfig
 from bertlite.inference.native.saving import load_native, save_native
-from bertlite.model import BertModel, BertPreTrainedModel
+from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.stack.outputs import ModelOutput
 
 Output: TypeAlias = ModelOutput | tuple[object, ...]

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from bertlite.activations import Activation
 from bertlite.checkpoint.saving import dtype_name
 from bertlite.config import BertConfig
 from bertlite.inference.native.calls import ACTIVATIONS, NUMBERS
 from bertlite.inference.native.library import missing_platform
-from bertlite.model import BertPreTrainedModel
+from bertlite.models.base import BertPreTrainedModel
+from bertlite.stack.activations import Activation
 from bertlite.stack.body import has_hooks
 from bertlite.stack.modules import (
     DISTANCE_BUCKETS,

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertlite.heads.models import MultipleChoiceBody
-from bertlite.model import BertPreTrainedModel
+from bertlite.models.base import BertPreTrainedModel
+from bertlite.models.heads import MultipleChoiceBody
 from bertlite.stack.masks import values_readable
 
 LENGTHS = (6, 4)  # of the sequences, so that one is padded

@@ -24,7 +24,7 @@ from bertlite.checkpoint.families import Origin, read_config
 from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.config import BertConfig
 from bertlite.inference import optimize_for_inference
-from bertlite.model import BertPreTrainedModel
+from bertlite.models.base import BertPreTrainedModel
 from bertlite.parity import families, reference
 from bertlite.parity.cases import DECODER, GRADIENTS, KERNELS, Case, Overrides
 from bertlite.parity.compare import (

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bertlite.checkpoint.families import FAMILIES, Origin
 from bertlite.checkpoint.names import apply_current_names_, fill_shared_names_
-from bertlite.model import BertPreTrainedModel
+from bertlite.models.base import BertPreTrainedModel
 from bertlite.parity import reference
 from bertlite.parity.cases import HEADS, Case
 from bertlite.parity.inputs import Inputs

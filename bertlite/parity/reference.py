@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source
 from bertlite.config import BertConfig
-from bertlite.extras import import_optional
 from bertlite.parity.cases import DECODER, Case, Overrides
 from bertlite.parity.inputs import Inputs
+from bertlite.support.extras import import_optional
 
 HONOURS = {  # major version -> features that its BERT supports; it rejects the rest or silently ignores it
     4: {"head_mask", "prune_heads", "relative positions", "3-D masks"},

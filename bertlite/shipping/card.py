@@ -9,7 +9,7 @@ from typing import Any
 from bertlite.checkpoint.files import Folder, Source, locate
 from bertlite.checkpoint.remote import AUTO_CLASSES
 from bertlite.config import BertConfig, differs_from_bert, kept_heads, kept_neurons
-from bertlite.extras import install_hint
+from bertlite.support.extras import install_hint
 
 CARD = "README.md"
 PIPELINES = {  # the hub's name of the task of a class

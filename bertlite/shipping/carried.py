@@ -8,7 +8,7 @@ from typing import Any
 
 from bertlite.checkpoint.files import Folder, Repository, Source, locate
 from bertlite.config import BertConfig
-from bertlite.records import to_json
+from bertlite.support.records import to_json
 from bertlite.tokenizer import BertTokenizer
 
 Place = Folder | Repository

@@ -13,14 +13,14 @@ from bertlite.checkpoint.families import Origin
 from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.checkpoint.reading import read_tensors
 from bertlite.inspection import bertlite_faults
-from bertlite.model import BertModel, BertPreTrainedModel
+from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.parity.cases import Case
 from bertlite.parity.check import check_all
-from bertlite.pruning import densify
-from bertlite.records import write_json
+from bertlite.pruning.structure import densify
 from bertlite.shipping.card import is_pruned, needs_code
 from bertlite.shipping.export import choose_class
 from bertlite.shipping.folder import write_model
+from bertlite.support.records import write_json
 
 ALLOWED = 1e-10  # difference in float64
 

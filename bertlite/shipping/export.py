@@ -20,15 +20,15 @@ from bertlite.checkpoint.files import Folder, Source, find_checkpoint, locate
 from bertlite.checkpoint.folders import carry, replacing
 from bertlite.checkpoint.saving import write_sorted_json
 from bertlite.config import read_json_object
-from bertlite.heads.models import CLASSES
 from bertlite.inspection import class_of
-from bertlite.model import BertModel, BertPreTrainedModel
+from bertlite.models.base import BertModel, BertPreTrainedModel
+from bertlite.models.heads import CLASSES
 from bertlite.parity.compare import distance, largest, rms
-from bertlite.progress import Progress
-from bertlite.records import sha256_of, write_json
 from bertlite.shipping.carried import MODULES, carry_modules, carry_tokenizer
 from bertlite.shipping.graphs import Graph
 from bertlite.shipping.onnx import FILE, load_onnx, require_packages, write_onnx
+from bertlite.support.progress import Progress
+from bertlite.support.records import sha256_of, write_json
 
 RECORD = "export.json"
 FACTOR = 10.0  # 1.6 was found for a model of 6 layers

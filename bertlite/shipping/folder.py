@@ -15,8 +15,7 @@ from bertlite.checkpoint.folders import replacing
 from bertlite.checkpoint.remote import MODULE, export_remote_code
 from bertlite.checkpoint.saving import SUPERSEDED, write_sorted_json
 from bertlite.config import BertConfig, default_labels, kept_heads, kept_neurons, read_json_object
-from bertlite.model import BertPreTrainedModel
-from bertlite.records import write_json
+from bertlite.models.base import BertPreTrainedModel
 from bertlite.shipping.card import (
     CARD,
     Facts,
@@ -27,6 +26,7 @@ from bertlite.shipping.card import (
     read_origin,
 )
 from bertlite.shipping.carried import carry_modules, carry_tokenizer
+from bertlite.support.records import write_json
 from bertlite.tokenizer import BertTokenizer
 
 REPORT = "report.json"

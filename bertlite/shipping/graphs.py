@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from bertlite.config import kept_heads, kept_neurons
-from bertlite.heads.models import BertForMultipleChoice
-from bertlite.model import BertPreTrainedModel
+from bertlite.models.base import BertPreTrainedModel
+from bertlite.models.heads import BertForMultipleChoice
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 CHOICES = 3  # in a sample of multiple choice

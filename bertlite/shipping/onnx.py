@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from bertlite.extras import install_hint
 from bertlite.shipping.graphs import INPUTS, Graph
+from bertlite.support.extras import install_hint
 
 Forward: TypeAlias = Callable[[Mapping[str, Tensor]], list[Tensor]]  # inputs by name -> outputs in order
 FILE = Path("onnx", "model.onnx")  # in a folder, where sentence-transformers and optimum look for it

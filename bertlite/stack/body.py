@@ -1,7 +1,7 @@
 """The body of BERT: it checks the inputs, chooses the layout and the backend, and runs the stack.
 
 A body has no `__init__` and is no Module: `build` attaches its parts and `forward` runs them, so that the same body
-hangs from nn.Module in bertlite.model and from transformers' PreTrainedModel in bertlite.hf.
+hangs from nn.Module in bertlite.models.base and from transformers' PreTrainedModel in bertlite.hf.
 
 Shapes:  B sequences · S positions · T tokens · D hidden · L layers · N heads as built
 """

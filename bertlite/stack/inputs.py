@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertlite import torch_private
 from bertlite.config import BertConfig, embeds_size
 from bertlite.stack.masks import values_readable
+from bertlite.support import torch_private
 
 Shapes = tuple[tuple[int, ...], ...]  # any of them will do
 TENSORS = (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bertlite import torch_private
+from bertlite.support import torch_private
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertlite.activations import activation
 from bertlite.config import RELATIVE, BertConfig, embeds_size, kept_heads, kept_neurons, own_field
+from bertlite.stack.activations import activation
 from bertlite.stack.layer_inputs import LayerInputs
 
 DISTANCE_BUCKETS = 32  # of positions "bucketed"
@@ -197,7 +197,7 @@ class BertLayer(Caller):
         self.intermediate = BertIntermediate(config, width)
         self.output = BertOutput(config, width)
         self.chunk_size_feed_forward = config.chunk_size_feed_forward
-        self.checkpointing: Callable[..., Tensor] | None = None  # a `bertlite.model.Checkpointing`
+        self.checkpointing: Callable[..., Tensor] | None = None  # a `bertlite.models.base.Checkpointing`
 
     def forward(self, hidden_states: Tensor, inputs: LayerInputs) -> Tensor:  # (…, D) -> (…, D)
         if self.checkpointing is not None and self.recomputes:

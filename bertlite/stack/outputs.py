@@ -6,7 +6,7 @@ from typing import Any, Self, TypeVar
 
 from torch import Tensor
 
-from bertlite import torch_private
+from bertlite.support import torch_private
 
 Out = TypeVar("Out", bound="ModelOutput")
 

@@ -14,8 +14,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from bertlite import torch_private
 from bertlite.stack.masks import Mask, check_shape, read_ones, values_readable
+from bertlite.support import torch_private
 
 # The fastest of those tried at bert-base's shape on an AMD EPYC with AVX-512.
 MAX_FILL = 0.8  # where more of the positions hold tokens, moving them costs what it saves

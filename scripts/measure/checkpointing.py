@@ -5,7 +5,7 @@
 
 One step is a forward, a loss over every token and a backward, on a random model with layers of bert-base's shape in
 training mode, dropout on.  Candidates alternate, so that a noisy machine is noisy for all of them.  Peak memory is the
-memory that a step allocates beyond weights and gradients (bertlite.timing.peak_bytes); the vocabulary is small, so
+memory that a step allocates beyond weights and gradients (support.timing.peak_bytes); the vocabulary is small, so
 that the gradient of its table does not hide the layers.  "ragged" is the same batch with the lengths given by
 --lengths, right-padded.
 """
@@ -21,8 +21,8 @@ from torch import Tensor
 import bertlite
 from bertlite.cli.parts import numbers
 from bertlite.parity import reference
-from bertlite.records import environment, write_record
-from bertlite.timing import FEWEST, alternate, check_rounds, peak_bytes, summary, with_spread
+from bertlite.support.records import environment, write_record
+from bertlite.support.timing import FEWEST, alternate, check_rounds, peak_bytes, summary, with_spread
 
 Step = Callable[[], None]
 OPTIONS: dict[str, dict[str, Any] | None] = {  # options of gradient_checkpointing_enable; None does not checkpoint

@@ -25,8 +25,8 @@ from bertlite.cli.parts import names
 from bertlite.embed import Embedder
 from bertlite.inference.native.library import NativeKernelsError
 from bertlite.inference.pooling import pool
-from bertlite.records import environment, sha256_of, version_of, write_record
-from bertlite.timing import alternate, check_rounds, summary, with_spread
+from bertlite.support.records import environment, sha256_of, version_of, write_record
+from bertlite.support.timing import alternate, check_rounds, summary, with_spread
 from scripts.measure.speed.accuracy import accuracy
 from scripts.measure.speed.engines import ALL, ENGINES, FLOATS, Engine, openvino_settings
 

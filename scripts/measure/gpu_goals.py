@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 
 from bertlite import BertConfig, BertModel
-from bertlite.importance import macs
 from bertlite.parity import reference
-from bertlite.records import environment, write_json, write_record
-from bertlite.timing import FEWEST, alternate, summary
+from bertlite.pruning.importance import macs
+from bertlite.support.records import environment, write_json, write_record
+from bertlite.support.timing import FEWEST, alternate, summary
 from scripts.measure.speed.batches import works
 from scripts.measure.speed.bench import MODELS, suffix
 

@@ -19,7 +19,7 @@ from bertlite.checkpoint.saving import dtype_name
 from bertlite.experiments.data import DataSource, read_examples, read_tokenizer
 from bertlite.experiments.evaluate import TASKS, evaluate, predict
 from bertlite.parity.command import DEMO, demo_checkpoint
-from bertlite.records import environment, sha256_of, write_record
+from bertlite.support.records import environment, sha256_of, write_record
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 MAX_LENGTH = 128

@@ -29,8 +29,8 @@ from bertlite.inference.native.library import (
     compile_kernels,
     usable_sets,
 )
-from bertlite.records import environment, write_record
-from bertlite.timing import alternate, check_rounds, summary, with_spread
+from bertlite.support.records import environment, write_record
+from bertlite.support.timing import alternate, check_rounds, summary, with_spread
 
 AS_IT_IS = "as it is"
 STEPS = {  # what is changed: flags of the compiler

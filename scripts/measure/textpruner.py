@@ -24,7 +24,7 @@ from bertlite.experiments.command import data_source
 from bertlite.experiments.compare import provenance
 from bertlite.experiments.evaluate import TASKS, predict
 from bertlite.experiments.experiment import Cell, Experiment, Setting
-from bertlite.records import Record, Run, is_finished, read_runs, version_of, write_record
+from bertlite.support.records import Record, Run, is_finished, read_runs, version_of, write_record
 
 TASK = TASKS["classification"]
 OURS = {"bertlite": "none", "bertlite, refit": "refit"}  # name: repair

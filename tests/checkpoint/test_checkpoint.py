@@ -44,8 +44,8 @@ from bertlite.checkpoint.saving import write_safetensors
 from bertlite.checkpoint.skeleton import SkeletonMode, is_misaligned, make_skeleton
 from bertlite.cli import main
 from bertlite.inference import InferenceModel
-from bertlite.records import Run, read_runs
 from bertlite.shipping.folder import write_model
+from bertlite.support.records import Run, read_runs
 
 CLASSES = ("BertModel", *(cls.__name__ for cls in HEADED))
 JSON: dict[str, Any] = {**SIZES, "model_type": "bert"}

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from bertlite import BertModel, BertTokenizer, optimize_for_inference, prune_heads
 from bertlite.embed import Embedder
-from bertlite.heads.models import BertForSequenceClassification
-from bertlite.importance import head_importance
+from bertlite.models.heads import BertForSequenceClassification
+from bertlite.pruning.importance import head_importance
 
 THREADS, ROUNDS = 4, 5
 BATCHES = [

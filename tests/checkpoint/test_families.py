@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from bertlite import densify, optimize_for_inference, prune_heads
 from bertlite.checkpoint.families import FAMILIES, REASONS, Origin
-from bertlite.heads.models import CLASSES
 from bertlite.inspection import inspect
+from bertlite.models.heads import CLASSES
 from bertlite.parity.families import gradients_as_ours
 
 transformers = pytest.importorskip("transformers")

@@ -30,7 +30,7 @@ from bertlite.inference import InferenceModel
 from bertlite.inference.native import choice
 from bertlite.inference.native.library import missing_platform
 from bertlite.parity.command import demo_checkpoint
-from bertlite.progress import Progress
+from bertlite.support.progress import Progress
 from scripts.measure import embed as measure_embed
 from scripts.measure.speed import engines as speed_engines
 

@@ -35,11 +35,11 @@ from bertlite.experiments.experiment import Cell, Experiment, Setting, grid, loc
 from bertlite.experiments.files import class_names, model_sha256, pruned_heads
 from bertlite.experiments.finetune import Recipe, finetune_, training_loss
 from bertlite.experiments.statistics import mcnemar
-from bertlite.importance import distillation_loss
-from bertlite.records import Run, commit_of, read_runs
+from bertlite.pruning.importance import distillation_loss
 from bertlite.stack.attention import BACKENDS
 from bertlite.stack.layer_inputs import LayerInputs
 from bertlite.stack.masks import Mask
+from bertlite.support.records import Run, commit_of, read_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = [*SPECIAL, "good", "fine", "bad", "poor", "film", "plot", "the", "a", "is"]
@@ -722,7 +722,7 @@ def test_two_sweeps_do_not_share_a_folder(experiment, tmp_path):
 def test_macs_are_what_torch_counts():
     from torch.utils.flop_counter import FlopCounterMode
 
-    from bertlite.importance import macs
+    from bertlite.pruning.importance import macs
 
     model = bertlite.prune_neurons(
         bertlite.prune_heads(make(attn_implementation="eager"), {0: [1], 2: range(4)}), {1: [3, 5]}

@@ -10,7 +10,7 @@ from bertlite.cli import main
 from bertlite.experiments.evaluate import TASKS
 from bertlite.experiments.ship import describe_pruning, figures_of
 from bertlite.experiments.statistics import bootstrap, wilson
-from bertlite.records import read_runs
+from bertlite.support.records import read_runs
 from tests.shipping.worlds import read, save
 
 

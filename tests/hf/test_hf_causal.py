@@ -10,7 +10,7 @@ from torch import Tensor
 
 import bertlite
 from bertlite.causal import SITES, ablate, ablated, activations_at, mean_contexts, patch
-from bertlite.importance import head_importance, neuron_importance, repair
+from bertlite.pruning.importance import head_importance, neuron_importance, repair
 
 CLASSIFIER = "BertForSequenceClassification"
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 import bertlite
 from bertlite import BertModel, causal, drop_layers, optimize_for_inference
-from bertlite.importance import head_importance
 from bertlite.inference.verification import verify
 from bertlite.parity.command import demo_checkpoint
+from bertlite.pruning.importance import head_importance
 from bertlite.stack.modules import BertOutput
 
 NATIVE = {"hidden_size": 80, "num_attention_heads": 5}  # the native kernels run it

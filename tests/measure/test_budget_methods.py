@@ -23,10 +23,10 @@ from bertlite import (
     rank_neurons,
     with_pruned,
 )
-from bertlite.importance import head_importance, macs, neuron_importance, output_metrics, prune_to_macs
-from bertlite.importance.least_squares import start_runs
-from bertlite.importance.moments import gather, total
-from bertlite.importance.structures import run
+from bertlite.pruning.importance import head_importance, macs, neuron_importance, output_metrics, prune_to_macs
+from bertlite.pruning.importance.least_squares import start_runs
+from bertlite.pruning.importance.moments import gather, total
+from bertlite.pruning.importance.structures import run
 from scripts.measure.budgets import __main__ as budgets
 from scripts.measure.budgets import kprune, kwon, methods, tasks
 from scripts.measure.budgets.methods import OURS, WAYS, Subject

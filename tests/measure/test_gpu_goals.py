@@ -7,7 +7,7 @@ import pytest
 from conftest import SIZES
 
 from bertlite import BertConfig
-from bertlite.importance import macs
+from bertlite.pruning.importance import macs
 from scripts.measure import gpu_goals
 from scripts.measure.gpu_goals import GOALS, GRAPH, LATENCY, LIMITS, MASK, MEMORY, PACKED, PARITY, RECORDS, SPEED
 from scripts.measure.speed.batches import works

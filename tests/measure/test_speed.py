@@ -9,8 +9,8 @@ import torch
 from conftest import SIZES
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bertlite.budget.work import Work, full
 from bertlite.parity import reference
+from bertlite.pruning.budget.work import Work, full
 from scripts.measure.speed import bench, engines, sections
 from scripts.measure.speed.__main__ import main, new_record
 from scripts.measure.speed.accuracy import ERRORS, Accuracy, accuracies, accuracy

@@ -21,7 +21,7 @@ from bertlite.parity.check import models_for, rule_for
 from bertlite.parity.command import demo_checkpoint
 from bertlite.parity.compare import FACTOR, NOT_FINITE, Report, Row, as_well, closely, exactly, relatively
 from bertlite.parity.families import KINDS, cases_of
-from bertlite.records import git_state
+from bertlite.support.records import git_state
 
 # 0.02 leaves every head looking everywhere alike
 SIZES = {**conftest.SIZES, "type_vocab_size": 2, "initializer_range": 0.2}
@@ -418,7 +418,7 @@ def test_command_lists_its_cases(capsys):
 
 def test_command_runs_the_quick_choice_and_says_how_it_stands(tiny, tmp_path, monkeypatch, capsys):
     path = tmp_path / "record.json"
-    monkeypatch.setattr("bertlite.progress.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("bertlite.support.progress.SECONDS_BETWEEN_LINES", 0.0)
     assert main(["parity", str(tiny), "--out", str(path)]) == 0
     printed = capsys.readouterr()
     record = json.loads(path.read_text())

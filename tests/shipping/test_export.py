@@ -17,11 +17,11 @@ import bertlite.embed
 from bertlite import BertForSequenceClassification, BertModel
 from bertlite.cli import main, parser
 from bertlite.cli.words import subcommands
-from bertlite.extras import install_hint
-from bertlite.heads import models as heads
+from bertlite.models import heads
 from bertlite.shipping import onnx
 from bertlite.shipping.export import SHAPES, choose_class, export
 from bertlite.shipping.graphs import INPUTS, Graph
+from bertlite.support.extras import install_hint
 
 TINY = {"num_hidden_layers": 1, "hidden_size": 24, "intermediate_size": 37}
 CLASSES = [BertModel, *(getattr(heads, name) for name in heads.__all__)]

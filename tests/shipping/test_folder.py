@@ -17,7 +17,7 @@ from bertlite import BertForSequenceClassification, BertModel, BertTokenizer, de
 from bertlite.checkpoint.files import Source
 from bertlite.checkpoint.remote import AUTO_CLASSES
 from bertlite.embed import Embedder
-from bertlite.heads import models as heads
+from bertlite.models import heads
 from bertlite.shipping.card import Figure
 from bertlite.shipping.folder import write_model
 

@@ -8,9 +8,9 @@ from conftest import F64, SIZES, assert_same, distance, full_outputs, gradients,
 from torch import Tensor, nn
 
 from bertlite import BertConfig, BertModel
-from bertlite.activations import ACTIVATIONS, Activation, activation
 from bertlite.checkpoint.skeleton import init_weights
 from bertlite.config import RELATIVE
+from bertlite.stack.activations import ACTIVATIONS, Activation, activation
 from bertlite.stack.modules import linear
 
 L = 3

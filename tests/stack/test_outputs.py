@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from bertlite import BertForSequenceClassification
-from bertlite.heads.outputs import LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
+from bertlite.models.outputs import LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
 from bertlite.stack.outputs import BertModelOutput, ModelOutput
 
 KINDS = {

@@ -29,8 +29,8 @@ from bertlite.inference.native.library import (
     processor_flags,
 )
 from bertlite.inference.support import missing_for_native
-from bertlite.model import BertModel, BertPreTrainedModel
-from bertlite.records import cpu_name, write_json
+from bertlite.models.base import BertModel, BertPreTrainedModel
+from bertlite.support.records import cpu_name, write_json
 
 RECORDED = frozenset({"avx512_bf16"})  # the best sets of processors for which scripts/results/speed.json shows it
 TOKENS = 64

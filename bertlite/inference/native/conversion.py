@@ -11,7 +11,7 @@ from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.native.linear import NativeLinear
 from bertlite.inference.native.model import take_forward_
 from bertlite.inference.native.weights import NativeWeights
-from bertlite.model import BertPreTrainedModel
+from bertlite.models.base import BertPreTrainedModel
 
 
 @torch.no_grad()

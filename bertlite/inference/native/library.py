@@ -25,7 +25,7 @@ import torch
 
 from bertlite.inference.native.calls import Kernels
 from bertlite.inference.native.self_test import find_fault
-from bertlite.records import write_text
+from bertlite.support.records import write_text
 
 SOURCES = Path(__file__).parent / "kernels"
 PREBUILT = Path(__file__).parent / "prebuilt"  # compiled kernels of a wheel that has them

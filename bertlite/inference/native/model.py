@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertlite.activations import Activation
 from bertlite.inference.native.calls import ACTIVATIONS, Batch, Ids, Kernels, Model
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.support import norm_fault
-from bertlite.model import BertModel, BertPreTrainedModel
+from bertlite.models.base import BertModel, BertPreTrainedModel
+from bertlite.stack.activations import Activation
 from bertlite.stack.attention import packs
 from bertlite.stack.body import has_hooks, has_hooks_within, pick
 from bertlite.stack.inputs import first_position

@@ -22,7 +22,6 @@ from bertlite.checkpoint.reading import State, read_metadata, read_weights
 from bertlite.checkpoint.saving import SUPERSEDED, write_safetensors
 from bertlite.checkpoint.skeleton import assign_tensors_, make_skeleton
 from bertlite.config import BertConfig, parse_json_object, set_config
-from bertlite.heads.models import CLASSES
 from bertlite.inference.native.calls import NUMBERS
 from bertlite.inference.native.conversion import run_natively_
 from bertlite.inference.native.encoder import NativeEncoder
@@ -31,8 +30,9 @@ from bertlite.inference.native.linear import NativeLinear
 from bertlite.inference.native.model import NativeBertModel
 from bertlite.inference.native.weights import NativeWeights, Shape
 from bertlite.inference.support import missing_for_native
-from bertlite.model import BertModel, BertPreTrainedModel
-from bertlite.records import to_json
+from bertlite.models.base import BertModel, BertPreTrainedModel
+from bertlite.models.heads import CLASSES
+from bertlite.support.records import to_json
 
 FORMAT = 3  # of the file and of the packed weights in it
 FILE = "native.safetensors"

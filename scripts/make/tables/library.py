@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from bertlite.cli import parser
 from bertlite.cli.parts import FOLDER, Parser
 from bertlite.cli.words import subcommands
-from bertlite.criteria import CRITERIA, Criterion
+from bertlite.pruning.criteria import CRITERIA, Criterion
 
 
 def commands() -> str:

@@ -3,10 +3,10 @@
 from collections import Counter
 from typing import Any
 
-from bertlite.criteria import CRITERIA
 from bertlite.experiments.compare import describe_way, show_interval
 from bertlite.experiments.experiment import REPAIRS
-from bertlite.timing import with_spread
+from bertlite.pruning.criteria import CRITERIA
+from bertlite.support.timing import with_spread
 from scripts.make.tables.read import Record, measured_on, record, records, table
 
 OURS = "prune to"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bertlite.timing import with_spread
+from bertlite.support.timing import with_spread
 from scripts.make.tables import read
 from scripts.make.tables.read import SPREAD, Record, cell, measured_on, milliseconds, record, table
 

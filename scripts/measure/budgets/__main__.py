@@ -23,10 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertlite.budget.distil import Distillation, RecordedTeacher, TooShortError
-from bertlite.budget.judge import Quality
-from bertlite.budget.search import State
-from bertlite.budget.work import full
 from bertlite.cli.parts import FOLDER, RECORD, count, integers, names_of, number, numbers, paths
 from bertlite.experiments.compare import provenance
 from bertlite.experiments.data import DataSource, EncodedExamples, batch_indices, read_examples, read_tokenizer
@@ -34,10 +30,14 @@ from bertlite.experiments.evaluate import TASKS, Task, evaluate, predict
 from bertlite.experiments.files import model_sha256, units_kept
 from bertlite.experiments.finetune import Recipe, finetune_
 from bertlite.experiments.statistics import Estimate, clustered_estimate
-from bertlite.importance import macs
-from bertlite.progress import Progress
-from bertlite.records import Record, Run, is_finished, quartiles, read_runs, version_of, write_record
-from bertlite.timing import alternate, ratios
+from bertlite.pruning.budget.distil import Distillation, RecordedTeacher, TooShortError
+from bertlite.pruning.budget.judge import Quality
+from bertlite.pruning.budget.search import State
+from bertlite.pruning.budget.work import full
+from bertlite.pruning.importance import macs
+from bertlite.support.progress import Progress
+from bertlite.support.records import Record, Run, is_finished, quartiles, read_runs, version_of, write_record
+from bertlite.support.timing import alternate, ratios
 from scripts.measure.budgets import tasks
 from scripts.measure.budgets.methods import OURS, WAYS, Subject, Way, library
 from scripts.measure.budgets.picture import draw

@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from bertlite import prune_heads, prune_neurons, with_pruned
-from bertlite.importance import loss_curves, macs, output_metrics, prune_layerwise_
-from bertlite.importance.allocation import Choice
-from bertlite.importance.batches import Batch
-from bertlite.importance.layerwise import Curves, sizes_within
-from bertlite.pruning import layers_of
+from bertlite.pruning.importance import loss_curves, macs, output_metrics, prune_layerwise_
+from bertlite.pruning.importance.allocation import Choice
+from bertlite.pruning.importance.batches import Batch
+from bertlite.pruning.importance.layerwise import Curves, sizes_within
+from bertlite.pruning.structure import layers_of
 from scripts.measure.budgets.kprune import kprune
 from scripts.measure.budgets.kwon import both_gradients, kwon
 

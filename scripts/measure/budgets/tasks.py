@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from bertlite.rows import TEXT, Table, read_rows
+from bertlite.support.rows import TEXT, Table, read_rows
 
 Row = tuple[str, str, str]  # two texts, the second may be empty, and the label
 JUDGED = 1500  # examples that judge, at most

@@ -26,9 +26,9 @@ from typing import Any
 import torch
 
 from bertlite.cli.parts import FOLDER, RECORD, add_device, count, names, option, paths
-from bertlite.progress import Progress
-from bertlite.records import environment, version_of, write_json
-from bertlite.timing import check_rounds
+from bertlite.support.progress import Progress
+from bertlite.support.records import environment, version_of, write_json
+from bertlite.support.timing import check_rounds
 from scripts.measure.speed.bench import MODELS, Bench, Section, section_lines, suffix
 from scripts.measure.speed.engines import ENGINES
 from scripts.measure.speed.sections import sections

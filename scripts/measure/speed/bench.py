@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 import bertlite
-from bertlite.budget.work import Work
 from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Source
 from bertlite.parity import reference
-from bertlite.timing import Timings, alternate, summary, with_spread
+from bertlite.pruning.budget.work import Work
+from bertlite.support.timing import Timings, alternate, summary, with_spread
 from scripts.measure.speed.accuracy import Accuracy, Forward, accuracies
 from scripts.measure.speed.batches import works
 from scripts.measure.speed.engines import ENGINES
@@ -62,7 +62,7 @@ class Bench:
         kept: a folder for the checkpoint and the files exported from it, used again if they are there.
         model: a name of MODELS.
         only: parts of the names of the engines to build, "" for all; the baseline is always built.
-        seconds: time limit for the rounds of one section, if there have been `bertlite.timing.FEWEST` of them.
+        seconds: time limit for the rounds of one section, if there have been `bertlite.support.timing.FEWEST` of them.
         after_round: called after each timed round.
         missing: why each engine that is asked for is not there.
     """

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import bertlite
-from bertlite.budget.work import full
-from bertlite.timing import alternate, peak_bytes, summary
+from bertlite.pruning.budget.work import full
+from bertlite.support.timing import alternate, peak_bytes, summary
 from scripts.measure.speed import startup
 from scripts.measure.speed.accuracy import Accuracy, Forward, accuracies
 from scripts.measure.speed.batches import ragged

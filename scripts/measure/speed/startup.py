@@ -9,7 +9,7 @@ from typing import Any
 
 import bertlite
 from bertlite.parity.command import DEMO, demo_checkpoint
-from bertlite.timing import alternate, summary
+from bertlite.support.timing import alternate, summary
 from scripts.measure.speed.bench import Bench
 
 ROOT = Path(bertlite.__file__).resolve().parent.parent

@@ -19,9 +19,9 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_ac
 from torch.nn.utils import parametrize, prune
 
 from bertlite import BertModel, optimize_for_inference
-from bertlite.activations import Activation
 from bertlite.causal import ablated
 from bertlite.inference.native import choice
+from bertlite.stack.activations import Activation
 from bertlite.stack.modules import BertEncoder, BertLayer
 
 WIDTH = NATIVE_SIZES["hidden_size"]

@@ -1,0 +1,1 @@
+"""The models: `base` has BertModel and what all share, `heads` the task heads, `resizing` other numbers of tokens."""

@@ -1,0 +1,132 @@
+"""Resize the embeddings of tokens and positions."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bertlite.config import RELATIVE, BertConfig, set_config
+from bertlite.pruning.structure import check_linear, layers_of, resize_
+
+
+class Resizable:
+    """The part of a model class that resizes its embeddings."""
+
+    def resize_token_embeddings(
+        self: Any, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None
+    ) -> nn.Embedding:
+        """Resize the embeddings of tokens, such as after `tokenizer.add_tokens`.
+
+        New rows, and new numbers of a language model's bias, are the mean of the old ones: until trained, a new token
+        is as likely as the average one.  A decoder, tied or not, gets the same rows.  Fewer tokens drop the last rows.
+        Parameters are replaced: make the optimizer afterwards.
+
+        Args:
+            new_num_tokens: such as len(tokenizer); by default as many as there are.
+            pad_to_multiple_of: round up to a multiple of this, such as 64 for the matrix units of a GPU.
+
+        Returns:
+            The word embeddings.
+
+        Raises:
+            ValueError: a number below 1, or too few tokens for the padding token.
+            TypeError: the embeddings or the decoder are quantised or wrapped by an adapter.
+        """
+        size: int = self.config.vocab_size if new_num_tokens is None else positive("new_num_tokens", new_num_tokens)
+        if pad_to_multiple_of is not None:
+            size += -size % positive("pad_to_multiple_of", pad_to_multiple_of)
+        return change_tokens_(self, replace(self.config, vocab_size=size), lambda table: with_mean_rows(table, size))
+
+    def resize_position_embeddings(self: Any, new_num_position_embeddings: int) -> None:
+        """Resize the embeddings of positions, for longer or shorter texts.
+
+        Old positions keep their embeddings, so that outputs for texts that fitted before do not change.  New ones
+        repeat them from the first on, as in Longformer (Beltagy et al. 2020, arXiv:2004.05150, section 5); with
+        relative positions a new distance starts as a copy of the largest old one.  Train them before use.
+        Parameters are replaced: make the optimizer afterwards.
+
+        A tokenizer truncates at its own `model_max_length`: set it too, and save the tokenizer.
+
+        Args:
+            new_num_position_embeddings: the longest text, in tokens.
+
+        Raises:
+            ValueError: a number below 1.
+            TypeError: the embeddings are quantised or wrapped by an adapter.
+        """
+        size = positive("new_num_position_embeddings", new_num_position_embeddings)
+        config, old = replace(self.config, max_position_embeddings=size), self.config.max_position_embeddings
+        embeddings = self.base_model.embeddings
+        positions = embeddings.position_embeddings
+        relative = [
+            layer.attention.self
+            for layer in layers_of(self)
+            if layer.attention.self.position_embedding_type in RELATIVE
+        ]
+        check_embedding("position_embeddings", positions)
+        for attention in relative:
+            check_embedding("distance_embedding", attention.distance_embedding)
+        rows = torch.arange(size, device="cpu") % old
+        if config.padding_has_position:  # which stays the last
+            rows = torch.cat([rows, torch.tensor([old], dtype=torch.long, device="cpu")])
+            embeddings.padding_row = positions.padding_idx = size
+        set_rows_(positions, positions.weight[rows])
+        distances = torch.arange(1 - size, size, device="cpu").clamp(1 - old, old - 1)
+        for attention in relative:
+            set_rows_(attention.distance_embedding, attention.distance_embedding.weight[distances + old - 1])
+            attention.max_position_embeddings = size
+        set_config(self, config)
+
+
+def change_tokens_(model: Any, config: BertConfig, rows: Callable[[Tensor], Tensor]) -> nn.Embedding:
+    """Change the rows of the word embeddings, and of a decoder and its bias; return the word embeddings.
+
+    Args:
+        config: the model's new one.
+        rows: makes the new table of the old one, (tokens, …).
+
+    Raises:
+        TypeError: the embeddings or the decoder are quantised or wrapped by an adapter.
+    """
+    words, decoder = model.get_input_embeddings(), getattr(model, "get_output_embeddings", lambda: None)()
+    check_embedding("word_embeddings", words)
+    if decoder is not None:
+        check_linear("cls.predictions.decoder", decoder)
+        resize_(decoder, rows(decoder.weight), rows(decoder.bias))
+    set_rows_(words, rows(words.weight))
+    words.padding_idx = config.pad_token_id
+    set_config(model, config)
+    model.tie_weights()
+    return words
+
+
+def positive(name: str, value: int) -> int:
+    """Return a number of 1 or more; raise ValueError for others."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} is {value!r}; it must be an integer, 1 or more")
+    return value
+
+
+def check_embedding(name: str, part: nn.Module) -> None:
+    """Raise TypeError unless a module is a plain nn.Embedding, without adapters or quantised weights."""
+    if type(part) is not nn.Embedding or type(part.weight) is not nn.Parameter:
+        kind = type(part) if type(part) is not nn.Embedding else type(part.weight)
+        raise TypeError(
+            f"{name} is a {kind.__module__}.{kind.__qualname__}, not a plain nn.Embedding: resize before adapters are"
+            " added and weights quantised"
+        )
+
+
+def with_mean_rows(table: Tensor, size: int) -> Tensor:
+    """Return the first `size` rows of a table; missing rows are the mean of all."""
+    mean = table.mean(0, dtype=torch.promote_types(table.dtype, torch.float32)).to(table.dtype)
+    return torch.cat([table[:size], mean.expand(max(0, size - len(table)), *mean.shape)])
+
+
+@torch.no_grad()
+def set_rows_(part: nn.Embedding, weight: Tensor) -> None:
+    """Replace the weight of an embedding.  Its hooks and mode stay; its gradient is dropped."""
+    part.weight = nn.Parameter(weight.detach().clone(), requires_grad=part.weight.requires_grad)
+    part.num_embeddings = len(weight)

@@ -1,0 +1,167 @@
+"""Distillation after pruning: what is left of the layers is trained with the given model as teacher, within a time.
+
+Embeddings stay: they are the given model's own, and to train them takes a third of a step's time.  The teacher runs
+once on each text if what it computes fits in memory: a step then takes the small model's time alone.
+
+The number of steps is fixed when the training begins, by the measured time of a step, so that a killed training that
+is continued ends with the same weights.
+"""
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from statistics import mean
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bertlite.experiments.data import EncodedExamples, batch_indices
+from bertlite.experiments.evaluate import TASKS
+from bertlite.experiments.finetune import Recipe, finetune_
+from bertlite.pruning.budget.search import State
+from bertlite.pruning.importance.batches import eval_mode
+from bertlite.support.extras import import_optional
+from bertlite.support.progress import Progress, in_words
+
+RECIPE = Recipe(epochs=1, distil=1.0, hidden=1.0)
+LR = 0.1  # peak learning rate times the hidden size
+LABELS = 0.5  # weight of the labels in the loss, where there are any
+TIMED = 12  # steps to time; the first does not count
+CHECKS = 5  # of the model on the texts that it is judged by, beside that of the pruned model
+MEMORY = 2**31  # bytes that may be used for what the teacher computes
+
+
+class TooShortError(ValueError):
+    """The minutes are too few for a step of training."""
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """A training with the given model as teacher.
+
+    Args:
+        data: the texts to learn from.
+        labelled: their labels are learnt from too.
+        minutes: what running the teacher, timing, steps and checks take; saving the state, once a minute, is extra.
+        score: returns how good a model is on the texts that it is judged by.
+        clock: returns the seconds that are counted.
+
+    Raises:
+        ModuleNotFoundError: accelerate is not installed.
+        TooShortError: the minutes are not above 0.
+        ValueError: the model has no predictions of one class or number.
+    """
+
+    teacher: Any
+    data: EncodedExamples
+    labelled: bool
+    minutes: float
+    score: Callable[[Any], Any]
+    seed: int = 0
+    device: str = "cpu"
+    clock: Callable[[], float] = time.perf_counter
+
+    def __post_init__(self) -> None:
+        if not 0 < self.minutes < math.inf:
+            raise TooShortError(f"--distil is {self.minutes:g}; give minutes above 0")
+        kind = getattr(self.teacher, "label_kind", "no")
+        if kind not in ("class", "number"):
+            raise ValueError(
+                f"{type(self.teacher).__name__} predicts {kind} labels; --distil needs a head for classes or numbers"
+            )
+        import_optional("accelerate", "--distil", "experiments")
+
+    def train_(self, model: Any, state: State, progress: Progress) -> dict[str, Any]:
+        """Train a model and return what the report says of it.
+
+        Raises:
+            TooShortError: the time is too short for a step.
+        """
+        recipe = replace(RECIPE, lr=LR / model.config.hidden_size, distil=1 - LABELS * self.labelled, seed=self.seed)
+        model.base_model.embeddings.requires_grad_(False)
+        outputs = f"its outputs for all texts would take {self.output_bytes / 1e9:.2g} GB"
+        how = "runs once on each text" if self.output_bytes <= MEMORY else f"runs in every step: {outputs}"
+        progress.stage(f"timing steps of training; the given model {how}")
+        kept = state.once("distillation", lambda: self.plan(model, recipe))
+        epochs = kept["steps"] / len(batch_indices(self.data, recipe.batch_size))
+        progress.stage(f"training for {in_words(60 * self.minutes)}, {kept['steps']:,} steps")
+        progress.bar.close()  # the training has its own
+        began = self.clock()
+        best = self.finetune_(
+            model,
+            replace(recipe, epochs=epochs),
+            progress=progress.shown,
+            state=state.folder / "training",
+            saves=max(1, round(self.minutes)),
+            score=lambda: self.score(model),
+            checks=CHECKS,
+        )
+        model.base_model.embeddings.requires_grad_(True)
+        facts = {"minutes": self.minutes, "texts": len(self.data), "labels": self.labelled, "epochs": epochs}
+        wall = round(self.clock() - began, 1)
+        return {**facts, **kept, "best_step": best, "lr": recipe.lr, "hidden": recipe.hidden, "wall_seconds": wall}
+
+    def plan(self, model: Any, recipe: Recipe) -> dict[str, Any]:
+        """Return the number of steps that the time is enough for, and the seconds of a step."""
+        began, stamps = self.clock(), list[float]()
+        _ = self.recorded
+        some = replace(recipe, epochs=TIMED / len(batch_indices(self.data, recipe.batch_size)))
+        self.finetune_(copy.deepcopy(model), some, log=lambda **_: stamps.append(self.clock()))
+        step = mean(after - before for before, after in pairwise(stamps))
+        last = self.clock()
+        self.score(model)
+        now = self.clock()
+        fixed = now - began + (CHECKS + 1) * (now - last)
+        steps = int((60 * self.minutes - fixed) / step)
+        if steps < 1:
+            raise TooShortError(
+                f"--distil {self.minutes:g} is too short: timing and {CHECKS + 1} checks take {in_words(fixed)}, and a"
+                f" step {step:.2g} s; give more minutes"
+            )
+        return {"steps": steps, "step_seconds": step}
+
+    @cached_property
+    def output_bytes(self) -> int:
+        """The size of the teacher's hidden states for all texts."""
+        config, tokens = self.teacher.config, sum(self.data.length(i) for i in range(len(self.data)))
+        return int((config.num_hidden_layers + 1) * config.hidden_size * tokens * self.teacher.dtype.itemsize)
+
+    @cached_property
+    def recorded(self) -> Any:
+        """A record of the teacher if that fits in MEMORY, else the teacher."""
+        return RecordedTeacher(self.teacher, self.data) if self.output_bytes <= MEMORY else self.teacher
+
+    def finetune_(self, model: Any, recipe: Recipe, **options: Any) -> int:
+        task = TASKS["classification" if model.config.num_labels > 1 else "regression"]
+        return finetune_(model, self.data, task, recipe, teacher=self.recorded, device=self.device, **options)
+
+
+class RecordedTeacher(nn.Module):
+    """What a distillation needs of a model for some texts, computed once and kept in memory: logits, hidden states."""
+
+    def __init__(self, model: Any, data: EncodedExamples) -> None:
+        super().__init__()
+        self.known: dict[Any, tuple[Tensor, Tensor]] = {}  # by token ids and types: logits, states (layers, S, D)
+        for indices in batch_indices(data, RECIPE.batch_size):
+            batch = {name: x.to(model.device) for name, x in data.batch(indices, torch.float32).items()}
+            del batch["labels"]
+            with eval_mode(model), torch.no_grad():
+                out = model(**batch, output_hidden_states=True)
+            states = torch.stack(out.hidden_states, 1).cpu()  # (B, layers, S, D)
+            for i, logits, each in zip(indices, out.logits.cpu(), states, strict=True):
+                self.known[data.rows[i]] = logits, each[:, : data.length(i)].clone()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor, **_: bool) -> Any:
+        rows = zip(input_ids.tolist(), token_type_ids.tolist(), attention_mask.sum(1).tolist(), strict=True)
+        found = [self.known[tuple(ids[:n]), tuple(types[:n])] for ids, types, n in rows]
+        logits = torch.stack([each for each, _ in found])
+        states = torch.stack([F.pad(each, (0, 0, 0, input_ids.shape[1] - each.shape[1])) for _, each in found], 1)
+        home = input_ids.device
+        return SimpleNamespace(logits=logits.to(home), hidden_states=states.to(home).unbind())

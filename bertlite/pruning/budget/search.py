@@ -1,0 +1,394 @@
+"""The search: the loss and cost of sizes, the choice that meets the budget, and pruning and fitting to it.
+
+A pace is the time of a forward over the target: above 1 is too slow.  Each step writes a file to the folder of the
+search, so that a killed search continues where it stopped.
+"""
+
+import copy
+import json
+import math
+import os
+import statistics
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bertlite.config import kept_heads, kept_neurons
+from bertlite.pruning.budget.target import Target, UnitCosts, spare_bytes
+from bertlite.pruning.budget.times import WIDE, TimeTable, time_table
+from bertlite.pruning.budget.work import Work
+from bertlite.pruning.importance.allocation import BySize, choose_sizes
+from bertlite.pruning.importance.layerwise import (
+    Curves,
+    Metrics,
+    Sizes,
+    loss_curves,
+    losses_by_size,
+    output_metrics,
+    prune_layerwise_,
+)
+from bertlite.pruning.importance.selection import Elimination
+from bertlite.pruning.structure import layers_of, prune_heads_, prune_neurons_
+from bertlite.support.progress import Progress, short_time
+from bertlite.support.records import cpu_name, quartiles, sha256_of, write_json
+from bertlite.support.timing import Timings, alternate, ratios
+
+Batches = Sequence[Mapping[str, Tensor]]
+CLOCK_ROUNDS, CLOCK_SECONDS = 15, 12.0  # of one timing: rounds, and a time limit
+CLOCK_REPEATS = 4  # timings of one model at most, until its pace is clear
+ATTEMPTS = 6  # choices of sizes that are timed
+REFINEMENTS = 2  # searches after a finished model that is too slow or too fast
+SPARE = 0.03  # by how much a model should be faster than needed at most
+TOLERANCE = 0.1  # by how much it may be, and how wide the interval of a pace that tells anything
+NARROW = 0.04  # width of an interval that needs no more rounds
+SETTINGS = "settings.json"
+FORMAT = 1  # of the files of a search; raise it with every change that earlier files do not fit
+
+
+class State:
+    """The files of an unfinished search, or those that searches for several targets share.
+
+    Raises:
+        ValueError: the folder belongs to a search with other settings, or of a bertlite with other files.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        self.folder = folder
+        path = folder / SETTINGS
+        wanted = json.loads(json.dumps({**settings, "format": FORMAT}))
+        if path.exists():
+            found = json.loads(path.read_text(encoding="utf-8"))
+            other = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
+            if other:
+                raise ValueError(
+                    f"{folder} belongs to a search with another {' and '.join(other)}: name another folder, or delete"
+                    " it"
+                )
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, wanted)
+
+    def once(self, name: str, compute: Callable[[], Any]) -> Any:
+        """Return the value saved under a name, or compute and save it."""
+        path = self.folder / f"{name}.pt"
+        if not path.exists():
+            self.save(name, compute())
+        return torch.load(path, weights_only=True)
+
+    def has(self, name: str) -> bool:
+        return (self.folder / f"{name}.pt").exists()
+
+    def save(self, name: str, value: Any) -> None:
+        """Save tensors, numbers and lists of them atomically."""
+        path = self.folder / f"{name}.pt"
+        new = path.with_suffix(f".{os.getpid()}.new")
+        torch.save(value, new)
+        new.replace(path)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The median pace over the rounds of a timing, with its 95 % interval."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, paces: Sequence[float]) -> "Pace":
+        """Return the median and its interval between two of the values, by the sign test."""
+        ordered = sorted(paces)
+        beyond = max(0, math.floor(len(ordered) / 2 - 0.98 * math.sqrt(len(ordered))))
+        return cls(ordered[beyond], statistics.median(ordered), ordered[-1 - beyond])
+
+    @property
+    def verdict(self) -> str | None:
+        """ "slow" or "fast" beyond the target, "right" up to TOLERANCE below it, None if the interval is too wide."""
+        if self.low > 1 or self.high < 1 - TOLERANCE or self.high - self.low <= TOLERANCE:
+            return "slow" if self.median > 1 else "fast" if self.median < 1 - TOLERANCE else "right"
+        return None
+
+    @property
+    def is_clear(self) -> bool:
+        """True if more rounds would hardly change the verdict."""
+        one_side = self.low > 1 or self.high < 1 - TOLERANCE or 1 - TOLERANCE <= self.low <= self.high <= 1
+        return one_side or self.high - self.low <= NARROW
+
+
+class NoisyClockError(Exception):
+    """The times of this machine vary too much to tell a pace; holds the share of the dense model's time to reach."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__(share)
+        self.share = share
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The chosen sizes, and the median pace of a model with them, nan where the clock was not asked or not clear."""
+
+    sizes: list[tuple[int, int]]
+    macs: float  # share of the dense model's
+    loss: float  # expected, nats per example
+    pace: float
+
+
+@dataclass
+class Search:
+    """One search.
+
+    Args:
+        model: the dense model, or one pruned before; not changed.
+        fit: batches to measure and fit on; `judge` are others.
+        by: "macs", "latency" or, for a target of size, "bytes", the cost by which sizes are chosen.
+        shared: gradients, curves and times, which do not depend on the target.
+        state: choices and fitted layers.
+        gradients: of the divergence, "kl", or with labels of the loss, "loss".
+        timed: the model as it is timed.
+        prepare: converts a pruned model to the one that is timed.
+        dense_bytes: of the file of which a target of size may be a share.
+    """
+
+    model: Any
+    fit: Batches
+    target: Target
+    work: Work
+    by: str
+    shared: State
+    state: State
+    progress: Progress
+    timed: Any
+    prepare: Callable[[Any], Any]
+    gradients: str = "kl"
+    seed: int = 0
+    device: str = "cpu"
+    dense_bytes: int = 0
+    time_correction: float = 1.0  # pace of a finished model over that of its plan
+
+    def metrics(self) -> list[Metrics]:
+        """Return the second moments of the gradients at the outputs of sublayers."""
+        shown = partial(self.progress.over, "gradients at the outputs of all layers", unit="batches")
+        found = self.shared.once(
+            "metrics", lambda: output_metrics(self.model, self.fit, target=self.gradients, seed=self.seed, shown=shown)
+        )
+        return [(a, b) for a, b in found]
+
+    def curves(self) -> Curves:
+        """Return the loss of removing the units of each sublayer."""
+        layers = self.model.config.num_hidden_layers
+        if not all(self.shared.has(f"curves-{layer}") for layer in range(layers)):
+            metrics = self.metrics()
+            self.progress.stage("losses by heads and neurons", layers, "layers")
+            for layer, pair in enumerate(loss_curves(self.model, self.fit, metrics)):
+                self.shared.save(f"curves-{layer}", [[list(each.order), each.losses] for each in pair])
+                self.progress.advance()
+        found = []
+        for layer in range(layers):
+            pair = self.shared.once(f"curves-{layer}", dict)
+            found.append(tuple(Elimination(tuple(order), losses) for order, losses in pair))
+        return [(a, b) for a, b in found]
+
+    def table(self, losses: Sequence[BySize]) -> TimeTable | None:
+        """Return the times of sublayers with the sizes that have a loss; None if sizes are chosen by MACs."""
+        if self.by != "latency":
+            return None
+        place = [self.work.lengths, cpu_name(), torch.get_num_threads(), torch.__version__]  # others measure anew
+        name = f"times-{sha256_of(json.dumps(place))[:16]}"
+        if not self.shared.has(name):
+            self.progress.stage("times of layers of each size")
+            found = time_table(self.model, self.work, {n for _, neurons in losses for n in neurons}, self.device)
+            if found.spread > WIDE:
+                warnings.warn(
+                    f"the times of single layers vary by {found.spread:.0%} on this machine, so sizes are chosen by"
+                    " MACs: try again when it has no other work",
+                    stacklevel=2,
+                )
+                return None
+            self.shared.save(name, vars(found))
+        return TimeTable(**self.shared.once(name, dict))
+
+    def plan(self, losses: list[BySize], table: TimeTable | None) -> Plan:
+        """Choose sizes whose measured time meets the target; by MACs alone where the clock is too noisy.
+
+        Raises:
+            ValueError: even the smallest model does not meet the target.
+        """
+        config = self.model.config
+        unit = UnitCosts.macs(config, self.work)
+        built = unit.total([(config.num_attention_heads, config.intermediate_size)] * config.num_hidden_layers)
+        by_macs = unit.by_size(losses)
+
+        def planned(sizes: list[tuple[int, int]], pace: float = math.nan) -> Plan:
+            expected = sum(a[h] + f[n] for (a, f), (h, n) in zip(losses, sizes, strict=True))
+            return Plan(sizes, unit.total(sizes) / built, expected, pace)
+
+        if self.target.kind == "macs":
+            return planned(choose_sizes(losses, by_macs, self.target.value * built))
+        if self.target.is_size:
+            spare = spare_bytes(self.model, self.target, self.dense_bytes)
+            return planned(choose_sizes(losses, UnitCosts.bytes(self.model).by_size(losses), spare))
+        try:
+            return planned(*self.sizes_by_clock(losses, by_macs if table is None else table.costs(len(losses))))
+        except NoisyClockError as error:
+            share = min(1.0, error.share)
+            warnings.warn(
+                f"the clock of this machine is too noisy to find {self.target.text}: sizes are chosen by MACs,"
+                f" {share:.0%} of the given model's; try again when it has no other work",
+                stacklevel=2,
+            )
+            return planned(choose_sizes(losses, by_macs, share * unit.total(self.own_sizes())))
+
+    def own_sizes(self) -> list[tuple[int, int]]:
+        """Return the numbers of heads and neurons of the given model's layers."""
+        config = self.model.config
+        return [(len(kept_heads(config, i)), len(kept_neurons(config, i))) for i in range(config.num_hidden_layers)]
+
+    def sizes_by_clock(self, losses: list[BySize], costs: list[BySize]) -> tuple[list[tuple[int, int]], float]:
+        """Return the sizes of lowest loss that are measured to be fast enough and their pace, by false position.
+
+        A model with the chosen sizes is timed beside the dense one; if it is too slow, or needlessly fast, the budget
+        is changed by as much, and sizes are chosen again.
+        """
+        best = [(min(heads), min(neurons)) for heads, neurons in costs]
+        times, best_pace = self.timed_with(best)
+        if best_pace > 1:
+            if self.time_correction > 1:
+                return best, best_pace
+            small, dense = (statistics.median(times[name]) for name in ("pruned", "dense"))
+            raise ValueError(
+                f"the target {self.target.text} cannot be met by pruning: without any head or neuron a forward takes"
+                f" {short_time(small)}, {dense / small:.3g} x as fast"
+            )
+        low = sum(min(cost.values()) for pair in costs for cost in pair)  # a budget that is met
+        high = sum(a[h] + f[n] for (a, f), (h, n) in zip(costs, self.own_sizes(), strict=True))
+        high_pace = self.time_correction * Pace.of(self.paces(times["dense"], times["dense"])).median
+        if high_pace <= 1:
+            return choose_sizes(losses, costs, high), high_pace
+        for attempt in range(ATTEMPTS):
+            share = (1 - SPARE / 2 - best_pace) / (high_pace - best_pace) if attempt % 3 < 2 else 0.5
+            budget = low + min(max(share, 0.02), 0.98) * (high - low)
+            sizes = choose_sizes(losses, costs, budget)
+            _, pace = self.timed_with(sizes)
+            if pace > 1:
+                high, high_pace = budget, pace
+                continue
+            low, best, best_pace = budget, sizes, pace
+            if pace >= 1 - SPARE:
+                break
+        return best, best_pace
+
+    def timed_with(self, sizes: list[tuple[int, int]]) -> tuple[Timings, float]:
+        """Time a model with these sizes beside the dense one; return the times and the median pace, corrected.
+
+        Raises:
+            NoisyClockError: the pace is not clear.
+        """
+        times, pace = self.time(shape_of(self.model, sizes), self.time_correction)
+        self.progress.advance()
+        if pace.verdict is None:
+            dense = statistics.median(times["dense"])
+            raise NoisyClockError(self.target.seconds(dense) / dense)
+        return times, pace.median
+
+    def time(self, pruned: Any, correction: float = 1.0) -> tuple[Timings, Pace]:
+        """Time a pruned model beside the dense one, again until its pace is clear or CLOCK_REPEATS are used up."""
+        models = {"dense": self.timed, "pruned": self.prepare(pruned)}
+        times: Timings = {name: [] for name in models}
+        for _ in range(CLOCK_REPEATS):
+            for name, seconds in clock(models, self.work, self.device).items():
+                times[name] += seconds
+            pace = Pace.of([correction * each for each in self.paces(times["pruned"], times["dense"])])
+            if not self.target.is_timed or pace.is_clear:
+                break
+        return times, pace
+
+    def paces(self, pruned: Sequence[float], dense: Sequence[float]) -> list[float]:
+        """Return the pace of each round: the time of a forward over the target, above 1 is too slow; 0 for MACs."""
+        return [own / self.target.seconds(whole) for own, whole in zip(pruned, dense, strict=True)]
+
+    def pruned(self, sizes: Sizes, curves: Curves, attempt: int) -> Any:
+        """Return the model pruned to these sizes and fitted, layer by layer."""
+        model = copy.deepcopy(self.model)
+        start = 0
+        while self.state.has(f"layer-{attempt}-{start}"):
+            put_layer_(model, start, self.state.once(f"layer-{attempt}-{start}", dict))
+            start += 1
+        self.progress.stage("pruning and fitting", model.config.num_hidden_layers, "layers", done=start)
+        if start == model.config.num_hidden_layers:
+            return model
+        for layer in prune_layerwise_(model, self.model, self.fit, curves, sizes, start=start):
+            self.state.save(f"layer-{attempt}-{layer}", layer_of(model, layer))
+            self.progress.advance()
+        return model
+
+    def run(self) -> "Outcome":
+        """Search until the finished model is measured to meet the target, or REFINEMENTS are used up."""
+        curves = self.curves()
+        losses = losses_by_size(self.model.config, curves)
+        table = self.table(losses)
+        for attempt in range(REFINEMENTS + 1):
+            self.progress.stage("choosing sizes", ATTEMPTS + 1 if self.target.is_timed else None, "choices at most")
+            kept = self.state.once(f"plan-{attempt}", lambda: vars(self.plan(losses, table)))
+            plan = Plan(**{**kept, "sizes": [(heads, neurons) for heads, neurons in kept["sizes"]]})
+            model = self.pruned(plan.sizes, curves, attempt)
+            self.progress.stage("timing the finished model")
+            times, pace = self.time(model)
+            verdict = pace.verdict if self.target.is_timed else "right"
+            if verdict == "fast" and plan.sizes == self.own_sizes():
+                verdict = "right"  # nothing had to be removed
+            if verdict in ("right", None) or attempt == REFINEMENTS:
+                break
+            if not math.isnan(plan.pace):  # else a misread clock chose too small or too large a model: search anew
+                self.time_correction *= pace.median / plan.pace
+        seconds, dense = quartiles(times["pruned"]), quartiles(times["dense"])
+        speedup = quartiles(ratios(times, "dense", "pruned"))
+        return Outcome(model, plan, {"seconds": seconds, "dense_seconds": dense, "speedup": speedup}, verdict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished search: the model, its plan, quartiles of the measured times, and the verdict on its pace."""
+
+    model: Any
+    plan: Plan
+    times: dict[str, Any]
+    verdict: str | None
+
+
+def clock(models: Mapping[str, Any], work: Work, device: str) -> dict[str, list[float]]:
+    """Time models in turn on the work."""
+    with torch.inference_mode():
+        inputs = work.inputs(next(iter(models.values())).config.vocab_size, device)
+        runs = {name: partial(model, **inputs) for name, model in models.items()}
+        return alternate(runs, CLOCK_ROUNDS, device, seconds=CLOCK_SECONDS)
+
+
+def shape_of(model: Any, sizes: Sizes) -> Any:
+    """Return a copy of a model with these sizes, to time it: which units it keeps does not matter."""
+    found = copy.deepcopy(model)
+    heads = {i: kept_heads(model.config, i)[count:] for i, (count, _) in enumerate(sizes)}
+    neurons = {i: kept_neurons(model.config, i)[count:] for i, (_, count) in enumerate(sizes)}
+    return prune_neurons_(prune_heads_(found, heads), neurons)
+
+
+def layer_of(model: Any, layer: int) -> dict[str, Any]:
+    """Return the units and weights of a pruned and fitted layer."""
+    block, config = list(layers_of(model))[layer], model.config
+    return {
+        "heads": list(kept_heads(config, layer)),
+        "neurons": list(kept_neurons(config, layer)),
+        "weights": {name: weight.detach() for name, weight in block.state_dict().items()},
+    }
+
+
+def put_layer_(model: Any, layer: int, found: Mapping[str, Any]) -> None:
+    """Give a layer of the dense model the units and weights that `layer_of` returned."""
+    config = model.config
+    prune_heads_(model, {layer: sorted({*kept_heads(config, layer)} - {*found["heads"]})})
+    prune_neurons_(model, {layer: sorted({*kept_neurons(config, layer)} - {*found["neurons"]})})
+    list(layers_of(model))[layer].load_state_dict(found["weights"])

@@ -1,0 +1,66 @@
+"""Texts for a search: read from a file, with labels if it has them, and made into batches."""
+
+import random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bertlite.config import BertConfig
+from bertlite.experiments.data import DataSource, EncodedExamples, Examples, batch_indices, read_examples
+from bertlite.inspection import class_of
+from bertlite.support.rows import format_of
+from bertlite.tokenizer import BertTokenizer
+
+BATCH = 32
+
+
+def read_texts(source: DataSource, config: BertConfig) -> Examples:
+    """Read the texts of a file, or pairs of them: a line each of plain text, else of one column or two.
+
+    Args:
+        source: the file and the names of its columns; labels are those of the model's head.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: as `read_examples`; or the model takes no labels of texts.
+    """
+    plain, model = format_of(source.path) == "text", class_of(config).__name__
+    if source.label is not None and model != "BertForSequenceClassification":
+        raise ValueError(f"{model} does not classify texts: leave out --label, it needs no labels")
+    found = read_examples(source, classes=[str(config.id2label[i]) for i in sorted(config.id2label)])
+    lines = [i for i, text in enumerate(found.texts) if any(map(str.strip, text))] if plain else range(len(found))
+    if not lines:
+        raise ValueError(f"{source.path} has no texts")
+    return found.chosen(lines)
+
+
+def split(
+    texts: Examples, fit: int, held_out: int, seed: int, dev: Examples | None = None
+) -> tuple[Examples, Examples]:
+    """Draw texts to fit to, and others to judge by: `dev`, else `held_out` of them, but at most a fifth of all.
+
+    Raises:
+        ValueError: there are fewer than ten texts, too few to hold out any.
+    """
+    if len(texts) < 10:
+        raise ValueError(f"there are {len(texts)} texts; a search needs 10 or more, better a thousand")
+    order = random.Random(seed).sample(range(len(texts)), len(texts))
+    judged = min(held_out, len(texts) // 5) if dev is None else 0
+    return texts.chosen(order[judged : judged + fit]), dev or texts.chosen(order[:judged])
+
+
+def encode(texts: Examples, tokenizer: BertTokenizer, max_length: int) -> EncodedExamples:
+    """Tokenize texts; the label of those without labels is 0."""
+    encoded: list[Any] = [tokenizer(*text, truncation=True, max_length=max_length) for text in texts.texts]
+    rows = tuple((tuple(each["input_ids"]), tuple(each["token_type_ids"])) for each in encoded)
+    return EncodedExamples(rows, texts.labels or (0.0,) * len(rows))
+
+
+def batches_of(texts: Examples, tokenizer: BertTokenizer, model: Any, max_length: int) -> list[dict[str, Tensor]]:
+    """Return batches of texts of similar length, padded, in a fixed order, on the model's device."""
+    data = encode(texts, tokenizer, max_length)
+    dtype = torch.float32 if model.config.num_labels == 1 else torch.long
+    batches = (data.batch(indices, dtype) for indices in batch_indices(data, BATCH))
+    given = ("input_ids", "token_type_ids", "attention_mask", *(["labels"] if texts.labels else []))
+    return [{name: batch[name].to(model.device) for name in given} for batch in batches]

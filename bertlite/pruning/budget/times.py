@@ -1,0 +1,151 @@
+"""The times of sublayers by their sizes, measured on this machine."""
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from bertlite.config import kept_heads, kept_neurons
+from bertlite.pruning.budget.work import Work
+from bertlite.pruning.importance.allocation import BySize
+from bertlite.pruning.importance.structures import own_forward
+from bertlite.pruning.structure import layers_of, with_fields, with_pruned
+from bertlite.support.records import quartiles
+from bertlite.support.timing import alternate
+
+ROUNDS = 15
+WIDE = 0.3  # spread of times that are not used
+
+
+@dataclass(frozen=True)
+class TimeTable:
+    """Median seconds of sublayers by their sizes: of a layer, and of the last one, which may compute only [CLS].
+
+    `rest` is the time of all that pruning does not remove: embeddings, the task head, and calls.  `spread` is the
+    distance of the quartiles of a time over its median.
+    """
+
+    inner: BySize
+    last: BySize
+    rest: float
+    spread: float = 0.0
+
+    def costs(self, layers: int) -> list[BySize]:
+        """Return the tables of so many layers."""
+        return [*[self.inner] * (layers - 1), self.last]
+
+    def total(self, sizes: Iterable[tuple[int, int]]) -> float:
+        """Return the expected seconds of a forward of a model with these sizes."""
+        sizes = list(sizes)
+        each = zip(self.costs(len(sizes)), sizes, strict=True)
+        return self.rest + sum(attention[heads] + network[neurons] for (attention, network), (heads, neurons) in each)
+
+
+def time_table(
+    model: Any,
+    work: Work,
+    neurons: Iterable[int],
+    device: str = "cpu",
+) -> TimeTable:
+    """Measure the times of sublayers with 0 to all heads and with these numbers of neurons, twice if they vary widely.
+
+    Args:
+        model: the dense model; not changed.
+        work: the batch to time.
+    """
+    own = {len(kept_neurons(model.config, layer)) for layer in range(model.config.num_hidden_layers)}
+    sizes = sorted({*neurons, *own, 0, model.config.intermediate_size})
+    found = measure_table(model, work, sizes, device)
+    if found.spread > WIDE:
+        again = measure_table(model, work, sizes, device)
+        found = min(found, again, key=lambda table: table.spread)
+    return found
+
+
+def measure_table(model: Any, work: Work, neurons: list[int], device: str) -> TimeTable:
+    """Time the sublayers of the first and of the last layer, and the whole model."""
+    inputs = work.inputs(model.config.vocab_size, device)
+    last = model.config.num_hidden_layers - 1
+    with torch.inference_mode():
+        whole = partial(model, **inputs)
+        with called_with(model, 0) as first_call, called_with(model, last) as last_call:
+            whole()
+        time = partial(time_sublayers, model, neurons=neurons, device=device)
+        inner, spread = time(0, first_call[0])
+        final, other = (inner, spread) if last == 0 else time(last, last_call[0])
+        seconds = statistics.median(alternate({"whole": whole}, ROUNDS, device)["whole"])
+    tables = zip([*[inner] * last, final], range(last + 1), strict=True)
+    used = sum(
+        attention[len(kept_heads(model.config, i))] + network[len(kept_neurons(model.config, i))]
+        for (attention, network), i in tables
+    )
+    return TimeTable(inner, final, max(seconds - used, 0.0), max(spread, other))
+
+
+@contextmanager
+def called_with(model: Any, layer: int) -> Iterator[list[tuple[Any, ...]]]:
+    """Record the arguments of the calls of a layer, without a hook, with which the last layer would do more work."""
+    block, calls = list(layers_of(model))[layer], []
+    forward = block.forward
+
+    def record(*args: Any) -> Any:
+        calls.append(args)
+        return forward(*args)
+
+    with own_forward(block, record):
+        yield calls
+
+
+def time_sublayers(
+    model: Any,
+    layer: int,
+    call: tuple[Any, ...],
+    *,
+    neurons: Sequence[int],
+    device: str = "cpu",
+) -> tuple[BySize, float]:
+    """Return the median seconds of a layer's two sublayers, by how many heads and how many neurons they keep, and
+    their spread: the distance of the quartiles over the median, in the median over all.
+
+    Args:
+        model: pruned or not; the sublayers have other weights, and 0 to all heads that the model was built with.
+        call: the arguments of the layer, from `called_with`.
+        neurons: the numbers of neurons to measure.
+    """
+    states, inputs = call
+    block = list(layers_of(model))[layer]
+    config = with_fields(model.config, {"pruned_heads": {}, "pruned_neurons": {}})
+    all_heads, all_neurons = config.num_attention_heads, config.intermediate_size
+
+    def smaller(heads: Iterable[int] = (), neurons: Iterable[int] = ()) -> Any:
+        pruned = with_pruned(config, {layer: heads}, {layer: neurons})
+        found = type(block)(pruned, layer).to(device=states.device, dtype=states.dtype).eval()
+        for parameter in found.parameters():
+            torch.nn.init.normal_(parameter, std=0.02)
+        return found
+
+    runs: dict[str, Callable[[], Any]] = {}
+    for kept in range(all_heads + 1):
+        attention = smaller(heads=range(kept, all_heads)).attention
+        runs[f"heads {kept}"] = partial(attention, states, inputs)
+    for kept in neurons:
+        runs[f"neurons {kept}"] = partial(smaller(neurons=range(kept, all_neurons)).feed_forward, states)
+    found = alternate(runs, ROUNDS, device)
+    each = {name: quartiles(seconds) for name, seconds in found.items()}
+    heads, networks = (
+        nondecreasing({kept: each[f"{unit} {kept}"]["median"] for kept in sizes})
+        for unit, sizes in (("heads", range(all_heads + 1)), ("neurons", neurons))
+    )
+    return (heads, networks), statistics.median((row["high"] - row["low"]) / row["median"] for row in each.values())
+
+
+def nondecreasing(times: Mapping[int, float]) -> dict[int, float]:
+    """Return the nearest times, in least squares, that never fall with growing sizes, as falls are noise."""
+    from scipy.optimize import isotonic_regression
+
+    sizes = sorted(times)
+    return dict(zip(sizes, isotonic_regression([times[size] for size in sizes]).x.tolist(), strict=True))

@@ -1,0 +1,118 @@
+"""Fewer tokens, and what that changes in texts that use others: `prune vocabulary`, and `prune to --vocabulary`."""
+
+import argparse
+from typing import Any
+
+import torch
+
+from bertlite.checkpoint import families
+from bertlite.checkpoint.files import Source
+from bertlite.checkpoint.saving import file_size
+from bertlite.experiments.data import DataSource, Examples
+from bertlite.inspection import class_of
+from bertlite.pruning.budget.texts import BATCH, read_texts, split
+from bertlite.pruning.importance.predictions import divergence, predictions, sum_terms
+from bertlite.pruning.vocabulary import Text, prune_vocabulary
+from bertlite.shipping.card import Figure
+from bertlite.shipping.folder import write_model
+from bertlite.support.records import environment, write_record
+from bertlite.tokenizer import BertTokenizer
+
+HELD_OUT = 1024  # texts without --dev at most
+Pair = tuple[Any, BertTokenizer]  # a model and its tokenizer
+OF_TEXTS = ("BertForSequenceClassification", "BertForNextSentencePrediction")  # they predict something of a whole text
+
+
+def main(args: argparse.Namespace) -> int:
+    """Prune the vocabulary of a checkpoint to texts."""
+    config = families.read_config(Source(args.checkpoint))
+    texts = read_texts(DataSource(args.texts, args.text, None, args.columns), config)
+    dev = read_texts(DataSource(args.dev, args.text, None, args.columns), config) if args.dev else None
+    if args.folder.exists() and any(args.folder.iterdir()):
+        raise FileExistsError(f"{args.folder} is there already: name another folder")
+    model = class_of(config).from_pretrained(args.checkpoint, device=args.device)
+    tokenizer = BertTokenizer.from_pretrained(args.checkpoint)
+    small, own, facts = with_fewer_tokens(model, tokenizer, texts, dev, args.tokens or 0, args.max_length)
+    report = {
+        "what": "bertlite prune vocabulary",
+        "checkpoint": args.checkpoint,
+        "texts": {"of": texts.name, "sha256": texts.sha256},
+        "vocabulary": facts,
+        "environment": environment(args.device),
+    }
+    figures = [Figure("megabytes of the weights", facts["bytes"] / 1e6, dense=facts["dense_bytes"] / 1e6)]
+    write_model(
+        args.folder, small, args.checkpoint, tokenizer=own, figures=figures, how=describe(facts), report=report
+    )
+    if args.record:
+        write_record(args.record, report)
+    print(*describe(facts), f"model: {args.folder}", sep="\n")
+    return 0
+
+
+def with_fewer_tokens(
+    model: Any, tokenizer: BertTokenizer, texts: Examples, dev: Examples | None, at_least: int, max_length: int
+) -> tuple[Any, BertTokenizer, dict[str, Any]]:
+    """Prune a vocabulary to texts; return the model, its tokenizer, and what becomes of other texts.
+
+    Others are `dev`, or else a fifth of the texts, with the vocabulary pruned to the other four fifths.
+    """
+    most, judged = (texts, dev) if dev else split(texts, len(texts), HELD_OUT, 0)
+    longest = min(max_length, model.config.max_position_embeddings)
+    small, own = prune_vocabulary(model, tokenizer, given(most), at_least=at_least)
+    changes = compare((model, tokenizer), (small, own), given(judged), longest)
+    if dev is None:
+        small, own = prune_vocabulary(model, tokenizer, given(texts), at_least=at_least)
+    kept = {"tokens": len(own), "dense_tokens": len(tokenizer), "texts": len(texts), "of": texts.name}
+    sizes = {"bytes": file_size(small), "dense_bytes": file_size(model)}
+    judged_on = f"{len(judged)} texts {'' if dev else 'held out '}of {judged.name}"
+    return small, own, {**kept, **sizes, "judged on": judged_on, **changes}
+
+
+def given(texts: Examples) -> list[Text]:
+    """Return texts and pairs as a tokenizer takes them."""
+    return [each if len(each) == 2 else each[0] for each in texts.texts]
+
+
+@torch.inference_mode()
+def compare(dense: Pair, small: Pair, texts: list[Text], longest: int) -> dict[str, Any]:
+    """Compare a model and its tokenizer with the given ones on texts that may need other tokens.
+
+    Returns:
+        "changed", the share of texts that are cut into other tokens; and over those texts, if there are any, "kl",
+        the divergence from the given model's predictions in nats, of the mean hidden state where the model predicts
+        something of each token; and for a classifier "agreement", the share of predictions with the same class.
+    """
+    limit: dict[str, Any] = {"truncation": True, "max_length": longest}
+    before, after = (tokenizer(texts, **limit).encodings for _, tokenizer in (dense, small))
+    changed = [text for text, old, new in zip(texts, before, after, strict=True) if old.tokens != new.tokens]
+    found: dict[str, Any] = {"changed": len(changed) / len(texts)}
+    kl, differ = [], []
+    for start in range(0, len(changed), BATCH):
+        both = []
+        for model, tokenizer in (dense, small):
+            inputs = tokenizer(changed[start : start + BATCH], padding=True, return_tensors="pt", **limit)
+            batch = {name: x.to(model.device) for name, x in inputs.items()}
+            judged = model if type(model).__name__ in OF_TEXTS else model.base_model
+            both.append(predictions(judged, judged(**batch, return_dict=True), batch))
+        kl.append(divergence(*both))
+        differ.append(sum_terms(p.disagreement(q) for p, q in zip(*both, strict=True)))
+    if changed:
+        found["kl"] = float(torch.cat(kl).mean())
+        if type(model).__name__ in OF_TEXTS and model.config.num_labels > 1:
+            found["agreement"] = 1 - float(torch.cat(differ).mean())
+    return found
+
+
+def describe(facts: dict[str, Any]) -> list[str]:
+    """Return sentences on a pruned vocabulary, for the terminal and the card."""
+    lines = [
+        f"The vocabulary has {facts['tokens']:,} of {facts['dense_tokens']:,} tokens: those of the {facts['texts']:,}"
+        f" texts of {facts['of']}, which are tokenized as before, and others.",
+        f"This takes {facts['bytes'] / 1e6:.4g} MB of weights, where it was {facts['dense_bytes'] / 1e6:.4g} MB.",
+        f"Of {facts['judged on']}, {100 * facts['changed']:.1f} % are cut into other tokens"
+        + (f": {facts['kl']:.4f} nats from the given model there" if "kl" in facts else "")
+        + (f", the same class for {100 * facts['agreement']:.1f} %" if "agreement" in facts else "")
+        + ".",
+    ]
+    return lines

@@ -1,0 +1,139 @@
+"""Read calibration data: check batches before any work, compute each example's loss, restore models.
+
+Shapes:  B examples · S positions;  rows are B, or B·choices in multiple choice
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from bertlite.models.body import HeadBody
+from bertlite.pruning.structure import BertLike, check_not_optimised
+from bertlite.stack.body import BertBody
+
+Batch = Mapping[str, Any]  # a model's inputs, and its labels
+Loss = Callable[[Any, Batch], Tensor]  # (model output, batch) -> (B,), each example's loss
+
+LABELS = ("labels", "start_positions", "end_positions", "next_sentence_label")
+
+
+@contextmanager
+def eval_mode(*models: BertLike) -> Iterator[None]:
+    """Put models in eval mode and freeze their parameters, with gradients recorded.
+
+    Training mode, requires_grad and the random state are restored, also after an error; by name, since pruning
+    replaces parameters.
+    """
+    trained = [{name: x.requires_grad for name, x in model.named_parameters()} for model in models]
+    modes: list[tuple[nn.Module, bool]] = [(module, module.training) for model in models for module in model.modules()]
+    gpus = {parameter.device.index for model in models for parameter in model.parameters() if parameter.is_cuda}
+    with torch.random.fork_rng(sorted(gpus)), torch.enable_grad():
+        try:
+            for model in models:
+                model.eval().requires_grad_(False)
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            for model, wanted in zip(models, trained, strict=True):
+                for name, parameter in model.named_parameters():
+                    parameter.requires_grad_(wanted[name])
+
+
+def check_model(model: object) -> None:
+    if not isinstance(getattr(model, "base_model", None), BertBody):
+        raise TypeError(f"{type(model).__name__} is not a model of bertlite or bertlite.hf; load it with one of these")
+    check_not_optimised(cast(BertLike, model))
+
+
+def head_of(model: BertLike) -> HeadBody[Any]:
+    """Return a model, typed as one that has a task head.
+
+    Raises:
+        ValueError: it has no task head.
+    """
+    if not hasattr(model, "example_loss"):
+        raise ValueError(f"{type(model).__name__} has no loss of its own; pass loss= or target='kl'")
+    return cast(HeadBody[Any], model)
+
+
+def read_batches(model: BertLike, batches: Iterable[Batch], labelled: bool = False) -> list[Batch]:
+    """Check batches and move them to the model's device.
+
+    Raises:
+        ValueError: there are none; or one lacks inputs or, if they are needed, labels that fit the model.
+        TypeError: a batch is not a mapping.
+    """
+    read: list[Batch] = []
+    for i, batch in enumerate(batches):
+        if not isinstance(batch, Mapping):
+            raise TypeError(f"batch {i} is a {type(batch).__name__}; expected a mapping of the model's inputs")
+        if batch.get("input_ids") is None and batch.get("inputs_embeds") is None:
+            raise ValueError(
+                f"batch {i} has neither input_ids nor inputs_embeds; it has {', '.join(batch) or 'nothing'}"
+            )
+        moved = {name: x.to(model.device) if isinstance(x, Tensor) else x for name, x in batch.items()}
+        if labelled:
+            try:
+                head_of(model).check_labels(moved, input_shape(moved))
+            except ValueError as error:
+                raise ValueError(f"batch {i}: {error}") from None
+        read.append(moved)
+    if not read:
+        raise ValueError("there are no batches: give at least one (a generator that was read before is empty)")
+    return read
+
+
+def inputs_of(batch: Batch) -> dict[str, Any]:
+    """Return a batch without its labels."""
+    return {name: value for name, value in batch.items() if name not in LABELS}
+
+
+def count_examples(batch: Batch) -> int:
+    return input_shape(batch)[0]
+
+
+def input_shape(batch: Batch) -> tuple[int, ...]:
+    """Return (B, S), or (B, choices, S)."""
+    ids = batch.get("input_ids")
+    return tuple(batch["inputs_embeds"].shape[:-1] if ids is None else ids.shape)
+
+
+def real_tokens(batch: Batch) -> Tensor:
+    """Return (rows, S) bool, True where a token is not padding; masks of another shape are ignored."""
+    shape, mask = input_shape(batch), batch.get("attention_mask")
+    if isinstance(mask, Tensor) and tuple(mask.shape) == shape:
+        return mask.reshape(-1, shape[-1]) != 0
+    given = batch["inputs_embeds"] if batch.get("input_ids") is None else batch["input_ids"]
+    return torch.ones(shape, dtype=torch.bool, device=given.device).reshape(-1, shape[-1])
+
+
+def split_examples(batch: Batch) -> Iterator[Batch]:
+    """Yield a batch for each of its examples."""
+    count = count_examples(batch)
+    for i in range(count):
+        yield {
+            name: x[i : i + 1] if isinstance(x, Tensor) and x.dim() and len(x) == count else x
+            for name, x in batch.items()
+        }
+
+
+def per_example(what: str, numbers: object, batch: Batch) -> Tensor:
+    """Return what a loss or metric gave.
+
+    Raises:
+        ValueError: it is not (B,).
+    """
+    if isinstance(numbers, Tensor) and tuple(numbers.shape) == (count_examples(batch),):
+        return numbers
+    shape = tuple(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
+    raise ValueError(f"the {what} returned {shape}; expected one number for each of {count_examples(batch)} examples")
+
+
+def example_losses(model: BertLike, out: Any, batch: Batch) -> Tensor:
+    """Compute the model's own loss of each example alone: (B,), nan for an example without labels."""
+    head, real = head_of(model), real_tokens(batch)
+    return torch.stack([head.example_loss(out, batch, slice(i, i + 1), real) for i in range(count_examples(batch))])

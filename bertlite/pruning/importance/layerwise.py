@@ -1,0 +1,252 @@
+"""Prune a model to given sizes, and fit the rest to the dense model layer by layer, from the bottom.
+
+The heads of a layer, and its neurons, are chosen jointly (`pruning.importance.selection`), once for all sizes:
+`loss_curves` gives the order in which they go and the loss at each size, of each sublayer of the dense model alone.
+To choose anew on the activations of the layers below, once these are pruned and fitted, brings nothing more.
+
+Shapes:  L layers · D hidden · W inputs of an output projection, of n units with w inputs each
+"""
+
+import copy
+import math
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bertlite.config import BertConfig
+from bertlite.pruning.importance.allocation import BySize, choose_sizes, head_macs, neuron_macs
+from bertlite.pruning.importance.batches import Batch, check_model, count_examples, eval_mode, real_tokens
+from bertlite.pruning.importance.least_squares import check_pair, fit_layers_, start_runs, warn_of_few
+from bertlite.pruning.importance.measurements import ScoringTask
+from bertlite.pruning.importance.moments import Moments, gather, power, total
+from bertlite.pruning.importance.selection import Elimination, eliminate
+from bertlite.pruning.importance.structures import EVERY_TOKEN, HEADS, STRUCTURES, run
+from bertlite.pruning.structure import BertLike, Model, check_linear, layers_of
+
+GRID = 48  # sizes of a feed-forward network that are tried: multiples of 1/48 of its neurons
+DRAWS, MOST_DRAWS = 1024, 8  # labels to estimate second moments of gradients from; at most so many of each example
+RIDGE = 1e-3  # of the joint selection, as a share of the mean power of the inputs
+Sizes = Sequence[tuple[int, int]]  # of each layer, the heads and the neurons that it keeps
+
+
+def prune_layerwise_(
+    model: Model,
+    dense: BertLike,
+    batches: Iterable[Batch],
+    curves: "Curves",
+    sizes: Sizes,
+    *,
+    ridge: float | None = None,
+    start: int = 0,
+) -> Generator[int, None, None]:
+    """Prune a model to these sizes and fit it to the dense model; yield each layer's number when it is done.
+
+    All matrices of a layer are fitted by least squares on what the pruned and fitted layers below give: first those
+    that compute heads or neurons, to what they give in the dense model, then the output projection, as by `repair`.
+
+    Args:
+        model: with the heads and neurons of `dense`; changed in place.
+        batches: inputs; labels are ignored.
+        curves: from `loss_curves` of `dense`: the order in which units are removed.
+        sizes: for each layer the heads and the neurons to keep, at most as many as the layer has.
+        ridge: of the fit; by default chosen by cross-validation, as by `repair`.
+        start: the first layer to prune; those below are pruned and fitted already.
+
+    Raises:
+        ValueError: the sizes or the curves do not fit, there are no batches, or the models do not belong together.
+
+    Warns if there are fewer than two tokens for each input of a fitted matrix.
+    """
+    check_pair(model, dense)
+    check_sizes(model, dense, curves, sizes, start)
+    with eval_mode(model, dense), torch.no_grad():
+        runs = start_runs(model, dense, batches)
+        width = model.config.hidden_size // model.config.num_attention_heads
+        warn_of_few(runs, (size for heads, neurons in sizes for size in (heads * width, neurons)))
+        fitted = fit_layers_(model, dense, runs, ridge, start=start, all_matrices=True)
+        for layer in range(start, len(sizes)):
+            for structure, curve, count in zip(STRUCTURES, curves[layer], sizes[layer], strict=True):
+                units = structure.kept(model.config, layer)
+                structure.prune_(model, {layer: [units[i] for i in curve.removed(count)]})
+            yield next(fitted)
+
+
+def check_sizes(model: BertLike, dense: BertLike, curves: "Curves", sizes: Sizes, start: int) -> None:
+    """Raise ValueError for sizes that a model cannot be pruned to, or curves of another model."""
+    layers = model.config.num_hidden_layers
+    for what, given in (("sizes", sizes), ("curves", curves)):
+        if len(given) != layers:
+            raise ValueError(f"there are {what} for {len(given)} layers; the model has {layers}")
+    for layer, block in list(enumerate(layers_of(model)))[start:]:
+        for structure, curve, count in zip(STRUCTURES, curves[layer], sizes[layer], strict=True):
+            for part in structure.readers(block):
+                check_linear(f"what computes the {structure.unit}s of layer {layer}", part)
+            own, unit = structure.kept(model.config, layer), structure.unit
+            have = len(own)
+            if own != structure.kept(dense.config, layer):
+                raise ValueError(f"layer {layer} has other {unit}s than the dense model: prune a copy of that")
+            if len(curve.order) != have:
+                raise ValueError(f"layer {layer} has {have} {unit}s, its curve {len(curve.order)}")
+            if not 0 <= count <= have:
+                raise ValueError(f"layer {layer} cannot keep {count} {unit}s: it has {have}")
+
+
+def problem(moments: Moments, weight: Tensor, metric: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the Gram matrix and the cross moments of a joint selection, held to the old weight by RIDGE."""
+    gram, wanted = moments.centred
+    held = RIDGE * power(gram)
+    gram = gram + held * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    wanted = wanted + held * weight.T
+    return gram, wanted if metric is None else wanted @ root(metric)
+
+
+def root(metric: Tensor) -> Tensor:
+    """Return R with R·Rᵀ = metric, for a positive semidefinite metric, without columns of zeros."""
+    values, vectors = torch.linalg.eigh(metric)
+    large = values > 1e-12 * values[-1].clamp(min=torch.finfo(values.dtype).tiny)
+    return vectors[:, large] * values[large].sqrt()
+
+
+Metrics = tuple[Tensor, Tensor]  # of a layer's attention and feed-forward outputs, (D, D) each
+Curves = list[tuple[Elimination, Elimination]]  # of each layer's attention and feed-forward network
+
+
+def loss_curves(
+    model: BertLike, batches: Iterable[Batch], metrics: Sequence[Metrics] | None = None
+) -> Iterator[tuple[Elimination, Elimination]]:
+    """Yield for each layer the loss of removing heads and neurons, each sublayer alone, the rest refitted.
+
+    Args:
+        metrics: from `output_metrics`; the losses are then nats per example, to second order.  Without them they are
+            the squared error of the sublayer's output, as a share of the variance of that output.
+    """
+    check_model(model)
+    with eval_mode(model), torch.no_grad():
+        runs = start_runs(model, model, batches)
+        examples = sum(len(each.real) for each in runs)
+        for layer, block in enumerate(layers_of(model)):
+            for each in runs:
+                each.step_dense(block)
+            curves = []
+            for place, structure in enumerate(STRUCTURES):
+                moments = total(gather(each.fit(structure, block) for each in runs))
+                weight = structure.dense(block).weight.double()
+                metric = None if metrics is None else metrics[layer][place]
+                found = eliminate(*problem(moments, weight, metric), structure.width(block))
+                if metric is None:
+                    spread = moments.yy.sum() - (moments.y.square() / moments.count).sum()
+                    scale = 1 / float(spread.clamp(min=1e-300))
+                else:
+                    scale = 0.5 / examples
+                curves.append(Elimination(found.order, found.losses * scale))
+            yield curves[0], curves[1]
+            for each in runs:
+                each.step_pruned(block)
+
+
+def output_metrics(
+    model: BertLike,
+    batches: Iterable[Batch],
+    *,
+    target: str = "kl",
+    seed: int = 0,
+    shown: Callable[[list[Batch]], Iterable[Batch]] = iter,
+) -> list[Metrics]:
+    """Return the second moments of the gradient at the outputs of each layer's sublayers, means over real tokens.
+
+    An error E of a sublayer's output at a token increases the KL divergence (with labels, the loss to second order) by
+    about E·G·Eᵀ / 2, summed over tokens: G is the Fisher information, with tokens assumed independent of each other
+    and of the inputs (Martens and Grosse 2015).
+
+    For the divergence, labels are drawn from the model's predictions: one for each example, or up to MOST_DRAWS if
+    there are fewer than DRAWS examples.  `shown` may show the progress over the batches of all draws.
+    """
+    task = ScoringTask(model, HEADS, target=target, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    sums: list[Tensor] = []
+    tokens = 0
+    read = task.labelled(batches)
+    examples = sum(map(count_examples, read))
+    draws = 1 if target == "loss" or not examples else min(MOST_DRAWS, math.ceil(DRAWS / examples))
+    with eval_mode(model):
+        for batch in shown(read * draws):
+            objective = task.objective(batch, generator)
+            grads, real = output_gradients(model, batch, objective)
+            tokens += int(real.sum())
+            found = [grad[real].double() for grad in grads]
+            products = [grad.T @ grad for grad in found]
+            sums = products if not sums else [old + new for old, new in zip(sums, products, strict=True)]
+    each = [x / tokens for x in sums]
+    return list(zip(each[::2], each[1::2], strict=True))
+
+
+def output_gradients(model: BertLike, batch: Batch, objective: Callable[[Any], Tensor]) -> tuple[list[Tensor], Tensor]:
+    """Return the gradients of the summed loss of a batch at the outputs of all sublayers, (rows, S, D) each."""
+    probes: list[Tensor] = []
+
+    def probe(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
+        probes.append(torch.zeros_like(out, requires_grad=True))
+        return out + probes[-1]
+
+    with ExitStack() as hooks:
+        for block in layers_of(model):
+            for structure in STRUCTURES:
+                hooks.enter_context(structure.dense(block).register_forward_hook(probe))
+        out = run(model, batch, **EVERY_TOKEN)
+    losses = objective(out)
+    return list(torch.autograd.grad(losses[~losses.detach().isnan()].sum(), probes)), real_tokens(batch)
+
+
+# To a budget
+
+
+def prune_to_macs(
+    model: Model, batches: Iterable[Batch], share: float, length: int, *, target: str = "kl", seed: int = 0
+) -> Model:
+    """Return a copy of the model with at most a share of the unpruned model's MACs; no weight is trained.
+
+    Sizes are those of least expected loss; heads and neurons are chosen jointly, and the rest is fitted to the outputs
+    of the model, layer by layer.  A layer may lose its attention, its feed-forward network, or both.
+
+    Args:
+        batches: about a thousand texts; labels are read only for target "loss".
+        share: above 0 and up to 1.
+        length: of the sequence that MACs are counted for, in tokens.
+        target: "kl", the divergence from the model's own predictions, or "loss".
+
+    Raises:
+        ValueError: the share is not above 0 and up to 1, or there are no batches.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"the share is {share}; it must be above 0 and up to 1, of the unpruned model's MACs")
+    read = list(batches)
+    metrics = output_metrics(model, read, target=target, seed=seed)
+    curves = list(loss_curves(model, read, metrics))
+    sizes = sizes_within(model.config, curves, share, length)
+    pruned = copy.deepcopy(model)
+    for _ in prune_layerwise_(pruned, model, read, curves, sizes):
+        pass
+    return pruned
+
+
+def sizes_within(config: BertConfig, curves: Curves, share: float, length: int) -> list[tuple[int, int]]:
+    """Return the sizes of least expected loss with at most a share of the unpruned model's MACs."""
+    losses = losses_by_size(config, curves)
+    head, neuron = head_macs(config, length), neuron_macs(config, length)
+    built = config.num_attention_heads * head + config.intermediate_size * neuron
+    costs = [({n: n * head for n in heads}, {n: n * neuron for n in neurons}) for heads, neurons in losses]
+    return choose_sizes(losses, costs, share * built * len(losses))
+
+
+def losses_by_size(config: BertConfig, curves: Curves) -> list[BySize]:
+    """Return the losses of all numbers of heads, and of evenly spaced numbers of neurons."""
+    steps = {round(config.intermediate_size * i / GRID) for i in range(GRID + 1)}
+    found: list[BySize] = []
+    for attention, network in curves:
+        heads = {n: attention.loss(n) for n in range(len(attention.order) + 1)}
+        have = len(network.order)
+        found.append((heads, {n: network.loss(n) for n in sorted({*steps, have}) if n <= have}))
+    return found

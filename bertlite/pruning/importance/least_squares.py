@@ -1,0 +1,399 @@
+"""Repair without retraining: fit output projections so that layers give the outputs of the dense model's.
+
+Shapes:  T real tokens · D hidden · W width of a projection's input: N·H of the heads kept, or the neurons kept
+"""
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bertlite.config import pruned_neurons
+from bertlite.pruning.importance.batches import Batch, check_model, eval_mode, inputs_of, read_batches, real_tokens
+from bertlite.pruning.importance.moments import FOLDS, Moments, choose_ridge, fit_matrix, gather, total
+from bertlite.pruning.importance.predictions import Prediction, divergence, predictions
+from bertlite.pruning.importance.selection import inputs_of_units
+from bertlite.pruning.importance.structures import (
+    EVERY_TOKEN,
+    HEADS,
+    STRUCTURES,
+    Structure,
+    own_forward,
+    run,
+    started_at,
+)
+from bertlite.pruning.structure import BertLike, Model, check_linear, layers_of
+from bertlite.stack.modules import BertLayer
+
+METHODS = ("mean", "refit")
+ChooseShare = Callable[[int, nn.Linear, Sequence[Tensor]], float]  # as `HeldOut.choose_share`
+FEW = 2  # tokens for each input of a matrix: with fewer, its fit is unreliable
+SHARES = (0.25, 0.5, 0.75, 1.0)  # of the way from the old bias to its fit; 0 is always a candidate
+DEVIATIONS = 2.0  # standard errors that a mean change must exceed
+WORSE, ROUNDING = 1.01, 1e-6  # a divergence, in nats, may grow by this factor and amount before a warning
+
+
+def repair(
+    pruned: Model, dense: BertLike, batches: Iterable[Batch], method: str = "refit", *, ridge: float | None = None
+) -> Model:
+    """Return a repaired copy of the pruned model; the model is not changed.  See `repair_`."""
+    return repair_(copy.deepcopy(pruned), dense, batches, method, ridge=ridge)
+
+
+def repair_(
+    pruned: Model, dense: BertLike, batches: Iterable[Batch], method: str = "refit", *, ridge: float | None = None
+) -> Model:
+    """Bring a pruned model back towards the dense one it came from: no labels, no gradients, seconds.
+
+    Layer by layer from the bottom, the output projection of the attention (and of the feed-forward network, in models
+    with pruned neurons) is fitted by least squares so that the input of the LayerNorm is that of the dense model,
+    given the outputs of the repaired layers below.  Sums are float64; padding does not count.
+
+    Args:
+        dense: the model before pruning, or any with its shape; not changed.
+        batches: inputs, such as a few hundred sentences; labels are ignored.
+        method: "refit" fits the whole matrix and the bias (K-prune, Park et al. 2024); "mean", for a few dozen
+            sentences, only the bias, which adds the mean of what was removed.
+        ridge: the regularisation of the matrix towards its old values, as a share of the inputs' mean power.  By
+            default cross-validation over sentences chooses it for each projection, from 1e-5 to 10 or infinity, which
+            changes only the bias; and "mean" goes only so far towards the fit as predictions for held-out sentences
+            get significantly closer to the dense model's, with no more labels that differ.  With a ridge given it goes
+            all the way (it has no matrix to regularise and takes 0).
+
+    Returns:
+        The model given.  In a layer without heads only the bias is fitted.  Warns if "refit" has fewer than two tokens
+        for each input of a matrix, and if predictions on these batches are further from the dense model's than before,
+        which can happen although the layers are closer.
+
+    Raises:
+        ValueError: no batches, an unknown method, a negative ridge, a single sentence and no ridge, or models that do
+            not belong together.
+        TypeError: a projection is not a plain nn.Linear: merge adapters first.
+    """
+    check_pair(pruned, dense)
+    if method not in METHODS:
+        raise ValueError(f"method {method!r} is unknown; have: {', '.join(METHODS)}")
+    if ridge is not None and not ridge >= 0:
+        raise ValueError(f"ridge is {ridge}; it must be 0 or more")
+    read = read_batches(pruned, batches)
+    structures = STRUCTURES if pruned_neurons(pruned.config) else (HEADS,)
+    with eval_mode(pruned, dense), torch.no_grad():
+        before = mean_divergence(pruned, dense, read)
+        runs = start_runs(pruned, dense, read)
+        if method == "refit":
+            warn_of_few(runs, (each.dense(block).in_features for block in layers_of(pruned) for each in structures))
+        held_out = HeldOut.of(pruned, dense, read, runs) if method == "mean" and ridge is None else None
+        ridge = math.inf if method == "mean" else ridge
+        choose = None if held_out is None else held_out.choose_share
+        for _ in fit_layers_(pruned, dense, runs, ridge, structures, choose):
+            pass
+        after = mean_divergence(pruned, dense, read)
+    if after > WORSE * before + ROUNDING:
+        warnings.warn(
+            f"after repair {method!r} predictions are {after:.3g} nats from the dense model's; before, they were"
+            f" {before:.3g}: use 'refit', or give more batches",
+            stacklevel=2,
+        )
+    return pruned
+
+
+def fit_layers_(
+    pruned: BertLike,
+    dense: BertLike,
+    runs: "Sequence[PairedRun]",
+    ridge: float | None,
+    structures: Sequence[Structure] = STRUCTURES,
+    choose_share: ChooseShare | None = None,
+    *,
+    start: int = 0,
+    all_matrices: bool = False,
+) -> Iterator[int]:
+    """Fit layers from `start` on, from the bottom; yield each layer's number when it is done.
+
+    Args:
+        all_matrices: fit those that compute heads and neurons too, to what they give in the dense model; by default
+            only the output projections.
+    """
+    for layer, (block, other) in enumerate(zip(layers_of(pruned), layers_of(dense), strict=True)):
+        for each in runs:
+            each.step_dense(other)
+        for structure in structures if layer >= start else ():
+            if all_matrices and structure.dense(block).in_features:
+                units = [structure.kept(dense.config, layer).index(i) for i in structure.kept(pruned.config, layer)]
+                rows = inputs_of_units(
+                    torch.tensor(units, dtype=torch.long, device=pruned.device), structure.width(block)
+                )
+                folds = gather(each.fit_readers(structure, block, other, rows) for each in runs)
+                refit_(structure.readers(block), folds, ridge)
+            folds = gather(each.fit(structure, block) for each in runs)
+            refit_([structure.dense(block)], folds, ridge, choose_share and partial(choose_share, layer))
+        for each in runs:
+            each.step_pruned(block)
+        if layer >= start:
+            yield layer
+
+
+def warn_of_few(runs: "Sequence[PairedRun]", widths: Iterable[int]) -> None:
+    """Warn if matrices are fitted to so few tokens that the fit may harm other texts."""
+    tokens, widest = sum(len(each.sentence) for each in runs), max(widths, default=0)
+    if 0 < tokens < FEW * widest:
+        warnings.warn(
+            f"matrices with {widest} inputs are fitted to {tokens} tokens, too few for other texts:"
+            f" give {FEW * widest} tokens or more, or repair by 'mean'",
+            stacklevel=3,
+        )
+
+
+def mean_divergence(model: BertLike, dense: BertLike, batches: Sequence[Batch]) -> float:
+    """Return the mean divergence of a model's predictions from the dense model's, in nats per example."""
+    found = []
+    for batch in batches:
+        p, q = (predictions(each, run(each, batch), batch) for each in (dense, model))
+        found.append(divergence(p, q).double())
+    return float(torch.cat(found).mean())
+
+
+def check_pair(pruned: BertLike, dense: BertLike) -> None:
+    """Check that two models have the same sizes, and that their projections can be fitted.
+
+    Raises:
+        ValueError: the sizes differ.
+        TypeError: a projection is not a plain nn.Linear, or a model is not one of bertlite's.
+    """
+    for model in (pruned, dense):
+        check_model(model)
+    for field in ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"):
+        mine, theirs = getattr(pruned.config, field), getattr(dense.config, field)
+        if mine != theirs:
+            raise ValueError(
+                f"the pruned model has {field} {mine}, the dense one {theirs}: they do not belong together"
+            )
+    for layer, block in enumerate(layers_of(pruned)):
+        check_linear(f"encoder.layer.{layer}.attention.output.dense", block.attention.output.dense)
+        check_linear(f"encoder.layer.{layer}.output.dense", block.output.dense)
+
+
+@dataclass
+class PairedRun:
+    """The states of one batch in the layers of both models."""
+
+    first: int  # the number of its first row among all
+    real: Tensor  # (rows, S)
+    sentence: Tensor  # (T,), the number of each token's row
+    x: Tensor  # the input of a layer of the pruned model
+    arguments: tuple[Any, ...]  # the other arguments of its layers
+    dense_x: Tensor
+    dense_arguments: tuple[Any, ...]
+    below: Any = None  # the output of the pruned model's last layer that ran
+    targets: Sequence[Tensor] = ()  # the inputs of the dense layer's two LayerNorms
+    dense_states: Sequence[Tensor] = ()  # what its attention and its feed-forward network read
+
+    @classmethod
+    def start(cls, pruned: BertLike, dense: BertLike, batch: Batch, before: int) -> "PairedRun":
+        real = real_tokens(batch)
+        sentence = real.nonzero()[:, 0] + before
+        return cls(before, real, sentence, *first_layer_inputs(pruned, batch), *first_layer_inputs(dense, batch))
+
+    def step_dense(self, block: BertLayer) -> None:
+        targets: list[Tensor] = []
+        states: list[Tensor] = []
+
+        def recording(found: list[Tensor]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+            return lambda module, args: found.append(args[0])
+
+        with ExitStack() as hooks:
+            for structure in STRUCTURES:
+                hooks.enter_context(structure.output(block).LayerNorm.register_forward_pre_hook(recording(targets)))
+            hooks.enter_context(block.intermediate.register_forward_pre_hook(recording(states)))
+            out = block(self.dense_x, *self.dense_arguments)
+        self.targets = targets[0], torch.cat(targets[1:], -2)  # a feed-forward network may run in chunks
+        self.dense_states = self.dense_x, torch.cat(states, -2)
+        self.dense_x = out[0] if isinstance(out, tuple) else out
+
+    def step_pruned(self, block: BertLayer) -> None:
+        self.below = out = block(self.x, *self.arguments)
+        self.x = out[0] if isinstance(out, tuple) else out
+
+    def fit(self, structure: Structure, block: BertLayer) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the input of an output projection, (T, W), its wanted output, (T, D), and sentences."""
+        inputs, residual = self.arguments_of(structure.output(block), block)
+        wanted = self.flat(self.targets[STRUCTURES.index(structure)]).double() - self.flat(residual).double()
+        return self.flat(inputs).double(), wanted, self.sentence
+
+    def fit_readers(
+        self, structure: Structure, block: BertLayer, dense: BertLayer, rows: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what the matrices that compute heads or neurons read, (T, D), and what they give in the dense layer.
+
+        Args:
+            rows: of the dense layer's matrices, those that are left.
+        """
+        read, *_ = self.arguments_of(structure.readers(block)[0], block)
+        given = self.flat(self.dense_states[STRUCTURES.index(structure)])
+        wanted = [F.linear(given, each.weight[rows], each.bias[rows]) for each in structure.readers(dense)]
+        return self.flat(read).double(), torch.cat(wanted, -1).double(), self.sentence
+
+    def arguments_of(self, module: nn.Module, block: BertLayer) -> tuple[Tensor, ...]:
+        """Return the arguments that a module of the pruned layer is called with."""
+        calls: list[tuple[Tensor, ...]] = []
+
+        def record(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            calls.append(args)
+            if sum(args[0].shape[-2] for args in calls) == self.x.shape[-2]:  # it may run in chunks
+                raise StopForward
+
+        with module.register_forward_pre_hook(record), suppress(StopForward):
+            block(self.x, *self.arguments)
+        return tuple(torch.cat(chunks, -2) for chunks in zip(*calls, strict=True))
+
+    def flat(self, x: Tensor) -> Tensor:
+        return x[self.real] if x.dim() == 3 else x  # else packed: there is no padding
+
+
+def start_runs(pruned: BertLike, dense: BertLike, batches: Iterable[Batch]) -> list[PairedRun]:
+    """Return the runs of all batches, before the first layer."""
+    runs, before = [], 0
+    for batch in read_batches(pruned, batches):
+        runs.append(PairedRun.start(pruned, dense, batch, before))
+        before += len(runs[-1].real)
+    return runs
+
+
+class StopForward(Exception):  # noqa: N818  # no error
+    """Ends a forward early."""
+
+
+def first_layer_inputs(model: BertLike, batch: Batch) -> tuple[Tensor, tuple[Any, ...]]:
+    """Return the hidden states and the other arguments that the first layer is called with."""
+    options = {"use_cache": False} if model.config.is_decoder else {}
+    call = partial(model, **inputs_of(batch), **EVERY_TOKEN, **options)
+    x, *others = first_call(model.base_model.encoder.layer[0], call)
+    return x, tuple(others)
+
+
+def first_call(module: nn.Module, run: Callable[[], Any]) -> tuple[Any, ...]:
+    """Run until a module is called; return its arguments."""
+    calls: list[tuple[Any, ...]] = []
+
+    def stop(module: nn.Module, args: tuple[Any, ...]) -> None:
+        calls.append(args)
+        raise StopForward
+
+    with module.register_forward_pre_hook(stop), suppress(StopForward):
+        run()
+    (args,) = calls
+    return args
+
+
+def refit_(
+    parts: Sequence[nn.Linear],
+    folds: Sequence[Moments],
+    ridge: float | None,
+    choose_share: Callable[[nn.Linear, Sequence[Tensor]], float] | None = None,
+) -> None:
+    """Fit linear layers that read the same inputs; with `choose_share`, the bias goes only that share of the way."""
+    weight, moments = torch.cat([part.weight for part in parts]).double(), total(folds)
+    if weight.numel():
+        weight = fit_matrix(moments, weight, choose_ridge(folds, weight) if ridge is None else ridge)
+    bias = moments.bias(weight)
+    if choose_share is not None:
+        (part,) = parts
+        share = choose_share(part, [(moments - fold).bias(weight) for fold in folds])
+        bias = between(part.bias.double(), bias, share)
+    sizes = [len(part.weight) for part in parts]
+    for part, own, shift in zip(parts, weight.split(sizes), bias.split(sizes), strict=True):
+        part.weight.copy_(own)
+        part.bias.copy_(shift)
+
+
+def between(old: Tensor, new: Tensor, share: float) -> Tensor:
+    return old + share * (new - old)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Batches with the dense model's predictions, to which a pruned model's are compared.
+
+    The input of a LayerNorm can come closer to the dense model's while predictions move away: when few units are left,
+    least squares shrinks their outputs, so that every sentence looks like the mean sentence.
+
+    Args:
+        folds: the numbers of the folds that sentences are in.
+    """
+
+    model: BertLike
+    batches: Sequence[Batch]
+    dense: Sequence[list[Prediction]]
+    runs: Sequence[PairedRun]
+    folds: Tensor
+
+    @classmethod
+    def of(cls, model: BertLike, dense: BertLike, batches: Sequence[Batch], runs: Sequence[PairedRun]) -> "HeldOut":
+        folds = torch.cat([each.sentence % FOLDS for each in runs]).unique()
+        if len(folds) < 2:
+            raise ValueError(
+                "one sentence is too little to judge a repair by: give more, a few hundred, or pass ridge="
+            )
+        known = [predictions(dense, run(dense, batch, **options_of(dense)), batch) for batch in batches]
+        return cls(model, batches, known, runs, folds)
+
+    def choose_share(self, layer: int, part: nn.Linear, others: Sequence[Tensor]) -> float:
+        """Return the share of the way to its fit that a projection's bias goes, 0 or one of SHARES.
+
+        Sentences of each fold are predicted with the fit to the other folds.  A share above 0 must shrink the mean
+        distance to the dense model's predictions by more than DEVIATIONS standard errors, and must not increase the
+        number of most likely labels that differ from the dense model's.
+
+        Args:
+            layer: of the projection; layers below have run, layers above are as they were.
+            others: for each fold, the bias (D,) fitted to the sentences of the other folds.
+        """
+        old = part.bias.double()
+        before = self.distances(layer, part, [old] * len(others))
+        best, least = 0.0, 0.0
+        for share in SHARES:
+            fits = [between(old, fit, share) for fit in others]
+            change, differing = self.distances(layer, part, fits) - before
+            bound = float(change.mean() + DEVIATIONS * change.std() / len(change) ** 0.5)
+            if bound < least and not differing.sum() > 0:
+                best, least = share, bound
+        return best
+
+    def distances(self, layer: int, part: nn.Linear, fits: Sequence[Tensor]) -> Tensor:
+        """Return distances to the dense model's predictions, and how many labels differ: (2, K).
+
+        Each sentence is predicted with the bias of its fold.
+        """
+        found = []
+        for batch, dense, known in zip(self.batches, self.dense, self.runs, strict=True):
+            with started_at(self.model, layer, known.below), own_forward(part, self.by_fold(known, part.weight, fits)):
+                own = predictions(self.model, run(self.model, batch, **options_of(self.model)), batch)
+            pairs = [*zip(dense, own, strict=True)]
+            parts = [[p.distance(q) for p, q in pairs], [p.disagreement(q) for p, q in pairs]]
+            found.append(torch.stack([torch.stack(each).sum(0).double() for each in parts]))
+        return torch.cat(found, 1)
+
+    def by_fold(self, known: PairedRun, weight: Tensor, fits: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+        """Return the forward of a projection with a bias for each fold's sentences."""
+
+        def forward(x: Tensor) -> Tensor:
+            number = known.first + torch.arange(len(x), device=x.device) if x.dim() == 3 else known.sentence
+            out = x.new_empty(*x.shape[:-1], len(weight))
+            for fold, bias in zip(self.folds.tolist(), fits, strict=True):
+                own = number % FOLDS == fold
+                out[own] = F.linear(x[own], weight, bias.to(x.dtype))
+            return out
+
+        return forward
+
+
+def options_of(model: BertLike) -> dict[str, Any]:
+    return {**EVERY_TOKEN, **({"use_cache": False} if model.config.is_decoder else {})}

@@ -1,0 +1,207 @@
+"""The quantities that criteria are computed from, measured on calibration data.
+
+Every unit has a gate ξ = 1 for each example, by which its output is multiplied: one backward pass gives the gradients
+∂L/∂ξ of every example.
+
+Shapes:  L layers · N units as built · B examples · S positions · R rows, B or B·choices · K items of a mean;
+         n units of one layer that are not pruned
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bertlite.pruning.criteria import (
+    ATTENTIONS,
+    GATE_GRADIENTS,
+    LOSS_INCREASES,
+    NOISE,
+    WEIGHTS,
+    Criterion,
+    Measurement,
+)
+from bertlite.pruning.importance.batches import (
+    Batch,
+    Loss,
+    count_examples,
+    example_losses,
+    per_example,
+    read_batches,
+    real_tokens,
+)
+from bertlite.pruning.importance.predictions import divergence, predictions, sum_terms
+from bertlite.pruning.importance.structures import Structure, recorded_layers, run, started_at
+from bertlite.pruning.structure import BertLike, layers_of, scatter_heads
+
+Objective = Callable[[Any], Tensor]  # model output -> (B,)
+
+
+@dataclass(frozen=True)
+class ScoringTask:
+    """The arguments of `head_importance` other than the criterion and the data."""
+
+    model: BertLike
+    structure: Structure
+    reduction: str = "example"
+    target: str = "loss"
+    loss: Loss | None = None
+    teacher: BertLike | None = None
+    seed: int = 0
+
+    @property
+    def models(self) -> list[BertLike]:
+        return [self.model] if self.teacher is None else [self.model, self.teacher]
+
+    @property
+    def needs_labels(self) -> bool:
+        return self.target == "loss" and self.loss is None
+
+    def labelled(self, batches: Iterable[Batch]) -> list[Batch]:
+        """Check batches and move them to the model's device, with labels if the target needs them."""
+        return read_batches(self.model, batches, self.needs_labels)
+
+    def objective(self, batch: Batch, generator: torch.Generator | None = None) -> Objective:
+        """Return the function of the model's output whose changes are measured, for one batch.
+
+        For target "kl" it is the divergence from the teacher's prediction or, given a generator, the negative
+        log-likelihood of labels drawn from that prediction: without a teacher, from the very output.
+        """
+        if self.target == "loss":
+            loss = self.loss or partial(example_losses, self.model)
+            return lambda out: per_example("loss", loss(out, batch), batch)
+        if generator is not None and self.teacher is None:
+            return lambda out: sum_terms(p.nll(p.draw(generator)) for p in predictions(self.model, out, batch))
+        teacher = self.model if self.teacher is None else self.teacher
+        with torch.no_grad():
+            dense = predictions(teacher, run(teacher, batch), batch)
+        if generator is None:
+            return lambda out: divergence(dense, predictions(self.model, out, batch))
+        drawn = [p.draw(generator) for p in dense]
+        return lambda out: sum_terms(
+            p.nll(labels) for p, labels in zip(predictions(self.model, out, batch), drawn, strict=True)
+        )
+
+
+def mean(values: Iterable[Tensor]) -> Tensor:
+    """Average the (K, L, N) of every batch to (L, N)."""
+    total, count = torch.zeros((), dtype=torch.float32, device="cpu"), 0
+    for each in values:
+        total, count = total + each.sum(0), count + len(each)
+    if not count:
+        raise ValueError("no example has a label that counts: every loss is nan")
+    return total / count
+
+
+# Measured of each example, token or batch
+
+
+def gate_gradients(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tensor]:
+    """Yield (K, L, N) of every batch: ∂L/∂ξ by example, by token, or of the batch's mean loss.
+
+    An example without any label does not count.
+    """
+    model, structure = task.model, task.structure
+    layers, built = structure.shape(model)
+    generator = torch.Generator().manual_seed(task.seed)
+    dtype = torch.promote_types(model.dtype, torch.float32)
+    for batch in task.labelled(batches):
+        real = real_tokens(batch)
+        shape = (layers, *real.shape) if task.reduction == "token" else (layers, count_examples(batch))
+        gate = torch.ones(*shape[:2], built, *shape[2:], dtype=dtype, device=model.device, requires_grad=True)
+        objective = task.objective(batch, generator)
+        losses = objective(structure.run_gated(model, batch, gate))
+        if not losses.requires_grad:
+            raise ValueError(f"the loss does not depend on any {structure.unit}: it has no gradient")
+        counted = ~losses.detach().isnan()
+        (grad,) = torch.autograd.grad(losses[counted].sum(), gate, allow_unused=True, materialize_grads=True)
+        grad = grad.double()
+        if task.reduction == "token":
+            rows = counted.repeat_interleave(real.shape[0] // len(counted))
+            grad = grad.permute(1, 3, 0, 2)[real & rows[:, None]]
+        else:
+            grad = grad.transpose(0, 1)[counted]
+        if task.reduction == "batch" and len(grad):
+            grad = grad.mean(0, keepdim=True)
+        yield grad.cpu()
+
+
+@torch.no_grad()
+def loss_increases(task: ScoringTask, batches: Iterable[Batch]) -> Iterator[Tensor]:
+    """Yield (K, L, N) of every batch: the increase of the target when one unit's gate is 0.
+
+    The layers below a unit's are computed once.
+    """
+    model, structure = task.model, task.structure
+    present = structure.present(model)
+    for batch in task.labelled(batches):
+        objective = task.objective(batch)
+        gate = torch.ones(
+            len(present), count_examples(batch), present.shape[1], device=model.device, dtype=torch.float32
+        )
+        with recorded_layers(model) as known:
+            whole = objective(structure.run_gated(model, batch, gate))
+        increase = torch.full((count_examples(batch), *present.shape), torch.nan, dtype=torch.float64, device="cpu")
+        for layer in range(len(present)):
+            with started_at(model, layer, known[layer - 1] if layer else None):
+                for unit in present[layer].nonzero()[:, 0].tolist():
+                    gate[layer, :, unit] = 0
+                    without = objective(structure.run_gated(model, batch, gate))
+                    increase[:, layer, unit] = (without - whole).double().cpu()
+                    gate[layer, :, unit] = 1
+        increase = increase[~whole.isnan().cpu()]
+        yield increase.mean(0, keepdim=True) if task.reduction == "batch" and len(increase) else increase
+
+
+# Measured at every token
+
+
+@torch.no_grad()
+def attentions(task: ScoringTask, criterion: Criterion, batches: Iterable[Batch]) -> Iterator[Tensor]:
+    """Yield (K, L, N) of every batch: means of the criterion's statistic over tokens that are not padding."""
+    for batch in read_batches(task.model, batches):
+        found = run(task.model, batch, output_attentions=True).attentions
+        weights = (
+            torch.stack(scatter_heads(found, task.model.config, fill=torch.nan)).double().cpu()
+        )  # (L, R, N, S, S)
+        real, statistic = real_tokens(batch).cpu(), criterion.statistic(weights).permute(1, 3, 0, 2)  # (R, S, L, N)
+        if task.reduction == "token":
+            yield statistic[real]
+        elif task.reduction == "batch":
+            yield statistic[real].mean(0, keepdim=True)
+        else:  # several rows of one example become one
+            real = real.reshape(count_examples(batch), -1)
+            statistic = statistic.reshape(*real.shape, *statistic.shape[2:])
+            yield (statistic * real[..., None, None]).sum(1) / real.sum(1)[:, None, None]
+
+
+# Measured of the model alone
+
+
+def weight_statistic(task: ScoringTask, criterion: Criterion) -> Tensor:
+    """Return the criterion's statistic of each unit's weights in the output projection, (L, N)."""
+    structure = task.structure
+    found = torch.full(structure.shape(task.model), torch.nan, dtype=torch.float64, device="cpu")
+    for layer, block in enumerate(layers_of(task.model)):
+        kept, weight = list(structure.kept(task.model.config, layer)), structure.dense(block).weight.detach().double()
+        if kept:
+            found[layer, kept] = criterion.statistic(weight.unflatten(1, (len(kept), -1))).cpu()
+    return found
+
+
+def noise(task: ScoringTask) -> Tensor:
+    generator = torch.Generator().manual_seed(task.seed)
+    return torch.rand(task.structure.shape(task.model), generator=generator, dtype=torch.float64, device="cpu")
+
+
+Score = Callable[[ScoringTask, Criterion, Iterable[Batch]], Tensor]
+SCORES: dict[Measurement, Score] = {  # by what a criterion is computed from: the function that returns (L, N)
+    GATE_GRADIENTS: lambda task, criterion, batches: mean(map(criterion.statistic, gate_gradients(task, batches))),
+    LOSS_INCREASES: lambda task, criterion, batches: mean(map(criterion.statistic, loss_increases(task, batches))),
+    ATTENTIONS: lambda task, criterion, batches: mean(attentions(task, criterion, batches)),
+    WEIGHTS: lambda task, criterion, batches: weight_statistic(task, criterion),
+    NOISE: lambda task, criterion, batches: criterion.statistic(noise(task)),
+}

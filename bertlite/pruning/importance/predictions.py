@@ -1,0 +1,141 @@
+"""The predictions of a model on a batch, as distributions: to draw labels from, and to compare.
+
+Shapes:  B examples · P predictions of each, with one label each · C parameters of a prediction
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bertlite.pruning.importance.batches import Batch, head_of, real_tokens
+from bertlite.pruning.structure import BertLike
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of distributions, with (…, C) parameters."""
+
+    draw: Callable[[Tensor, Tensor], Tensor]  # (…, C), uniform noise (…, C) -> labels
+    nll: Callable[[Tensor, Tensor], Tensor]  # (…, C), labels -> (…,), -log p in nats, up to a constant
+    divergence: Callable[[Tensor, Tensor], Tensor]  # (…, C), (…, C) -> (…,), KL from the first to the second
+    distance: Callable[[Tensor, Tensor], Tensor]  # (…, C), (…, C) -> (…,), total variation; of numbers, the divergence
+    disagreement: Callable[[Tensor, Tensor], Tensor]  # (…, C), (…, C) -> (…,), how many most likely labels differ
+
+
+def draw_class(logits: Tensor, noise: Tensor) -> Tensor:
+    below = logits.double().softmax(-1).cumsum(-1) < noise[..., :1]
+    return below.sum(-1).clamp(max=logits.shape[-1] - 1)
+
+
+def class_nll(logits: Tensor, labels: Tensor) -> Tensor:
+    return -logits.log_softmax(-1).gather(-1, labels[..., None])[..., 0]
+
+
+def class_divergence(p: Tensor, q: Tensor) -> Tensor:
+    return F.kl_div(q.log_softmax(-1), p.log_softmax(-1), reduction="none", log_target=True).sum(-1)
+
+
+def flag_divergence(p: Tensor, q: Tensor) -> Tensor:
+    return class_divergence(torch.stack([p, 0 * p], -1), torch.stack([q, 0 * q], -1)).sum(-1)
+
+
+def class_variation(p: Tensor, q: Tensor) -> Tensor:
+    return (p.softmax(-1) - q.softmax(-1)).abs().sum(-1) / 2
+
+
+def squared_distance(p: Tensor, q: Tensor) -> Tensor:
+    return (p - q).square().sum(-1) / 2
+
+
+def class_disagreement(p: Tensor, q: Tensor) -> Tensor:
+    return (p.argmax(-1) != q.argmax(-1)).to(p.dtype)
+
+
+CLASS = Family(draw_class, class_nll, class_divergence, class_variation, class_disagreement)
+FLAGS = Family(
+    lambda logits, noise: (noise < logits.sigmoid()).to(logits.dtype),
+    lambda logits, labels: F.binary_cross_entropy_with_logits(logits, labels, reduction="none").sum(-1),
+    flag_divergence,
+    lambda p, q: (p.sigmoid() - q.sigmoid()).abs().sum(-1),
+    lambda p, q: ((p > 0) != (q > 0)).to(p.dtype).sum(-1),
+)
+NORMAL = Family(  # of variance 1
+    lambda mean, noise: mean + torch.special.ndtri(noise.clamp(1e-12, 1 - 1e-12)).to(mean.dtype),
+    lambda mean, labels: (mean - labels).square().sum(-1) / 2,
+    squared_distance,
+    squared_distance,
+    lambda p, q: torch.zeros_like(p[..., 0]),  # numbers have no labels that differ
+)
+FAMILIES = {"class": CLASS, "flags": FLAGS, "number": NORMAL}  # by a head's label_kind
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A model's predictions on a batch."""
+
+    family: Family
+    values: Tensor  # (B, P, C)
+    counted: Tensor | None = None  # (B, P) bool; None counts all
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        """Draw a label for every prediction.
+
+        The labels do not depend on how examples are batched and padded, only on their order.
+        """
+        B, P, C = self.values.shape
+        counted = torch.ones(B, P, dtype=torch.bool, device="cpu") if self.counted is None else self.counted.cpu()
+        width = 1 if self.family is CLASS else C
+        noise = torch.full((B, P, width), 0.5, dtype=torch.float64, device="cpu")
+        noise[counted] = torch.rand(int(counted.sum()), width, generator=generator, dtype=torch.float64, device="cpu")
+        return self.family.draw(self.values.detach(), noise.to(self.values.device))
+
+    def total(self, each: Tensor) -> Tensor:  # (B, P) -> (B,)
+        return (each if self.counted is None else each.masked_fill(~self.counted, 0)).sum(-1)
+
+    def nll(self, labels: Tensor) -> Tensor:  # (B,), summed over predictions
+        return self.total(self.family.nll(self.values, labels))
+
+    def divergence(self, other: "Prediction") -> Tensor:  # (B,), KL from this to the other, summed over predictions
+        return self.total(self.family.divergence(self.values, other.values))
+
+    def distance(self, other: "Prediction") -> Tensor:  # (B,), like the divergence, but at most 1 for each label
+        return self.total(self.family.distance(self.values, other.values))
+
+    def disagreement(self, other: "Prediction") -> Tensor:  # (B,)
+        return self.total(self.family.disagreement(self.values, other.values))
+
+
+def sum_terms(terms: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(terms)).sum(0)
+
+
+def divergence(dense: Sequence[Prediction], other: Sequence[Prediction]) -> Tensor:
+    """Return the KL divergence of predictions from the dense model's, (B,), in nats."""
+    return sum_terms(p.divergence(q) for p, q in zip(dense, other, strict=True))
+
+
+def predictions(model: BertLike, out: Any, batch: Batch) -> list[Prediction]:
+    """Return all predictions of a model; those for padding do not count."""
+    found = {name: value for name, value in out.items() if isinstance(value, Tensor)}
+    if "start_logits" in found:
+        padding = ~real_tokens(batch)
+        ends = (
+            found[name].masked_fill(padding, torch.finfo(found[name].dtype).min)
+            for name in ("start_logits", "end_logits")
+        )
+        return [Prediction(CLASS, logits[:, None]) for logits in ends]
+    if "prediction_logits" in found:
+        words = Prediction(CLASS, found["prediction_logits"], real_tokens(batch))
+        return [words, Prediction(CLASS, found["seq_relationship_logits"][:, None])]
+    if "logits" in found:
+        logits, family = found["logits"], FAMILIES[head_of(model).label_kind]
+        if logits.dim() == 3:
+            return [Prediction(family, logits, real_tokens(batch))]
+        return [Prediction(family, logits[:, None])]
+    real = real_tokens(batch)[..., None]
+    states = found["last_hidden_state"]
+    return [Prediction(NORMAL, (states * real).sum(1, keepdim=True) / real.sum(1, keepdim=True))]

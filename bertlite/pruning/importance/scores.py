@@ -1,0 +1,184 @@
+"""Scores of heads and neurons: the higher, the more a unit matters.
+
+Shapes:  L layers · N units as built, heads or neurons
+"""
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from bertlite.pruning.criteria import (
+    CRITERIA,
+    NORMALISERS,
+    REDUCTIONS_OF,
+    TARGETS,
+    Criterion,
+    check_scores_unit,
+    criteria_for,
+)
+from bertlite.pruning.importance.batches import Batch, Loss, check_model, eval_mode
+from bertlite.pruning.importance.measurements import SCORES, ScoringTask
+from bertlite.pruning.importance.structures import HEADS, NEURONS
+from bertlite.pruning.structure import BertLike
+
+TINY = 1e-20  # so that a layer of zeros is not divided by 0
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def describe_criteria(unit: str) -> str:
+    """Return the criteria that score heads or neurons, one a line, as a list for a docstring."""
+    lines = []
+    for each in criteria_for(unit).values():
+        lines.append(f'- "{each.name}": {each.description}{f" ({each.source})" if each.source else ""}.')
+    return "\n    ".join(lines)
+
+
+def with_criteria(unit: str) -> Callable[[Function], Function]:
+    """Replace {criteria} in a function's docstring by the criteria of heads or neurons."""
+
+    def fill(function: Function) -> Function:
+        function.__doc__ = (function.__doc__ or "").replace("{criteria}", describe_criteria(unit))
+        return function
+
+    return fill
+
+
+@with_criteria("head")
+def head_importance(
+    model: BertLike,
+    batches: Iterable[Batch] = (),
+    *,
+    criterion: str = "michel",
+    reduction: str = "example",
+    target: str = "loss",
+    loss: Loss | None = None,
+    teacher: BertLike | None = None,
+    normaliser: str = "none",
+    seed: int = 0,
+) -> Tensor:
+    """Score each head by one criterion of the literature: the higher, the more it matters.
+
+    The criteria, where ξ = 1 is a gate that multiplies a head's context; padding does not count:
+
+    {criteria}
+
+    Args:
+        model: of bertlite or bertlite.hf; its weights, gradients, training mode and random state are restored.
+        batches: inputs and labels of the model; scored in eval mode.
+        reduction: what the mean is over: "example", the same however the examples are batched; "token" (Michel et
+            al.'s code); or "batch", one gradient for each batch (run_bertology, TextPruner), where g is the Taylor
+            criterion Σ W·∂L/∂W of the head's weights in the output projection.
+        target: "loss", or "kl", without labels: the divergence of the prediction from the dense model's.  KL has no
+            gradient at the dense model, so its curvature, the Fisher information, takes its place: L is -log p(y) with
+            y drawn by `seed` from the teacher's prediction, and mean g² is to second order twice the KL of closing the
+            gate.  Classes are drawn from the softmax, independent labels one by one; a regression's number, or the
+            mean token vector of a BertModel, from a normal distribution of variance 1 about it.
+        loss: (output, batch) -> (B,) for target "loss"; by default the model's own loss of each example.
+        teacher: for target "kl", the dense model; by default `model` itself.
+        normaliser: see `normalise`.
+
+    Returns:
+        (L, N), float64 on the CPU.  A pruned head is nan, not 0: "gone" and "unimportant" are different answers.
+
+    Raises:
+        ValueError: an unknown name, no batches, labels that are missing or do not fit the model, or a combination
+            without a meaning; before anything is computed.
+    """
+    task = ScoringTask(model, HEADS, reduction, target, loss, teacher, seed)
+    return score(task, criterion, batches, normaliser)
+
+
+@with_criteria("neuron")
+def neuron_importance(
+    model: BertLike,
+    batches: Iterable[Batch] = (),
+    *,
+    criterion: str = "michel",
+    reduction: str = "example",
+    target: str = "loss",
+    loss: Loss | None = None,
+    teacher: BertLike | None = None,
+    normaliser: str = "none",
+    seed: int = 0,
+) -> Tensor:
+    """Score each intermediate (feed-forward) neuron by one criterion: the higher, the more it matters.
+
+    The criteria, where ξ = 1 is a gate that multiplies a neuron's activation:
+
+    {criteria}
+
+    Args:
+        reduction: "example" or "batch".
+        the others: as for `head_importance`.
+
+    Returns:
+        (L, I), float64 on the CPU, nan where a neuron is pruned.
+    """
+    task = ScoringTask(model, NEURONS, reduction, target, loss, teacher, seed)
+    return score(task, criterion, batches, normaliser)
+
+
+def normalise(scores: Tensor, normaliser: str) -> Tensor:
+    """Make scores comparable across layers; nan stays nan and is ignored.
+
+    Args:
+        normaliser: "none"; "layer_l2" and "layer_sum" divide each layer by its norm or its sum; "minmax" maps the
+            whole to 0…1.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if normaliser not in NORMALISERS:
+        raise ValueError(f"normaliser {normaliser!r} is unknown; have: {', '.join(NORMALISERS)}")
+    if normaliser == "layer_l2":
+        return scores / (scores.square().nansum(1, keepdim=True).sqrt() + TINY)
+    if normaliser == "layer_sum":
+        return scores / (scores.nansum(1, keepdim=True) + TINY)
+    if normaliser == "minmax":
+        there = scores[~scores.isnan()]
+        return scores if not len(there) else (scores - there.min()) / (there.max() - there.min() + TINY)
+    return scores
+
+
+def score(task: ScoringTask, criterion: str, batches: Iterable[Batch], normaliser: str) -> Tensor:
+    """Score all units of a model, (L, N), nan where one is pruned."""
+    entry = check_task(task, criterion)
+    present = task.structure.present(task.model)
+    normalise(torch.ones(present.shape, dtype=torch.float32, device="cpu"), normaliser)  # raises before any work
+    with eval_mode(*task.models):
+        scores = SCORES[entry.measurement](task, entry, batches)
+    return normalise(scores.double().masked_fill(~present, torch.nan), normaliser)
+
+
+def check_task(task: ScoringTask, criterion: str) -> Criterion:
+    """Return the criterion of a name, after checking names and their combination.
+
+    Raises:
+        ValueError: a name is unknown, or names do not go together.
+        TypeError: a model is not one of bertlite's.
+    """
+    for model in task.models:
+        check_model(model)
+    unit = task.structure.unit
+    criteria = criteria_for(unit)
+    if criterion in CRITERIA:
+        check_scores_unit(CRITERIA[criterion], unit)
+    names = {
+        "criterion": (criterion, criteria),
+        "reduction": (task.reduction, REDUCTIONS_OF[unit]),
+        "target": (task.target, TARGETS),
+    }
+    for kind, (value, known) in names.items():
+        if value not in known:
+            raise ValueError(f"{kind} {value!r} is unknown for {unit}s; have: {', '.join(known)}")
+    found = criteria[criterion]
+    if task.reduction not in found.reductions(unit):
+        have = " or ".join(repr(name) for name in found.reductions(unit))
+        raise ValueError(f"criterion {criterion!r} has no parts by {task.reduction}; use reduction {have}")
+    if task.target == "loss" and task.teacher is not None:
+        raise ValueError("a teacher was given, but target is 'loss'; use target='kl'")
+    if task.target == "kl" and task.loss is not None:
+        raise ValueError("a loss was given, but target is 'kl'; leave one of them out")
+    return found

@@ -1,0 +1,361 @@
+"""The task heads: their losses, ties and keys; tests/hf compares their logits and losses with transformers'."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from conftest import (
+    CHOICES,
+    F64,
+    HEADED,
+    LABELS,
+    NONE,
+    assert_same,
+    distance,
+    gradients,
+    inputs_of,
+    labels_of,
+    make,
+    make_batch,
+    words,
+)
+from torch import Tensor, nn
+
+from bertlite import (
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForNextSentencePrediction,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    prune_heads,
+)
+from bertlite.models.outputs import LogitsOutput, PreTrainingOutput, QuestionAnsweringOutput
+
+B, S, D, V = 2, 11, 48, 97
+TIED = [BertForMaskedLM, BertForPreTraining]
+WITH_LABELS = (BertForSequenceClassification, BertForTokenClassification)
+
+
+def build(cls: Any, **changes: Any) -> Any:
+    return make(cls, **({"num_labels": LABELS} if cls in WITH_LABELS else {}), **changes)
+
+
+def nats(scores: Tensor, right: int) -> Tensor:
+    """Minus the log of the probability of one class, (classes,) -> ()."""
+    return -(scores[right].exp() / scores.exp().sum()).log()
+
+
+# Logits
+
+
+SHAPES: dict[Any, dict[str, tuple[int, ...]]] = {
+    BertForMaskedLM: {"logits": (B, S, V)},
+    BertForMultipleChoice: {"logits": (B, CHOICES)},
+    BertForNextSentencePrediction: {"logits": (B, 2)},
+    BertForPreTraining: {"prediction_logits": (B, S, V), "seq_relationship_logits": (B, 2)},
+    BertForQuestionAnswering: {"start_logits": (B, S), "end_logits": (B, S)},
+    BertForSequenceClassification: {"logits": (B, LABELS)},
+    BertForTokenClassification: {"logits": (B, S, LABELS)},
+}
+
+
+@pytest.mark.parametrize("cls", HEADED)
+def test_a_head_passes_everything_on_to_bert(cls: Any) -> None:
+    model, inputs = build(cls), inputs_of(cls.__name__)
+    gate = torch.linspace(-0.5, 1.5, 12, dtype=F64).view(3, 4)
+    asked = {"output_hidden_states": True, "output_attentions": True}
+    flat = {name: x.flatten(0, -2) for name, x in inputs.items()}
+    positions = torch.arange(S).flip(0).expand(inputs["input_ids"].shape)
+    body = model.bert(**flat, position_ids=positions.flatten(0, -2), head_mask=gate, **asked)
+    out = model(**inputs, position_ids=positions, head_mask=gate, **asked)
+    assert_same(out.hidden_states, body.hidden_states, atol=0)
+    assert_same(out.attentions, body.attentions, atol=0)
+    for name in ("position_ids", "head_mask", "token_type_ids", "attention_mask"):
+        fewer = {**inputs, "position_ids": positions, "head_mask": gate}
+        del fewer[name]
+        assert distance(model(**fewer)[0], out[0]) > 1e-3, name
+    embeds = model.get_input_embeddings()(inputs["input_ids"])
+    rest = {k: x for k, x in inputs.items() if k != "input_ids"}
+    assert_same(dict(model(**rest, inputs_embeds=embeds).items()), dict(model(**inputs).items()), atol=0)
+
+
+@pytest.mark.parametrize("cls", [BertForMaskedLM, BertForMultipleChoice])
+def test_a_head_refuses_neither_and_both_inputs_as_bert_does(cls: Any) -> None:
+    model, inputs = build(cls), inputs_of(cls.__name__)
+    with pytest.raises(ValueError, match="not neither"):
+        model()
+    with pytest.raises(ValueError, match="not both"):
+        model(**inputs, inputs_embeds=model.get_input_embeddings()(inputs["input_ids"]))
+
+
+def test_multiple_choice_needs_an_axis_of_choices() -> None:
+    model = build(BertForMultipleChoice)
+    with pytest.raises(ValueError, match="input_ids has shape \\(2, 11\\); expected \\(batch, choices, length\\)"):
+        model(**make_batch())
+    with pytest.raises(ValueError, match=r"inputs_embeds .* expected \(batch, choices, length, hidden_size\)"):
+        model(inputs_embeds=torch.zeros(B, S, D, dtype=F64))
+
+
+def test_question_answering_has_two_labels() -> None:
+    with pytest.raises(ValueError, match="num_labels is 6; question answering has 2"):
+        build(BertForQuestionAnswering, num_labels=LABELS)
+
+
+# Losses
+
+
+@pytest.mark.parametrize("cls", HEADED)
+def test_the_loss_reaches_every_parameter(cls: Any) -> None:
+    model = build(cls)
+    grads = gradients(model, model(**inputs_of(cls.__name__), **labels_of(cls.__name__)).loss)
+    reached = {name for name, grad in grads.items() if grad.abs().max() > 1e-6}
+    flat = {name for name, _ in model.named_parameters() if name.endswith("self.key.bias")}  # adds alike to all scores
+    if cls is BertForMultipleChoice:
+        flat |= {"classifier.bias"}  # and this to all choices
+    if cls is BertForQuestionAnswering:
+        flat |= {"qa_outputs.bias", "bert.encoder.layer.2.output.LayerNorm.bias"}  # and these to all tokens
+    assert reached == {name for name, _ in model.named_parameters()} - flat
+
+
+@pytest.mark.parametrize("cls", HEADED)
+def test_labels_of_int32_or_with_strides_are_the_same_labels(cls: Any) -> None:
+    model, inputs, labels = build(cls), inputs_of(cls.__name__), labels_of(cls.__name__)
+    wanted = model(**inputs, **labels).loss
+    strided = {k: torch.stack([x, x], -1)[..., 0] for k, x in labels.items()}
+    assert not any(x.is_contiguous() for x in strided.values())
+    assert_same(model(**inputs, **strided).loss, wanted, atol=0)
+    assert_same(model(**inputs, **{k: x.int() for k, x in labels.items()}).loss, wanted, atol=0)
+
+
+@pytest.mark.parametrize("cls", [BertForMaskedLM, BertForTokenClassification])
+def test_a_place_without_label_does_not_count(cls: Any) -> None:
+    model, inputs, labels = build(cls), inputs_of(cls.__name__), labels_of(cls.__name__)["labels"].clone()
+    first = model(**inputs, labels=labels)
+    assert (labels == NONE).any()
+    logits = first.logits.detach().requires_grad_()
+    (slope,) = torch.autograd.grad(model.loss(logits, labels), logits)
+    assert (slope != 0).any(-1).equal(labels != NONE)
+
+
+def sequence_model(**changes: Any) -> Any:
+    return make(BertForSequenceClassification, **changes)
+
+
+def mean_square(x: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.mse_loss(x.view(y.shape), y.to(x))
+
+
+def several(x: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.binary_cross_entropy_with_logits(x, y.to(x))
+
+
+def one_class(x: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(x, y.view(-1))
+
+
+SEVERAL = torch.tensor([[1, 0, 0, 1, 1, 0], [0, 0, 0, 0, 0, 1]], dtype=F64)
+SEQUENCE_LABELS: list[tuple[dict[str, Any], Tensor, Callable[[Tensor, Tensor], Tensor]]] = [
+    ({"num_labels": 1}, torch.tensor([0.7, -1.2], dtype=F64), mean_square),
+    ({"num_labels": 1}, torch.tensor([[3], [-1]]), mean_square),  # numbers, not classes
+    ({"problem_type": "regression"}, SEVERAL * 1.5, mean_square),
+    ({}, SEVERAL, several),
+    ({"problem_type": "multi_label_classification"}, SEVERAL.long(), several),  # integers too, once it is named
+    ({}, torch.tensor([5, 0]), one_class),
+    ({"problem_type": "single_label_classification"}, torch.tensor([[5], [NONE]]), one_class),
+]
+
+
+@pytest.mark.parametrize(("changes", "labels", "loss"), SEQUENCE_LABELS)
+def test_the_labels_of_a_sequence_are_numbers_classes_or_several(
+    changes: dict[str, Any], labels: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
+) -> None:
+    out = sequence_model(**{"num_labels": LABELS, **changes})(**make_batch(), labels=labels)
+    assert_same(out.loss, loss(out.logits, labels))
+
+
+def test_one_named_class_is_not_regression() -> None:
+    model = sequence_model(num_labels=1, problem_type="single_label_classification")
+    assert model(**make_batch(), labels=torch.tensor([0, 0])).loss == 0
+    with pytest.raises(ValueError, match="labels holds 1"):
+        model(**make_batch(), labels=torch.tensor([0, 1]))
+
+
+def test_the_labels_of_one_batch_do_not_decide_for_the_next() -> None:
+    model = sequence_model(num_labels=LABELS)
+    before = model.config
+    many = torch.zeros(B, LABELS, dtype=F64)
+    losses = [model(**make_batch(), labels=y).loss for y in (torch.tensor([5, 0]), many, torch.tensor([5, 0]))]
+    assert_same(losses[2], losses[0], atol=0)
+    assert distance(losses[1], losses[0]) > 1e-2
+    assert model.config is before
+    assert model.config.problem_type is None
+
+
+def test_there_is_a_loss_only_with_both_kinds_of_labels() -> None:
+    for cls in (BertForPreTraining, BertForQuestionAnswering):
+        model = build(cls)
+        assert all(model(**make_batch(), **{name: x}).loss is None for name, x in labels_of(cls.__name__).items())
+        assert model(**make_batch(), **labels_of(cls.__name__)).loss is not None
+
+
+def test_answers_past_the_end_of_the_text_do_not_count() -> None:
+    model = build(BertForQuestionAnswering)
+    out = model(**make_batch(), start_positions=torch.tensor([3, 11]), end_positions=torch.tensor([50, 4]))
+    assert_same(out.loss, (nats(out.start_logits[0], 3) + nats(out.end_logits[1], 4)) / 2)
+    assert_same(
+        model(**make_batch(), start_positions=torch.tensor([[3], [11]]), end_positions=torch.tensor([[50], [4]])).loss,
+        out.loss,
+    )
+
+
+def test_a_negative_answer_is_the_first_token() -> None:
+    model = build(BertForQuestionAnswering)
+    minus, zero = (
+        model(**make_batch(), start_positions=torch.tensor([first, 5]), end_positions=torch.tensor([first, 6])).loss
+        for first in (-1, 0)
+    )
+    assert_same(minus, zero, atol=0)
+
+
+REFUSED: list[tuple[Any, dict[str, Tensor], str]] = [
+    (BertForMaskedLM, {"labels": torch.full((B, S), V)}, "labels holds 97; the classes are 0 to 96, and -100"),
+    (BertForMaskedLM, {"labels": torch.full((B, S), -1)}, "labels holds -1"),
+    (BertForMaskedLM, {"labels": torch.zeros(B, S - 1).long()}, "int64 of shape \\(2, 10\\); .* shape \\(2, 11\\)"),
+    (BertForMaskedLM, {"labels": torch.zeros(B, S)}, "labels is torch.float32"),
+    (BertForTokenClassification, {"labels": torch.zeros(B).long()}, "shape \\(2,\\); expected .* \\(2, 11\\)"),
+    (BertForTokenClassification, {"labels": torch.zeros(S, B).long()}, "shape \\(11, 2\\)"),
+    (BertForMultipleChoice, {"labels": torch.tensor([7, 0])}, "labels holds 7; the classes are 0 to 6"),
+    (BertForSequenceClassification, {"labels": torch.tensor([1, 2, 3])}, "shape \\(3,\\); expected .* \\(2,\\)"),
+    (BertForSequenceClassification, {"labels": torch.ones(B)}, "multi_label_classification takes \\(2, 6\\)"),
+    (BertForSequenceClassification, {"labels": torch.ones(LABELS, B)}, "shape \\(6, 2\\); multi_label"),
+    (
+        BertForPreTraining,
+        {"labels": words(), "next_sentence_label": torch.tensor([0, 2])},
+        "next_sentence_label holds 2",
+    ),
+    (
+        BertForQuestionAnswering,
+        {"start_positions": torch.tensor([1, 2]), "end_positions": torch.tensor([1, 2, 3])},
+        "end_positions is torch.int64 of shape \\(3,\\); expected class indices of shape \\(2,\\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("cls", "labels", "says"), REFUSED, ids=[f"{c.__name__}-{says[:24]}" for c, _, says in REFUSED]
+)
+def test_a_label_that_cannot_be_is_refused(cls: Any, labels: dict[str, Tensor], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        build(cls)(**inputs_of(cls.__name__), **labels)
+
+
+# Outputs
+
+
+@pytest.mark.parametrize("cls", HEADED)
+def test_return_dict_false_gives_the_same_as_a_tuple(cls: Any) -> None:
+    model, inputs = build(cls), inputs_of(cls.__name__)
+    for labels in ({}, labels_of(cls.__name__)):
+        for asked in ({}, {"output_hidden_states": True, "output_attentions": True}):
+            out, plain = model(**inputs, **labels, **asked), model(**inputs, **labels, **asked, return_dict=False)
+            assert type(plain) is tuple
+            assert len(plain) == len(SHAPES[cls]) + len(asked) + bool(labels)
+            assert_same(plain, out.to_tuple(), atol=0)
+    silent = build(cls, return_dict=False)
+    assert_same(silent(**inputs), model(**inputs).to_tuple(), atol=0)
+
+
+@pytest.mark.parametrize("cls", HEADED)
+def test_an_empty_batch_has_empty_logits(cls: Any) -> None:
+    out = build(cls)(**{k: x[:0] for k, x in inputs_of(cls.__name__).items()})
+    kinds = {BertForPreTraining: PreTrainingOutput, BertForQuestionAnswering: QuestionAnsweringOutput}
+    assert type(out) is kinds.get(cls, LogitsOutput)
+    wanted = {name: (0, *shape[1:]) for name, shape in SHAPES[cls].items()}
+    assert {name: tuple(x.shape) for name, x in out.items()} == wanted
+
+
+# Ties
+
+
+def is_tied(model: Any) -> bool:
+    head = model.cls.predictions
+    return (
+        head.decoder.weight is model.bert.embeddings.word_embeddings.weight
+        and head.bias is head.decoder.bias
+        and model.get_output_embeddings() is head.decoder
+    )
+
+
+STILL_TIED: dict[str, Callable[[Any], Any]] = {
+    "made": lambda model: model,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "to-float32": lambda model: model.to(torch.float32),
+    "half": lambda model: model.half(),
+    "cpu": lambda model: model.to("cpu"),
+    "set_input_embeddings": lambda model: (model.set_input_embeddings(nn.Embedding(V, D, dtype=F64)), model)[1],
+    "set_input_embeddings of bert": lambda model: (
+        model.bert.set_input_embeddings(nn.Embedding(V, D, dtype=F64)),
+        model.tie_weights(),
+        model,
+    )[2],
+    "prune_heads": lambda model: prune_heads(model, {0: [1]}),
+    "load_state_dict": lambda model: (model.load_state_dict(make(type(model)).state_dict()), model)[1],
+    "load_state_dict-assign": lambda model: (
+        model.load_state_dict(make(type(model)).state_dict(), assign=True),
+        model.tie_weights(),
+        model,
+    )[2],
+    "a step of an optimizer": lambda model: one_step(model),
+}
+
+
+def one_step(model: Any) -> Any:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(**make_batch(), **labels_of(type(model).__name__)).loss.backward()
+    optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("cls", TIED)
+@pytest.mark.parametrize("how", STILL_TIED)
+def test_the_decoder_is_the_word_embeddings(how: str, cls: Any) -> None:
+    model = STILL_TIED[how](build(cls))
+    assert is_tied(model)
+    names = {name for name, _ in model.named_parameters()}
+    assert "cls.predictions.decoder.weight" not in names
+    assert "cls.predictions.decoder.weight" in model.state_dict()
+    before = model(**make_batch())[0].detach()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[5] += 1  # a word that the batch does not hold
+    assert not (make_batch()["input_ids"] == 5).any()
+    after = model(**make_batch())[0].detach()
+    changed = (after != before).flatten(0, 1).any(0)
+    assert changed.nonzero().flatten().tolist() == [5]
+
+
+@pytest.mark.parametrize("cls", TIED)
+def test_an_untied_decoder_is_its_own(cls: Any) -> None:
+    model = build(cls, tie_word_embeddings=False)
+    assert model.cls.predictions.decoder.weight is not model.bert.embeddings.word_embeddings.weight
+    assert model.cls.predictions.bias is model.cls.predictions.decoder.bias
+    other = nn.Embedding(V, D, dtype=F64)
+    model.set_input_embeddings(other)
+    assert model.cls.predictions.decoder.weight is not other.weight
+    assert "cls.predictions.decoder.weight" in dict(model.named_parameters())
+
+
+@pytest.mark.parametrize("cls", TIED)
+def test_set_output_embeddings_takes_the_bias_along(cls: Any) -> None:
+    model, decoder = build(cls), nn.Linear(D, V, dtype=F64)
+    model.set_output_embeddings(decoder)
+    assert model.get_output_embeddings() is decoder
+    assert model.cls.predictions.bias is decoder.bias
+    head = model.cls.predictions
+    x = torch.randn(1, D, dtype=F64)
+    assert_same(head(x), head.transform(x) @ decoder.weight.T + decoder.bias)

@@ -1,0 +1,421 @@
+"""BertModel's inputs: what they mean, what is refused, and the gate on each head."""
+
+import copy
+import pickle
+import weakref
+from collections import UserDict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import F64, HEADED, SIZES, assert_same, distance, full_outputs, make, make_batch
+from torch import Tensor, nn
+
+from bertlite import BatchEncoding, BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel, prune_heads
+from bertlite.models.base import BertPreTrainedModel
+
+B, S, D, N, L = 2, 11, 48, 4, 3
+BACKENDS = ["eager", "sdpa"]
+
+
+def pickled(model: Any) -> Any:
+    return pickle.loads(pickle.dumps(model))
+
+
+# Inputs
+
+
+@pytest.mark.parametrize("shape", [(S,), (1, S), (B, S)], ids=str)
+def test_position_ids_of_every_shape(shape: tuple[int, ...], model: BertModel, batch: dict[str, Tensor]) -> None:
+    counted = torch.arange(S).expand(shape)
+    assert_same(full_outputs(model, batch, position_ids=counted), full_outputs(model, batch), atol=0)
+    shifted = full_outputs(model, batch, position_ids=counted + 5)
+    assert distance(shifted.last_hidden_state, full_outputs(model, batch).last_hidden_state) > 1e-2
+    assert_same(shifted, full_outputs(model, batch, position_ids=(torch.arange(S) + 5).expand(B, S)), atol=0)
+
+
+def test_token_types_are_zero_unless_given(model: BertModel, batch: dict[str, Tensor]) -> None:
+    without = {k: x for k, x in batch.items() if k != "token_type_ids"}
+    zeros = torch.zeros(B, S, dtype=torch.long)
+    assert_same(full_outputs(model, without), full_outputs(model, without, token_type_ids=zeros), atol=0)
+    assert distance(model(**without).last_hidden_state, model(**batch).last_hidden_state) > 1e-2
+
+
+def test_indices_may_be_int32(model: BertModel, batch: dict[str, Tensor]) -> None:
+    short = {k: x.int() for k, x in batch.items()}
+    position_ids = torch.arange(S, dtype=torch.int32)
+    assert_same(full_outputs(model, short, position_ids=position_ids), full_outputs(model, batch), atol=0)
+
+
+def test_inputs_embeds_stand_in_for_input_ids(model: BertModel, batch: dict[str, Tensor]) -> None:
+    ids = batch.pop("input_ids")
+    embeds = model.get_input_embeddings()(ids).detach().requires_grad_()
+    assert_same(full_outputs(model, batch, inputs_embeds=embeds), full_outputs(model, batch, input_ids=ids), atol=0)
+    model(**batch, inputs_embeds=embeds).last_hidden_state[1, 0].square().sum().backward()
+    assert embeds.grad is not None
+    assert (embeds.grad != 0).any(-1).equal(torch.tensor([[False] * S, [True] * 7 + [False] * 4]))  # not the padding
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_empty_batch_gives_an_empty_output(backend: str, kernels_run: list[str]) -> None:
+    empty = {k: x[:0] for k, x in make_batch().items()}
+    for model in (make(), make(pruned_heads={1: [0, 1, 2, 3]}), make(position_embedding_type="relative_key_query")):
+        model.set_attn_implementation(backend)
+        out = full_outputs(model, empty)
+        assert out.last_hidden_state.shape == (0, S, D)
+        assert out.pooler_output.shape == (0, D)
+        assert [x.shape for x in out.hidden_states] == [(0, S, D)] * (L + 1)
+        assert [x.shape[0] for x in out.attentions] == [0] * L
+        loss = model(**empty).last_hidden_state.sum()
+        loss.backward()
+        assert (model.encoder.layer[0].output.dense.weight.grad == 0).all()
+    assert kernels_run == [backend] * L * 2 * 3
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_hidden_states_are_kept_only_if_asked_for(asked: bool, model: BertModel, batch: dict[str, Tensor]) -> None:
+    """Or inference would need the memory of every layer at once."""
+    states: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+    for layer in model.encoder.layer:
+        layer.register_forward_pre_hook(lambda module, args: states.append(weakref.ref(args[0])))
+    model.encoder.register_forward_hook(
+        lambda module, args, out: alive.append(sum(state() is not None for state in states[1:]))  # [0] is in args
+    )
+    with torch.no_grad():
+        out = model(**batch, output_hidden_states=asked)
+    assert len(states) == L
+    assert alive == [L - 1 if asked else 0]
+    assert ("hidden_states" in out) == asked
+
+
+def test_the_pooler_is_optional(batch: dict[str, Tensor]) -> None:
+    model, without = make(), BertModel(BertConfig(**SIZES), add_pooling_layer=False)
+    assert set(model.state_dict()) - set(without.state_dict()) == {"pooler.dense.weight", "pooler.dense.bias"}
+    assert list(without(**batch)) == ["last_hidden_state"]
+    assert "pooler_output" in model(**batch)
+
+
+def test_return_dict_false_gives_what_there_is_as_a_tuple(model: BertModel, batch: dict[str, Tensor]) -> None:
+    asked = {"output_hidden_states": True, "output_attentions": True}
+    out, plain = model(**batch, **asked), model(**batch, **asked, return_dict=False)
+    assert type(plain) is tuple
+    assert_same(plain, out.to_tuple(), atol=0)
+    assert [type(part) for part in plain] == [Tensor, Tensor, tuple, tuple]
+    assert len(model(**batch, return_dict=False)) == 2
+    assert type(make(return_dict=False)(**batch)) is tuple
+
+
+def test_the_first_four_inputs_may_be_positional(model: BertModel, batch: dict[str, Tensor]) -> None:
+    positions = torch.arange(S) + 1
+    got = model(batch["input_ids"], batch["attention_mask"], batch["token_type_ids"], positions)
+    assert_same(got, model(**batch, position_ids=positions), atol=0)
+    with pytest.raises(TypeError, match="positional"):
+        model(batch["input_ids"], batch["attention_mask"], batch["token_type_ids"], positions, None)
+
+
+@pytest.mark.parametrize("cls", [BertModel, *HEADED])
+def test_a_misspelt_input_names_the_class_that_was_called(cls: Any) -> None:
+    with pytest.raises(TypeError, match=rf"^{cls.__name__}\.forward\(\) got an unexpected keyword argument 'mask'"):
+        make(cls)(torch.ones(2, 5, dtype=torch.long), mask=None)
+
+    class Mine(cls):  # type: ignore[misc]
+        pass
+
+    name = "Mine" if cls is not BertModel else "BertModel"
+    with pytest.raises(TypeError, match=rf"{name}\.forward\(\) got an unexpected keyword argument 'mask'"):
+        make(Mine)(mask=None)
+
+
+@pytest.mark.parametrize("cls", [BertModel, *HEADED])
+def test_what_is_no_tensor_is_refused_with_the_way_out(cls: Any) -> None:
+    model, batch = make(cls), make_batch()
+    if "MultipleChoice" in cls.__name__:
+        batch = {name: x[:, None].expand(-1, 7, -1) for name, x in batch.items()}
+    ids = batch["input_ids"]
+    for whole in (batch, BatchEncoding(batch), UserDict(batch)):
+        with pytest.raises(
+            TypeError, match=rf"input_ids is a {type(whole).__name__}, a whole batch: .* model\(\*\*batch"
+        ):
+            model(whole)
+    with pytest.raises(TypeError, match=r"input_ids is a list; make it a tensor, as in torch\.tensor\(input_ids\)"):
+        model(ids.tolist())
+    with pytest.raises(TypeError, match="input_ids is a ndarray; make it a tensor"):
+        model(ids.numpy())
+    with pytest.raises(TypeError, match=r"input_ids is the text 'hello': encode it, as in model\(\*\*tokenizer\("):
+        model("hello")
+    if "MultipleChoice" not in cls.__name__:
+        for name in ("attention_mask", "token_type_ids", "position_ids", "head_mask"):
+            with pytest.raises(TypeError, match=rf"{name} is a list; make it a tensor"):
+                model(ids, **{name: [1] * 4})
+    labels = {
+        "BertForQuestionAnswering": {"start_positions": [1, 1], "end_positions": [1, 1]},
+        "BertForPreTraining": {"labels": ids.tolist(), "next_sentence_label": [0, 1]},
+    }.get(cls.__name__, {"labels": [0, 1]})
+    if cls is not BertModel:
+        with pytest.raises(TypeError, match=r"(labels|positions) is a list; make it a tensor"):
+            model(ids, **labels)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("decoder", [False, True])
+def test_a_traced_graph_has_no_operator_that_coremltools_lacks(decoder: bool, batch: dict[str, Tensor]) -> None:
+    model = make(is_decoder=decoder, use_cache=False, return_dict=False)
+    mask = batch["attention_mask"].clone()
+    mask[0] = 0  # its queries may look at nothing
+    traced = torch.jit.trace(model, (batch["input_ids"], mask), strict=False, check_trace=False)
+    graph = str(traced.inlined_graph)
+    assert "aten::logical_or" in graph
+    assert "aten::__or__" not in graph
+    assert "aten::__ior__" not in graph
+    assert_same(traced(batch["input_ids"], mask), model(batch["input_ids"], mask))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"torch_dtype": torch.float16},
+            r"torch_dtype=torch\.float16 is an argument of transformers; here it is dtype=",
+        ),
+        ({"device_map": "auto"}, "device_map='auto' is an argument of transformers; here it is device="),
+        ({"use_auth_token": True}, "use_auth_token=True is an argument of transformers; here it is token="),
+    ],
+)
+def test_an_argument_of_transformers_is_refused_with_ours(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+    make().save_pretrained(tmp_path)
+    with pytest.raises(TypeError, match=message):
+        BertModel.from_pretrained(tmp_path, **given)
+
+
+def ids(*shape: int, fill: int = 1) -> Tensor:
+    return torch.full(shape, fill)
+
+
+BAD_INPUTS: list[tuple[dict[str, Any], str]] = [
+    ({}, "give one of input_ids or inputs_embeds, not neither"),
+    ({"input_ids": ids(B, S), "inputs_embeds": torch.zeros(B, S, D)}, "give either .* not both"),
+    ({"input_ids": ids(S)}, "input_ids has shape \\(11,\\); expected \\(batch, length\\)"),
+    ({"input_ids": ids(B, S, 1)}, "input_ids has shape \\(2, 11, 1\\)"),
+    ({"input_ids": ids(B, S).float()}, "input_ids is torch.float32; indices are torch.long or torch.int"),
+    ({"input_ids": ids(B, S).bool()}, "input_ids is torch.bool"),
+    ({"input_ids": ids(B, S).short()}, "input_ids is torch.int16"),
+    ({"input_ids": ids(B, S, fill=97)}, "input_ids holds 97; this model has 0 to 96 \\(vocab_size 97\\)"),
+    ({"input_ids": ids(B, S, fill=-1)}, "input_ids holds -1"),
+    ({"input_ids": ids(B, 41)}, "41 tokens long; this model takes 1 to 40 \\(max_position_embeddings\\): truncate"),
+    ({"input_ids": ids(B, 0)}, "0 tokens long"),
+    ({"inputs_embeds": torch.zeros(B, S)}, "inputs_embeds has shape \\(2, 11\\); expected \\(batch, length, 48\\)"),
+    ({"inputs_embeds": torch.zeros(B, S, D - 1)}, "inputs_embeds has shape \\(2, 11, 47\\)"),
+    ({"inputs_embeds": torch.zeros(B, 41, D)}, "41 tokens long"),
+    ({"inputs_embeds": torch.ones(B, S, D).long()}, "inputs_embeds is torch.int64; embeddings are floats"),
+    ({"input_ids": ids(B, S).to("meta")}, "the input is on meta, the model on cpu: move one of them"),
+    (
+        {"input_ids": ids(B, S), "token_type_ids": ids(B, S).to("meta")},
+        "token_type_ids is on meta, the input on cpu: move one of them",
+    ),
+    ({"input_ids": ids(B, S), "token_type_ids": ids(S)}, "token_type_ids has shape \\(11,\\); expected \\(2, 11\\)"),
+    ({"input_ids": ids(B, S), "token_type_ids": ids(1, S)}, "token_type_ids has shape \\(1, 11\\)"),
+    ({"input_ids": ids(B, S), "token_type_ids": ids(B, S, fill=5)}, "token_type_ids holds 5; .* 0 to 4"),
+    ({"input_ids": ids(B, S), "token_type_ids": ids(B, S).half()}, "token_type_ids is torch.float16"),
+    ({"input_ids": ids(B, S), "position_ids": ids(S - 1)}, "position_ids has shape \\(10,\\);.* or \\(11,\\)"),
+    ({"input_ids": ids(B, S), "position_ids": ids(3, S)}, "position_ids has shape \\(3, 11\\)"),
+    ({"input_ids": ids(B, S), "position_ids": ids(B, S, fill=40)}, "position_ids holds 40; .* 0 to 39"),
+    ({"input_ids": ids(B, S), "position_ids": ids(S, fill=-1)}, "position_ids holds -1"),
+    ({"input_ids": ids(B, S), "position_ids": torch.zeros(S)}, "position_ids is torch.float32"),
+]
+
+
+@pytest.mark.parametrize(("inputs", "says"), BAD_INPUTS, ids=[says[:40] for _, says in BAD_INPUTS])
+def test_a_bad_input_is_refused_by_name(inputs: dict[str, Any], says: str, model: BertModel) -> None:
+    with pytest.raises(ValueError, match=says):
+        model.float()(**inputs)
+
+
+# Gates: head_mask multiplies the context of each head
+
+GENERATOR = torch.Generator().manual_seed(7)
+BINARY = (torch.rand(L, N, generator=GENERATOR) > 0.4).double()
+FRACTIONAL = torch.rand(L, N, dtype=F64, generator=GENERATOR) * 2 - 0.5
+
+
+SAME_GATES: dict[str, Callable[[Tensor], Tensor]] = {  # each from (L, N), whose rows are equal
+    "(N,)": lambda gate: gate[0],
+    "(L,N)-float32": lambda gate: gate.float().double(),
+    "(L,1,N)": lambda gate: gate[:, None],
+    "(L,B,N)": lambda gate: gate[:, None].expand(L, B, N),
+    "(L,1,N,1,1)": lambda gate: gate[:, None, :, None, None],
+    "(L,B,N,1,1)": lambda gate: gate[:, None, :, None, None].expand(L, B, N, 1, 1),
+    "(L,B,N,S,1)": lambda gate: gate[:, None, :, None, None].expand(L, B, N, S, 1),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("pruned", [{}, {0: [1], 2: [0, 1, 2, 3]}], ids=["whole", "pruned"])
+@pytest.mark.parametrize("form", SAME_GATES)
+def test_gates_of_every_shape_mean_the_same(
+    form: str, pruned: dict[int, list[int]], backend: str, batch: dict[str, Tensor], kernels_run: list[str]
+) -> None:
+    gate = FRACTIONAL[1].float().double().expand(L, N)
+    model = prune_heads(make(attn_implementation=backend), pruned)
+    wanted = full_outputs(model, batch, head_mask=gate)
+    assert_same(full_outputs(model, batch, head_mask=SAME_GATES[form](gate)), wanted, atol=0)
+    assert kernels_run == [backend] * 2 * L
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.long, torch.float32, torch.float16], ids=str)
+def test_a_binary_gate_may_have_any_dtype(dtype: torch.dtype, model: BertModel, batch: dict[str, Tensor]) -> None:
+    assert_same(
+        full_outputs(model, batch, head_mask=BINARY.to(dtype)), full_outputs(model, batch, head_mask=BINARY), atol=0
+    )
+
+
+def test_gates_of_a_pruned_model_keep_the_original_numbering(model: BertModel, batch: dict[str, Tensor]) -> None:
+    pruned = prune_heads(model, {0: [1], 2: [0, 3]})
+    gate = FRACTIONAL.clone()
+    got = full_outputs(pruned, batch, head_mask=gate)
+    gate[0, 1] = gate[2, 0] = gate[2, 3] = 0
+    assert_same(got.hidden_states, full_outputs(model, batch, head_mask=gate).hidden_states)
+    gate[0, 1] = 99.0  # a head that is gone cannot be heard
+    assert_same(full_outputs(pruned, batch, head_mask=gate), got, atol=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_slope_of_a_gate_is_right(backend: str, batch: dict[str, Tensor]) -> None:
+    """What every importance criterion rests on; gradcheck compares it with finite differences."""
+    model = make(attn_implementation=backend)
+    gate = FRACTIONAL.clone().requires_grad_()
+
+    def loss(gate: Tensor) -> Tensor:
+        return model(**batch, head_mask=gate).last_hidden_state.square().mean((0, 1))
+
+    assert torch.autograd.gradcheck(loss, (gate,))
+    (slope,) = torch.autograd.grad(model(**batch, head_mask=gate).pooler_output.sum(), gate)
+    assert (slope != 0).all()
+
+
+GATE_REFUSED = [(N - 1,), (L,), (N, L), (L, N - 1), (L, 3, N), (B, L, N), (L, B, N, 1), (L, B, N, S, S)]
+GATE_REFUSED += [(L, 3, N, 1, 1), (1, B, N, 1, 1), (L, 1, 1, 1, 1), (L, B, N, 2, 1), (1, 1, 1, 1, L, N), ()]
+
+
+@pytest.mark.parametrize("shape", GATE_REFUSED, ids=str)
+@pytest.mark.parametrize("pruned", [{}, {0: [1], 1: [1], 2: [1]}], ids=["whole", "pruned"])
+def test_gates_of_another_shape_are_refused(
+    shape: tuple[int, ...], pruned: dict[int, list[int]], batch: dict[str, Tensor]
+) -> None:
+    model = make(pruned_heads=pruned)  # the pruned one has 3 heads in each layer, and is asked about 4
+    with pytest.raises(ValueError, match=r"head_mask has shape .*; expected \(4,\), \(3, 4\), \(3, 2, 4\)"):
+        model(**batch, head_mask=torch.ones(shape))
+
+
+def test_a_pruned_model_cannot_take_a_mask_for_each_head(batch: dict[str, Tensor]) -> None:
+    per_head = torch.ones(B, N, S, S, dtype=torch.bool)
+    with pytest.raises(ValueError, match="a pruned model cannot take an attention_mask for each head"):
+        make(pruned_heads={0: [1]})(**{**batch, "attention_mask": per_head})
+    one_for_all = make(pruned_heads={0: [1]})(**{**batch, "attention_mask": per_head[:, :1]})
+    assert one_for_all.last_hidden_state.isfinite().all()
+
+
+# What every model can do
+
+
+def test_a_base_class_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="use BertModel or one of the BertFor… classes"):
+        BertPreTrainedModel(BertConfig(**SIZES))
+
+
+def test_dtype_and_device_are_those_of_the_weights(model: BertModel) -> None:
+    assert (model.dtype, model.device) == (F64, torch.device("cpu"))
+    assert model.half().dtype == torch.float16
+    assert model.to("meta").device == torch.device("meta")
+
+
+def test_shared_parameters_count_once() -> None:
+    model = make(BertForMaskedLM)
+    size = SIZES["intermediate_size"]
+    embeddings = (97 + 40 + 5) * D + 2 * D
+    layer = 4 * (D * D + D) + 2 * D + (D * size + size) + (size * D + D) + 2 * D
+    head = D * D + D + 2 * D + 97  # the decoder's matrix is the word embeddings
+    assert model.num_parameters() == embeddings + L * layer + head
+    model.bert.requires_grad_(False)
+    assert model.num_parameters(only_trainable=True) == head
+
+
+def test_set_input_embeddings(model: BertModel, batch: dict[str, Tensor]) -> None:
+    other = nn.Embedding(97, D, dtype=F64)
+    model.set_input_embeddings(other)
+    assert model.get_input_embeddings() is other
+    assert model.embeddings.word_embeddings is other
+    head = make(BertForSequenceClassification)
+    head.set_input_embeddings(other)
+    assert head.bert.embeddings.word_embeddings is other
+
+
+@pytest.mark.parametrize("cls", [BertModel, BertForSequenceClassification])
+def test_a_model_and_the_one_inside_share_one_config(cls: type[Any]) -> None:
+    model = make(cls)
+    assert model.config is model.base_model.config
+    model.set_attn_implementation("eager")
+    assert model.config is model.base_model.config
+    assert model.config.attn_implementation == "eager"
+    model.base_model.set_attn_implementation("sdpa")
+    assert model.config is model.base_model.config
+    assert model.config.attn_implementation == "sdpa"
+    model.base_model.prune_heads({0: [1]})
+    assert model.config is model.base_model.config
+    assert model.config.pruned_heads == {0: (1,)}
+    model.config = replace(model.config, output_attentions=True)
+    assert model.base_model.config.output_attentions
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled], ids=["deepcopy", "pickle"])
+def test_a_copied_model_is_the_same_and_separate(
+    copied: Callable[[Any], Any], model: BertModel, batch: dict[str, Tensor]
+) -> None:
+    model.gradient_checkpointing_enable(every_n_layers=2)
+    wanted = full_outputs(model, batch)
+    other = copied(model)
+    assert_same(full_outputs(other, batch), wanted, atol=0)
+    assert other.config == model.config
+    assert other.is_gradient_checkpointing
+    other.pooler.dense.weight.data.zero_()
+    assert_same(full_outputs(model, batch), wanted, atol=0)
+
+
+def test_forward_leaves_the_config_and_its_inputs_alone(model: BertModel, batch: dict[str, Tensor]) -> None:
+    before, inputs = model.config, {k: x.clone() for k, x in batch.items()}
+    gate = BINARY.clone()
+    full_outputs(model, batch, head_mask=gate)
+    assert model.config is before
+    assert_same(batch, inputs, atol=0)
+    assert_same(gate, BINARY, atol=0)
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "packed"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_on_the_CPU_is_finite(
+    dtype: torch.dtype, backend: str, model: BertModel, batch: dict[str, Tensor]
+) -> None:
+    """With a row that is all padding, and queries and keys of which a product is near the largest number."""
+    with torch.no_grad():
+        for part in ("query", "key"):
+            getattr(model.encoder.layer[0].attention.self, part).weight.mul_(30)
+    model = model.to(dtype)
+    model.set_attn_implementation(backend)
+    batch["attention_mask"][1] = 0
+    assert model(**batch).last_hidden_state.isfinite().all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_autocast_runs_and_is_near(backend: str, batch: dict[str, Tensor], kernels_run: list[str]) -> None:
+    """bfloat16 rounds values of up to 3 at 8e-3, a few times over; float32 would be within 1e-4."""
+    model = make(attn_implementation=backend, position_embedding_type="relative_key").float()
+    mask = torch.zeros(B, 1, 1, S).masked_fill(batch["attention_mask"][:, None, None] == 0, -1e9)
+    wanted = full_outputs(model, batch, head_mask=FRACTIONAL).last_hidden_state
+    with torch.autocast("cpu", torch.bfloat16):
+        got = full_outputs(model, {**batch, "attention_mask": mask}, head_mask=FRACTIONAL).last_hidden_state
+    assert got.dtype == torch.float32
+    assert 1e-4 < distance(got, wanted) < 0.1
+    assert kernels_run == [backend] * 2 * L

@@ -1,0 +1,730 @@
+"""`bertlite prune to`: targets, the work, texts, kept times, a search that goes on, and the folder that comes out."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import assert_same, make
+
+from bertlite import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer, prune_heads, prune_neurons
+from bertlite.cli import main, parts
+from bertlite.config import kept_heads, kept_neurons
+from bertlite.experiments import finetune
+from bertlite.experiments.data import DataSource, EncodedExamples, Examples
+from bertlite.inference.native.library import missing_platform
+from bertlite.pruning.budget import command, distil, search, times
+from bertlite.pruning.budget.judge import Quality, judge, scores
+from bertlite.pruning.budget.search import State
+from bertlite.pruning.budget.target import Target, UnitCosts, read_work
+from bertlite.pruning.budget.texts import batches_of, read_texts, split
+from bertlite.pruning.budget.work import full
+from bertlite.pruning.importance import macs
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "fine", "bad", "poor", "film", "plot", "the", "a", "is"]
+L, N, W = 3, 4, 37
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder with a tiny classifier, an encoder, their tokenizer, and texts of which a word tells the label."""
+    folder = tmp_path_factory.mktemp("world")
+    tokenizer = BertTokenizer({word: i for i, word in enumerate(WORDS)})
+    model = make(BertForSequenceClassification, id2label={0: "no", 1: "yes"}).float()
+    for name, each in (("model", model), ("encoder", model.bert)):
+        each.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    draw = random.Random(0)
+    rows = []
+    for _ in range(120):
+        label = draw.choice(["no", "yes"])
+        words = draw.choices(WORDS[9:], k=draw.randint(1, 9))
+        rows.append((" ".join([*words, draw.choice(WORDS[5:7] if label == "yes" else WORDS[7:9])]), label))
+    (folder / "texts.txt").write_text("".join(f"{text}\n" for text, _ in rows) + "\n", encoding="utf-8")
+    (folder / "texts.tsv").write_text("text\tclass\n" + "".join(f"{a}\t{b}\n" for a, b in rows), encoding="utf-8")
+    (folder / "lengths.txt").write_text("".join(f"{i % 30 + 1}\n" for i in range(90)), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def fewer_rounds(few_rounds: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((search, "CLOCK_ROUNDS"), (times, "ROUNDS")):
+        monkeypatch.setattr(module, name, 3)
+
+
+def expected_seconds(model: Any) -> float:
+    """Return the seconds that a model takes by a clock without noise: 2 ms and 10 ns for each MAC of 16 tokens."""
+    return 2e-3 + 1e-8 * macs(model.config, 16)
+
+
+@pytest.fixture
+def steady_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Let a model take as long as its size says; the list has the seconds of every model that was timed."""
+    timed: list[float] = []
+
+    def clock(models: Any, work: Any, device: str) -> Any:
+        timed.extend(expected_seconds(each) for each in models.values())
+        return {name: [expected_seconds(each)] * 9 for name, each in models.items()}
+
+    def table(model: Any, work: Any, neurons: Any, device: str) -> times.TimeTable:
+        """Times that are wrong by a factor, and by another for heads: the clock has to put it right."""
+        unit = UnitCosts.macs(model.config, full(1, 16))
+        pair = {n: 1.5e-8 * n * unit.head for n in range(N + 1)}, {n: 2e-8 * n * unit.neuron for n in neurons}
+        return times.TimeTable(pair, pair, 1e-3)
+
+    monkeypatch.setattr(search, "clock", clock)
+    monkeypatch.setattr(search, "time_table", table)
+    return timed
+
+
+def prune(world: Path, out: Path, *words: str, texts: str = "texts.txt", model: str = "model") -> int:
+    target, *others = words
+    return main(["prune", "to", target, str(world / model), "--texts", str(world / texts), "--out", str(out), *others])
+
+
+def report_of(folder: Path) -> Any:
+    return json.loads((folder / "report.json").read_text(encoding="utf-8"))
+
+
+# What is asked for
+
+
+def test_a_target_is_a_speed_a_share_of_the_macs_or_a_time() -> None:
+    assert Target.parse("2x") == Target("2x", "speed", 2.0)
+    assert Target.parse("1.5X").value == 1.5
+    assert Target.parse("40%") == Target("40%", "macs", 0.4)
+    assert Target.parse("15ms") == Target("15ms", "time", 0.015)
+    assert Target.parse("0.2 s").value == 0.2
+    assert Target.parse("2x").seconds(0.5) == 0.25
+    assert Target.parse("15ms").seconds(0.5) == 0.015
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("2", "the target '2' is not valid: write a speed"),
+        ("fast", "the target 'fast' is not valid"),
+        ("0.5x", "slower than the dense model"),
+        ("0%", "not a share of the MACs"),
+        ("140%", "not a share of the MACs"),
+        ("0ms", "must be a time above 0"),
+    ],
+)
+def test_what_is_no_target_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Target.parse(text)
+
+
+def test_the_work_is_a_shape_or_the_quantiles_of_lengths(world: Path, tmp_path: Path) -> None:
+    assert read_work((8, 128), None, 32) == full(8, 128)
+    found = read_work(None, str(world / "lengths.txt"), 3)
+    assert found.lengths == (6, 16, 26)
+    assert found.width == 26
+    for shape, lengths in ((None, None), ((8, 128), "x")):
+        with pytest.raises(ValueError, match="give one of them"):
+            read_work(shape, lengths, 32)
+    (tmp_path / "bad.txt").write_text("3\n4.5\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"line 2: '4.5' is not a length in tokens"):
+        read_work(None, str(tmp_path / "bad.txt"), 32)
+
+
+def test_the_macs_of_a_work_are_those_of_its_tokens() -> None:
+    config = make().config
+    unit = UnitCosts.macs(config, full(3, 16))
+    assert unit.total([(N, W)] * L) == 3 * macs(config, 16)
+
+
+def test_texts_are_lines_or_columns_and_labels_those_of_the_head(world: Path, tmp_path: Path) -> None:
+    model, encoder = (BertConfig.from_json_file(world / name / "config.json") for name in ("model", "encoder"))
+    lines = read_texts(DataSource(str(world / "texts.txt"), label=None), model)
+    source = DataSource(str(world / "texts.tsv"), ("text",), "class")
+    table = read_texts(source, model)
+    assert len(lines) == 120  # the empty line is none
+    assert lines.texts == table.texts
+    rows = [line.split("\t") for line in (world / "texts.tsv").read_text(encoding="utf-8").splitlines()[1:]]
+    assert table.labels == tuple(["no", "yes"].index(label) for _, label in rows)
+    with pytest.raises(ValueError, match="BertModel does not classify texts: leave out --label"):
+        read_texts(source, encoder)
+    (tmp_path / "empty.txt").write_text("\n \n")
+    with pytest.raises(ValueError, match=r"empty\.txt has no texts"):
+        read_texts(DataSource(str(tmp_path / "empty.txt"), label=None), encoder)
+
+
+def test_texts_to_judge_by_are_none_of_those_fitted_to() -> None:
+    texts = Examples("x", tuple((f"text {i}",) for i in range(100)), tuple(range(100)))
+    fit, held_out = split(texts, 1000, 256, seed=0)
+    assert (len(fit), len(held_out)) == (80, 20)
+    assert {*fit.texts}.isdisjoint(held_out.texts)
+    assert all(text == (f"text {label}",) for text, label in zip(fit.texts, fit.labels, strict=True))
+    assert split(texts, 50, 5, seed=1)[0].texts != split(texts, 50, 5, seed=2)[0].texts
+    with pytest.raises(ValueError, match="there are 9 texts; a search needs 10 or more"):
+        split(texts.chosen(range(9)), 5, 2, seed=0)
+
+
+def test_pairs_are_two_segments(world: Path) -> None:
+    tokenizer, model = BertTokenizer.from_pretrained(world / "model"), make(BertForSequenceClassification)
+    pairs = Examples("x", (("good film", "a plot"), ("bad", "the")), ())
+    (batch,) = batches_of(pairs, tokenizer, model, 20)
+    assert {*batch} == {"input_ids", "token_type_ids", "attention_mask"}
+    assert batch["input_ids"][1].tolist() == [2, 5, 9, 3, 12, 10, 3]
+    assert batch["token_type_ids"][1].tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert batch["attention_mask"].sum(1).tolist() == [5, 7]
+
+
+# Times
+
+
+def test_times_are_those_of_all_sizes(world: Path) -> None:
+    model = BertForSequenceClassification.from_pretrained(world / "model")
+    table = times.time_table(model, full(2, 8), [9, 20])
+    assert sorted(table.inner[0]) == [*range(N + 1)]
+    assert sorted(table.inner[1]) == [0, 9, 20, W]
+    assert all(seconds > 0 for each in (*table.inner, *table.last) for seconds in each.values())
+    full_size = table.total([(N, W)] * L)
+    assert full_size == pytest.approx(
+        table.rest + 2 * (table.inner[0][N] + table.inner[1][W]) + table.last[0][N] + table.last[1][W]
+    )
+
+
+def test_times_of_a_wide_spread_are_measured_again_and_not_used(
+    world: Path, tmp_path: Path, steady_clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = BertForSequenceClassification.from_pretrained(world / "model")
+    spreads = iter((0.9, 0.5, 0.8, 0.1, 0.2))
+    monkeypatch.setattr(times, "measure_table", lambda *args: times.TimeTable(({}, {}), ({}, {}), 0.0, next(spreads)))
+    found = [times.time_table(model, full(2, 8), [9]).spread for _ in range(3)]
+    assert found == [0.5, 0.1, 0.2]  # the better of two measurements
+    monkeypatch.setattr(search, "time_table", lambda *_: times.TimeTable(({}, {}), ({}, {}), 0.0, 0.4))
+    with pytest.warns(UserWarning, match="single layers vary by 40% on this machine, so sizes are chosen by MACs"):
+        assert prune(world, tmp_path / "fast", "2x", "--at", "1x16") == 0
+
+
+def test_the_times_of_a_model_pruned_before_are_by_what_is_kept(
+    world: Path,
+) -> None:
+    model = BertForSequenceClassification.from_pretrained(world / "model")
+    model = prune_neurons(prune_heads(model, {0: [1], 2: range(N)}), {1: range(9)})
+    table = times.time_table(model, full(2, 8), [20])
+    assert sorted(table.inner[0]) == [*range(N + 1)]
+    assert sorted(table.last[1]) == [0, 20, W - 9, W]
+    assert table.total([(3, W), (4, W - 9), (0, W)]) > table.rest
+
+
+def test_the_last_layer_of_a_classifier_is_timed_as_it_runs_for_the_first_token_alone(world: Path) -> None:
+    model = BertForSequenceClassification.from_pretrained(world / "model")
+    with torch.inference_mode(), times.called_with(model, 0) as first, times.called_with(model, L - 1) as last:
+        model(**full(2, 8).inputs(14))
+    assert first[0][0].shape == (2, 8, 48)
+    assert last[0][0].shape == (2, 1, 48)
+    assert "forward" not in vars(model.bert.encoder.layer[0])
+
+
+def test_times_that_fall_where_sizes_rise_are_averaged() -> None:
+    assert times.nondecreasing({0: 1.0, 1: 3.0, 2: 2.0, 5: 4.0}) == {0: 1.0, 1: 2.5, 2: 2.5, 5: 4.0}
+    assert times.nondecreasing({3: 1.0, 0: 2.0, 1: 3.0}) == {0: 2.0, 1: 2.0, 3: 2.0}
+    found = times.nondecreasing(dict(enumerate((5.0, 4.0, 6.0, 1.0, 7.0))))
+    assert [*found.values()] == [4.0, 4.0, 4.0, 4.0, 7.0]
+
+
+# The command
+
+
+@pytest.mark.parametrize("share", [0.2, 0.6])
+def test_a_share_of_the_macs_is_met_and_the_folder_loads(world: Path, tmp_path: Path, share: float) -> None:
+    out = tmp_path / "small"
+    assert prune(world, out, f"{100 * share:g}%", "--at", "2x16") == 0
+    model = BertForSequenceClassification.from_pretrained(out)
+    report = report_of(out)
+    assert macs(model.config, 16) <= share * macs(make().config, 16)
+    assert report["macs"] == pytest.approx(macs(model.config, 16) / macs(make().config, 16))
+    assert report["macs"] > share - 0.1  # what the budget allows is used
+    assert report["heads_kept"] == [len(kept_heads(model.config, i)) for i in range(L)]
+    assert report["neurons_kept"] == [len(kept_neurons(model.config, i)) for i in range(L)]
+    assert report["met"] is True
+    assert BertTokenizer.from_pretrained(out)("good film")["input_ids"] == [2, 5, 9, 3]
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert f"bertlite prune to {100 * share:g}%" in card
+    assert "96 texts" in card  # those fitted to
+    assert [path.name for path in tmp_path.iterdir()] == ["small"]
+
+
+def test_what_was_pruned_before_stays_pruned_and_counts(world: Path, tmp_path: Path) -> None:
+    assert prune(world, tmp_path / "first", "60%", "--at", "2x16") == 0
+    first = BertForSequenceClassification.from_pretrained(tmp_path / "first").config
+    words = ["prune", "to", "30%", str(tmp_path / "first"), "--texts", str(world / "texts.txt"), "--at", "2x16"]
+    assert main([*words, "--out", str(tmp_path / "second")]) == 0
+    second = BertForSequenceClassification.from_pretrained(tmp_path / "second").config
+    assert 0.2 < report_of(tmp_path / "second")["macs"] <= 0.3  # of the unpruned model's
+    for layer in range(L):
+        assert {*kept_heads(second, layer)} <= {*kept_heads(first, layer)}
+        assert {*kept_neurons(second, layer)} <= {*kept_neurons(first, layer)}
+
+
+def test_labels_are_used_where_they_are_given(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("50%", "--text", "text", "--label", "class", "--at", "2x16")
+    assert prune(world, tmp_path / "small", *words, texts="texts.tsv") == 0
+    report, said = report_of(tmp_path / "small"), capsys.readouterr().out
+    assert 0 <= report["score_low"] <= report["score"] <= report["score_high"] <= 1
+    assert report["difference"] == pytest.approx(report["score"] - report["dense_score"])
+    assert 0 <= report["agreement"] <= 1
+    assert report["kl"] >= 0
+    card = (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
+    for page in (said, card):
+        assert "24 texts held out of texts.tsv" in page
+        assert "if the given model was trained on them, they do not show what unseen texts would: give --dev" in page
+    assert f"accuracy {100 * report['score']:.1f} [" in said
+
+
+def test_the_report_is_of_unseen_texts_where_they_are_given(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Scores are those that `bertlite evaluate` gives, with intervals and paired; texts to fit to need no labels."""
+    header, *rows = (world / "texts.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
+    dev = tmp_path / "dev.tsv"
+    dev.write_text(header + "".join(f"poor {row}" for row in rows[:50]), encoding="utf-8")
+    out = tmp_path / "small"
+    columns = ("--text", "text", "--label", "class")
+    assert prune(world, out, "50%", "--dev", str(dev), *columns, "--at", "2x16") == 0
+    report, said = report_of(out), capsys.readouterr()
+    assert report["texts"] == {"fitted to": 120, "held out": 50, "of": "dev.tsv", "note": None}
+    assert "held out" not in said.err
+    against = ("evaluate", str(out), "--dev", str(dev), "--against", str(world / "model"), *columns)
+    assert main([*against, "--out", str(tmp_path / "judged.json")]) in (0, 1)
+    judged = json.loads((tmp_path / "judged.json").read_text(encoding="utf-8"))
+    assert report["metric"] == judged["metric"] == "accuracy"
+    assert report["score"] == judged["model"]["accuracy"]
+    assert (report["score_low"], report["score_high"]) == (judged["model"]["low"], judged["model"]["high"])
+    for name, value in judged["comparison"].items():  # resampled in another order: p of 1,000 draws varies by 0.04
+        assert report[name] == pytest.approx(value, abs=0.08), name
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert "50 texts of dev.tsv" in card
+    assert "accuracy less the given model's, paired" in card
+    dev.write_text((world / "texts.tsv").read_text(encoding="utf-8"), encoding="utf-8")
+    with pytest.warns(UserWarning, match=r"120 of the 120 examples of dev\.tsv are also in texts\.tsv"):
+        assert (
+            prune(world, tmp_path / "seen", "50%", "--dev", str(dev), *columns, "--at", "2x16", texts="texts.tsv") == 0
+        )
+
+
+def test_a_regression_is_judged_by_rank_correlation() -> None:
+    draw = np.random.default_rng(0)
+    truth = draw.normal(size=40)
+    theirs = truth[:, None] ** 3
+    found = scores(theirs + 0.3 * draw.normal(size=(40, 1)), theirs, truth)
+    assert (found["metric"], found["dense_score"]) == ("spearman", pytest.approx(1))
+    assert found["score_low"] < found["score"] < found["score_high"]
+    assert found["difference_low"] < found["difference"] < found["difference_high"] < 0
+
+
+def test_an_encoder_without_a_head_is_pruned_to_its_own_vectors(world: Path, tmp_path: Path) -> None:
+    assert prune(world, tmp_path / "small", "50%", "--at", "2x16", model="encoder") == 0
+    assert isinstance(BertModel.from_pretrained(tmp_path / "small"), BertModel)
+    assert report_of(tmp_path / "small")["kl"] > 0
+
+
+@pytest.mark.parametrize(("text", "allocate"), [("3x", "macs"), ("3.1ms", "macs"), ("2x", "latency")])
+def test_a_speed_or_a_time_is_met_by_the_clock(
+    world: Path, tmp_path: Path, steady_clock: list[float], text: str, allocate: str
+) -> None:
+    """Choosing by MACs or by times of sublayers, the clock has the last word."""
+    out = tmp_path / "fast"
+    assert prune(world, out, text, "--at", "1x16", "--allocate", allocate) == 0
+    report = report_of(out)
+    dense, own = (
+        expected_seconds(BertForSequenceClassification.from_pretrained(each)) for each in (world / "model", out)
+    )
+    wanted = Target.parse(text).seconds(dense)
+    assert own <= wanted
+    assert own > 0.85 * wanted
+    assert report["seconds"]["median"] == pytest.approx(own)
+    assert report["met"] is True
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.2])
+def test_a_finished_model_that_misses_on_either_side_is_made_anew(
+    world: Path, tmp_path: Path, steady_clock: list[float], monkeypatch: pytest.MonkeyPatch, factor: float
+) -> None:
+    """The clock that plans is too kind or too strict; the one at the end is neither."""
+    steady, fitted = search.clock, search.Search.pruned
+
+    def biased(models: Any, work: Any, device: str) -> Any:
+        found = steady(models, work, device)
+        return {**found, "pruned": [x * getattr(models["pruned"].model, "factor", factor) for x in found["pruned"]]}
+
+    def pruned(self: Any, *args: Any) -> Any:
+        model = fitted(self, *args)
+        model.factor = 1.0
+        return model
+
+    monkeypatch.setattr(search, "clock", biased)
+    monkeypatch.setattr(search.Search, "pruned", pruned)
+    assert prune(world, tmp_path / "again", "2x", "--at", "1x16") == 0
+    assert 2 <= report_of(tmp_path / "again")["speedup"]["median"] <= 2 / 0.9
+    monkeypatch.setattr(search, "REFINEMENTS", 0)
+    assert prune(world, tmp_path / "once", "2x", "--at", "1x16") == 1
+    report = report_of(tmp_path / "once")
+    assert report["met"] is False
+    assert report["verdict"].startswith("missed, the model is " + ("too slow" if factor < 1 else "faster than needed"))
+
+
+def noisy(clock: Any, spread: float, misread: int = -1) -> Any:
+    """Return a clock on a machine with other work: rounds vary, some take long, one reading is wrong as a whole."""
+    draw, readings = np.random.default_rng(0), [0]
+
+    def read(models: Any, work: Any, device: str) -> Any:
+        readings[0] += 1
+        found = clock(models, work, device)
+        for name, seconds in found.items():
+            noise = np.exp(spread * draw.normal(size=len(seconds))) * (1 + 3 * (draw.random(len(seconds)) < 0.1))
+            wrong = 1.8 if readings[0] == misread and name == "pruned" else 1.0
+            found[name] = (wrong * noise * seconds).tolist()
+        return found
+
+    return read
+
+
+@pytest.mark.parametrize("misread", [2, 3])
+def test_a_noisy_clock_does_not_ruin_the_model(
+    world: Path, tmp_path: Path, steady_clock: list[float], monkeypatch: pytest.MonkeyPatch, misread: int
+) -> None:
+    monkeypatch.setattr(search, "clock", noisy(search.clock, 0.03, misread))
+    out = tmp_path / "fast"
+    assert prune(world, out, "2x", "--at", "1x16", "--allocate", "macs") == 0
+    dense, own = (
+        expected_seconds(BertForSequenceClassification.from_pretrained(each)) for each in (world / "model", out)
+    )
+    assert 1.9 < dense / own < 2.3
+    assert report_of(out)["met"] is True
+
+
+def test_where_the_clock_tells_nothing_macs_choose_and_the_target_is_not_called_met(
+    world: Path,
+    tmp_path: Path,
+    steady_clock: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(search, "clock", noisy(search.clock, 0.8))
+    with pytest.warns(UserWarning, match="too noisy to find 2x: sizes are chosen by MACs, 50% of the given model's"):
+        assert prune(world, tmp_path / "fast", "2x", "--at", "1x16", "--allocate", "macs") == 1
+    report, said = report_of(tmp_path / "fast"), capsys.readouterr().out
+    assert 0.45 < report["macs"] <= 0.5
+    assert report["met"] is None
+    assert "target 2x: not checked, the clock of this machine is too noisy to tell" in said
+    low, high = (f"{report['speedup'][end]:.2f}" for end in ("low", "high"))
+    assert f"({low}–{high}) x as fast" in said
+
+
+def test_the_interval_of_a_pace_tells_or_does_not() -> None:
+    assert search.Pace.of([1.2, 0.9, 1.0, 1.1, 0.95, 1.05, 1.15, 0.8, 1.3]) == search.Pace(0.9, 1.05, 1.2)
+    for low, median, high, verdict, clear in (
+        (1.01, 2.0, 9.0, "slow", True),
+        (0.1, 0.5, 0.89, "fast", True),
+        (0.91, 0.95, 0.99, "right", True),
+        (0.96, 0.99, 1.04, "right", False),
+        (0.96, 1.01, 1.04, "slow", False),
+        (0.85, 0.95, 1.04, None, False),
+    ):
+        pace = search.Pace(low, median, high)
+        assert (pace.verdict, pace.is_clear) == (verdict, clear)
+
+
+def test_the_clock_runs_what_is_asked_for(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if reason := missing_platform():
+        pytest.skip(reason)
+    backends: list[Any] = []
+
+    def clock(models: Any, work: Any, device: str) -> Any:
+        backends.extend((each.backend, each.dtype) for each in models.values())
+        seconds = [2.0 - 0.9 * (name == "pruned") for name in models]
+        return {name: [each] * 9 for name, each in zip(models, seconds, strict=True)}
+
+    monkeypatch.setattr(search, "clock", clock)
+    out = tmp_path / "fast"
+    assert prune(world, out, "1.7x", "--at", "1x16", "--backend", "native", "--dtype", "float32") == 0
+    assert {*backends} == {("native", torch.float32)}
+    settings = report_of(out)["settings"]
+    assert (settings["allocate"], settings["backend"], settings["dtype"]) == ("macs", "native", "float32")
+    assert "speed at 1 x 16, backend native, float32" in (out / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("2x --backend nativ", "backend 'nativ' is unknown"),
+        ("2x --dtype int8", "backend 'plain' has no int8"),
+        ("2x --backend native --allocate latency", "only --backend plain runs: use macs"),
+        ("40% --allocate latency", "which --allocate latency needs"),
+        ("40% --distil 0", "--distil is 0; give minutes above 0"),
+        ("40% --distil nan", "--distil is nan; give minutes above 0"),
+        ("2x --at 1x41", "the work has 41 tokens; the model has positions for 40"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_at_once(
+    world: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    message: str,
+) -> None:
+    monkeypatch.setattr(search, "output_metrics", lambda *args, **options: pytest.fail("the search began"))
+    target, *others = words.split()
+    assert prune(world, tmp_path / "x", target, *([] if "--at" in others else ["--at", "1x16"]), *others) == 2
+    assert message in capsys.readouterr().err
+    assert [each.name for each in tmp_path.iterdir()] == []
+
+
+def test_a_target_that_no_pruning_meets_is_refused_with_what_can_be_met(
+    world: Path, tmp_path: Path, steady_clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prune(world, tmp_path / "fast", "1ms", "--at", "1x16", "--allocate", "macs") == 2
+    assert "the target 1ms cannot be met by pruning: without any head or neuron a forward takes 2 ms" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_killed_search_goes_on_and_ends_as_one_that_was_not(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("40%", "--at", "2x16")
+    assert prune(world, tmp_path / "whole", *words) == 0
+    usual = search.layer_of
+
+    def killed(model: Any, layer: int) -> Any:
+        if layer == 1:
+            raise KeyboardInterrupt
+        return usual(model, layer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(search, "layer_of", killed)
+        assert prune(world, tmp_path / "again", *words) == 130
+    assert not (tmp_path / "again").exists()
+    assert [*(tmp_path / ".again.unfinished").glob("*/layer-0-0.pt")] != []
+    with monkeypatch.context() as patch:
+        for name in ("output_metrics", "loss_curves", "choose_sizes"):
+            patch.setattr(search, name, lambda *args, **options: pytest.fail("it was computed again"))
+        assert prune(world, tmp_path / "again", *words) == 0
+    one, other = (BertForSequenceClassification.from_pretrained(tmp_path / name) for name in ("whole", "again"))
+    assert one.config == other.config
+    assert_same(one.state_dict(), other.state_dict(), atol=0)
+    assert not (tmp_path / ".again.unfinished").exists()
+
+
+@pytest.fixture
+def thirty_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a training have 30 steps, however fast this machine is."""
+    monkeypatch.setattr(distil.Distillation, "plan", lambda *_: {"steps": 30, "step_seconds": 0.01})
+    monkeypatch.setattr(distil, "RECIPE", replace(distil.RECIPE, batch_size=8))
+
+
+@pytest.fixture
+def longer_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the best state be that furthest from the first: a random model teaches nothing."""
+
+    def quality(dense: Any, batches: Any) -> Any:
+        return lambda model: float((model.classifier.weight - dense.classifier.weight).norm())
+
+    monkeypatch.setattr(command, "Quality", quality)
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_distillation_is_told_and_leaves_nothing_worse(
+    world: Path, tmp_path: Path, thirty_steps: None, capsys: pytest.CaptureFixture[str], labels: bool
+) -> None:
+    words = ("30%", "--at", "2x16", "--text", "text", *(["--label", "class"] if labels else []))
+    assert prune(world, tmp_path / "pruned", *words, texts="texts.tsv") == 0
+    assert prune(world, tmp_path / "trained", *words, "--distil", "2", texts="texts.tsv") == 0
+    before, after = report_of(tmp_path / "pruned"), report_of(tmp_path / "trained")
+    assert before["distilled"] is None
+    assert (after["score"] >= before["score"]) if labels else (after["kl"] <= before["kl"])
+    facts = {name: after["distilled"][name] for name in ("minutes", "steps", "texts", "labels", "epochs")}
+    assert facts == {"minutes": 2, "steps": 30, "texts": 96, "labels": labels, "epochs": 2.5}
+    step = after["distilled"]["best_step"]
+    assert step in (0, 6, 12, 18, 24, 30)
+    card = (tmp_path / "trained" / "README.md").read_text(encoding="utf-8")
+    for page in (capsys.readouterr().out, card):
+        assert "then the layers were trained on 96 texts, 2.5 times each in 30 steps of 0.01 s, 2 min" in page
+        assert f"step {step}, the best of 6 on the 24 texts held out of texts.tsv" in page
+        assert ("and for the labels" in page) == labels
+    assert "no weight was trained" not in card
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_model_without_predictions_is_not_distilled(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prune(world, tmp_path / "x", "40%", "--at", "1x16", "--distil", "1", model="encoder") == 2
+    assert "BertModel predicts no labels; --distil needs a head for classes or numbers" in capsys.readouterr().err
+
+
+def test_a_killed_distillation_goes_on_and_ends_as_one_that_was_not(
+    world: Path, tmp_path: Path, thirty_steps: None, longer_is_better: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("30%", "--at", "2x16", "--distil", "5")
+    assert prune(world, tmp_path / "whole", *words) == 0
+    assert prune(world, tmp_path / "pruned", *words[:3]) == 0
+    save = finetune.save_state
+
+    def killed(accelerator: Any, state: Path, step: int, training: str) -> None:
+        save(accelerator, state, step, training)
+        if step == 18:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(finetune, "save_state", killed)
+        assert prune(world, tmp_path / "again", *words) == 130
+    monkeypatch.setattr(distil.Distillation, "plan", lambda *_: pytest.fail("the steps were counted again"))
+    monkeypatch.setattr(search, "choose_sizes", lambda *_: pytest.fail("sizes were chosen again"))
+    assert prune(world, tmp_path / "again", *words) == 0
+    one, other = (BertForSequenceClassification.from_pretrained(tmp_path / name) for name in ("whole", "again"))
+    assert_same(one.state_dict(), other.state_dict(), atol=0)
+    reports = [report_of(tmp_path / name) for name in ("whole", "again")]
+    assert reports[0]["distilled"]["best_step"] == reports[1]["distilled"]["best_step"] > 0
+    pruned = BertForSequenceClassification.from_pretrained(tmp_path / "pruned").state_dict()
+    same = {name for name, value in one.state_dict().items() if torch.equal(value, pruned[name])}
+    assert same == {name for name in pruned if "embeddings" in name}  # all else is trained
+
+
+def test_the_steps_of_distillation_are_those_that_the_minutes_are_enough_for(
+    world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+
+    def train(model: Any, data: Any, task: Any, recipe: Any, *, log: Any, **_: Any) -> int:
+        for _step in range(round(recipe.epochs * 3)):  # batches
+            now[0] += 1
+            log()
+        return 0
+
+    def score(model: Any) -> float:
+        now[0] += 2
+        return 0.0
+
+    monkeypatch.setattr(distil, "finetune_", train)
+    model = BertForSequenceClassification.from_pretrained(world / "model")
+    rows = tuple(((2, 5, 3), (0, 0, 0)) for _ in range(96))
+    asked = distil.Distillation(model, EncodedExamples(rows, (0.0,) * 96), False, 1, score, clock=lambda: now[0])
+    assert asked.plan(model, distil.RECIPE) == {"steps": 60 - 12 - 2 - 6 * 2, "step_seconds": 1}
+    with pytest.raises(ValueError, match=r"--distil 0\.4 is too short: timing and 6 checks take 26 s, and a step 1 s"):
+        replace(asked, minutes=0.4).plan(model, distil.RECIPE)
+
+
+def test_the_given_model_runs_once_and_gives_what_it_gave_in_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make(BertForSequenceClassification, num_labels=3)
+    rows = tuple((tuple(range(5, 8 + i)), (0,) * (3 + i)) for i in range(4))
+    data = EncodedExamples(rows, (0, 1, 2, 0))
+    batch = data.batch([2, 0], torch.long)
+    batch.pop("labels")
+    asked = distil.Distillation(model, data, False, 1, lambda model: 0)
+    calls: list[int] = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    found, _, calls_then = asked.recorded(**batch), asked.recorded(**batch), len(calls)
+    wanted = model(**batch, output_hidden_states=True)
+    assert calls_then == 1  # all four texts in a batch
+    torch.testing.assert_close(found.logits, wanted.logits.detach())
+    real = batch["attention_mask"].bool()
+    for own, other in zip(found.hidden_states, wanted.hidden_states, strict=True):
+        torch.testing.assert_close(own[real], other[real].detach())
+    of_a_token = sum(x[0, 0].nbytes for x in wanted.hidden_states)
+    assert asked.output_bytes == sum(len(ids) for ids, _ in rows) * of_a_token
+    monkeypatch.setattr(distil, "MEMORY", asked.output_bytes - 1)
+    assert replace(asked).recorded is model
+
+
+def test_states_are_compared_with_predictions_that_are_made_once(world: Path) -> None:
+    model = BertForSequenceClassification.from_pretrained(world / "model")
+    dense = BertForSequenceClassification.from_pretrained(world / "model")
+    dense.classifier.bias.data += 0.5 * torch.arange(dense.config.num_labels)
+    batches = [{"input_ids": torch.tensor([[2, 5 + i, 3]]), "labels": torch.tensor([i])} for i in range(2)]
+    calls: list[int] = []
+    dense.register_forward_hook(lambda *_: calls.append(1))
+    quality = Quality(dense, batches)
+    found = [quality(model), quality(model)]
+    assert len(calls) == 2
+    whole = judge(model, dense, batches)
+    assert found == [(whole["score"], -whole["kl"])] * 2
+    assert whole["kl"] > 0
+
+
+def test_several_targets_share_one_search_and_are_as_each_alone(
+    world: Path,
+    tmp_path: Path,
+    steady_clock: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calls: list[str] = []
+    for name in ("output_metrics", "loss_curves", "time_table"):
+        usual = getattr(search, name)
+        monkeypatch.setattr(search, name, lambda *a, n=name, f=usual, **b: calls.append(n) or f(*a, **b))
+    words = [str(world / "model"), "--texts", str(world / "texts.txt"), "--at", "1x16"]
+    several = ["prune", "to", "2x", "40%", "2.5 ms", *words, "--out", str(tmp_path / "all"), "--json"]
+    capsys.readouterr()
+    assert main(several) == 0
+    said = capsys.readouterr()
+    assert [report["target"] for report in json.loads(said.out)["targets"]] == ["2x", "40%", "2.5 ms"]
+    assert calls == ["output_metrics", "loss_curves", "time_table"]
+    lines = said.err.splitlines()
+    assert lines[0] == f"prune to 2x 40% 2.5 ms: loading {world / 'model'}"
+    assert "prune to 2x: gradients at the outputs of all layers, 24 batches" in lines
+    assert "prune to 40%: pruning and fitting, 3 layers" in lines
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["all"]
+    kept = ["--keep", str(tmp_path / "kept")]
+    for target in ("2x", "40%", "2.5 ms"):  # the first without --keep, the others in two commands that share it
+        out = tmp_path / f"one-{target.replace(' ', '')}"
+        assert main(["prune", "to", target, *words, "--out", str(out), *(kept if target != "2x" else [])]) == 0
+        one, other = (BertForSequenceClassification.from_pretrained(x) for x in (out, tmp_path / "all" / out.name[4:]))
+        assert one.config == other.config
+        assert_same(one.state_dict(), other.state_dict(), atol=0)
+    assert len(calls) == 3 + 3 + 3
+    assert sorted(path.name for path in (tmp_path / "kept").glob("*") if path.is_dir()) == []
+    assert f"for other targets of the same model and texts: --keep {tmp_path / 'kept'}" in capsys.readouterr().out
+    assert main(["prune", "to", "30%", *words, "--seed", "1", "--out", str(tmp_path / "other"), *kept]) == 2
+    assert "belongs to a search with another seed and texts: name another folder" in capsys.readouterr().err
+    assert main(several) == 0  # what is done is not done again
+    assert f"{tmp_path / 'all' / '2x'} is done already" in capsys.readouterr().err
+    assert len(calls) == 9
+
+
+def test_targets_given_twice_are_refused(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["prune", "to", "2x", "2 x", str(world / "model"), "--texts", str(world / "texts.txt")]
+    assert main([*words, "--out", str(tmp_path / "x")]) == 2
+    assert "a target is given twice: 2x, 2 x" in capsys.readouterr().err
+
+
+def test_the_first_line_comes_before_anything_slow_is_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def imported(module: str) -> Any:
+        assert capsys.readouterr().err == "prune to 2x: loading my-model\n"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parts, "import_module", imported)
+    assert main(["prune", "to", "2x", "my-model", "--texts", "x.txt", "--out", "small"]) == 130
+
+
+def test_an_unfinished_search_is_not_continued_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    State(tmp_path / "a", {"model": "2x", "seed": 0})
+    State(tmp_path / "a", {"model": "2x", "seed": 0})
+    with pytest.raises(
+        ValueError, match="a belongs to a search with another model: name another folder, or delete it"
+    ):
+        State(tmp_path / "a", {"model": "3x", "seed": 0})
+    monkeypatch.setattr("bertlite.pruning.budget.search.FORMAT", 2)
+    with pytest.raises(ValueError, match="a belongs to a search with another format"):
+        State(tmp_path / "a", {"model": "2x", "seed": 0})
+
+
+def test_a_folder_that_is_there_is_not_written_over(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "mine").write_text("", encoding="utf-8")
+    assert prune(world, tmp_path / "small", "40%", "--at", "2x16") == 2
+    assert "is there already: name another folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["small"]

@@ -1,0 +1,365 @@
+"""Pruning layer by layer with joint selection: sizes, optimality, and what the curves and metrics measure."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import F64, assert_same, distance, make, make_batch
+from left_as_found import left_as_found, worn
+from torch import Tensor
+
+from bertlite import BertForSequenceClassification, prune_heads, prune_neurons
+from bertlite.pruning.importance import (
+    head_importance,
+    layerwise,
+    loss_curves,
+    macs,
+    neuron_importance,
+    output_metrics,
+    prune_layerwise_,
+    prune_to_macs,
+    rank_heads,
+    rank_neurons,
+    repair,
+)
+from bertlite.pruning.importance.layerwise import GRID, RIDGE, losses_by_size
+from bertlite.pruning.importance.least_squares import METHODS
+from bertlite.pruning.importance.moments import FOLDS, RIDGES, Moments, choose_ridge, fit_matrix, gather, total
+from bertlite.pruning.importance.structures import HEADS, NEURONS
+
+L, N, D, W = 3, 4, 48, 37
+SIZES = [(2, 20), (0, 37), (3, 0)]
+
+
+def data(count: int = 60, seed: int = 1) -> list[dict[str, Tensor]]:
+    whole = make_batch(count, 13, seed, tuple(13 - i % 7 for i in range(count)))
+    return [{name: x[start : start + 10] for name, x in whole.items()} for start in range(0, count, 10)]
+
+
+def pruned(model: Any, sizes: Any, batches: Any, **options: Any) -> Any:
+    found, curves = copy.deepcopy(model), [*loss_curves(model, batches)]
+    assert [*prune_layerwise_(found, model, batches, curves, sizes, **options)] == [*range(L)]
+    return found
+
+
+def sizes_of(model: Any) -> list[tuple[int, int]]:
+    present = zip(HEADS.present(model).sum(1).tolist(), NEURONS.present(model).sum(1).tolist(), strict=True)
+    return [*present]
+
+
+def test_every_layer_has_its_size_and_is_fitted_as_repair_fits_it() -> None:
+    """What is left is the least-squares fit: to repair the result again changes nothing."""
+    model, batches = make(), data()
+    found = pruned(model, SIZES, batches, ridge=0.0)
+    assert sizes_of(found) == SIZES
+    assert_same(repair(found, model, batches, ridge=0.0).state_dict(), found.state_dict(), atol=1e-7)
+
+
+def test_queries_keys_values_and_activations_are_fitted_to_the_dense_model() -> None:
+    """Each is the least-squares fit of what the dense model computes to what the pruned and fitted model reads."""
+    model, batches = make(), data()
+    found = pruned(model, [(2, 20), (2, 20), (4, 37)], batches, ridge=0.0)
+    real = torch.cat([batch["attention_mask"].bool() for batch in batches])
+    for layer in range(1, L):
+        for structure, width in ((HEADS, D // N), (NEURONS, 1)):
+            kept = torch.tensor(structure.kept(found.config, layer))
+            rows = (kept[:, None] * width + torch.arange(width)).flatten()
+            blocks = [each.encoder.layer[layer] for each in (found, model)]
+            for part, other in zip(*map(structure.readers, blocks), strict=True):
+                read, given = (x[real] for x in states(found, part, batches))
+                wanted = states(model, other, batches)[1][real][:, rows]
+                read = torch.cat([read, torch.ones(len(read), 1)], 1)
+                best = torch.from_numpy(read.numpy() @ np.linalg.lstsq(read.numpy(), wanted.numpy())[0])
+                assert_same(given, best, atol=1e-7)
+                assert distance(given, wanted) > 1e-3
+
+
+def states(model: Any, module: torch.nn.Module, batches: Any) -> tuple[Tensor, Tensor]:
+    """Return what a module reads and what it returns for all batches."""
+    seen: list[tuple[Tensor, Tensor]] = []
+    hook = module.register_forward_hook(lambda module, args, out: seen.append((args[0], out)))
+    with torch.no_grad():
+        for batch in batches:
+            model(**batch, output_hidden_states=True)
+    hook.remove()
+    return torch.cat([read for read, _ in seen]), torch.cat([out for _, out in seen])
+
+
+def divergence(found: Any, model: Any, batches: Any) -> float:
+    with torch.no_grad():
+        p, q = (torch.cat([each(**b).logits.log_softmax(-1) for b in batches]) for each in (model, found))
+    return float((p.exp() * (p - q)).sum(-1).mean())
+
+
+def test_the_heads_and_the_neurons_that_are_missed_least_go() -> None:
+    """Of one head, or one neuron, less the choice is that of exhaustive search on the error that is left."""
+    few = 9  # neurons
+    model, batches = make(num_hidden_layers=1, intermediate_size=few), data()
+    for part, sizes, every in (("head", (N - 1, few), N), ("neuron", (N, few - 1), few)):
+        found, curves = copy.deepcopy(model), [*loss_curves(model, batches)]
+        assert [*prune_layerwise_(found, model, batches, curves, [sizes], ridge=RIDGE)] == [0]
+        structure = HEADS if part == "head" else NEURONS
+        (gone,) = (~structure.present(found)[0]).nonzero()[:, 0].tolist()
+
+        def error(unit: int, part: str = part) -> float:
+            cut = (prune_heads if part == "head" else prune_neurons)(model, {0: [unit]})
+            fixed = repair(cut, model, batches, ridge=1e-9)
+            return dense_error(fixed, model, batches, part)
+
+        errors = [error(unit) for unit in range(every)]
+        assert errors[gone] < 1.02 * min(errors)  # the choice is held to old weights by RIDGE, the error is not
+        assert errors[gone] < sorted(errors)[every // 2]
+
+
+def dense_error(model: Any, dense: Any, batches: Any, part: str) -> float:
+    """Return the squared error before the LayerNorm behind layer 0's attention or feed-forward network."""
+    seen: list[Tensor] = []
+    for each in (model, dense):
+        block = each.base_model.encoder.layer[0]
+        norm = (block.attention.output if part == "head" else block.output).LayerNorm
+        hook = norm.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        with torch.no_grad():
+            for batch in batches:
+                each(**batch)
+        hook.remove()
+    half = len(seen) // 2
+    real = [batch["attention_mask"].bool() for batch in batches]
+    pairs = zip(seen[:half], seen[half:], real, strict=True)
+    return sum(float((a - b)[mask].square().sum()) for a, b, mask in pairs)
+
+
+def test_a_model_that_keeps_everything_stays_as_it_is() -> None:
+    model, batches = make(), data()
+    assert_same(pruned(model, [(N, W)] * L, batches).state_dict(), model.state_dict(), atol=1e-9)
+
+
+def test_it_can_begin_at_any_layer_of_a_model_that_is_done_below() -> None:
+    model, batches = make(), data()
+    whole = pruned(model, SIZES, batches)
+    found, curves = copy.deepcopy(model), [*loss_curves(model, batches)]
+    steps = prune_layerwise_(found, model, batches, curves, SIZES)
+    assert next(steps) == 0
+    steps.close()
+    assert [*prune_layerwise_(found, model, batches, curves, SIZES, start=1)] == [1, 2]
+    assert_same(found.state_dict(), whole.state_dict(), atol=0)
+
+
+def test_the_dense_model_and_training_modes_stay_as_they_were() -> None:
+    model, batches = worn(make()), data()
+    with left_as_found(model):
+        found = pruned(model, SIZES, batches)
+    assert [module.training for module in found.modules()] == [module.training for module in model.modules()]
+
+
+def test_sizes_that_cannot_be_met_are_refused_before_any_work() -> None:
+    model = make()
+    curves = [*loss_curves(model, data())]
+    model.register_forward_pre_hook(lambda *args: pytest.fail("the model ran"))
+    cases = [
+        ([(4, 37)] * 2, "sizes for 2 layers; the model has 3"),
+        ([(4, 37), (5, 37), (4, 37)], "layer 1 cannot keep 5 heads: it has 4"),
+        ([(4, 37), (4, 37), (4, -1)], "layer 2 cannot keep -1 neurons: it has 37"),
+    ]
+    for sizes, message in cases:
+        with pytest.raises(ValueError, match=message):
+            [*prune_layerwise_(copy.deepcopy(model), model, data(), curves, sizes)]
+    smaller = prune_heads(model, {1: [2]})
+    for dense, message in ((model, "layer 1 has other heads than the dense model"), (smaller, "3 heads, its curve 4")):
+        with pytest.raises(ValueError, match=message):
+            [*prune_layerwise_(copy.deepcopy(smaller), dense, data(), curves, SIZES)]
+    with pytest.raises(ValueError, match="curves for 2 layers; the model has 3"):
+        [*prune_layerwise_(copy.deepcopy(model), model, data(), curves[:2], SIZES)]
+
+
+def test_another_size_needs_no_new_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The curves hold the order in which units go; a smaller model keeps a part of what a larger one keeps."""
+    model, batches = make(BertForSequenceClassification, num_labels=3), data()
+    curves = [*loss_curves(model, batches, output_metrics(model, batches))]
+    monkeypatch.setattr(layerwise, "eliminate", lambda *args: pytest.fail("units were chosen again"))
+    kept = []
+    for sizes in ([(3, 30)] * L, [(1, 12)] * L):
+        found = copy.deepcopy(model)
+        assert [*prune_layerwise_(found, model, batches, curves, sizes)] == [*range(L)]
+        assert sizes_of(found) == sizes
+        kept.append(torch.cat([HEADS.present(found), NEURONS.present(found)], 1))
+    assert (kept[0] | ~kept[1]).all()
+
+
+# Curves and metrics
+
+
+def test_curves_without_metrics_are_shares_of_the_variance() -> None:
+    model, batches = make(), data(count=100)
+    for attention, network in loss_curves(model, batches):
+        for curve, units in ((attention, N), (network, W)):
+            assert sorted(curve.order) == [*range(units)]
+            assert curve.loss(units) == 0
+            assert (curve.losses.diff() > -1e-12).all()
+            assert curve.loss(0) == pytest.approx(1, abs=0.05)  # all is gone but the mean; the ridge adds a little
+
+
+def test_metrics_are_mean_squares_of_the_gradient_at_the_outputs() -> None:
+    """Of sequences of one token, a bias has the gradient of its output."""
+    model = make(BertForSequenceClassification, num_labels=3)
+    batch = {**make_batch(8, 1, lengths=(1,) * 8), "labels": torch.arange(8) % 3}
+    found = output_metrics(model, [batch], target="loss")
+    parts = [(b.attention.output.dense.bias, b.output.dense.bias) for b in model.bert.encoder.layer]
+    for layer, pair in enumerate(parts):
+        for place, bias in enumerate(pair):
+            wanted = torch.zeros(D, D, dtype=F64)
+            for i in range(8):
+                loss = model(**{name: x[i : i + 1] for name, x in batch.items()}).loss
+                (grad,) = torch.autograd.grad(loss, bias)
+                wanted += torch.outer(grad, grad) / 8
+            assert distance(wanted, torch.zeros_like(wanted)) > 1e-6
+            assert_same(found[layer][place], wanted)
+
+
+def test_metrics_do_not_depend_on_padding_or_batches() -> None:
+    model = make(BertForSequenceClassification, num_labels=3)
+    whole = {**make_batch(6, 11, lengths=(11, 7, 9, 3, 5, 8)), "labels": torch.arange(6) % 3}
+    parts = [{name: x[i : i + 2] for name, x in whole.items()} for i in (0, 2, 4)]
+    for one, other in zip(
+        output_metrics(model, [whole], target="loss"), output_metrics(model, parts, target="loss"), strict=True
+    ):
+        assert_same(one, other)
+
+
+def test_the_expected_loss_of_a_small_change_is_the_divergence_that_it_makes() -> None:
+    """To second order, where the errors of tokens are independent: here each sequence has one token."""
+    model = make(BertForSequenceClassification, num_labels=3)
+    draw = torch.Generator().manual_seed(3)
+    batches = [make_batch(200, 1, seed, lengths=(1,) * 200) for seed in range(5)]
+    metric = output_metrics(model, batches * 4, target="kl")[1][1]
+    shift = 1e-2 * torch.randn(D, generator=draw, dtype=F64)
+    other = copy.deepcopy(model)
+    other.bert.encoder.layer[1].output.dense.bias.data += shift
+    with torch.no_grad():
+        p, q = (torch.cat([each(**b).logits.log_softmax(-1) for b in batches]) for each in (model, other))
+    divergence = float((p.exp() * (p - q)).sum(-1).mean())
+    assert float(shift @ metric @ shift) / 2 == pytest.approx(divergence, rel=0.15)  # labels are drawn, 4000 of them
+
+
+def test_few_texts_are_made_up_for_by_more_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make(BertForSequenceClassification, num_labels=3)
+    batch = make_batch(60, 1, lengths=(1,) * 60)
+    bias = model.bert.encoder.layer[0].output.dense.bias
+    exact = torch.zeros(D, D, dtype=F64)
+    for i in range(60):
+        chances = model(**{name: x[i : i + 1] for name, x in batch.items()}).logits[0].log_softmax(-1)
+        for chance in chances:
+            (grad,) = torch.autograd.grad(chance, bias, retain_graph=True)
+            exact += chance.exp().detach() * torch.outer(grad, grad) / 60
+
+    def far() -> float:
+        return sum(distance(output_metrics(model, [batch], seed=seed)[0][1], exact) for seed in range(4))
+
+    several = far()
+    monkeypatch.setattr(layerwise, "DRAWS", 60)
+    assert several < 0.6 * far()  # of 8 draws the mean is 1 / sqrt(8) as far off
+
+
+# To a budget
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.8])
+def test_a_share_of_the_macs_is_used_and_not_exceeded(share: float) -> None:
+    model, batches = make(BertForSequenceClassification, num_labels=3), data()
+    before = copy.deepcopy(model.state_dict())
+    found = prune_to_macs(model, batches, share, 16)
+    assert share - 0.08 < macs(found.config, 16) / macs(model.config, 16) <= share
+    assert_same(model.state_dict(), before, atol=0)
+    assert all(parameter.requires_grad for parameter in found.parameters())  # those that pruning made too
+    for wrong in (0, 1.1):
+        with pytest.raises(ValueError, match="it must be above 0 and up to 1"):
+            prune_to_macs(model, batches, wrong, 16)
+
+
+def test_it_stays_nearer_than_the_lowest_scores_and_a_refit() -> None:
+    model, batches = make(BertForSequenceClassification, num_labels=3), data(count=120)
+    others = data(count=40, seed=9)
+    heads = head_importance(model, batches, criterion="fisher", target="kl")
+    neurons = neuron_importance(model, batches, criterion="fisher", target="kl")
+    choice = rank_heads(heads, share=0.5), rank_neurons(neurons, share=0.5)
+    plain = repair(prune_neurons(prune_heads(model, choice[0]), choice[1]), model, batches)
+    found = prune_to_macs(model, batches, 0.5, 16)
+    assert divergence(found, model, others) < 0.8 * divergence(plain, model, others)
+
+
+def test_sizes_that_have_a_loss_begin_with_none_and_end_with_all() -> None:
+    model = make(intermediate_size=GRID * 2)
+    for heads, neurons in losses_by_size(model.config, list(loss_curves(model, data()))):
+        assert [*heads] == [*range(N + 1)]
+        assert [*neurons] == [*range(0, GRID * 2 + 1, 2)]
+    pruned_before = prune_neurons(model, {0: range(3)})
+    (_, neurons), *_ = losses_by_size(pruned_before.config, list(loss_curves(pruned_before, data())))
+    assert [*neurons] == [*range(0, GRID * 2 - 3, 2), GRID * 2 - 3]
+
+
+# The ridge
+
+
+def problem(sentences: int, noise: float) -> tuple[list[Moments], Tensor, Tensor]:
+    """Return moments of sentences of 10 tokens, the weight that made the outputs, and the one before."""
+    draw = torch.Generator().manual_seed(0)
+    weight = torch.randn(D, W, generator=draw, dtype=F64)
+    old = weight + 0.3 * torch.randn(D, W, generator=draw, dtype=F64)
+    c = torch.randn(sentences * 10, W, generator=draw, dtype=F64)
+    y = c @ weight.T + noise * torch.randn(sentences * 10, D, generator=draw, dtype=F64)
+    return gather([(c, y, torch.arange(sentences).repeat_interleave(10))]), weight, old
+
+
+def test_the_chosen_ridge_is_the_best_of_all_on_held_out_sentences() -> None:
+    folds, _, old = problem(40, noise=3.0)
+    whole = total(folds)
+
+    def held_out(ridge: float) -> float:
+        error = 0.0
+        for fold in folds:
+            weight = fit_matrix(whole - fold, old, ridge)
+            error += fold.error(weight, (whole - fold).bias(weight))
+        return error
+
+    assert len(folds) == FOLDS
+    assert choose_ridge(folds, old) == min(RIDGES, key=held_out)
+
+
+def test_the_error_from_moments_is_that_of_the_tokens() -> None:
+    draw = torch.Generator().manual_seed(0)
+    c, y = torch.randn(50, 7, generator=draw, dtype=F64) + 2, torch.randn(50, 3, generator=draw, dtype=F64) - 1
+    weight, bias = torch.randn(3, 7, generator=draw, dtype=F64), torch.randn(3, generator=draw, dtype=F64)
+    wanted = float((y - c @ weight.T - bias).square().sum())
+    assert Moments.of(c, y).error(weight, bias) == pytest.approx(wanted, rel=1e-10)
+    halves = Moments.of(c[:20], y[:20]) + Moments.of(c[20:], y[20:])
+    assert halves.error(weight, bias) == pytest.approx(wanted, rel=1e-10)
+    assert (halves - Moments.of(c[:20], y[:20])).error(weight, bias) == pytest.approx(
+        Moments.of(c[20:], y[20:]).error(weight, bias), rel=1e-8
+    )
+
+
+def test_few_sentences_do_not_make_a_model_worse() -> None:
+    """24 sentences for 37 neurons and 48 dimensions: without a held-out ridge the fit follows their noise."""
+    model = make()
+    cut = prune_neurons(model, {0: range(5), 1: range(5), 2: range(5)})
+    few, others = data(count=3), data(count=60, seed=9)
+
+    def gap(found: Any) -> float:
+        with torch.no_grad():
+            pairs = [(found(**b).last_hidden_state, model(**b).last_hidden_state, b) for b in others]
+        return sum(float((x - y)[b["attention_mask"].bool()].square().sum()) for x, y, b in pairs)
+
+    assert gap(repair(cut, model, few, ridge=1e-6)) > gap(cut)  # the fault that the ridge is for
+    assert gap(repair(cut, model, few)) < gap(cut)
+
+
+def test_one_sentence_is_refused_where_a_ridge_is_to_be_chosen() -> None:
+    model = make()
+    cut = prune_heads(model, {0: [1]})
+    with pytest.raises(ValueError, match="one sentence is too little to choose a ridge by: give a few hundred"):
+        repair(cut, model, data(count=1))
+    with pytest.raises(ValueError, match="one sentence is too little to judge a repair by: give more"):
+        repair(cut, model, data(count=1), "mean")
+    for method in METHODS:
+        repair(cut, model, data(count=1), method, ridge=1e-3)

@@ -1,0 +1,453 @@
+"""Repair without retraining: what each method fits, layer by layer, and what it leaves alone."""
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from conftest import F64, assert_same, distance, make, make_batch
+from left_as_found import left_as_found, state_of, worn
+from torch import Tensor, nn
+
+from bertlite import (
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertLMHeadModel,
+    BertModel,
+    prune_heads,
+    prune_neurons,
+)
+from bertlite.pruning.importance import METHODS, repair, repair_
+from bertlite.pruning.importance import least_squares as module
+from bertlite.pruning.importance.least_squares import HeldOut
+from bertlite.pruning.importance.predictions import FLAGS, NORMAL, Prediction
+
+L, N, H, D, W, V = 3, 4, 12, 48, 37, 97
+PRUNED = {0: [1, 3], 1: [0, 1, 2, 3], 2: [2]}
+NEURONS = {0: range(3, 20), 1: range(W), 2: [0, 36]}
+DEFAULT = 1e-3
+
+
+def data(seed: int = 1, count: int = 19) -> list[dict[str, Tensor]]:
+    """Examples of lengths 13 down to 7, in batches of at most 10."""
+    whole = make_batch(count, 13, seed, tuple(13 - i % 7 for i in range(count)))
+    return [{name: x[start : start + 10] for name, x in whole.items()} for start in range(0, count, 10)]
+
+
+def padded(batches: list[dict[str, Tensor]], more: int) -> list[dict[str, Tensor]]:
+    return [{name: nn.functional.pad(x, (0, more)) for name, x in batch.items()} for batch in batches]
+
+
+def block_of(model: Any, layer: int) -> Any:
+    return model.base_model.encoder.layer[layer]
+
+
+def seen_by(model: Any, part: nn.Module, batches: list[dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return the inputs and the residual of an output projection at real tokens when the whole model runs."""
+    calls: list[tuple[Tensor, Tensor]] = []
+    hook = part.register_forward_pre_hook(lambda module, args: calls.append(args))
+    with torch.no_grad():
+        for batch in batches:
+            model(**batch)
+    hook.remove()
+    real = [batch["attention_mask"].bool() for batch in batches]
+    assert len(calls) == len(real)
+    inputs, residual = zip(*((a[r], b[r]) for (a, b), r in zip(calls, real, strict=True)), strict=True)
+    return torch.cat(inputs), torch.cat(residual)
+
+
+Part = Callable[[Any, int], Any]
+PARTS: dict[str, Part] = {
+    "heads": lambda model, layer: block_of(model, layer).attention.output,
+    "neurons": lambda model, layer: block_of(model, layer).output,
+}
+
+
+def problem(pruned: Any, dense: Any, batches: Any, layer: int, part: str) -> tuple[Tensor, Tensor]:
+    """Return the inputs of a projection in the pruned model, C (T, width), and its wanted output, Y (T, D)."""
+    mine, theirs = PARTS[part](pruned, layer), PARTS[part](dense, layer)
+    inputs, residual = seen_by(pruned, mine, batches)
+    full, other = seen_by(dense, theirs, batches)
+    return inputs, full @ theirs.dense.weight.T + theirs.dense.bias + other - residual
+
+
+def least_squares(design: Tensor, wanted: Tensor, ridge: float) -> Tensor:
+    """argmin ‖wanted - design·x‖² + ridge · mean power of the design's columns · ‖x‖², by QR, not normal equations."""
+    power = design.square().sum(0).mean()
+    weights = (ridge * power).sqrt() * torch.eye(design.shape[1], dtype=F64)
+    if not ridge:
+        return torch.linalg.lstsq(design, wanted, driver="gelsd").solution
+    padded = torch.cat([wanted, wanted.new_zeros(len(weights), wanted.shape[1])])
+    return torch.linalg.lstsq(torch.cat([design, weights]), padded).solution
+
+
+def solved(inputs: Tensor, wanted: Tensor, weight: Tensor, method: str, ridge: float) -> Tensor:
+    """Return the fitted weight with the bias as its last column: (D, width + 1)."""
+    c, y = inputs - inputs.mean(0), wanted - wanted.mean(0)
+    left = y - c @ weight.T
+    if method == "refit" and weight.numel():
+        weight = weight + least_squares(c, left, ridge).T
+    return torch.cat([weight, (wanted.mean(0) - inputs.mean(0) @ weight.T)[:, None]], 1)
+
+
+def joined(dense: nn.Linear) -> Tensor:
+    return torch.cat([dense.weight, dense.bias[:, None]], 1).detach()
+
+
+def error(dense: nn.Linear, inputs: Tensor, wanted: Tensor) -> float:
+    return float((wanted - dense(inputs)).detach().square().sum())
+
+
+# What is fitted
+
+
+@pytest.mark.parametrize("ridge", [0.0, DEFAULT, 0.3])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_layer_is_the_least_squares_fit_given_the_repaired_ones_below(method: str, ridge: float) -> None:
+    model, batches = make(), data()
+    pruned = prune_neurons(prune_heads(model, PRUNED), NEURONS)
+    fixed = repair(pruned, model, batches, method, ridge=ridge)
+    for layer in range(L):
+        for part, find in PARTS.items():
+            inputs, wanted = problem(fixed, model, batches, layer, part)  # its own inputs are those from below
+            old = find(pruned, layer).dense.weight
+            got, best = joined(find(fixed, layer).dense), solved(inputs, wanted, old, method, ridge)
+            assert distance(got, joined(find(pruned, layer).dense)) > 1e-3
+            torch.testing.assert_close(got, best, rtol=0, atol=1e-8)
+
+
+def test_repair_brings_the_output_nearer_on_other_data() -> None:
+    model, batches = make(), data(count=70)
+    pruned = prune_heads(model, {0: [1], 2: [2]})
+    held = data(seed=99)
+    far = {}
+    for name, each in {"none": pruned, **{m: repair(pruned, model, batches, m) for m in METHODS}}.items():
+        with torch.no_grad():
+            gaps = [each(**batch).last_hidden_state - model(**batch).last_hidden_state for batch in held]
+        far[name] = sum(
+            float(x[batch["attention_mask"].bool()].square().sum()) for x, batch in zip(gaps, held, strict=True)
+        )
+    assert max(far[method] for method in METHODS) < far["none"] / 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_repair_of_a_model_that_lost_nothing_changes_nothing(method: str) -> None:
+    model = make()
+    for ridge in (0.0, DEFAULT):
+        assert_same(repair(model, model, data(), method, ridge=ridge).state_dict(), model.state_dict(), atol=1e-10)
+
+
+# What it may not depend on
+
+
+def test_padding_and_the_batch_size_do_not_count() -> None:
+    model = make()
+    pruned = prune_neurons(prune_heads(model, PRUNED), NEURONS)
+    wanted = repair(pruned, model, data(), "refit").state_dict()
+    single = [
+        {name: x[i : i + 1] for name, x in batch.items()} for batch in data() for i in range(len(batch["input_ids"]))
+    ]
+    for batches in (padded(data(), 6), single):
+        assert_same(repair(pruned, model, batches, "refit").state_dict(), wanted, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("method", "cls"),
+    [("mean", BertForSequenceClassification), ("refit", BertModel)],
+)
+def test_every_backend_gives_the_same_repair(method: str, cls: Any) -> None:
+    model = make(cls)
+    pruned = prune_neurons(prune_heads(model, PRUNED), NEURONS)
+    fixed = {}
+    for name in ("sdpa", "eager", "packed", "auto"):
+        for each in (model, pruned):
+            each.set_attn_implementation(name)
+        fixed[name] = repair(pruned, model, padded(data(), 9), method).state_dict()
+        assert_same(fixed[name], fixed["sdpa"], atol=1e-9)
+    model.set_attn_implementation("eager")  # and each in its own way
+    assert_same(repair(pruned, model, padded(data(), 9), method).state_dict(), fixed["sdpa"], atol=1e-9)
+
+
+def test_chunks_and_checkpointed_layers_change_nothing() -> None:
+    model = make()
+    wanted = repair(prune_neurons(model, NEURONS), model, data()).state_dict()
+    other = make(chunk_size_feed_forward=4)
+    other.gradient_checkpointing_enable()
+    assert_same(repair(prune_neurons(other, NEURONS), other, data()).state_dict(), wanted, atol=1e-9)
+
+
+def test_the_one_layer_of_a_classifier_is_fitted_on_every_token() -> None:
+    """Such a model, run as a whole, computes [CLS] alone in its last layer."""
+    for name in ("auto", "packed"):
+        model = make(BertForSequenceClassification, num_hidden_layers=1, attn_implementation=name)
+        body = copy.deepcopy(model.bert)
+        fixed = repair(prune_heads(model, {0: [2]}), model, data())
+        assert_same(fixed.bert.state_dict(), repair(prune_heads(body, {0: [2]}), body, data()).state_dict(), atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "cls", [BertForMaskedLM, BertForMultipleChoice, BertForPreTraining, BertForQuestionAnswering, BertLMHeadModel]
+)
+def test_every_model_with_a_head_is_repaired_as_its_body(cls: Any) -> None:
+    model = make(cls, **({"is_decoder": True} if cls is BertLMHeadModel else {}))
+    batches = data(count=10)
+    given = batches
+    if cls is BertForMultipleChoice:
+        given = [{name: x.unflatten(0, (2, 5)) for name, x in batch.items()} for batch in batches]
+    pruned, body = prune_heads(model, PRUNED), copy.deepcopy(model.bert)
+    fixed = repair(pruned, model, [{**batch, "labels": None} for batch in given], "refit")
+    wanted = repair(prune_heads(body, PRUNED), body, batches, "refit")
+    assert_same(fixed.bert.state_dict(), wanted.state_dict(), atol=1e-12)
+    assert_same(
+        {k: x for k, x in fixed.state_dict().items() if not k.startswith("bert.")},
+        {k: x for k, x in model.state_dict().items() if not k.startswith("bert.")},
+        atol=0,
+    )
+
+
+def test_half_precision_is_fitted_in_float64() -> None:
+    model = make().bfloat16()
+    pruned = prune_heads(model, {0: [1, 3]})
+    fixed = repair(pruned, model, data())
+    assert {p.dtype for p in fixed.parameters()} == {torch.bfloat16}
+    inputs, wanted = problem(pruned.double(), model.double(), data(), 0, "heads")
+    before, after = (error(block_of(m.double(), 0).attention.output.dense, inputs, wanted) for m in (pruned, fixed))
+    assert after < 0.9 * before
+
+
+# What is touched
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_repair_leaves_both_models_alone_and_in_place_it_changes_projections_alone(method: str) -> None:
+    dense, pruned = worn(make()), worn(prune_heads(make(), PRUNED))
+    before, state = copy.deepcopy(pruned.state_dict()), state_of(pruned)
+    with left_as_found(dense):
+        with left_as_found(pruned):
+            fixed = repair(pruned, dense, data(), method, ridge=DEFAULT)
+        assert repair_(pruned, dense, data(), method, ridge=DEFAULT) is pruned
+    assert state_of(pruned) == state
+    assert_same(pruned.state_dict(), fixed.state_dict(), atol=0)
+    changed = {k for k, x in pruned.state_dict().items() if not torch.equal(x, before[k])}
+    assert changed <= {f"encoder.layer.{i}.attention.output.dense.{p}" for i in range(L) for p in ("weight", "bias")}
+    assert len(changed) == (3 if method == "mean" else 5)  # layer 1 has no heads, only a bias
+
+
+def test_a_repair_that_leaves_predictions_further_away_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers can come nearer to the dense ones while predictions do not: what "mean" may do with very little left."""
+    model = make(BertForSequenceClassification, num_labels=3)
+    pruned = prune_heads(model, PRUNED)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        repair(pruned, model, data(), ridge=DEFAULT)
+        repair(model, model, data(), ridge=DEFAULT)  # nothing to repair: rounding is no reason
+    found = iter([0.309, 0.3135])
+    monkeypatch.setattr(module, "mean_divergence", lambda *args: next(found))
+    with pytest.warns(UserWarning, match=r"after repair 'mean' predictions are 0.314 nats .* before, they were 0.309"):
+        repair(pruned, model, data(), "mean", ridge=DEFAULT)
+
+
+def test_too_few_tokens_for_the_inputs_of_a_matrix_are_said() -> None:
+    model = make()
+    pruned, few = prune_neurons(model, {0: [1]}), data(count=6)
+    tokens = sum(int(batch["attention_mask"].sum()) for batch in few)
+    assert tokens < 2 * D
+    with pytest.warns(
+        UserWarning, match=f"matrices with {D} inputs are fitted to {tokens} tokens, .* give {2 * D} tokens"
+    ):
+        repair(pruned, model, few)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        repair(pruned, model, few, "mean")
+        repair(pruned, model, data(count=12))
+
+
+def test_the_divergence_is_the_mean_over_examples() -> None:
+    model = make(BertForSequenceClassification, num_labels=3)
+    pruned = prune_heads(model, PRUNED)
+    with torch.no_grad():
+        p, q = (torch.cat([each(**b).logits.log_softmax(-1) for b in data()]) for each in (model, pruned))
+        wanted = (p.exp() * (p - q)).sum(-1).mean()
+        assert module.mean_divergence(pruned, model, data()) == pytest.approx(float(wanted), rel=1e-10)
+
+
+class BoomError(Exception):
+    pass
+
+
+def test_after_an_error_nothing_hangs_on_the_models() -> None:
+    def fails(*args: Any) -> None:
+        raise BoomError
+
+    for place in ("encoder.layer.1.attention.self", "encoder.layer.2.output.LayerNorm", "embeddings"):
+        for which in (0, 1):
+            models = worn(prune_heads(make(), PRUNED)), worn(make())
+            models[which].get_submodule(place).register_forward_hook(fails)
+            before = [*map(state_of, models)]
+            with pytest.raises(BoomError):
+                repair_(*models, data())
+            assert [*map(state_of, models)] == before
+
+
+# What is refused
+
+
+def test_what_cannot_be_repaired_is_refused_before_any_work() -> None:
+    dense, pruned = make(), prune_heads(make(), PRUNED)
+    for model in (dense, pruned):
+        model.register_forward_pre_hook(lambda *args: pytest.fail("a model ran"))
+    cases: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
+        ((dense, data(), "lsq"), {}, ValueError, "method 'lsq' is unknown; have: mean, refit"),
+        ((dense, data()), {"ridge": -1}, ValueError, "ridge is -1; it must be 0 or more"),
+        ((dense, data()), {"ridge": float("nan")}, ValueError, "ridge is nan"),
+        ((dense, []), {}, ValueError, "there are no batches"),
+        ((make(num_hidden_layers=2), data()), {}, ValueError, "has num_hidden_layers 3, the dense one 2"),
+        ((make(vocab_size=98), data()), {}, ValueError, "has vocab_size 97, the dense one 98"),
+        ((nn.Linear(3, 4), data()), {}, TypeError, "Linear is not a model of bertlite"),
+    ]
+    for args, options, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            repair_(pruned, *args, **options)
+
+
+def test_padding_alone_is_refused() -> None:
+    batches = [{**batch, "attention_mask": 0 * batch["attention_mask"]} for batch in data()]
+    with pytest.raises(ValueError, match="the batches hold only padding"):
+        repair(prune_heads(make(), PRUNED), make(), batches)
+
+
+def test_adapters_are_refused() -> None:
+    class Wrapped(nn.Module):
+        def __init__(self, base: nn.Linear) -> None:
+            super().__init__()
+            self.base_layer = base
+
+    pruned = prune_heads(make(), PRUNED)
+    output = block_of(pruned, 2).attention.output
+    output.dense = Wrapped(output.dense)
+    with pytest.raises(TypeError, match=r"encoder\.layer\.2\.attention\.output\.dense is a .*Wrapped"):
+        repair(pruned, make(), data())
+
+
+# How far "mean" goes
+
+
+def confident() -> Any:
+    """Return a classifier whose predictions of random sentences are sure, and of both classes."""
+    torch.manual_seed(0)
+    model = make(BertForSequenceClassification, num_labels=2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+        logits = torch.cat([model(**batch).logits for batch in data(3, 40)])
+        margin = logits[:, 0] - logits[:, 1]
+        factor = 8 / margin.std()
+        model.classifier.weight *= factor
+        model.classifier.bias *= factor
+        model.classifier.bias[0] -= factor * margin.mean()
+    return model
+
+
+def variation(model: Any, dense: Any, batches: Any) -> float:
+    """Return the mean total variation between the predictions of two classifiers."""
+    with torch.no_grad():
+        p, q = (torch.cat([each(**batch).logits.softmax(-1) for batch in batches]) for each in (model, dense))
+    return float((p - q).abs().sum(-1).mean() / 2)
+
+
+def test_no_harm_is_done_where_little_is_left_and_layers_mislead() -> None:
+    """Layers come nearer to the dense ones, predictions of other sentences do not: the exact fit shows it."""
+    model, batches, others = confident(), data(3, 40), data(77, 60)
+    heads = {0: [0, 1, 2], 1: [1, 2, 3], 2: [0, 2, 3]}
+    pruned = prune_neurons(prune_heads(model, heads), dict.fromkeys(range(L), range(8, W)))
+    before = variation(pruned, model, others)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exact = repair(pruned, model, batches, "mean", ridge=DEFAULT)
+    assert variation(exact, model, others) > before + 0.01
+    assert variation(repair(pruned, model, batches, "mean"), model, others) <= before + 0.01
+
+
+def sentences(batches: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    return [
+        {name: x[i : i + 1] for name, x in batch.items()} for batch in batches for i in range(len(batch["input_ids"]))
+    ]
+
+
+@torch.no_grad()
+def held_out_from(pruned: Any, dense: Any, batches: Any, layer: int) -> HeldOut:
+    """Return what predictions are compared with, once the layers below one have run."""
+    pruned.eval()
+    runs = module.start_runs(pruned, dense, batches)
+    for block in [*pruned.base_model.encoder.layer][:layer]:
+        for each in runs:
+            each.step_pruned(block)
+    return HeldOut.of(pruned, dense.eval(), batches, runs)
+
+
+@pytest.mark.parametrize(("backend", "cls"), [("eager", BertModel), ("packed", BertForSequenceClassification)])
+def test_held_out_predictions_are_those_of_whole_models_with_the_fit_of_each_fold(cls: Any, backend: str) -> None:
+    model, batches = make(cls, attn_implementation=backend), data()
+    pruned = prune_neurons(prune_heads(model, PRUNED), NEURONS)
+    draw = torch.Generator().manual_seed(2)
+    for layer, part in [(0, "neurons"), (2, "heads")]:
+        own = PARTS[part](pruned, layer).dense
+        biases = [torch.randn(D, generator=draw, dtype=F64) for _ in range(4)]
+        with torch.no_grad():
+            found, differing = held_out_from(pruned, model, batches, layer).distances(layer, own, biases)
+        for i, sentence in enumerate(sentences(batches)):
+            other = copy.deepcopy(pruned)
+            PARTS[part](other, layer).dense.bias.data = biases[i % 4]
+            with torch.no_grad():
+                a, b = other(**sentence), model(**sentence)
+            if cls is BertModel:
+                real = sentence["attention_mask"][0].bool()
+                gap = (a.last_hidden_state - b.last_hidden_state)[0, real].mean(0)
+                assert_same(found[i], gap.square().sum() / 2, atol=1e-9)
+                assert differing[i] == 0
+            else:
+                assert_same(found[i], (a.logits.softmax(-1) - b.logits.softmax(-1)).abs().sum() / 2, atol=1e-9)
+                assert differing[i] == (a.logits.argmax() != b.logits.argmax())
+
+
+def test_the_share_is_the_one_that_held_out_predictions_ask_for() -> None:
+    model, batches = make(BertForSequenceClassification, num_labels=3), data(count=40)
+    damaged = copy.deepcopy(model)
+    part, true = block_of(damaged, 1).output.dense, block_of(model, 1).output.dense.bias
+    part.bias.data += torch.linspace(-3, 3, D, dtype=F64)
+    held_out = held_out_from(damaged, model, batches, 1)
+
+    def share(times: float) -> float:
+        """Of a fit that goes so many times as far as the way back to the dense model."""
+        fit = part.bias + times * (true - part.bias)
+        with torch.no_grad():
+            return held_out.choose_share(1, part, [fit] * 4)
+
+    assert (share(1), share(2), share(4), share(-1), share(0)) == (1.0, 0.5, 0.25, 0.0, 0.0)
+
+
+def test_nearer_predictions_are_no_reason_where_more_labels_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make(BertForSequenceClassification, num_labels=3)
+    held_out, part = held_out_from(model, model, data(), 0), block_of(model, 0).output.dense
+    fit = part.bias.detach() + 1
+    for differing, wanted in ((0.0, 0.25), (1.0, 0.0)):
+        before, after = torch.zeros(2, 19, dtype=F64), torch.zeros(2, 19, dtype=F64)
+        after[0], after[1, 5] = -0.1, differing
+        found = iter([before, after, *[before] * 3])
+        monkeypatch.setattr(HeldOut, "distances", lambda *args, found=found: next(found))
+        assert held_out.choose_share(0, part, [fit] * 4) == wanted
+
+
+def test_flags_and_numbers_have_distances_too() -> None:
+    p, q = torch.tensor([[[0.3, -2.0]]], dtype=F64), torch.tensor([[[-0.1, -1.0]]], dtype=F64)
+    flags, other = Prediction(FLAGS, p), Prediction(FLAGS, q)
+    assert_same(flags.distance(other), (p.sigmoid() - q.sigmoid()).abs().sum()[None])
+    assert flags.disagreement(other).tolist() == [1]
+    numbers, other = Prediction(NORMAL, p), Prediction(NORMAL, q)
+    assert_same(numbers.distance(other), torch.tensor([(0.16 + 1) / 2], dtype=F64))
+    assert numbers.disagreement(other).tolist() == [0]

@@ -1,0 +1,583 @@
+"""Scores of heads and neurons: what each criterion is, on every model and backend, and what is left as found."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from conftest import F64, HEADED, SIZES, assert_same, distance, make, make_batch
+from left_as_found import left_as_found, worn
+from torch import Tensor, nn
+
+from bertlite import (
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForNextSentencePrediction,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertLMHeadModel,
+    BertModel,
+    head_importance,
+    neuron_importance,
+    prune_heads,
+    prune_neurons,
+)
+from bertlite.pruning.importance import CRITERIA, NEURON_CRITERIA, normalise
+from bertlite.pruning.importance.batches import example_losses, inputs_of
+from bertlite.pruning.importance.measurements import ScoringTask, gate_gradients, loss_increases
+from bertlite.pruning.importance.structures import HEADS
+from bertlite.stack.modules import BertSelfOutput
+
+L, N, H, W, S, V = 3, 4, 12, 37, 11, 97
+ALL = [0, 1, 2, 3]
+PRUNED = {0: [1, 3], 1: ALL}
+FEW = {0: range(3, W), 1: range(1, W), 2: range(W - 2)}  # neurons that are gone where few are to be scored
+
+
+def classes(count: int, shape: tuple[int, ...], seed: int = 5) -> Tensor:
+    return torch.randint(count, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def words(shape: tuple[int, ...]) -> Tensor:
+    """Labels at two places in three, and none at all for the third example."""
+    labels = classes(V, shape).masked_fill(classes(3, shape, 6) == 0, -100)
+    labels[2:3] = -100
+    return labels
+
+
+def data(cls: Any = BertForSequenceClassification, count: int = 5, size: int = 2) -> list[dict[str, Tensor]]:
+    """`count` examples of lengths 11 down to 7, in batches of `size`, with labels."""
+    whole = make_batch(count, S, lengths=tuple(range(S, S - count, -1)))
+    if cls is BertForMultipleChoice:
+        many = make_batch(count * 7, S, lengths=tuple(S - i % 5 for i in range(count * 7)))
+        whole = {name: x.unflatten(0, (count, 7)) for name, x in many.items()}
+    if cls in (BertForMaskedLM, BertForPreTraining, BertLMHeadModel):
+        whole["labels"] = words((count, S))
+    if cls in (BertForSequenceClassification, BertForTokenClassification):
+        whole["labels"] = classes(6, (count,) if cls is BertForSequenceClassification else (count, S))
+    if cls is BertForMultipleChoice:
+        whole["labels"] = classes(7, (count,))
+    if cls is BertForNextSentencePrediction:
+        whole["labels"] = classes(2, (count,))
+    if cls is BertForPreTraining:
+        whole["next_sentence_label"] = classes(2, (count,))
+    if cls is BertForQuestionAnswering:
+        whole |= {"start_positions": classes(7, (count,)), "end_positions": classes(7, (count,), 8)}
+    if "labels" in whole and whole["labels"].shape == (count, S):
+        whole["labels"] = whole["labels"].masked_fill(whole["attention_mask"] == 0, -100)
+    return [{name: x[i : i + size] for name, x in whole.items()} for i in range(0, count, size)]
+
+
+def model_of(cls: Any = BertForSequenceClassification, **changes: Any) -> Any:
+    labelled = {"num_labels": 6} if cls in (BertForSequenceClassification, BertForTokenClassification) else {}
+    decoder = {"is_decoder": True} if cls is BertLMHeadModel else {}
+    return make(cls, **{**labelled, **decoder, **changes})
+
+
+EVERY = [*HEADED, BertLMHeadModel]
+
+
+def block_of(model: Any, layer: int) -> Any:
+    return model.base_model.encoder.layer[layer]
+
+
+def row(batch: dict[str, Tensor], i: int) -> dict[str, Tensor]:
+    return {name: x[i : i + 1] for name, x in batch.items()}
+
+
+def gradients_of(model: Any, batches: list[dict[str, Tensor]]) -> Tensor:
+    """Return ∂loss/∂gate of every example, (examples, L, N)."""
+    return torch.cat([*gate_gradients(ScoringTask(model, HEADS), batches)])
+
+
+def numeric_gradient(model: Any, batch: dict[str, Tensor], layer: int, head: int) -> float:
+    """∂loss/∂gate by a central difference."""
+    losses = []
+    for value in (1 + 1e-5, 1 - 1e-5):
+        gate = torch.ones(L, N, dtype=F64)
+        gate[layer, head] = value
+        with torch.no_grad():
+            losses.append(model(**batch, head_mask=gate).loss)
+    return float((losses[0] - losses[1]) / 2e-5)
+
+
+# What the criteria are
+
+
+@pytest.mark.parametrize("cls", EVERY)
+def test_gradients_are_the_derivatives_of_each_examples_own_loss(cls: Any) -> None:
+    model, batches = model_of(cls), data(cls)
+    gradients = gradients_of(model, batches)
+    singles = [row(batch, i) for batch in batches for i in range(len(batch["input_ids"]))]
+    if "labels" in singles[0]:
+        singles = [single for single in singles if (single["labels"] != -100).any()]
+    assert gradients.shape == (len(singles), L, N)
+    for i in (0, len(singles) - 1):
+        assert gradients[i].abs().max() > 1e-4
+        for layer, head in ((0, 1), (1, 3), (2, 0)):
+            assert abs(float(gradients[i, layer, head]) - numeric_gradient(model, singles[i], layer, head)) < 1e-8
+
+
+def test_michel_and_fisher_are_means_of_the_gradients() -> None:
+    model, batches = model_of(), data()
+    gradients = gradients_of(model, batches)
+    assert gradients.shape == (5, L, N)
+    assert_same(head_importance(model, batches), gradients.abs().mean(0))
+    assert_same(head_importance(model, batches, criterion="fisher"), gradients.square().mean(0))
+    of_batches = torch.stack([gradients[:2].mean(0), gradients[2:4].mean(0), gradients[4]])
+    assert_same(head_importance(model, batches, reduction="batch"), of_batches.abs().mean(0))
+
+
+def test_by_token_is_a_mean_over_real_tokens_and_no_less_than_by_example() -> None:
+    model, batches = model_of(), data()
+    tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
+    by_token = head_importance(model, batches, reduction="token") * tokens
+    of_tokens = torch.cat([*gate_gradients(ScoringTask(model, HEADS, "token"), batches)])
+    assert len(of_tokens) == tokens
+    assert_same(of_tokens.sum(0), gradients_of(model, batches).sum(0))
+    by_example = head_importance(model, batches) * 5
+    assert (by_token >= by_example - 1e-12).all()
+    assert distance(by_token[0], by_example[0]) > 1e-3
+
+
+def test_the_gradient_of_a_batch_is_that_of_its_weights() -> None:
+    """Euler: the output is linear in a head's block of the output projection, so g = Σ W·∂L/∂W."""
+    model, batches = model_of(BertForTokenClassification), data(BertForTokenClassification)
+    wanted = torch.zeros(L, N, dtype=F64)
+    for batch in batches:
+        mean = example_losses(model, model(**inputs_of(batch)), batch).nanmean()
+        weights = [block_of(model, layer).attention.output.dense.weight for layer in range(L)]
+        grads = torch.autograd.grad(mean, weights)
+        products = [(w * g).detach().sum(0).unflatten(0, (N, H)).sum(1) for w, g in zip(weights, grads, strict=True)]
+        wanted += torch.stack(products).abs() / len(batches)
+    assert wanted.max() > 1e-4
+    assert_same(head_importance(model, batches, reduction="batch"), wanted)
+
+
+@pytest.mark.parametrize("cls", [BertForMaskedLM, BertForPreTraining, BertForTokenClassification, BertLMHeadModel])
+def test_labels_of_padding_do_not_count(cls: Any) -> None:
+    model = model_of(cls)
+    labelled = [{**b, "labels": b["labels"].masked_fill(b["attention_mask"] == 0, 3)} for b in data(cls)]
+    for name in ("sdpa",) if cls is BertLMHeadModel else ("sdpa", "packed"):
+        model.set_attn_implementation(name)
+        assert_same(gradients_of(model, labelled), gradients_of(model, data(cls)))
+
+
+def test_leave_one_out_is_what_pruning_the_head_costs() -> None:
+    model, batches = model_of(), data()
+    scores = head_importance(model, batches, criterion="leave_one_out")
+    (whole,) = data(size=5)
+    for layer, head in ((0, 0), (1, 2), (2, 3)):
+        with torch.no_grad():
+            rise = prune_heads(model, {layer: [head]})(**whole).loss - model(**whole).loss
+        assert abs(float(scores[layer, head] - rise)) < 1e-12
+        assert abs(float(rise)) > 1e-5
+
+
+@pytest.mark.parametrize(
+    ("backend", "cls"), [("auto", BertForSequenceClassification), ("packed", BertForTokenClassification)]
+)
+def test_leave_one_out_computes_once_what_a_head_cannot_change(
+    backend: str, cls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It equals one whole forward for each gated head, bit for bit, with fewer runs of the layers below."""
+    model, (batch,) = prune_heads(model_of(cls), PRUNED), data(cls, size=5)
+    model.set_attn_implementation(backend)
+    model.eval()
+    runs, forward = [], BertSelfOutput.forward
+
+    def counted(module: BertSelfOutput, *args: Any) -> Tensor:
+        runs.extend([1] if args[0].shape[-1] == 2 * H else [])  # of layer 0, which has two heads
+        return forward(module, *args)
+
+    monkeypatch.setattr(BertSelfOutput, "forward", counted)
+    (increases,) = loss_increases(ScoringTask(model, HEADS), [batch])  # (examples, layers, heads)
+    assert len(runs) == 1 + 2, "layer 0 runs for the whole model and for its own two heads"
+    neuron_importance(prune_neurons(model, FEW), [batch], criterion="leave_one_out")
+    assert len(runs) == 3 + 1 + 3, "and for the whole model and its own three neurons"
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+
+    def losses(gate: Tensor) -> Tensor:
+        with torch.no_grad():
+            return example_losses(model, model(**inputs, head_mask=gate), batch)
+
+    whole = losses(torch.ones(L, 5, N))
+    for layer, head in ((0, 0), (0, 2), (2, 0), (2, 3)):
+        gate = torch.ones(L, 5, N)
+        gate[layer, :, head] = 0
+        assert torch.equal(increases[:, layer, head], (losses(gate) - whole).double())
+
+
+def test_confidence_is_a_mean_over_real_tokens() -> None:
+    model, (batch,) = model_of(), data(size=5)
+    with torch.no_grad():
+        weights = torch.stack(
+            model.base_model(**{k: x for k, x in batch.items() if k != "labels"}, output_attentions=True).attentions
+        )
+    real = batch["attention_mask"].bool()
+    peaks = weights.amax(-1)  # (L, B, N, S)
+    rows = [peaks[:, i, :, : int(real[i].sum())] for i in range(5)]
+    assert_same(
+        head_importance(model, data(), criterion="confidence"), torch.stack([x.mean(-1) for x in rows]).mean(0)
+    )
+    assert_same(
+        head_importance(model, data(), criterion="confidence", reduction="token"), torch.cat(rows, -1).mean(-1)
+    )
+
+
+def test_magnitude_is_the_norm_of_a_heads_block() -> None:
+    model = model_of()
+    scores = head_importance(model, criterion="magnitude")
+    weight = model.base_model.encoder.layer[2].attention.output.dense.weight
+    assert_same(scores[2, 1], weight[:, H : 2 * H].detach().norm())
+    neurons = neuron_importance(model, criterion="magnitude")
+    assert_same(neurons[1, 5], model.base_model.encoder.layer[1].output.dense.weight[:, 5].detach().norm())
+
+
+def test_random_is_random_by_its_seed() -> None:
+    model = model_of()
+    one, two = (head_importance(model, criterion="random", seed=seed) for seed in (1, 2))
+    assert_same(one, head_importance(model, criterion="random", seed=1), atol=0)
+    assert distance(one, two) > 0.1
+
+
+# Label-free
+
+
+def test_fisher_of_kl_is_twice_the_divergence_to_second_order() -> None:
+    """By every possible label rather than drawn ones: a regression of one number has E g² = (∂y/∂ξ)²."""
+    model = make(BertForSequenceClassification, num_labels=1)
+    batches = [{k: x for k, x in b.items() if k != "labels"} for b in data()]
+    (whole,) = data(size=5)
+    copies = [{name: x.repeat(100, *[1] * (x.dim() - 1)) for name, x in whole.items()}] * 4  # labels are not read
+    fisher = head_importance(model, copies, criterion="fisher", target="kl")
+    gate = torch.ones(L, N, dtype=F64)
+    for layer, head in ((0, 1), (1, 2)):
+        gate[layer, head] = 1 - 1e-4
+        with torch.no_grad():
+            moved = torch.cat([(model(**b, head_mask=gate).logits - model(**b).logits)[:, 0] for b in batches])
+        gate[layer, head] = 1
+        twice = float((moved / 1e-4).square().mean())
+        assert abs(float(fisher[layer, head]) / twice - 1) < 0.15  # 2000 draws of a variable of relative variance 2+
+
+
+@pytest.mark.parametrize("cls", [BertModel, *EVERY])
+def test_without_labels_every_model_is_scored_by_its_own_prediction(cls: Any) -> None:
+    model = model_of(cls)
+    batches = [{k: x for k, x in b.items() if "label" not in k and "positions" not in k} for b in data(cls)]
+    for criterion in ("michel", "fisher", "leave_one_out"):
+        scores = head_importance(model, batches, criterion=criterion, target="kl")
+        assert scores.isfinite().all()
+        assert scores.abs().max() > 1e-6
+    assert (head_importance(model, batches, criterion="leave_one_out", target="kl") > 0).all()  # a divergence
+    assert_same(
+        head_importance(model, batches, criterion="fisher", target="kl"),
+        head_importance(model, data(cls), criterion="fisher", target="kl"),
+        atol=0,
+    )
+    other = head_importance(model, batches, criterion="fisher", target="kl", seed=1)
+    assert distance(head_importance(model, batches, criterion="fisher", target="kl"), other) > 1e-9
+
+
+def test_a_teacher_gives_a_pruned_models_divergence_a_gradient() -> None:
+    model, batches = model_of(), data()
+    pruned = prune_heads(model, {1: [0, 1]})
+    measured = head_importance(pruned, batches, criterion="leave_one_out", target="kl", teacher=model)
+    assert measured[1, :2].isnan().all()
+    assert (measured < 0).any() or distance(
+        measured[0], head_importance(pruned, batches, criterion="leave_one_out", target="kl")[0]
+    ) > 1e-6
+
+
+def test_a_loss_of_ones_own() -> None:
+    model, batches = model_of(BertModel), [{k: x for k, x in b.items() if k != "labels"} for b in data()]
+    scores = head_importance(model, batches, loss=lambda out, batch: out.last_hidden_state[:, 0].sum(-1))
+    assert scores.shape == (L, N)
+    with pytest.raises(ValueError, match=r"the loss returned \(\); expected one number for each of 2 examples"):
+        head_importance(model, batches, loss=lambda out, batch: out.last_hidden_state.sum())
+    with pytest.raises(ValueError, match="it has no gradient"):
+        head_importance(model, batches, loss=lambda out, batch: batch["input_ids"].sum(-1).float())
+
+
+# Laws
+
+
+@pytest.mark.parametrize("target", ["loss", "kl"])
+@pytest.mark.parametrize("criterion", ["michel", "fisher", "leave_one_out", "confidence"])
+def test_by_example_the_batch_size_does_not_matter(criterion: str, target: str) -> None:
+    model = model_of()
+    alone = head_importance(model, data(size=1), criterion=criterion, target=target)
+    for size in (2, 5):
+        assert_same(head_importance(model, data(size=size), criterion=criterion, target=target), alone)
+    trimmed = [
+        {k: x[..., : int(b["attention_mask"].sum())] if x.dim() > 1 else x for k, x in b.items()} for b in data(size=1)
+    ]
+    assert_same(head_importance(model, trimmed, criterion=criterion, target=target), alone)
+
+
+@pytest.mark.parametrize("cls", [BertForSequenceClassification, BertForTokenClassification, BertForMultipleChoice])
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_every_backend_gives_the_same_scores(criterion: str, cls: Any) -> None:
+    """Also where the last layer computes [CLS] alone, and where padding is left out."""
+    batches, attends = data(cls, size=5), criterion == "confidence"
+    model = prune_heads(model_of(cls), PRUNED)
+    scores = {}
+    for name in ("eager", "sdpa", "auto", "packed"):
+        model.set_attn_implementation(name)
+        if name == "packed" and attends:
+            with pytest.raises(ValueError, match="'packed' cannot give attentions"):
+                head_importance(model, batches, criterion=criterion)
+            continue
+        for reduction in ("example", "token", "batch"):
+            if reduction == "token" and criterion == "leave_one_out":
+                continue
+            found = head_importance(model, batches, criterion=criterion, reduction=reduction).nan_to_num(nan=-1)
+            assert_same(found, scores.setdefault(reduction, found))
+        if criterion in NEURON_CRITERIA:
+            few = prune_neurons(model, FEW)  # criteria that measure every neuron take long
+            found = neuron_importance(few, batches, criterion=criterion).nan_to_num(nan=-1)
+            assert_same(found, scores.setdefault("neurons", found))
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_pruned_heads_are_nan_and_the_others_have_their_numbers(criterion: str) -> None:
+    pruned = prune_heads(model_of(), PRUNED)
+    scores = head_importance(pruned, data(), criterion=criterion)
+    gone = torch.zeros(L, N, dtype=torch.bool)
+    gone[0, [1, 3]] = gone[1] = True
+    assert torch.equal(scores.isnan(), gone)
+    assert (scores.dtype, scores.device.type) == (F64, "cpu")
+
+
+def test_a_pruned_model_is_scored_as_the_gated_one() -> None:
+    """Gradients at heads that stay, with the others gated off."""
+    model, batches = model_of(), data()
+    scores = head_importance(prune_heads(model, {0: [1, 3]}), batches, criterion="fisher")
+    gate = torch.ones(L, N, dtype=F64, requires_grad=True)
+    off = torch.ones(L, N, dtype=F64)
+    off[0, [1, 3]] = 0
+    singles = [row(b, i) for b in batches for i in range(len(b["input_ids"]))]
+    gradients = [torch.autograd.grad(model(**single, head_mask=gate * off).loss, gate)[0] for single in singles]
+    wanted = torch.stack(gradients).square().mean(0)
+    assert_same(scores[0, [0, 2]], wanted[0, [0, 2]])
+    assert_same(scores[1:], wanted[1:])
+
+
+def test_a_model_without_any_head_has_only_nan() -> None:
+    model = prune_heads(model_of(), {0: ALL, 1: ALL, 2: ALL})
+    assert head_importance(model, data(), criterion="leave_one_out").isnan().all()
+    assert head_importance(model, data()).isnan().all()
+
+
+# Left as found
+
+
+class BoomError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_the_model_is_left_as_found(criterion: str) -> None:
+    few = {"intermediate_size": 7}  # neurons, since some criteria measure each
+    model, teacher = worn(model_of(**few)), worn(model_of(**few))
+    options = {} if criterion == "random" else {"target": "kl", "teacher": teacher}
+    with left_as_found(model, teacher):
+        found = head_importance(model, data(), criterion=criterion)
+        if criterion in NEURON_CRITERIA:
+            neuron_importance(model, data(size=5), criterion=criterion)
+        head_importance(model, data(), criterion=criterion, **options)
+    with torch.no_grad(), left_as_found(model):
+        assert_same(head_importance(model, data(), criterion=criterion), found)
+
+
+@pytest.mark.parametrize("score", [head_importance, neuron_importance])
+@pytest.mark.parametrize("criterion", ["michel", "leave_one_out"])
+def test_the_model_is_left_as_found_after_an_error(criterion: str, score: Any) -> None:
+    def fails(*args: Any) -> Tensor:
+        torch.rand(3)
+        raise BoomError
+
+    model = worn(model_of())
+    if score is neuron_importance:
+        model.classifier.register_forward_hook(fails)
+    with left_as_found(model), pytest.raises(BoomError):
+        score(model, data(), criterion=criterion, loss=fails)
+
+
+# Neurons
+
+
+def test_neurons_are_scored_by_gates_on_their_activations() -> None:
+    model, batches = model_of(), data()
+    scores = neuron_importance(model, batches, criterion="fisher")
+    assert scores.shape == (L, W)
+    for layer, neuron in ((0, 0), (1, 20), (2, 36)):
+        gradients = []
+        for batch in batches:
+            for i in range(len(batch["input_ids"])):
+                losses = []
+                for factor in (1 + 1e-5, 1 - 1e-5):
+                    other = copy.deepcopy(model)
+                    other.bert.encoder.layer[layer].output.dense.weight.data[:, neuron] *= factor
+                    with torch.no_grad():
+                        losses.append(other(**row(batch, i)).loss)
+                gradients.append(float((losses[0] - losses[1]) / 2e-5))
+        wanted = torch.tensor(gradients).square().mean()
+        assert abs(float(scores[layer, neuron] - wanted)) < 1e-7 * max(1, float(wanted) / 1e-3)
+
+
+def test_neurons_by_example_do_not_depend_on_batches_chunks_and_checkpoints() -> None:
+    alone = neuron_importance(model_of(), data(size=1))
+    assert_same(neuron_importance(model_of(), data(size=5)), alone)
+    for name in ("sdpa", "packed"):
+        other = model_of(chunk_size_feed_forward=4, attn_implementation=name)
+        other.gradient_checkpointing_enable()
+        assert_same(neuron_importance(other, data(size=2)), alone)
+        assert other.is_gradient_checkpointing
+        assert block_of(other, 0).chunk_size_feed_forward == 4
+
+
+NEURON_GONE = {0: [3, 36], 1: [*range(5), *range(7, W)]}  # layer 1 keeps neurons 5 and 6
+NEURONS_LEFT = ((0, 0), (0, 35), (1, 5), (1, 6), (2, 36))
+
+
+@pytest.mark.parametrize(
+    ("backend", "cls"),
+    [
+        ("auto", BertForSequenceClassification),
+        ("sdpa", BertForMultipleChoice),
+        ("packed", BertForTokenClassification),
+    ],
+)
+def test_leave_one_out_is_what_pruning_the_neuron_costs(backend: str, cls: Any) -> None:
+    """With a loss by example that the test computes, of models from which the neuron is really removed."""
+    model, (batch,) = prune_neurons(model_of(cls), NEURON_GONE), data(cls, size=5)
+    for each in (model, other := model_of(cls, chunk_size_feed_forward=4)):
+        each.set_attn_implementation(backend)
+    scores = neuron_importance(model, [batch], criterion="leave_one_out")
+    chunked = neuron_importance(prune_neurons(other, NEURON_GONE), [batch], criterion="leave_one_out")
+    assert_same(chunked.nan_to_num(-1), scores.nan_to_num(-1))
+
+    def loss(model: Any) -> float:
+        with torch.no_grad():
+            return float(sum(model(**row(batch, i)).loss for i in range(5)) / 5)
+
+    for layer, neuron in NEURONS_LEFT:
+        rise = loss(prune_neurons(model, {layer: [neuron]})) - loss(model)
+        assert abs(rise) > 1e-9
+        assert abs(float(scores[layer, neuron]) - rise) < 1e-12
+
+
+@pytest.mark.parametrize("criterion", NEURON_CRITERIA)
+def test_neurons_of_a_model_in_bfloat16_have_scores(criterion: str) -> None:
+    model = model_of(intermediate_size=7)
+    wanted = neuron_importance(model, data(), criterion=criterion)
+    found = neuron_importance(model.bfloat16(), data(), criterion=criterion)
+    assert found.isfinite().all()
+    if criterion in ("michel", "magnitude"):  # means of one sign: 8 bits leave a few per cent
+        assert float((found - wanted).norm() / wanted.norm()) < 0.05
+
+
+@pytest.mark.parametrize("criterion", NEURON_CRITERIA)
+def test_pruned_neurons_are_nan(criterion: str) -> None:
+    model = prune_neurons(model_of(intermediate_size=7), {0: [3, 6], 2: range(7)})
+    scores = neuron_importance(model, data(), criterion=criterion)
+    assert scores.isnan().nonzero().tolist() == [[0, 3], [0, 6], *([2, i] for i in range(7))]
+
+
+# Normalisers
+
+
+def test_normalisers() -> None:
+    scores = torch.tensor([[3.0, 4, torch.nan], [0, 0, 0], [1, 2, 5]], dtype=F64)
+    nan = torch.nan
+    wanted = {
+        "none": scores,
+        "layer_l2": torch.tensor([[0.6, 0.8, nan], [0, 0, 0], [1, 2, 5]]).double()
+        / torch.tensor([[1], [1], [30**0.5]], dtype=F64),
+        "layer_sum": torch.tensor([[3 / 7, 4 / 7, nan], [0, 0, 0], [0.125, 0.25, 0.625]], dtype=F64),
+        "minmax": scores / 5,
+    }
+    for name, each in wanted.items():
+        got = normalise(scores, name)
+        assert torch.equal(got.isnan(), scores.isnan())
+        torch.testing.assert_close(got, each, rtol=0, atol=1e-7, equal_nan=True)
+    assert_same(head_importance(model_of(), data(), normaliser="layer_l2").square().sum(1), torch.ones(L, dtype=F64))
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"criterion": "michael"}, "criterion 'michael' is unknown for heads; have: michel, fisher, leave"),
+        ({"reduction": "sentence"}, "reduction 'sentence' is unknown for heads; have: example, token, batch"),
+        ({"target": "logits"}, "target 'logits' is unknown"),
+        ({"normaliser": "l2"}, "normaliser 'l2' is unknown; have: none, layer_l2"),
+        ({"criterion": "leave_one_out", "reduction": "token"}, "no parts by token"),
+        ({"teacher": "model"}, "target is 'loss'"),
+        ({"target": "kl", "loss": lambda out, batch: out.logits.sum(-1)}, "leave one of them out"),
+    ],
+)
+def test_what_means_nothing_is_refused_before_any_work(options: dict[str, Any], message: str) -> None:
+    model = model_of()
+    model.register_forward_pre_hook(lambda *args: pytest.fail("the model ran"))
+    if "teacher" in options:
+        options = {"teacher": model}
+    with pytest.raises(ValueError, match=message):
+        head_importance(model, data(), **options)
+
+
+@pytest.mark.parametrize("criterion", ["michel", "leave_one_out", "confidence"])
+def test_no_data_is_refused(criterion: str) -> None:
+    with pytest.raises(ValueError, match="there are no batches"):
+        head_importance(model_of(), [], criterion=criterion)
+    with pytest.raises(ValueError, match="batch 0 has neither input_ids nor inputs_embeds; it has labels"):
+        head_importance(model_of(), [{"labels": torch.zeros(2)}], criterion=criterion)
+    with pytest.raises(TypeError, match="batch 1 is a list"):
+        head_importance(model_of(), [*data(size=5), []], criterion=criterion)
+
+
+LABELS = [
+    (BertForSequenceClassification, {"labels": classes(6, (5, 11))}, "batch 0: labels is torch.int64 of shape"),
+    (
+        BertForSequenceClassification,
+        {"labels": torch.full((5,), 6)},
+        "batch 0: labels holds 6; the classes are 0 to 5",
+    ),
+    (BertForSequenceClassification, {"labels": None}, "batch 0: there are no labels; label the data, or take"),
+    (BertForTokenClassification, {"labels": classes(6, (5,))}, "batch 0: labels is torch.int64 of shape"),
+    (BertForMaskedLM, {"labels": torch.full((5, 11), V)}, "batch 0: labels holds 97"),
+    (BertForQuestionAnswering, {"end_positions": None}, "there are no end_positions"),
+    (BertForPreTraining, {"next_sentence_label": torch.full((5,), 2)}, "next_sentence_label holds 2"),
+    (BertForMultipleChoice, {"labels": torch.full((5,), 7)}, "labels holds 7; the classes are 0 to 6"),
+    (BertForNextSentencePrediction, {"labels": torch.rand(5)}, "labels is torch.float32"),
+    (BertForMaskedLM, {"labels": torch.full((5, 11), -100)}, "no example has a label that counts"),
+    (BertModel, {}, "BertModel has no loss of its own; pass loss= or target='kl'"),
+]
+
+
+@pytest.mark.parametrize(("cls", "labels", "message"), LABELS)
+def test_labels_that_do_not_fit_are_refused(cls: Any, labels: dict[str, Any], message: str) -> None:
+    (batch,) = data(cls, size=5)
+    model, runs = model_of(cls), list[int]()
+    model.register_forward_pre_hook(lambda *args: runs.append(1))
+    with pytest.raises(ValueError, match=message):
+        head_importance(model, [{**batch, **labels}])
+    assert not runs or "no example" in message
+
+
+def test_other_models_are_refused() -> None:
+    with pytest.raises(TypeError, match="Linear is not a model of bertlite"):
+        head_importance(nn.Linear(3, 4), data())
+    with pytest.raises(ValueError, match="reduction 'token' is unknown for neurons; have: example, batch"):
+        neuron_importance(model_of(), data(), reduction="token")
+    with pytest.raises(
+        ValueError,
+        match="'confidence' does not score neurons: it is computed from attention weights, which neurons do not",
+    ):
+        neuron_importance(model_of(), data(), criterion="confidence")
+    assert SIZES["num_hidden_layers"] == L

@@ -1,0 +1,101 @@
+"""The progress of long work, on a terminal and in a log."""
+
+import io
+
+import pytest
+
+from bertlite.support.progress import Progress, count_of, in_words, short_time
+
+
+class Terminal(io.StringIO):
+    """A file that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """Return the time, in a list, that tests set."""
+    found = [100.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: found[0])
+    return found
+
+
+def test_a_log_gets_a_line_now_and_then_with_rate_and_time_left(now):
+    log = io.StringIO()
+    with Progress(200, "cases", what="parity", file=log) as bar:
+        for _ in range(28):
+            now[0] += 1
+            bar.advance(2)
+    assert log.getvalue().splitlines() == [
+        "parity: 20 of 200 cases,  2.00 cases/s, 01:30 left",
+        "parity: 40 of 200 cases,  2.00 cases/s, 01:20 left",
+    ]
+
+
+@pytest.mark.parametrize(("shown", "file"), [(True, io.StringIO), (False, Terminal)])
+def test_short_work_leaves_no_line_in_a_log_and_what_is_not_shown_writes_nothing(shown, file):
+    written = file()
+    with Progress(3, "cases", shown=shown, file=written) as bar:
+        bar.advance(3)
+    assert written.getvalue() == ""
+
+
+def test_a_terminal_shows_a_bar_with_rate_and_time_left():
+    terminal = Terminal()
+    with Progress(40, "cases", what="parity", file=terminal) as bar:
+        bar.advance(10)
+        bar.bar.refresh()
+    shown = terminal.getvalue()
+    assert "parity" in shown
+    assert "10/40" in shown
+    assert "cases/s" in shown
+
+
+def test_work_done_before_does_not_count_for_the_rate(now):
+    log = io.StringIO()
+    with Progress(100, "cells", done=80, file=log) as bar:
+        now[0] += 30
+        bar.advance(15)
+    assert log.getvalue() == "95 of 100 cells,  2.00s/ cells, 00:10 left\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.4, "0 s"), (59.4, "59 s"), (137, "2 min 17 s"), (3900, "1 h 5 min")]
+)
+def test_durations_in_words(seconds, words):
+    assert in_words(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.00123, "1.23 ms"), (0.9994, "999 ms"), (0.9996, "999.6 ms"), (1.5, "1500 ms"), (12.34, "12.3 s")],
+)
+def test_times_that_are_measured_have_no_exponent(seconds, words):
+    assert short_time(seconds) == words
+
+
+def test_one_is_no_plural():
+    assert [count_of(count, "row") for count in (0, 1, 1200)] == ["0 rows", "1 row", "1,200 rows"]
+
+
+def test_every_stage_has_a_line_in_a_log_and_a_rate_of_its_own(now):
+    log, terminal = io.StringIO(), Terminal()
+    with Progress(None, "steps", what="prune to", file=log) as bar:
+        bar.stage("gradients")
+        now[0] += 100
+        bar.stage("fitting", 12, "layers", done=2)
+        now[0] += 40
+        bar.advance()
+    assert log.getvalue().splitlines() == [
+        "prune to: gradients",
+        "prune to: fitting, 12 layers",
+        "prune to: fitting: 3 of 12 layers, 40.00s/ layers, 06:00 left",
+    ]
+    with Progress(None, "steps", what="prune to", file=terminal) as bar:
+        bar.stage("fitting", 12, "layers")
+        bar.advance(3)
+        bar.bar.refresh()
+    assert "prune to: fitting" in terminal.getvalue()
+    assert "3/12" in terminal.getvalue()
