@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from conftest import SIZES
 
-from bertlite import BertConfig, kept_heads, with_pruned
-from bertlite.config import OWN, POSITIONS, PROBLEMS
-from bertlite.stack.activations import ACTIVATIONS
+from bertlite import BertConfig
+from bertlite.config import OWN
 
 REFUSED = [  # field, value, what the message says besides the field's name
     ("vocab_size", 0, "is 0; it must be 1 to"),
@@ -68,12 +67,6 @@ def test_a_bad_value_is_refused_by_name_and_value(name: str, value: Any, says: s
         assert name in str(refusal.value)
 
 
-@pytest.mark.parametrize("field", ["hidden_act", "position_embedding_type", "problem_type"])
-def test_every_named_choice_is_accepted(field: str) -> None:
-    allowed = {"hidden_act": ACTIVATIONS, "position_embedding_type": POSITIONS, "problem_type": (None, *PROBLEMS)}
-    assert [getattr(BertConfig(**SIZES, **{field: name}), field) for name in allowed[field]] == list(allowed[field])
-
-
 def test_the_smallest_and_odd_but_possible_values_are_accepted() -> None:
     smallest = {**dict.fromkeys(SIZES, 1), "num_hidden_layers": 0, "pad_token_id": None}
     smallest |= {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 1, "initializer_range": 0}
@@ -116,21 +109,6 @@ def test_pruned_heads_are_sorted_merged_and_named_once() -> None:
     """And the keys of JSON are strings."""
     config = BertConfig(**SIZES, pruned_heads={1: [3, 0, "3"], "1": ["2"], 2: []})
     assert config.pruned_heads == {1: (0, 2, 3)}
-
-
-def test_kept_heads_are_the_others_in_original_numbering() -> None:
-    config = BertConfig(**SIZES, pruned_heads={0: [1], 2: [0, 1, 2, 3]})
-    assert [kept_heads(config, layer) for layer in range(3)] == [(0, 2, 3), (0, 1, 2, 3), ()]
-
-
-def test_with_pruned_is_a_union_and_leaves_its_argument_alone(config: BertConfig) -> None:
-    once = with_pruned(config, {0: [1], 1: [2]})
-    assert with_pruned(once, {"0": [3, 1], 2: [0]}).pruned_heads == {0: (1, 3), 1: (2,), 2: (0,)}
-    assert once.pruned_heads == {0: (1,), 1: (2,)}
-    assert config.pruned_heads == {}
-    assert with_pruned(once, {0: [1]}) == once
-    with pytest.raises(ValueError, match="layer 0 has no head 4"):
-        with_pruned(config, {0: [4]})
 
 
 # labels

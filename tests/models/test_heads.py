@@ -84,15 +84,6 @@ def test_a_head_passes_everything_on_to_bert(cls: Any) -> None:
     assert_same(dict(model(**rest, inputs_embeds=embeds).items()), dict(model(**inputs).items()), atol=0)
 
 
-@pytest.mark.parametrize("cls", [BertForMaskedLM, BertForMultipleChoice])
-def test_a_head_refuses_neither_and_both_inputs_as_bert_does(cls: Any) -> None:
-    model, inputs = build(cls), inputs_of(cls.__name__)
-    with pytest.raises(ValueError, match="not neither"):
-        model()
-    with pytest.raises(ValueError, match="not both"):
-        model(**inputs, inputs_embeds=model.get_input_embeddings()(inputs["input_ids"]))
-
-
 def test_multiple_choice_needs_an_axis_of_choices() -> None:
     model = build(BertForMultipleChoice)
     with pytest.raises(ValueError, match="input_ids has shape \\(2, 11\\); expected \\(batch, choices, length\\)"):
@@ -255,19 +246,6 @@ def test_a_label_that_cannot_be_is_refused(cls: Any, labels: dict[str, Tensor], 
 
 
 # Outputs
-
-
-@pytest.mark.parametrize("cls", HEADED)
-def test_return_dict_false_gives_the_same_as_a_tuple(cls: Any) -> None:
-    model, inputs = build(cls), inputs_of(cls.__name__)
-    for labels in ({}, labels_of(cls.__name__)):
-        for asked in ({}, {"output_hidden_states": True, "output_attentions": True}):
-            out, plain = model(**inputs, **labels, **asked), model(**inputs, **labels, **asked, return_dict=False)
-            assert type(plain) is tuple
-            assert len(plain) == len(SHAPES[cls]) + len(asked) + bool(labels)
-            assert_same(plain, out.to_tuple(), atol=0)
-    silent = build(cls, return_dict=False)
-    assert_same(silent(**inputs), model(**inputs).to_tuple(), atol=0)
 
 
 @pytest.mark.parametrize("cls", HEADED)

@@ -92,13 +92,6 @@ def test_hidden_states_are_kept_only_if_asked_for(asked: bool, model: BertModel,
     assert ("hidden_states" in out) == asked
 
 
-def test_the_pooler_is_optional(batch: dict[str, Tensor]) -> None:
-    model, without = make(), BertModel(BertConfig(**SIZES), add_pooling_layer=False)
-    assert set(model.state_dict()) - set(without.state_dict()) == {"pooler.dense.weight", "pooler.dense.bias"}
-    assert list(without(**batch)) == ["last_hidden_state"]
-    assert "pooler_output" in model(**batch)
-
-
 def test_return_dict_false_gives_what_there_is_as_a_tuple(model: BertModel, batch: dict[str, Tensor]) -> None:
     asked = {"output_hidden_states": True, "output_attentions": True}
     out, plain = model(**batch, **asked), model(**batch, **asked, return_dict=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import F64, HEADED, SIZES, assert_same, distance, full_outputs, gradients, make, make_batch
+from conftest import F64, SIZES, assert_same, distance, full_outputs, gradients, make, make_batch
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
@@ -58,7 +58,6 @@ EACH = pytest.mark.parametrize(  # the function that prunes, and what
 )
 POSITIONS = ["absolute", "relative_key", "bucketed"]
 BACKENDS = ["eager", "sdpa"]
-CLASSES = [BertModel, *HEADED]
 
 
 def pickled(model: Any) -> Any:
@@ -193,21 +192,6 @@ def test_a_function_leaves_its_argument_alone_and_that_with_an_underscore_return
     assert method(cases["some"]) is None
     other.drop_layers([1])
     assert other.config == drop_layers(model, [1]).config
-
-
-@pytest.mark.parametrize("cls", CLASSES)
-def test_every_class_prunes_in_place_by_method_and_function(cls: Any) -> None:
-    heads = {0: [1, 3], 2: ALL}
-    model, other = make(cls), make(cls)
-    assert prune_heads_(model, heads) is model
-    assert other.prune_heads(heads) is None
-    pure = prune_heads(make(cls), heads)
-    assert type(pure) is cls
-    assert_same(model.state_dict(), pure.state_dict(), atol=0)
-    assert_same(other.state_dict(), pure.state_dict(), atol=0)
-    assert model.config == other.config == pure.config == with_pruned(make(cls).config, heads)
-    assert model.config.pruned_heads == {0: (1, 3), 2: (0, 1, 2, 3)}
-    assert model.config is model.base_model.config
 
 
 def test_pruning_the_BertModel_inside_is_known_outside(batch: dict[str, Tensor]) -> None:

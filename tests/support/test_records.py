@@ -14,7 +14,6 @@ from bertlite.support.records import (
     Run,
     commit_of,
     git_state,
-    quartiles,
     read_runs,
     run_git,
     sha256,
@@ -113,10 +112,6 @@ def test_a_hash_knows_where_its_parts_end(tmp_path):
     write_text(tmp_path / "file", "abc")
     wanted = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2, appendix B.1
     assert sha256("abc") == sha256(b"abc") == sha256(tmp_path / "file") == wanted
-
-
-def test_quartiles_are_those_of_the_statistics_module():
-    assert quartiles([5.0, 1.0, 2.0, 4.0, 3.0, 7.0, 6.0]) == {"low": 2.0, "median": 4.0, "high": 6.0}
 
 
 # Where records come from --------------------------------------------------------------------------------------------
