@@ -34,7 +34,7 @@ from bertlite.parity.command import DEMO
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = (  # files and folders of tests/
-    *("test_config.py", "test_model.py", "test_pruning.py", "heads", "tokenizer", "checkpoint/test_checkpoint.py"),
+    *("test_config.py", "models", "pruning/test_pruning.py", "tokenizer", "checkpoint/test_checkpoint.py"),
     *("stack/test_attention.py", "stack/test_modules.py", "stack/test_packed.py"),
 )
 PAGES = {  # of the documentation: the extra that its install line names, and the tests that run its commands
