@@ -5,6 +5,7 @@ Shapes:  B sequences · T tokens, of all sequences together · D hidden
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 from bertlite.checkpoint.files import Folder, Repository, Source, locate
 from bertlite.config import read_json_object
 
+Place = Folder | Repository
+MODULES, POOLING = "modules.json", "Pooling"
 POOLINGS = ("cls", "mean", "max", "lasttoken")
 LEGACY_POOLINGS = {  # keys of 1_Pooling/config.json in sentence-transformers before it had one `pooling_mode`
     "pooling_mode_cls_token": "cls",
@@ -71,24 +74,18 @@ def read_settings(source: Source) -> dict[str, Any]:
     """
     place = locate(source)
     found: dict[str, Any] = {"max_length": read_limit(place)}
-    path = place.get("modules.json")
-    if path is None:
+    modules = [(kind_of(module["type"]), module["path"]) for module in read_modules(place)]
+    if not modules:
         return found
-    try:
-        modules = [(kind_of(module["type"]), module["path"]) for module in json.loads(path.read_text("utf-8"))]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): fetch it again") from None
-    kinds = [kind for kind, _ in modules]
+    path, kinds = place.get(MODULES), [kind for kind, _ in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise ValueError(f"{path}: the model is {' + '.join(kinds)}; bertlite reads Transformer + Pooling + Normalize")
     folders = dict(modules)
     found["normalize"] = "Normalize" in folders
     if found["normalize"]:
         read_module(place, folders["Normalize"], "config.json", VECTORS)
-    pooling = read_module(place, folders["Pooling"], "config.json")
-    modes = pooling.get("pooling_mode") or [name for key, name in LEGACY_POOLINGS.items() if pooling.get(key)]
-    found["pooling"] = modes if isinstance(modes, str) else "+".join(modes)
-    found["include_prompt"] = bool(pooling.get("include_prompt", True))
+    found["pooling"] = read_pooling(place)
+    found["include_prompt"] = bool(read_module(place, folders["Pooling"], "config.json").get("include_prompt", True))
     transformer = read_module(place, folders["Transformer"], "sentence_bert_config.json", TRANSFORMER)
     found["max_length"] = transformer.get("max_seq_length") or found["max_length"]
     found["do_lower_case"] = bool(transformer.get("do_lower_case"))
@@ -98,21 +95,52 @@ def read_settings(source: Source) -> dict[str, Any]:
     return found
 
 
+def read_modules(place: Place) -> list[dict[str, Any]]:
+    """Read the modules of sentence-transformers, each with its "type" and "path"; none without a modules.json.
+
+    Raises:
+        ValueError: modules.json is damaged, or names a folder outside the checkpoint.
+    """
+    path = place.get(MODULES)
+    if path is None:
+        return []
+    try:
+        modules: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        folders = [PurePosixPath(module["path"]) for module in modules if module["type"].strip()]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): fetch it again") from None
+    if outside := [inner for inner in folders if inner.is_absolute() or ".." in inner.parts]:
+        raise ValueError(f"{path} points outside its folder, to {str(outside[0])!r}: do not trust this checkpoint")
+    return modules
+
+
+def read_pooling(place: Place) -> str | None:
+    """Return how a checkpoint of sentence-transformers pools, such as "mean" or "cls+max"; None if it does not."""
+    folders = [module["path"] for module in read_modules(place) if last_name(module["type"]) == POOLING]
+    if not folders:
+        return None
+    pooling = read_module(place, folders[0], "config.json")
+    modes = pooling.get("pooling_mode") or [name for key, name in LEGACY_POOLINGS.items() if pooling.get(key)]
+    return modes if isinstance(modes, str) else "+".join(modes)
+
+
+def last_name(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
 def kind_of(name: str) -> str:
     """Return the class name of a module of sentence-transformers, or the full name of a foreign one."""
-    return name.rpartition(".")[2] if name.startswith("sentence_transformers.") else name
+    return last_name(name) if name.startswith("sentence_transformers.") else name
 
 
-def read_limit(place: Folder | Repository) -> int | None:
+def read_limit(place: Place) -> int | None:
     """Return the `model_max_length` of a checkpoint's tokenizer."""
     path = place.get("tokenizer_config.json")
     values = {} if path is None else read_json_object(path)
     return values.get("model_max_length", values.get("max_len"))
 
 
-def read_module(
-    place: Folder | Repository, folder: str, name: str, fixed: Mapping[str, object] | None = None
-) -> dict[str, Any]:
+def read_module(place: Place, folder: str, name: str, fixed: Mapping[str, object] | None = None) -> dict[str, Any]:
     """Read the config of a module, if it has one.
 
     Raises:

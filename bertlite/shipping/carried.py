@@ -1,18 +1,20 @@
 """Files to copy with a model from one checkpoint to another: the tokenizer and sentence-transformers' modules."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bertlite.checkpoint.files import Folder, Repository, Source, locate
+from bertlite.checkpoint.families import read_config
+from bertlite.checkpoint.files import Folder, Source, locate
 from bertlite.config import BertConfig
+from bertlite.inference.pooling import MODULES, Place, last_name, read_modules, read_pooling
+from bertlite.inspection import class_of
+from bertlite.models.base import BertModel, BertPreTrainedModel
 from bertlite.support.records import to_json
 from bertlite.tokenizer import BertTokenizer
 
-Place = Folder | Repository
-MODULES, TRANSFORMER = "modules.json", "Transformer"
+TRANSFORMER = "Transformer"
 MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")  # of one module
 SENTENCE_FILES = ("sentence_bert_config.json", "config_sentence_transformers.json")
 
@@ -34,29 +36,28 @@ def carry_tokenizer(source: Source, folder: Path, config: BertConfig, tokenizer:
     tokenizer.save_pretrained(folder)
 
 
-def carry_modules(source: Source, folder: Path) -> bool:
-    """Write sentence-transformers' modules of a checkpoint, such as its pooling, into a folder with its weights.
+def class_for(source: Source) -> type[BertPreTrainedModel]:
+    """Return the class that a checkpoint is for: BertModel if sentence-transformers pools its states to vectors, else
+    that of config.json, as of a CrossEncoder."""
+    return class_of(read_config(source)) if read_pooling(locate(source)) is None else BertModel
+
+
+def carry_modules(source: Source, folder: Path, cls: type[BertPreTrainedModel]) -> bool:
+    """Write sentence-transformers' modules of a checkpoint, such as its pooling, beside weights of a class.
 
     Returns:
-        Whether the checkpoint has any.
+        Whether they were written: the checkpoint has some, and they are for models of this class.
 
     Raises:
         ValueError: modules.json is damaged, or names a folder outside the checkpoint.
     """
     place = locate(source)
-    path = place.get(MODULES)
-    if path is None:
+    modules = read_modules(place)
+    if not modules or cls is not class_for(source):
         return False
-    try:
-        modules: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-        kinds = [(module["type"].rpartition(".")[2], PurePosixPath(module["path"])) for module in modules]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): fetch it again") from None
-    outside = [inner for _, inner in kinds if inner.is_absolute() or ".." in inner.parts]
-    if outside:
-        raise ValueError(f"{path} points outside its folder, to {str(outside[0])!r}: do not trust this checkpoint")
+    kinds = [(last_name(module["type"]), PurePosixPath(module["path"])) for module in modules]
     for module, (kind, inner) in zip(modules, kinds, strict=True):
-        if kind == TRANSFORMER:
+        if kind.endswith(TRANSFORMER):  # MLMTransformer too
             copy_files(place, (str(inner / SENTENCE_FILES[0]),), folder, flat=True)
             module["path"] = ""  # where our weights are
         else:

@@ -15,16 +15,14 @@ from typing import Any
 
 import torch
 
-from bertlite.checkpoint.families import read_config
 from bertlite.checkpoint.files import Folder, Source, find_checkpoint, locate
 from bertlite.checkpoint.folders import carry, replacing
 from bertlite.checkpoint.saving import write_sorted_json
 from bertlite.config import read_json_object
-from bertlite.inspection import class_of
-from bertlite.models.base import BertModel, BertPreTrainedModel
+from bertlite.models.base import BertPreTrainedModel
 from bertlite.models.heads import CLASSES
 from bertlite.parity.compare import distance, largest, rms
-from bertlite.shipping.carried import MODULES, carry_modules, carry_tokenizer
+from bertlite.shipping.carried import carry_modules, carry_tokenizer, class_for
 from bertlite.shipping.graphs import Graph
 from bertlite.shipping.onnx import FILE, load_onnx, require_packages, write_onnx
 from bertlite.support.progress import Progress
@@ -72,7 +70,7 @@ def export(
 
     Args:
         checkpoint: a folder or a hub id.
-        cls: name of the class; by default that of config.json, and BertModel if sentence-transformers made it.
+        cls: name of the class; by default that of config.json, or BertModel where sentence-transformers pools.
         progress: called with a sentence at each step.
 
     Returns:
@@ -150,9 +148,7 @@ def choose_class(source: Source, name: str | None) -> type[BertPreTrainedModel]:
         ValueError: bertlite has no class of that name.
     """
     if name is None:
-        if locate(source).get(MODULES) is not None:
-            return BertModel
-        return class_of(read_config(source))
+        return class_for(source)
     if name not in CLASSES:
         raise ValueError(f"there is no class {name!r}; have: {', '.join(CLASSES)}")
     return CLASSES[name]
@@ -164,8 +160,7 @@ def write_beside(source: Source, folder: Path, model: BertPreTrainedModel) -> No
     config = {name: value for name, value in config.items() if name not in ("auto_map", "torch_dtype")}
     write_sorted_json(folder / "config.json", config)
     carry_tokenizer(source, folder, model.config)
-    if type(model) is BertModel:
-        carry_modules(source, folder)
+    carry_modules(source, folder, type(model))
 
 
 @torch.inference_mode()

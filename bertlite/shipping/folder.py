@@ -53,7 +53,7 @@ def write_model(
     """Write a model with all files needed to run it, in one step, and return the folder.
 
     It holds config.json with the names of the labels, the weights, the tokenizer without truncation or padding,
-    sentence-transformers' modules if the source has them and the model has no head, the card README.md and
+    sentence-transformers' modules if the source has them for such a model, the card README.md and
     report.json; and the code by which transformers loads the model, if its own BERT cannot, as with a pruned one.
     Other files that the folder holds are kept.
 
@@ -92,7 +92,7 @@ def write_model(
         saved.pop("auto_map", None)  # of the source's code, which is not copied
         write_sorted_json(new / "config.json", saved)
         carry_tokenizer(source, new, config, tokenizer)
-        sentences = cls == "BertModel" and carry_modules(source, new)
+        sentences = carry_modules(source, new, type(model)) and cls == "BertModel"
         if needs_code(config):
             export_remote_code(new)
         facts = Facts(cls, origin, left, sentences, figures, how)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from worlds import PRUNED, WORDS, add_pooling
+from worlds import PRUNED, WORDS, add_pooling, make_cross_encoder
 from worlds import save as write
 
-from bertlite import BertModel, BertTokenizer
+from bertlite import BertForSequenceClassification, BertModel, BertTokenizer
 from bertlite.cli import main
 from bertlite.shipping import convert as module
 from bertlite.shipping.convert import convert
@@ -74,6 +74,22 @@ def test_pooling_is_carried_and_a_pooler_that_is_not_there_is_not_made(tmp_path:
     assert (tmp_path / "out" / "1_Pooling" / "config.json").is_file()
     names = BertModel.from_pretrained(tmp_path / "out", add_pooling_layer=False).state_dict()
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == names.keys()
+
+
+@pytest.mark.parametrize("kind", ["Bert", "Roberta", "DistilBert", "Electra", "XLMRoberta"])
+def test_a_cross_encoder_keeps_its_head_and_its_modules(kind: str, tmp_path: Path) -> None:
+    sizes = DISTIL if kind == "DistilBert" else COUNTED
+    source = make_cross_encoder(save(tmp_path / "source", f"{kind}ForSequenceClassification", **sizes, num_labels=1))
+    found, out = convert(source, tmp_path / "out"), tmp_path / "out"
+    assert found["class"] == "BertForSequenceClassification"
+    assert found["differences"], "logits were compared"
+    for name in ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"):
+        assert json.loads((out / name).read_text()) == json.loads((source / name).read_text())
+    ids = torch.randint(5, len(WORDS), (2, 9))
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(source).eval()
+    with torch.no_grad():
+        got = BertForSequenceClassification.from_pretrained(out)(ids).logits
+        torch.testing.assert_close(got, model(ids).logits)
 
 
 @pytest.mark.parametrize("name", ["ElectraForQuestionAnswering", "RobertaForMultipleChoice"])

@@ -66,6 +66,15 @@ def add_pooling(folder: Path, first: str = "") -> Path:
     return folder
 
 
+def make_cross_encoder(folder: Path) -> Path:
+    """Add the files that sentence-transformers 6.2 writes beside a CrossEncoder's config and weights."""
+    kind = "sentence_transformers.base.modules.transformer.Transformer"
+    (folder / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": kind}]))
+    (folder / "sentence_bert_config.json").write_text('{"transformer_task": "sequence-classification"}')
+    (folder / "config_sentence_transformers.json").write_text('{"model_type": "CrossEncoder"}')
+    return folder
+
+
 def in_hub_cache(checkpoint: Path, cache: Path, repository: str) -> None:
     """Put a checkpoint into a cache of the hub under a repository's name."""
     commit, place = "0" * 40, cache / f"models--{repository.replace('/', '--')}"

@@ -21,7 +21,6 @@ from bertlite.experiments.data import DataSource, Examples
 from bertlite.experiments.experiment import warn_of_overlap
 from bertlite.experiments.files import model_sha256, units_kept
 from bertlite.inference.optimize import PLAIN, optimize_for_inference, parse_compute_dtype
-from bertlite.inspection import class_of
 from bertlite.pruning.budget.distil import CHECKS, Distillation
 from bertlite.pruning.budget.judge import Quality, judge
 from bertlite.pruning.budget.search import Outcome, Search, State
@@ -30,6 +29,7 @@ from bertlite.pruning.budget.texts import batches_of, encode, read_texts, split
 from bertlite.pruning.budget.vocabulary import describe, with_fewer_tokens
 from bertlite.pruning.budget.work import Work
 from bertlite.shipping.card import Figure
+from bertlite.shipping.carried import class_for
 from bertlite.shipping.folder import REPORT, write_model
 from bertlite.support.progress import Progress, short_time
 from bertlite.support.records import environment, sha256_of, write_record
@@ -204,7 +204,7 @@ def read_model(
     args: argparse.Namespace, config: BertConfig, texts: Examples, dev: Examples | None
 ) -> tuple[Any, BertTokenizer, dict[str, Any]]:
     """Return the model and its tokenizer, with --vocabulary those with fewer tokens, and facts for the report."""
-    model = class_of(config).from_pretrained(args.checkpoint, device=args.device)
+    model = class_for(Source(args.checkpoint)).from_pretrained(args.checkpoint, device=args.device)
     tokenizer, given = BertTokenizer.from_pretrained(args.checkpoint), {"dense_bytes": file_size(model)}
     if not args.vocabulary:
         return model, tokenizer, given
