@@ -1,4 +1,4 @@
-"""Inspect a checkpoint: list its contents, and predict if bertlite and transformers load it.  Weights are not read.
+"""Inspect a checkpoint: list its contents, and predict if bertlite and transformers load it.
 
 The statements about transformers are true of 4.57.6 and 5.23.0.
 """
@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bertlite.checkpoint.checks import fit_tensors_
+from bertlite.checkpoint.checks import fit_tensors_, nonfinite_tensors
 from bertlite.checkpoint.families import BERT, Origin
 from bertlite.checkpoint.files import Source, find_checkpoint
 from bertlite.checkpoint.names import (
@@ -122,7 +122,7 @@ def bertlite_faults(cls: type[BertPreTrainedModel], origin: Origin, stored: Stat
     except ValueError as error:
         return set(), [str(error)]
     fit = fit_tensors_(state, model.state_dict(), model, config)
-    return fit.absent, fit.faults + fit.mixed_dtypes
+    return fit.absent, fit.faults + fit.mixed_dtypes + nonfinite_tensors(state)
 
 
 # transformers -------------------------------------------------------------------------------------------------------

@@ -134,6 +134,8 @@ def find_checkpoint(source: Source) -> CheckpointFiles:
     weights: Sequence[str] = WEIGHT_FILES
     if source.variant:
         weights = [f".{source.variant}.".join(name.rsplit(".", 1)) for name in WEIGHT_FILES]
+    if path.is_file() and path.name in CONFIG_FILES:
+        raise ValueError(f"{path} is the config alone: name its folder, {path.parent}, or the weights beside it")
     if path.is_file():
         if source.variant:
             raise ValueError(f"{path} is a file: leave subfolder and variant out")

@@ -16,7 +16,7 @@ from bertlite.checkpoint.folders import replacing
 from bertlite.checkpoint.names import DECODER, DECODER_BIAS, LoadableModel, fill_shared_names_
 from bertlite.checkpoint.reading import ALIGNMENT, SAFETENSORS_DTYPES, State, is_plain_tensor
 from bertlite.checkpoint.skeleton import make_skeleton
-from bertlite.support.records import to_json
+from bertlite.support.records import naming, to_json
 
 SUPERSEDED = re.compile(  # by a save: what an earlier one left, of a model or of an optimised one
     r"model(\.[\w-]+|-\d+-of-\d+)*\.safetensors(\.index(\.[\w-]+)?\.json)?|native\.json|(native|layers|rest)\.safetensors"
@@ -72,7 +72,7 @@ def file_size(model: LoadableModel) -> int:
 def write_safetensors(path: Path, tensors: State, **metadata: str) -> None:
     """Write a safetensors file whose matrices can be mapped without a copy."""
     header, ordered = lay_out(tensors, **metadata)
-    with path.open("wb") as file:
+    with naming(path), path.open("wb") as file:
         file.write(header)
         for tensor in ordered:
             file.write(bytes_of(tensor))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bertlite import __version__
 from bertlite.cli import commands, prune, words
-from bertlite.cli.parts import FOLDER, PATHS, RECORD, Parser
+from bertlite.cli.parts import FOLDER, PATHS, RECORD, Parser, check_writable
 from bertlite.support.extras import install_hint
 
 COMMANDS = (
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
             args = parse(sys.argv[1:] if argv is None else argv)
-            name += f" {args.command}"
+            name = " ".join(filter(None, ("bertlite", args.command, getattr(args, "action", None))))
             return run(args)
         finally:
             sys.stdout.flush()  # raises here if the reader of the output, such as `head`, has stopped
@@ -100,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
     args.out = dict(args.out)
     args.folder = args.out.get(FOLDER)
     args.record = args.out.get(RECORD) if args.record_in_out else None
+    for path in args.out.values():
+        check_writable(path)
     if args.needs and not set(args.needs) & set(args.out) and not (args.json and RECORD in args.needs):
         ways = " or ".join(f"--out {kind if kind == FOLDER else f'FILE{kind}'}" for kind in args.needs)
         raise ValueError(f"an output is missing: add {ways}")

@@ -3,6 +3,7 @@
 import argparse
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -129,6 +130,16 @@ def add_checkpoint(action: Any, text: str = "a hub id or a folder, with its toke
 def add_device(action: Any) -> None:
     """Add --device."""
     option(action, "--device", str, "cpu", "cpu or cuda")
+
+
+def check_writable(path: Path) -> None:
+    """Raise OSError if nothing can be written at a path, before the work that ends there."""
+    folder = next(each for each in path.absolute().parents if each.exists())
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OSError(f"nothing can be written at {path}: {error.strerror}; name another place with --out") from None
 
 
 # Types of arguments --------------------------------------------------------------------------------------------------

@@ -240,6 +240,8 @@ def add_finetune(actions: Commands) -> None:
     option(action, "--epochs", number, 3.0, "passes over the data")
     usual = "the classes of the data; 1 for regression"
     option(action, "--num-labels", count, None, "outputs of the head", otherwise=usual)
+    text = "leave out the head that the checkpoint has, and draw one at random"
+    action.add_argument("--new-head", action="store_true", help=text)
     option(action, "--seed", integer, 0, "seed of training")
     text = "model with the same classes whose predictions are also learnt"
     option(action, "--teacher", str, None, text, otherwise="none", metavar="CHECKPOINT")

@@ -2,8 +2,9 @@
 
 import argparse
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertlite.checkpoint.families import read_config
-from bertlite.checkpoint.files import Source
+import bertlite
+from bertlite.checkpoint.families import Origin, read_config
+from bertlite.checkpoint.files import Source, find_checkpoint
+from bertlite.config import LARGEST
 from bertlite.experiments import plots
 from bertlite.experiments.compare import (
     dense_result,
@@ -34,12 +37,20 @@ from bertlite.experiments.data import (
 )
 from bertlite.experiments.evaluate import TASKS, Task, evaluate, predict
 from bertlite.experiments.experiment import Experiment, Setting, grid, sweep, warn_of_overlap
-from bertlite.experiments.files import SCORES, class_names, labels, model_sha256, prediction_lines, pruned_heads
-from bertlite.experiments.finetune import STATE, Recipe, finetune_, is_main_process, keep_metrics
+from bertlite.experiments.files import (
+    SCORES,
+    class_names,
+    diverged,
+    labels,
+    model_sha256,
+    prediction_lines,
+    pruned_heads,
+)
+from bertlite.experiments.finetune import STATE, DivergedError, Recipe, finetune_, is_main_process, keep_metrics
 from bertlite.experiments.ship import describe_finetuning, figures_of, report_of
 from bertlite.experiments.statistics import rank_correlations
 from bertlite.shipping.folder import write_model
-from bertlite.support.records import METRICS, Record, Run, read_runs, write_json, write_record
+from bertlite.support.records import METRICS, Record, Run, lock_folder, read_runs, write_json, write_record
 
 
 def main(args: argparse.Namespace) -> int:
@@ -58,7 +69,7 @@ def finetune(args: argparse.Namespace) -> int:
     changes = head_changes(train, task, args.num_labels)
     dev = read_examples(data_source(args, args.dev, args.dev_split), words=task.words, classes=train.classes)
     torch.manual_seed(args.seed)  # the head may be drawn
-    model = task.load(args.checkpoint, **changes)
+    model = load_to_train(args, task, changes)
     teacher = None if args.teacher is None else read_teacher(args.teacher, task, model.config.num_labels)
     for examples in (train, dev):
         task.check(examples, model.config)
@@ -79,7 +90,7 @@ def finetune(args: argparse.Namespace) -> int:
     if teacher is not None:
         config["teacher"], before["teacher"] = args.teacher, model_sha256(teacher)
     facts = {"data": hashes, "model": before, "device": args.device, "kept": (STATE, METRICS)}
-    with Run("finetune", config, folder=args.folder, seed=args.seed, **facts) as run:
+    with lock_folder(args.folder), Run("finetune", config, folder=args.folder, seed=args.seed, **facts) as run:
         state = run.folder / STATE
         keep_metrics(run.folder / METRICS, state)
         describe = partial(describe_metrics, model, held_out, task, dev.name)
@@ -102,6 +113,25 @@ def finetune(args: argparse.Namespace) -> int:
     print(f"model: {run.folder / 'model'}")
     write_answer(args, read_runs(run.folder))
     return 0
+
+
+def load_to_train(args: argparse.Namespace, task: Task, changes: Mapping[str, Any]) -> Any:
+    """Load the model to train, with --new-head its encoder alone; the head is then drawn at random, which is said."""
+    if not args.new_head:
+        try:
+            return task.load(args.checkpoint, **changes)
+        except ValueError as error:
+            if "num_labels" not in str(error):
+                raise
+            raise ValueError(f"{error}; --new-head leaves out the checkpoint's head and draws one at random") from None
+    cls = getattr(bertlite, task.model)
+    base = bertlite.BertModel.from_pretrained(args.checkpoint, add_pooling_layer=cls.needs_pooler)
+    config = Origin.read(find_checkpoint(Source(args.checkpoint)).config).config(cls.__name__, **changes)
+    model = cls(replace(config, padding_has_position=base.config.padding_has_position)).to(base.dtype)
+    model.bert.load_state_dict(base.state_dict())
+    drawn = [name for name in model.state_dict() if not name.startswith("bert.")]
+    print(f"a new head, drawn at random by --seed {args.seed}: {', '.join(drawn)}")
+    return model.eval()
 
 
 def describe_metrics(model: Any, data: EncodedExamples, task: Task, name: str) -> str:
@@ -148,7 +178,11 @@ def head_changes(train: Examples, task: Task, num_labels: int | None) -> dict[st
         found = {x for x in train.every_label() if x != NO_LABEL}
         if len(found) < 2:
             raise ValueError(f"{train.name} has {len(train)} examples with one label; {task.name} needs two or more")
-        return {"num_labels": num_labels or max(2, int(max(found)) + 1)}
+        count = num_labels or max(2, int(max(found)) + 1)
+        if count > LARGEST["num_labels"]:
+            place = train.locations[next(i for i, x in enumerate(train.labels) if max(found) in np.ravel(x))]
+            raise ValueError(f"{place}: {int(max(found))} is no index of a class; name the classes with --classes")
+        return {"num_labels": count}
     if num_labels not in (None, len(train.classes)):
         raise ValueError(
             f"{train.name} has {len(train.classes)} classes, {', '.join(train.classes)}: leave --num-labels"
@@ -201,11 +235,13 @@ def run(args: argparse.Namespace) -> int:
     experiment = Experiment(read_setting(args), args.device)
     metric = experiment.task.metric(args.metric, experiment.dense.config.num_labels)
     folders = sweep(experiment, cells, args.folder, save_model=args.save_model, progress=True)
+    if not folders:
+        raise DivergedError(f"all {len(cells)} runs diverged: give a smaller --lr")
     records = [record for folder in folders for record in read_runs(folder)]
     print_rows(records, summarise(records, metric=metric), metric)
     print(f"run: {folders[0]}" if len(folders) == 1 else f"runs: {args.folder}")
     write_answer(args, records)
-    return 0
+    return int(len(folders) < len(cells))
 
 
 def print_rows(records: Sequence[Record], rows: Sequence[dict[str, Any]], metric: str) -> None:
@@ -223,7 +259,7 @@ def print_rows(records: Sequence[Record], rows: Sequence[dict[str, Any]], metric
 
 def compare(args: argparse.Namespace) -> int:
     """Compare finished runs: print a table and tests, write rows, draw figures."""
-    records = [record for root in args.roots for record in read_runs(root, name="prune")]
+    records = with_numbers(record for root in args.roots for record in read_runs(root, name="prune"))
     rows = summarise(records, args.against, args.metric)
     task = task_of(records)
     metric = task.metric(args.metric)
@@ -262,6 +298,17 @@ def compare(args: argparse.Namespace) -> int:
         draw_figures(records, rows, args.folder, metric)
         print(f"figures: {args.folder}")
     return 0
+
+
+def with_numbers(records: Iterable[Record]) -> list[Record]:
+    """Return the records whose outputs are numbers; warn of those that have nan among them, as after divergence."""
+    found = []
+    for record in records:
+        if diverged(record):
+            warnings.warn(f"{record.folder} is left out: its outputs are nan, its training diverged", stacklevel=2)
+        else:
+            found.append(record)
+    return found
 
 
 def draw_figures(records: Sequence[Record], rows: Sequence[dict[str, Any]], folder: Path, metric: str) -> None:

@@ -140,6 +140,9 @@ def read_examples(
                 f"{place}: {len(text)} words in {source.text[0]} and {len(labels)} labels in {source.label}; each word"
                 " has one label"
             )
+        empty = next((i for i, part in enumerate(text) if not part.strip()), None if text else 0)
+        if empty is not None and source.label is not None:
+            raise ValueError(f"{place}: column {source.text[0 if words else empty]!r} is empty; leave the row out")
         locations.append(f"{place}, column {source.label!r}")
         texts.append(tuple(text))
         found.append([label_name(label, named, locations[-1]) for label in labels])
@@ -263,6 +266,7 @@ def read_tokenizer(checkpoint: str, max_length: int) -> Any:
 
     Raises:
         FileNotFoundError: there is no tokenizer.json.
+        ValueError: so few tokens leave no room for a word.
     """
     from tokenizers import Tokenizer
 
@@ -270,6 +274,9 @@ def read_tokenizer(checkpoint: str, max_length: int) -> Any:
     if path is None:
         raise FileNotFoundError(f"{checkpoint} has no tokenizer.json, so its texts cannot be read")
     tokenizer = Tokenizer.from_file(str(path))
+    special = tokenizer.num_special_tokens_to_add(True)  # of a pair
+    if max_length <= special:
+        raise ValueError(f"--max-length {max_length} leaves no word beside {special} special tokens; give more")
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_length)
     return tokenizer

@@ -5,23 +5,23 @@ setting = Setting(model="runs/sst2/model", task="classification", **data)
 Experiment(setting).run(Cell(criterion="michel", fraction=0.5, repair="refit"), root="runs/sst2/prune")
 """
 
-import fcntl
 import json
 import math
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bertlite import prune_heads
 from bertlite.experiments.data import (
+    NO_LABEL,
     DataSource,
     EncodedExamples,
     Examples,
@@ -41,7 +41,7 @@ from bertlite.experiments.files import (
     prediction_lines,
     units_kept,
 )
-from bertlite.experiments.finetune import Recipe, finetune_
+from bertlite.experiments.finetune import DivergedError, Recipe, finetune_
 from bertlite.experiments.ship import describe_pruning, figures_of, report_of
 from bertlite.experiments.statistics import Array
 from bertlite.pruning.criteria import CRITERIA
@@ -60,7 +60,7 @@ from bertlite.pruning.importance.batches import Batch
 from bertlite.pruning.importance.structures import HEADS
 from bertlite.shipping.folder import write_model
 from bertlite.support.progress import Progress
-from bertlite.support.records import Record, Run, is_finished, sha256_of
+from bertlite.support.records import Record, Run, is_finished, lock_folder, sha256_of
 
 REPAIRS = ("none", *METHODS)
 INVERTED = "inverted"  # remove the heads with the highest scores
@@ -304,6 +304,8 @@ class Experiment:
         with Run("prune", config, folder=folder, seed=cell.seed, data=data, model=model, device=self.device) as run:
             pruned = self.pruned(cell, run.log)
             found, truth = predict(pruned, self.dev_data, self.task), self.dev_data.targets()
+            if not np.isfinite(found[truth != NO_LABEL]).all():
+                raise DivergedError("the outputs of the pruned model are nan")
             heads, _ = units_kept(pruned.config)
             run.save(SCORES, {"criterion": cell.criterion, "scores": self.scores(cell).tolist()})
             run.save(MASKS, mask_of(pruned.config, self.hashes["model"]["dense"]))
@@ -343,6 +345,8 @@ def sweep(
 ) -> list[Path]:
     """Run every cell that is not finished; return the folders of all, in the order of the cells.
 
+    A cell whose training diverges is said at once and left out; its folder says that it failed.
+
     Raises:
         ValueError: a cell cannot be run; raised before any work.
         BlockingIOError: another sweep is writing to `root`.
@@ -357,22 +361,9 @@ def sweep(
         folders = []
         for cell in cells:
             known = is_finished(experiment.folder(cell, root))
-            folders.append(experiment.run(cell, root, save_model=save_model))
+            try:
+                folders.append(experiment.run(cell, root, save_model=save_model))
+            except DivergedError as error:
+                warnings.warn(f"{experiment.folder(cell, root).name} failed and is left out: {error}", stacklevel=2)
             bar.advance(0 if known else 1)
     return folders
-
-
-@contextmanager
-def lock_folder(root: Path) -> Iterator[None]:
-    """Lock a folder against other sweeps; the lock of a killed process is gone with it.
-
-    Raises:
-        BlockingIOError: another sweep holds it.
-    """
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BlockingIOError(f"another sweep is writing to {root}: wait for it, or name another folder") from None
-        yield

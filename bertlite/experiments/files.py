@@ -10,7 +10,7 @@ import torch
 from bertlite import kept_heads, kept_neurons
 from bertlite.experiments.data import NO_LABEL, pad_rows
 from bertlite.experiments.statistics import Array
-from bertlite.support.records import Record, sha256_of
+from bertlite.support.records import Record, sha256_of, to_json
 
 MASKS, SCORES = "masks.json", "scores.json"
 DENSE = "dense"  # the outputs of the dense model that a run pruned, in its predictions
@@ -43,6 +43,11 @@ def outputs(run: Record, name: str = "outputs") -> Array:
 def labels(run: Record) -> Array:
     """Return the labels of the examples that a run was evaluated on, (examples,) or (examples, words)."""
     return as_array([line["label"] for line in run.predictions], NO_LABEL)
+
+
+def diverged(run: Record) -> bool:
+    """Return whether an output of a run is nan or infinite, which is written as null."""
+    return any("null" in to_json([line["outputs"], line[DENSE]]) for line in run.predictions)
 
 
 def as_array(rows: Sequence[Any], padding: float) -> Array:

@@ -21,6 +21,10 @@ STATE = "training"  # in the folder of a run that is not finished
 FACTS = "facts.json"  # in the folder of a state
 
 
+class DivergedError(ValueError):
+    """A training whose loss is nan or infinite: nothing of it is kept."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """The settings of training.
@@ -78,6 +82,7 @@ def finetune_(
     Raises:
         ValueError: the examples and epochs make no step, the recipe distils without a teacher, or the state belongs to
             another training.
+        DivergedError: the loss is nan or infinite.
     """
     from accelerate import Accelerator
 
@@ -109,6 +114,11 @@ def finetune_(
             batch = data.batch(batches[step * share + rank], task.labels)
             loss = training_loss(wrapped, {k: x.to(accelerator.device) for k, x in batch.items()}, recipe, teacher)
             step_(accelerator, wrapped, loss, recipe.clip, optimizer, schedule)
+            if (loss.device.type == "cpu" or (step + 1) % every == 0 or step + 1 == steps) and not loss.isfinite():
+                raise DivergedError(
+                    f"the loss is {loss.item()} at step {step + 1} of {steps}: the training diverged; give a smaller"
+                    f" learning rate than {recipe.lr:g}"
+                )
             if log is not None and accelerator.is_main_process and (step + 1) % every == 0:
                 log(step=step + 1, loss=loss.item(), lr=schedule.get_last_lr()[0])
             best.offer(step + 1)
@@ -203,7 +213,10 @@ def fingerprint(
 def save_state(accelerator: Any, state: Path, step: int, training: str) -> None:
     """Save the state of a training as a folder in `state`, and remove older ones."""
     folder = state / str(step)
-    accelerator.save_state(str(folder))
+    try:
+        accelerator.save_state(str(folder))
+    except Exception as error:  # of torch's or safetensors' own kind, as for a full disk
+        raise OSError(f"the state of the training cannot be written to {folder}: {error}") from error
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         write_json(folder / FACTS, {"training": training})  # the last file: only a folder that has it is complete

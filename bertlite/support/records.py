@@ -363,22 +363,55 @@ def write_bytes(path: str | Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with naming(path):
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Lock a folder against other commands that write to it; the lock of a killed process is gone with it.
+
+    The file that is locked, `.NAME.lock` beside the folder, says who holds it.
+
+    Raises:
+        BlockingIOError: another process holds it; the message says which.
+        OSError: nothing can be written there.
+    """
+    import fcntl  # which Windows lacks
+
+    folder = folder.expanduser().absolute()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    path = folder.parent / f".{folder.name}.lock"
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not (path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())):
+                raise BlockingIOError  # who held it has just removed it
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            raise BlockingIOError(f"{holder} is writing to {folder}: wait for it, or name another folder") from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} ({shlex.join([program_name(), *sys.argv[1:]])})")
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Replace the name of a temporary file, `.NAME.…`, in errors of the system by this path."""
+    """Name this path in errors of the system that name a temporary file, `.NAME.…`, or none, as of a full disk."""
     try:
         yield
     except OSError as error:
-        if error.errno is None or f".{path.name}." not in str(error):
+        if error.errno is None or (error.filename is not None and f".{path.name}." not in str(error)):
             raise
         raise OSError(error.errno, os.strerror(error.errno), str(path)) from None

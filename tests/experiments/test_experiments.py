@@ -31,7 +31,7 @@ from bertlite.experiments.data import (
     read_tokenizer,
 )
 from bertlite.experiments.evaluate import TASKS, evaluate, predict
-from bertlite.experiments.experiment import Cell, Experiment, Setting, grid, lock_folder, sweep
+from bertlite.experiments.experiment import Cell, Experiment, Setting, grid, sweep
 from bertlite.experiments.files import class_names, model_sha256, pruned_heads
 from bertlite.experiments.finetune import Recipe, finetune_, training_loss
 from bertlite.experiments.statistics import mcnemar
@@ -39,7 +39,7 @@ from bertlite.pruning.importance import distillation_loss
 from bertlite.stack.attention import BACKENDS
 from bertlite.stack.layer_inputs import LayerInputs
 from bertlite.stack.masks import Mask
-from bertlite.support.records import Run, commit_of, read_runs
+from bertlite.support.records import Run, commit_of, lock_folder, read_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = [*SPECIAL, "good", "fine", "bad", "poor", "film", "plot", "the", "a", "is"]
@@ -711,9 +711,61 @@ def test_a_sweep_killed_goes_on_without_repeating_what_was_finished(experiment, 
     assert {folder: (folder / "run.json").stat().st_mtime_ns for folder in finished} == finished
 
 
-def test_two_sweeps_do_not_share_a_folder(experiment, tmp_path):
-    with lock_folder(tmp_path), pytest.raises(BlockingIOError, match="another sweep is writing to"):
+def test_two_commands_do_not_write_to_one_folder(experiment, world, tmp_path, capsys):
+    with lock_folder(tmp_path), pytest.raises(BlockingIOError, match=rf"process {os.getpid()} \(.*\) is writing to"):
         sweep(experiment, [Cell("random", 0.5)], tmp_path)
+    assert not list(tmp_path.parent.glob(".*.lock"))
+    with lock_folder(tmp_path / "run"):
+        assert main(["prune", "finetune", *data_arguments(world), "--out", str(tmp_path / "run")]) == 2
+    assert "wait for it, or name another folder" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_diverges_fails_at_once_and_is_left_out(world, tmp_path, capsys):
+    out = str(tmp_path / "run")
+    assert main(["prune", "finetune", *data_arguments(world), "--lr", "1e30", "--out", out]) == 2
+    assert re.search(
+        r"the loss is (nan|inf) at step \d+ of \d+: .* smaller learning rate than 1e\+30", capsys.readouterr().err
+    )
+    assert not (tmp_path / "run" / "model").exists()
+    (failed,) = read_runs(out, unfinished=True)
+    assert failed.facts["status"] == "failed"
+    cells = ["--criteria", "magnitude", "--fractions", "0.5", "--epochs", "0,1", "--calibration", "8", "--lr", "1e30"]
+    with pytest.warns(UserWarning, match="failed and is left out: the loss is"):
+        assert main(["prune", "run", *data_arguments(world), *cells, "--out", str(tmp_path / "runs")]) == 1
+    (kept,) = read_runs(tmp_path / "runs")
+    lines = [{**line, "outputs": [None] * len(line["outputs"])} for line in kept.predictions]  # as it once was written
+    shutil.copytree(kept.folder, tmp_path / "runs" / "old")
+    (tmp_path / "runs" / "old" / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.warns(UserWarning, match="old is left out: its outputs are nan"):
+        assert main(["prune", "compare", str(tmp_path / "runs")]) == 0
+
+
+def test_a_new_head_is_drawn_when_it_is_asked_for(world, tmp_path, capsys):
+    six = bertlite.BertForSequenceClassification(replace(dense_of(world).config, num_labels=6, id2label=None))
+    six.save_pretrained(tmp_path / "six")
+    shutil.copy(world / "model" / "tokenizer.json", tmp_path / "six")
+    command = ["prune", "finetune", str(tmp_path / "six"), *data_arguments(world)[1:], "--epochs", "1"]
+    assert main([*command, "--out", str(tmp_path / "run")]) == 2
+    assert "--new-head leaves out the checkpoint's head and draws one" in capsys.readouterr().err
+    assert main([*command, "--new-head", "--out", str(tmp_path / "run")]) == 0
+    assert "a new head, drawn at random by --seed 0: classifier.weight, classifier.bias" in capsys.readouterr().out
+    made = bertlite.BertForSequenceClassification.from_pretrained(tmp_path / "run" / "model")
+    assert made.config.num_labels == 2
+
+
+def test_labels_lengths_and_cells_out_of_range_are_refused_by_row(world, tmp_path, capsys):
+    rows = {"label": "good film\t1000000000\n", "empty": " \t1\n"}
+    for name, said in (
+        ("label", "row 2 (line 3), column 'label': 1000000000 is no index"),
+        ("empty", "row 2 (line 3): column"),
+    ):
+        (tmp_path / f"{name}.tsv").write_text("sentence\tlabel\nfine plot\t0\n" + rows[name])
+        command = ["prune", "finetune", *data_arguments(world), "--train", str(tmp_path / f"{name}.tsv")]
+        assert main([*command, "--out", str(tmp_path / "no")]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["prune", "finetune", *data_arguments(world), "--max-length", "1", "--out", str(tmp_path / "no")]) == 2
+    assert "--max-length 1 leaves no word beside 3 special tokens" in capsys.readouterr().err
 
 
 # Measurements -------------------------------------------------------------------------------------------------------

@@ -220,6 +220,8 @@ def test_an_error_names_the_file_and_not_the_temporary_one() -> None:
     path = Path("/there/shard.parquet")
     with pytest.raises(PermissionError, match=r"Permission denied: '/there/shard\.parquet'$"), records.naming(path):
         raise PermissionError(13, "Failed to open local file '/there/.shard.parquet.12ab.tmp'")
+    with pytest.raises(OSError, match=r"No space left on device: '/there/shard\.parquet'$"), records.naming(path):
+        raise OSError(28, "No space left on device")
     with pytest.raises(PermissionError, match="another"), records.naming(path):
         raise PermissionError(13, "Permission denied", "another")
 
