@@ -58,7 +58,7 @@ def make_home(folder: Path) -> Path:
     shutil.copy(folder / "dense" / "tokenizer.json", folder / "pruned")
     for name, count in (("train", 520), ("dev", 23)):
         rows = [f"{'good' if i % 3 else 'bad'} {WORDS[5 + i % 10]}\t{int(i % 3 > 0)}\n" for i in range(count)]
-        (folder / f"{name}.tsv").write_text("sentence\tlabel\n" + "".join(rows))
+        (folder / f"{name}.tsv").write_text("text\tlabel\n" + "".join(rows))
     rows = [json.dumps({"text": f"the {WORDS[5 + i % 10]} sat"}) for i in range(300)]
     (folder / "corpus.jsonl").write_text("\n".join(rows))
     (folder / "texts.txt").write_text(

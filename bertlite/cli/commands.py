@@ -13,7 +13,7 @@ from bertlite.cli.parts import (
     names,
     option,
 )
-from bertlite.cli.prune import add_data, add_metric
+from bertlite.cli.prune import add_data, add_header, add_metric
 
 DTYPES = "float32, bfloat16, float16 or, on the CPU, int8"
 
@@ -174,7 +174,7 @@ after a kill, it writes the missing files.  Under torchrun the processes divide 
             "my-model a.txt b.txt --pooling mean --normalize --max-length 128 --out vectors-128",
         ),
         record="the manifest and the work done by this command",
-        out={FOLDER: "the Parquet files and manifest.json"},
+        out={FOLDER: "the Parquet files and _manifest.json"},
         needs=(FOLDER,),
     )
     add_checkpoint(action)
@@ -184,6 +184,7 @@ after a kill, it writes the missing files.  Under torchrun the processes divide 
     option(action, "--format", str, None, "text, csv, tsv, jsonl or parquet", otherwise="by the files' suffixes")
     option(action, "--text", str, "text", "name of the column with the text", dest="column", metavar="NAME")
     option(action, "--id", str, None, "name of the column with the id", otherwise="rows are numbered", metavar="NAME")
+    add_header(action)
     action.add_argument("--keep-text", action="store_true", help="write the texts too")
     option(
         action, "--pooling", str, None, "cls, mean, max or lasttoken", otherwise="that of the checkpoint, else mean"
@@ -204,7 +205,8 @@ after a kill, it writes the missing files.  Under torchrun the processes divide 
         action, "--max-length", count, None, "truncate longer texts", otherwise="the checkpoint's", metavar="TOKENS"
     )
     option(action, "--max-tokens", count, 4096, "tokens in a batch")
-    option(action, "--shard-rows", count, 10_000, "rows in a file")
+    usual = "10,000, or fewer that have 1,000,000 characters"
+    option(action, "--shard-rows", count, None, "rows in a file", otherwise=usual)
 
 
 def convert(commands: Commands) -> None:

@@ -100,10 +100,15 @@ def add_data(action: Any, train: bool = True, task: str | None = "classification
 def add_columns(group: Any) -> None:
     """Add the arguments that say how texts are read from a file."""
     text = "name of the column with the text, or of both columns of pairs"
-    option(group, "--text", names, "sentence", text, metavar="A[,B]")
+    option(group, "--text", names, "text", text, metavar="A[,B]")
+    add_header(group)
+    option(group, "--max-length", count, 128, "truncate longer texts", metavar="TOKENS")
+
+
+def add_header(group: Any) -> None:
+    """Add --columns."""
     text = "names of all columns, for .csv and .tsv files without a header"
     option(group, "--columns", names, (), text, otherwise="those of the header", metavar="A,B,…")
-    option(group, "--max-length", count, 128, "truncate longer texts", metavar="TOKENS")
 
 
 def add_texts(action: Parser) -> Any:

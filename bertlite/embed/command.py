@@ -26,7 +26,7 @@ def main(args: argparse.Namespace) -> int:
             max_length=args.max_length,
             max_tokens=args.max_tokens,
         ),
-        Rows(tuple(map(Path, args.input)), args.format, args.column, args.id),
+        Rows(tuple(map(Path, args.input)), args.format, args.column, args.id, args.columns),
         args.folder,
         shard_rows=args.shard_rows,
         keep_text=args.keep_text,

@@ -1,12 +1,13 @@
 """Embed an input of any size into a folder of Parquet files; a process may be killed at any time.
 
-The input is cut into shards of `shard_rows` rows.  Each shard becomes one file, written under a temporary name, then
-renamed.  A file with its final name is finished; a second start writes the missing ones.  Several processes share the
-shards, and none waits for another.
+The input is cut into shards.  Each shard becomes one file, written under a temporary name, then renamed.  A file with
+its final name is finished; a second start writes the missing ones.  Several processes share the shards, and none waits
+for another.
 """
 
 import hashlib
 import json
+import math
 import os
 import time
 import uuid
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from numpy import float32
     from numpy.typing import NDArray
 
-MANIFEST = "manifest.json"
+MANIFEST = "_manifest.json"  # readers of a folder of Parquet files pass over names that begin with an underscore
+SHARD_ROWS, SHARD_CHARACTERS = 10_000, 1_000_000  # the default: of 4 characters a token, minutes on a small processor
+ID_TYPES = {"int64": (-(2**63), 2**63 - 1), "uint64": (0, 2**64 - 1)}  # of Arrow, and what each holds; else "string"
 CHARACTERS_PER_TOKEN = 8  # of a text only so many times `max_length` characters count: the rest will be truncated
 
 Id = int | str
@@ -45,8 +48,9 @@ class Rows:
         paths: at least one.
         format: a name of `bertlite.support.rows.READERS`; by default that of each file's suffix.
         column: the name of the column with the text; a text file has one row for each line.
-        id: the name of the column with the id, an integer or a string; by default rows are numbered from 0, through
-            all files.
+        id: the name of the column with the id, in all rows an integer or in all a string; by default rows are
+            numbered from 0, through all files.
+        columns: names of all columns, for csv and tsv files without a header.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -57,6 +61,7 @@ class Rows:
     format: str | None = None
     column: str = "text"
     id: str | None = None
+    columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for path in self.paths:
@@ -67,13 +72,29 @@ class Rows:
         """Yield (id, text) of every row.
 
         Raises:
-            ValueError: as `bertlite.support.rows.read_rows`.
+            ValueError: as `bertlite.support.rows.read_rows`; or no type of Arrow holds an id and those before it.
         """
         columns = [(self.column, TEXT), *([] if self.id is None else [(self.id, ID)])]
-        tables = (Table(path, columns, hint="; name another with --column") for path in self.paths)
+        hint = "; name the column of the text with --text, that of the id with --id"
+        tables = (Table(path, columns, self.columns, hint) for path in self.paths)
         rows = chain.from_iterable(read_rows(table, self.format) for table in tables)
-        for number, (_, (text, *ids)) in enumerate(rows):
+        possible = {*ID_TYPES, "string"}
+        for number, (place, (text, *ids)) in enumerate(rows):
+            for found in ids:
+                if not (both := possible & id_types(found)):
+                    raise ValueError(
+                        f"{place}: column {self.id!r} holds {found!r}; all ids must be texts, or integers of one type:"
+                        f" those before it fit {' or '.join(sorted(possible))}"
+                    )
+                possible = both
             yield (ids[0] if ids else number), text
+
+
+def id_types(found: Id) -> set[str]:
+    """Return the types of Arrow that hold an id."""
+    if isinstance(found, str):
+        return {"string"}
+    return {name for name, (low, high) in ID_TYPES.items() if low <= found <= high}
 
 
 @dataclass(frozen=True)
@@ -81,7 +102,8 @@ class Job:
     """Rows to embed, with an embedder, into a folder.
 
     Args:
-        shard_rows: rows in a file; a kill loses the work on at most one file, in each process.
+        shard_rows: rows in a file; by default SHARD_ROWS, or fewer that have SHARD_CHARACTERS together.  A kill loses
+            the work on at most one file, in each process.
         keep_text: write the texts too.
         rank, world: the index of this process and the number of processes, which share the shards.
     """
@@ -89,22 +111,30 @@ class Job:
     embedder: Embedder
     rows: Rows
     out: Path
-    shard_rows: int = 10_000
+    shard_rows: int | None = None
     keep_text: bool = False
     rank: int = 0
     world: int = 1
 
     def __post_init__(self) -> None:
-        if self.shard_rows < 1:
+        if self.shard_rows is not None and self.shard_rows < 1:
             raise ValueError(f"shard_rows is {self.shard_rows}; it must be 1 or more")
         if not 0 <= self.rank < self.world:
             raise ValueError(f"rank is {self.rank}; of {self.world} processes it must be 0 to {self.world - 1}")
 
     def shards(self) -> Iterator[tuple[int, Iterator[Row]]]:
         """Yield (number, rows) of every shard."""
-        numbered = enumerate(self.rows)
-        for shard, group in groupby(numbered, key=lambda item: item[0] // self.shard_rows):
-            yield shard, (row for _, row in group)
+        most = (SHARD_ROWS, SHARD_CHARACTERS) if self.shard_rows is None else (self.shard_rows, math.inf)
+        shard = rows = characters = 0
+
+        def shard_of(row: Row) -> int:
+            nonlocal shard, rows, characters
+            rows, characters = rows + 1, characters + self.size(row[1])
+            if rows > 1 and (rows > most[0] or characters > most[1]):
+                shard, rows, characters = shard + 1, 1, self.size(row[1])
+            return shard
+
+        yield from groupby(self.rows, key=shard_of)
 
     def size(self, text: str) -> int:
         """Return the characters of a text, without those that will be truncated: time grows with them."""
@@ -118,11 +148,13 @@ class InputSummary:
     Args:
         sizes: of the texts in each shard, by `Job.size`.
         counts: rows in each shard.
+        id_type: of Arrow, which holds every id.
         sha256: of all ids and texts.
     """
 
     sizes: tuple[int, ...]
     counts: tuple[int, ...]
+    id_type: str
     sha256: str
 
 
@@ -130,13 +162,15 @@ def run(job: Job) -> Manifest:
     """Embed the shards that are missing, with a progress bar, and return the manifest.
 
     Raises:
-        ValueError: the folder belongs to another job or has a damaged file, or a row cannot be read.
+        ValueError: the folder belongs to another job or has a damaged or foreign file, or a row cannot be read.
     """
     import_pyarrow()
     found = summarise_input(job)
     manifest = open_manifest(job, found)
     count = len(found.counts)
     paths = [job.out / f"part-{shard:05d}-of-{count:05d}.parquet" for shard in range(count)]
+    if foreign := sorted({path.name for path in job.out.glob("*.parquet")} - {path.name for path in paths}):
+        raise ValueError(f"{job.out / foreign[0]} is not a file of this job: choose another --out folder")
     key = job_key(manifest)
     todo = {
         shard for shard in range(job.rank, count, job.world) if not is_finished(paths[shard], found.counts[shard], key)
@@ -144,7 +178,7 @@ def run(job: Job) -> Manifest:
     tokens, began, characters = 0, time.monotonic(), sum(found.sizes[shard] for shard in todo)
     with Progress(characters, "characters", what="embed", shown=job.rank == 0) as progress:
         for shard, rows, ids in tokenized_shards(job, todo):
-            write_shard(job, paths[shard], rows, ids, key, progress)
+            write_shard(job, paths[shard], rows, ids, found.id_type, key, progress)
             tokens += sum(map(len, ids))
     rate = tokens / max(time.monotonic() - began, 1e-9)
     if all(is_finished(path, rows, key) for path, rows in zip(paths, found.counts, strict=True)):
@@ -162,10 +196,11 @@ def summarise_input(job: Job) -> InputSummary:
     Raises:
         ValueError: it is empty, or a row cannot be read.
     """
-    digest, sizes, counts = hashlib.sha256(), [], []
+    digest, sizes, counts, types = hashlib.sha256(), [], [], {*ID_TYPES, "string"}
     for _, rows in job.shards():
         size = count = 0
         for name, text in rows:
+            types &= id_types(name)
             digest.update(f"{name!r}\0{len(text)}\0".encode())
             digest.update(text.encode("utf-8", "surrogatepass"))
             size += job.size(text)
@@ -174,7 +209,7 @@ def summarise_input(job: Job) -> InputSummary:
         counts.append(count)
     if not counts:
         raise ValueError(f"{', '.join(map(str, job.rows.paths))}: there are no rows to embed")
-    return InputSummary(tuple(sizes), tuple(counts), digest.hexdigest())
+    return InputSummary(tuple(sizes), tuple(counts), min(types), digest.hexdigest())
 
 
 def open_manifest(job: Job, found: InputSummary) -> Manifest:
@@ -191,7 +226,6 @@ def open_manifest(job: Job, found: InputSummary) -> Manifest:
             **embedder.settings,
             "shard_rows": job.shard_rows,
             "keep_text": job.keep_text,
-            "engine": "local",  # as earlier versions wrote, whose folders are continued
         },
         "input": {"rows": sum(found.counts), "sha256": found.sha256},
         "dimension": embedder.dimension,
@@ -293,6 +327,7 @@ def write_shard(
     path: Path,
     rows: Sequence[Row],
     ids: Sequence[Sequence[int]],
+    id_type: str,
     key: str,
     progress: Progress,
 ) -> None:
@@ -304,7 +339,7 @@ def write_shard(
         progress.advance(sum(job.size(texts[row]) for row in batch))
 
     vectors = job.embedder.encode_ids(ids, advance)
-    table = make_table(names, vectors, texts if job.keep_text else None, key)
+    table = make_table(names, id_type, vectors, texts if job.keep_text else None, key)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with naming(path):
@@ -321,12 +356,15 @@ def write_shard(
 
 
 def make_table(
-    names: Sequence[Id], vectors: "NDArray[float32]", texts: Sequence[str] | None, key: str
+    names: Sequence[Id], id_type: str, vectors: "NDArray[float32]", texts: Sequence[str] | None, key: str
 ) -> "pyarrow.Table":
     """Make the Arrow table of one shard: id, vector (fixed_size_list<float>[D]) and, if given, text."""
     pa, _ = import_pyarrow()
     flat = pa.array(vectors.reshape(-1))
-    columns = {"id": pa.array(list(names)), "vector": pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])}
+    columns = {
+        "id": pa.array(names, id_type),
+        "vector": pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1]),
+    }
     if texts is not None:
-        columns["text"] = pa.array(list(texts))
+        columns["text"] = pa.array(texts)
     return pa.table(columns).replace_schema_metadata({"bertlite": key})

@@ -46,7 +46,7 @@ class DataSource:
     """
 
     path: str
-    text: tuple[str, ...] = ("sentence",)
+    text: tuple[str, ...] = ("text",)
     label: str | None = "label"
     columns: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()

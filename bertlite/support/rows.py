@@ -168,7 +168,14 @@ def read_text(table: Table) -> Iterator[Fields]:
     names = [name for name, _ in table.columns]
     if len(names) > 1:
         raise ValueError(f"plain text has a text on each line, and no columns {' and '.join(names)}")
-    yield from ({names[0]: line.rstrip("\r\n")} for line in read_lines(table))
+    for line in read_lines(table):
+        text = line.rstrip("\r\n")
+        if "\r" in text:
+            raise ValueError(
+                f"character {text.index(chr(13)) + 1} of the line is a carriage return, and lines end with \\n or"
+                f" \\r\\n; convert the file, such as: tr '\\r' '\\n' < {table.path} > converted"
+            )
+        yield {names[0]: text}
 
 
 def read_csv(table: Table, delimiter: str = ",", quotes: bool = True) -> Iterator[Fields]:

@@ -1,6 +1,6 @@
 """Measure what the native kernels' rounding costs on real tasks: STS-B by MiniLM, and SST-2 by a model trained on it.
 
-    bertlite prune finetune MINILM --train train.tsv --dev dev.tsv --columns sentence,label --out sst2      # DATA/sst2
+    bertlite prune finetune MINILM --train train.tsv --dev dev.tsv --columns text,label --out sst2      # DATA/sst2
     python -m scripts.measure.native_accuracy DATA --classifier sst2/model --out scripts/results/native_accuracy.json
 
 Prints each task's metric in points for each dtype, and the difference from the model as it is, in float32.
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     results = {"STS-B test": measure("similarity", str(demo), pairs)}
     if args.classifier is not None:
-        sentences = DataSource(str(args.data / "sst2" / "dev.tsv"), columns=("sentence", "label"))
+        sentences = DataSource(str(args.data / "sst2" / "dev.tsv"), columns=("text", "label"))
         results["SST-2 dev"] = measure("classification", args.classifier, sentences)
     for task, result in results.items():
         print(f"{task}: {result['metric']} {result['plain']:.2f}, {result['examples']} examples")

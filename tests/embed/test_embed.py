@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from bertlite import BertConfig, BertModel, BertTokenizer
 from bertlite.cli import main
 from bertlite.embed import Embedder, pool
 from bertlite.embed import embedder as embedder_module
+from bertlite.embed import job as job_module
 from bertlite.embed.command import read_placement
 from bertlite.embed.embedder import pack_weights
 from bertlite.embed.job import Job, Rows, run
@@ -68,7 +70,7 @@ def lines(tmp_path: Path) -> Path:
 
 def read(folder: Path) -> dict[Any, list[float]]:
     """Return {id: vector} of all shards; every id must be there once."""
-    paths = sorted(json.loads((folder / "manifest.json").read_text())["shards"])
+    paths = sorted(json.loads((folder / "_manifest.json").read_text())["shards"])
     tables = [pq.read_table(folder / path) for path in paths]
     ids = [name for table in tables for name in table["id"].to_pylist()]
     assert len(set(ids)) == len(ids)
@@ -459,18 +461,51 @@ def test_a_job_writes_every_row_once(checkpoint, lines, tmp_path, capsys) -> Non
     got, wanted = read(out), Embedder(checkpoint).encode(texts_of(53))
     assert list(got) == list(range(53))
     np.testing.assert_allclose(np.array(list(got.values())), wanted, atol=1e-6)
-    manifest = json.loads((out / "manifest.json").read_text())
+    manifest = json.loads((out / "_manifest.json").read_text())
     assert manifest["shards"] == {f"part-{i:05d}-of-00006.parquet": 10 if i < 5 else 3 for i in range(6)}
     assert manifest["model"]["sha256"] == Embedder(checkpoint).fingerprint()
     assert manifest["input"]["rows"] == 53
     assert manifest["settings"]["pooling"] == "mean"
-    assert sorted(path.name for path in out.iterdir()) == ["manifest.json", *manifest["shards"]]
+    assert sorted(path.name for path in out.iterdir()) == ["_manifest.json", *manifest["shards"]]
     table = pq.read_table(out / "part-00005-of-00006.parquet")
     assert table["text"].to_pylist() == texts_of(53)[50:]
     assert table.schema.field("vector").type == pa.list_(pa.float32(), 48)
     done = json.loads(record.read_text())["embedded"]
     ids = Embedder(checkpoint).tokenize(texts_of(53))
     assert (done["shards"], done["tokens"]) == (6, sum(map(len, ids)))
+
+
+@pytest.mark.parametrize(
+    ("ids", "type"), [([-(2**63), 5], pa.int64()), ([5, 2**64 - 1], pa.uint64()), (["a", "5"], pa.string())]
+)
+def test_the_folder_is_read_as_one_table_by_pandas_and_pyarrow(ids, type, checkpoint, tmp_path) -> None:
+    path, out = tmp_path / "x.jsonl", tmp_path / "out"
+    path.write_text("".join(json.dumps({"text": f"a {name}", "id": name}) + "\n" for name in ids))
+    assert main(["embed", str(checkpoint), str(path), "--id", "id", "--out", str(out), "--shard-rows", "1"]) == 0
+    table = pq.read_table(out)
+    assert table["id"].to_pylist() == ids
+    assert table["id"].type == type
+    wanted = Embedder(checkpoint).encode([f"a {name}" for name in ids])
+    np.testing.assert_allclose(np.stack(table["vector"].to_numpy()), wanted, atol=1e-6)
+    frame = pytest.importorskip("pandas").read_parquet(out)
+    assert frame["id"].tolist() == ids
+    np.testing.assert_allclose(np.stack(frame["vector"]), wanted, atol=1e-6)
+
+
+def test_a_shard_is_minutes_of_work_unless_its_rows_are_named(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(job_module, "SHARD_ROWS", 4)
+    monkeypatch.setattr(job_module, "SHARD_CHARACTERS", 10)
+    embedder: Any = SimpleNamespace(max_length=2)  # of a longer text, 16 characters count
+    path = tmp_path / "x.txt"
+    lengths = [1, 1, 1, 1, 1, 5, 4, 1, 99, 99, 0]
+    path.write_text("".join("x" * length + "\n" for length in lengths))
+
+    def sizes(**options: int) -> list[list[int]]:
+        job = Job(embedder, Rows((path,)), tmp_path, **options)
+        return [[len(text) for _, text in rows] for _, rows in job.shards()]
+
+    assert sizes() == [[1, 1, 1, 1], [1, 5, 4], [1], [99], [99], [0]]
+    assert sizes(shard_rows=6) == [lengths[:6], lengths[6:]]
 
 
 def test_a_second_run_does_only_what_is_missing(checkpoint, lines, tmp_path) -> None:
@@ -554,6 +589,9 @@ def test_files_of_other_jobs_and_damaged_ones_are_refused(checkpoint, lines, tmp
         run(job)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match="is damaged"):
+        run(job)
+    path.rename(job.out / "part-00001-of-00007.parquet")
+    with pytest.raises(ValueError, match=r"part-00001-of-00007\.parquet is not a file of this job: choose another"):
         run(job)
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(ValueError, match="there are no rows to embed"):

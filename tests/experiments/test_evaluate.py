@@ -80,7 +80,7 @@ def upside_down(model: Any) -> Any:
 def test_a_classifier_is_compared_with_another_whose_classes_stand_in_another_order(save, tokenizer, capsys):
     named = {"id2label": dict(enumerate(NAMES)), "label2id": {name: i for i, name in enumerate(NAMES)}}
     model = save("a", "BertForSequenceClassification", return_dict=False, output_hidden_states=True, **named)
-    rows = [{"sentence": text, "label": NAMES[i]} for text, i in zip(texts(), answers(model, tokenizer), strict=True)]
+    rows = [{"text": text, "label": NAMES[i]} for text, i in zip(texts(), answers(model, tokenizer), strict=True)]
     for row, name in zip(rows, ("bad", "fair", "good"), strict=False):
         row["label"] = name
     dev = write("dev.jsonl", rows)
@@ -128,8 +128,8 @@ def test_the_task_is_that_of_the_class_pruned_or_not(cls, fields, task, metric, 
     for text, other in zip(texts(), texts(7), strict=True):
         label = draw.random() if metric == "spearman" else draw.randrange(3)
         words = [draw.randrange(3) for _ in text.split()] if task == "tokens" else label
-        rows.append({"sentence": text.split() if task == "tokens" else text, "other": other, "label": words})
-    columns = ["--text", "sentence,other"] if task == "similarity" else []
+        rows.append({"text": text.split() if task == "tokens" else text, "other": other, "label": words})
+    columns = ["--text", "text,other"] if task == "similarity" else []
     words = ["pruned", "--dev", write("dev.jsonl", rows), "--against", "dense", *columns]
     status = main(["evaluate", *words, "--out", "found.json"])
     found = json.loads(Path("found.json").read_text())
@@ -165,7 +165,7 @@ def test_masked_words_need_no_labels(save, tokenizer, capsys):
 
 
 def test_what_cannot_be_evaluated_is_refused(save, capsys):
-    dev = write("dev.jsonl", [{"sentence": text, "label": len(text) % 3} for text in texts()])
+    dev = write("dev.jsonl", [{"text": text, "label": len(text) % 3} for text in texts()])
     save("three", "BertForSequenceClassification", num_labels=3)
     save("four", "BertForSequenceClassification", num_labels=4)
     save("bare", "BertModel")

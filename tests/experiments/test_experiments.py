@@ -57,7 +57,7 @@ def world(tmp_path_factory):
         labels = draw.integers(2, size=count)
         lines = [" ".join([*draw.choice(WORDS[9:], draw.integers(1, 6)), WORDS[5 + 2 * (1 - y)]]) for y in labels]
         rows = [f"{text}\t{y}\n" for text, y in zip(lines, labels, strict=True)]
-        (folder / f"{name}.tsv").write_text("sentence\tlabel\n" + "".join(rows))
+        (folder / f"{name}.tsv").write_text("text\tlabel\n" + "".join(rows))
         scored = [f'"{text}","{lines[i - 1]}",{i % 5}\n' for i, text in enumerate(lines)]
         (folder / f"{name}-pairs.csv").write_text("".join(scored))
     return folder
@@ -83,7 +83,7 @@ def data_arguments(world):
 
 def write_labels(path, labels):
     """Write a file with a text and a label in each row; return its path."""
-    rows = [{"sentence": f"text {i}", "label": label} for i, label in enumerate(labels)]
+    rows = [{"text": f"text {i}", "label": label} for i, label in enumerate(labels)]
     if path.suffix == ".parquet":
         parquet = pytest.importorskip("pyarrow.parquet")
         parquet.write_table(pytest.importorskip("pyarrow").Table.from_pylist(rows), path)
@@ -91,7 +91,7 @@ def write_labels(path, labels):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:
         between = '","' if path.suffix == ".csv" else "\t"
-        lines = [between.join(map(str, row)) for row in [("sentence", "label"), *(row.values() for row in rows)]]
+        lines = [between.join(map(str, row)) for row in [("text", "label"), *(row.values() for row in rows)]]
         path.write_text("".join(f'"{line}"\n' if path.suffix == ".csv" else f"{line}\n" for line in lines))
     return str(path)
 
@@ -154,15 +154,15 @@ def test_labels_that_are_collected_and_rare_are_warned_of_once(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "options", "said"),
     [
-        ("empty.tsv", "sentence\tlabel\n", {}, "empty.tsv has no examples"),
+        ("empty.tsv", "text\tlabel\n", {}, "empty.tsv has no examples"),
         ("empty.csv", "", {}, "empty.csv has no examples"),
-        ("x.txt", "fine", {}, "row 1: plain text has a text on each line, and no columns sentence and label"),
-        ("x.csv", "fine,1\nbad,0\n", {}, "no sentence and no label; its columns are fine, 1; name others with --text"),
+        ("x.txt", "fine", {}, "row 1: plain text has a text on each line, and no columns text and label"),
+        ("x.csv", "fine,1\nbad,0\n", {}, "no text and no label; its columns are fine, 1; name others with --text"),
         ("x.csv", "a,b,c,label\n1,2,3,0\n", {"text": ("a", "b", "c")}, "one column or two; 3 were named: a, b, c"),
         ("x.jsonl", "", {"columns": ("a", "b")}, "names its columns itself; --columns is for .csv and .tsv"),
-        ("x.jsonl", '{"sentence": "a", "label": null}', {}, r"row 1 \(line 1\): column 'label' holds no value"),
-        ("x.jsonl", '{"sentence": "a", "label": true}', {}, r"row 1 \(line 1\): .* holds True, of type bool"),
-        ("x.jsonl", '{"sentence": "a", "label": ["a"]}', {}, "it must be a number or a text"),
+        ("x.jsonl", '{"text": "a", "label": null}', {}, r"row 1 \(line 1\): column 'label' holds no value"),
+        ("x.jsonl", '{"text": "a", "label": true}', {}, r"row 1 \(line 1\): .* holds True, of type bool"),
+        ("x.jsonl", '{"text": "a", "label": ["a"]}', {}, "it must be a number or a text"),
     ],
 )
 def test_bad_data_is_refused_by_name(tmp_path, name, text, options, said):
@@ -183,7 +183,7 @@ def test_names_of_labels_are_collected_once_and_then_known(tmp_path):
 
 
 def test_words_have_labels_each(world, tmp_path):
-    lines = [{"sentence": ["good", "films", "end"], "label": ["B", "O", "O"]}, {"sentence": "a b", "label": "O B"}]
+    lines = [{"text": ["good", "films", "end"], "label": ["B", "O", "O"]}, {"text": "a b", "label": "O B"}]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     source = DataSource(str(tmp_path / "x.jsonl"))
     found = read_examples(source, words=True, collect=True)
@@ -193,9 +193,9 @@ def test_words_have_labels_each(world, tmp_path):
     assert data.labels == ((-100, 1, 0, 0, -100), (-100, 0, 1, -100))
     assert data.batch([0, 1], torch.long)["labels"].tolist() == [[-100, 1, 0, 0, -100], [-100, 0, 1, -100, -100]]
     assert data.targets().tolist() == [[1, 0, 0], [0, 1, -100]]
-    (tmp_path / "x.jsonl").write_text(json.dumps({"sentence": "a b c", "label": "O O"}) + "\n")
+    (tmp_path / "x.jsonl").write_text(json.dumps({"text": "a b c", "label": "O O"}) + "\n")
     with pytest.raises(
-        ValueError, match=r"row 1 \(line 1\): 3 words in sentence and 2 labels in label; each word has one label"
+        ValueError, match=r"row 1 \(line 1\): 3 words in text and 2 labels in label; each word has one label"
     ):
         read_examples(source, words=True)
     with pytest.raises(ValueError, match="words have one column; 2 were named"):
@@ -225,7 +225,7 @@ def test_a_data_set_of_the_hub_is_read_by_its_split(monkeypatch):
 
     def load_dataset(name, configuration, split):
         asked.append((name, configuration, split))
-        return Rows([{"sentence": "good film", "label": 1}, {"sentence": "a plot", "label": 0}])
+        return Rows([{"text": "good film", "label": 1}, {"text": "a plot", "label": 0}])
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     examples = read_examples(DataSource("someone/something:small", split="train"))
@@ -759,7 +759,7 @@ def test_labels_lengths_and_cells_out_of_range_are_refused_by_row(world, tmp_pat
         ("label", "row 2 (line 3), column 'label': 1000000000 is no index"),
         ("empty", "row 2 (line 3): column"),
     ):
-        (tmp_path / f"{name}.tsv").write_text("sentence\tlabel\nfine plot\t0\n" + rows[name])
+        (tmp_path / f"{name}.tsv").write_text("text\tlabel\nfine plot\t0\n" + rows[name])
         command = ["prune", "finetune", *data_arguments(world), "--train", str(tmp_path / f"{name}.tsv")]
         assert main([*command, "--out", str(tmp_path / "no")]) == 2
         assert said in capsys.readouterr().err
@@ -1021,7 +1021,7 @@ def test_what_cannot_be_finetuned_is_refused_before_any_work(world, tmp_path, ca
 def test_a_head_that_names_its_classes_keeps_their_order(world, tmp_path):
     for name, count in (("train", 12), ("dev", 5)):
         rows = [f"{'good' if i % 3 else 'bad'} film {i},{'good' if i % 3 else 'bad'}" for i in range(count)]
-        (tmp_path / f"{name}.csv").write_text("\n".join(["sentence,label", *rows]))
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *rows]))
     data = ["--train", str(tmp_path / "train.csv"), "--dev", str(tmp_path / "dev.csv"), "--epochs", "1"]
     command = ["prune", "finetune", str(world / "model"), *data]
     assert main([*command, "--classes", "good,bad", "--out", str(tmp_path / "one")]) == 0

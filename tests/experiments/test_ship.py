@@ -24,7 +24,7 @@ def world(tmp_path_factory):
         rows = [
             f"{' '.join(draw.choice(list('abcdefgh'), 5))}\t{draw.choice(['bad', 'good'])}\n" for _ in range(count)
         ]
-        (folder / f"{name}.tsv").write_text("sentence\tlabel\n" + "".join(rows))
+        (folder / f"{name}.tsv").write_text("text\tlabel\n" + "".join(rows))
     data = ["--train", str(folder / "train.tsv"), "--dev", str(folder / "dev.tsv"), "--classes", "bad,good"]
     dense, runs = folder / "dense", folder / "runs"
     words = ["prune", "finetune", str(folder / "base"), *data, "--epochs", "1", "--max-length", "9"]

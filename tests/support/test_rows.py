@@ -94,6 +94,11 @@ FAULTS: list[tuple[str, Any, str]] = [  # suffix, contents, and the error behind
     ("parquet", {"txt": ["a"], "n": [1]}, ": no text; its columns are txt, n"),
     ("parquet", [("text", ["a"]), ("text", ["b"]), ("n", [1])], ": several columns are named 'text'"),
     ("parquet", b"PAR1", ": Parquet"),
+    (
+        "txt",
+        "a\r\nb\rc\r",
+        ", row 2 (line 2): character 2 of the line is a carriage return, and lines end with \\n or",
+    ),
     ("txt", b"a\n\n\xe9\n", f", row 3 (line 3): byte 1 of the line, 0xe9, {LATIN}"),
 ]
 
@@ -139,13 +144,28 @@ def test_quotation_marks_of_a_tsv_that_look_like_those_of_a_csv_are_warned_of(tm
     assert len(found) == 1
 
 
-def test_ids_are_integers_or_texts_and_else_rows_are_numbered_through_all_files(tmp_path: Path) -> None:
+def test_ids_are_all_integers_or_all_texts_and_else_rows_are_numbered_through_all_files(tmp_path: Path) -> None:
     first, second = tmp_path / "a.jsonl", tmp_path / "b.csv"
-    first.write_text('{"text": "a", "n": 7}\n{"text": "b", "n": "x"}\n')
+    first.write_text('{"text": "a", "n": "7"}\n{"text": "b", "n": "x"}\n')
     second.write_text("n,text\n7,c\n")
-    assert list(Rows((first, second), id="n")) == [(7, "a"), ("x", "b"), ("7", "c")]
+    assert list(Rows((first, second), id="n")) == [("7", "a"), ("x", "b"), ("7", "c")]
     assert list(Rows((first, second))) == [(0, "a"), (1, "b"), (2, "c")]
     assert list(Rows((second,), column="n", id="n")) == [("7", "7")]
+    assert list(Rows((second,), column="b", id="a", columns=("a", "b"))) == [("n", "text"), ("7", "c")]
+    with pytest.raises(ValueError, match="name the column of the text with --text, that of the id with --id"):
+        list(Rows((second,), id="m"))
+    for before, last, fit in (
+        ([1, -1], 2**63, "int64"),
+        ([1, 2**63], -1, "uint64"),
+        ([], 2**64, "int64 or string or uint64"),
+        ([5], "5", "int64 or uint64"),
+        (["5"], 5, "string"),
+    ):
+        first.write_text("".join(json.dumps({"text": "a", "n": n}) + "\n" for n in before))
+        (tmp_path / "c.jsonl").write_text(json.dumps({"text": "a", "n": last}))
+        error = rf"c\.jsonl, row 1 \(line 1\): column 'n' holds {last!r}; .* those before it fit {fit}"
+        with pytest.raises(ValueError, match=error):
+            list(Rows((first, tmp_path / "c.jsonl"), id="n"))
     first.write_text('{"text": "a", "n": 1.5}')
     with pytest.raises(ValueError, match=r"row 1 \(line 1\): column 'n' holds 1.5, of type float; it must be an"):
         list(Rows((first,), id="n"))
