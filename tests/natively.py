@@ -44,6 +44,12 @@ def needs_of(name: str) -> frozenset[str]:
     return HAS_AVX512 | {"avx512_vnni", "avx512_bf16"} if name == "amx" else INSTRUCTION_SETS[name].needs
 
 
+def flags_here() -> frozenset[str]:
+    """Return the flags of this processor; where torch is limited to AVX2, without those of AVX-512."""
+    limited = torch.backends.cpu.get_cpu_capability() == "AVX2"
+    return frozenset(flag for flag in processor_flags() if not (limited and flag.startswith("avx512")))
+
+
 def why_no_kernels() -> str | None:
     """Return the reason why there are no kernels here; None if a wheel has them or a compiler can make them."""
     with contextlib.suppress(NativeKernelsError):
@@ -61,7 +67,7 @@ def kernels_or_skip(name: str | None = None) -> Kernels:
     if (reason := why_no_kernels()) is not None:
         pytest.skip(reason)
     name = name or usable_sets()[0].name
-    missing = needs_of(name) - processor_flags()
+    missing = needs_of(name) - flags_here()
     if missing:
         pytest.skip(f"needs a processor with {', '.join(sorted(missing))}")
     try:

@@ -117,9 +117,10 @@ def test_every_shape(shape, dtype):
     model = bertlite.prune_neurons(bertlite.prune_heads(make_native(**changes), heads), neurons)
     ours = check(model, dtype, **make_batch(3, lengths=(11, 7, 1)), output_hidden_states=True)
     assert all(bool(x[1, 7:].any()) == ("eager" in shape) for x in ours.hidden_states), "what padding gives"
-    check(model, dtype, **make_batch(24), first_token_only=True)  # so many that rounding evens out
+    many = make_batch(24)  # so many that rounding evens out: of two, 8 bits may be 2.7 times as far off by chance
+    check(model, dtype, **many, first_token_only=True)
     if model.config.attn_implementation == "auto":
-        check(model, dtype, **make_batch(), output_attentions=True)
+        check(model, dtype, **many, output_attentions=True)
 
 
 @dtypes

@@ -229,7 +229,11 @@ class Encoder {
         member.parallel_for(divide_up(batch_.sequences, TOKENS), [&](long piece) {
             for (long i = piece * TOKENS; i < std::min(batch_.sequences, (piece + 1) * TOKENS); i++) {
                 const float* first = batch_.first_only ? firsts_ + i * D : hidden_ + batch_.starts[i] * D;
-                convert<PoolerKind>(first, D, input + i * D, nullptr);
+                for (long j = 0; j < D; j += LANES) {
+                    typename PoolerKind::Weight rounded[LANES];  // as the hidden states are that a pooler is given
+                    store(rounded, load(first + j));
+                    store(input + i * D + j, load(rounded));
+                }
             }
         });
         run_linear<PoolerKind>(*batch_.pooler, input, D, batch_.sequences,
