@@ -184,12 +184,9 @@ class Search:
         if not all(self.shared.has(f"curves-{layer}") for layer in range(layers)):
             metrics = self.metrics()
             self.progress.stage("losses by heads and neurons", layers, "layers")
-
-            def keep(layer: int, pair: tuple[Elimination, Elimination]) -> None:
+            for layer, pair in enumerate(loss_curves(self.model, self.fit, metrics)):
                 self.shared.save(f"curves-{layer}", [[list(each.order), each.losses] for each in pair])
                 self.progress.advance()
-
-            loss_curves(self.model, self.fit, metrics, done=keep)
         found = []
         for layer in range(layers):
             pair = self.shared.once(f"curves-{layer}", dict)
@@ -324,12 +321,10 @@ class Search:
         self.progress.stage("pruning and fitting", model.config.num_hidden_layers, "layers", done=start)
         if start == model.config.num_hidden_layers:
             return model
-
-        def keep(layer: int) -> None:
+        for layer in prune_layerwise_(model, self.model, self.fit, curves, sizes, start=start):
             self.state.save(f"layer-{attempt}-{layer}", layer_of(model, layer))
             self.progress.advance()
-
-        return prune_layerwise_(model, self.model, self.fit, curves, sizes, start=start, done=keep)
+        return model
 
     def run(self) -> "Outcome":
         """Search until the finished model is measured to meet the target, or REFINEMENTS are used up."""

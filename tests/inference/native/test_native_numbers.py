@@ -102,6 +102,30 @@ def test_the_number_of_threads_changes_nothing(dtype, set_threads):
             assert_same(got, wanted, atol=0)
 
 
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@torch.no_grad()
+def test_long_sums_are_as_near_to_the_truth_as_torchs(name):
+    """One sum of so many products, each rounded to the step of all that came before, is off by twice as much."""
+    random = torch.Generator().manual_seed(0)
+    linear, x = nn.Linear(3072, 70), torch.rand(50, 3072, generator=random)
+    linear.weight.copy_(torch.rand(70, 3072, generator=random))
+    truth = nn.functional.linear(x.double(), linear.weight.double(), linear.bias.double())
+    ours = NativeLinear(linear, torch.float32, kernels_or_skip(name))(x)
+    assert rms(ours, truth) < 1.5 * rms(linear(x), truth)
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@torch.no_grad()
+def test_gelu_of_a_large_number_is_this_number_or_none(name):
+    """A step less at a neuron of 30, as trained models have at every token, would add up over the layers."""
+    linear = NativeLinear(nn.Linear(64, 64, bias=False), torch.float32, kernels_or_skip(name))
+    linear.weight.copy_(linear.pack(torch.eye(64)))
+    linear.activate("gelu")
+    x = torch.linspace(5.7, 300, 640).view(10, 64)
+    assert torch.equal(linear(x), x)
+    assert not linear(-x).any()
+
+
 # Numbers that are not finite ----------------------------------------------------------------------------------------
 
 MATRICES = (

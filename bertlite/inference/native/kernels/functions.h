@@ -22,7 +22,8 @@ inline Vector exp(Vector x) {
 inline Vector sigmoid(Vector x) { return broadcast(1) / (broadcast(1) + exp(zeros() - x)); }
 
 // x times the normal distribution function of x.  The distribution function is 1/2 + x P(x^2) / Q(x^2), fitted by
-// least squares with Lawson's weights to a relative error of 2.1e-8 up to |x| = 5.6; beyond, it is 0 or 1 in float32.
+// least squares with Lawson's weights to a relative error of 2.1e-8 up to |x| = 5.6.  Beyond, it is 0 or 1 in float32,
+// exactly: trained models have neurons of 30 and more at every token, and their errors would add up over the layers.
 inline Vector gelu(Vector x) {
     Vector bounded = max(broadcast(-5.6f), min(broadcast(5.6f), x));
     Vector z = bounded * bounded;
@@ -33,7 +34,8 @@ inline Vector gelu(Vector x) {
     for (float coefficient :
          {7.33439956093207e-05f, 0.0018854865338653326f, 0.028677497059106827f, 0.25171351432800293f, 1.0f})
         q = multiply_add(q, z, broadcast(coefficient));
-    return x * multiply_add(bounded, p / q, broadcast(0.5f));
+    const Vector beyond = where_positive(x, broadcast(1), zeros());  // a product, as of -infinity it is nan
+    return x * (bounded == x ? multiply_add(bounded, p / q, broadcast(0.5f)) : beyond);
 }
 
 // the approximation of gelu by tanh (Hendrycks and Gimpel 2016): (1 + tanh(u)) / 2 = sigmoid(2u)

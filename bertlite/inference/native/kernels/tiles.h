@@ -5,6 +5,8 @@
 #pragma once
 
 #include <algorithm>
+#include <climits>
+#include <type_traits>
 
 #include "vectors.h"
 
@@ -72,6 +74,11 @@ struct Int8 {  // rows hold unsigned integers, weights signed ones
 constexpr int VECTORS_AT_ONCE = REGISTERS / 8;
 constexpr long COLUMNS_AT_ONCE = VECTORS_AT_ONCE * LANES;
 
+// Words of a row that are summed on their own before the rest is added: in one long sum of 3072 floats, each product is
+// rounded to the step of all that came before, and the error is two to six times torch's.  Sums of integers are exact.
+template <class Kind>
+constexpr long WORDS_SUMMED = std::is_same_v<typename Kind::Sum, float> ? 256 : LONG_MAX;
+
 // One tile: sums[row * BLOCK + column] = start[column] + ROWS rows times VECTORS x LANES columns.
 //
 // rows: the first one; stride: bytes from row to row.  weight: its first word, of so many.  AHEAD: whether weights
@@ -85,32 +92,41 @@ void multiply_tile(const char* rows, long stride, const uint32_t* weight, long w
     for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) std::memcpy(&sum[i][j], start + j * LANES, WIDTH);
-    for (long word = 0; word < words; word++) {
-        if (AHEAD) {
-            prefetch(ahead + word * 128);
-            prefetch(ahead + word * 128 + 64);
-        } else if (COLUMNS_AT_ONCE < BLOCK) {
-            prefetch_near(weight + (word + 8) * BLOCK);  // as one line of each word's four is read
-        }
-#pragma GCC unroll 2
-        for (int part = 0; part < parts; part++) {
-            Words b[VECTORS];
-#pragma GCC unroll 4
-            for (int j = 0; j < VECTORS; j++)
-                b[j] = Kind::part(load_words(weight + word * BLOCK + j * LANES), part);
-#pragma GCC unroll 6
-            for (int i = 0; i < ROWS; i++) {
-                const Words a = broadcast_word(rows + i * stride + (word * parts + part) * 4);
-#pragma GCC unroll 4
-                for (int j = 0; j < VECTORS; j++) sum[i][j] = Kind::add(sum[i][j], a, b[j]);
+    for (long first = 0, word = 0;; first = word) {
+        for (const long last = std::min(words - first, WORDS_SUMMED<Kind>) + first; word < last; word++) {
+            if (AHEAD) {
+                prefetch(ahead + word * 128);
+                prefetch(ahead + word * 128 + 64);
+            } else if (COLUMNS_AT_ONCE < BLOCK) {
+                prefetch_near(weight + (word + 8) * BLOCK);  // as one line of each word's four is read
             }
-            if (parts > 1) asm volatile("" ::: "memory");  // or GCC reads both parts at once, and spills sums
-        }
-    }
-#pragma GCC unroll 6
-    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 2
+            for (int part = 0; part < parts; part++) {
+                Words b[VECTORS];
 #pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) std::memcpy(sums + i * BLOCK + j * LANES, &sum[i][j], WIDTH);
+                for (int j = 0; j < VECTORS; j++)
+                    b[j] = Kind::part(load_words(weight + word * BLOCK + j * LANES), part);
+#pragma GCC unroll 6
+                for (int i = 0; i < ROWS; i++) {
+                    const Words a = broadcast_word(rows + i * stride + (word * parts + part) * 4);
+#pragma GCC unroll 4
+                    for (int j = 0; j < VECTORS; j++) sum[i][j] = Kind::add(sum[i][j], a, b[j]);
+                }
+                if (parts > 1) asm volatile("" ::: "memory");  // or GCC reads both parts at once, and spills sums
+            }
+        }
+#pragma GCC unroll 6
+        for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 4
+            for (int j = 0; j < VECTORS; j++) {
+                typename Kind::Sums before{};
+                if (first) std::memcpy(&before, sums + i * BLOCK + j * LANES, WIDTH);
+                sum[i][j] = first ? sum[i][j] + before : sum[i][j];
+                std::memcpy(sums + i * BLOCK + j * LANES, &sum[i][j], WIDTH);
+                sum[i][j] = typename Kind::Sums{};
+            }
+        if (word >= words) return;
+    }
 }
 
 // Multiply `count` rows by so many vectors of columns, or as many as fit in a tile.
