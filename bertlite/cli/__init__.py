@@ -56,8 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def format_warning(message: Warning | str, *_: object, **__: object) -> str:
-    """Return the line that shows a warning, without its location in the code."""
-    return f"warning: {message}\n"
+    """Return the line that shows a warning, without its location in the code; on a terminal, in a bar's place."""
+    erase = "\r\x1b[K" if sys.stderr.isatty() else ""
+    return f"{erase}warning: {message}\n"
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -192,6 +192,12 @@ def add_to(actions: Commands) -> None:
     choice(action, "--allocate", WAYS, "auto", text)
     text = "after pruning, train what is left for so long, to compute what the given model does"
     option(action, "--distil", number, None, text, otherwise="nothing is trained", metavar="MINUTES")
+    text = (
+        "the most points of the metric, of predictions with the same class or of the rank correlation that the model"
+    )
+    text += " may lose; the exit status is 1 if it loses more"
+    usual = "what is normal, with --dev"
+    option(action, "--lose-at-most", number, None, text, otherwise=usual, metavar="POINTS")
     text = "keep gradients, curves and times of layers here, for other targets of the same model and texts"
     option(action, "--keep", Path, None, text, otherwise="deleted at the end", metavar="FOLDER")
     action.add_argument("--size", action="store_true", help="a share is one of the file's bytes, not of the MACs")

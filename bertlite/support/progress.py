@@ -1,5 +1,6 @@
 """The progress of long work: a bar on a terminal, occasional lines in a log; durations and counts in words."""
 
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Self, TextIO, TypeVar
@@ -7,6 +8,7 @@ from typing import Any, Self, TextIO, TypeVar
 from tqdm import tqdm
 
 SECONDS_BETWEEN_LINES = 10.0
+COUNTS = 52  # columns of a terminal for counts, rate and time left
 T = TypeVar("T")
 
 
@@ -62,7 +64,11 @@ class Progress:
     def open_bar(self, what: str, total: float | None, unit: str, done: float) -> None:
         self.total, self.done = total, done
         options: dict[str, Any] = {"dynamic_ncols": True, "file": self.file}
-        if not self.file.isatty():
+        if self.file.isatty():
+            room = shutil.get_terminal_size().columns - COUNTS
+            what = what if len(what) <= room else f"{what[: max(room - 1, 8)]}…"
+            options |= {"bar_format": "{desc}"} if total is None and unit == "" else {}
+        else:
             line = "{n_fmt} of {total_fmt}{unit}, {rate_fmt}, {remaining} left"
             options = {"bar_format": f"{{desc}}{': ' if what else ''}{line}", "file": Lines(self.file), "miniters": 0}
             options |= {"mininterval": SECONDS_BETWEEN_LINES, "delay": SECONDS_BETWEEN_LINES, "smoothing": 0}
@@ -75,8 +81,8 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self.bar.close()
 
-    def stage(self, name: str, total: float | None = None, unit: str = "steps", done: float = 0) -> None:
-        """Begin a stage, with its own unit and time left."""
+    def stage(self, name: str, total: float | None = None, unit: str = "", done: float = 0) -> None:
+        """Begin a stage, with its own unit and time left; without a total only its name is shown."""
         self.bar.close()
         what = f"{self.work}: {name}"
         self.open_bar(what, total, unit, done)

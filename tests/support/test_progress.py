@@ -53,6 +53,21 @@ def test_a_terminal_shows_a_bar_with_rate_and_time_left():
     assert "cases/s" in shown
 
 
+def test_eighty_columns_keep_the_time_left_and_a_stage_without_a_total_counts_nothing(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(Terminal, "fileno", lambda _: 10**6, raising=False)
+    terminal = Terminal()
+    with Progress(None, "steps", what="prune to 2x", file=terminal) as bar:
+        bar.stage("gradients at the outputs of all layers", 24, "batches")
+        bar.advance(3)
+        bar.bar.refresh()
+        assert "3/24" in terminal.getvalue()
+        assert "batches/s]" in terminal.getvalue().rpartition("\r")[2]
+        terminal.truncate(0)
+        bar.stage("timing the finished model")
+        assert "steps/s" not in terminal.getvalue()
+
+
 def test_work_done_before_does_not_count_for_the_rate(now):
     log = io.StringIO()
     with Progress(100, "cells", done=80, file=log) as bar:

@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import math
 import shutil
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from bertlite.checkpoint import families
-from bertlite.checkpoint.files import Source
+from bertlite.checkpoint.files import Source, locate
 from bertlite.checkpoint.saving import file_size
 from bertlite.config import BertConfig
 from bertlite.experiments.compare import show_interval
@@ -21,18 +23,21 @@ from bertlite.experiments.data import DataSource, Examples
 from bertlite.experiments.experiment import warn_of_overlap
 from bertlite.experiments.files import model_sha256, units_kept
 from bertlite.inference.optimize import PLAIN, optimize_for_inference, parse_compute_dtype
+from bertlite.inference.pooling import POOLINGS, read_pooling
 from bertlite.pruning.budget.distil import CHECKS, Distillation
 from bertlite.pruning.budget.judge import Quality, judge
+from bertlite.pruning.budget.search import SETTINGS as SETTINGS_FILE
 from bertlite.pruning.budget.search import Outcome, Search, State
 from bertlite.pruning.budget.target import Target, check_work, read_work, spare_bytes
 from bertlite.pruning.budget.texts import batches_of, encode, read_texts, split
 from bertlite.pruning.budget.vocabulary import describe, with_fewer_tokens
 from bertlite.pruning.budget.work import Work
+from bertlite.pruning.importance.least_squares import FEW
 from bertlite.shipping.card import Figure
 from bertlite.shipping.carried import class_for
 from bertlite.shipping.folder import REPORT, write_model
 from bertlite.support.progress import Progress, short_time
-from bertlite.support.records import environment, sha256_of, write_record
+from bertlite.support.records import environment, lock_folder, sha256_of, write_record
 from bertlite.support.rows import format_of
 from bertlite.support.timing import with_spread
 from bertlite.tokenizer import BertTokenizer
@@ -42,6 +47,11 @@ NOT_UNSEEN = (
     "These texts were held out of those fitted to; if the given model was trained on them, they do not show what"
     " unseen texts would: give --dev FILE."
 )
+LIKENESS = {  # figures of a report that compare the model with the given one
+    "agreement": "share of predictions with the same class",
+    "cosine": "cosine with the given model's vectors",
+    "rank_correlation": "rank correlation with the given model's",
+}
 SAME_TOKENS = "Predictions are compared with those of the given model with this vocabulary."
 SETTINGS = ("calibration", "max_length", "label", "seed", "device")  # options that determine gradients and curves
 MADE = (
@@ -74,6 +84,7 @@ class Job:
         distillation: the training after pruning, None without.
         texts: what the report says of the texts.
         given: what it says of the file and the vocabulary that were given.
+        pooling: how an encoder's states become a vector.
     """
 
     args: argparse.Namespace
@@ -87,6 +98,24 @@ class Job:
     distillation: Distillation | None
     texts: dict[str, Any]
     given: dict[str, Any]
+    pooling: str
+
+    def limit(self, lost: dict[str, Any]) -> dict[str, Any]:
+        """Return the most that a model should lose, and whether it loses too much for the exit status.
+
+        Warns if it loses more.
+        """
+        most = lost["normal"] if self.args.lose_at_most is None else self.args.lose_at_most
+        more = not lost["points"] <= most  # nan too
+        if more:
+            what = "is normal" if self.args.lose_at_most is None else "--lose-at-most allows"
+            warnings.warn(
+                f"the pruned model loses {lost['points']:.1f} points of {lost['of']}, more than {what}"
+                f" ({most:g}): give more texts, a larger budget or, where a head predicts something, --distil",
+                stacklevel=2,
+            )
+        asked = self.args.lose_at_most is not None or self.args.dev is not None
+        return {"limit": most, "too_much": more and asked}
 
     def run(self, target: Target, folder: Path, settings: dict[str, Any], state: State) -> dict[str, Any]:
         """Prune to a target, write the folder and return its report."""
@@ -97,7 +126,9 @@ class Job:
                 target=target, by=settings["allocate"], shared=state, state=own, progress=progress
             ).run()
             trained = self.distillation and self.distillation.train_(found.model, own, progress)
-            results = judge(found.model, self.model, progress.over("comparing predictions", self.judged, "batches"))
+            shown = progress.over("comparing predictions", self.judged, "batches")
+            results = judge(found.model, self.model, shown, self.pooling)
+        results["lost"] |= self.limit(results["lost"])
         report = {
             "what": "bertlite prune to",
             "target": target.text,
@@ -118,31 +149,46 @@ class Job:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Prune a checkpoint to each budget; return 1 if a measured time misses its target."""
+    """Prune a checkpoint to each budget; return 1 if a measured time misses its target, or too much is lost."""
     targets = read_targets(args)
     ways = {folder: way_to_allocate(args, target) for folder, target in targets.items()}
+    with lock_folder(args.folder):
+        found = prune_all(args, targets, ways)
+    if args.keep is not None:
+        print(f"for other targets of the same model and texts: --keep {args.keep}")
+    if args.record:
+        several = {"what": "bertlite prune to", "targets": found, "environment": environment(args.device)}
+        write_record(args.record, several if found[1:] else found[0])
+    return 0 if all(report["met"] and not report["lost"]["too_much"] for report in found) else 1
+
+
+def prune_all(args: argparse.Namespace, targets: dict[Path, Target], ways: dict[Path, str]) -> list[dict[str, Any]]:
+    """Prune to each target, unless its folder is finished, and return the reports.
+
+    Raises:
+        ValueError: a target cannot be met, which is found before any work.
+    """
     job = read_job(args)
-    for target in targets.values():
-        if target.is_size:
-            spare_bytes(job.model, target, job.given["dense_bytes"])  # raises if there are none
     settings = {
-        folder: {**job.settings, "target": targets[folder].text, "allocate": ways[folder]} for folder in targets
+        folder: {**job.settings, "target": target.text, "allocate": ways[folder]} for folder, target in targets.items()
     }
     reports = {folder: finished_report(folder, settings[folder]) for folder in targets}
-    state = State(args.keep or args.folder.with_name(f".{args.folder.name}.unfinished"), job.shared)
+    place = args.keep or args.folder.with_name(f".{args.folder.name}.unfinished")
+    fresh = not (place / SETTINGS_FILE).exists()
+    for folder, target in targets.items():
+        if target.is_size:
+            spare_bytes(job.model, target, job.given["dense_bytes"])  # raises if there are none
+        elif fresh and reports[folder] is None:
+            hidden = Progress(None, "steps", shown=False)
+            job.search(target=target, by=ways[folder], shared=None, state=None, progress=hidden).check_reachable()
+    state = State(place, job.shared)
     for folder, target in targets.items():
         if reports[folder]:
             print(f"{folder} is done already")
         reports[folder] = reports[folder] or job.run(target, folder, settings[folder], state)
     if args.keep is None:
-        shutil.rmtree(state.folder)
-    else:
-        print(f"for other targets of the same model and texts: --keep {args.keep}")
-    found = [report for report in reports.values() if report]
-    if args.record:
-        several = {"what": "bertlite prune to", "targets": found, "environment": environment(args.device)}
-        write_record(args.record, several if found[1:] else found[0])
-    return 0 if all(report["met"] for report in found) else 1
+        shutil.rmtree(place)
+    return [report for report in reports.values() if report]
 
 
 def read_job(args: argparse.Namespace) -> Job:
@@ -155,11 +201,13 @@ def read_job(args: argparse.Namespace) -> Job:
     timed = optimize_for_inference(model, dtype=dtype, backend=args.backend)  # raises if it cannot be timed
     longest = min(args.max_length, config.max_position_embeddings)
     fit, held_out = split(texts, args.calibration, HELD_OUT, args.seed, dev)
+    batches = batches_of(fit, tokenizer, model, longest)
+    warn_of_few_texts(sum(int(batch["attention_mask"].sum()) for batch in batches), len(fit), model.config)
     shared = {name: getattr(args, name) for name in SETTINGS} | {"texts": fit.sha256, "model": model_sha256(model)}
     search = partial(
         Search,
         model,
-        batches_of(fit, tokenizer, model, longest),
+        batches,
         work=work,
         timed=timed,
         prepare=partial(optimize_for_inference, dtype=dtype, backend=timed.backend),
@@ -197,7 +245,26 @@ def read_job(args: argparse.Namespace) -> Job:
             "note": None if dev else NOT_UNSEEN,
         },
         given,
+        pooling_of(args.checkpoint),
     )
+
+
+def warn_of_few_texts(tokens: int, texts: int, config: BertConfig) -> None:
+    """Warn before the work if the texts have too few tokens for the widest matrix that is fitted."""
+    wanted = FEW * config.intermediate_size
+    if tokens < wanted:
+        warnings.warn(
+            f"the {texts} texts to fit to have {tokens:,} tokens, and matrices up to"
+            f" {config.intermediate_size:,} inputs: so few are fitted at the cost of other texts; give"
+            f" {wanted:,} tokens or more, such as {math.ceil(wanted * texts / tokens):,} texts",
+            stacklevel=2,
+        )
+
+
+def pooling_of(checkpoint: str) -> str:
+    """Return how a sentence encoder pools; "mean" for other models, and for poolings that bertlite has not."""
+    stated = read_pooling(locate(Source(checkpoint)))
+    return stated if stated in POOLINGS else "mean"
 
 
 def read_model(
@@ -292,6 +359,7 @@ def facts_of(found: Outcome) -> dict[str, Any]:
         "bytes": file_size(found.model),
         "expected_loss": found.plan.loss,
         **found.times,
+        "sizes_by": found.plan.by,
         "met": None if found.verdict is None else found.verdict == "right",
         "verdict": VERDICTS[found.verdict],
     }
@@ -347,10 +415,15 @@ def figures_of(report: dict[str, Any]) -> list[Figure]:
         Figure(f"speed at {timed_work(report)}, times the given model's", report["speedup"]["median"], dense=1.0),
         Figure("multiply-accumulates of the layers, as a share of the unpruned model's", report["macs"]),
         Figure("megabytes of the weights", report["bytes"] / 1e6, dense=report["dense_bytes"] / 1e6),
-        Figure(f"divergence from the given model's predictions, in nats, {held}", report["kl"], dense=0.0),
     ]
-    if "agreement" in report:
-        figures.append(Figure(f"share of predictions with the same class, {held}", report["agreement"], dense=1.0))
+    if report["every_token"]:
+        name = f"the same with every token in the last layer, as transformers computes it, at {timed_work(report)}"
+        figures.append(Figure(name, report["every_token"]["speedup"]["median"], dense=1.0))
+    named = {name: text for name, text in LIKENESS.items() if name in report}
+    if "cosine" not in named:
+        name = f"divergence from the given model's predictions, in nats, {held}"
+        figures.append(Figure(name, report["kl"], dense=0.0))
+    figures += [Figure(f"{text}, {held}", report[name], dense=1.0) for name, text in named.items()]
     if "score" in report:
         ends = report["score_low"], report["score_high"]
         figures.append(Figure(report["metric"], report["score"], *ends, held, report["dense_score"]))
@@ -384,9 +457,12 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
     if "vocabulary" in report:
         print(*describe(report["vocabulary"]), SAME_TOKENS, sep="\n")
     print(f"time at {timed_work(report)}: {short_time(own)}, was {short_time(dense)}: {speed} x as fast")
-    print(f"on {describe_held_out(report)}: {report['kl']:.4f} nats from the given model", end="")
-    if "agreement" in report:
-        print(f", the same class for {100 * report['agreement']:.1f} %", end="")
+    if report["every_token"]:
+        slower = with_spread(report["every_token"]["speedup"])
+        print(f"the last layer computes [CLS] alone, as bertlite does; every token, as transformers does: {slower} x")
+    alike = [f"{text} {report[name]:.3f}" for name, text in LIKENESS.items() if name in report]
+    nats = [] if "cosine" in report else [f"{report['kl']:.4f} nats from the given model"]
+    print(f"on {describe_held_out(report)}: {', '.join([*nats, *alike])}", end="")
     if "score" in report:
         interval = show_interval(report["score_low"], report["score_high"])
         change = show_interval(report["difference_low"], report["difference_high"], "+")

@@ -10,7 +10,7 @@ is continued ends with the same weights.
 import copy
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from bertlite.experiments.data import EncodedExamples, batch_indices
 from bertlite.experiments.evaluate import TASKS
@@ -35,6 +35,8 @@ LR = 0.1  # peak learning rate times the hidden size
 LABELS = 0.5  # weight of the labels in the loss, where there are any
 TIMED = 12  # steps to time; the first does not count
 CHECKS = 5  # of the model on the texts that it is judged by, beside that of the pruned model
+STATES, ENDS = "hidden_states", ("start_logits", "end_logits")
+LOGITS = ("logits", "prediction_logits", "seq_relationship_logits", *ENDS)
 MEMORY = 2**31  # bytes that may be used for what the teacher computes
 
 
@@ -129,9 +131,12 @@ class Distillation:
 
     @cached_property
     def output_bytes(self) -> int:
-        """The size of the teacher's hidden states for all texts."""
-        config, tokens = self.teacher.config, sum(self.data.length(i) for i in range(len(self.data)))
-        return int((config.num_hidden_layers + 1) * config.hidden_size * tokens * self.teacher.dtype.itemsize)
+        """The size of the teacher's hidden states, and of what it predicts of single tokens, for all texts."""
+        tokens = [self.data.length(i) for i in range(len(self.data))]
+        shortest = tokens.index(min(tokens))
+        [found], of_tokens = outputs_of(self.teacher, self.data, [shortest])
+        of_one = sum(found[name].nbytes for name in of_tokens)
+        return of_one * sum(tokens) // tokens[shortest]
 
     @cached_property
     def recorded(self) -> Any:
@@ -143,25 +148,38 @@ class Distillation:
         return finetune_(model, self.data, task, recipe, teacher=self.recorded, device=self.device, **options)
 
 
+def outputs_of(model: Any, data: EncodedExamples, indices: Sequence[int]) -> tuple[list[dict[str, Tensor]], set[str]]:
+    """Return what a model computes of each text: logits, and hidden states (S, layers, D); and which are of tokens."""
+    batch = {name: x.to(model.device) for name, x in data.batch(indices, torch.float32).items() if name != "labels"}
+    with eval_mode(model), torch.no_grad():
+        out = model(**batch, output_hidden_states=True, return_dict=True)
+    found = {name: out[name].cpu() for name in LOGITS if out.get(name) is not None}
+    of_tokens = {name for name, x in found.items() if x.dim() == 3 or name in ENDS} | {STATES}
+    found[STATES] = torch.stack(out.hidden_states, 2).cpu()  # (B, S, layers, D)
+    each = []
+    for row, index in enumerate(indices):
+        ends = {name: data.length(index) for name in of_tokens}
+        each.append({name: x[row, : ends[name]].clone() if name in ends else x[row] for name, x in found.items()})
+    return each, of_tokens
+
+
 class RecordedTeacher(nn.Module):
     """What a distillation needs of a model for some texts, computed once and kept in memory: logits, hidden states."""
 
     def __init__(self, model: Any, data: EncodedExamples) -> None:
         super().__init__()
-        self.known: dict[Any, tuple[Tensor, Tensor]] = {}  # by token ids and types: logits, states (layers, S, D)
+        self.known: dict[Any, dict[str, Tensor]] = {}  # by token ids and types
+        self.of_tokens = {STATES}
         for indices in batch_indices(data, RECIPE.batch_size):
-            batch = {name: x.to(model.device) for name, x in data.batch(indices, torch.float32).items()}
-            del batch["labels"]
-            with eval_mode(model), torch.no_grad():
-                out = model(**batch, output_hidden_states=True)
-            states = torch.stack(out.hidden_states, 1).cpu()  # (B, layers, S, D)
-            for i, logits, each in zip(indices, out.logits.cpu(), states, strict=True):
-                self.known[data.rows[i]] = logits, each[:, : data.length(i)].clone()
+            each, self.of_tokens = outputs_of(model, data, indices)
+            self.known.update((data.rows[i], found) for i, found in zip(indices, each, strict=True))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor, **_: bool) -> Any:
         rows = zip(input_ids.tolist(), token_type_ids.tolist(), attention_mask.sum(1).tolist(), strict=True)
         found = [self.known[tuple(ids[:n]), tuple(types[:n])] for ids, types, n in rows]
-        logits = torch.stack([each for each, _ in found])
-        states = torch.stack([F.pad(each, (0, 0, 0, input_ids.shape[1] - each.shape[1])) for _, each in found], 1)
-        home = input_ids.device
-        return SimpleNamespace(logits=logits.to(home), hidden_states=states.to(home).unbind())
+        values = {}
+        for name in found[0]:
+            each = [text[name] for text in found]
+            whole = pad_sequence(each, batch_first=True) if name in self.of_tokens else torch.stack(each)
+            values[name] = whole.to(input_ids.device)
+        return SimpleNamespace(**{**values, STATES: values[STATES].unbind(2)})

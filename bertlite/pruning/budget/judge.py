@@ -1,6 +1,7 @@
 """Compare a pruned model with the dense one on texts that it was not fitted to."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -11,22 +12,62 @@ from torch import Tensor
 from bertlite.experiments.compare import comparison
 from bertlite.experiments.evaluate import TASKS, Task, interval_over_examples
 from bertlite.experiments.statistics import Array
-from bertlite.pruning.importance.batches import eval_mode, inputs_of
+from bertlite.inference.pooling import pool
+from bertlite.pruning.importance.batches import eval_mode, inputs_of, real_tokens
 from bertlite.pruning.importance.predictions import Prediction, divergence, predictions
 
 
-def judge(model: Any, dense: Any, batches: Iterable[Mapping[str, Tensor]]) -> dict[str, Any]:
+def judge(model: Any, dense: Any, batches: Iterable[Mapping[str, Tensor]], pooling: str = "mean") -> dict[str, Any]:
     """Compare a model with the dense one.
 
+    Args:
+        pooling: of an encoder without a head, which makes a vector of its states.
+
     Returns:
-        "kl", the mean divergence in nats from the dense model's predictions; for a classifier "agreement", the share
-        of predictions with the same class; with labels what `scores` returns.
+        "kl", the mean divergence in nats from the dense model's predictions; "lost", what `loss_of` returns; with
+        labels what `scores` returns.  For a head that predicts classes, "agreement", the share of predictions with the
+        same class; for an encoder what `compare_vectors` returns.
     """
-    kl, mine, theirs, truth = run_both(model, partial(forward, dense), batches)
-    result: dict[str, Any] = {"kl": kl}
-    if mine is not None and mine.shape[1] > 1:
-        result["agreement"] = float(np.mean(mine.argmax(1) == theirs.argmax(1)))
-    return result if truth is None else result | scores(mine, theirs, truth)
+    found = run_both(model, partial(forward, dense, pooling=pooling), batches, pooling)
+    result: dict[str, Any] = {"kl": found.kl}
+    if found.agreement is not None:
+        result["agreement"] = found.agreement
+    if model.base_model is model:
+        result |= {"pooling": pooling, **compare_vectors(found.mine, found.theirs)}
+    elif found.truth is not None:
+        result |= scores(found.mine, found.theirs, found.truth)
+    elif found.agreement is None:
+        result["rank_correlation"] = rank_correlation(found.mine[:, 0], found.theirs[:, 0])
+    return {**result, "lost": loss_of(result)}
+
+
+def compare_vectors(mine: Array, theirs: Array) -> dict[str, float]:
+    """Return the mean "cosine" of the vectors of a text, and the "rank_correlation" of the cosines of all pairs."""
+    a, b = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (mine, theirs))
+    pairs = np.triu_indices(len(a), 1)
+    return {
+        "cosine": float((a * b).sum(1).mean()),
+        "rank_correlation": rank_correlation((a @ a.T)[pairs], (b @ b.T)[pairs]),
+    }
+
+
+def rank_correlation(a: Array, b: Array) -> float:
+    """Return Spearman's correlation."""
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(a, b).statistic)
+
+
+def loss_of(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how many "points" are lost, "of" what, and how many are "normal".
+
+    The figure is the metric on the labels, if there are any; else the share of predictions with the same class; else
+    the rank correlation with the given model.
+    """
+    if "score" in found:
+        return {"points": 100 * (found["dense_score"] - found["score"]), "of": found["metric"], "normal": 7.0}
+    name = "agreement" if "agreement" in found else "rank_correlation"
+    return {"points": 100 * (1 - found[name]), "of": name.replace("_", " "), "normal": 15.0}
 
 
 class Quality:
@@ -42,39 +83,62 @@ class Quality:
     def __call__(self, model: Any) -> tuple[float, float]:
         """Return the metric on the labels, 0 without any, and the negative divergence from the dense model."""
         known = iter(self.known)
-        kl, mine, _, truth = run_both(model, lambda _: next(known), self.batches)
-        if truth is None:
-            return 0.0, -kl
-        task = task_of(mine)
-        return float(task.metrics[task.headline](mine, truth)), -kl
+        found = run_both(model, lambda _: next(known), self.batches)
+        if found.truth is None:
+            return 0.0, -found.kl
+        task = task_of(found.mine)
+        return float(task.metrics[task.headline](found.mine, found.truth)), -found.kl
 
 
-Forward = tuple[list[Prediction], Tensor | None]  # the predictions for a batch, and the logits of a head that has them
+Forward = tuple[list[Prediction], Tensor | None]  # predictions for a batch; the logits or vectors of whole texts
 
 
 @torch.inference_mode()
-def forward(model: Any, batch: Mapping[str, Tensor]) -> Forward:
+def forward(model: Any, batch: Mapping[str, Tensor], pooling: str = "mean") -> Forward:
     with eval_mode(model):
         out = model(**inputs_of(batch), return_dict=True)
-    return predictions(model, out, batch), out.get("logits")
+    whole = out.get("logits")
+    if model.base_model is model:
+        real = real_tokens(batch)
+        whole = pool(out["last_hidden_state"][real], real.sum(1).tolist(), pooling)
+    return predictions(model, out, batch), whole
+
+
+@dataclass(frozen=True)
+class Both:
+    """What a model and the dense one computed: the divergence, the share of equal labels, outputs, and true labels."""
+
+    kl: float
+    agreement: float | None
+    mine: Any
+    theirs: Any
+    truth: Any
 
 
 @torch.inference_mode()
 def run_both(
-    model: Any, dense: Callable[[Mapping[str, Tensor]], Forward], batches: Iterable[Mapping[str, Tensor]]
-) -> tuple[float, Any, Any, Any]:
-    """Return the divergence of a model from the dense one; then the logits of both and the labels, or None."""
+    model: Any,
+    dense: Callable[[Mapping[str, Tensor]], Forward],
+    batches: Iterable[Mapping[str, Tensor]],
+    pooling: str = "mean",
+) -> Both:
+    """Run a model beside the dense one; what they do not have is None."""
     divergences: list[Tensor] = []
     outputs: list[list[Tensor]] = []  # of each batch: the model's, the dense model's, labels if it has any
+    differ, labels_in_all = 0.0, 0
     for batch in batches:
-        (q, mine), (p, theirs) = forward(model, batch), dense(batch)
+        (q, mine), (p, theirs) = forward(model, batch, pooling), dense(batch)
         divergences.append(divergence(p, q).double().cpu())
+        for one, other in zip(p, q, strict=True):
+            differ += float(one.disagreement(other).sum())
+            labels_in_all += one.count
         if mine is not None and theirs is not None and mine.dim() == 2:
             labels = [batch["labels"].cpu()] if "labels" in batch else []
             outputs.append([*(x.double().cpu() for x in (mine, theirs)), *labels])
     found: list[Any] = [torch.cat(each).numpy() for each in zip(*outputs, strict=True)]
     own, given, truth = (found + [None] * 3)[:3]
-    return float(torch.cat(divergences).mean()), own, given, truth
+    agreement = 1 - differ / labels_in_all if labels_in_all else None
+    return Both(float(torch.cat(divergences).mean()), agreement, own, given, truth)
 
 
 def task_of(outputs: Array) -> Task:

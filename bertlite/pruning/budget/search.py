@@ -12,7 +12,7 @@ import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ SPARE = 0.03  # by how much a model should be faster than needed at most
 TOLERANCE = 0.1  # by how much it may be, and how wide the interval of a pace that tells anything
 NARROW = 0.04  # width of an interval that needs no more rounds
 SETTINGS = "settings.json"
-FORMAT = 1  # of the files of a search; raise it with every change that earlier files do not fit
+FORMAT = 2  # of the files of a search; raise it with every change that earlier files do not fit
 
 
 class State:
@@ -128,6 +128,12 @@ class NoisyClockError(Exception):
         self.share = share
 
 
+NOISY = (
+    "the clock of this machine is too noisy to find {target}: sizes were chosen by MACs, {macs:.0%} of the unpruned"
+    " model's; try again when it has no other work"
+)
+
+
 @dataclass(frozen=True)
 class Plan:
     """The chosen sizes, and the median pace of a model with them, nan where the clock was not asked or not clear."""
@@ -136,6 +142,7 @@ class Plan:
     macs: float  # share of the dense model's
     loss: float  # expected, nats per example
     pace: float
+    by: str  # the cost by which the sizes were chosen
 
 
 @dataclass
@@ -200,14 +207,9 @@ class Search:
         place = [self.work.lengths, cpu_name(), torch.get_num_threads(), torch.__version__]  # others measure anew
         name = f"times-{sha256_of(json.dumps(place))[:16]}"
         if not self.shared.has(name):
-            self.progress.stage("times of layers of each size")
-            found = time_table(self.model, self.work, {n for _, neurons in losses for n in neurons}, self.device)
+            sizes = {n for _, neurons in losses for n in neurons}
+            found = time_table(self.model, self.work, sizes, self.device, self.progress)
             if found.spread > WIDE:
-                warnings.warn(
-                    f"the times of single layers vary by {found.spread:.0%} on this machine, so sizes are chosen by"
-                    " MACs: try again when it has no other work",
-                    stacklevel=2,
-                )
                 return None
             self.shared.save(name, vars(found))
         return TimeTable(**self.shared.once(name, dict))
@@ -223,25 +225,23 @@ class Search:
         built = unit.total([(config.num_attention_heads, config.intermediate_size)] * config.num_hidden_layers)
         by_macs = unit.by_size(losses)
 
-        def planned(sizes: list[tuple[int, int]], pace: float = math.nan) -> Plan:
+        def planned(by: str, sizes: list[tuple[int, int]], pace: float = math.nan) -> Plan:
             expected = sum(a[h] + f[n] for (a, f), (h, n) in zip(losses, sizes, strict=True))
-            return Plan(sizes, unit.total(sizes) / built, expected, pace)
+            return Plan(sizes, unit.total(sizes) / built, expected, pace, by)
 
+        if self.target.is_met_by_all:
+            return planned(self.by, self.own_sizes())
         if self.target.kind == "macs":
-            return planned(choose_sizes(losses, by_macs, self.target.value * built))
+            return planned("macs", choose_sizes(losses, by_macs, self.target.value * built))
         if self.target.is_size:
             spare = spare_bytes(self.model, self.target, self.dense_bytes)
-            return planned(choose_sizes(losses, UnitCosts.bytes(self.model).by_size(losses), spare))
+            return planned("bytes", choose_sizes(losses, UnitCosts.bytes(self.model).by_size(losses), spare))
+        by, costs = ("macs", by_macs) if table is None else ("latency", table.costs(len(losses)))
         try:
-            return planned(*self.sizes_by_clock(losses, by_macs if table is None else table.costs(len(losses))))
+            return planned(by, *self.sizes_by_clock(losses, costs))
         except NoisyClockError as error:
-            share = min(1.0, error.share)
-            warnings.warn(
-                f"the clock of this machine is too noisy to find {self.target.text}: sizes are chosen by MACs,"
-                f" {share:.0%} of the given model's; try again when it has no other work",
-                stacklevel=2,
-            )
-            return planned(choose_sizes(losses, by_macs, share * unit.total(self.own_sizes())))
+            sizes = choose_sizes(losses, by_macs, min(1.0, error.share) * unit.total(self.own_sizes()))
+            return planned("macs without the clock", sizes)
 
     def own_sizes(self) -> list[tuple[int, int]]:
         """Return the numbers of heads and neurons of the given model's layers."""
@@ -255,15 +255,14 @@ class Search:
         is changed by as much, and sizes are chosen again.
         """
         best = [(min(heads), min(neurons)) for heads, neurons in costs]
-        times, best_pace = self.timed_with(best)
+        if self.time_correction == 1:
+            self.check_reachable()
+        times, smallest = self.smallest
+        if smallest.verdict is None:
+            raise self.noisy(times)
+        best_pace = self.time_correction * smallest.median
         if best_pace > 1:
-            if self.time_correction > 1:
-                return best, best_pace
-            small, dense = (statistics.median(times[name]) for name in ("pruned", "dense"))
-            raise ValueError(
-                f"the target {self.target.text} cannot be met by pruning: without any head or neuron a forward takes"
-                f" {short_time(small)}, {dense / small:.3g} x as fast"
-            )
+            return best, best_pace
         low = sum(min(cost.values()) for pair in costs for cost in pair)  # a budget that is met
         high = sum(a[h] + f[n] for (a, f), (h, n) in zip(costs, self.own_sizes(), strict=True))
         high_pace = self.time_correction * Pace.of(self.paces(times["dense"], times["dense"])).median
@@ -291,9 +290,30 @@ class Search:
         times, pace = self.time(shape_of(self.model, sizes), self.time_correction)
         self.progress.advance()
         if pace.verdict is None:
-            dense = statistics.median(times["dense"])
-            raise NoisyClockError(self.target.seconds(dense) / dense)
+            raise self.noisy(times)
         return times, pace.median
+
+    def noisy(self, times: Timings) -> NoisyClockError:
+        """Return the error for these times."""
+        dense = statistics.median(times["dense"])
+        return NoisyClockError(self.target.seconds(dense) / dense)
+
+    @cached_property
+    def smallest(self) -> tuple[Timings, Pace]:
+        """The times and the pace of a model without any head or neuron."""
+        return self.time(shape_of(self.model, [(0, 0)] * self.model.config.num_hidden_layers))
+
+    def check_reachable(self) -> None:
+        """Raise ValueError if even a model without any head or neuron is too slow."""
+        if not self.target.is_timed or self.target.is_met_by_all:
+            return
+        times, pace = self.smallest
+        if pace.verdict == "slow":
+            small, dense = (statistics.median(times[name]) for name in ("pruned", "dense"))
+            raise ValueError(
+                f"the target {self.target.text} cannot be met by pruning: without any head or neuron a forward takes"
+                f" {short_time(small)}, {dense / small:.3g} x as fast"
+            )
 
     def time(self, pruned: Any, correction: float = 1.0) -> tuple[Timings, Pace]:
         """Time a pruned model beside the dense one, again until its pace is clear or CLOCK_REPEATS are used up."""
@@ -332,22 +352,36 @@ class Search:
         losses = losses_by_size(self.model.config, curves)
         table = self.table(losses)
         for attempt in range(REFINEMENTS + 1):
-            self.progress.stage("choosing sizes", ATTEMPTS + 1 if self.target.is_timed else None, "choices at most")
+            choices: Any = (ATTEMPTS, "choices at most") if self.target.is_timed else ()
+            self.progress.stage("choosing sizes", *choices)
             kept = self.state.once(f"plan-{attempt}", lambda: vars(self.plan(losses, table)))
             plan = Plan(**{**kept, "sizes": [(heads, neurons) for heads, neurons in kept["sizes"]]})
             model = self.pruned(plan.sizes, curves, attempt)
             self.progress.stage("timing the finished model")
             times, pace = self.time(model)
-            verdict = pace.verdict if self.target.is_timed else "right"
+            verdict = pace.verdict if self.target.is_timed and not self.target.is_met_by_all else "right"
             if verdict == "fast" and plan.sizes == self.own_sizes():
                 verdict = "right"  # nothing had to be removed
             if verdict in ("right", None) or attempt == REFINEMENTS:
                 break
             if not math.isnan(plan.pace):  # else a misread clock chose too small or too large a model: search anew
                 self.time_correction *= pace.median / plan.pace
-        seconds, dense = quartiles(times["pruned"]), quartiles(times["dense"])
-        speedup = quartiles(ratios(times, "dense", "pruned"))
-        return Outcome(model, plan, {"seconds": seconds, "dense_seconds": dense, "speedup": speedup}, verdict)
+        if plan.by != self.by and verdict != "right":
+            warnings.warn(NOISY.format(target=self.target.text, macs=plan.macs), stacklevel=2)
+        return Outcome(model, plan, {**speed_of(times), "every_token": self.time_every_token(model)}, verdict)
+
+    def time_every_token(self, model: Any) -> dict[str, Any] | None:
+        """Return times with a last layer that computes every token, as in transformers; None if the timed one does."""
+        if getattr(model, "needs_tokens", True):
+            return None
+        pair = {"dense": self.timed, "pruned": self.prepare(model)}
+        return speed_of(clock({name: each.base_model for name, each in pair.items()}, self.work, self.device))
+
+
+def speed_of(times: Timings) -> dict[str, Any]:
+    """Return quartiles of the seconds of both models, and of their ratio."""
+    speedup = quartiles(ratios(times, "dense", "pruned"))
+    return {"seconds": quartiles(times["pruned"]), "dense_seconds": quartiles(times["dense"]), "speedup": speedup}
 
 
 @dataclass(frozen=True)

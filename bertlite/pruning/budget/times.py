@@ -14,6 +14,7 @@ from bertlite.pruning.budget.work import Work
 from bertlite.pruning.importance.allocation import BySize
 from bertlite.pruning.importance.structures import own_forward
 from bertlite.pruning.structure import layers_of, with_fields, with_pruned
+from bertlite.support.progress import Progress
 from bertlite.support.records import quartiles
 from bertlite.support.timing import alternate
 
@@ -50,40 +51,47 @@ def time_table(
     work: Work,
     neurons: Iterable[int],
     device: str = "cpu",
+    progress: Progress | None = None,
 ) -> TimeTable:
     """Measure the times of sublayers with 0 to all heads and with these numbers of neurons, twice if they vary widely.
+
+    Where even those of the whole model do, no sublayer is timed.
 
     Args:
         model: the dense model; not changed.
         work: the batch to time.
     """
+    progress = progress or Progress(None, "rounds", shown=False)
     own = {len(kept_neurons(model.config, layer)) for layer in range(model.config.num_hidden_layers)}
     sizes = sorted({*neurons, *own, 0, model.config.intermediate_size})
-    found = measure_table(model, work, sizes, device)
+    found = measure_table(model, work, sizes, device, progress)
     if found.spread > WIDE:
-        again = measure_table(model, work, sizes, device)
+        again = measure_table(model, work, sizes, device, progress)
         found = min(found, again, key=lambda table: table.spread)
     return found
 
 
-def measure_table(model: Any, work: Work, neurons: list[int], device: str) -> TimeTable:
-    """Time the sublayers of the first and of the last layer, and the whole model."""
+def measure_table(model: Any, work: Work, neurons: list[int], device: str, progress: Progress) -> TimeTable:
+    """Time the whole model, and the sublayers of the first and of the last layer."""
     inputs = work.inputs(model.config.vocab_size, device)
     last = model.config.num_hidden_layers - 1
     with torch.inference_mode():
         whole = partial(model, **inputs)
         with called_with(model, 0) as first_call, called_with(model, last) as last_call:
             whole()
-        time = partial(time_sublayers, model, neurons=neurons, device=device)
+        progress.stage("times of layers of each size", ROUNDS * (2 + (last > 0)), "rounds")
+        timings = alternate({"whole": whole}, ROUNDS, device, after_round=progress.advance)["whole"]
+        if (wide := relative_spread(quartiles(timings))) > WIDE:
+            return TimeTable(({}, {}), ({}, {}), 0.0, wide)
+        time = partial(time_sublayers, model, neurons=neurons, device=device, after_round=progress.advance)
         inner, spread = time(0, first_call[0])
         final, other = (inner, spread) if last == 0 else time(last, last_call[0])
-        seconds = statistics.median(alternate({"whole": whole}, ROUNDS, device)["whole"])
     tables = zip([*[inner] * last, final], range(last + 1), strict=True)
     used = sum(
         attention[len(kept_heads(model.config, i))] + network[len(kept_neurons(model.config, i))]
         for (attention, network), i in tables
     )
-    return TimeTable(inner, final, max(seconds - used, 0.0), max(spread, other))
+    return TimeTable(inner, final, max(statistics.median(timings) - used, 0.0), max(spread, other))
 
 
 @contextmanager
@@ -107,6 +115,7 @@ def time_sublayers(
     *,
     neurons: Sequence[int],
     device: str = "cpu",
+    after_round: Callable[[], object] = lambda: None,
 ) -> tuple[BySize, float]:
     """Return the median seconds of a layer's two sublayers, by how many heads and how many neurons they keep, and
     their spread: the distance of the quartiles over the median, in the median over all.
@@ -134,13 +143,18 @@ def time_sublayers(
         runs[f"heads {kept}"] = partial(attention, states, inputs)
     for kept in neurons:
         runs[f"neurons {kept}"] = partial(smaller(neurons=range(kept, all_neurons)).feed_forward, states)
-    found = alternate(runs, ROUNDS, device)
+    found = alternate(runs, ROUNDS, device, after_round=after_round)
     each = {name: quartiles(seconds) for name, seconds in found.items()}
     heads, networks = (
         nondecreasing({kept: each[f"{unit} {kept}"]["median"] for kept in sizes})
         for unit, sizes in (("heads", range(all_heads + 1)), ("neurons", neurons))
     )
-    return (heads, networks), statistics.median((row["high"] - row["low"]) / row["median"] for row in each.values())
+    return (heads, networks), statistics.median(map(relative_spread, each.values()))
+
+
+def relative_spread(times: Mapping[str, float]) -> float:
+    """Return the distance of quartiles over their median."""
+    return (times["high"] - times["low"]) / times["median"]
 
 
 def nondecreasing(times: Mapping[int, float]) -> dict[int, float]:

@@ -93,6 +93,14 @@ class Prediction:
         noise[counted] = torch.rand(int(counted.sum()), width, generator=generator, dtype=torch.float64, device="cpu")
         return self.family.draw(self.values.detach(), noise.to(self.values.device))
 
+    @property
+    def count(self) -> int:
+        """The number of labels that it predicts; 0 for numbers."""
+        if self.family is NORMAL:
+            return 0
+        predicted = self.values[..., 0].numel() if self.counted is None else int(self.counted.sum())
+        return predicted * (self.values.shape[-1] if self.family is FLAGS else 1)
+
     def total(self, each: Tensor) -> Tensor:  # (B, P) -> (B,)
         return (each if self.counted is None else each.masked_fill(~self.counted, 0)).sum(-1)
 
