@@ -1,5 +1,10 @@
 """BERT itself: read `modules` first, from BertEmbeddings to BertPooler, then `body`.
 
+notebooks/bert_on_one_page.py computes the same in plain PyTorch, without options, and is the page to read before.  To
+it the stack adds dropout, other activations and positions, pruned heads and neurons, decoders with a cache and
+cross-attention, backends beside eager and layouts without padding, gates, attention weights and hidden states as
+outputs, every form of mask, zeros where a query may attend to nothing (the page gives nan), and checkpointing.
+
 A layer takes hidden states and one value, `LayerInputs`: the layout, the backend, the mask as read, gates, cache, an
 encoder's output, and what is to be returned.  It is data, so that whatever computes a layer reads the same fields:
 eager, sdpa, packed, varlen, the native kernels, and the parts of bertlite.hf, which translate transformers' arguments.
