@@ -6,6 +6,7 @@ a string, which `bertlite.cli` imports when a command runs.
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import bertlite
+from bertlite.support.extras import public_homes
 
 PACKAGE = Path(bertlite.__file__).parent
 ORDER = (  # a room imports from the rows above its own; inside a room modules import each other, without a cycle
@@ -155,6 +157,16 @@ def test_the_public_names_load_torch_and_bertlite_alone() -> None:
     loaded = loaded_by("import torch", "from bertlite import BertModel")
     assert foreign(loaded) <= {"torch"}
     assert not loaded & {"torch.utils.checkpoint", "torch._dynamo", "torch._inductor", "torch.export"}
+
+
+def test_a_public_name_does_not_load_the_modules_of_others() -> None:
+    for name in ("BertModel", "BertForMaskedLM"):
+        loaded = loaded_by("import torch", f"from bertlite import {name}")
+        assert not [
+            each for each in loaded if re.match(r"bertlite\.(public|inference|tokenizer|pruning\.\w+ance)", each)
+        ]
+    assert public_homes("bertlite.public").keys() == {*bertlite.__all__}
+    assert all(getattr(bertlite, name) is getattr(bertlite.public, name) for name in bertlite.__all__)
 
 
 def test_what_is_public_is_there_and_nothing_else() -> None:

@@ -1,8 +1,11 @@
 """Imports on demand: public names, and optional packages with a hint on how to install them."""
 
+import ast
 import json
 import sys
+from functools import cache
 from importlib import import_module, metadata
+from importlib.abc import InspectLoader
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,16 +16,46 @@ ROOT = Path(__file__).resolve().parents[2]  # of the checkout, where there is on
 def import_public(package: str, name: str) -> Any:
     """Return a module of a package, or a name of its module `public`, which the package then has.
 
+    A name that `public` imports comes from the module it lives in, without the modules of the other names.
+
     Raises:
         AttributeError: there is no such name.
     """
     if not name.startswith("_") and find_spec(f"{package}.{name}") is not None:
         return import_module(f"{package}.{name}")
-    public = import_module(f"{package}.public")
-    if name not in ("__all__", *public.__all__):
+    home = public_homes(f"{package}.public").get(name)
+    module = import_module(home or f"{package}.public")
+    if home is None and name not in ("__all__", *module.__all__):
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    setattr(sys.modules[package], name, getattr(public, name))
-    return getattr(public, name)
+    setattr(sys.modules[package], name, getattr(module, name))
+    return getattr(module, name)
+
+
+@cache
+def public_homes(module: str) -> dict[str, str]:
+    """Return {name: module} of the public names that a module imports, by its source; {} if it has none."""
+    homes: dict[str, str] = {}
+    statements = statements_of(module)
+    public = literal_all(statements)
+    for node in statements:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = {each.name for each in node.names}
+            found = literal_all(statements_of(node.module)) if "*" in names else names & public
+            homes |= dict.fromkeys(found, node.module)
+    return homes
+
+
+def statements_of(module: str) -> list[ast.stmt]:
+    spec = find_spec(module)
+    source = spec.loader.get_source(module) if spec and isinstance(spec.loader, InspectLoader) else None
+    return ast.parse(source or "").body
+
+
+def literal_all(statements: list[ast.stmt]) -> set[str]:
+    """Return the names that a module lists in `__all__`."""
+    assigned = (node for node in statements if isinstance(node, ast.Assign))
+    lists = [node.value for node in assigned if [ast.unparse(each) for each in node.targets] == ["__all__"]]
+    return {name for each in lists for name in ast.literal_eval(each)}
 
 
 def import_optional(name: str, what: str, extra: str) -> Any:
