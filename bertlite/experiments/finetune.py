@@ -114,11 +114,7 @@ def finetune_(
             batch = data.batch(batches[step * share + rank], task.labels)
             loss = training_loss(wrapped, {k: x.to(accelerator.device) for k, x in batch.items()}, recipe, teacher)
             step_(accelerator, wrapped, loss, recipe.clip, optimizer, schedule)
-            if (loss.device.type == "cpu" or (step + 1) % every == 0 or step + 1 == steps) and not loss.isfinite():
-                raise DivergedError(
-                    f"the loss is {loss.item()} at step {step + 1} of {steps}: the training diverged; give a smaller"
-                    f" learning rate than {recipe.lr:g}"
-                )
+            check_finite(loss, step + 1, steps, every, recipe.lr)
             if log is not None and accelerator.is_main_process and (step + 1) % every == 0:
                 log(step=step + 1, loss=loss.item(), lr=schedule.get_last_lr()[0])
             best.offer(step + 1)
@@ -132,6 +128,15 @@ def finetune_(
     accelerator.free_memory()
     model.to(home).eval().zero_grad(set_to_none=True)
     return best.restore_()
+
+
+def check_finite(loss: Tensor, step: int, steps: int, every: int, lr: float) -> None:
+    """Raise DivergedError for a loss that is nan or infinite; a GPU, which is waited for, is asked now and then."""
+    if (loss.is_cpu or step % every == 0 or step == steps) and not loss.isfinite():
+        raise DivergedError(
+            f"the loss is {loss.item()} at step {step} of {steps}: the training diverged; give a smaller learning rate"
+            f" than {lr:g}"
+        )
 
 
 def step_(accelerator: Any, model: nn.Module, loss: Tensor, clip: float, optimizer: Any, schedule: Any) -> None:

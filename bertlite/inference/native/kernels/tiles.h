@@ -74,7 +74,7 @@ struct Int8 {  // rows hold unsigned integers, weights signed ones
 constexpr int VECTORS_AT_ONCE = REGISTERS / 8;
 constexpr long COLUMNS_AT_ONCE = VECTORS_AT_ONCE * LANES;
 
-// Words of a row that are summed on their own before the rest is added: in one long sum of 3072 floats, each product is
+// Words of a row that are summed on their own before the rest is added: in one sum of 3072 floats each product is
 // rounded to the step of all that came before, and the error is two to six times torch's.  Sums of integers are exact.
 template <class Kind>
 constexpr long WORDS_SUMMED = std::is_same_v<typename Kind::Sum, float> ? 256 : LONG_MAX;
