@@ -272,7 +272,6 @@ def compare(args: argparse.Namespace) -> int:
             print(
                 f"{100 * row['fraction']:g} % {name}: {100 * row['difference']:+.1f}{interval} over {args.against},"
                 f" p = {row['p']:.3f}"
-                + (f", by McNemar's exact test {row['mcnemar']:.3f}" if "mcnemar" in row else "")
             )
     if args.record:
         commands = sorted({record.facts["command"] for record in records})

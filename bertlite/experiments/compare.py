@@ -175,8 +175,8 @@ def comparison(
 
     Both sides are {dense model: outputs of its runs}.  If they share several models, these are compared in pairs:
     the interval and p are over models and examples (`statistics.crossed_estimate`).  For one model they are over the
-    seeds of both sides and the examples; for one run against one, over the examples (paired bootstrap, and McNemar's
-    exact test of an accuracy, "mcnemar").
+    seeds of both sides and the examples; for one run against one, over the examples (paired bootstrap; p of
+    an accuracy is that of McNemar's exact test, which no order of the examples changes).
 
     Raises:
         ValueError: the two sides share no model.
@@ -191,7 +191,7 @@ def comparison(
         result: dict[str, Any] = {"difference": found.difference, "p": found.p}
         result |= {"difference_low": found.low, "difference_high": found.high} if varies else NO_DIFFERENCE
         if metric == "accuracy" and truth.ndim == 1:
-            result["mcnemar"] = mcnemar(a[0][0].argmax(1) == truth, b[0][0].argmax(1) == truth)
+            result["p"] = mcnemar(a[0][0].argmax(1) == truth, b[0][0].argmax(1) == truth)
         return result
 
     def figures(chosen: Array) -> list[Array]:

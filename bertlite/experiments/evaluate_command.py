@@ -84,8 +84,7 @@ def main(args: argparse.Namespace) -> int:
         low, high = found["difference_low"], found["difference_high"]
         worse = low is not None and (low > 0 if metric == "loss" else high < 0)
         print(*describe(record["against"], metric), sep="\n")
-        exact = f", by McNemar's exact test {found['mcnemar']:.2g}" if "mcnemar" in found else ""
-        print(f"difference: {found['difference']:+.4f}{span(low, high, '+')}, p {found['p']:.2g}{exact}")
+        print(f"difference: {found['difference']:+.4f}{span(low, high, '+')}, p {found['p']:.2g}")
     note = None if task.labels is not torch.long else note_on_balance(ours.labels, metric)
     if note is not None:
         print(f"note: {note}")

@@ -914,17 +914,13 @@ def test_runs_that_read_other_lengths_are_not_pooled(runs):
         compare.summarise(made)
 
 
-def test_two_runs_alone_are_compared_by_mcnemar_too(runs, capsys):
+def test_two_runs_alone_are_compared_by_mcnemars_exact_test(runs):
     pair = [run for run in read_runs(runs) if run.config["cell"]["criterion"] == "michel"]
     for run, criterion in zip(pair, ("one", "two"), strict=True):
         run.config["cell"] |= {"criterion": criterion, "fraction": 0.5}
     rows = compare.summarise(pair, against="two")
     wrong = [files.outputs(run).argmax(1) != files.labels(run) for run in pair]
-    assert rows[0]["mcnemar"] == pytest.approx(mcnemar(~wrong[0], ~wrong[1]))
-    assert 0 <= rows[0]["mcnemar"] <= 1
-    assert "mcnemar" not in rows[1]
-    assert main(["prune", "compare", str(runs), "--against", "dense"]) == 0
-    assert ", by McNemar's exact test 0." in capsys.readouterr().out
+    assert rows[0]["p"] == pytest.approx(mcnemar(~wrong[0], ~wrong[1]))
 
 
 def test_ways_that_differ_have_lines_of_their_own():

@@ -312,8 +312,8 @@ def test_the_report_is_of_unseen_texts_where_they_are_given(
     assert report["metric"] == judged["metric"] == "accuracy"
     assert report["score"] == judged["model"]["accuracy"]
     assert (report["score_low"], report["score_high"]) == (judged["model"]["low"], judged["model"]["high"])
-    for name, value in judged["comparison"].items():  # resampled in another order: p of 1,000 draws varies by 0.04
-        assert report[name] == pytest.approx(value, abs=0.08), name
+    for name, value in judged["comparison"].items():  # ends of intervals are of examples resampled in another order
+        assert report[name] == pytest.approx(value, abs=0.08 if name.startswith("difference_") else 1e-9), name
     card = (out / "README.md").read_text(encoding="utf-8")
     assert "50 texts of dev.tsv" in card
     assert "accuracy less the given model's, paired" in card
