@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from bertlite import BertConfig, BertModel
 from bertlite.models import heads
-from bertlite.stack.attention import BACKENDS
-from bertlite.stack.layer_inputs import Needs
+from bertlite.stack.attention import BACKENDS, Needs
 from bertlite.support import timing
 
 F64 = torch.float64

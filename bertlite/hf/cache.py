@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import EncoderDecoderCache
 
 from bertlite.config import kept_heads
-from bertlite.stack.layer_inputs import LayerInputs
+from bertlite.stack.attention import LayerInputs
 
 
 class LayerCache:

@@ -12,14 +12,12 @@ from bertlite.hf import compat
 from bertlite.hf.cache import LayerCache, past_of
 from bertlite.hf.compat import V5
 from bertlite.hf.masks import OURS, head_mask_of, is_own, mask_tensor, takes_inputs
-from bertlite.stack.attention import BACKENDS
+from bertlite.stack.attention import BACKENDS, Backend, LayerInputs
 from bertlite.stack.body import BertBody
 from bertlite.stack.inputs import Inputs
-from bertlite.stack.layer_inputs import Backend, LayerInputs
-from bertlite.stack.layouts import Layout
+from bertlite.stack.layouts import Layout, Packed
 from bertlite.stack.masks import values_readable
 from bertlite.stack.outputs import Encoded
-from bertlite.stack.packing import Packed
 
 TABLES = {"word": "vocab_size", "token_type": "type_vocab_size", "position": "max_position_embeddings"}
 NAMES = {None: "auto", "sdpa": "auto", "auto": "auto"}  # transformers' default name lets the best kernel run

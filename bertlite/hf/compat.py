@@ -18,7 +18,7 @@ except ImportError:  # before 5.2
     capturing = None
 
 from bertlite.config import check_values, normalise_heads, normalise_neurons, pruned_neurons
-from bertlite.stack.layer_inputs import Backend, LayerInputs
+from bertlite.stack.attention import Backend, LayerInputs
 from bertlite.stack.modules import linear
 
 V5 = int(transformers.__version__.split(".")[0]) >= 5

@@ -23,7 +23,7 @@ from bertlite.hf.masks import gate_of, read_inputs, takes_inputs
 from bertlite.hf.parts import BertIntermediate, BertOutput, BertSelfOutput, WithoutStock
 from bertlite.pruning import structure as pruning
 from bertlite.stack import modules
-from bertlite.stack.layer_inputs import LayerInputs
+from bertlite.stack.attention import LayerInputs
 
 
 def with_own_weights(inputs: LayerInputs) -> LayerInputs:

@@ -14,7 +14,7 @@ from bertlite.hf.layers import Attention, Encoder, Layer, SelfAttention
 from bertlite.hf.masks import head_mask_of, mask_tensor, own, takes_inputs
 from bertlite.hf.parts import WithoutStock
 from bertlite.stack import modules
-from bertlite.stack.layer_inputs import LayerInputs
+from bertlite.stack.attention import LayerInputs
 
 READ = {"head_mask", "output_attentions"}
 

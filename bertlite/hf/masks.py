@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from bertlite.config import kept_heads
 from bertlite.hf.cache import LayerCache
 from bertlite.hf.compat import registered_backend
-from bertlite.stack.attention import BACKENDS
-from bertlite.stack.kernels import as_scores
-from bertlite.stack.layer_inputs import LayerInputs
+from bertlite.stack.attention import BACKENDS, LayerInputs, as_scores
 from bertlite.stack.layouts import Padded
 from bertlite.stack.masks import Mask, causal_mask, masked
 

@@ -1,11 +1,259 @@
-"""Attention: the table of its backends, and the one place where a backend is chosen."""
+"""Attention: what a layer is given beside hidden states, the kernels, and the table of backends that run them.
+
+Shapes:  B sequences · S queries · K keys · T tokens · N heads · H head dim · D hidden;  … is (B, S) or, packed, (T,)
+"""
 
 import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from bertlite.stack.kernels import attend_rows, eager, sdpa
-from bertlite.stack.layer_inputs import Backend, Needs
-from bertlite.stack.packed_kernels import attend_packed, grouped
-from bertlite.stack.varlen import missing_for_varlen, varlen
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bertlite.stack.cache import Cache
+from bertlite.stack.layouts import Layout, Packed
+
+ScoreBias = Callable[[Tensor, Tensor, bool], Tensor | None]  # as BertSelfAttention.score_bias
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The requirements that one forward has of a backend."""
+
+    weights: bool = False
+    dropout: bool = False  # attention dropout is live
+    relative: bool = False  # relative positions are added to the scores
+    device: str = "cpu"  # its type
+    dtype: torch.dtype = torch.float32  # of queries and keys
+    head_dim: int = 64
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to compute attention, and what it can do."""
+
+    name: str
+    attend: Callable[..., tuple[Tensor, Tensor | None]]  # (module, q, k, v, LayerInputs) -> context, weights
+    kernel: Callable[..., Any]  # what `attend` runs
+    packs: bool = False  # padding is left out
+    gives_weights: bool = True
+    gives_dropped_weights: bool = False  # the weights after dropout, which is what the context was made from
+    missing: Callable[[Needs], str | None] = lambda needs: None  # what else it needs and does not find
+
+
+@dataclass(frozen=True, eq=False)
+class LayerInputs:
+    """What the layers of one forward are given beside hidden states.
+
+    Args:
+        backend: how attention is computed.
+        layout: how tokens lie; None is rows.
+        mask: what each query may attend to, in rows; packed tokens attend to their own sequence.
+        gates: what each layer's heads are multiplied by, (… or 1, N, 1).
+        cache: the keys and values of the tokens before these, in a decoder.
+        source: what keys and values are computed from, if not from the hidden states: an encoder's output, (B, K, D),
+            or all tokens where only the first of each sequence attend.
+        encoder: the inputs of cross-attention.
+        first_only: the last layer computes the first token of each sequence alone.
+        keep_states: return what each layer was given.
+        returns_weights: attention returns its weights.
+        weights: where layers put their attention weights, (B, N, S, K), by number, if they are wanted.
+        layer: the number of the layer that is given this.
+    """
+
+    backend: Backend
+    layout: Layout | None
+    mask: Any  # in bertlite.hf also what a function registered with transformers takes
+    gates: Sequence[Tensor | None] | Mapping[int, Tensor] | None = None
+    cache: Cache | None = None
+    source: Tensor | None = None
+    encoder: "LayerInputs | None" = None
+    first_only: bool = False
+    keep_states: bool = False
+    returns_weights: bool = False
+    weights: dict[int, Tensor] | None = None
+    layer: int = 0
+
+    def at(self, layer: int) -> "LayerInputs":
+        """Return the inputs of a layer that computes every token."""
+        encoder = None if self.encoder is None else self.encoder.at(layer)
+        return LayerInputs(  # `replace` takes four times as long, which short texts feel
+            self.backend, self.layout, self.mask, self.gates, self.cache, self.source, encoder, False,
+            self.keep_states, self.returns_weights, self.weights, layer,
+        )  # fmt: skip
+
+    def at_firsts(self, layer: int, x: Tensor) -> "LayerInputs":
+        """Return the inputs of a layer that computes first tokens alone, which attend to all of x."""
+        return replace(self, layer=layer, first_only=True, source=x)
+
+    def first(self, x: Tensor) -> Tensor:
+        """Take the first token of each sequence, of (…, D) or of a gate."""
+        return x[:, :1] if self.layout is None else self.layout.first(x)
+
+    @property
+    def gate(self) -> Tensor | None:
+        """What the heads of this layer are multiplied by, (… or 1, N, 1)."""
+        gate = None if self.gates is None else self.gates[self.layer]
+        return self.first(gate) if gate is not None and self.first_only else gate
+
+    def attended(self, x: Tensor) -> Tensor:
+        """Return what keys and values are computed from: the source, or the hidden states x."""
+        return x if self.source is None else self.source.to(x.device)
+
+    def through_cache(self, project: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
+        """Return keys and values, (…, N, H), with those in the cache; an encoder's are computed once and kept."""
+        if self.cache is None:
+            return project()
+        if self.source is None:
+            return self.cache.extend(self.layer, *project())
+        known = self.cache.kept(self.layer)
+        return self.cache.keep(self.layer, *project()) if known is None else known
+
+    @property
+    def all_weights(self) -> tuple[Tensor, ...] | None:
+        """The attention weights of every layer, if they are wanted."""
+        return None if self.weights is None else tuple(self.weights.values())
+
+    def keep_weights(self, weights: Tensor | None) -> None:
+        """Keep a layer's attention weights; those of a layer that is run again in the backward pass are known."""
+        if self.weights is not None and weights is not None:
+            self.weights.setdefault(self.layer, weights)
+
+
+def as_scores(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the bias in the scores' dtype; what is too large for it stays finite: a row of -inf would be nan."""
+    if bias.dtype == dtype:
+        return bias
+    limit = torch.finfo(dtype).max / 2
+    return bias.to(dtype).clamp(-limit, limit)
+
+
+def probabilities(q: Tensor, k: Tensor, allowed: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Return the attention weights, (B, N, S, K)."""
+    scores = torch.matmul(q, k.transpose(-1, -2)) * q.shape[-1] ** -0.5
+    if bias is not None:
+        scores = scores + as_scores(bias, scores.dtype)
+    if allowed is not None:
+        lowest = torch.finfo(scores.dtype).min  # not -inf: it breeds nan in half precision
+        scores = scores.masked_fill(~allowed, lowest)
+    return scores.softmax(-1)
+
+
+def eager(
+    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, bias: Tensor | None, dropout: float
+) -> tuple[Tensor, Tensor | None]:
+    """Compute attention as it is written in the paper, weights and all."""
+    weights = probabilities(q, k, allowed, bias)
+    if dropout:
+        weights = F.dropout(weights, dropout)
+    return torch.matmul(weights, v), weights
+
+
+def sdpa(
+    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, bias: Tensor | None, dropout: float
+) -> tuple[Tensor, Tensor | None]:
+    """Compute attention by torch's fused kernels, which give no weights."""
+    if q.shape[1] == 0:  # no heads, by which the kernel of torch 2.9 to 2.11 divides: the process would end
+        return q + k.sum() + v.sum(), None
+    mask = allowed if bias is None else as_scores(bias, q.dtype)
+    if mask is not None and bias is not None and allowed is not None:
+        mask = mask.masked_fill(~allowed, torch.finfo(q.dtype).min)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout), None
+
+
+def attend_rows(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, inputs: LayerInputs
+) -> tuple[Tensor, Tensor | None]:  # (B, S, N, H), (B, K, N, H) twice -> (B, S, N, H), (B, N, S, K)
+    """Compute the context of rows, and their attention weights if they are wanted.
+
+    Where only first tokens are computed, they are the queries: S is 1.
+    """
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    mask = inputs.mask.first() if inputs.first_only else inputs.mask  # moved to q: layers may be on several devices
+    allowed, bias, has_keys = (None if x is None else x.to(q.device) for x in (mask.allowed, mask.bias, mask.has_keys))
+    shift = module.score_bias(q, k, inputs.first_only)
+    if shift is not None:
+        bias = shift if bias is None else shift + as_scores(bias, shift.dtype)
+    context, weights = inputs.backend.kernel(q, k, v, allowed, bias, module.dropout.p if module.training else 0.0)
+    if inputs.returns_weights and weights is None:
+        weights = probabilities(q, k, allowed, bias)
+    if has_keys is not None:
+        context = context.masked_fill(~has_keys, 0)
+        weights = weights.masked_fill(~has_keys, 0) if weights is not None else None
+    return context.transpose(1, 2), weights if inputs.returns_weights else None
+
+
+def attend_packed(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, inputs: LayerInputs
+) -> tuple[Tensor, None]:  # (T, N, H) -> (T, N, H)
+    """Compute the context of packed tokens; where only first tokens are computed, of these."""
+    packing: Any = inputs.layout
+    if not q.shape[0]:
+        return torch.cat([q, k, v]), None  # of no tokens, with the gradients of all three
+    score_bias = None if module.position_embedding_type == "absolute" else module.score_bias
+    dropout = module.dropout.p if module.training else 0.0
+    return inputs.backend.kernel(q, k, v, packing, score_bias, dropout, inputs.first_only), None
+
+
+def grouped(
+    q: Tensor, k: Tensor, v: Tensor, packing: Packed, score_bias: ScoreBias | None, dropout: float, first: bool
+) -> Tensor:
+    """Compute attention of packed sequences by SDPA, padded in the groups of `Packed.groups`."""
+    groups = packing.groups
+    k, v = groups.spread(k), groups.spread(v)
+    if not first:
+        q = groups.spread(q)
+    elif groups.rank is not None:
+        q = q.index_select(0, groups.rank.argsort())
+    contexts, row = [], 0
+    for group in groups.groups:
+        queries = slice(row, row + group.sequences) if first else group.slots
+        row += group.sequences
+        heads = [
+            x.unflatten(0, (group.sequences, -1)).transpose(1, 2) for x in (q[queries], k[group.slots], v[group.slots])
+        ]
+        bias = None if score_bias is None else score_bias(heads[0], heads[1], True)
+        context, _ = sdpa(heads[0], heads[1], heads[2], group.real, bias, dropout)  # (sequences, N, S, H)
+        contexts.append(context.transpose(1, 2).flatten(0, 1))
+    context = torch.cat(contexts) if len(contexts) > 1 else contexts[0]
+    if not first:
+        return groups.gather(context)
+    return context if groups.rank is None else context.index_select(0, groups.rank)
+
+
+def varlen(
+    q: Tensor, k: Tensor, v: Tensor, packing: Packed, score_bias: ScoreBias | None, dropout: float, first: bool
+) -> Tensor:
+    """Compute attention of packed sequences where they are."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    ends, longest = packing.filled_ends, max(packing.lengths)
+    q_ends = torch.arange(len(ends), dtype=torch.int32, device=ends.device) if first else ends
+    context = varlen_attn(q, k, v, q_ends, ends, 1 if first else longest, longest)
+    assert isinstance(context, Tensor)  # not a pair: no log-sum-exp was asked for
+    return context
+
+
+def missing_for_varlen(needs: Needs) -> str | None:
+    """Say what keeps `torch.nn.attention.varlen.varlen_attn` from computing this attention; None if nothing does."""
+    if needs.device != "cuda":
+        return f"varlen_attn runs on CUDA, not on {needs.device}"
+    try:
+        from torch.nn.attention.varlen import varlen_attn  # noqa: F401
+    except ImportError:
+        return f"torch {torch.__version__} has no torch.nn.attention.varlen; 2.10 does"
+    if needs.dtype not in (torch.float16, torch.bfloat16):
+        return f"varlen_attn takes float16 and bfloat16, not {str(needs.dtype).removeprefix('torch.')}"
+    if needs.head_dim % 8 or needs.head_dim > 256:
+        return f"varlen_attn takes head dims that are multiples of 8 up to 256, not {needs.head_dim}"
+    if needs.dropout:
+        return "varlen_attn has no dropout; attention_probs_dropout_prob=0 turns it off"
+    if needs.relative:
+        return "varlen_attn cannot add relative positions to the scores"
+    return None
+
 
 BACKENDS = {
     backend.name: backend

@@ -12,15 +12,13 @@ import torch
 from torch import Tensor
 
 from bertlite.config import BertConfig
-from bertlite.stack.attention import packs, select
+from bertlite.stack.attention import Backend, LayerInputs, Needs, packs, select
 from bertlite.stack.cache import KeyValueCache
-from bertlite.stack.gates import read_gates, refuse_pruned
 from bertlite.stack.inputs import Inputs, check_combination, check_devices, check_encoder_states, check_tokens
-from bertlite.stack.layer_inputs import Backend, LayerInputs, Needs
-from bertlite.stack.layouts import Layout, Padded
+from bertlite.stack.layouts import Layout, Packed, Padded, packing_of, packing_pays, read_rows
+from bertlite.stack.masks import read_gates, refuse_pruned
 from bertlite.stack.modules import BertEmbeddings, BertEncoder, BertPooler
 from bertlite.stack.outputs import BertModelOutput, Encoded, ModelOutput
-from bertlite.stack.packing import Packed, packing_of, packing_pays, read_rows
 
 Out = TypeVar("Out")
 

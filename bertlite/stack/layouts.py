@@ -1,18 +1,29 @@
 """Layouts: how the tokens of one forward lie, in rows with padding or, packed, without.
 
 A forward chooses its layout once.  The layout knows where tokens stand, which are the first of their sequences, and
-the way back to what the caller gave.  Both have the same methods, so nobody asks which it is.
+the way back to what the caller gave.  Both have the same methods, so nobody asks which it is.  Packed, padding leaves
+before the first layer and returns, as zeros, after the last.
 
-Shapes:  B sequences · S positions · K keys · N heads;  … is (B, S) or, packed, (T,)
+Shapes:  B sequences · S positions · K keys · N heads · T tokens, of all sequences together;  … is (B, S) or (T,)
+         P slots: the tokens grouped for attention, each group padded to its longest sequence
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from bertlite.stack.masks import Mask, causal_mask, read_mask
-from bertlite.stack.packing import Packed
+from bertlite.stack.masks import Mask, causal_mask, check_shape, read_mask, read_ones, values_readable
+from bertlite.support import torch_private
+
+# The fastest of those tried at bert-base's shape on an AMD EPYC with AVX-512.
+MAX_FILL = 0.8  # where more of the positions hold tokens, moving them costs what it saves
+MIN_POSITIONS = 64  # nor does it pay in a smaller batch
+CPU = torch.device("cpu")
+CALL_COST = 1024  # what one more call of SDPA costs, in scores of one head: see `group_lengths`
 
 
 @dataclass(frozen=True)
@@ -72,4 +83,254 @@ class Padded:
         return None
 
 
+@dataclass(frozen=True)
+class Group:
+    """Sequences that attend in one call, padded to the longest of them."""
+
+    slots: slice  # of the P slots
+    sequences: int
+    real: Tensor | None  # (sequences, 1, 1, length) bool, None if all are
+
+
+@dataclass(frozen=True)
+class Groups:
+    """All sequences in groups, and the moves to the slots and back; None where nothing moves."""
+
+    groups: tuple[Group, ...]
+    rank: Tensor | None = None  # of each sequence that has a token, where it is among those of all groups
+    token_at: Tensor | None = None  # (P,), the token in each slot; where there is padding, any
+    slot_of: Tensor | None = None  # (T,), the slot of each token
+
+    def spread(self, x: Tensor) -> Tensor:  # (T, …) -> (P, …)
+        return x if self.token_at is None else x.index_select(0, self.token_at)
+
+    def gather(self, x: Tensor) -> Tensor:  # (P, …) -> (T, …)
+        return x if self.slot_of is None else x.index_select(0, self.slot_of)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The real tokens of a batch, (T, …); it has the methods of `Padded`.
+
+    Args:
+        lengths: of the B sequences, in tokens.
+        counts: (B,), the same where the tokens are; a GPU need not be sent them again.
+        shape: what the tokens are unpacked to: rows, (B, S), or (T,) if they came packed.
+        indices: (T,), of each token in the flattened rows; None if there is no padding, or there are no rows.
+    """
+
+    lengths: tuple[int, ...]
+    counts: Tensor
+    shape: tuple[int, ...]
+    indices: Tensor | None = None
+
+    @classmethod
+    def of_mask(cls, real: Tensor) -> "Packed":
+        """Pack rows whose real tokens have a 1 or True in `real`, (B, S)."""
+        counts, shape = real.sum(-1), tuple(real.shape)
+        lengths = tuple(counts.tolist())
+        if sum(lengths) == real.numel():
+            return cls(lengths, counts, shape)
+        if real.is_cpu:
+            return cls(lengths, counts, shape, real.flatten().nonzero().squeeze(-1))
+        order = real.flatten().byte().argsort(descending=True, stable=True)  # `nonzero` would wait to count them again
+        return cls(lengths, counts, shape, order[: sum(lengths)])
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+    @property
+    def in_rows(self) -> bool:
+        """True if the tokens are unpacked to rows, False if they came packed."""
+        return len(self.shape) == 2
+
+    @cached_property
+    def cu_seqlens(self) -> Tensor:
+        """Return (B + 1,) int32: where each sequence begins, and where the last one ends."""
+        return torch.cat([self.counts.new_zeros(1), self.counts]).cumsum(0, dtype=torch.int32)
+
+    @cached_property
+    def filled(self) -> Tensor | None:
+        """Return which sequences have a token; None if all have."""
+        if all(self.lengths):  # torch.compile keeps no guard on `0 in lengths`
+            return None
+        return self.tensor([i for i, n in enumerate(self.lengths) if n])
+
+    @cached_property
+    def filled_ends(self) -> Tensor:
+        """Return `cu_seqlens` of the sequences that have a token."""
+        if self.filled is None:
+            return self.cu_seqlens
+        return torch.cat([self.cu_seqlens[:1], self.cu_seqlens[1:][self.filled]])
+
+    @property
+    def gate_shape(self) -> tuple[int, int]:
+        """(B, S) that a gate for each position would have; (B, 1) where there are no rows."""
+        return len(self.lengths), self.shape[1] if self.in_rows else 1
+
+    def backend_name(self, asked: str) -> str:
+        return "packed" if asked == "auto" else asked
+
+    def read_mask(self, mask: Tensor | None, heads: int, causal: bool) -> Mask:
+        """Return a mask that restricts nothing: which tokens are real has been read from it."""
+        return Mask()
+
+    def gate(self, gate: Tensor) -> Tensor:
+        """Lay out a gate, (B or 1, S or 1, N, 1), as the tokens are: (T or 1, N, 1)."""
+        if gate.shape[:2] == (1, 1):
+            return gate[0]
+        return self.pack(gate) if self.in_rows else self.repeat(gate[:, 0])
+
+    def pack(self, x: Tensor) -> Tensor:
+        """Take the real tokens, (T, …), of rows (B or 1, S or 1, …) or (S,)."""
+        if not self.in_rows:
+            return x
+        x = x.expand(*self.shape, *x.shape[2:]).flatten(0, 1)
+        return x if self.indices is None else x.index_select(0, self.indices)
+
+    def unpack(self, x: Tensor, fill: float = 0) -> Tensor:
+        """Put tokens, (T, …), back into rows, (B, S, …), with zeros, or `fill`, for padding."""
+        if self.indices is not None:
+            x = x.new_full((math.prod(self.shape), *x.shape[1:]), fill).index_copy(0, self.indices, x)
+        return x.unflatten(0, self.shape) if self.in_rows else x
+
+    def first(self, x: Tensor) -> Tensor:
+        """Take the first token of every sequence that has one, of (T, …); a gate for all tokens stays one."""
+        if x.shape[0] == 1 != self.tokens:
+            return x
+        if self.indices is None and self.in_rows:
+            return x[:: max(self.shape[1], 1)]  # a view
+        return x.index_select(0, self.filled_ends[:-1])
+
+    def of_firsts(self) -> "Packed":
+        """Return the layout of what `first` gives: rows with one position, or a token for each sequence."""
+        lengths, counts = tuple(min(n, 1) for n in self.lengths), self.counts.clamp(max=1)
+        return Packed(lengths, counts, (len(lengths), 1)[: len(self.shape)], self.filled)
+
+    def pooler_rows(self, x: Tensor) -> Tensor:
+        """Return rows, (B, 1, D), that begin with the first token of each sequence."""
+        rows = self.of_firsts().unpack(self.first(x))
+        return rows if self.in_rows else rows[:, None]
+
+    def real(self) -> Tensor | None:
+        """Return (B, S), False for padding; None if there were no rows."""
+        return (
+            self.unpack(torch.ones(self.tokens, dtype=torch.bool, device=self.counts.device)) if self.in_rows else None
+        )
+
+    def positions(self, given: Tensor | None = None) -> Tensor | None:
+        """Return (T,): where each token stands, by default in its row, or in its sequence if there are no rows."""
+        if given is not None:
+            return self.pack(given)
+        at = torch.arange(self.tokens, device=self.counts.device)
+        if self.in_rows:
+            return (at if self.indices is None else self.indices) % self.shape[1]
+        return at - self.repeat(self.cu_seqlens[:-1])
+
+    def repeat(self, x: Tensor) -> Tensor:
+        """Repeat a value for each sequence, (B,), for each of its tokens, (T,)."""
+        return x.repeat_interleave(self.counts, 0, output_size=self.tokens)
+
+    @cached_property
+    def is_contiguous(self) -> bool:
+        """True if no padding stands between two tokens of a sequence."""
+        if self.indices is None:
+            return True
+        near = self.indices.diff() == 1
+        near[self.filled_ends[1:-1] - 1] = True
+        return bool(near.all())
+
+    @cached_property
+    def groups(self) -> Groups:
+        """Group the sequences for attention by `group_lengths`."""
+        groups: list[Group] = []
+        start, members = 0, group_lengths(self.lengths)
+        for sequences in members:
+            lengths = [self.lengths[i] for i in sequences]  # from the longest to the shortest
+            real = None
+            if lengths[-1] < lengths[0]:
+                real = torch.arange(lengths[0], device=self.counts.device) < self.tensor(lengths)[:, None, None, None]
+            slots = slice(start, start + len(lengths) * lengths[0])
+            groups.append(Group(slots, len(lengths), real))
+            start = slots.stop
+        order = [i for sequences in members for i in sequences]
+        if all(group.real is None for group in groups) and order == sorted(order):
+            return Groups(tuple(groups))  # nothing to move: each group is a view
+        turn = self.tensor(order)
+        widths = self.tensor([self.lengths[sequences[0]] for sequences in members for _ in sequences])
+        begin, slots_begin = self.cu_seqlens.long()[turn], widths.cumsum(0) - widths
+        row_of = torch.arange(len(order), device=self.counts.device).repeat_interleave(widths, output_size=start)
+        within = torch.arange(start, device=self.counts.device) - slots_begin[row_of]
+        token_at = begin[row_of] + within.minimum(self.counts[turn][row_of] - 1)
+        moves = torch.zeros_like(self.counts, dtype=torch.long).index_copy(0, turn, slots_begin - begin)
+        slot_of = torch.arange(self.tokens, device=self.counts.device) + self.repeat(moves)
+        return Groups(tuple(groups), turn.argsort(), token_at, slot_of)
+
+    def tensor(self, numbers: Sequence[int]) -> Tensor:
+        """Return numbers as a tensor on the device of the tokens, without waiting for a GPU."""
+        return torch.tensor(numbers, dtype=torch.long, device="cpu").to(self.counts.device, non_blocking=True)
+
+
 Layout = Padded | Packed
+
+
+def group_lengths(lengths: Sequence[int]) -> list[list[int]]:
+    """Return groups of the sequences that have a token, each to attend in one call of SDPA.
+
+    One call for all pads every sequence to the longest and computes scores that nobody reads; a call for each reads
+    all it computes and pays for B calls.  So, from the longest to the shortest: a new group begins where padding the
+    sequence to the group's longest would bring the scores wasted there above what a call costs, CALL_COST.
+    """
+    groups: list[list[int]] = []
+    longest = wasted = 0
+    for i in sorted((i for i, n in enumerate(lengths) if n), key=lambda i: -lengths[i]):  # stable
+        n = lengths[i]
+        wasted += longest * longest - n * n
+        if not groups or wasted > CALL_COST:
+            groups.append([])
+            longest, wasted = n, 0
+        groups[-1].append(i)
+    return groups
+
+
+def packing_of(x: Tensor, mask: Tensor | None, name: str) -> Packed:
+    """Return which tokens of x, (B, S, …), are real by a user's mask; None is all.
+
+    Raises:
+        ValueError: the mask is not (B, S), of 0 and 1; it names the backend.
+    """
+    if any(is_mapped(tensor) for tensor in (x, mask)):
+        raise ValueError(f"backend {name!r} cannot run in torch.func.vmap, which cannot count tokens; use 'auto'")
+    if mask is None:
+        batch, length = x.shape[:2]
+        return Packed((length,) * batch, x.new_full((batch,), length, dtype=torch.long), (batch, length))
+    if mask.dim() != 2:
+        raise ValueError(f"backend {name!r} takes a 2-D attention_mask, not {mask.dim()}-D; use 'sdpa' or 'auto'")
+    return Packed.of_mask(read_rows(x, mask).to(x.device))
+
+
+def packing_pays(x: Tensor, mask: Tensor) -> bool:
+    """Return whether leaving padding out of x, (B, S, …), pays.
+
+    It pays where the mask is on the CPU, where reading it makes nobody wait, and has at least MIN_POSITIONS positions,
+    of which at most MAX_FILL hold tokens.
+    """
+    if not (values_readable(mask) and mask.device == x.device == CPU) or mask.numel() < MIN_POSITIONS:
+        return False
+    return int(mask.count_nonzero()) <= MAX_FILL * mask.numel()
+
+
+def read_rows(x: Tensor, mask: Tensor) -> Tensor:
+    """Return which positions of x, (B, S, …), hold tokens, by a mask of 0 and 1."""
+    check_shape(mask, (x.shape[0], 1, x.shape[1], x.shape[1]), "attention_mask")
+    return read_ones(mask, "attention_mask")
+
+
+def is_mapped(tensor: Tensor | None) -> bool:
+    """Return whether torch.func.vmap runs over a tensor; torch.func.grad may have wrapped it again."""
+    while tensor is not None and torch_private.is_wrapped(tensor):
+        if torch_private.is_batched(tensor):
+            return True
+        tensor = torch_private.unwrapped(tensor)
+    return False

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bertlite.config import RELATIVE, BertConfig, embeds_size, kept_heads, kept_neurons, own_field
 from bertlite.stack.activations import activation
-from bertlite.stack.layer_inputs import LayerInputs
+from bertlite.stack.attention import LayerInputs
 
 DISTANCE_BUCKETS = 32  # of positions "bucketed"
 

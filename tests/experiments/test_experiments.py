@@ -36,8 +36,7 @@ from bertlite.experiments.files import class_names, model_sha256, pruned_heads
 from bertlite.experiments.finetune import Recipe, finetune_, training_loss
 from bertlite.experiments.statistics import mcnemar
 from bertlite.pruning.importance import distillation_loss
-from bertlite.stack.attention import BACKENDS
-from bertlite.stack.layer_inputs import LayerInputs
+from bertlite.stack.attention import BACKENDS, LayerInputs
 from bertlite.stack.masks import Mask
 from bertlite.support.records import Run, commit_of, lock_folder, read_runs
 

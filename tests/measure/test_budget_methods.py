@@ -103,7 +103,7 @@ def test_kwons_gradients_are_those_of_fisher_scores() -> None:
     model = make(BertForSequenceClassification, num_labels=3)
     found = kwon.both_gradients(model, data())
     for name, measure in (("heads", head_importance), ("neurons", neuron_importance)):
-        torch.testing.assert_close(found[name].square().mean(0), measure(model, data(), "fisher"))
+        torch.testing.assert_close(found[name].square().mean(0), measure(model, data(), criterion="fisher"))
 
 
 def test_kwons_rearrangement_never_costs_more_and_removes_as_many() -> None:

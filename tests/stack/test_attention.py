@@ -13,8 +13,7 @@ from conftest import F64, ON_CPU, OnCuda, assert_same, distance, full_outputs, g
 from torch import Tensor
 
 from bertlite import BertModel
-from bertlite.stack.attention import select
-from bertlite.stack.layer_inputs import Needs
+from bertlite.stack.attention import Needs, select
 from bertlite.stack.masks import read_mask
 
 B, S, N, L = 2, 11, 4, 3

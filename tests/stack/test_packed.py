@@ -30,13 +30,10 @@ from bertlite import (
     BertModel,
 )
 from bertlite.stack import body as body_module
-from bertlite.stack import packing as packing_module
-from bertlite.stack.attention import BACKENDS, select
+from bertlite.stack import layouts as layouts_module
+from bertlite.stack.attention import BACKENDS, Needs, grouped, missing_for_varlen, select, varlen
 from bertlite.stack.cache import KeyValueCache
-from bertlite.stack.layer_inputs import Needs
-from bertlite.stack.packed_kernels import grouped
-from bertlite.stack.packing import Packed, group_lengths
-from bertlite.stack.varlen import missing_for_varlen, varlen
+from bertlite.stack.layouts import Packed, group_lengths
 
 B, S, D, N, L = 5, 11, 48, 4, 3
 OFF = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -104,7 +101,7 @@ def packed_inputs(batch: dict[str, Any]) -> tuple[Packed, dict[str, Any]]:
     ("mask", "variant"), [(m, v) for v in VARIANTS for m in MASKS if m != "scattered" or not v.startswith("relative")]
 )
 def test_packed_is_padded(mask: str, variant: str, call: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing_module, "CALL_COST", call)
+    monkeypatch.setattr(layouts_module, "CALL_COST", call)
     model, inputs = make(**VARIANTS[variant]), inputs_of(mask)
     real = real_of(MASKS[mask])
     with torch.no_grad():
@@ -286,7 +283,7 @@ def test_the_first_token_looks_where_its_row_of_the_mask_says(backend: str, mask
 
 
 def test_the_first_tokens_of_several_groups(model: BertModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing_module, "CALL_COST", 0)
+    monkeypatch.setattr(layouts_module, "CALL_COST", 0)
     inputs = inputs_of("right")
     wanted = on(model, "sdpa")(**inputs, first_token_only=True)
     assert len(packed(LENGTHS).groups.groups) > 2
@@ -727,7 +724,7 @@ def test_bad_packed_inputs_are_refused_by_name(model: BertModel) -> None:
 
 
 def test_a_new_group_begins_where_padding_costs_more_than_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing_module, "CALL_COST", 100)
+    monkeypatch.setattr(layouts_module, "CALL_COST", 100)
     # the empty one is left out; 20² - 19² = 39 is less than a call, 20² - 5² is not
     assert group_lengths((3, 20, 0, 19, 5, 20, 4)) == [[1, 5, 3], [4, 6, 0]]
     assert group_lengths(()) == group_lengths((0, 0)) == []

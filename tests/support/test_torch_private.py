@@ -13,7 +13,7 @@ import torch
 from conftest import make, make_batch
 
 import bertlite
-from bertlite.stack.packing import is_mapped
+from bertlite.stack.layouts import is_mapped
 from bertlite.support import torch_private
 
 PACKAGE = Path(bertlite.__file__).parent

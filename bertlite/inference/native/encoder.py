@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from bertlite.inference.native.calls import Batch, Kernels
 from bertlite.inference.native.linear import TensorBytes
 from bertlite.inference.native.weights import NativeWeights, Shape
-from bertlite.stack.layer_inputs import LayerInputs
+from bertlite.stack.attention import LayerInputs
+from bertlite.stack.layouts import Packed
 from bertlite.stack.masks import Mask, values_readable
 from bertlite.stack.modules import BertEncoder
-from bertlite.stack.packing import Packed
 
 
 class NativeEncoder(BertEncoder):

@@ -191,9 +191,12 @@ class Search:
         if not all(self.shared.has(f"curves-{layer}") for layer in range(layers)):
             metrics = self.metrics()
             self.progress.stage("losses by heads and neurons", layers, "layers")
-            for layer, pair in enumerate(loss_curves(self.model, self.fit, metrics)):
+
+            def keep(layer: int, pair: tuple[Elimination, Elimination]) -> None:
                 self.shared.save(f"curves-{layer}", [[list(each.order), each.losses] for each in pair])
                 self.progress.advance()
+
+            loss_curves(self.model, self.fit, metrics, done=keep)
         found = []
         for layer in range(layers):
             pair = self.shared.once(f"curves-{layer}", dict)
@@ -341,10 +344,12 @@ class Search:
         self.progress.stage("pruning and fitting", model.config.num_hidden_layers, "layers", done=start)
         if start == model.config.num_hidden_layers:
             return model
-        for layer in prune_layerwise_(model, self.model, self.fit, curves, sizes, start=start):
+
+        def keep(layer: int) -> None:
             self.state.save(f"layer-{attempt}-{layer}", layer_of(model, layer))
             self.progress.advance()
-        return model
+
+        return prune_layerwise_(model, self.model, self.fit, curves, sizes, start=start, done=keep)
 
     def run(self) -> "Outcome":
         """Search until the finished model is measured to meet the target, or REFINEMENTS are used up."""

@@ -9,7 +9,7 @@ Shapes:  L layers · D hidden · W inputs of an output projection, of n units wi
 
 import copy
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -41,8 +41,9 @@ def prune_layerwise_(
     *,
     ridge: float | None = None,
     start: int = 0,
-) -> Generator[int, None, None]:
-    """Prune a model to these sizes and fit it to the dense model; yield each layer's number when it is done.
+    done: Callable[[int], object] | None = None,
+) -> Model:
+    """Prune a model to these sizes and fit it to the dense model; return it.
 
     All matrices of a layer are fitted by least squares on what the pruned and fitted layers below give: first those
     that compute heads or neurons, to what they give in the dense model, then the output projection, as by `repair`.
@@ -54,6 +55,7 @@ def prune_layerwise_(
         sizes: for each layer the heads and the neurons to keep, at most as many as the layer has.
         ridge: of the fit; by default chosen by cross-validation, as by `repair`.
         start: the first layer to prune; those below are pruned and fitted already.
+        done: called with each layer's number when it is pruned and fitted.
 
     Raises:
         ValueError: the sizes or the curves do not fit, there are no batches, or the models do not belong together.
@@ -71,7 +73,10 @@ def prune_layerwise_(
             for structure, curve, count in zip(STRUCTURES, curves[layer], sizes[layer], strict=True):
                 units = structure.kept(model.config, layer)
                 structure.prune_(model, {layer: [units[i] for i in curve.removed(count)]})
-            yield next(fitted)
+            next(fitted)
+            if done is not None:
+                done(layer)
+    return model
 
 
 def check_sizes(model: BertLike, dense: BertLike, curves: "Curves", sizes: Sizes, start: int) -> None:
@@ -115,15 +120,21 @@ Curves = list[tuple[Elimination, Elimination]]  # of each layer's attention and 
 
 
 def loss_curves(
-    model: BertLike, batches: Iterable[Batch], metrics: Sequence[Metrics] | None = None
-) -> Iterator[tuple[Elimination, Elimination]]:
-    """Yield for each layer the loss of removing heads and neurons, each sublayer alone, the rest refitted.
+    model: BertLike,
+    batches: Iterable[Batch],
+    metrics: Sequence[Metrics] | None = None,
+    *,
+    done: Callable[[int, tuple[Elimination, Elimination]], object] | None = None,
+) -> Curves:
+    """Return for each layer the loss of removing heads and neurons, each sublayer alone, the rest refitted.
 
     Args:
         metrics: from `output_metrics`; the losses are then nats per example, to second order.  Without them they are
             the squared error of the sublayer's output, as a share of the variance of that output.
+        done: called with each layer's number and losses when they are there.
     """
     check_model(model)
+    every: Curves = []
     with eval_mode(model), torch.no_grad():
         runs = start_runs(model, model, batches)
         examples = sum(len(each.real) for each in runs)
@@ -142,9 +153,12 @@ def loss_curves(
                 else:
                     scale = 0.5 / examples
                 curves.append(Elimination(found.order, found.losses * scale))
-            yield curves[0], curves[1]
+            every.append((curves[0], curves[1]))
+            if done is not None:
+                done(layer, every[-1])
             for each in runs:
                 each.step_pruned(block)
+    return every
 
 
 def output_metrics(
@@ -224,12 +238,9 @@ def prune_to_macs(
         raise ValueError(f"the share is {share}; it must be above 0 and up to 1, of the unpruned model's MACs")
     read = list(batches)
     metrics = output_metrics(model, read, target=target, seed=seed)
-    curves = list(loss_curves(model, read, metrics))
+    curves = loss_curves(model, read, metrics)
     sizes = sizes_within(model.config, curves, share, length)
-    pruned = copy.deepcopy(model)
-    for _ in prune_layerwise_(pruned, model, read, curves, sizes):
-        pass
-    return pruned
+    return prune_layerwise_(copy.deepcopy(model), model, read, curves, sizes)
 
 
 def sizes_within(config: BertConfig, curves: Curves, share: float, length: int) -> list[tuple[int, int]]:

@@ -42,7 +42,7 @@ class Subject:
 
     @cached_property
     def curves(self) -> Curves:
-        return [*loss_curves(self.model, self.batches, output_metrics(self.model, self.batches))]
+        return loss_curves(self.model, self.batches, output_metrics(self.model, self.batches))
 
 
 def library() -> ModuleType:
@@ -115,10 +115,7 @@ def lowest(subject: Subject, ratio: float) -> tuple[Choice, Choice]:
 def joint(subject: Subject, share: float) -> Any:
     """Prune as `bertlite prune to` does."""
     sizes = sizes_within(subject.model.config, subject.curves, share, subject.length)
-    pruned = copy.deepcopy(subject.model)
-    for _ in prune_layerwise_(pruned, subject.model, subject.batches, subject.curves, sizes):
-        pass
-    return pruned
+    return prune_layerwise_(copy.deepcopy(subject.model), subject.model, subject.batches, subject.curves, sizes)
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,10 @@ def data(count: int = 60, seed: int = 1) -> list[dict[str, Tensor]]:
 
 
 def pruned(model: Any, sizes: Any, batches: Any, **options: Any) -> Any:
-    found, curves = copy.deepcopy(model), [*loss_curves(model, batches)]
-    assert [*prune_layerwise_(found, model, batches, curves, sizes, **options)] == [*range(L)]
+    found, curves = copy.deepcopy(model), loss_curves(model, batches)
+    layers: list[int] = []
+    assert prune_layerwise_(found, model, batches, curves, sizes, done=layers.append, **options) is found
+    assert layers == [*range(L)]
     return found
 
 
@@ -98,8 +100,8 @@ def test_the_heads_and_the_neurons_that_are_missed_least_go() -> None:
     few = 9  # neurons
     model, batches = make(num_hidden_layers=1, intermediate_size=few), data()
     for part, sizes, every in (("head", (N - 1, few), N), ("neuron", (N, few - 1), few)):
-        found, curves = copy.deepcopy(model), [*loss_curves(model, batches)]
-        assert [*prune_layerwise_(found, model, batches, curves, [sizes], ridge=RIDGE)] == [0]
+        found, curves = copy.deepcopy(model), loss_curves(model, batches)
+        prune_layerwise_(found, model, batches, curves, [sizes], ridge=RIDGE)
         structure = HEADS if part == "head" else NEURONS
         (gone,) = (~structure.present(found)[0]).nonzero()[:, 0].tolist()
 
@@ -138,11 +140,14 @@ def test_a_model_that_keeps_everything_stays_as_it_is() -> None:
 def test_it_can_begin_at_any_layer_of_a_model_that_is_done_below() -> None:
     model, batches = make(), data()
     whole = pruned(model, SIZES, batches)
-    found, curves = copy.deepcopy(model), [*loss_curves(model, batches)]
-    steps = prune_layerwise_(found, model, batches, curves, SIZES)
-    assert next(steps) == 0
-    steps.close()
-    assert [*prune_layerwise_(found, model, batches, curves, SIZES, start=1)] == [1, 2]
+    found, curves = copy.deepcopy(model), loss_curves(model, batches)
+
+    def stop(layer: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prune_layerwise_(found, model, batches, curves, SIZES, done=stop)
+    prune_layerwise_(found, model, batches, curves, SIZES, start=1)
     assert_same(found.state_dict(), whole.state_dict(), atol=0)
 
 
@@ -155,7 +160,7 @@ def test_the_dense_model_and_training_modes_stay_as_they_were() -> None:
 
 def test_sizes_that_cannot_be_met_are_refused_before_any_work() -> None:
     model = make()
-    curves = [*loss_curves(model, data())]
+    curves = loss_curves(model, data())
     model.register_forward_pre_hook(lambda *args: pytest.fail("the model ran"))
     cases = [
         ([(4, 37)] * 2, "sizes for 2 layers; the model has 3"),
@@ -164,24 +169,24 @@ def test_sizes_that_cannot_be_met_are_refused_before_any_work() -> None:
     ]
     for sizes, message in cases:
         with pytest.raises(ValueError, match=message):
-            [*prune_layerwise_(copy.deepcopy(model), model, data(), curves, sizes)]
+            prune_layerwise_(copy.deepcopy(model), model, data(), curves, sizes)
     smaller = prune_heads(model, {1: [2]})
     for dense, message in ((model, "layer 1 has other heads than the dense model"), (smaller, "3 heads, its curve 4")):
         with pytest.raises(ValueError, match=message):
-            [*prune_layerwise_(copy.deepcopy(smaller), dense, data(), curves, SIZES)]
+            prune_layerwise_(copy.deepcopy(smaller), dense, data(), curves, SIZES)
     with pytest.raises(ValueError, match="curves for 2 layers; the model has 3"):
-        [*prune_layerwise_(copy.deepcopy(model), model, data(), curves[:2], SIZES)]
+        prune_layerwise_(copy.deepcopy(model), model, data(), curves[:2], SIZES)
 
 
 def test_another_size_needs_no_new_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """The curves hold the order in which units go; a smaller model keeps a part of what a larger one keeps."""
     model, batches = make(BertForSequenceClassification, num_labels=3), data()
-    curves = [*loss_curves(model, batches, output_metrics(model, batches))]
+    curves = loss_curves(model, batches, output_metrics(model, batches))
     monkeypatch.setattr(layerwise, "eliminate", lambda *args: pytest.fail("units were chosen again"))
     kept = []
     for sizes in ([(3, 30)] * L, [(1, 12)] * L):
         found = copy.deepcopy(model)
-        assert [*prune_layerwise_(found, model, batches, curves, sizes)] == [*range(L)]
+        prune_layerwise_(found, model, batches, curves, sizes)
         assert sizes_of(found) == sizes
         kept.append(torch.cat([HEADS.present(found), NEURONS.present(found)], 1))
     assert (kept[0] | ~kept[1]).all()
@@ -290,11 +295,11 @@ def test_it_stays_nearer_than_the_lowest_scores_and_a_refit() -> None:
 
 def test_sizes_that_have_a_loss_begin_with_none_and_end_with_all() -> None:
     model = make(intermediate_size=GRID * 2)
-    for heads, neurons in losses_by_size(model.config, list(loss_curves(model, data()))):
+    for heads, neurons in losses_by_size(model.config, loss_curves(model, data())):
         assert [*heads] == [*range(N + 1)]
         assert [*neurons] == [*range(0, GRID * 2 + 1, 2)]
     pruned_before = prune_neurons(model, {0: range(3)})
-    (_, neurons), *_ = losses_by_size(pruned_before.config, list(loss_curves(pruned_before, data())))
+    (_, neurons), *_ = losses_by_size(pruned_before.config, loss_curves(pruned_before, data()))
     assert [*neurons] == [*range(0, GRID * 2 - 3, 2), GRID * 2 - 3]
 
 
