@@ -18,7 +18,7 @@ except ImportError:  # before 5.2
     capturing = None
 
 from bertlite.config import check_values, normalise_heads, normalise_neurons, pruned_neurons
-from bertlite.stack.attention import Backend, LayerInputs
+from bertlite.stack.attention import Backend, LayerInputs, apply_gate
 from bertlite.stack.modules import linear
 
 V5 = int(transformers.__version__.split(".")[0]) >= 5
@@ -101,7 +101,7 @@ def registered_mask(
 def attend_registered(
     module: Any, q: Tensor, k: Tensor, v: Tensor, inputs: LayerInputs
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute attention by a function registered with transformers, called as transformers calls it."""
+    """Compute attention, (…, N·H), by a function registered with transformers, called as transformers calls it."""
     name, wanted = inputs.backend.name, inputs.returns_weights
     if inputs.first_only:
         raise ValueError(f"attention {name!r} cannot do first_token_only=True; use eager, sdpa or packed")
@@ -109,18 +109,19 @@ def attend_registered(
         raise ValueError(f"attention {name!r} cannot add relative positions to the scores; use eager or sdpa")
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if not q.shape[1]:  # a layer without heads; not every function runs on none
-        return q.transpose(1, 2), q.new_zeros(*q.shape[:-1], k.shape[2]) if wanted else None
+        return q.transpose(1, 2).flatten(-2), q.new_zeros(*q.shape[:-1], k.shape[2]) if wanted else None
     dropout = module.dropout.p if module.training else 0.0
     function = ALL_ATTENTION_FUNCTIONS[name]
     context, weights = function(module, q, k, v, inputs.mask, dropout=dropout, scaling=q.shape[-1] ** -0.5)
     if wanted and weights is None:
         raise ValueError(f"attention {name!r} cannot give attentions; use eager or sdpa")
-    return context, weights if wanted else None
+    context, weights = apply_gate(context, weights if wanted else None, inputs)
+    return context.flatten(-2), weights
 
 
 def registered_backend(name: str) -> Backend:
     """Return the backend of a function registered with transformers; the mask is in the form that it wants."""
-    return Backend(name, attend_registered, attend_registered)
+    return Backend(name, attend_registered)
 
 
 def auto_classes() -> list[Any]:

@@ -18,7 +18,7 @@ from transformers.models.bert import modeling_bert as stock
 
 from bertlite.config import kept_neurons, normalise_heads
 from bertlite.hf.cache import past_of
-from bertlite.hf.compat import complete_config_
+from bertlite.hf.compat import attend_registered, complete_config_
 from bertlite.hf.masks import gate_of, read_inputs, takes_inputs
 from bertlite.hf.parts import BertIntermediate, BertOutput, BertSelfOutput, WithoutStock
 from bertlite.pruning import structure as pruning
@@ -33,7 +33,7 @@ def with_own_weights(inputs: LayerInputs) -> LayerInputs:
 
 
 class Attends:
-    """First base of attention: it runs the next one's forward on arguments of transformers."""
+    """First base of attention: it computes with arguments of transformers."""
 
     config: Any
     layer_idx: Any  # a part alone has no number
@@ -43,7 +43,10 @@ class Attends:
         """Return the context or the output, and the attention weights where there are some."""
         causal = self.is_causal and states is None
         inputs = read_inputs(x, mask, self.config, self.layer_idx, states=states, causal=causal, **options)
-        return super().forward(x, inputs)  # type: ignore[misc]
+        return self.compute(x, inputs)
+
+    def compute(self, x: Tensor, inputs: LayerInputs) -> tuple[Tensor, Tensor | None]:
+        raise NotImplementedError
 
 
 class SelfAttention(Attends, modules.BertSelfAttention):
@@ -60,6 +63,11 @@ class SelfAttention(Attends, modules.BertSelfAttention):
         self.scaling = self.attention_head_size**-0.5
         self.is_decoder, self.is_causal = config.is_decoder, config.is_decoder and not cross
 
+    def compute(self, x: Tensor, inputs: LayerInputs) -> tuple[Tensor, Tensor | None]:
+        if inputs.backend.kernel is attend_registered:
+            return attend_registered(self, *self.project(x, inputs), inputs)
+        return modules.BertSelfAttention.forward(self, x, inputs)
+
 
 class Attention(Attends, modules.BertAttention, WithoutStock, stock.BertAttention):
     """Attention and its output projection."""
@@ -71,6 +79,14 @@ class Attention(Attends, modules.BertAttention, WithoutStock, stock.BertAttentio
         self.pruned_heads = set() if cross or layer_idx is None else set(config.pruned_heads.get(layer_idx, ()))
         self.config, self.layer_idx = config, layer_idx
         self.is_cross_attention, self.is_causal = cross, bool(config.is_decoder) and not cross
+
+    def compute(self, x: Tensor, inputs: LayerInputs) -> tuple[Tensor, Tensor | None]:
+        context, weights = self.call(self.self, x, inputs)
+        return self.output(context, x), weights
+
+    def call(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
+        """Run attention without its output projection, whoever made it."""
+        raise NotImplementedError
 
     def prune_heads(self, heads: Iterable[int]) -> None:
         """Remove heads of this layer, numbered as in the unpruned one; those that are gone may be named again.
@@ -138,6 +154,16 @@ class Layer(ReadsCalls, modules.BertLayer, WithoutStock, stock.BertLayer):
     def make_attention(self, config: Any, layer_idx: int | None, cross: bool) -> Attention:
         raise NotImplementedError
 
+    def attend(self, attention: nn.Module, x: Tensor, inputs: LayerInputs) -> Tensor:
+        x, weights = self.call(attention, x, inputs)
+        if weights is not None:
+            inputs.keep_weights(weights)
+        return x
+
+    def call(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
+        """Run attention, whoever made it."""
+        raise NotImplementedError
+
     @property
     def recomputes(self) -> bool:
         return bool(self.gradient_checkpointing and self.training and torch.is_grad_enabled())
@@ -155,7 +181,7 @@ class Encoder(ReadsCalls, modules.BertEncoder, WithoutStock, stock.BertEncoder):
         self.config, self.gradient_checkpointing = config, False
         self.layer = nn.ModuleList(self.layer_class(config, i) for i in range(config.num_hidden_layers))
 
-    def call(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Tensor:
+    def run_layer(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Tensor:
         """Run a layer; return its output, and keep the attention weights that it gives."""
         out = part(x, inputs) if takes_inputs(part, inputs, x) else self.call_other(part, x, inputs)
         out, *weights = out if isinstance(out, tuple | list) else (out,)

@@ -53,6 +53,8 @@ class BertSelfAttention(SelfAttention, WithoutStock, stock.BertSelfAttention):
         encoder_hidden_states: None = None,  # handed to both kinds of attention
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
+        if isinstance(attention_mask, LayerInputs):
+            return self.compute(hidden_states, attention_mask)
         return self.run(hidden_states, attention_mask, past=past_key_values, **options_of(options))
 
 
@@ -70,7 +72,9 @@ class BertCrossAttention(SelfAttention, WithoutStock, getattr(stock, "BertCrossA
         past_key_values: Any = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        if encoder_hidden_states is None and not isinstance(attention_mask, LayerInputs):
+        if isinstance(attention_mask, LayerInputs):
+            return self.compute(hidden_states, attention_mask)
+        if encoder_hidden_states is None:
             raise ValueError("cross-attention needs encoder_hidden_states, and they are None")
         return self.run(
             hidden_states, attention_mask, encoder_hidden_states, past=past_key_values,
@@ -106,7 +110,9 @@ class BertAttention(Attention):
         past_key_values: Any = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        crosses = self.is_cross_attention and not isinstance(attention_mask, LayerInputs)
+        if isinstance(attention_mask, LayerInputs):
+            return self.compute(hidden_states, attention_mask)
+        crosses = self.is_cross_attention
         mask = encoder_attention_mask if crosses else attention_mask
         states = encoder_hidden_states if crosses else None
         return self.run(hidden_states, mask, states, past=past_key_values, **options_of(options))
@@ -134,6 +140,8 @@ class BertLayer(Layer):
         past_key_values: Any = None,
         **options: Any,
     ) -> Tensor:
+        if isinstance(attention_mask, LayerInputs):
+            return self.run(hidden_states, attention_mask)
         inputs = self.read(
             hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, past=past_key_values,
             **options_of(options),
@@ -171,6 +179,8 @@ class BertEncoder(Encoder):
         return_dict: bool | None = True,
         **others: Any,
     ) -> Any:
+        if isinstance(attention_mask, LayerInputs):
+            return self.run(hidden_states, attention_mask, bool(use_cache), True)
         options_of(others)
         inputs = self.read(
             hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, head_mask=head_mask,

@@ -39,8 +39,10 @@ def takes_inputs(module: nn.Module, inputs: LayerInputs, x: Tensor) -> bool:
     tracer = getattr(x, "tracer", None)
     if tracer is not None:  # torch.fx traces with stand-ins: a part that it runs whole takes a tensor
         return not tracer.is_leaf_module(module, "")
+    if getattr(module.forward, "takes_layer_inputs", False):
+        return True
     wrapped = getattr(type(module).forward, "takes_layer_inputs", False)  # a function around ours, which hands it on
-    return is_own(module) or (wrapped and (inputs.first_only or inputs.backend.packs))
+    return wrapped and (inputs.first_only or inputs.backend.packs)
 
 
 def mask_tensor(inputs: LayerInputs | None, x: Tensor) -> Any:

@@ -10,10 +10,10 @@ from bertlite.config import BertConfig
 from bertlite.inference.native.calls import ACTIVATIONS, NUMBERS
 from bertlite.inference.native.library import missing_platform
 from bertlite.models.base import BertPreTrainedModel
-from bertlite.stack.activations import Activation
 from bertlite.stack.body import has_hooks
 from bertlite.stack.modules import (
     DISTANCE_BUCKETS,
+    Activation,
     BertAttention,
     BertEncoder,
     BertIntermediate,

@@ -6,7 +6,7 @@ Shapes:  B sequences · S positions · D hidden;  … is (B, S) or, packed, (T,)
 from torch import Tensor, nn
 
 from bertlite.config import BertConfig, embeds_size
-from bertlite.stack.activations import activation
+from bertlite.stack.modules import activation
 
 
 class BertPredictionHeadTransform(nn.Module):

@@ -48,24 +48,3 @@ ACTIVATIONS: dict[str, Function | type[nn.Module]] = {
     "swish": F.silu,
     "tanh": torch.tanh,
 }
-
-
-class Activation(nn.Module):
-    """A function of ACTIVATIONS as a module, so that it has a module name and can be hooked."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ACTIVATIONS[self.name](x)  # type: ignore[return-value]
-
-    def extra_repr(self) -> str:
-        return self.name
-
-
-def activation(name: str) -> nn.Module:
-    """Make the module for one name of ACTIVATIONS; only `prelu` carries a parameter."""
-    name = name.rpartition("bertlite:")[2]
-    entry = ACTIVATIONS[name]
-    return entry() if isinstance(entry, type) else Activation(name)

@@ -5,7 +5,7 @@ Shapes:  B sequences · S queries · K keys · T tokens · N heads · H head dim
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ from torch.nn import functional as F
 
 from bertlite.stack.cache import Cache
 from bertlite.stack.layouts import Layout, Packed
+from bertlite.stack.masks import Mask
 
-ScoreBias = Callable[[Tensor, Tensor, bool], Tensor | None]  # as BertSelfAttention.score_bias
+ScoreBias = Callable[[Tensor, Tensor, bool], Tensor]  # (q, k, whether queries stand where the first keys do)
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,7 @@ class Backend:
     """One way to compute attention, and what it can do."""
 
     name: str
-    attend: Callable[..., tuple[Tensor, Tensor | None]]  # (module, q, k, v, LayerInputs) -> context, weights
-    kernel: Callable[..., Any]  # what `attend` runs
+    kernel: Callable[..., Any]  # as `eager` or, if it packs, as `grouped`
     packs: bool = False  # padding is left out
     gives_weights: bool = True
     gives_dropped_weights: bool = False  # the weights after dropout, which is what the context was made from
@@ -64,8 +64,8 @@ class LayerInputs:
     """
 
     backend: Backend
-    layout: Layout | None
-    mask: Any  # in bertlite.hf also what a function registered with transformers takes
+    layout: Layout | None = None
+    mask: Any = field(default_factory=Mask)  # in bertlite.hf also what a function registered with transformers takes
     gates: Sequence[Tensor | None] | Mapping[int, Tensor] | None = None
     cache: Cache | None = None
     source: Tensor | None = None
@@ -98,11 +98,7 @@ class LayerInputs:
         gate = None if self.gates is None else self.gates[self.layer]
         return self.first(gate) if gate is not None and self.first_only else gate
 
-    def attended(self, x: Tensor) -> Tensor:
-        """Return what keys and values are computed from: the source, or the hidden states x."""
-        return x if self.source is None else self.source.to(x.device)
-
-    def through_cache(self, project: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
+    def through_cache(self, project: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Return keys and values, (…, N, H), with those in the cache; an encoder's are computed once and kept."""
         if self.cache is None:
             return project()
@@ -116,9 +112,9 @@ class LayerInputs:
         """The attention weights of every layer, if they are wanted."""
         return None if self.weights is None else tuple(self.weights.values())
 
-    def keep_weights(self, weights: Tensor | None) -> None:
+    def keep_weights(self, weights: Tensor) -> None:
         """Keep a layer's attention weights; those of a layer that is run again in the backward pass are known."""
-        if self.weights is not None and weights is not None:
+        if self.weights is not None:
             self.weights.setdefault(self.layer, weights)
 
 
@@ -163,20 +159,47 @@ def sdpa(
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout), None
 
 
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, inputs: LayerInputs, score_bias: ScoreBias | None, dropout: float
+) -> tuple[Tensor, Tensor | None]:  # (…, N, H) each -> (…, N·H), (B, N, S, K)
+    """Compute the context, each head multiplied by its gate, and the attention weights if they are wanted.
+
+    Args:
+        score_bias: what is added to the scores of q, (B, N, S, H), and k, (B, N, K, H); None is nothing.  Sequences
+            that are packed are given to it in groups.
+    """
+    weights: Tensor | None = None
+    if inputs.backend.packs:
+        context = attend_packed(q, k, v, inputs, score_bias, dropout)
+    else:
+        context, weights = attend_rows(q, k, v, inputs, score_bias, dropout)
+    if inputs.gates is not None:
+        context, weights = apply_gate(context, weights, inputs)
+    return context.flatten(-2), weights
+
+
+def apply_gate(context: Tensor, weights: Tensor | None, inputs: LayerInputs) -> tuple[Tensor, Tensor | None]:
+    """Multiply the context of each head, and its weights, by the gate of the layer."""
+    if (gate := inputs.gate) is None:
+        return context, weights
+    gate = gate.to(context.device)  # layers may be on several devices
+    return context * gate, weights * gate.transpose(1, 2) if weights is not None else None
+
+
 def attend_rows(
-    module: Any, q: Tensor, k: Tensor, v: Tensor, inputs: LayerInputs
+    q: Tensor, k: Tensor, v: Tensor, inputs: LayerInputs, score_bias: ScoreBias | None, dropout: float
 ) -> tuple[Tensor, Tensor | None]:  # (B, S, N, H), (B, K, N, H) twice -> (B, S, N, H), (B, N, S, K)
     """Compute the context of rows, and their attention weights if they are wanted.
 
     Where only first tokens are computed, they are the queries: S is 1.
     """
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     mask = inputs.mask.first() if inputs.first_only else inputs.mask  # moved to q: layers may be on several devices
     allowed, bias, has_keys = (None if x is None else x.to(q.device) for x in (mask.allowed, mask.bias, mask.has_keys))
-    shift = module.score_bias(q, k, inputs.first_only)
-    if shift is not None:
+    if score_bias is not None:
+        shift = score_bias(q, k, inputs.first_only)
         bias = shift if bias is None else shift + as_scores(bias, shift.dtype)
-    context, weights = inputs.backend.kernel(q, k, v, allowed, bias, module.dropout.p if module.training else 0.0)
+    context, weights = inputs.backend.kernel(q, k, v, allowed, bias, dropout)
     if inputs.returns_weights and weights is None:
         weights = probabilities(q, k, allowed, bias)
     if has_keys is not None:
@@ -186,15 +209,14 @@ def attend_rows(
 
 
 def attend_packed(
-    module: Any, q: Tensor, k: Tensor, v: Tensor, inputs: LayerInputs
-) -> tuple[Tensor, None]:  # (T, N, H) -> (T, N, H)
+    q: Tensor, k: Tensor, v: Tensor, inputs: LayerInputs, score_bias: ScoreBias | None, dropout: float
+) -> Tensor:  # (T, N, H) -> (T, N, H)
     """Compute the context of packed tokens; where only first tokens are computed, of these."""
     packing: Any = inputs.layout
     if not q.shape[0]:
-        return torch.cat([q, k, v]), None  # of no tokens, with the gradients of all three
-    score_bias = None if module.position_embedding_type == "absolute" else module.score_bias
-    dropout = module.dropout.p if module.training else 0.0
-    return inputs.backend.kernel(q, k, v, packing, score_bias, dropout, inputs.first_only), None
+        return torch.cat([q, k, v])  # of no tokens, with the gradients of all three
+    context: Tensor = inputs.backend.kernel(q, k, v, packing, score_bias, dropout, inputs.first_only)
+    return context
 
 
 def grouped(
@@ -258,10 +280,10 @@ def missing_for_varlen(needs: Needs) -> str | None:
 BACKENDS = {
     backend.name: backend
     for backend in (
-        Backend("eager", attend_rows, eager, gives_dropped_weights=True),
-        Backend("sdpa", attend_rows, sdpa),
-        Backend("packed", attend_packed, grouped, packs=True, gives_weights=False),
-        Backend("varlen", attend_packed, varlen, packs=True, gives_weights=False, missing=missing_for_varlen),
+        Backend("eager", eager, gives_dropped_weights=True),
+        Backend("sdpa", sdpa),
+        Backend("packed", grouped, packs=True, gives_weights=False),
+        Backend("varlen", varlen, packs=True, gives_weights=False, missing=missing_for_varlen),
     )
 }
 

@@ -7,14 +7,13 @@ import math
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bertlite.config import RELATIVE, BertConfig, embeds_size, kept_heads, kept_neurons, own_field
-from bertlite.stack.activations import activation
-from bertlite.stack.attention import LayerInputs
+from bertlite.stack.activations import ACTIVATIONS
+from bertlite.stack.attention import LayerInputs, attend
 
 DISTANCE_BUCKETS = 32  # of positions "bucketed"
 
@@ -82,39 +81,34 @@ class BertSelfAttention(nn.Module):
     def forward(
         self, hidden_states: Tensor, inputs: LayerInputs
     ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, N·H), (B, N, S, K)
-        q = self.split(self.query(hidden_states))  # (…, N, H)
-        x = inputs.attended(hidden_states)
-        k, v = inputs.through_cache(lambda: (self.split(self.key(x)), self.split(self.value(x))))
-        return self.attend(q, k, v, inputs)
+        q, k, v = self.project(hidden_states, inputs)
+        score_bias = None if self.position_embedding_type == "absolute" else self.score_bias
+        return attend(q, k, v, inputs, score_bias, self.dropout.p if self.training else 0.0)
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, inputs: LayerInputs
-    ) -> tuple[Tensor, Tensor | None]:  # (…, N, H) each -> (…, N·H), (B, N, S, K)
-        context, weights = inputs.backend.attend(self, q, k, v, inputs)
-        gate = inputs.gate
-        if gate is not None:
-            gate = gate.to(context.device)  # layers may be on several devices
-            context = context * gate
-            weights = weights * gate.transpose(1, 2) if weights is not None else None
-        return context.flatten(-2), weights
+    def project(self, hidden_states: Tensor, inputs: LayerInputs) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, (…, N, H)."""
+        q = self.split(self.query(hidden_states))
+        x = hidden_states if inputs.source is None else inputs.source.to(hidden_states.device)
+        if inputs.cache is None:
+            return q, self.split(self.key(x)), self.split(self.value(x))
+        return q, *inputs.through_cache(lambda: (self.split(self.key(x)), self.split(self.value(x))))
 
     def split(self, x: Tensor) -> Tensor:  # (…, N·H) -> (…, N, H)
         return x.unflatten(-1, (x.shape[-1] // self.attention_head_size, self.attention_head_size))
 
     def score_bias(
         self, q: Tensor, k: Tensor, first: bool = False
-    ) -> Tensor | None:  # (B, N, S, H), (B, N, K, H) -> (B, N, S, K)
+    ) -> Tensor:  # (B, N, S, H), (B, N, K, H) -> (B, N, S, K)
         """Return what the distance from query to key adds to the scaled scores (Shaw et al. 2018; Huang et al. 2020).
 
         The queries stand where the last of the keys do, or the first.
         """
-        if self.position_embedding_type == "absolute":
-            return None
         queries, keys = q.shape[-2], k.shape[-2]
         position = torch.arange(keys, device=q.device)
         distance = (position[:queries, None] if first else position[keys - queries :, None]) - position[None, :]
         if self.position_embedding_type == "bucketed":
-            return self.distance_embedding(distance_buckets(distance)).permute(2, 0, 1)[None].to(q.dtype)
+            buckets: Tensor = self.distance_embedding(distance_buckets(distance))
+            return buckets.permute(2, 0, 1)[None].to(q.dtype)
         table = self.distance_embedding(distance + self.max_position_embeddings - 1).to(q.dtype)  # (S, K, H)
         scores = torch.einsum("bnsh,skh->bnsk", q, table)
         if self.position_embedding_type == "relative_key_query":
@@ -135,14 +129,7 @@ class BertSelfOutput(nn.Module):
         return self.LayerNorm(self.dropout(self.dense(hidden_states)) + input_tensor)
 
 
-class Caller(nn.Module):
-    """A part that calls those below it; in bertlite.hf some of them may be another's."""
-
-    def call(self, part: nn.Module, x: Tensor, inputs: LayerInputs) -> Any:
-        return part(x, inputs)
-
-
-class BertAttention(Caller):
+class BertAttention(nn.Module):
     """Attention, to oneself or to an encoder, and its output projection; its attribute is `self` in checkpoints."""
 
     def __init__(self, config: BertConfig, layer: int, cross: bool = False) -> None:
@@ -155,8 +142,22 @@ class BertAttention(Caller):
     def forward(
         self, hidden_states: Tensor, inputs: LayerInputs
     ) -> tuple[Tensor, Tensor | None]:  # (…, D) -> (…, D), (B, N, S, K)
-        context, weights = self.call(self.self, hidden_states, inputs)
+        context, weights = self.self(hidden_states, inputs)
         return self.output(context, hidden_states), weights
+
+
+class Activation(nn.Module):
+    """A function of ACTIVATIONS as a module, so that it has a module name and can be hooked."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ACTIVATIONS[self.name](x)  # type: ignore[return-value]
+
+    def extra_repr(self) -> str:
+        return self.name
 
 
 class BertIntermediate(nn.Module):
@@ -184,7 +185,7 @@ class BertOutput(nn.Module):
         return self.LayerNorm(self.dropout(self.dense(hidden_states)) + input_tensor)
 
 
-class BertLayer(Caller):
+class BertLayer(nn.Module):
     """Attention, in a decoder also to an encoder's output, then the feed-forward network."""
 
     def __init__(self, config: BertConfig, layer: int) -> None:
@@ -219,15 +220,16 @@ class BertLayer(Caller):
         return torch.cat([self.feed_forward(part) for part in x.split(size, -2)], -2)
 
     def attend(self, attention: nn.Module, x: Tensor, inputs: LayerInputs) -> Tensor:
-        x, weights = self.call(attention, x, inputs)
-        inputs.keep_weights(weights)
+        x, weights = attention(x, inputs)
+        if weights is not None:
+            inputs.keep_weights(weights)
         return x
 
     def feed_forward(self, x: Tensor) -> Tensor:  # (…, D) -> (…, D)
         return self.output(self.intermediate(x), x)
 
 
-class BertEncoder(Caller):
+class BertEncoder(nn.Module):
     """The layers, one after the other."""
 
     layer_class: type[BertLayer] = BertLayer
@@ -246,10 +248,14 @@ class BertEncoder(Caller):
             if states is not None:
                 states.append(x)
             if inputs.first_only and i == last:
-                x = self.call(layer, inputs.first(x), inputs.at_firsts(i, x))
+                x = self.run_layer(layer, inputs.first(x), inputs.at_firsts(i, x))
             else:
-                x = self.call(layer, x, inputs.at(i))
+                x = self.run_layer(layer, x, inputs.at(i))
         return (inputs.first(x) if inputs.first_only and last < 0 else x), states
+
+    def run_layer(self, layer: nn.Module, x: Tensor, inputs: LayerInputs) -> Tensor:
+        out: Tensor = layer(x, inputs)
+        return out
 
 
 class BertPooler(nn.Module):
@@ -274,6 +280,13 @@ def distance_buckets(distance: Tensor) -> Tensor:
     half, exact, size = DISTANCE_BUCKETS // 2, DISTANCE_BUCKETS // 4, distance.abs()
     steps = torch.log(size.clamp(min=exact).float() / exact) / math.log(128 / exact) * (half - exact)
     return torch.where(size < exact, size, (exact + steps.long()).clamp(max=half - 1)) + half * (distance < 0)
+
+
+def activation(name: str) -> nn.Module:
+    """Make the module for one name of ACTIVATIONS; only `prelu` carries a parameter."""
+    name = name.rpartition("bertlite:")[2]
+    entry = ACTIVATIONS[name]
+    return entry() if isinstance(entry, type) else Activation(name)
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:

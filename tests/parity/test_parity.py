@@ -144,8 +144,13 @@ def live_dropout(model):
 
 def scores_scaled_otherwise(model):
     attention = layer(model, 1).attention.self
-    inner = attention.attend
-    attention.attend = lambda q, *others: inner(q * 1.0000001, *others)
+    inner = attention.project
+
+    def project(*given):
+        q, k, v = inner(*given)
+        return q * 1.0000001, k, v
+
+    attention.project = project
 
 
 def mask_ignored(model):

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from bertlite import BertConfig, BertModel
 from bertlite.checkpoint.skeleton import init_weights
 from bertlite.config import RELATIVE
-from bertlite.stack.activations import ACTIVATIONS, Activation, activation
-from bertlite.stack.modules import linear
+from bertlite.stack.activations import ACTIVATIONS
+from bertlite.stack.modules import Activation, activation, linear
 
 L = 3
 

@@ -13,13 +13,12 @@ from bertlite.inference.native.calls import ACTIVATIONS, Batch, Ids, Kernels, Mo
 from bertlite.inference.native.encoder import NativeEncoder
 from bertlite.inference.support import norm_fault
 from bertlite.models.base import BertModel, BertPreTrainedModel
-from bertlite.stack.activations import Activation
 from bertlite.stack.attention import packs
 from bertlite.stack.body import has_hooks, has_hooks_within, pick
 from bertlite.stack.inputs import first_position
 from bertlite.stack.layouts import Padded
 from bertlite.stack.masks import values_readable
-from bertlite.stack.modules import BertEmbeddings, BertPooler
+from bertlite.stack.modules import Activation, BertEmbeddings, BertPooler
 from bertlite.stack.outputs import BertModelOutput, Encoded
 
 INPUTS = {"inputs_embeds", "head_mask", "encoder_hidden_states", "encoder_attention_mask", "past_key_values"}

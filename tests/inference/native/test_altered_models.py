@@ -21,8 +21,7 @@ from torch.nn.utils import parametrize, prune
 from bertlite import BertModel, optimize_for_inference
 from bertlite.causal import ablated
 from bertlite.inference.native import choice
-from bertlite.stack.activations import Activation
-from bertlite.stack.modules import BertEncoder, BertLayer
+from bertlite.stack.modules import Activation, BertEncoder, BertLayer
 
 WIDTH = NATIVE_SIZES["hidden_size"]
 NONE: tuple[str, ...] = ()
